@@ -23,8 +23,8 @@ nox.options.error_on_missing_interpreters = True
 ROOT = Path(__file__).parent
 # What knows no backend by name.
 STAND_IN = (
-    *("backends", "devices", "fft", "graphs", "interop", "jit", "linalg", "programs", "random", "sparse"),
-    *("testing", "weights"),
+    *("arrays", "backends", "devices", "fft", "graphs", "interop", "jit", "linalg", "programs", "random"),
+    *("sparse", "testing", "weights"),
 )
 # And what has no device, or one of its own.
 NO_DEVICE = (
@@ -44,17 +44,15 @@ MACHINES = ("small", "large")
 OF_THE_MACHINE = (
     "tests/backends/cpu",
     "tests/backends/test_fft.py",
-    "tests/cli/test_bench.py",
+    "tests/benchmarks/test_command.py",
+    "tests/benchmarks/test_harness.py",
+    "tests/benchmarks/test_processors.py",
     "tests/cli/test_info.py",
     "tests/devices/test_host_pool.py",
     "tests/interop/test_scipy_fft.py",
-    "tests/test_benchmarks.py",
-    "tests/test_benchmark_processors.py",
 )
 OF_DOCS = ("tests/test_docs.py", "tests/test_docs_examples.py", "tests/test_reference.py")
-# Imports PyTorch, which is no dependency.
-WITH_PYTORCH = "trio_accel/cli/_minilm_torch.py"
-OF_EXAMPLES = ("tests/test_examples.py",)
+OF_EXAMPLES = ("tests/test_examples.py", "tests/encode")
 # Calls that block on a device or on a vendor library's planning: in async code they hold up the Trio loop.
 # The left side is a pattern for the call as it is written; the right side must not contain a comma.
 BLOCKING_CALLS = {
@@ -216,7 +214,8 @@ def _test_on_stand_in(session: nox.Session, *sample: str) -> None:
     builder = str(ROOT / "tests" / "stand_in" / "build.py")
     command = (_Environment.python, "-m", "pytest", "-m", "not gpu and not slow and not alone")
     ignored = [f"--ignore-glob={path}" for path in NO_DEVICE]
-    folders = session.posargs or [*sample, *TWO_AT_A_TIME, *(f"tests/{folder}" for folder in STAND_IN)]
+    tests = (*(f"tests/{folder}" for folder in STAND_IN), "tests/benchmarks/test_bandwidth_rows.py")
+    folders = session.posargs or [*sample, *TWO_AT_A_TIME, *tests]
     _python(session, builder, "--", *command, *ignored, *folders, env={"TRIO_ACCEL_BACKEND": "cuda"})
 
 
@@ -225,7 +224,7 @@ def lint(session: nox.Session) -> None:
     """Check style and async rules, and that the changelog fragments are well formed."""
     _python(session, "-m", "ruff", "check")
     _python(session, "-m", "ruff", "format", "--check")
-    _lint_async(session, "trio_accel", "examples")
+    _lint_async(session, "trio_accel", "examples", "benchmarks")
     _python(session, "-m", "towncrier", "build", "--draft", "--version=next", silent=True)
 
 
@@ -283,9 +282,7 @@ def docs(session: nox.Session) -> None:
     _python(session, "docs/make_reference.py", "--check")
     session.log("Sphinx and the doctests of the package at once: each takes one core")
     pages = _start("-m", "sphinx", "-qW", "--keep-going", "-b", "html", "docs", "docs/_build/html")
-    _wait(
-        session, pages, _start("-m", "pytest", "--doctest-modules", f"--ignore={WITH_PYTORCH}", "trio_accel")
-    )
+    _wait(session, pages, _start("-m", "pytest", "--doctest-modules", "trio_accel"))
     session.log(f"the pages begin at {ROOT / 'docs' / '_build' / 'html' / 'index.html'}")
     _python(session, "-m", "pytest", *TWO_AT_A_TIME, *OF_DOCS)
 
@@ -298,8 +295,8 @@ def examples(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["env"], default=False)
 def benchmarks(session: nox.Session) -> None:
-    """Print the benchmark table; arguments after `--` go to `trio-accel bench`. A missed goal fails it."""
-    _python(session, "-m", "_trio_accel", "bench", *session.posargs)
+    """Print the benchmark table; what follows `--` goes to `python -m benchmarks`. A missed goal fails it."""
+    _python(session, "-m", "benchmarks", *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["env"], default=False)
@@ -309,7 +306,7 @@ def gpu(session: nox.Session) -> None:
     if reason is not None:
         session.error(f"cannot test on the hardware: {reason}")
     out = ("--out", str(Path(session.create_tmp()) / "results"))
-    _python(session, "-m", "trio_accel.benchmarks.gpu", *out, *session.posargs)
+    _python(session, "-m", "benchmarks.gpu", *out, *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["env"], default=False)

@@ -80,7 +80,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "wait_ended"
     ),
     "HostCallbackCompletion": _names("open"),
-    "Kernel": _names("plan recipe"),
+    "Kernel": _names("definition plan"),
     "LibraryActor": _names("launch launch_here launch_now library_of lifespan start_grace"),
     "ManualCompletion": _names("open"),
     "OperationSpec": _names("blocks descriptor"),
@@ -102,9 +102,9 @@ INTERNAL: Mapping[str, frozenset[str]] = {
 # Classes that a program gets and does not make: their constructors are no part of the reference.
 GIVEN = _names(
     "Graph GraphsActor "
-    "AccelRef ActorContext ActorSnapshot BlasActor DeferredReply Device DeviceInfo FaultInjection FftActor "
-    "FunctionProgram JitActor Leak LeakError LibraryActor LoopWatch Pending Program ProgramOpening "
-    "Planner Probe Ref RngActor SparseActor SupervisorScope Subscription "
+    "AccelRef ActorContext ActorSnapshot ArraysActor BlasActor DeferredReply Device DeviceInfo "
+    "FaultInjection FftActor FunctionProgram JitActor Leak LeakError LibraryActor LoopWatch Pending "
+    "Program ProgramOpening Planner Probe Ref RngActor SparseActor SupervisorScope Subscription "
     "Observation ObserverSocket Recorder System Terminated Timer TokenStream"
 )
 _PROPERTIES = frozenset({"property", "cached_property", "functools.cached_property"})

@@ -5,14 +5,14 @@ The devices find kernels and actor by the name of this module; `all_reduce.py` i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import attrs
 import numpy as np
 
 import trio_accel as ta
-from trio_accel.backends.base import kernel, ops
+from trio_accel.backends.base import Call, kernel, ops
 from trio_accel.devices import LibraryActor, MultiDeviceOperation, PartPlanner, PlannedParts
 
 
@@ -58,13 +58,9 @@ class AllReduce(MultiDeviceOperation[tuple[ta.AccelRef, ...]]):
 
 
 @kernel(SumPart, backend="cpu")
-def sum_cpu(spec: SumPart, memory: Any) -> Callable[[], None]:
-    """Take views here, of the other devices' arrays, too; the work runs when all streams have come to it."""
-    out, terms = memory.view(spec.out), memory.peers(spec.terms)
-
-    def work() -> None:
-        np.copyto(out, terms[0])
-        for term in terms[1:]:
-            np.add(out, term, out=out)
-
-    return work
+def sum_cpu(spec: SumPart, call: Call) -> None:
+    """Add in the thread of the stream, once all streams have come to it: what the others lend is there."""
+    out, terms = call.array(spec.out), call.peers(spec.terms)
+    np.copyto(out, terms[0])
+    for term in terms[1:]:
+        np.add(out, term, out=out)

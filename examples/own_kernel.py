@@ -5,14 +5,13 @@ The device finds kernels and actor by the name of this module; `blend.py` is a p
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import attrs
 import numpy as np
 
 import trio_accel as ta
-from trio_accel.backends.base import kernel, ops
+from trio_accel.backends.base import Call, kernel, ops
 from trio_accel.devices import LibraryActor, Operand, Operation, Planned, Planner
 
 
@@ -67,17 +66,13 @@ class Blend(Operation[BlendActor, Blended]):
 
 
 @kernel(BlendSpec, backend="cpu")
-def blend_cpu(spec: BlendSpec, memory: Any) -> Callable[[], None]:
-    """Take views here; the work runs in the stream's thread."""
-    terms, out = [memory.view(term) for term in spec.terms], memory.view(spec.out)
-    bias = 0.0 if spec.bias is None else memory.view(spec.bias)
-
-    def work() -> None:
-        total = sum((weight * term for weight, term in zip(spec.weights, terms, strict=True)), bias)
-        np.clip(total, -1.0, 1.0, out=out)
-        spec.counts[:] = np.count_nonzero(np.abs(total) > 1.0), np.count_nonzero(np.isnan(total))
-
-    return work
+def blend_cpu(spec: BlendSpec, call: Call) -> None:
+    """Compute in the thread of the stream."""
+    terms, out = [call.array(term) for term in spec.terms], call.array(spec.out)
+    bias = 0.0 if spec.bias is None else call.array(spec.bias)
+    total = sum((weight * term for weight, term in zip(spec.weights, terms, strict=True)), bias)
+    np.clip(total, -1.0, 1.0, out=out)
+    spec.counts[:] = np.count_nonzero(np.abs(total) > 1.0), np.count_nonzero(np.isnan(total))
 
 
 SOURCE = """

@@ -245,21 +245,6 @@ def _remember(monkeypatch: pytest.MonkeyPatch, opened: list[Any], workers: list[
 
 
 @pytest.fixture
-def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers that the streams of CUDA are asked to write, behind each event."""
-    from cuda.bindings import driver
-
-    write, numbers = driver.cuStreamWriteValue32, list[int]()
-
-    def noted(stream: Any, address: int, value: int, flags: int) -> Any:
-        numbers.append(value)
-        return write(stream, address, value, flags)
-
-    monkeypatch.setattr(driver, "cuStreamWriteValue32", noted)
-    return numbers
-
-
-@pytest.fixture
 async def system() -> AsyncGenerator[ta.System, None]:
     """An open system."""
     async with ta.open_system("test") as system:

@@ -22,7 +22,7 @@ PACKAGE = "trio_accel"
 ROOT = Path(__file__).parents[1] / PACKAGE
 
 # One package per capability; none imports another.
-CAPABILITIES = ("fft", "graphs", "jit", "linalg", "programs", "random", "sparse", "weights")
+CAPABILITIES = ("arrays", "fft", "graphs", "jit", "linalg", "programs", "random", "sparse", "weights")
 # What each part may import besides itself.
 DOWNWARDS: dict[str, tuple[str, ...]] = {
     "_version": (),
@@ -30,18 +30,23 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     "backends.base": ("actors",),
     "backends": ("actors", "backends.base"),
     "devices": ("actors", "backends", "backends.base"),
-    **dict.fromkeys(CAPABILITIES, ("actors", "backends.base", "devices")),
+    # Functions that are made of expressions; capabilities are made of them.
+    "expressions": ("actors", "backends.base", "devices"),
+    **dict.fromkeys(CAPABILITIES, ("actors", "backends.base", "devices", "expressions")),
     # What services ride on, and what shows them: they know no capability.
     "patterns": ("actors", "backends.base", "devices"),
     "telemetry": ("actors", "backends.base", "devices"),
 }
 VENDORS = ("cpu", "cuda", "opencl")
 VENDOR_MAY = ("actors", "backends.base")  # never one another
+# Stand beside the package, and see its public names only; no wheel has them.
+BESIDE = ("benchmarks", "examples")
+# But a program there may be made of what the command line is made of.
+BESIDE_TOO = {"benchmarks": "trio_accel.cli."}
 FACADE = ""  # the package itself; it and the tools for tests see everything below the top
 TOOLS = ("testing",)
-TOP = ("benchmarks", "cli", "interop")  # see public names only: none with an underscore
+TOP = ("cli", "interop")  # see public names only: none with an underscore
 EXPORTED = ("interop",)  # what of the top is a public name itself
-RUN_BY = {"benchmarks": "cli"}  # what of the top another part of it may import, its public names
 
 # The folders of a backend, from the driver up: each imports itself and those before it.
 BACKEND_FOLDERS = ("runtime", "kit", "libraries")
@@ -62,7 +67,7 @@ THREADS = re.compile(
 THREADS_TOO = {
     "trio_accel.actors._runs": "the number of a thread: each Trio run has one, and nothing is started",
     "trio_accel.backends.base.memory": "a lock: memory is given out on one thread and closed on another",
-    "trio_accel.backends.cpu.manifest": "a lock: two libraries may be imported at once, in two threads",
+    "trio_accel.backends.base.manifest": "a lock: two libraries may be imported at once, in two threads",
     "trio_accel.backends.cuda.runtime._notifier": "the bridge from host functions: it waits for a semaphore",
     "trio_accel.backends.cuda.runtime._context": "a context is current in a thread, and lost in any",
     "trio_accel.backends.cuda.runtime._graphs": "locks: launched on one thread, cleared up on another",
@@ -132,15 +137,22 @@ def violations(module: Module) -> list[str]:
     return [
         f"{module.name}:{line} imports {name}: {reason}"
         for line, name in module.imports()
-        if name.split(".")[0] == PACKAGE and (reason := _reason(module, name))
+        if (reason := _reason_of(module, name))
     ]
+
+
+def _reason_of(module: Module, name: str) -> str | None:
+    root = name.split(".", maxsplit=1)[0]
+    if root in BESIDE:
+        return "the package may not import what stands beside it"
+    return _reason(module, name) if root == PACKAGE else None
 
 
 def _reason(module: Module, name: str) -> str | None:
     mine, other = module.part, part_of(name)
     if mine == other:
         return None
-    if other in TOP and RUN_BY.get(other) != mine:
+    if other in TOP:
         return None if mine == FACADE and other in EXPORTED else "nothing may import the top"
     if mine in TOP:
         private = [word for word in name.split(".") if re.match(r"_(?!_)", word)]
@@ -176,10 +188,10 @@ def _module_of(name: str, names: set[str]) -> str | None:
     return name or None
 
 
-def modules() -> list[Module]:
+def modules(folder: Path = ROOT) -> list[Module]:
     found = []
-    for path in sorted(ROOT.rglob("*.py")):
-        relative = path.relative_to(ROOT.parent).with_suffix("")
+    for path in sorted(folder.rglob("*.py")):
+        relative = path.relative_to(folder.parent).with_suffix("")
         is_package = relative.name == "__init__"
         parts = relative.parts[:-1] if is_package else relative.parts
         found.append(Module(".".join(parts), path.read_text(encoding="utf-8"), is_package))
@@ -198,6 +210,18 @@ def test_imports_point_downwards() -> None:
 
 def test_no_circles() -> None:
     assert circle_among(modules()) == []
+
+
+@pytest.mark.parametrize("folder", BESIDE)
+def test_what_stands_beside_the_package_sees_public_names_only(folder: str) -> None:
+    private = [
+        f"{module.name}:{line} imports {name}"
+        for module in modules(ROOT.parent / folder)
+        for line, name in module.imports()
+        if name.split(".")[0] == PACKAGE and re.search(r"\._(?!_)", name)
+        if not name.startswith(BESIDE_TOO.get(folder, PACKAGE + ". "))
+    ]
+    assert private == []
 
 
 def test_folders_of_a_backend_point_downwards() -> None:
@@ -292,14 +316,8 @@ UPWARDS = {
     "a private name": Module("trio_accel.cli._demo", "from trio_accel.devices.engine._engine import Engine"),
     "the command line": Module("trio_accel.testing._probe", "from trio_accel.cli import main"),
     "the command line, from the facade": Module("trio_accel", "from . import cli", is_package=True),
-    "the benchmarks": Module("trio_accel.testing._probe", "from trio_accel.benchmarks import select"),
-    "the benchmarks, from the facade": Module("trio_accel", "from . import benchmarks", is_package=True),
-    "private names of the benchmarks": Module(
-        "trio_accel.cli._bench", "from trio_accel.benchmarks._harness import Plan"
-    ),
-    "the command line, from the benchmarks": Module(
-        "trio_accel.benchmarks._table", "from trio_accel.cli import main"
-    ),
+    "the benchmarks": Module("trio_accel.testing._probe", "from benchmarks import select"),
+    "the benchmarks, from the command line": Module("trio_accel.cli._app", "import benchmarks.actors"),
     "the interop": Module("trio_accel.fft._messages", "from trio_accel.interop import scipy_fft"),
 }
 
@@ -318,9 +336,6 @@ DOWN = {
     "relative": Module("trio_accel.linalg._actor", "from ..devices import Device"),
     "a library": Module("trio_accel.actors._cell", "import trio.lowlevel\nfrom os import path"),
     "the public names": Module("trio_accel.cli._demo", "import trio_accel as ta\nfrom trio_accel import fft"),
-    "the benchmarks, from the command line": Module(
-        "trio_accel.cli._bench", "from trio_accel.benchmarks import select"
-    ),
     "private names, from the tools for tests": Module(
         "trio_accel.testing._faults", "from trio_accel.devices.engine._engine import Engine"
     ),

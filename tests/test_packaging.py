@@ -33,7 +33,6 @@ EXTRAS = {
     "dashboard",
     "dev",
     "docs",
-    "encode",
     "lint",
     "metrics",
     "nvml",
@@ -80,7 +79,6 @@ def test_the_wheel_holds_the_package_with_types_and_data(wheel: zipfile.Path) ->
     assert {Path(name).suffix for name in names if name.startswith("trio_accel/cli/data/")} >= {
         ".wav",
         ".gz",
-        ".txt",
     }
     kernels = "trio_accel/backends/cuda/kernels/"
     assert {f"{kernels}arrays.cu", f"{kernels}faults.cu"} <= names  # compiled where they are used
@@ -98,7 +96,9 @@ def test_the_source_distribution_holds_what_the_tests_need(tmp_path: Path) -> No
         "typings/**/*",
         "tests/stand_in/*.c",
         "tests/stand_in/*.h",
-        "examples/*.py",
+        "examples/**/*.py",
+        "examples/encode/*.txt",
+        "benchmarks/**/*.py",
     )
     assert tracked(*folders) <= names
     assert {"noxfile.py", "pyproject.toml", "trio_accel/backends/cuda/kernels/arrays.cu"} <= names

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
@@ -13,7 +12,7 @@ import attrs
 
 import trio_accel as ta
 from trio_accel.actors import DirectReply
-from trio_accel.backends.base import kernel, ops
+from trio_accel.backends.base import Call, kernel, ops
 from trio_accel.devices import LibraryActor, Operation, Planned, Planner
 from trio_accel.devices.engine._in_flight import InFlight
 from trio_accel.devices.operations._operation import Launch
@@ -83,11 +82,15 @@ class Switch(Operation[TraceActor, None]):
         return Planned(SwitchSpec(self.path), None)
 
 
-@kernel(SwitchSpec, backend="cpu")
-def switch(spec: SwitchSpec, memory: object) -> Callable[[], None]:
+def switched(spec: SwitchSpec, device: object) -> None:
     """Runs in the thread of the loop that launches: in a worker, in the worker's."""
+    # No plan is kept, so that this is called each time.
     if spec.path:
         Path(spec.path).write_text(json.dumps(stop()), encoding="utf-8")
     else:
         start()
-    return lambda: None
+
+
+@kernel(SwitchSpec, backend="cpu", plan=switched, is_quick=True)
+def switch(spec: SwitchSpec, call: Call) -> None:
+    """Nothing is left to be done: see `switched`."""

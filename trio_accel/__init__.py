@@ -9,6 +9,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from . import (
+    arrays,
     fft,
     graphs,
     interop,
@@ -198,6 +199,7 @@ __all__ = [
     "Terminated",
     "Timer",
     "__version__",
+    "arrays",
     "ask_across",
     "cancel_grace",
     "fft",

@@ -32,39 +32,39 @@ class Told(DirectReply):
 
 
 def resting(ref: Ref[Puppet]) -> Puppet:
-    actor = idle_actor(ref)
+    actor = idle_actor(ref, Told())
     assert actor is not None
     return actor
 
 
 async def test_an_actor_that_serves_is_not_at_rest(puppet: Ref[Puppet]) -> None:
     await wait()
-    assert isinstance(idle_actor(puppet), Puppet)
+    assert isinstance(idle_actor(puppet, Told()), Puppet)
     gate = Gate()
     async with trio.open_nursery() as nursery:
         await started(nursery, puppet, Do(gate))
-        assert idle_actor(puppet) is None
+        assert idle_actor(puppet, Told()) is None
         gate.open.set()
     await wait()
-    assert idle_actor(puppet) is not None
+    assert idle_actor(puppet, Told()) is not None
 
 
 async def test_nor_is_one_that_is_observed(puppet: Ref[Puppet], system: System) -> None:
     await wait()
     with system.subscribe(Events().append):
-        assert idle_actor(puppet) is None
-    assert idle_actor(puppet) is not None
+        assert idle_actor(puppet, Told()) is None
+    assert idle_actor(puppet, Told()) is not None
 
 
 async def test_nor_is_one_that_has_a_message_or_is_to_crash(puppet: Ref[Puppet]) -> None:
     await wait()
     outcomes: list[object] = []
     puppet.post(Echo("first"), outcomes.append)
-    assert idle_actor(puppet) is None
+    assert idle_actor(puppet, Told()) is None
     await wait()
     assert outcomes
     resting(puppet).context.crash(BoomError())
-    assert idle_actor(puppet) is None
+    assert idle_actor(puppet, Told()) is None
     await wait()
     # The next incarnation.
     assert await puppet.ask(Number()) == 1
@@ -73,7 +73,7 @@ async def test_nor_is_one_that_has_a_message_or_is_to_crash(puppet: Ref[Puppet])
 async def test_nor_is_one_that_has_ended(puppet: Ref[Puppet]) -> None:
     await wait()
     await puppet.stop()
-    assert idle_actor(puppet) is None
+    assert idle_actor(puppet, Told()) is None
 
 
 async def test_what_was_served_counts_and_its_reply_is_the_actors(
@@ -146,10 +146,60 @@ async def test_a_graceful_end_waits_for_it(puppet: Ref[Puppet]) -> None:
         reply.set()
 
 
-async def test_a_base_leaves_the_rest_to_others(puppet: Ref[Puppet]) -> None:
+async def test_one_waits_for_a_reply_that_comes_later(puppet: Ref[Puppet]) -> None:
+    await wait()
+    reply, later = DirectReply(Echo("a test")), DirectReply(Echo("another"))
+    for one in (reply, later):
+        one.served(resting(puppet).context)
+    told: list[object] = []
+
+    async def ask() -> None:
+        told.append(await reply.wait())
+        with pytest.raises(BoomError):
+            await later.wait()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        await wait()
+        assert reply.set()
+        await wait()
+        assert told == [None]
+        assert later.fail(BoomError())
+
+
+async def test_one_that_is_cancelled_waits_until_it_is_let_go(puppet: Ref[Puppet]) -> None:
+    await wait()
     reply = DirectReply(Echo("a test"))
-    assert not reply.look_last(pytest.fail)
-    with pytest.raises(NotImplementedError):
-        reply.cancelled()
-    with pytest.raises(NotImplementedError):
-        reply.set()
+    reply.served(resting(puppet).context)
+    asked: list[object] = []
+    reply.on_cancel = asked.append
+    async with trio.open_nursery() as nursery:
+
+        async def ask() -> None:
+            with trio.CancelScope() as scope:
+                nursery.start_soon(cancel, scope)
+                await reply.wait()
+            assert scope.cancelled_caught
+
+        async def cancel(scope: trio.CancelScope) -> None:
+            scope.cancel()
+            await wait()
+            assert len(asked) == 1
+            assert reply.is_cancelled
+            assert reply.cancelled()
+            assert not reply.cancelled()
+
+        nursery.start_soon(ask)
+
+
+async def test_one_polls_before_it_parks(puppet: Ref[Puppet]) -> None:
+    await wait()
+    reply = DirectReply(Echo("a test"))
+    reply.served(resting(puppet).context)
+
+    def look() -> None:
+        reply.fail(BoomError())
+
+    assert reply.look_last(look)
+    with pytest.raises(BoomError):
+        await reply.wait()

@@ -29,6 +29,7 @@ class Arrays:
     out: object
     scalar: object
     row: object
+    spaced: object
     odd: object
     single: object
 
@@ -42,7 +43,7 @@ OPERATIONS = {
     "axpy of what is packed": ("blas", lambda a: AxpySpec(2.0, a.gaps, a.out)),
     "scal": ("blas", lambda a: ScalSpec(2.0, a.out)),
     "dot": ("blas", lambda a: DotSpec(a.row, a.row, a.scalar)),
-    "nrm2": ("blas", lambda a: Nrm2Spec(a.gaps, a.scalar)),
+    "nrm2": ("blas", lambda a: Nrm2Spec(a.spaced, a.scalar)),
     "uniform": ("random", lambda a: PhiloxSpec("uniform", 1, 0, 0.0, 2.0, a.out)),
     "normal": ("random", lambda a: PhiloxSpec("normal", 1, 0, 0.0, 1.0, a.out)),
     "odd normal": ("random", lambda a: PhiloxSpec("normal", 1, 2, 0.0, 1.0, a.odd)),
@@ -60,6 +61,7 @@ def test_it_returns_at_once(rig, number):
         out=rig.put(rng.standard_normal((8, 8))),
         scalar=rig.put(np.zeros(())),
         row=rig.put(np.ones(8)),
+        spaced=rig.put_as_laid_out(rng.standard_normal(16)[::2]),
         odd=rig.put(np.zeros(7)),
         single=rig.put(np.zeros(9, np.float32)),
     )

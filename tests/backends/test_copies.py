@@ -137,7 +137,7 @@ def test_fill_is_exact(rig, dtype, value):
 def test_a_value_that_the_type_cannot_hold_is_refused(rig, dtype, value):
     out = rig.put(np.zeros(3, dtype.dtype))
     with pytest.raises(LibraryError, match="value"):
-        rig.enqueue("memory", FillSpec(value, out))
+        rig.apply("memory", FillSpec(value, out))
     assert (rig.get(out) == 0).all()
 
 

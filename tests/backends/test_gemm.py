@@ -79,4 +79,4 @@ def test_what_is_not_supported_is_said(rig, backend):
     assert caught.value.backend == backend.name
     for factors in ((1j, 0.0), (1.0, 1j)):
         with pytest.raises(LibraryError, match="has an imaginary part"):
-            rig.enqueue("blas", GemmSpec(*factors, "N", "N", real, real, rig.empty((2, 2), "float64")))
+            rig.apply("blas", GemmSpec(*factors, "N", "N", real, real, rig.empty((2, 2), "float64")))

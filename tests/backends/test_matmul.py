@@ -134,5 +134,5 @@ def test_what_is_not_supported_is_said_and_nothing_runs(rig, backend):
 
 def test_operands_of_different_types_are_refused(rig):
     a, b = rig.put(np.ones((2, 2))), rig.put(np.ones((2, 2), np.float32))
-    with pytest.raises(NotSupportedError, match="float64, float32"):
+    with pytest.raises(NotSupportedError, match=r"float64.*float32"):
         rig.enqueue("blas", MatmulSpec(a, b, rig.empty((2, 2), "float64")))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import textwrap
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,14 @@ import numpy as np
 import pytest
 from own_modules import Every, Moved, install
 
-from trio_accel.backends.base import NotSupportedError
-from trio_accel.backends.base.kernels import Kernel, kernel, kernels_of
+from trio_accel.backends.base import DType, NotSupportedError
+from trio_accel.backends.base.kernels import Call, Kernel, kernel, kernels_of
 from trio_accel.backends.base.ops import CopySpec
 
 
-def move_cpu(spec: Any, memory: Any) -> Callable[[], None]:
+def move_cpu(spec: Any, call: Call) -> None:
     """``out = source``."""
-    source, out = memory.view(spec.source), memory.view(spec.out)
-    return lambda: np.copyto(out, source)
+    np.copyto(call.array(spec.out), call.array(spec.source))
 
 
 def move_cuda(spec: Any, call: Any) -> None:
@@ -40,7 +40,7 @@ def declared(*specs: type[Any]) -> dict[str, Any]:
 def test_its_kernels_run(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     name = install(monkeypatch, **declared(Moved, CopySpec))
     library = rig.library(name)
-    assert (library.name, library.operations) == (name, {Moved, CopySpec})
+    assert (library.name, library.operations) == (name, {Moved.operation, CopySpec.operation})
     source = rig.put(np.arange(6.0))
     for make in (lambda out: Moved(source, out, ""), lambda out: CopySpec(source, out)):
         out = rig.empty((6,), "float64")
@@ -113,13 +113,123 @@ def test_two_kernels_for_one_specification(rig: Any, backend: Any, monkeypatch: 
 
 
 def test_one_kernel_by_two_names_and_for_two_specifications() -> None:
-    def function() -> None:
+    def function(spec: Any, call: Call) -> None:
         """Is never called."""
 
     for spec in (Moved, Every):
         kernel(spec, backend="cpu")(function)
     kernel(Every, backend="cuda")(function)
     names = {"first": function, "second": function, "other": 5}
-    assert kernels_of(names, "cpu") == {spec: Kernel(spec, "cpu", function) for spec in (Moved, Every)}
-    assert kernels_of(names, "cuda") == {Every: Kernel(Every, "cuda", function)}
+    moved, every = Moved.operation, Every.operation
+    assert kernels_of(names, "cpu") == {name: Kernel(name, "cpu", function) for name in (moved, every)}
+    assert kernels_of(names, "cuda") == {every: Kernel(every, "cuda", function)}
     assert kernels_of(names, "another") == {}
+
+
+REFUSED = {
+    "two kernels": (
+        """
+        @kernel(Moved, backend="cpu")
+        def _(spec, call): ...
+        @kernel(Moved, backend="cpu")
+        def _(spec, call): ...
+        """,
+        ValueError,
+        r":4: .*Moved has two kernels for backend 'cpu': _ at .*refused_kernels_of_tests.py:2, and _",
+    ),
+    "two methods": (
+        """
+        class Library:
+            @kernel(Moved, backend="cpu")
+            def one(self, spec, call): ...
+            @kernel(Moved, backend="cpu")
+            def other(self, spec, call): ...
+        """,
+        ValueError,
+        r":5: .*two kernels for backend 'cpu': Library.one at .*:3, and Library.other",
+    ),
+    "a kernel of one argument": (
+        """
+        @kernel(Moved, backend="cpu")
+        def lonely(spec): ...
+        """,
+        TypeError,
+        r"refused_kernels_of_tests.py:2: lonely must take \(spec, call\), it takes \(spec\)",
+    ),
+    "a method without self": (
+        """
+        class Library:
+            @kernel(Moved, backend="cpu")
+            def move(spec, call): ...
+        """,
+        TypeError,
+        r":3: Library.move must take \(self, spec, call\), it takes \(spec, call\)",
+    ),
+    "a plan of one argument": (
+        """
+        def plan(spec): ...
+        @kernel(Moved, backend="cpu", plan=plan)
+        def move(spec, call): ...
+        """,
+        TypeError,
+        r":2: plan must take \(spec, device\), it takes \(spec\)",
+    ),
+    "a plan that cannot be called": (
+        """
+        @kernel(Moved, backend="cpu", plan="later")
+        def move(spec, call): ...
+        """,
+        TypeError,
+        r":2: a function \(spec, device\) is needed, got str",
+    ),
+    "no dtypes": (
+        """
+        @kernel(Moved, backend="cpu", dtypes=())
+        def move(spec, call): ...
+        """,
+        ValueError,
+        r":2: dtypes: there are none",
+    ),
+    "no dtype": (
+        """
+        @kernel(Moved, backend="cpu", dtypes=("float31",))
+        def move(spec, call): ...
+        """,
+        TypeError,
+        r":2: dtypes: 'float31' is none of the members of DType",
+    ),
+    "no such array": (
+        """
+        @kernel(Moved, backend="cpu", dtypes={"way": (DType.float32,)})
+        def move(spec, call): ...
+        """,
+        ValueError,
+        r":2: dtypes: Moved has no array 'way'; it has source, out",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "error", "text"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused_at_import_by_file_and_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, error: type[Exception], text: str
+) -> None:
+    head = "from own_modules import Moved; from trio_accel.backends.base import DType, kernel"
+    path = tmp_path / "refused_kernels_of_tests.py"
+    path.write_text(head + textwrap.dedent(source), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(error, match=text):
+        importlib.import_module(path.stem)
+
+
+def test_kernels_of_one_name_are_all_found() -> None:
+    names: dict[str, Any] = {}
+    source = """
+@kernel(Moved, backend="cpu")
+def _(spec, call): ...
+@kernel("far.away", backend="cpu", dtypes=(DType.int8,))
+def _(spec, call): ...
+"""
+    exec(source, {**globals(), "DType": DType}, names)  # a module, or nearly
+    found = kernels_of(names, "cpu")
+    assert found.keys() == {Moved.operation, "far.away"}
+    assert found["far.away"].dtypes == {"": (DType.int8,)}

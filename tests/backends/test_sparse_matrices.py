@@ -192,4 +192,4 @@ def test_a_complex_factor_of_real_matrices_is_refused(rig):
     spec = spec_of(rig, "spmm", ([0, 1, 2], [0, 1]))
     for name in ("alpha", "beta"):
         with pytest.raises(LibraryError, match=f"{name}: .* has an imaginary part, float64 has none"):
-            rig.enqueue("sparse", attrs.evolve(spec, **{name: 1 + 2j}))
+            rig.apply("sparse", attrs.evolve(spec, **{name: 1 + 2j}))

@@ -127,21 +127,3 @@ def test_a_refused_operation_leaves_nothing_on_the_stream(rig):
         rig.enqueue("blas", ScalSpec(2, x))
     assert rig.stream.record().error is None
     assert (rig.get(x) == 0).all()
-
-
-@pytest.mark.parametrize("close", ["flush", "record"])
-def test_a_deferred_event_is_done_behind_what_was_enqueued(rig, close):
-    """Which operations share one is for the backend to say."""
-    array = rig.put(np.zeros(5))
-    rig.finish(rig.stream)
-    hold = rig.stream.hold()
-    events = []
-    for value in (1.0, 2.0, 3.0):
-        rig.enqueue("memory", FillSpec(value, array))
-        events.append(rig.stream.record_deferred())
-    getattr(rig.stream, close)()
-    assert not any(event.is_done for event in events)
-    hold.release()
-    rig.stream.synchronize()
-    assert all(event.is_done and event.error is None for event in events)
-    assert rig.get(array).tolist() == [3.0] * 5

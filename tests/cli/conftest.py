@@ -1,31 +1,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import attrs
 import pytest
 from chosen import SEARCHED
+from command import Cli, Refused, Start, make_cli, make_refused, make_start
 
 # Test folders are no packages: what several modules of this one share is imported by its own name.
 sys.path.insert(0, str(Path(__file__).parent))
 
 PROGRAM = "import sys; from _trio_accel import main; sys.exit(main())"  # as the script does
-
-
-@attrs.frozen
-class Done:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-Cli = Callable[..., Done]
 
 
 @pytest.fixture
@@ -39,29 +25,13 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     from trio_accel.cli import main
 
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> Done:
-        capsys.readouterr()
-        code = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return Done(code, captured.out, captured.err)
-
-    return run
+    return make_cli(main, capsys)
 
 
 @pytest.fixture
-def refused(cli: Cli) -> Callable[..., str]:
+def refused(cli: Cli) -> Refused:
     """Runs a command that must end with code 2 and one line on stderr; returns the line."""
-
-    def run(*arguments: object) -> str:
-        done = cli(*arguments)
-        assert done.code == 2, done
-        assert done.out == ""
-        assert done.err.startswith("trio-accel: ")
-        assert done.err.count("\n") == 1
-        return done.err.removeprefix("trio-accel: ").rstrip("\n")
-
-    return run
+    return make_refused(cli, "trio-accel")
 
 
 @pytest.fixture
@@ -70,20 +40,6 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture
-def start(environment: dict[str, str], tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+def start(environment: dict[str, str], tmp_path: Path) -> Start:
     """Starts a command in a process of its own, with warnings as errors."""
-
-    def run(*arguments: str, **options: object) -> subprocess.Popen[str]:
-        return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
-            [sys.executable, "-c", PROGRAM, *arguments],
-            **{
-                "cwd": tmp_path,
-                "env": environment,
-                "stdout": subprocess.PIPE,
-                "stderr": subprocess.PIPE,
-                "text": True,
-                **options,
-            },
-        )
-
-    return run
+    return make_start(("-c", PROGRAM), environment, tmp_path)

@@ -15,7 +15,7 @@ import trio_accel as ta
 from trio_accel.backends.cpu import CpuBackend
 
 if TYPE_CHECKING:
-    from conftest import Cli
+    from command import Cli
 
 Refused = Callable[..., str]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -26,7 +26,7 @@ def test_help_names_the_commands(cli: Cli, arguments: list[str]) -> None:
     done = cli(*arguments)
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("Usage: trio-accel COMMAND")
-    for name in ("bench", "demo", "info", "top", "--help", "--version"):
+    for name in ("demo", "info", "top", "--help", "--version"):
         assert re.search(rf"^│ {name} ", done.out, re.MULTILINE)
 
 
@@ -38,7 +38,6 @@ def test_help_of_the_demo_names_its_steps_in_order(cli: Cli) -> None:
         "spectrum",
         "solve",
         "recover",
-        "encode",
     ]
     assert "Exit codes: 0 every check holds" in done.out
 
@@ -48,19 +47,11 @@ def test_help_of_the_demo_names_its_steps_in_order(cli: Cli) -> None:
     [
         ("info", ["--json"]),
         ("top", ["--interval", "--sort", "--filter", "--once", "--json"]),
-        ("bench", ["--list", "--backend", "--isolation", "--pairs", "--quick", "--json"]),
         ("demo", ["--backend", "--isolation", "--json"]),
         ("demo matmul", ["--sizes", "--clients", "--dtype", "--backend", "--isolation", "--json"]),
         ("demo spectrum", ["--audio", "--output", "--backend", "--isolation", "--json"]),
         ("demo solve", ["--matrix", "--rtol", "--max-iterations", "--backend", "--isolation", "--json"]),
         ("demo recover", ["--rounds", "--backend", "--isolation", "--json"]),
-        (
-            "demo encode",
-            [
-                *("--query", "--text", "--model", "--faults", "--rounds", "--clients"),
-                *("--backend", "--isolation", "--json"),
-            ],
-        ),
     ],
 )
 def test_every_option_is_described(cli: Cli, command: str, options: list[str]) -> None:
@@ -80,8 +71,8 @@ def test_version(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ("bogus", 'Unknown command "bogus". Available commands: demo, info, trace, bench, top.'),
-        ("demo bogus", "there is no demo 'bogus'; there are matmul, spectrum, solve, recover, encode"),
+        ("bogus", 'Unknown command "bogus". Available commands: demo, info, trace, top.'),
+        ("demo bogus", "there is no demo 'bogus'; there are matmul, spectrum, solve, recover"),
         ("demo matmul extra", "too many arguments: extra"),
         ("demo --nothing", "Unknown option"),
         ("demo --backend", "requires an argument"),
@@ -117,9 +108,7 @@ def test_a_backend_that_is_not_there(refused: Refused, step: str, backend: str) 
     assert "cpu" in line.partition(": ")[2].partition(":")[2]
 
 
-@pytest.mark.parametrize(
-    "step", ["demo", "demo matmul", "demo spectrum", "demo solve", "demo recover", "bench"]
-)
+@pytest.mark.parametrize("step", ["demo", "demo matmul", "demo spectrum", "demo solve", "demo recover"])
 def test_an_isolation_that_is_not_there(refused: Refused, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     infos = CpuBackend().list_devices()
     only_inline = tuple(attrs.evolve(info, isolations=("inline",)) for info in infos)

@@ -12,7 +12,7 @@ from trio_accel.devices.front._device import OpenDevice
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import Cli
+    from command import Cli
 
 
 def step_of(done: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import trio_accel as ta
 from trio_accel.backends.cpu import CpuBackend
 
 if TYPE_CHECKING:
-    from conftest import Cli
+    from command import Cli
 
 DEVICE = next(info for info in ta.list_devices() if info.backend == BACKEND)
 IS_ISOLATED = "process" in DEVICE.isolations

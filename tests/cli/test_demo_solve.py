@@ -15,7 +15,7 @@ from scipy.io import mmread, mmwrite
 import trio_accel as ta
 
 if TYPE_CHECKING:
-    from conftest import Cli
+    from command import Cli
 
 Refused = Callable[..., str]
 

@@ -16,7 +16,7 @@ from scipy.signal import stft
 import trio_accel as ta
 
 if TYPE_CHECKING:
-    from conftest import Cli
+    from command import Cli
 
 Refused = Callable[..., str]
 RATE = 8000

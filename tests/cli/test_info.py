@@ -15,7 +15,7 @@ from trio_accel.backends.base import BackendReport, DeviceReport, Software
 from trio_accel.cli import _info
 
 if TYPE_CHECKING:
-    from conftest import Cli
+    from command import Cli
 
 NAMES = [machine.processor for machine in MACHINES.values()]
 

@@ -94,19 +94,6 @@ def test_termination_is_as_orderly(launch: Start, temporary: Path) -> None:
     assert is_nothing_left(process, temporary)
 
 
-@pytest.mark.parametrize("name", ["actors.resident", "devices.loop-lag"])
-def test_in_the_middle_of_a_benchmark(launch: Start, temporary: Path, name: str) -> None:
-    process = launch("bench", name)
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith("trio-accel ")
-    time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    # The benchmark waits for the operation that runs: about a second.
-    _, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (130, "trio-accel: interrupted\n")
-    assert is_nothing_left(process, temporary)
-
-
 @pytest.mark.parametrize("option", ["spectrum --audio", "solve --matrix"])
 def test_while_an_input_is_read(launch: Start, tmp_path: Path, temporary: Path, option: str) -> None:
     # The command waits for somebody to write into the pipe.

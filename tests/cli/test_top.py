@@ -27,7 +27,7 @@ from trio_accel.cli._top import find_program
 from trio_accel.telemetry import ObservedProgram, SystemSnapshot
 
 if TYPE_CHECKING:
-    from conftest import Cli
+    from command import Cli
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

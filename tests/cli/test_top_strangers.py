@@ -19,7 +19,7 @@ from top_snapshot import SHOP
 if TYPE_CHECKING:
     import subprocess
 
-    from conftest import Cli
+    from command import Cli
 
 PATIENCE = 30.0
 EVIL = "\x1b]0;pwned\x07\x1b[31m\u202eabc\x9b31m\r\ntrio-accel: all is well"

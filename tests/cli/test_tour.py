@@ -19,7 +19,7 @@ from trio_accel.cli._demo import _verdict
 from trio_accel.cli._results import Check, StepResult
 
 if TYPE_CHECKING:
-    from conftest import Cli
+    from command import Cli
 
 Start = Callable[..., "subprocess.Popen[str]"]
 ISOLATIONS = ta.list_devices()[0].isolations

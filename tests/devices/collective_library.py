@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 import trio_accel as ta
-from trio_accel.backends.base import kernel, ops
+from trio_accel.backends.base import Call, kernel, ops
 from trio_accel.devices import (
     LibraryActor,
     MultiDeviceOperation,
@@ -74,15 +74,11 @@ class AllReduce(MultiDeviceOperation[tuple[ta.AccelRef, ...]]):
 
 
 @kernel(SumPart, backend="cpu")
-def sum_cpu(spec: SumPart, memory: Any) -> Callable[[], None]:
-    out, terms = memory.view(spec.out), memory.peers(spec.terms)
-
-    def work() -> None:
-        np.copyto(out, terms[0])
-        for term in terms[1:]:
-            np.add(out, term, out=out)
-
-    return work
+def sum_cpu(spec: SumPart, call: Call) -> None:
+    out, terms = call.array(spec.out), call.peers(spec.terms)
+    np.copyto(out, terms[0])
+    for term in terms[1:]:
+        np.add(out, term, out=out)
 
 
 SOURCE = """
@@ -152,14 +148,14 @@ class PeerCopy(MultiDeviceOperation[ta.AccelRef]):
 
 
 @kernel(SendPart, backend="cpu")
-def send_cpu(spec: SendPart, memory: Any) -> Callable[[], None]:
-    return lambda: None
+def send_cpu(spec: SendPart, call: Call) -> None:
+    """Nothing is to be done."""
 
 
 @kernel(ReceivePart, backend="cpu")
-def receive_cpu(spec: ReceivePart, memory: Any) -> Callable[[], None]:
-    (source,), out = memory.peers(spec.source), memory.view(spec.out)
-    return lambda: np.copyto(out, source)
+def receive_cpu(spec: ReceivePart, call: Call) -> None:
+    (source,) = call.peers(spec.source)
+    np.copyto(call.array(spec.out), source)
 
 
 @kernel(SendPart, backend="cuda")
@@ -182,7 +178,7 @@ def receive_cuda(spec: ReceivePart, call: Any) -> None:
 
 @ops.specification
 class RoundPart(ops.OperationSpec):
-    """One part of a meeting of kernels: ``array += 1`` once all have met, unless something goes wrong.
+    """One part of a rendezvous of kernels: ``array += 1`` once all have met, unless something goes wrong.
 
     `how` is what goes wrong in this part: ``"refuses"``, ``"raises"`` where it is enqueued, ``"fails"`` and
     ``"crashes"`` where it runs. With one that `MEETINGS` has, the kernel waits there before it fails or ends.
@@ -252,28 +248,27 @@ MEETINGS: dict[str, threading.Barrier] = {}
 """By `RoundPart.how`: where kernels wait for each other."""
 
 
-@kernel(RoundPart, backend="cpu")
-def round_cpu(spec: RoundPart, memory: Any) -> Callable[[], None]:
-    array, how = memory.view(spec.array), spec.how
-    if how == "refuses":
+def refused(spec: RoundPart, device: object) -> str:
+    if spec.how == "refuses":
         raise ta.NotSupportedError("refused on purpose")
-    if how == "raises":
+    if spec.how == "raises":
         raise RuntimeError("raised on purpose")
+    return spec.how
+
+
+@kernel(RoundPart, backend="cpu", plan=refused, is_quick=True)
+def round_cpu(spec: RoundPart, call: Call) -> None:
+    array, how = call.array(spec.array), spec.how
     barrier = MEETINGS.get(how)
     if barrier is not None:
         spec.peers.on_failure(barrier.abort)
-
-    def work() -> None:
-        if barrier is not None:
-            barrier.wait()
-        if how.startswith("fails"):
-            raise ta.LibraryError("failed on purpose", library="collective", code="how")
-        if how == "crashes":
-            raise RuntimeError("crashed on purpose")
-        array[...] += 1
-        spec.met[0] = len(spec.peers.arrays)
-
-    return work
+        barrier.wait()
+    if how.startswith("fails"):
+        raise ta.LibraryError("failed on purpose", library="collective", code="how")
+    if how == "crashes":
+        raise RuntimeError("crashed on purpose")
+    array[...] += 1
+    spec.met[0] = len(spec.peers.arrays)
 
 
 @ops.specification
@@ -299,9 +294,9 @@ def double_cuda(spec: DoubleSpec, call: Any) -> None:
 
 
 @kernel(DoubleSpec, backend="cpu")
-def double_cpu(spec: DoubleSpec, memory: Any) -> Callable[[], None]:
-    array = memory.view(spec.array)
-    return lambda: np.multiply(array, 2, out=array)
+def double_cpu(spec: DoubleSpec, call: Call) -> None:
+    array = call.array(spec.array)
+    np.multiply(array, 2, out=array)
 
 
 class OtherActor(CollectiveActor):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import trio
@@ -29,9 +29,9 @@ from trio_accel.backends.base import (
 )
 from trio_accel.backends.base.host import map_shared
 from trio_accel.backends.base.ops import ArraySpec, OperationSpec
-from trio_accel.backends.cpu.manifest import load_kernels
+from trio_accel.backends.cpu.manifest import open_library
 from trio_accel.backends.cpu.runtime._loan import HostLoan
-from trio_accel.backends.cpu.runtime._memory import CpuMemory
+from trio_accel.backends.cpu.runtime._memory import CpuMemory, HostArray
 
 LIBRARIES = ("blas", "fft", "memory", "sparse")
 
@@ -89,12 +89,6 @@ class ManualStream:
         event = ManualEvent()
         self._put(event)
         return event
-
-    def record_deferred(self) -> ManualEvent:
-        return self.record()
-
-    def flush(self) -> None:
-        pass
 
     def wait(self, event: AccelEvent) -> None:
         assert isinstance(event, ManualEvent)
@@ -160,10 +154,14 @@ class ManualLibrary:
     name: str
     device: ManualDevice
     is_closed: bool = False
+    kernels: Any = None
+
+    def __attrs_post_init__(self) -> None:
+        self.kernels = open_library(self.name, cast("Any", self.device))
 
     @property
-    def operations(self) -> frozenset[type[OperationSpec]]:
-        return frozenset(load_kernels(self.name))
+    def operations(self) -> frozenset[str]:
+        return self.kernels.operations
 
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
         return self.device.prepare.get(type(spec))
@@ -175,7 +173,7 @@ class ManualLibrary:
         refused = device.refuse.get(type(spec))
         if refused is not None:
             raise refused()
-        work = load_kernels(self.name)[type(spec)](spec, device.blocks)
+        work = self.kernels.call_of(spec, stream)
         device.enqueued.append(type(spec).__name__)
         failing = device.fail.get(type(spec))
         stream.enqueue(work if failing is None else _failing(failing))
@@ -272,6 +270,12 @@ class ManualDevice:
 
     def check_peer(self, other: AccelDevice) -> None:
         """Nothing to refuse."""
+
+    def host_view(self, array: ArraySpec) -> HostArray:
+        return self.blocks.view(array)
+
+    def exhausted(self, requested: int) -> ta.OutOfMemoryError:
+        return self.blocks.exhausted(requested)
 
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> HostLoan:
         return HostLoan(self.blocks.view(array), write=write, stream=stream)

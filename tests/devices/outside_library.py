@@ -5,14 +5,13 @@ The device finds it by its import path, in the program and in a worker. It impor
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import attrs
 import numpy as np
 
 import trio_accel as ta
-from trio_accel.backends.base import kernel, ops
+from trio_accel.backends.base import Call, kernel, ops
 from trio_accel.devices import LibraryActor, Operand, Operation, Planned, Planner
 
 
@@ -119,26 +118,22 @@ class Broken(Operation[OutsideActor, None]):
 
 @kernel(BrokenSpec, backend="cpu")
 @kernel(BrokenSpec, backend="cuda")
-def broken(spec: BrokenSpec, _: Any) -> Any:
+def broken(spec: BrokenSpec, call: Call) -> str | None:
     if spec.how == "refuses":
         raise ta.LibraryError("refused", library="outside", code="how")
     if spec.how == "raises":
         raise RuntimeError("broken on purpose")
+    return spec.how if spec.how == "returns something" else None
 
 
 @kernel(StackSpec, backend="cpu")
-def stack_cpu(spec: StackSpec, memory: Any) -> Callable[[], None]:
-    terms, out = [memory.view(term) for term in spec.terms], memory.view(spec.out)
-    bias = None if spec.bias is None else memory.view(spec.bias)
-
-    def work() -> None:
-        for row, term in zip(out, terms, strict=False):
-            np.multiply(term, spec.factor, out=row)
-        if bias is not None:
-            out[-1] = bias
-        spec.made[:] = len(out), spec.bad_row
-
-    return work
+def stack_cpu(spec: StackSpec, call: Call) -> None:
+    out = call.array(spec.out)
+    for row, term in zip(out, spec.terms, strict=False):
+        np.multiply(call.array(term), spec.factor, out=row)
+    if spec.bias is not None:
+        out[-1] = call.array(spec.bias)
+    spec.made[:] = len(out), spec.bad_row
 
 
 @kernel(StackSpec, backend="cuda")
@@ -157,14 +152,10 @@ def stack_cuda(spec: StackSpec, call: Any) -> None:
 
 
 @kernel(NegateSpec, backend="cpu")
-def negate_cpu(spec: NegateSpec, memory: Any) -> Callable[[], None]:
-    arrays = [memory.view(array) for array in (*spec.arrays, *([] if spec.more is None else [spec.more]))]
-
-    def work() -> None:
-        for array in arrays:
-            np.negative(array, out=array)
-
-    return work
+def negate_cpu(spec: NegateSpec, call: Call) -> None:
+    for one in (*spec.arrays, *([] if spec.more is None else [spec.more])):
+        array = call.array(one)
+        np.negative(array, out=array)
 
 
 @kernel(NegateSpec, backend="cuda")

@@ -20,7 +20,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
-from trio_accel.devices.engine._memory_in_use import MemoryInUse
+from trio_accel.devices.engine._in_flight import MemoryInUse
 
 LENGTH = 8
 ARRAYS = 3

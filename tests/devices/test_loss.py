@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,9 @@ from manual_backend import ManualBackend
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
+from trio_accel.backends.base.kernels import Call, Kernel
 from trio_accel.backends.base.ops import ScalSpec
 from trio_accel.backends.cpu import manifest
-from trio_accel.backends.cpu.kit._library import Kernels
 
 AT_ONCE = ta.Backoff(initial=0.0, base=0.0, jitter=0.0)
 MANY = ta.Intensity(100, 60.0)
@@ -30,15 +31,16 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered = threading.Event()
         self.leave = threading.Event()
-        load = manifest.load_kernels
+        load = manifest.load_library
 
-        def load_kernels(name: str, device: str) -> Kernels:
-            kernels = load(name, device)
-            return {**kernels, ScalSpec: lambda spec, memory: self._work} if name == "blas" else kernels
+        def load_library(name: str) -> tuple[Any, Mapping[str, Kernel]]:
+            module, kernels = load(name)
+            own = {ScalSpec.operation: Kernel(ScalSpec.operation, "cpu", self._work)}
+            return module, {**kernels, **own} if name == "blas" else kernels
 
-        monkeypatch.setattr(manifest, "load_kernels", load_kernels)
+        monkeypatch.setattr(manifest, "load_library", load_library)
 
-    def _work(self) -> None:
+    def _work(self, spec: ScalSpec, call: Call) -> None:
         self.entered.set()
         assert self.leave.wait(10)
 

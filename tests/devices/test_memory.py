@@ -468,7 +468,7 @@ async def test_ten_thousand_operations_leave_nothing(device: ta.Device) -> None:
         for use in memory.uses.values():
             assert (use.is_allocated, use.pins, use.is_dropped, use.writer) == (True, 0, False, None)
         assert len(engine.alarms) == 0
-        assert len(engine.lanes.all) == 3
+        assert len(engine.streams.all) == 3
     np.testing.assert_array_equal(await x.to_host(), np.ones(16))
 
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_accel.backends.base import OutOfMemoryError
-from trio_accel.devices.engine._in_flight import BlockUse
-from trio_accel.devices.engine._memory_in_use import MemoryInUse
+from trio_accel.devices.engine._in_flight import BlockUse, MemoryInUse
 
 SIZES = st.sampled_from([8, 16])
 STREAM: Any = object()

@@ -229,7 +229,7 @@ async def test_a_failure_goes_on_to_all_that_follow_in_whatever_order_they_are_s
         await wait_all_tasks_blocked()
         doubled, copied = device.submit(Double(array)), device.submit(ta.devices.Copy(array, array.dtype))
         await wait_all_tasks_blocked()
-        in_flight = [one for lane in state.session.engine.lanes.all for one in lane.operations]
+        in_flight = [one for queue in state.session.engine.streams.all for one in queue.operations]
         assert len(in_flight) == 3
         barrier.wait()
         while not all(one.event.is_done for one in in_flight):

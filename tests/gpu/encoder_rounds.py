@@ -25,12 +25,13 @@ import trio
 import trio.testing
 
 import trio_accel as ta
-from trio_accel.cli import _encode_load
-from trio_accel.cli._encode_load import EncodeLoad
-from trio_accel.cli._minilm import Encoder, Shape, weights_of
-from trio_accel.cli._minilm_files import Batch
-from trio_accel.cli._results import Bench
-from trio_accel.cli._screen import SilentReporter
+
+# The program of the example, by the names that its modules have there.
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "encode"))
+
+from encode_faults import EncodeLoad, changed_since, hashes_of, strike
+from minilm import Encoder, Shape, weights_of
+from minilm_files import Batch
 
 MINILM = Shape(layers=6, heads=12, width=384, inner=1536, words=30522, places=512, types=2, epsilon=1e-12)
 SMALL = attrs.evolve(MINILM, layers=2, width=48, inner=64, words=100)
@@ -89,7 +90,6 @@ class Stand:
         program: The encoder.
         cls: The encoder's class.
         shape: What it is like.
-        bench: As a step of the demo has it.
     """
 
     device: ta.Device
@@ -97,14 +97,13 @@ class Stand:
     program: Any
     cls: type[Encoder]
     shape: Shape
-    bench: Bench
 
 
 def encoder_class(backend: str) -> type[Encoder]:
     """The class that a backend has."""
     if backend == "cpu":
         return Encoder
-    cls: type[Encoder] = import_module("trio_accel.cli._minilm_torch").TorchEncoder
+    cls: type[Encoder] = import_module("minilm_torch").TorchEncoder
     return cls
 
 
@@ -146,8 +145,7 @@ async def open_stand(
         async with ta.programs.open_program(
             device, cls, dict(weights), layers=shape.layers, heads=shape.heads, epsilon=shape.epsilon
         ) as program:
-            bench = Bench(system=system, device=device, progress=SilentReporter())
-            yield Stand(device, weights, program, cls, shape, bench)
+            yield Stand(device, weights, program, cls, shape)
         weights.release()
 
 
@@ -167,7 +165,7 @@ def batches_of(shape: Shape, tokens: int) -> list[Batch]:
 
 async def bad_index(load: EncodeLoad) -> None:
     """On CUDA a look-up out of range; on the CPU backend an injected poison."""
-    await _encode_load._strike(load)
+    await strike(load)
 
 
 async def kill(load: EncodeLoad) -> None:
@@ -188,9 +186,9 @@ async def play(stand: Stand, name: str, strike: Strike, rounds: int, *, spares: 
     """
     report = Report(name, rounds)
     batches = [batch(stand.shape, *REQUEST, seed) for seed in range(REQUESTS)]
-    load = EncodeLoad(stand.bench, stand.program, stand.cls, batches, stand.shape.width)
+    load = EncodeLoad(stand.device, stand.program, stand.cls, batches, stand.shape.width)
     await load.expect()
-    before = await _encode_load._hashes(stand.weights)
+    before = await hashes_of(stand.weights)
     async with trio.open_nursery() as nursery:
         load.start(nursery, CLIENTS)
         for _ in range(rounds):
@@ -205,7 +203,7 @@ async def play(stand: Stand, name: str, strike: Strike, rounds: int, *, spares: 
     report.requests = load.asked
     report.lost = abs(load.asked - len(names)) + len(load.fates) - len(names) + len(failed)
     report.unlike = sum(fate.is_same is False for fate in load.fates)
-    report.changed = await _encode_load._changed_since(stand.weights, before)
+    report.changed = await changed_since(stand.weights, before)
     return report
 
 

@@ -11,9 +11,7 @@ import time
 from importlib import import_module
 from typing import Any
 
-from encoder_rounds import batches_of, encoder_class, random_weights
-
-from trio_accel.cli._minilm import Shape
+from encoder_rounds import Shape, batches_of, encoder_class, random_weights
 
 
 def main(backend: str, described: str, tokens: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 from chosen import BACKEND
 from scale import IS_SMALL, scaled
 
-from trio_accel.benchmarks import Plan, Verdict, select, table
+from benchmarks import Plan, Verdict, select, table
 
 
 @pytest.mark.alone

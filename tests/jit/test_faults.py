@@ -92,7 +92,7 @@ async def test_a_function_that_numba_has_compiled(device: ta.Device) -> None:
 
     kernel = jit.Kernel(
         "saxpy",
-        saxpy.recipe.code[0],
+        saxpy.definition.code[0],
         parameters={
             "n": jit.scalar("int64"),
             "a": jit.scalar("float32"),

@@ -249,9 +249,9 @@ async def test_a_kernel_is_compiled_once(device: ta.Device, monkeypatch: pytest.
     compiled: list[str] = []
     compile_kernel = library.compile_kernel
 
-    def counted(recipe: Any, architecture: str) -> Any:
-        compiled.append(recipe.name)
-        return compile_kernel(recipe, architecture)
+    def counted(definition: Any, architecture: str) -> Any:
+        compiled.append(definition.name)
+        return compile_kernel(definition, architecture)
 
     monkeypatch.setattr(library, "compile_kernel", counted)
     for size in (3, 200, 3):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import trio_accel as ta
-from trio_accel.backends.cpu.manifest import load_kernels
+from trio_accel.backends.cpu.manifest import load_library
 
 pytest_plugins = ["pytester"]
 # An outer limit that is short would end a run in the middle, and nobody would say what it has found.
@@ -25,7 +25,7 @@ only_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="wo
 def loaded() -> None:
     """Modules that a run loads are forgotten after it, and SciPy's cannot be loaded twice."""
     for library in ("memory", "blas"):
-        load_kernels(library)
+        load_library(library)
 
 
 @pytest.fixture

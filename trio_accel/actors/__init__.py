@@ -3,7 +3,8 @@
 from ._actor import Actor
 from ._cell import Terminated
 from ._context import ActorContext, RestartInfo
-from ._direct import DirectReply, idle_actor, measured_idle_actor
+from ._direct import DirectReply, idle_actor
+from ._envelope import Waiter
 from ._errors import (
     ActorError,
     ActorFailedError,
@@ -50,10 +51,9 @@ from ._options import (
 from ._ref import Posted, Ref
 from ._replies import DeferredReply
 from ._system import SupervisorScope, System, around_each_system, check_name, open_system
-from ._tasks import actor_path_of
+from ._tasks import WOKEN, actor_path_of
 from ._timers import Timer
 from ._tree import ActorSnapshot
-from ._woken import WOKEN
 
 __all__ = [
     "NOT_NOW",
@@ -106,13 +106,13 @@ __all__ = [
     "SystemOptions",
     "Terminated",
     "Timer",
+    "Waiter",
     "actor_path_of",
     "around_each_system",
     "check_name",
     "describe",
     "handles",
     "idle_actor",
-    "measured_idle_actor",
     "message_target",
     "named_options",
     "note_end",

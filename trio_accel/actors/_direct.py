@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+import outcome
+import trio
+
+from ._envelope import Waiter
 from ._failures import drop_frames
+from ._meters import note_end
 from ._outcomes import crash_error
+from ._tasks import WOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextvars import Context
 
     from ._context import ActorContext
     from ._messages import AnyMessage
     from ._outcomes import Outcomes
     from ._ref import Ref
 
-__all__ = ["DirectReply", "idle_actor", "measured_idle_actor"]
+__all__ = ["DirectReply", "idle_actor"]
 
 ActorT = TypeVar("ActorT")
 
 
-class DirectReply:
+class DirectReply(Waiter):
     """A reply that is given once, on the Trio thread, to a message that had no envelope.
 
-    The actor that serves it may treat it as a `DeferredReply`. A subclass says in `deliver` where it goes.
+    The actor that serves it may treat it as a `DeferredReply`. The asker waits for it by `wait`.
 
     Args:
         message: The message.
@@ -31,14 +39,21 @@ class DirectReply:
     Attributes:
         outcomes: Those of the actor that has served it; None before that.
         is_done: Whether it was given.
+        began: When it was begun, if messages are measured.
+        on_cancel: Called with the context variables of the waiting task when that is cancelled.
     """
 
-    __slots__ = ("is_done", "message", "outcomes")
+    __slots__ = ("_poll", "began", "is_done", "message", "on_cancel", "outcomes")
 
     def __init__(self, message: AnyMessage) -> None:
+        # Without the call of the base's, which takes longer than it does anything.
+        self.task = self.on_done = self.result = self.raise_cancel = None
         self.message: AnyMessage = message
         self.outcomes: Outcomes | None = None
         self.is_done: bool = False
+        self.began: float | None = None
+        self.on_cancel: Callable[[Context], None] | None = None
+        self._poll: Callable[[], Awaitable[None]] | None = None
 
     def served(self, context: ActorContext, error: Exception | None = None) -> None:
         """Count the message as served, in place of an actor that was idle.
@@ -59,77 +74,130 @@ class DirectReply:
         if not self.is_done:
             outcomes.deferred.add(self)
 
+    def wait(self) -> Awaitable[object]:
+        """Wait for the outcome, at once; a cancelled task waits on, until `set` or `cancelled` is called."""
+        if self.is_done or self._poll is not None:
+            return self._poll_and_wait()
+        # Most wait for nothing but being woken, for which a coroutine of its own would take as long again.
+        self.task = trio.lowlevel.current_task()
+        return trio.lowlevel.wait_task_rescheduled(self.abort)  # noqa: ASYNC105  # by the caller
+
+    async def _poll_and_wait(self) -> None:
+        poll, self._poll = self._poll, None
+        if poll is None:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        else:
+            # Also if it is said to have failed by now: it may be in flight all the same.
+            await poll()
+        if self.is_done:
+            self.take()
+        else:
+            await self.wait()
+
+    def abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
+        """Tell that the parked task is cancelled; it waits on."""
+        assert self.task is not None  # it is parked
+        self.raise_cancel = raise_cancel
+        if self.on_cancel is not None:
+            self.on_cancel(self.task.context)
+        return trio.lowlevel.Abort.FAILED
+
     def deliver(self, error: BaseException | None) -> None:
-        """Take the outcome; called once."""
-        raise NotImplementedError
+        """Hand the outcome over; called once."""
+        task = self.task
+        if task is not None and error is None:
+            # As `settle`, which takes three times as long.
+            self.task = None
+            trio.lowlevel.reschedule(task, WOKEN)
+            return
+        self.settle(WOKEN if error is None else outcome.Error(error))
 
     def fail(self, error: BaseException) -> bool:
-        """It failed; returns whether that is news."""
+        """Fail; returns whether that is news."""
         return self.set(None, error)
 
     def set(self, _: None = None, error: BaseException | None = None) -> bool:
-        """It is served, or failed if there is an error; returns whether that is news."""
+        """Give the outcome: it is served, or failed if there is an error; returns whether that is news."""
         if self.is_done:
             return False
         self.is_done = True
+        # It refers to what was launched, and that to this.
+        self.on_cancel = None
         outcomes = self.outcomes
         if outcomes is not None:
-            outcomes.deferred.discard(self)
-            if not outcomes.deferred:
+            deferred = outcomes.deferred
+            deferred.discard(self)
+            if not deferred and outcomes.on_settled is not None:
                 outcomes.all_settled()
+            if self.began is not None:
+                self._measure(outcomes, error)
         self.deliver(error)
         return True
 
     def fail_as_crash(self, error: Exception) -> bool:
-        """The actor crashed over it; see `DeferredReply.fail_as_crash`."""
+        """Say that the actor crashed over it; see `DeferredReply.fail_as_crash`."""
         assert self.outcomes is not None  # it was served
         return self.fail(crash_error(self.outcomes.path, self.message, error))
 
     def cancelled(self) -> bool:
-        """Let a cancelled asker go; returns whether that is news."""
-        raise NotImplementedError
+        """Give the waiting task its cancellation; returns whether that is news."""
+        if self.is_done:
+            return False
+        self.is_done = True
+        self.on_cancel = None
+        outcomes = self.outcomes
+        assert outcomes is not None  # it is cancelled only while it is parked
+        outcomes.settle(self)
+        if self.began is not None:
+            self._measure(outcomes, cancelled=True)
+        self.settle(self.cancellation())
+        return True
 
-    def spin_wait(
-        self, wait: Callable[[], Awaitable[None]], complete_early: Callable[[Callable[[], None]], None]
-    ) -> bool:
-        """Have the asker itself wait for the end of what was launched.
+    def poll_first(self, poll: Callable[[], Awaitable[None]]) -> bool:
+        """Have the task that waits look for the end of what was launched, before it parks.
 
         Args:
-            wait: Waits, and gives the reply.
-            complete_early: If the asker does not: takes what is to be called as soon as the end is seen and
-                all went well, before anything else is done about it.
+            poll: Looks, and gives the reply if it sees the end.
 
         Returns:
             Whether it will.
         """
-        return False
+        self._poll = poll
+        return True
 
     def look_last(self, look: Callable[[], None]) -> bool:
-        """Have the asker itself look for the reply, once; see `DeferredReply.look_last`."""
-        return False
+        """Have the task that waits look once for the end, behind a turn of the loop; see `DeferredReply`."""
+        return self.poll_first(partial(_look_once, look))
+
+    def _measure(
+        self, outcomes: Outcomes, error: BaseException | None = None, *, cancelled: bool = False
+    ) -> None:
+        meter = outcomes.observers.meter
+        if meter is not None and self.began is not None:
+            run_time = outcomes.observers.now() - self.began
+            note_end(outcomes.measured(meter, self.message), 0.0, run_time, error, cancelled=cancelled)
 
 
-def idle_actor(ref: Ref[ActorT]) -> ActorT | None:
-    """The actor itself while it waits for a message, and nobody sees every one; else None.
+async def _look_once(look: Callable[[], None]) -> None:
+    await trio.lowlevel.cancel_shielded_checkpoint()
+    look()
+
+
+def idle_actor(ref: Ref[ActorT], reply: DirectReply) -> ActorT | None:
+    """Find the actor itself while it waits for a message, and nobody sees every one; else None.
 
     Then its owner may call it as its own task would, on the Trio thread and without waiting, and counts that
     with `DirectReply.served`. There is no envelope: no stash, no deadline and no event.
+
+    Args:
+        ref: The actor.
+        reply: Where the message is replied to, if the actor is called. It is measured if messages are.
     """
     cell = ref._cell  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # as `cell_behind`, without the call
-    if not cell.mailbox.is_idle or cell.outcomes.observers.sees_every_message:
+    mailbox, observers = cell.mailbox, cell.outcomes.observers
+    if mailbox.receiver is None or mailbox.refusal is not None or observers.of_every_message:
         return None
+    if observers.meter is not None:
+        reply.began = observers.now()
     assert cell.incarnation is not None  # it is who waits
     return cell.incarnation.actor  # type: ignore[return-value]  # pyright: ignore[reportReturnType]  # the reference's
-
-
-def measured_idle_actor(ref: Ref[ActorT]) -> ActorT | None:
-    """As `idle_actor`, where all messages are measured, and nobody observes every one.
-
-    Its owner has each message measured that it gives the actor past its mailbox; see `System.measure`.
-    """
-    cell = ref._cell  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # as in `idle_actor`
-    observers = cell.outcomes.observers
-    if observers.meter is None or observers.of_every_message or not cell.mailbox.is_idle:
-        return None
-    assert cell.incarnation is not None  # it is who waits
-    return cell.incarnation.actor  # type: ignore[return-value]  # pyright: ignore[reportReturnType]  # as above

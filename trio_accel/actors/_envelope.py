@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import Context
-from typing import TYPE_CHECKING, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 import attrs
 import outcome
@@ -22,6 +22,7 @@ __all__ = [
     "Envelope",
     "EnvelopeState",
     "Party",
+    "Waiter",
     "no_look",
 ]
 
@@ -88,12 +89,81 @@ class AwaitedStart:
     caller: Envelope | AwaitedStart | None
 
 
-class Envelope:
+class Waiter:
+    """The slot for the one outcome of a request: a task that waits for it, or a function that takes it.
+
+    Envelopes, direct replies, and the requests to a worker are all waited for in this way.
+
+    Invariant: `task` is parked exactly while it is not None. The code that reschedules it, or lets it go in
+    the abort function, forgets it in the same step. So no stale wake-up reaches a later wait of that task.
+
+    Attributes:
+        task: The task that waits, while it is parked.
+        on_done: Called with the outcome in place of a task.
+        result: The outcome, if it came before anybody waited for it.
+        raise_cancel: Raises the cancellation of the task, once it is cancelled and waits on all the same.
+    """
+
+    __slots__ = ("on_done", "raise_cancel", "result", "task")
+
+    def __init__(self) -> None:
+        self.task: trio.lowlevel.Task | None = None
+        self.on_done: Callable[[outcome.Outcome[Any]], None] | None = None
+        self.result: outcome.Outcome[Any] | None = None
+        self.raise_cancel: Callable[[], NoReturn] | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the waiting task was cancelled, and waits on."""
+        return self.raise_cancel is not None
+
+    def park(self) -> Awaitable[Any]:
+        """Park the current task until the outcome is there, which the await returns; await it at once."""
+        self.task = trio.lowlevel.current_task()
+        return trio.lowlevel.wait_task_rescheduled(self.abort)  # noqa: ASYNC105  # by the caller
+
+    def abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
+        """Take note that the parked task is cancelled: Trio's abort function.
+
+        By default the task waits on, and `end_wait` or the outcome lets it go.
+        """
+        self.raise_cancel = raise_cancel
+        return trio.lowlevel.Abort.FAILED
+
+    def settle(self, result: outcome.Outcome[Any]) -> None:
+        """Give the outcome to the task or the function, or keep it for the task to come."""
+        # The frames of an error that lives on refer to the waiter: it must keep nobody alive.
+        task, self.task = self.task, None
+        on_done, self.on_done = self.on_done, None
+        if task is not None:
+            trio.lowlevel.reschedule(task, result)
+        elif on_done is not None:
+            on_done(result)
+        else:
+            self.result = result
+
+    def take(self) -> Any:
+        """Return the outcome that was kept, or raise it.
+
+        Nothing here holds an error then, not even a variable of this frame: the frame is in its traceback.
+        """
+        return self._taken().unwrap()
+
+    def _taken(self) -> outcome.Outcome[Any]:
+        result, self.result = self.result, None
+        assert result is not None  # it was settled, and is taken once
+        return result
+
+    def cancellation(self) -> outcome.Outcome[Any]:
+        """Make the outcome of a cancelled task: its own cancellation."""
+        assert self.raise_cancel is not None  # it was cancelled
+        return outcome.capture(self.raise_cancel)
+
+
+class Envelope(Waiter):
     """A message with what travels beside it, and the slot for its one outcome.
 
-    Invariants: `task` is parked exactly while it is not None; whoever reschedules it, or
-    lets it go in the abort function, sets it to None in the same step, so that no stale
-    wake-up can reach a later wait of that task. `resolve` acts once; later calls are no-ops.
+    Invariants: those of `Waiter`. `resolve` acts once; later calls are no-ops.
     """
 
     __slots__ = (
@@ -107,15 +177,12 @@ class Envelope:
         "message",
         "number",
         "on_cancel",
-        "on_done",
         "on_failed_hook",
         "queued_at",
-        "raise_cancel",
         "scope",
         "sender",
         "started_at",
         "state",
-        "task",
     )
 
     def __init__(
@@ -140,24 +207,17 @@ class Envelope:
         self.caller: Envelope | AwaitedStart | None = sender.awaited if sender is not None else None
         self.deadline: float = _NEVER
         self.state: EnvelopeState = EnvelopeState.QUEUED
-        self.task: trio.lowlevel.Task | None = None
+        # Without the call of the base's, which takes longer than it does anything.
+        self.task = self.on_done = self.result = self.raise_cancel = None
         self.scope: trio.CancelScope | None = None
-        self.raise_cancel: Callable[[], NoReturn] | None = None
         self.on_cancel: Callable[[], None] | None = None
         self.on_failed_hook: Callable[[Exception], None] | None = None
-        # In place of a parked task: who posted it is called back.
-        self.on_done: Callable[[outcome.Outcome[object]], None] | None = None
         # What its asker calls before it parks, `no_look` if there is none; None where nobody will.
         self.last_look: Callable[[], None] | None = None
         # Set while somebody observes the system; the number as well, but with the start.
         self.number: int
         self.queued_at: float | None = None
         self.started_at: float | None = None
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether the asker wants out while the request runs."""
-        return self.raise_cancel is not None
 
     @property
     def ends_at(self) -> float:
@@ -208,14 +268,10 @@ class Envelope:
         if self.state == EnvelopeState.DONE:
             return False
         self.state = EnvelopeState.DONE
-        # The frames of an error that lives on refer to the envelope: it must keep nobody alive.
-        task, self.task = self.task, None
-        on_done, self.on_done = self.on_done, None
         self.scope = self.on_cancel = self.on_failed_hook = None
-        if task is not None:
-            trio.lowlevel.reschedule(task, result)
-        elif on_done is not None:
-            on_done(result)
+        if self.task is not None or self.on_done is not None:
+            # Otherwise nobody waits: it was told, or its asker has left it.
+            self.settle(result)
         return True
 
     def fail(self, error: BaseException) -> bool:
@@ -226,7 +282,7 @@ class Envelope:
         """Deliver the asker's own cancellation: the request has unwound."""
         if self.raise_cancel is None:
             raise RuntimeError("the asker is not cancelled")
-        return self.resolve(outcome.capture(self.raise_cancel))
+        return self.resolve(self.cancellation())
 
 
 def no_look() -> None:

@@ -218,7 +218,6 @@ class Observers:
         numbers: Those of messages.
         meter: Who measures messages, if anyone.
         sees_messages: Whether anyone observes or measures them; while nobody does, these cost nothing.
-        sees_every_message: Whether anyone observes or measures all of them.
         now: Trio's clock, but for where it begins.
     """
 
@@ -230,14 +229,12 @@ class Observers:
         "numbers",
         "of_every_message",
         "of_messages",
-        "sees_every_message",
         "sees_messages",
     )
 
     def __init__(self) -> None:
         self.meter: Meter | None = None
         self.sees_messages: bool = False
-        self.sees_every_message: bool = False
         self.now: Callable[[], float] = _quick_clock()
         self.of_messages: tuple[Observer, ...] = ()
         self.of_every_message: tuple[Observer, ...] = ()
@@ -311,9 +308,7 @@ class Observers:
                 _logger.exception("an observer failed on %s", safe_repr(event))
 
     def _changed(self) -> None:
-        is_measured = self.meter is not None
-        self.sees_messages = is_measured or bool(self.of_messages)
-        self.sees_every_message = is_measured or bool(self.of_every_message)
+        self.sees_messages = self.meter is not None or bool(self.of_messages)
         for callback in tuple(self._on_change.values()):
             callback()
 

@@ -11,7 +11,7 @@ import trio
 from ._envelope import Envelope, EnvelopeState
 from ._errors import ActorError, ActorRestartingError, ActorStoppedError, MailboxFullError
 from ._options import MailboxOptions, Overflow
-from ._woken import WOKEN
+from ._tasks import WOKEN
 
 if TYPE_CHECKING:
     from contextvars import Context
@@ -28,7 +28,7 @@ _IN_A_ROW = 8
 class Mailbox:
     """Messages in arrival order.
 
-    Invariants: `_waiting` is empty unless `_queue` is full; `_receiver` is parked only while there is
+    Invariants: `_waiting` is empty unless `_queue` is full; `receiver` is parked only while there is
     nothing to receive, so a message that meets a parked receiver is handed to it directly, or served in its
     place: then it is `_replaced` meanwhile. An ask that waits for room parks only once, for its reply; a
     tell is woken on admission. A queued envelope is in exactly one of `_queue`, `_waiting`, `_stash`,
@@ -42,14 +42,14 @@ class Mailbox:
         "_options",
         "_outcomes",
         "_queue",
-        "_receiver",
-        "_refusal",
         "_replaced",
         "_stash",
         "_waiting",
         "_woken",
         "dropped",
         "peak",
+        "receiver",
+        "refusal",
     )
 
     def __init__(self, outcomes: Outcomes, handlers: HandlerTable, options: MailboxOptions) -> None:
@@ -61,11 +61,11 @@ class Mailbox:
         self._waiting: deque[Envelope] | None = None
         self._stash: deque[Envelope] | None = None
         self._control: deque[Envelope] | None = None
-        self._receiver: trio.lowlevel.Task | None = None
+        self.receiver: trio.lowlevel.Task | None = None
         self._replaced: trio.lowlevel.Task | None = None
         self._woken = False
         self._in_a_row = 0
-        self._refusal: tuple[type[ActorError], str] | None = None
+        self.refusal: tuple[type[ActorError], str] | None = None
         self.peak: int = 0
         self.dropped: int = 0
 
@@ -95,7 +95,7 @@ class Mailbox:
         return (
             self._options.overflow is Overflow.WAIT
             and len(self._queue) >= self._options.capacity
-            and self._refusal is None
+            and self.refusal is None
         )
 
     def put(self, envelope: Envelope, *, is_own: bool = False) -> bool:
@@ -113,13 +113,13 @@ class Mailbox:
             ActorRestartingError: It is restarting, and its mailbox is to reject meanwhile.
             MailboxFullError: The queue is full and the policy rejects, or drops what is newest.
         """
-        if self._refusal is not None and not is_own:
-            self._drop(envelope, self._refusal[1])
-            raise self._refused(envelope, self._refusal)
+        if self.refusal is not None and not is_own:
+            self._drop(envelope, self.refusal[1])
+            raise self._refused(envelope, self.refusal)
         observers = self._outcomes.observers
         if observers.sees_messages and envelope.queued_at is None:
             envelope.queued_at = observers.now()
-        task = self._receiver
+        task = self.receiver
         if task is not None:
             self._hand_over(task, envelope)
             return True
@@ -147,11 +147,11 @@ class Mailbox:
     @property
     def is_idle(self) -> bool:
         """Whether the actor waits for a message, so that another task could serve it."""
-        return self._receiver is not None and self._refusal is None
+        return self.receiver is not None and self.refusal is None
 
     def replace_receiver(self) -> None:
         """Let another task serve a message in place of the one that waits; only while `is_idle`."""
-        self._replaced, self._receiver = self._receiver, None
+        self._replaced, self.receiver = self.receiver, None
 
     def restore_receiver(self) -> None:
         """The message was served: let the actor's own task see to what has come meanwhile."""
@@ -159,7 +159,7 @@ class Mailbox:
         if task is None:
             # It was cancelled.
             return
-        self._receiver = task
+        self.receiver = task
         if self._woken:
             self._woken = False
             self.wake()
@@ -183,11 +183,11 @@ class Mailbox:
 
     def put_control(self, envelope: Envelope) -> None:
         """Take a message of the runtime itself in: before all others, whatever the capacity."""
-        if self._refusal is not None and self._refusal[0] is ActorStoppedError:
-            self._drop(envelope, self._refusal[1])
+        if self.refusal is not None and self.refusal[0] is ActorStoppedError:
+            self._drop(envelope, self.refusal[1])
             return
-        if self._receiver is not None:
-            self._hand_over(self._receiver, envelope)
+        if self.receiver is not None:
+            self._hand_over(self.receiver, envelope)
             return
         if self._control is None:
             self._control = deque()
@@ -245,11 +245,11 @@ class Mailbox:
             task.context = envelope.context
             await trio.lowlevel.cancel_shielded_checkpoint()
             return envelope
-        self._receiver = task
+        self.receiver = task
         task.context = base
 
         def abort(_: object) -> trio.lowlevel.Abort:
-            self._receiver = self._replaced = None
+            self.receiver = self._replaced = None
             return trio.lowlevel.Abort.SUCCEEDED
 
         received: Envelope | None = await trio.lowlevel.wait_task_rescheduled(abort)
@@ -276,7 +276,7 @@ class Mailbox:
 
     def wake(self) -> None:
         """Make `receive` return None before the next message."""
-        task, self._receiver = self._receiver, None
+        task, self.receiver = self.receiver, None
         if task is None:
             self._woken = True
         else:
@@ -295,38 +295,38 @@ class Mailbox:
             self._queue.extendleft(reversed(self._stash))
             self._stash.clear()
             self.peak = max(self.peak, len(self._queue))
-            if self._receiver is not None:
+            if self.receiver is not None:
                 # Called from beside the actor's task, which sleeps while the queue is empty.
-                self._hand_over(self._receiver, self._queue.popleft())
+                self._hand_over(self.receiver, self._queue.popleft())
 
     def suspend(self) -> None:
         """The actor restarts: reject what is queued and what comes, if the mailbox is to do so."""
         self._drop_control("the watch ended with its incarnation")
         self.unstash_all()
-        if self._options.on_restart == "reject" and self._refusal is None:
+        if self._options.on_restart == "reject" and self.refusal is None:
             why = f"actor {self._outcomes.path} is restarting"
-            self._refusal = (ActorRestartingError, why)
-            self._refuse_all(self._refusal)
+            self.refusal = (ActorRestartingError, why)
+            self._refuse_all(self.refusal)
 
     def resume(self) -> None:
         """The next incarnation has started."""
-        if self._refusal is not None and self._refusal[0] is ActorRestartingError:
-            self._refusal = None
+        if self.refusal is not None and self.refusal[0] is ActorRestartingError:
+            self.refusal = None
 
     def refuse(self, reason: str) -> None:
         """Take no new messages any more: the actor stops."""
-        if self._refusal is None or self._refusal[0] is not ActorStoppedError:
-            self._refusal = (ActorStoppedError, reason)
+        if self.refusal is None or self.refusal[0] is not ActorStoppedError:
+            self.refusal = (ActorStoppedError, reason)
 
     def close(self, reason: str, cause: BaseException | None) -> None:
         """Refuse what was not served, and all that comes: the actor has ended."""
-        self._refusal = (ActorStoppedError, reason)
+        self.refusal = (ActorStoppedError, reason)
         self.unstash_all()
         self._drop_control(reason)
-        self._refuse_all(self._refusal, cause)
+        self._refuse_all(self.refusal, cause)
 
     def _hand_over(self, task: trio.lowlevel.Task, envelope: Envelope) -> None:
-        self._receiver = None
+        self.receiver = None
         envelope.state = EnvelopeState.RUNNING
         # Takes effect with this wake-up; assigned later it would need one more checkpoint.
         task.context = envelope.context

@@ -60,13 +60,13 @@ class Outcomes:
     __slots__ = (
         "_measured",
         "_meter",
-        "_on_settled",
         "_policy",
         "deferred",
         "expired",
         "failed",
         "handled",
         "observers",
+        "on_settled",
         "path",
         "system",
     )
@@ -81,7 +81,7 @@ class Outcomes:
         self.deferred: set[OpenRequest] = set()
         self._policy = policy
         # Called once when no deferred request is left.
-        self._on_settled: Callable[[], None] | None = None
+        self.on_settled: Callable[[], None] | None = None
         # By the class or name of the message, for this meter.
         self._meter: Meter | None = None
         self._measured: dict[type | str, Measured] = {}
@@ -94,13 +94,13 @@ class Outcomes:
 
     def all_settled(self) -> None:
         """No deferred request is left: tell who waits for that."""
-        callback, self._on_settled = self._on_settled, None
+        callback, self.on_settled = self.on_settled, None
         if callback is not None:
             callback()
 
     def call_when_settled(self, callback: Callable[[], None]) -> None:
         """Call back once, when the last of the deferred requests has its reply."""
-        self._on_settled = callback
+        self.on_settled = callback
 
     def unwind(self, envelope: Envelope) -> bool:
         """Give a cancelled asker its cancellation, unless it has an outcome: the request has unwound."""

@@ -107,8 +107,7 @@ class Ref(Generic[ActorT_co]):
             if not is_served:
                 envelope.deadline = trio.current_effective_deadline()
                 cell.mailbox.put(envelope)
-            envelope.task = task
-            reply = await trio.lowlevel.wait_task_rescheduled(envelope.abort)
+            reply = await envelope.park()
             if reply is EXPIRED:
                 # The deadline has passed, so this raises Cancelled; if it was moved meanwhile, ask again.
                 await trio.lowlevel.checkpoint()
@@ -181,8 +180,7 @@ class Ref(Generic[ActorT_co]):
         else:
             if _waits_for_this_task(self._cell):
                 raise self._cell.mailbox.refuse_waiting(envelope)
-            envelope.task = trio.lowlevel.current_task()
-            await trio.lowlevel.wait_task_rescheduled(envelope.abort)
+            await envelope.park()
 
     @enable_ki_protection
     def tell_nowait(self, message: Message[ActorT_co], /) -> None:

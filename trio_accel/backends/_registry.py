@@ -10,7 +10,7 @@ from typing import cast
 
 from .base import AccelBackend, BackendReport, DeviceInfo, NotSupportedError
 
-__all__ = ["candidates", "describe", "list_devices", "resolve", "resolve_for_worker"]
+__all__ = ["candidates", "describe", "driver_checks", "list_devices", "resolve", "resolve_for_worker"]
 
 _VARIABLE = "TRIO_ACCEL_BACKEND"
 
@@ -31,6 +31,11 @@ def list_devices() -> tuple[DeviceInfo, ...]:
 def describe() -> tuple[BackendReport, ...]:
     """Tell of every backend what it found on this machine, the best first. Blocks; opens no device."""
     return tuple(_load(name).describe() for name in _BACKENDS)
+
+
+def driver_checks() -> tuple[str, ...]:
+    """Files that say whether a process has initialised a driver; see `AccelBackend.driver_check`."""
+    return tuple([path for name in _BACKENDS if (path := _load(name).driver_check) is not None])
 
 
 def candidates(spec: str | None) -> tuple[tuple[AccelBackend, DeviceInfo], ...]:

@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["main"]
 
@@ -27,11 +27,18 @@ _PLAIN = "trio_accel.plain"
 _PLAIN_SIGNS = dict(zip("✓✗×·→└├│─━…µ", "+!x*>`||--.u", strict=True))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None,
+    *,
+    run: Callable[[Sequence[str]], int] | None = None,
+    name: str = "trio-accel",
+) -> int:
     """Run the command line.
 
     Args:
         arguments: What follows the program's name, ``sys.argv[1:]`` by default.
+        run: Does the work, and may raise what the commands do; ``None`` for the commands of ``trio-accel``.
+        name: The program's name in front of an error.
 
     Returns:
         The exit code: 0 if all went well and every check holds, 1 if a check or a step failed, 2 for
@@ -43,10 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Registered first, so that it is called last.
         atexit.register(ending.leave)
     try:
-        ending.code = _dispatch(sys.argv[1:] if arguments is None else arguments)
+        ending.code = _dispatch(sys.argv[1:] if arguments is None else arguments, run, name)
     except KeyboardInterrupt:
         # Before the command has taken over the signal, or after it has given it back.
-        ending.code = _complain("interrupted", _INTERRUPTED)
+        ending.code = _complain(name, "interrupted", _INTERRUPTED)
     except BrokenPipeError:
         _discard_output()
         ending.code = _BROKEN_PIPE
@@ -54,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno not in _OUTPUT_ERRORS:
             raise
         _discard_output()
-        ending.code = _complain(f"cannot write the output: {os.strerror(error.errno).lower()}", 1)
+        ending.code = _complain(name, f"cannot write the output: {os.strerror(error.errno).lower()}", 1)
     return ending.code
 
 
@@ -80,7 +87,7 @@ class _Ending:
         os._exit(self.code)
 
 
-def _dispatch(arguments: Sequence[str]) -> int:
+def _dispatch(arguments: Sequence[str], run: Callable[[Sequence[str]], int] | None, name: str) -> int:
     # Our own signs and names from a file may be characters that the terminal's encoding lacks.
     codecs.register_error(_PLAIN, _plain)
     for stream in (sys.stdout, sys.stderr):
@@ -88,21 +95,24 @@ def _dispatch(arguments: Sequence[str]) -> int:
             stream.reconfigure(errors=_PLAIN)
 
     import trio_accel as ta
-    from trio_accel.cli._app import run
     from trio_accel.cli._errors import InputError, printable
     from trio_accel.cli._run import InterruptError
 
+    if run is None:
+        from trio_accel.cli import _app
+
+        run = _app.run
     try:
         code = run(arguments)
         if sys.stdout is not None:
             sys.stdout.flush()
     except InputError as error:
-        return _complain(str(error), 2)
+        return _complain(name, str(error), 2)
     except (ta.AccelError, ta.ActorError) as error:
         lines = f"{type(error).__name__}: {error}".splitlines()
-        return _complain("\n".join(map(printable, lines)), 1)
+        return _complain(name, "\n".join(map(printable, lines)), 1)
     except InterruptError as error:
-        return _complain("interrupted", 128 + error.signal)
+        return _complain(name, "interrupted", 128 + error.signal)
     return code
 
 
@@ -113,6 +123,6 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
     return "".join(_PLAIN_SIGNS.get(char, "?") for char in lacking), error.end
 
 
-def _complain(message: str, code: int) -> int:
-    print(f"trio-accel: {message}", file=sys.stderr)
+def _complain(name: str, message: str, code: int) -> int:
+    print(f"{name}: {message}", file=sys.stderr)
     return code

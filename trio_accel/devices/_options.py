@@ -34,8 +34,8 @@ def _spares(instance: DeviceOptions, attribute: attrs.Attribute[int], value: int
     if value > _MOST_SPARES:
         raise ValueError(
             f"DeviceOptions: spares must be from 0 to {_MOST_SPARES}, got {value}: each is a process with a "
-            "context of its own, which takes memory (on a GPU about 0.5 GiB) while it stands ready; one or "
-            "two bridge the time that a worker takes to start"
+            "context of its own, which takes memory of the device while it stands ready; one or two bridge "
+            "the time that a worker takes to start"
         )
 
 
@@ -141,8 +141,8 @@ class DeviceOptions:
         completion: How completions are learned of; None for what suits the device best.
         streams: Which stream a library actor works on.
         spares: Workers that stand ready to take over, with all memory mapped and the libraries open that are
-            in use. Each is a process with a context of its own, which takes memory of a GPU (about 0.5 GiB);
-            16 at most, and none inline.
+            in use. Each is a process with a context of its own, which takes memory of the device; 16 at most,
+            and none inline.
         in_flight: The most launches that a library has on its stream; senders of more wait.
         retry: How often an operation that was in flight when the context was lost runs again instead of
             failing, if it changes no array that was there before. Inline, where memory is lost with the

@@ -1,13 +1,12 @@
 """Kernels of your own: CUDA code that is compiled, launched and supervised as any operation is."""
 
+from ..expressions import ComputeElementwise, ComputeReduction, Elementwise, ExpressionArgument, Reduction
 from ._actor import JitActor
-from ._arguments import ExpressionArgument
 from ._code import CompileOptions, cubin, fatbin, ltoir, ptx, source
-from ._elementwise import ComputeElementwise, Elementwise, elementwise
+from ._expressions import elementwise, reduction
 from ._kernel import Kernel, LaunchKernel
 from ._occupancy import Occupancy, QueryOccupancy
 from ._parameters import Parameter, reads, scalar, updates, writes
-from ._reduction import ComputeReduction, Reduction, reduction
 from ._rules import cdiv
 
 __all__ = [

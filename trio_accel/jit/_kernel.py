@@ -9,11 +9,18 @@ from typing import Any, ClassVar, cast
 
 import attrs
 
-from ..backends.base.ops import Dim3, KernelCode, KernelParameter, KernelRecipe, KernelSpec, scalar_offsets
+from ..backends.base.ops import (
+    Dim3,
+    KernelCode,
+    KernelDefinition,
+    KernelParameter,
+    KernelSpec,
+    scalar_offsets,
+)
 from ..backends.base.values import element
 from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, device_of
+from ..expressions import bind
 from ._actor import JitActor
-from ._arguments import bound
 from ._code import Code, CompileOptions, as_code
 from ._occupancy import Occupancy, QueryOccupancy
 from ._parameters import Parameter, Scalars, always_held, check_array
@@ -70,8 +77,8 @@ class Kernel:
     """
 
     __slots__ = (
-        "_block", "_grid", "_names", "_optional", "_recipe", "_scalars", "_shared", "_skips_empty", "_steps",
-        "_text", "operation",
+        "_block", "_definition", "_grid", "_names", "_optional", "_scalars", "_shared", "_skips_empty",
+        "_steps", "_text", "operation",
     )  # fmt: skip
 
     def __init__(
@@ -97,7 +104,7 @@ class Kernel:
         """Name of its launches, in errors and events."""
         where, base = f"Kernel {name!r}", name.partition("<")[0].rpartition("::")[2].strip()
         named = _named(where, parameters)
-        self._recipe = KernelRecipe(
+        self._definition = KernelDefinition(
             name=name,
             parameters=named,
             code=tuple(as_code(each, base) for each in (code, *_checked_link(where, link))),
@@ -107,8 +114,8 @@ class Kernel:
             shared=callable(shared) or bool(shared),
             cpu=_checked_path(where, cpu),
         )
-        self._text = self._recipe.encode()
-        dtypes = self._recipe.scalars
+        self._text = self._definition.encode()
+        dtypes = self._definition.scalars
         self._scalars = Scalars(dtypes, scalar_offsets(dtypes)[0])
         self._names = names = tuple(parameters)
         self._optional = frozenset(name for name, given in parameters.items() if given.shape is not None)
@@ -125,7 +132,7 @@ class Kernel:
 
     def _check_constants(self, where: str) -> None:
         """Refuse at the declaration what no launch could do."""
-        cluster = self._recipe.cluster
+        cluster = self._definition.cluster
         if cluster is not None:
             count = math.prod(cluster)
             if min(cluster) < 1 or count > _MOST_CLUSTER:
@@ -140,19 +147,19 @@ class Kernel:
     def __repr__(self) -> str:
         told = ", ".join(
             f"{each.name}: {each.dtype}{'' if each.role == 'scalar' else '[]'}"
-            for each in self._recipe.parameters
+            for each in self._definition.parameters
         )
         return f"<Kernel {self.name}({told})>"
 
     @property
     def name(self) -> str:
         """Its name, or name expression."""
-        return self._recipe.name
+        return self._definition.name
 
     @property
-    def recipe(self) -> KernelRecipe:
+    def definition(self) -> KernelDefinition:
         """What it is made of."""
-        return self._recipe
+        return self._definition
 
     def launch(self, *arguments: Operand | complex, **named: Operand | complex) -> LaunchKernel:
         """Make the message that launches it: ``await device.ask(kernel.launch(...))``.
@@ -164,7 +171,7 @@ class Kernel:
         Raises:
             TypeError: Too few or too many, or one that there is not.
         """
-        return LaunchKernel(self, bound(self.operation, self._names, arguments, named, self._optional))
+        return LaunchKernel(self, bind(self.operation, self._names, arguments, named, self._optional))
 
     async def __call__(
         self, *arguments: Operand | complex, **named: Operand | complex
@@ -241,7 +248,7 @@ class Kernel:
         grid: Any = self._grid.constant
         if grid is None:
             grid = extents(name, "grid", self._grid.value(values))
-            check_grid(name, grid, self._recipe.cluster, may_be_empty=self._skips_empty)
+            check_grid(name, grid, self._definition.cluster, may_be_empty=self._skips_empty)
         shared: Any = self._shared.constant
         if shared is None:
             shared = check_shared(name, self._shared.value(values))

@@ -47,7 +47,7 @@ class QueryOccupancy(Operation[JitActor, Occupancy]):
     """Asks what a kernel needs; see `Kernel.occupancy`."""
 
     name: str
-    recipe: str
+    definition: str
     block: Dim3
     shared: int
     library: ClassVar[str] = "trio_accel.jit:JitActor"
@@ -64,4 +64,4 @@ class QueryOccupancy(Operation[JitActor, Occupancy]):
         def finish() -> Occupancy:
             return Occupancy(**dict(zip(KernelInfoSpec.WORDS, map(int, words), strict=True)))
 
-        return Planned(KernelInfoSpec(self.recipe, self.block, self.shared, words), finish=finish)
+        return Planned(KernelInfoSpec(self.definition, self.block, self.shared, words), finish=finish)

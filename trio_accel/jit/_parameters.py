@@ -64,7 +64,7 @@ class Parameter:
     shape: ShapeRule | None = None
 
     def named(self, name: str) -> KernelParameter:
-        """The same as a recipe has it."""
+        """The same as a definition has it."""
         return KernelParameter(
             name=name, role=self.role, dtype=self.dtype, ndim=self.ndim, layout=self.layout
         )

@@ -39,7 +39,6 @@ async def cholesky(a: Operand, *, upper: bool = False) -> AccelRef:
         LinAlgError: A matrix is not positive definite, or holds a NaN or an infinity; `LinAlgError.index`
             says which one. It has `code` for the order of the leading minor that is not positive.
     """
-    ...
 
 
 @operation(
@@ -63,7 +62,6 @@ async def lu(a: Operand) -> LUResult:
     Raises:
         LinAlgError: A matrix is singular: a pivot is exactly zero. SciPy only warns.
     """
-    ...
 
 
 @overload
@@ -92,7 +90,6 @@ async def qr(a: Operand, mode: Literal["reduced", "complete", "r"] = "reduced") 
     Returns:
         Q with orthonormal columns and R with zeros below its diagonal, such that ``a = Q @ R``; or R.
     """
-    ...
 
 
 @operation("a(..., n, n) -> det(...)", actor=SolverActor, dtypes=NATIVE)
@@ -105,7 +102,6 @@ async def det(a: Operand) -> AccelRef:
     Returns:
         The determinants, of shape (...) and the dtype of `a`: 0 of singular matrices, 1 of empty ones.
     """
-    ...
 
 
 @operation(
@@ -123,7 +119,6 @@ async def slogdet(a: Operand) -> SlogdetResult:
         The sign, of shape (...) and the dtype of `a`, and the logarithm of the absolute value, of the real
         dtype: the determinant is ``sign * exp(logabsdet)``. Of a singular matrix 0, and minus infinity.
     """
-    ...
 
 
 Cholesky, Det, Lu, Slogdet = cholesky.message, det.message, lu.message, slogdet.message

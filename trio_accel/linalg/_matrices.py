@@ -61,7 +61,6 @@ async def symm(
     Returns:
         The reference `c`, or a new one.
     """
-    ...
 
 
 @operation("a^trans(n, k), c(n, n) -> c", actor=BlasActor, spec=_syrk)
@@ -89,7 +88,6 @@ async def syrk(
     Returns:
         The reference `c`.
     """
-    ...
 
 
 @operation("a^trans(n, k), b^trans(n, k), c(n, n) -> c", actor=BlasActor, spec=SyrkSpec)
@@ -108,7 +106,6 @@ async def syr2k(
     Arguments and result are those of `syrk`, but `b` has the shape and dtype of `a`. With `hermitian`, the
     second product has the conjugate of `alpha`, which may be complex.
     """
-    ...
 
 
 @operation(_TRIANGULAR, by="side", actor=BlasActor, spec=partial(TriangularSpec, False), alias={"out": "b"})
@@ -139,7 +136,6 @@ async def trmm(
     Returns:
         The reference `out`, or a new one.
     """
-    ...
 
 
 @operation(_TRIANGULAR, by="side", actor=BlasActor, spec=partial(TriangularSpec, True), alias={"out": "b"})
@@ -159,7 +155,6 @@ async def trsm(
     Arguments and result are those of `trmm`; with `side` ``"R"``, it is ``x @ op(a) = alpha * b``. A zero on
     the diagonal makes infinities and NaN; it is no error.
     """
-    ...
 
 
 Symm, Syrk, Syr2k, Trmm = symm.message, syrk.message, syr2k.message, trmm.message

@@ -74,7 +74,6 @@ async def gemv(
     Returns:
         The reference `y`, or a new one.
     """
-    ...
 
 
 @operation("a(n, n), x(n) -> y(n)", actor=BlasActor, spec=_symv)
@@ -91,7 +90,6 @@ async def symv(
 
     Arguments and result are those of `symm`, but `x` and `y` are vectors of shape (n,).
     """
-    ...
 
 
 @operation("x(m), y(n), a(m, n) -> a", actor=BlasActor, spec=_ger)
@@ -108,7 +106,6 @@ async def ger(alpha: complex, x: Operand, y: Operand, a: AccelRef, conjugate: bo
     Returns:
         The reference `a`.
     """
-    ...
 
 
 @operation("x(n), a(n, n) -> a", actor=BlasActor, spec=_syr)
@@ -127,7 +124,6 @@ async def syr(
     Returns:
         The reference `a`.
     """
-    ...
 
 
 @operation("x(n), y(n), a(n, n) -> a", actor=BlasActor, spec=_syr2)
@@ -139,7 +135,6 @@ async def syr2(
     Arguments and result are those of `syr`, but `y` has the shape and dtype of `x`. With `hermitian`, the
     second product has the conjugate of `alpha`, which may be complex.
     """
-    ...
 
 
 @operation("a(n, n), x(n) -> out(n)", actor=BlasActor, spec=_trmv, alias={"out": "x"})
@@ -156,7 +151,6 @@ async def trmv(
 
     Arguments and result are those of `trmm`, but `a` is one matrix, and `x` a vector of shape (n,).
     """
-    ...
 
 
 @operation("a(n, n), x(n) -> out(n)", actor=BlasActor, spec=_trsv, alias={"out": "x"})
@@ -173,7 +167,6 @@ async def trsv(
 
     Arguments are those of `trmv`. A zero on the diagonal makes infinities and NaN; it is no error.
     """
-    ...
 
 
 Gemv, Symv, Ger, Syr = gemv.message, symv.message, ger.message, syr.message

@@ -54,7 +54,6 @@ async def matmul(a: Operand, b: Operand, *, out: AccelRef | None = None) -> Acce
     Returns:
         The product, of shape (..., m, n) and the dtype of the operands.
     """
-    ...
 
 
 @operation("a^trans_a(m, k), b^trans_b(k, n) -> c(m, n)", actor=BlasActor, spec=_gemm)
@@ -83,7 +82,6 @@ async def gemm(
     Returns:
         The reference `c`, or a new one.
     """
-    ...
 
 
 Matmul, Gemm = matmul.message, gemm.message

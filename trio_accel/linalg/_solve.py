@@ -46,7 +46,6 @@ async def solve(a: Operand, b: Operand) -> AccelRef:
     Raises:
         LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` says which one.
     """
-    ...
 
 
 @operation("a(..., n, n) -> out(..., n, n)", actor=SolverActor, dtypes=NATIVE, status=SINGULAR)
@@ -62,7 +61,6 @@ async def inv(a: Operand) -> AccelRef:
     Raises:
         LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` says which one.
     """
-    ...
 
 
 @operation(
@@ -73,7 +71,6 @@ async def inv(a: Operand) -> AccelRef:
 )
 async def _lu_solve(lu: Operand, piv: Operand, b: Operand, trans: _Trans = 0) -> AccelRef:
     """Solve by factors that are there; see `lu_solve`."""
-    ...
 
 
 async def lu_solve(lu_and_piv: tuple[Operand, Operand], b: Operand, trans: Literal[0, 1, 2] = 0) -> AccelRef:
@@ -107,7 +104,6 @@ async def _solve_triangular(
     a: Operand, b: Operand, trans: _Letter = 0, lower: bool = False, unit_diagonal: bool = False
 ) -> AccelRef:
     """Solve with triangular matrices; the solution is infinite if they are singular."""
-    ...
 
 
 @operation(
@@ -118,7 +114,6 @@ async def _solve_triangular(
 )
 async def _check_diagonal(a: Operand) -> None:
     """Fail with `LinAlgError` if a triangular matrix is singular; `solve_triangular` asks it too."""
-    ...
 
 
 async def solve_triangular(

@@ -69,7 +69,6 @@ async def svd(a: Operand, full_matrices: bool = True, compute_uv: bool = True) -
         LinAlgError: A matrix holds a NaN or an infinity, or its iteration did not converge;
             `LinAlgError.index` says which one.
     """
-    ...
 
 
 async def svdvals(x: Operand, /) -> AccelRef:
@@ -114,7 +113,6 @@ async def eigh(
             definite, or an iteration did not converge; `LinAlgError.index` says which one.
         NotSupportedError: The CUDA backend does not take `b`.
     """
-    ...
 
 
 @operation(
@@ -130,7 +128,6 @@ async def eigvalsh(
 
     Those of `eigh`, with its arguments and errors, in less time.
     """
-    ...
 
 
 @operation(
@@ -156,7 +153,6 @@ async def eig(a: Operand) -> EigResult:
             `LinAlgError.index` says which one.
         NotSupportedError: The CUDA backend has no such operation.
     """
-    ...
 
 
 @operation("a(..., n, n) -> w: complex(..., n)", actor=SolverActor, dtypes=NATIVE, status=_DIVERGED)
@@ -165,7 +161,6 @@ async def eigvals(a: Operand) -> AccelRef:
 
     Those of `eig`, with its argument and errors, in less time.
     """
-    ...
 
 
 Eig, Eigh, Eigvals, Eigvalsh = eig.message, eigh.message, eigvals.message, eigvalsh.message

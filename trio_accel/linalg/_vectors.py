@@ -24,7 +24,6 @@ async def axpy(alpha: complex, x: Operand, y: AccelRef) -> AccelRef:
     Returns:
         The reference `y`.
     """
-    ...
 
 
 @operation("x(*) -> x", actor=BlasActor)
@@ -38,7 +37,6 @@ async def scal(alpha: complex, x: AccelRef) -> AccelRef:
     Returns:
         The reference `x`.
     """
-    ...
 
 
 @operation("x(n), y(n) -> out()", actor=BlasActor)
@@ -53,7 +51,6 @@ async def dot(x: Operand, y: Operand, *, out: AccelRef | None = None) -> AccelRe
     Returns:
         An array of shape () on the device; ``await result.item()`` is the number.
     """
-    ...
 
 
 @operation("x(n) -> out: real()", actor=BlasActor, dtypes=INEXACT)
@@ -67,7 +64,6 @@ async def nrm2(x: Operand, *, out: AccelRef | None = None) -> AccelRef:
     Returns:
         A real array of shape () on the device; ``await result.item()`` is the number.
     """
-    ...
 
 
 @operation("x(n) -> out: real()", actor=BlasActor, dtypes=INEXACT)
@@ -76,7 +72,6 @@ async def asum(x: Operand, *, out: AccelRef | None = None) -> AccelRef:
 
     Arguments and result are those of `nrm2`; `x` is of float32, float64, complex64 or complex128.
     """
-    ...
 
 
 @operation("x(n>0) -> out: int64()", actor=BlasActor, dtypes=INEXACT)
@@ -86,7 +81,6 @@ async def iamax(x: Operand, *, out: AccelRef | None = None) -> AccelRef:
     Arguments and result are those of `asum`, but `x` must not be empty, and the result is of int64. Where `x`
     holds a NaN, it is any index.
     """
-    ...
 
 
 @operation("x(*), y(*) -> x, y", actor=BlasActor)
@@ -100,7 +94,6 @@ async def swap(x: AccelRef, y: AccelRef) -> tuple[AccelRef, AccelRef]:
     Returns:
         The references `x` and `y`.
     """
-    ...
 
 
 @operation("x(*), y(*) -> x, y", actor=BlasActor)
@@ -116,7 +109,6 @@ async def rot(x: AccelRef, y: AccelRef, c: float, s: complex) -> tuple[AccelRef,
     Returns:
         The references `x` and `y`.
     """
-    ...
 
 
 Axpy, Scal, Dot, Nrm2 = axpy.message, scal.message, dot.message, nrm2.message

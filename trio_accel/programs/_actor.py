@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from ..actors import ActorContext
-from ..backends.base.recipes import Recipe
+from ..backends.base.program_definition import ProgramDefinition
 from ..devices import LibraryActor, OwnSupervision
 
 __all__ = ["PATH", "ProgramActor"]
 
 PATH = "trio_accel.programs:ProgramActor"
-"""Its import path; a program's recipe is the argument."""
+"""Its import path; a program's definition is the argument."""
 
 
 class ProgramActor(LibraryActor):
@@ -26,19 +26,21 @@ class ProgramActor(LibraryActor):
 
     @classmethod
     def supervision(cls, argument: str) -> OwnSupervision:
-        """As its recipe says."""
-        recipe = Recipe.decode(argument)
-        return OwnSupervision(name=recipe.name, intensity=recipe.intensity, backoff=recipe.backoff)
+        """As its definition says."""
+        definition = ProgramDefinition.decode(argument)
+        return OwnSupervision(
+            name=definition.name, intensity=definition.intensity, backoff=definition.backoff
+        )
 
     @classmethod
     def blocks_of(cls, argument: str) -> tuple[int, ...]:
         """Those of the arrays that its constructor gets."""
-        return tuple(dict.fromkeys(array.block for array in Recipe.decode(argument).arrays))
+        return tuple(dict.fromkeys(array.block for array in ProgramDefinition.decode(argument).arrays))
 
     @classmethod
     def modules_of(cls, argument: str) -> tuple[str, ...]:
         """That of its class or function."""
-        return (Recipe.decode(argument).target.partition(":")[0],)
+        return (ProgramDefinition.decode(argument).target.partition(":")[0],)
 
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:

@@ -15,7 +15,7 @@ import numpy as np
 import trio
 
 from ..actors import Backoff, Intensity
-from ..backends.base.recipes import Recipe
+from ..backends.base.program_definition import ProgramDefinition
 from ..backends.base.trees import flatten
 from ..devices import AccelRef, Device, DeviceOpening
 from ._actor import PATH
@@ -173,7 +173,7 @@ class _Plan:
             held.callback(names.discard, name)
             arrays, tree = await self._arguments()
             updated = state_of(cast("type[object]", self._target)) if self._is_class else frozenset[str]()
-            recipe = Recipe(
+            definition = ProgramDefinition(
                 name=name,
                 number=next(_numbers),
                 target=self._path,
@@ -185,7 +185,7 @@ class _Plan:
                 intensity=self._intensity,
                 backoff=self._backoff,
             )
-            library = f"{PATH}?{recipe.encode()}"
+            library = f"{PATH}?{definition.encode()}"
             changed = {array.ref.block for array in arrays if array.parameter in updated}
             frozen = [array for array in arrays if array.ref.block not in changed]
             for array in frozen:

@@ -36,7 +36,7 @@ class Opened:
         device: Where it runs.
         name: Its name in the tree.
         target: The class or function.
-        library: Import path of its actor, with its recipe.
+        library: Import path of its actor, with its definition.
         frozen: Arrays that it was opened with, and none of its methods changes.
         state: The others.
         on_close: Called when it is closed.

@@ -125,8 +125,8 @@ class _ManualPort(CompletionPort):
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         # When the engine looks, it takes everything that is done: so what it looks at is exchanged.
-        for lane in self._completer.lanes.all:
-            for operation in lane.operations:
+        for queue in self._completer.queues.all:
+            for operation in queue.operations:
                 if operation.event is event:
                     held = _HeldEvent(self, stream, event, operation.launch.name)
                     operation.event = held

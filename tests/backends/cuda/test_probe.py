@@ -225,7 +225,7 @@ class TestLibraries:
         cuda = describe()[0]
         assert cuda.problem is None
         assert [device.libraries for device in cuda.devices] == [
-            ("blas", "fft", "graphs", "jit", "memory", "program", "random", "solver", "sparse")
+            ("arrays", "blas", "fft", "graphs", "jit", "memory", "program", "random", "solver", "sparse")
         ] * 2
         driver, *libraries = cuda.software
         assert (driver.name, driver.source) == ("NVIDIA driver", "system")
@@ -279,7 +279,8 @@ class TestLibraries:
     ) -> None:
         bare.add(set(LIBRARIES) - {missing})
         libraries = _installed.installed((13, 0))
-        everything = {"blas", "fft", "graphs", "jit", "memory", "program", "random", "solver", "sparse"}
+        everything = {"arrays", "blas", "fft", "graphs", "jit", "memory", "program"}
+        everything |= {"random", "solver", "sparse"}
         assert set(libraries.libraries) == everything - set(needing)
         for library, name in needing.items():
             assert libraries.problem(library) == (
@@ -304,7 +305,8 @@ class TestLibraries:
         make_library(bare.folder, "cublas", "14, 0, 1")
         make_library(bare.folder, "cufft", "13, 0, 0")
         libraries = _installed.installed((13, 0))
-        assert libraries.libraries == ("graphs", "jit", "memory", "program", "random", "solver", "sparse")
+        rest = ("arrays", "graphs", "jit", "memory", "program", "random", "solver", "sparse")
+        assert libraries.libraries == rest
         for library, name in (("blas", "cuBLAS"), ("fft", "cuFFT")):
             assert libraries.problem(library) == (
                 f"library {library!r} needs {name}, which is for CUDA 14, and the NVIDIA driver for "
@@ -369,7 +371,7 @@ print(await x.to_host())
             variables(),
         )
         assert text.splitlines() == [
-            "('blas', 'graphs', 'jit', 'memory', 'program', 'random', 'solver', 'sparse')",
+            "('arrays', 'blas', 'graphs', 'jit', 'memory', 'program', 'random', 'solver', 'sparse')",
             f"library 'fft' needs cuFFT, which is not installed: {CUDA13}",
             "[0. 1. 2. 3.]",
         ]

@@ -15,8 +15,8 @@ import trio
 from trio_accel.devices.worker.launcher._launcher import Launcher
 from trio_accel.devices.worker.transport._answers import ANSWERS, MEMORY
 from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel
-from trio_accel.devices.worker.transport._launches import ALLOCATIONS
-from trio_accel.devices.worker.transport._page import SharedPage
+from trio_accel.devices.worker.transport._launch_format import ALLOCATIONS
+from trio_accel.devices.worker.transport._page import FIRST_WORD, SharedPage
 
 __all__ = ["Puppet", "Puppets", "in_json"]
 
@@ -83,7 +83,7 @@ class Puppet:
 
     def began(self, number: int) -> None:
         """Show that a request was begun, with that word which the first library has."""
-        self._page.start(3, number)
+        self._page.start(FIRST_WORD, number)
 
     def done(self, number: int) -> None:
         """Answer a request, as if all had gone well."""

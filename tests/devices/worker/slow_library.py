@@ -28,7 +28,7 @@ class _Slow:
         return self._kernels.name
 
     @property
-    def operations(self) -> frozenset[type[OperationSpec]]:
+    def operations(self) -> frozenset[str]:
         return self._kernels.operations
 
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:

@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from processes import children, command, launcher, until, workers
 
 import trio_accel as ta
 from trio_accel.backends.cpu import CpuBackend
+from trio_accel.backends.cuda import _driver_in_use
 from trio_accel.devices.worker.launcher import _launcher_trial
 from trio_accel.devices.worker.launcher._launcher import Launcher, open_launcher
 
@@ -186,11 +187,16 @@ async def test_an_import_that_initialises_cuda_is_seen(
 
 
 def test_a_descriptor_of_the_driver_is_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [{0: "/dev/null"}, {0: "/dev/null", 7: "/dev/nvidiactl", 8: "/dev/nvidia0"}]
-    monkeypatch.setattr(_launcher_trial, "_files", partial(files.pop, 0))
-    why = _launcher_trial.Traces().of_cuda()
-    assert why is not None
-    assert "initialises CUDA" in why
+    files = {"/proc/self/fd/0": "/dev/null", "/proc/self/fd/7": "/dev/nvidiactl"}
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "listdir", lambda folder: [Path(path).name for path in files])
+        patched.setattr(os, "readlink", files.__getitem__)
+        patched.setattr(_driver_in_use, "_is_initialised", bool)
+        why = _driver_in_use.driver_in_use()
+        assert why is not None
+        assert "initialises CUDA" in why
+        del files["/proc/self/fd/7"]
+        assert _driver_in_use.driver_in_use() is None
 
 
 async def test_what_an_import_does_to_the_environment_is_found_by_forks(
@@ -298,7 +304,10 @@ def trials_of(forks: Any) -> tuple[_launcher_trial.Trials, list[Any], list[Any]]
         started.append(subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]))
         return number, started[-1].pid
 
-    return _launcher_trial.Trials(forks, start, lambda *report: reported.append(report)), started, reported
+    def report(*said: object) -> None:
+        reported.append(said)
+
+    return _launcher_trial.Trials(forks, start, report, ModuleType), started, reported
 
 
 def test_a_child_that_has_seen_to_its_alarm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +321,7 @@ def test_a_child_that_has_seen_to_its_alarm_is_killed(monkeypatch: pytest.Monkey
     trials, started, reported = trials_of(Forks())
     monkeypatch.setattr(_launcher_trial, "_LONGEST", 0.0)
     assert trials.patience() is None
-    order = {"preload": [], "path": [], "arguments": [], "module": "slow"}
+    order = {"preload": [], "checks": [], "path": [], "arguments": [], "module": "slow"}
     trials.add(1, order, {}, os.open(".", os.O_PATH))
     assert trials.patience() == 0
     trials.look()

@@ -198,7 +198,7 @@ async def test_the_tree_shows_nothing_of_a_worker_that_died_before_it_served(
             link = await take()
             # What that has told of, before it was to serve.
             ghost = f"{device.path}/context/ghost"
-            dispatch._answers.mirror.take(ActorStarted(path=ghost, incarnation=0), "BlasActor")
+            dispatch._answers.actors.take(ActorStarted(path=ghost, incarnation=0), "BlasActor")
             return link
 
         monkeypatch.setattr(dispatch._pool, "take", take_behind_another)

@@ -176,23 +176,3 @@ async def test_a_small_machine_sleeps(device: ta.Device, monkeypatch: pytest.Mon
     assert bool(window_of(None, device.info)) is (BACKEND == "cuda")
     monkeypatch.setattr(_strategies.os, "sched_getaffinity", lambda _: {0, 1, 2})
     assert window_of(ta.AdaptiveCompletion(window=0.002), device.info) == 0
-
-
-def test_an_answer_that_was_known_before_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(_spin_wait, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    spin_wait = SpinWait(WINDOW, frozenset({"ask"}), frozenset({"answer"}))
-    for number in range(5):
-        spin_wait.sent()
-        # That of the one before comes only now.
-        spin_wait.received([(("answer", number - 1, "all is well"), ())])
-        clock.now += PERIOD
-        spin_wait.completed_early("answer", number)
-        clock.now += 3 * PERIOD
-    assert spin_wait._forecast.seconds == pytest.approx(PERIOD)
-    assert spin_wait.is_steady
-    # Any other is one.
-    spin_wait.sent()
-    clock.now += 2 * PERIOD
-    spin_wait.received([(("answer", 5), ())])
-    assert spin_wait._forecast.seconds == pytest.approx(2 * PERIOD)

@@ -190,12 +190,12 @@ async def test_what_was_notified_while_one_spins_is_notified_again(peers: Peers)
     peers.ask()
     take, turns = peers.ours._take, iter(range(20))
 
-    def late(*, is_due: bool, is_shown: Callable[[], bool]) -> list[Received]:
+    def late(*, is_due: bool) -> list[Received]:
         turn = next(turns)
         if turn == 10:
             peers.theirs.post(("answer",), now=True)
         # The loop has turned since then.
-        return take(is_due=is_due, is_shown=is_shown) if turn > 13 else []
+        return take(is_due=is_due) if turn > 13 else []
 
     peers.ours._take = late  # type: ignore[method-assign]
     await peers.spin(lambda: False)
@@ -242,7 +242,6 @@ class Spinning:
     now: int = 0
     begun: int = 0
     taken: int = 0
-    early: int = 0
 
 
 @pytest.fixture
@@ -253,25 +252,17 @@ def spinning(monkeypatch: pytest.MonkeyPatch) -> Spinning:
     monkeypatch.setattr(_channel, "LONGEST_LOOK", 10.0)
     counts, spin = Spinning(), WorkerLink.spin
 
-    async def counted(link: WorkerLink, number: int, take: Any, goes_on: Any) -> None:
+    async def counted(link: WorkerLink, take: Any, goes_on: Any) -> None:
         counts.begun += 1
         counts.now += 1
         try:
-            await spin(link, number, take, goes_on)
+            await spin(link, take, goes_on)
         finally:
             counts.now -= 1
-        _, request = goes_on.args
+        (request,) = goes_on.args
         counts.taken += request.is_over
 
-    complete_early = WorkerLink.complete_early
-
-    def counting(link: WorkerLink, request: int) -> bool:
-        is_early = complete_early(link, request)
-        counts.early += is_early
-        return is_early
-
     monkeypatch.setattr(WorkerLink, "spin", counted)
-    monkeypatch.setattr(WorkerLink, "complete_early", counting)
     return counts
 
 
@@ -458,8 +449,7 @@ async def test_the_error_of_another_has_nothing_to_do_with_one_that_spins(
 
 
 ANSWER = "done", 7, (), (), None
-# Of a worker that shows of whatever it is asked that it is over.
-LINK: Any = SimpleNamespace(complete_early=lambda _: True, was_early=lambda _: False)
+LINK: Any = SimpleNamespace()
 
 
 @pytest.mark.parametrize(
@@ -491,106 +481,3 @@ async def test_an_answer_that_something_follows_from_is_the_receivers(
     if what == "a hook":
         monkeypatch.setattr(device.state, "hooks", [print])
     assert not dispatch._answers.take_own(LINK, request, [(ANSWER, ())])
-    # Nor is its end taken before the answer comes.
-    request.early, request.is_over = (), False
-    monkeypatch.setattr(type(dispatch._requests), "sent", 1)
-    assert dispatch._answers.is_waited_for(LINK, request)
-
-
-@attrs.frozen
-class Early:
-    """Products that take long enough for their end to be shown ahead of the answer, up to one that was.
-
-    Attributes:
-        factor: Twice the identity, which was multiplied with itself.
-        made: The products.
-    """
-
-    factor: ta.AccelRef
-    made: list[ta.AccelRef]
-
-    async def check(self, number: int) -> None:
-        """See that this product is right."""
-        expected = np.eye(self.factor.shape[0]) * 4
-        np.testing.assert_array_equal(await self.made[number].to_host(), expected)
-
-
-async def early(device: ta.Device, spinning: Spinning) -> Early:
-    # On a GPU the small ones end before anybody waits for them.
-    for width, most in (300, 200), (2400, 50):
-        found = Early(await device.put(np.eye(width) * 2), [])
-        before = spinning.early
-        while len(found.made) < most:
-            found.made.append(await ta.linalg.matmul(found.factor, found.factor))
-            if spinning.early > before:
-                return found
-    raise AssertionError("no end was shown")
-
-
-async def test_the_end_is_shown_ahead_of_the_answer(device: ta.Device, spinning: Spinning) -> None:
-    for _ in range(3):
-        found = await early(device, spinning)
-        # The answer comes behind the next request, and means nothing then.
-        x = await steady(device, spinning)
-        await found.check(-1)
-        assert (await x.to_host()).tolist() == [1.0] * 8
-    await device.synchronize()
-    statistics = await device.statistics()
-    assert (statistics.in_flight, statistics.launched) == (0, statistics.completed)
-
-
-async def test_what_was_shown_outlives_the_worker(device: ta.Device, spinning: Spinning) -> None:
-    for _ in range(2):
-        found = await early(device, spinning)
-        process = device.dispatch.process  # type: ignore[attr-defined]
-        # Its answer may never come.
-        process.kill()
-        await found.check(-1)
-        await found.check(0)
-
-
-async def test_who_observes_hears_the_reply_behind_what_was_done(
-    system: ta.System, device: ta.Device, spinning: Spinning
-) -> None:
-    a, seen = (await early(device, spinning)).factor, list[Any]()
-    with system.subscribe(seen.append):
-        before = spinning.early
-        for _ in range(20):
-            await ta.linalg.matmul(a, a)
-        assert spinning.early == before
-    assert seen
-
-
-async def test_a_failure_is_not_shown_nor_what_was_injected(device: ta.Device, spinning: Spinning) -> None:
-    found = await early(device, spinning)
-    a, before = found.factor, spinning.early
-    for _ in range(5):
-        ta.testing.inject_fault(device, ta.linalg.Matmul, delay=0.001)
-        await ta.linalg.matmul(a, a)
-    for _ in range(5):
-        ta.testing.inject_fault(device, ta.linalg.Matmul, fail=ta.NotSupportedError("not today"))
-        with pytest.raises(ta.NotSupportedError, match="today"):
-            await ta.linalg.matmul(a, a)
-    assert spinning.early == before
-    found.made.append(await ta.linalg.matmul(a, a))
-    await found.check(-1)
-
-
-async def test_what_is_shown_is_seen_within_the_same_look(peers: Peers) -> None:
-    peers.ask()
-    happened: list[str] = []
-
-    def is_shown() -> bool:
-        happened.append("shown")
-        return happened.count("shown") > 3
-
-    def goes_on() -> bool:
-        happened.append("over" if "shown" in happened else "on")
-        return happened[-1] == "on"
-
-    with trio.fail_after(5):
-        await peers.ours.spin(peers.take, goes_on, is_shown)
-    # The one that is asked first does not know it yet; there is no turn of the loop in between.
-    assert happened[0] == "on"
-    assert happened[-1] == "over"
-    assert set(happened[1:-1]) == {"shown"}

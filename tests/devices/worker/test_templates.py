@@ -35,9 +35,9 @@ from trio_accel.devices.operations._operation import Launch
 from trio_accel.devices.worker.back import _templates as _back
 from trio_accel.devices.worker.back._blocks import WorkerBlocks
 from trio_accel.devices.worker.back._templates import LaunchTemplate
-from trio_accel.devices.worker.front import _launches as _front
-from trio_accel.devices.worker.front._host_arrays import HostArrays
-from trio_accel.devices.worker.front._launches import TemplateTable
+from trio_accel.devices.worker.front import _launch_encoding as _front
+from trio_accel.devices.worker.front._launch_encoding import TemplateTable
+from trio_accel.devices.worker.front._request import HostArrays
 
 FLOAT32 = DType.float32
 

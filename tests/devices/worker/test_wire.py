@@ -21,9 +21,8 @@ from hypothesis.extra import numpy as hnp
 
 from trio_accel.backends.base import DType, ops
 from trio_accel.backends.base.ops import ArraySpec, OperationSpec, reads, writes
-from trio_accel.devices.worker.back._launches import decode_spec
-from trio_accel.devices.worker.front._launches import encode_spec
-from trio_accel.devices.worker.transport._wire import decode_array, encode_array
+from trio_accel.devices.worker.back._launch_decoding import decode_array, decode_spec
+from trio_accel.devices.worker.front._launch_encoding import encode_array, encode_spec
 
 SPECS = sorted(
     (value for value in vars(ops).values() if isinstance(value, type) and issubclass(value, OperationSpec)),
@@ -231,8 +230,7 @@ class TestSpecs:
         data = encode_spec(ops.FillSpec(2**60 + 1, ARRAY), encode_array)
         program = (
             "import pickle, sys\n"
-            "from trio_accel.devices.worker.back._launches import decode_spec\n"
-            "from trio_accel.devices.worker.transport._wire import decode_array\n"
+            "from trio_accel.devices.worker.back._launch_decoding import decode_array, decode_spec\n"
             "print(decode_spec(pickle.load(sys.stdin.buffer), decode_array))"
         )
         result = subprocess.run(

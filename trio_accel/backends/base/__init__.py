@@ -21,7 +21,7 @@ from .errors import (
 )
 from .findings import BackendReport, DeviceReport, Software
 from .foreign import CopyFromForeignSpec, ForeignArray, SharesCudaMemory
-from .kernels import kernel
+from .kernels import Call, kernel
 from .memory import BlockMemory, ChunkSource
 from .protocols import (
     AccelBackend,
@@ -51,6 +51,7 @@ __all__ = [
     "BackendReport",
     "BlockMemory",
     "CacheCounts",
+    "Call",
     "ChunkAllocator",
     "ChunkKeeper",
     "ChunkSource",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 
 from .dtypes import DType
 from .errors import LibraryError, NotSupportedError
@@ -13,10 +14,12 @@ __all__ = [
     "LOW_PRECISION",
     "NATIVE",
     "check_dtype",
-    "check_same_dtype",
+    "check_dtypes",
     "check_shapes",
     "scalar_of",
 ]
+
+_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 NATIVE = (DType.float32, DType.float64, DType.complex64, DType.complex128)
 """Types that BLAS has, computed in themselves."""
@@ -40,21 +43,28 @@ def check_dtype(backend: str, operation: str, dtype: DType, allowed: Collection[
         )
 
 
-def check_same_dtype(backend: str, operation: str, *arrays: ArraySpec) -> DType:
-    """Find the one element type of all operands.
+def check_dtypes(backend: str, spec: OperationSpec, allowed: Mapping[str, tuple[DType, ...]]) -> None:
+    """Refuse an operation for whose dtypes its kernel was not declared.
+
+    Args:
+        backend: Name of the backend.
+        spec: The operation.
+        allowed: What the kernel has; see `DTypes`.
 
     Raises:
-        NotSupportedError: They differ.
+        NotSupportedError: A dtype is not among these.
     """
-    first = arrays[0].dtype
-    for array in arrays:
-        if array.dtype is not first:
-            names = ", ".join(str(other.dtype) for other in arrays)
-            raise NotSupportedError(
-                f"the {backend.upper()} backend has no {operation} for operands of different types: {names}",
-                backend=backend,
-            )
-    return first
+    for field, dtypes in allowed.items():
+        name = field or next(one.name for one in spec.descriptor().fields if one.is_array)
+        array: ArraySpec | None = getattr(spec, name)
+        if array is not None:
+            operation = _words(spec.operation)
+            check_dtype(backend, f"{operation} with {field}" if field else operation, array.dtype, dtypes)
+
+
+def _words(operation: str) -> str:
+    """The last name of an operation in small letters: ``lu_solve`` of ``trio_accel...LuSolveSpec``."""
+    return _CAPITAL.sub("_", operation.rpartition(".")[2].removesuffix("Spec")).lower()
 
 
 def check_shapes(backend: str, library: str, spec: OperationSpec) -> None:

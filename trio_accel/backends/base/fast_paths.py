@@ -19,19 +19,15 @@ class FastPaths:
         direct_launch: An operation is launched in its asker's task, past the mailbox of an idle library.
         reuse: A new array takes the id of a dropped block of its size.
         templates: A worker is told of the layouts of an operation once, and of its blocks each time.
-        early_completion: A worker shows the end of a lone operation before it reports it.
         spin_wait: Tasks poll for what is due, and messages go through shared memory meanwhile.
         graphs: A repeated product is launched as a graph.
-        shared_events: Several light operations that are in flight together share an event.
     """
 
     direct_launch: bool = True
     reuse: bool = True
     templates: bool = True
-    early_completion: bool = True
     spin_wait: bool = True
     graphs: bool = True
-    shared_events: bool = True
 
     @classmethod
     def none(cls) -> FastPaths:

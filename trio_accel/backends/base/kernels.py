@@ -3,20 +3,81 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
-from types import ModuleType
-from typing import Any, TypeVar
+import inspect
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import FrameType, ModuleType
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import attrs
 
+from .dtypes import DType
 from .errors import NotSupportedError
-from .ops import OperationSpec
+from .ops import ArraySpec, OperationSpec, Peers, StatusArray
 
-__all__ = ["Kernel", "kernel", "kernels_of", "load_module_kernels"]
+__all__ = ["Call", "DTypes", "Kernel", "kernel", "kernels_of", "load_module_kernels"]
 
 _KERNELS = "_trio_accel_kernels"
+# In the namespace of a module or a class: the kernels that were declared there.
+_TABLE = "__trio_accel_kernels__"
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+DTypes: TypeAlias = Mapping[str, tuple[DType, ...]]
+"""By the names of fields that hold arrays, the dtypes that a kernel has; ``""`` for the first such field."""
+
+
+class Call(Protocol):
+    """One launch, as its kernel sees it: ``kernel(spec, call)``.
+
+    A backend that computes where its kernels run gives them arrays, and one that enqueues gives them
+    addresses. Memory of the call is its own until the operation is complete. Backends have more: see the
+    guide, "A new kernel".
+    """
+
+    @property
+    def plan(self) -> Any:
+        """What the kernel's `plan` function has made; None if it has none."""
+        ...
+
+    @property
+    def device(self) -> Any:
+        """The open device; ``device.info`` says which."""
+        ...
+
+    @property
+    def stream(self) -> Any:
+        """The stream of the operation."""
+        ...
+
+    def array(self, array: ArraySpec) -> Any:
+        """An array as the backend's kernels use it: a NumPy array, or where it is and its strides.
+
+        Raises:
+            KeyError: There is no such block.
+            ValueError: The array does not lie within it.
+        """
+        ...
+
+    def at(self, array: ArraySpec) -> int:
+        """The address of an array's first element; raises as `array` does."""
+        ...
+
+    def peers(self, peers: Peers) -> Any:
+        """The arrays that the other parts of an operation lend, in the order of `Peers.arrays`."""
+        ...
+
+    def workspace(self, nbytes: int) -> int:
+        """The address of so many bytes of memory where the kernel runs; 0 for none.
+
+        Raises:
+            OutOfMemoryError: There is not so much.
+        """
+        ...
+
+    def status(self, words: StatusArray) -> int:
+        """The address to write status words to, which are zero now."""
+        ...
 
 
 def _prepares(kernel: Kernel) -> bool:
@@ -28,28 +89,33 @@ class Kernel:
     """What runs the operations of one specification class.
 
     Attributes:
-        spec: The class.
+        operation: Names the class; see `OperationSpec.operation`.
         backend: Name of the backend.
-        function: Enqueues or prepares an operation, as the backend says.
-        plan: Makes what operations of one plan key have in common; None where there is nothing of the kind.
+        function: Called as ``function(spec, call)``.
+        plan: Called as ``plan(spec, device)``; None where operations have nothing in common.
+        dtypes: The dtypes that it has; empty for any.
         is_quick: Whether `plan` takes no longer than a launch, so that it is called in place.
         is_blocking: Whether `function` may take long, so that it is called in a thread.
+        where: File and line, for errors.
         prepares: Whether there may be anything to do before it is called in place.
     """
 
-    spec: type[OperationSpec]
+    operation: str
     backend: str
-    function: Callable[..., Any]
+    function: Callable[..., object]
     plan: Callable[..., Any] | None = None
+    dtypes: DTypes = attrs.field(factory=dict[str, tuple[DType, ...]], hash=False)
     is_quick: bool = False
     is_blocking: bool = False
+    where: str = attrs.field(default="", eq=False)
     prepares: bool = attrs.field(init=False, default=attrs.Factory(_prepares, takes_self=True))
 
 
 def kernel(
-    spec: type[OperationSpec] | str,
+    operation: type[OperationSpec] | str,
     *,
     backend: str,
+    dtypes: Collection[DType] | Mapping[str, Collection[DType]] | None = None,
     plan: Callable[..., Any] | None = None,
     is_quick: bool = False,
     is_blocking: bool = False,
@@ -57,43 +123,135 @@ def kernel(
     """Declare a function as a kernel; a function may be one for several classes and backends.
 
     The functions of a module are the kernels of the library that has the module's import path as its name.
-    What a function is called with is said by the backend: see the guide, "A new kernel".
+    A kernel is called as ``kernel(spec, call)``, and returns None. Where the backend computes in the thread
+    of a stream, it computes there; otherwise it enqueues. See the guide, "A new kernel".
 
     Args:
-        spec: Specification class that it runs.
+        operation: Specification class that it runs, or the `OperationSpec.operation` of one.
         backend: Name of the backend, such as ``"cpu"``.
-        plan: Makes what operations with equal `Descriptor.plan_key` have in common. It may block; it is
-            called off the event loop, and its result, which is not None, is kept. For backends that say so.
+        dtypes: The dtypes that it has: of the first array of the specification, or by the names of fields. An
+            operation with another is refused before it is launched.
+        plan: Called as ``plan(spec, device)``: makes what operations with equal `Descriptor.plan_key` have in
+            common, or refuses them. It may block; it is called off the event loop, and its result, which is
+            not None, is kept.
         is_quick: Whether `plan` takes no longer than a launch: then it is called in place.
         is_blocking: Whether the function may wait for the device, or takes long for another reason: then it
-            is called in a thread, and the event loop goes on. For backends that say so.
+            is called in a thread, and the event loop goes on. For backends that have no thread for each
+            stream.
+
+    Raises:
+        TypeError: The function does not take ``(spec, call)``, or `plan` not ``(spec, device)``.
+        ValueError: The operation has a kernel for this backend already, or there are no dtypes.
     """
+    frame = sys._getframe(1)  # noqa: SLF001  # where a class or a module is made: only its frame has its names
+    place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    name = operation if isinstance(operation, str) else operation.operation
+    allowed = _checked_dtypes(dtypes, operation, place)
 
     def declare(function: FunctionT) -> FunctionT:
-        declared = getattr(function, _KERNELS, ())
-        key = spec if isinstance(spec, str) else spec.operation
-        setattr(function, _KERNELS, (*declared, Kernel(key, backend, function, plan, is_quick, is_blocking)))
+        where = _where(function, place)
+        is_method = _is_class_body(frame)
+        _check_signature(function, ("spec", "call"), is_method=is_method, where=where)
+        if plan is not None:
+            _check_signature(plan, ("spec", "device"), is_method=is_method, where=_where(plan, place))
+        made = Kernel(name, backend, function, plan, allowed, is_quick, is_blocking, where)
+        if is_method or frame.f_code.co_name == "<module>":
+            _enter(made, frame.f_locals)
+        setattr(function, _KERNELS, (*getattr(function, _KERNELS, ()), made))
         return function
 
     return declare
 
 
-def kernels_of(names: Mapping[str, Any], backend: str) -> dict[type[OperationSpec], Kernel]:
-    """The kernels for a backend among the values of a module or a class.
+def _checked_dtypes(
+    dtypes: Collection[DType] | Mapping[str, Collection[DType]] | None,
+    operation: type[OperationSpec] | str,
+    where: str,
+) -> DTypes:
+    if dtypes is None:
+        return {}
+    by_field = dtypes if isinstance(dtypes, Mapping) else {"": dtypes}
+    for field, those in by_field.items():
+        if not those:
+            raise ValueError(
+                f"{where}: dtypes: there are none{field and f' of {field}'}: no operation could run"
+            )
+        for dtype in those:
+            if not isinstance(dtype, DType):  # pyright: ignore[reportUnnecessaryIsInstance]  # by untyped callers
+                raise TypeError(f"{where}: dtypes: {dtype!r} is none of the members of DType")
+        if field and not isinstance(operation, str):
+            arrays = [one.name for one in operation.descriptor().fields if one.is_array]
+            if field not in arrays:
+                found = ", ".join(arrays)
+                raise ValueError(
+                    f"{where}: dtypes: {operation.__qualname__} has no array {field!r}; it has {found}"
+                )
+    return {field: tuple(those) for field, those in by_field.items()}
+
+
+def _is_class_body(frame: FrameType) -> bool:
+    return frame.f_code.co_name != "<module>" and "__qualname__" in frame.f_locals
+
+
+def _where(function: Callable[..., Any], place: str) -> str:
+    code = getattr(function, "__code__", None)
+    return place if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def _check_signature(
+    function: Callable[..., Any], names: tuple[str, str], *, is_method: bool, where: str
+) -> None:
+    """Refuse what cannot be called with two arguments, by file and line."""
+    wanted = f"({'self, ' if is_method else ''}{', '.join(names)})"
+    if not callable(function):
+        raise TypeError(f"{where}: a function {wanted} is needed, got {type(function).__name__}")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        # A function of an extension may not tell.
+        return
+    try:
+        signature.bind(*([None] * (3 if is_method else 2)))
+    except TypeError:
+        name = getattr(function, "__qualname__", repr(function))
+        raise TypeError(f"{where}: {name} must take {wanted}, it takes {signature}") from None
+
+
+def _enter(made: Kernel, namespace: dict[str, Any]) -> None:
+    """Note a kernel of a module or a class; refuse a second one for the same operation."""
+    table: dict[tuple[str, str], Kernel] = namespace.setdefault(_TABLE, {})
+    key = made.operation, made.backend
+    other = table.get(key)
+    # The same place again is a module that is loaded anew; another file a cell of a notebook.
+    if other is not None and other.where != made.where and _file(other) == _file(made):
+        raise ValueError(_two_kernels(other, made))
+    table[key] = made
+
+
+def _file(kernel: Kernel) -> str:
+    return kernel.where.rpartition(":")[0]
+
+
+def _two_kernels(first: Kernel, second: Kernel) -> str:
+    return (
+        f"{second.where}: {first.operation} has two kernels for backend {first.backend!r}: {_name_of(first)} "
+        f"at {first.where}, and {_name_of(second)}"
+    )
+
+
+def kernels_of(names: Mapping[str, Any], backend: str) -> dict[str, Kernel]:
+    """The kernels for a backend that a module or a class has, by the names of their operations.
 
     Raises:
-        ValueError: A specification class has two.
+        ValueError: An operation has two.
     """
-    found: dict[type[OperationSpec], Kernel] = {}
-    for declared in _declared(names.values()):
+    found: dict[str, Kernel] = {}
+    for declared in _declared(names):
         if declared.backend != backend:
             continue
-        other = found.setdefault(declared.spec, declared)
-        if other is not declared:
-            raise ValueError(
-                f"{declared.spec} has two kernels for backend {backend!r}: "
-                f"{_name_of(other)} and {_name_of(declared)}"
-            )
+        other = found.setdefault(declared.operation, declared)
+        if other.function is not declared.function:
+            raise ValueError(_two_kernels(other, declared))
     return found
 
 
@@ -101,17 +259,17 @@ def _name_of(kernel: Kernel) -> str:
     return getattr(kernel.function, "__qualname__", repr(kernel.function))
 
 
-def _declared(values: Iterable[Any]) -> Iterable[Kernel]:
-    # A function may be there by several names.
-    for function in {id(value): value for value in values}.values():
+def _declared(names: Mapping[str, Any]) -> Iterable[Kernel]:
+    # Several functions may have had one name, such as `_`.
+    yield from names.get(_TABLE, {}).values()
+    # Others are imported; a function may be there by several names.
+    for function in {id(value): value for value in names.values()}.values():
         declared = getattr(function, _KERNELS, ())
         if isinstance(declared, tuple):
             yield from declared
 
 
-def load_module_kernels(
-    library: str, backend: str, known: Iterable[str], device: str
-) -> dict[type[OperationSpec], Kernel]:
+def load_module_kernels(library: str, backend: str, known: Iterable[str], device: str) -> dict[str, Kernel]:
     """Import a module of kernels that has the name of a library; blocks.
 
     Args:

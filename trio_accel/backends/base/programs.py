@@ -19,7 +19,7 @@ import numpy as np
 from ...actors import ActorError
 from .errors import AccelError, LibraryError
 from .ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
-from .recipes import MOST_TEXT, Recipe
+from .program_definition import MOST_TEXT, ProgramDefinition
 from .trees import build, flatten, text_of, tree_of
 
 __all__ = ["GONE", "ProgramArrays", "ProgramHost", "load_target"]
@@ -70,12 +70,12 @@ class ProgramHost:
     """One instance of a program. Made in a thread, because constructor and `warm_up` may take long.
 
     Args:
-        argument: Text of the `Recipe`.
+        argument: Text of the `ProgramDefinition`.
         arrays: The arrays of the backend.
         within: Makes what constructor and `warm_up` run in. It is called when the module is imported.
 
     Attributes:
-        recipe: What it is made of.
+        definition: What it is made of.
 
     Raises:
         ImportError: This process does not have the module.
@@ -88,22 +88,24 @@ class ProgramHost:
         arrays: ProgramArrays,
         within: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self.recipe: Recipe = Recipe.decode(argument)
+        self.definition: ProgramDefinition = ProgramDefinition.decode(argument)
         self._arrays = arrays
         self._kept: dict[int, _Kept] = {}
-        recipe = self.recipe
-        where = f"program {recipe.name!r}: {recipe.target}"
-        target = load_target(recipe.target, where)
+        definition = self.definition
+        where = f"program {definition.name!r}: {definition.target}"
+        target = load_target(definition.target, where)
         self._program: Any = target
-        if recipe.arguments is not None:
+        if definition.arguments is not None:
             with within():
                 self._program = self._made(target, where)
 
     def _made(self, target: Any, where: str) -> Any:
-        recipe, arrays = self.recipe, self._arrays
-        updated = recipe.updated
-        views = [arrays.view(array, write=number in updated) for number, array in enumerate(recipe.arrays)]
-        args, kwargs = build(recipe.arguments, views)
+        definition, arrays = self.definition, self._arrays
+        updated = definition.updated
+        views = [
+            arrays.view(array, write=number in updated) for number, array in enumerate(definition.arrays)
+        ]
+        args, kwargs = build(definition.arguments, views)
         with _Named(f"{where}()"):
             program = target(*args, **kwargs)
         warm_up = getattr(program, "warm_up", None)
@@ -168,8 +170,8 @@ class ProgramHost:
         self._kept.clear()
 
     def _method(self, name: str) -> tuple[str, Callable[..., Any], bool]:
-        recipe = self.recipe
-        module, _, qualname = recipe.target.partition(":")
+        definition = self.definition
+        module, _, qualname = definition.target.partition(":")
         where = ".".join(filter(None, (module.rpartition(".")[2], qualname, name)))
         function = getattr(self._program, name) if name else self._program
         return where, function, _takes_out(getattr(function, "__func__", function))
@@ -230,7 +232,7 @@ class ProgramHost:
         kept = self._kept.get(slot)
         if kept is None:
             raise LibraryError(
-                f"program {self.recipe.name!r} was made anew before its result was fetched; ask again",
+                f"program {self.definition.name!r} was made anew before its result was fetched; ask again",
                 library="program",
                 code=GONE,
             )

@@ -193,18 +193,6 @@ class AccelStream(Protocol):
         """Make an event after everything enqueued so far."""
         ...
 
-    def record_deferred(self) -> AccelEvent:
-        """Make an event after everything enqueued so far, which may be one for several short operations.
-
-        It is done behind all operations that share it. Without a `flush` or a `record` it may never be done,
-        so the caller flushes before it looks. The stream itself flushes before it enqueues long work, and
-        before another stream waits for the event on the device.
-        """
-        ...
-
-    def flush(self) -> None:
-        """Record what was deferred, if anything was."""
-
     def wait(self, event: AccelEvent) -> None:
         """Hold back what is enqueued from now on until an event (of any stream) is done."""
 
@@ -266,8 +254,8 @@ class KernelLibrary(Protocol):
         ...
 
     @property
-    def operations(self) -> frozenset[type[OperationSpec]]:
-        """Specifications that `enqueue` takes."""
+    def operations(self) -> frozenset[str]:
+        """Names of the operations that `enqueue` takes; see `OperationSpec.operation`."""
         ...
 
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
@@ -521,6 +509,17 @@ class AccelBackend(Protocol):
         They are imported once, in another process; workers are forks of it, and so are ready sooner. An
         import must open no file that stays open, make no call to a driver, and start no thread that does not
         end before a fork: OpenBLAS ends its own. Empty: each worker is a fresh interpreter.
+        """
+        ...
+
+    @property
+    def driver_check(self) -> str | None:
+        """File of a function `driver_in_use() -> str | None`, which says if this process has initialised it.
+
+        Workers are forks of a process that has imported modules of the program's, and a fork can use no
+        driver that was initialised before. So a child tries each module first, and calls the function after
+        the import. The child loads the file by its path, without the package: the file must import nothing
+        but the standard library. None: the backend has no driver.
         """
         ...
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ..base import BackendReport, ChunkKeeper, DeviceInfo, DeviceReport, NotSupportedError
 from ..base.host import has_shared_memory, map_shared, total_bytes
 from ._device import CpuDevice
-from .manifest import LIBRARIES, load_kernels
+from .manifest import LIBRARIES, load_library
 from .runtime._malloc import keep_freed_memory
 from .runtime._processor import model_name, usable_cores
 
@@ -33,7 +33,12 @@ class CpuBackend:
     @property
     def preload(self) -> tuple[str, ...]:
         """The kernels of all libraries, with SciPy: most of a worker's start is to import them."""
-        return tuple(f"{__package__}{module}" for module in LIBRARIES.values())
+        return tuple(f"{__package__}{entry.module}" for entry in LIBRARIES.values())
+
+    @property
+    def driver_check(self) -> None:
+        """None: there is no driver."""
+        return None
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """Describe the one device."""
@@ -105,7 +110,7 @@ def _load_libraries() -> None:
     for name in LIBRARIES:
         # One that cannot be imported is no error until a program asks for it.
         with suppress(ImportError):
-            load_kernels(name)
+            load_library(name)
 
 
 def _check_shared(device: str | None) -> None:

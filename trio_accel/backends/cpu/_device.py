@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ..base import (
     AccelDevice,
@@ -13,6 +13,7 @@ from ..base import (
     DeviceInfo,
     LibraryUsage,
     MemoryStatistics,
+    OutOfMemoryError,
     PlacedBlock,
     Poison,
 )
@@ -35,6 +36,8 @@ class CpuDevice:
         self._streams: list[CpuStream] = []
         self._is_closed = False
         self._fault = CpuFault(info.name)
+        # See `HostDevice`; without a call in between.
+        self.host_view: Callable[[ArraySpec], HostArray] = self._memory.view
 
     @property
     def info(self) -> DeviceInfo:
@@ -65,7 +68,7 @@ class CpuDevice:
             NotSupportedError: There is no such library.
         """
         self._check_open()
-        return open_library(name, self._memory, self._info.name)
+        return open_library(name, self)
 
     def allocate(self, block: int, nbytes: int) -> None:
         """Make a memory block; see `CpuMemory.allocate`."""
@@ -134,9 +137,9 @@ class CpuDevice:
         """False: a thread may be in the middle of a kernel."""
         return False
 
-    def host_view(self, array: ArraySpec) -> HostArray:
-        """A host array over a block."""
-        return self._memory.view(array)
+    def exhausted(self, requested: int) -> OutOfMemoryError:
+        """Make the error for memory that a kernel needs for itself; see `BlockMemory.exhausted`."""
+        return self._memory.exhausted(requested)
 
     def check_peer(self, other: AccelDevice) -> None:
         """Nothing to refuse: all memory is the processor's."""

@@ -2,66 +2,62 @@
 
 from __future__ import annotations
 
-import importlib
-import threading
 from collections.abc import Mapping
+from types import ModuleType
 
-from ..base.kernels import kernels_of, load_module_kernels
-from .kit._library import CpuLibrary, Kernels
-from .runtime._memory import CpuMemory
+from ..base.kernels import Kernel, kernels_of, load_module_kernels
+from ..base.manifest import LibraryEntry
+from .kit._library import CpuLibrary, HostDevice
 
-__all__ = ["LIBRARIES", "load_kernels", "open_library"]
+__all__ = ["LIBRARIES", "load_library", "open_library"]
 
 BACKEND = "cpu"
 
 # Imported with the library, because SciPy is slow to import.
-LIBRARIES: Mapping[str, str] = {
-    "blas": ".libraries.blas",
-    "fft": ".libraries.fft",
-    "graphs": "._graphs",
-    "jit": ".libraries.jit",
-    "memory": ".libraries.memory",
-    "program": ".libraries.program",
-    "random": ".libraries.random",
-    "solver": ".libraries.solver",
-    "sparse": ".libraries.sparse",
+LIBRARIES: Mapping[str, LibraryEntry] = {
+    "arrays": LibraryEntry(".libraries.arrays"),
+    "blas": LibraryEntry(".libraries.blas"),
+    "fft": LibraryEntry(".libraries.fft"),
+    "graphs": LibraryEntry(".libraries.graphs", "GraphLibrary"),
+    "jit": LibraryEntry(".libraries.jit"),
+    "memory": LibraryEntry(".libraries.memory", "MemoryLibrary"),
+    "program": LibraryEntry(".libraries.program", "ProgramLibrary"),
+    "random": LibraryEntry(".libraries.random"),
+    "solver": LibraryEntry(".libraries.solver"),
+    "sparse": LibraryEntry(".libraries.sparse"),
 }
 """By the names that library actors have for them."""
 
-# Modules of SciPy import one another in circles, which two threads must not enter at different ends.
-_importing = threading.Lock()
 
-
-def open_library(name: str, memory: CpuMemory, device: str) -> CpuLibrary:
+def open_library(name: str, device: HostDevice) -> CpuLibrary:
     """Open a library of a device; blocks.
 
     Args:
         name: One of `LIBRARIES`, or the import path of a module of kernels. A program has an argument behind
             it: ``"program?..."``.
-        memory: Memory of the device.
-        device: Name of the device.
+        device: The device.
 
     Raises:
         NotSupportedError: There is no such library.
     """
-    library, separator, argument = name.partition("?")
-    if not separator:
-        return CpuLibrary(name, load_kernels(name, device), memory, device)
-    module = importlib.import_module(LIBRARIES[library], __package__)
-    opened: CpuLibrary = module.ProgramLibrary(library, argument, memory, device)
-    return opened
+    key, separator, argument = name.partition("?")
+    if key not in LIBRARIES:
+        return CpuLibrary(name, device, load_module_kernels(name, BACKEND, LIBRARIES, device.info.name))
+    module, kernels = load_library(key)
+    entry = LIBRARIES[key]
+    cls = getattr(module, entry.cls) if entry.cls else CpuLibrary
+    library: CpuLibrary = cls(key, device, kernels, *([argument] if separator else []))
+    return library
 
 
-def load_kernels(name: str, device: str = "cpu:0") -> Kernels:
-    """Import a library's kernels; blocks.
+def load_library(name: str) -> tuple[ModuleType, Mapping[str, Kernel]]:
+    """Import a library of the backend; blocks.
+
+    Returns:
+        Its module, and the functions there that are kernels.
 
     Raises:
-        NotSupportedError: It is neither one of these nor a module that has kernels for this backend.
+        ImportError: It, or what it needs, cannot be imported.
     """
-    if name in LIBRARIES:
-        with _importing:
-            module = importlib.import_module(LIBRARIES[name], __package__)
-        kernels = kernels_of(vars(module), BACKEND)
-    else:
-        kernels = load_module_kernels(name, BACKEND, LIBRARIES, device)
-    return {spec: kernel.function for spec, kernel in kernels.items()}
+    module = LIBRARIES[name].load(__package__)
+    return module, kernels_of(vars(module), BACKEND)

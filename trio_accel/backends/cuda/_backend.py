@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ..base import (
@@ -54,6 +55,11 @@ class CudaBackend:
             "trio_accel.backends.cuda._loaded",
             "cuda.core.utils",
         )
+
+    @property
+    def driver_check(self) -> str:
+        """A file that asks whether CUDA was initialised."""
+        return str(Path(__file__).with_name("_driver_in_use.py"))
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """Describe the GPUs that can be used; child processes ask the driver and look for libraries."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -124,7 +123,7 @@ class CudaDevice(LibraryDevice):
         entry = LIBRARIES[key]
         try:
             with self.context:
-                module = importlib.import_module(entry.module, __package__)
+                module = entry.load(__package__)
                 # A program is made of the argument.
                 library: CudaLibrary = getattr(module, entry.cls)(self, *([argument] if separator else []))
                 self.context.settle()

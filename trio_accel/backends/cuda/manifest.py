@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 import attrs
 
-__all__ = ["LIBRARIES", "VENDOR", "VERSIONS", "Library", "Vendor"]
+from ..base.manifest import LibraryEntry
+
+__all__ = ["LIBRARIES", "VENDOR", "VERSIONS", "Vendor"]
 
 
 @attrs.frozen
@@ -26,21 +28,6 @@ class Vendor:
     behind: int | None = None
 
 
-@attrs.frozen
-class Library:
-    """A library of the backend.
-
-    Attributes:
-        module: Module of the class, below the backend's package.
-        cls: The class.
-        needs: Key of `VENDOR`; None for one that needs nothing but kernels of the backend's own.
-    """
-
-    module: str
-    cls: str
-    needs: str | None = None
-
-
 VENDOR: Mapping[str, Vendor] = {
     # By which kernels are compiled: every device needs it.
     "nvrtc": Vendor("NVRTC", "nvrtcVersion", is_in_parts=False, behind=0),
@@ -54,15 +41,16 @@ VENDOR: Mapping[str, Vendor] = {
 VERSIONS = {name: (vendor.version, vendor.is_in_parts) for name, vendor in VENDOR.items()}
 """How each tells its version, in plain values."""
 
-LIBRARIES: Mapping[str, Library] = {
-    "blas": Library(".libraries.blas", "BlasLibrary", "cublas"),
-    "fft": Library(".libraries.fft", "FftLibrary", "cufft"),
-    "graphs": Library(".libraries.graphs", "GraphLibrary"),
-    "jit": Library(".libraries.jit", "JitLibrary"),
-    "memory": Library(".libraries.memory", "MemoryLibrary"),
-    "program": Library(".libraries.program", "ProgramLibrary"),
-    "random": Library(".libraries.random", "RandomLibrary"),
-    "solver": Library(".libraries.solver", "SolverLibrary", "cusolver"),
-    "sparse": Library(".libraries.sparse", "SparseLibrary", "cusparse"),
+LIBRARIES: Mapping[str, LibraryEntry] = {
+    "arrays": LibraryEntry(".libraries.arrays", "ArraysLibrary"),
+    "blas": LibraryEntry(".libraries.blas", "BlasLibrary", "cublas"),
+    "fft": LibraryEntry(".libraries.fft", "FftLibrary", "cufft"),
+    "graphs": LibraryEntry(".libraries.graphs", "GraphLibrary"),
+    "jit": LibraryEntry(".libraries.jit", "JitLibrary"),
+    "memory": LibraryEntry(".libraries.memory", "MemoryLibrary"),
+    "program": LibraryEntry(".libraries.program", "ProgramLibrary"),
+    "random": LibraryEntry(".libraries.random", "RandomLibrary"),
+    "solver": LibraryEntry(".libraries.solver", "SolverLibrary", "cusolver"),
+    "sparse": LibraryEntry(".libraries.sparse", "SparseLibrary", "cusparse"),
 }
 """By the names that library actors have for them."""

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import trio
 
-__all__ = ["CallThread", "Chores", "LoopNotifier"]
+__all__ = ["BackgroundCalls", "CallThread", "LoopNotifier"]
 
 _logger = logging.getLogger("trio_accel.devices")
 
@@ -21,8 +21,8 @@ _logger = logging.getLogger("trio_accel.devices")
 class LoopNotifier:
     """Runs a callback on the Trio thread soon after any thread has called `notify`.
 
-    Calls that come before the callback has run are one: the callback looks at everything
-    there is to see. Must be made on the Trio thread.
+    Calls of `notify` before the callback has run count as one, so the callback looks at everything there is
+    to see. Must be made on the Trio thread.
     """
 
     __slots__ = ("_callback", "_token", "notifications", "wakeups")
@@ -60,29 +60,29 @@ class LoopNotifier:
             _logger.exception("a completion callback failed")
 
 
-class Chores:
-    """What is to be done soon, may block, and has nobody to wait for it: each in a thread of its own."""
+class BackgroundCalls:
+    """Makes calls that may block and that no task waits for, each in a thread of its own."""
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
 
-    def start(self, name: str, chore: Callable[[], None]) -> None:
-        """Begin with one; what it raises is logged with its name."""
-        thread = threading.Thread(target=_do, args=(name, chore), name=name, daemon=True)
+    def start(self, name: str, function: Callable[[], None]) -> None:
+        """Begin a call; an exception that it raises is logged with its name."""
+        thread = threading.Thread(target=_call, args=(name, function), name=name, daemon=True)
         self._threads = [other for other in self._threads if other.is_alive()]
         self._threads.append(thread)
         thread.start()
 
     def finish(self, seconds: float) -> None:
-        """Wait for all, so many seconds at most. Any thread."""
+        """Wait for all calls, so many seconds at most. Any thread."""
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _do(name: str, chore: Callable[[], None]) -> None:
+def _call(name: str, function: Callable[[], None]) -> None:
     try:
-        chore()
+        function()
     except Exception:
         _logger.exception("%s failed", name)
 

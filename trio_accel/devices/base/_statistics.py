@@ -1,4 +1,4 @@
-"""Counts of a device."""
+"""Counts and times of a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 
 from ...backends.base import CacheCounts, MemoryStatistics
 
-__all__ = ["CacheStatistics", "DeviceStatistics", "LibraryStatistics", "QueueStatistics"]
+__all__ = ["CacheStatistics", "DeviceStatistics", "LaunchTimes", "LibraryStatistics", "QueueStatistics"]
 
 
 @attrs.frozen(kw_only=True)
@@ -91,3 +91,18 @@ class DeviceStatistics:
     losses: int
     libraries: Mapping[str, LibraryStatistics] = attrs.field(factory=dict[str, LibraryStatistics])
     actors: Mapping[str, int] = attrs.field(factory=dict[str, int])
+
+
+@attrs.frozen
+class LaunchTimes:
+    """When a worker has launched an operation, by `time.monotonic_ns`, which all processes share.
+
+    Attributes:
+        process: Number of the worker process.
+        begun: When the backend was about to be called.
+        completed: When the operation was seen to be complete.
+    """
+
+    process: int
+    begun: int
+    completed: int

@@ -36,7 +36,7 @@ class AdaptivePort(WatchedPort):
         window: The most seconds to poll around the time when an operation is due.
     """
 
-    flushes = True
+    polls = True
     # Below this there is no time for a second look.
     _LEAST = 5e-6
 

@@ -1,15 +1,17 @@
-"""What the engine needs of whatever learns that work on a stream is done."""
+"""How the engine learns that work on a stream is done, and the two simplest ways."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
 
+import attrs
 import trio
 
 from ...backends.base import AccelEvent, AccelStream
+from ..base._bridge import LoopNotifier
 
-__all__ = ["LONGEST_LOOK", "CompletionPort", "CompletionStrategy"]
+__all__ = ["LONGEST_LOOK", "CompletionPort", "CompletionStrategy", "HostCallbackPort", "SyncPort"]
 
 LONGEST_LOOK = 0.05
 """Seconds for which a task may look for what it waits for: Trio tells of Ctrl-C only where one is parked."""
@@ -19,23 +21,15 @@ class CompletionPort(Protocol):
     """The completions of one engine; a base of classes that are one.
 
     Attributes:
+        polls: Whether the end of an operation may be polled for: else `poll` and `spin` are not called.
         is_quick: Whether the next operation, if it is alone, is to be polled before it is watched.
-        flushes: Whether it flushes the streams that it watches, in every turn of the loop.
     """
 
+    polls: bool = False
     is_quick: bool = False
-    flushes: bool = False
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         """See to it that the engine looks at its events soon after this one is done."""
-
-    def notify_early(self, event: AccelEvent, notify: Callable[[], None]) -> None:
-        """Call `notify` as soon as an event is seen to be done that is watched alone, unless it has failed.
-
-        This early completion is reported for the event that was named last only, and perhaps not even for
-        that.
-        """
-        return
 
     def poll(self, event: AccelEvent) -> bool:
         """Poll for the end of a very short operation, here and now; returns whether it is done."""
@@ -71,3 +65,37 @@ class CompletionStrategy(Protocol):
             reap: Looks at the engine's events; to be called on the Trio thread.
         """
         ...
+
+
+@attrs.frozen
+class HostCallbackPort(CompletionPort):
+    """Has the stream notify of each event."""
+
+    _notifier: LoopNotifier
+
+    def watch(self, stream: AccelStream, event: AccelEvent) -> None:
+        stream.notify(event, self._notifier)
+
+    async def run(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def close(self) -> None:
+        self._notifier.close()
+
+
+@attrs.frozen
+class SyncPort(CompletionPort):
+    """Waits for each event at once, and the loop with it."""
+
+    _notifier: LoopNotifier
+
+    def watch(self, stream: AccelStream, event: AccelEvent) -> None:
+        stream.synchronize()
+        # The launch is not finished yet: the reply follows when the loop goes on.
+        self._notifier.notify()
+
+    async def run(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def close(self) -> None:
+        self._notifier.close()

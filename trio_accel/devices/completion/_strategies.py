@@ -12,8 +12,7 @@ from ...backends.base import DeviceInfo
 from ...backends.base.fast_paths import current_fast_paths
 from ..base._bridge import LoopNotifier
 from ._adaptive import AdaptivePort
-from ._notified import HostCallbackPort, SyncPort
-from ._port import CompletionPort, CompletionStrategy
+from ._port import CompletionPort, CompletionStrategy, HostCallbackPort, SyncPort
 from ._watched import PolledPort
 
 __all__ = [

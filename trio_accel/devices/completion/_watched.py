@@ -20,10 +20,6 @@ class WatchedPort(CompletionPort):
         self._reap = reap
         self._events: dict[AccelStream, list[AccelEvent]] = {}
         self._changed = TaskNotifier()
-        self._early: tuple[AccelEvent, Callable[[], None]] | None = None
-
-    def notify_early(self, event: AccelEvent, notify: Callable[[], None]) -> None:
-        self._early = event, notify
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         """Look at an event from now on."""
@@ -41,7 +37,6 @@ class WatchedPort(CompletionPort):
     def close(self) -> None:
         """Look at nothing any more."""
         self._events.clear()
-        self._early = None
 
     async def wait_changed(self) -> None:
         """Wait until there is something new to look at."""
@@ -56,13 +51,7 @@ class WatchedPort(CompletionPort):
         """Let the engine reap if anything is done; returns whether it is."""
         found = False
         for stream, events in tuple(self._events.items()):
-            stream.flush()
-            first = events[0]
-            if first.is_done:
-                if self._early is not None:
-                    (event, notify), self._early = self._early, None
-                    if event is first and event.error is None:
-                        notify()
+            if events[0].is_done:
                 count = _count_done(events)
                 del events[:count]
                 if not events:

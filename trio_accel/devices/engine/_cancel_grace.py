@@ -10,7 +10,7 @@ from ..base._alarms import Alarms
 from ..base._cancel_grace import grace_in
 from ._host_use import leave_hosts
 from ._in_flight import InFlight
-from ._lane import Lane
+from ._stream_queues import StreamQueue
 
 __all__ = ["CancelGrace"]
 
@@ -31,29 +31,29 @@ class CancelGrace:
         self._alarms = alarms
         self._seconds = seconds
 
-    def start(self, lane: Lane, operation: InFlight, context: Context) -> None:
+    def start(self, queue: StreamQueue, operation: InFlight, context: Context) -> None:
         """The asker of an operation in flight is cancelled: its grace begins.
 
         Args:
-            lane: Where the operation is.
+            queue: Where the operation is.
             operation: The operation.
             context: Context variables of the asker.
         """
         operation.has_grace = True
-        self._let_wait(operation, lane, grace_in(context, self._seconds))
+        self._let_wait(operation, queue, grace_in(context, self._seconds))
 
-    def _let_wait(self, operation: InFlight, lane: Lane, seconds: float) -> None:
+    def _let_wait(self, operation: InFlight, queue: StreamQueue, seconds: float) -> None:
         deadline = trio.current_time() + seconds
-        self._alarms.set(operation, deadline, lambda: self._leave(operation, lane))
+        self._alarms.set(operation, deadline, lambda: self._leave(operation, queue))
 
-    def _leave(self, operation: InFlight, lane: Lane) -> None:
+    def _leave(self, operation: InFlight, queue: StreamQueue) -> None:
         """Let a cancelled asker go; the operation stays in flight, and its buffers with it."""
         is_free = leave_hosts(operation.launch)
         if not is_free:
             if is_free is not None:
-                self._let_wait(operation, lane, _COPYING)
+                self._let_wait(operation, queue, _COPYING)
             return
         operation.is_given_up = True
         if operation.reply is not None:
             operation.reply.cancelled()
-        lane.notify()
+        queue.notify()

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import cast
 
 from ...actors import DirectReply
-from ...backends.base import AccelEvent
 from ..arrays._blocks import bare
 from ..base._alarms import Alarms
 from ..base._errors import FailureClass, classify
 from ..completion._port import CompletionPort, CompletionStrategy
-from ..operations._hooks import EngineHook, Phase, notify
-from ._context_state import ContextState
-from ._in_flight import InFlight, Reply
-from ._lane import Lane
-from ._lanes import Lanes
+from ..operations._hooks import Phase, notify
+from ._context_state import ContextState, EngineObserver
+from ._in_flight import InFlight, MemoryInUse, Reply
 from ._leases import Leases
-from ._memory_in_use import MemoryInUse
+from ._stream_queues import MOST_ON_A_STREAM, StreamQueue, StreamQueues
 
 __all__ = ["Completer"]
 
@@ -28,17 +24,15 @@ class Completer:
 
     Args:
         context: The context.
-        lanes: Its streams, with the operations in flight.
+        queues: Its streams, with the operations in flight.
         memory: The blocks that they use.
         leases: Leases, which have ends to see, too.
         alarms: Of operations whose cancelled askers wait for them.
         strategy: How completions are learned of.
-        hooks: Who sees every operation.
-        is_alone: Whether nothing else is asked for than the operation that is being launched.
-        on_progress: Called when the first operation of a lane has completed without an error.
+        observer: Sees every operation.
 
     Attributes:
-        lanes: The streams, with the operations in flight.
+        queues: The streams, with the operations in flight.
         port: What sees the ends of operations.
         completed: How many operations have completed, with or without an error.
     """
@@ -46,89 +40,79 @@ class Completer:
     def __init__(
         self,
         context: ContextState,
-        lanes: Lanes,
+        queues: StreamQueues,
         memory: MemoryInUse,
         leases: Leases,
         alarms: Alarms,
         *,
         strategy: CompletionStrategy,
-        hooks: list[EngineHook],
-        is_alone: Callable[[], bool],
-        on_progress: Callable[[], None],
+        observer: EngineObserver,
     ) -> None:
         self._context = context
-        self.lanes: Lanes = lanes
+        self.queues: StreamQueues = queues
         self._memory = memory
         self._leases = leases
         self._alarms = alarms
-        self._hooks = hooks
-        self._is_alone = is_alone
-        self._on_progress = on_progress
+        self._hooks = observer.hooks
+        self._is_alone = observer.is_alone
         self.port: CompletionPort = strategy.open(self.reap)
         self.completed: int = 0
 
-    def see_to(self, operation: InFlight, lane: Lane, reply: Reply) -> None:
+    def see_to(self, operation: InFlight, queue: StreamQueue, reply: Reply) -> None:
         """Have the asker learn of the end of a very short operation, and the loop of that of others."""
         port = self.port
-        if not self._is_alone():
-            port.watch(lane.stream, operation.event)
+        if not (port.polls and self._is_alone()):
+            port.watch(queue.stream, operation.event)
         elif port.is_quick:
-            if not reply.look_last(partial(self._poll, lane, operation)):
-                self._poll(lane, operation)
+            if not reply.look_last(partial(self._poll, queue, operation)):
+                self._poll(queue, operation)
         elif not (
             isinstance(reply, DirectReply)
-            and port.may_spin(lane.stream)
-            and reply.spin_wait(
-                partial(self._spin, lane, operation, reply), partial(port.notify_early, operation.event)
-            )
+            and port.may_spin(queue.stream)
+            and reply.poll_first(partial(self._spin, queue, operation, reply))
         ):
-            port.watch(lane.stream, operation.event)
+            port.watch(queue.stream, operation.event)
 
-    async def _spin(self, lane: Lane, operation: InFlight, reply: DirectReply) -> None:
+    async def _spin(self, queue: StreamQueue, operation: InFlight, reply: DirectReply) -> None:
         """Spin-wait for an operation in its asker's task; what is better watched is watched afterwards."""
         is_done = await self.port.spin(
-            lane.stream, operation.event, lambda: self._is_alone() and not reply.is_done
+            queue.stream, operation.event, lambda: self._is_alone() and not reply.is_done
         )
         if not is_done:
             if not reply.is_done:
-                self.port.watch(lane.stream, operation.event)
+                self.port.watch(queue.stream, operation.event)
         elif not operation.is_lost:
-            self._reap(lane)
+            self._reap(queue)
 
-    def _poll(self, lane: Lane, operation: InFlight) -> None:
+    def _poll(self, queue: StreamQueue, operation: InFlight) -> None:
         """Reply if the operation is done, or will be in a moment; else it is watched from now on."""
         if not self.port.poll(operation.event):
-            self.port.watch(lane.stream, operation.event)
+            self.port.watch(queue.stream, operation.event)
         elif not operation.is_lost:
-            self._reap(lane)
+            self._reap(queue)
 
     def reap(self) -> None:
         """Reply to everything that is done. Called on the Trio thread after a wake-up."""
-        self._leases.reap()
-        for lane in tuple(self.lanes.all):
-            if lane.operations and lane.operations[0].event.is_done:
-                self._reap(lane)
+        if self._leases.tails:
+            self._leases.reap()
+        for queue in tuple(self.queues.all):
+            if queue.operations and queue.operations[0].event.is_done:
+                self._reap(queue)
 
-    def _reap(self, lane: Lane) -> None:
-        operations, load = lane.operations, lane.load
-        was_full = load.is_full
-        done: AccelEvent | None = None
-        while operations:
-            event = operations[0].event
-            # Several may share one.
-            if event is not done and not event.is_done:
-                break
-            done = event
+    def _reap(self, queue: StreamQueue) -> None:
+        operations, load = queue.operations, queue.load
+        was_full = load.outstanding >= MOST_ON_A_STREAM
+        while operations and operations[0].event.is_done:
             load.outstanding -= 1
             load.finished += 1
-            self._finish(operations.popleft(), lane)
-        for other in tuple(self.lanes.all) if was_full else (lane,):
-            if other.load is load:
+            self._finish(operations.popleft(), queue)
+        for other in tuple(self.queues.all) if was_full else (queue,):
+            if other.load is load and other.changed is not None:
                 other.notify()
-        if lane.on_idle is not None:
-            self.lanes.sweep(lane)
+        if queue.on_idle is not None:
+            self.queues.sweep(queue)
 
-    def _finish(self, operation: InFlight, lane: Lane) -> None:
+    def _finish(self, operation: InFlight, queue: StreamQueue) -> None:
         launch, reply = operation.launch, operation.reply
         error = operation.event.error if operation.after is None else operation.failure()
         launch.is_in_flight = False
@@ -140,8 +124,9 @@ class Completer:
                 notify(self._hooks, Phase.COMPLETE, launch)
             if error is None:
                 reply.set(None)
-                if lane.on_progress is not None:
-                    self._report_progress(lane, lane.on_progress)
+                if queue.on_progress is not None:
+                    on_progress, queue.on_progress = queue.on_progress, None
+                    on_progress()
             else:
                 self._report(operation, reply, error)
             if self._hooks:
@@ -151,16 +136,10 @@ class Completer:
         if self._hooks and not operation.is_lost:
             notify(self._hooks, Phase.RELEASE, launch)
 
-    def _report_progress(self, lane: Lane, on_progress: Callable[[], None]) -> None:
-        """The first operation of a lane has completed without an error."""
-        lane.on_progress = None
-        on_progress()
-        self._on_progress()
-
-    def watch(self, operation: InFlight, lane: Lane) -> None:
+    def watch(self, operation: InFlight, queue: StreamQueue) -> None:
         """Have the end of an operation seen that a thread has enqueued; the stream is others' again."""
-        self.port.watch(lane.stream, operation.event)
-        self.lanes.notify(lane.load)
+        self.port.watch(queue.stream, operation.event)
+        self.queues.notify(queue.load)
 
     def refuse(self, operation: InFlight, error: Exception) -> None:
         """The backend has failed to enqueue an operation in a thread: what it has enqueued still runs."""
@@ -198,14 +177,14 @@ class Completer:
 
     def fail_all(self, cause: BaseException | None) -> None:
         """Fail everything in flight: the context is gone."""
-        for lane in self.lanes.all:
-            for operation in lane.operations:
+        for queue in self.queues.all:
+            for operation in queue.operations:
                 operation.is_given_up = True
                 if not operation.is_lost:
                     operation.is_lost = True
                     self._fail(operation, cause)
-            lane.is_lost = True
-            lane.notify()
+            queue.is_lost = True
+            queue.notify()
 
     def _fail(self, operation: InFlight, cause: BaseException | None) -> None:
         launch, reply = operation.launch, operation.reply

@@ -14,8 +14,7 @@ from ...actors import ActorContext, Directive, Policy, Ref
 from ...backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, KernelLibrary
 from .._options import DeviceOptions
 from ..arrays._blocks import BlockTable
-from ..operations._hooks import EngineHook
-from ..operations._operation import Launch
+from ._context_state import EngineObserver
 from ._engine import Engine
 from ._library import LibraryActor
 from ._library_opener import LibraryOpener, OpenLibrary
@@ -70,17 +69,12 @@ class Session:
             del self.libraries[path]
 
 
-class ContextOwner(Protocol):
+class ContextOwner(EngineObserver, Protocol):
     """Whom a context belongs to: a device, or a worker process."""
 
     @property
     def options(self) -> DeviceOptions:
         """Options of the device."""
-        ...
-
-    @property
-    def hooks(self) -> list[EngineHook]:
-        """Who sees every operation."""
         ...
 
     @property
@@ -96,24 +90,6 @@ class ContextOwner(Protocol):
     @property
     def variables(self) -> Context | None:
         """Context variables of submitted operations; None for those of the submitter."""
-        ...
-
-    @property
-    def on_launch(self) -> Callable[[Launch], None] | None:
-        """Called before each launch, whatever becomes of it."""
-        ...
-
-    @property
-    def on_look(self) -> Callable[[int], None] | None:
-        """Called whenever the engine looks after what is in flight; with 0 when nothing is any more."""
-        ...
-
-    def may_defer(self, in_flight: int) -> bool:
-        """Whether nobody looks for the end of the next operation at once, with so many in flight."""
-        ...
-
-    def is_alone(self) -> bool:
-        """Whether nothing else is asked for than the operation that is being launched."""
         ...
 
     @property
@@ -159,13 +135,9 @@ class ContextActor(LibraryOpener):
             memory,
             options=owner.options,
             generation=owner.next_generation,
-            hooks=owner.hooks,
+            observer=owner,
             lose=self._lose,
             blocks=owner.blocks,
-            on_launch=owner.on_launch,
-            on_look=owner.on_look,
-            is_alone=owner.is_alone,
-            may_defer=owner.may_defer,
             on_progress=context.report_progress,
         )
         session = Session(engine.generation, engine, context, self.discard, owner.variables)

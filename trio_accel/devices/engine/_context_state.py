@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from ...backends.base import ContextPoisonedError, DeviceLostError
 from ..base._errors import FailureClass, classify, locate
+from ..operations._hooks import EngineHook
 from ..operations._operation import Launch
 
-__all__ = ["ContextState"]
+__all__ = ["ContextState", "EngineObserver"]
+
+
+class EngineObserver(Protocol):
+    """Sees what an engine does: the owner of the context, a device or a worker process."""
+
+    @property
+    def hooks(self) -> list[EngineHook]:
+        """See every operation at every step."""
+        ...
+
+    @property
+    def counts_launches(self) -> bool:
+        """Whether it is told of each launch by `launching`."""
+        ...
+
+    def launching(self, launch: Launch) -> None:
+        """Note that an operation is about to be launched, whatever becomes of it."""
+
+    def looked(self, number: int) -> None:
+        """Note that the engine has looked after what is in flight so often; 0 when nothing is any more."""
+
+    def is_alone(self) -> bool:
+        """Whether nothing else is asked for than the operation that is being launched."""
+        ...
 
 
 class ContextState:

@@ -15,7 +15,6 @@ from ..host._host_pool import HostPool
 from ..operations._faults import Faults
 from ..operations._hooks import EngineHook, Phase
 from ..operations._operation import Launch
-from ..operations._recording import Recording, recording_now
 from ._recovery import Losses
 from ._window import SubmitWindow
 
@@ -46,6 +45,7 @@ class DeviceState:
         host_pool: Host memory that it transfers from and to by itself; None if it has no memory of its own.
         memory_failure: What the hardware has said of its memory, if that is broken.
         leases: Arrays that the program holds by `lease`, where they outlive the context.
+        token: Of the Trio run that it is opened in.
         actor: Its actor, once it is started.
         is_given_up: Whether it has ended by itself.
         leaves_memory: Whether it has ended, and its arrays can be adopted or were.
@@ -85,7 +85,7 @@ class DeviceState:
         if blocks is None:
             blocks = BlockTable(info.name, self.availability, keeps=options.memory_limit is None)
         self.blocks: BlockTable = blocks
-        self._token = trio.lowlevel.current_trio_token()
+        self.token: trio.lowlevel.TrioToken = trio.lowlevel.current_trio_token()
 
     @property
     def generation(self) -> int:
@@ -103,31 +103,16 @@ class DeviceState:
         Raises:
             RuntimeError: The device is another run's.
         """
-        try:
-            # As `is_own_run`, without the call.
-            if trio.lowlevel.current_trio_token() is self._token:
-                return
-        except RuntimeError:
-            # Nobody's.
-            pass
-        raise RuntimeError(
-            f"{verb}: device {self.path} belongs to another thread or Trio run; from a thread that "
-            "the run has started, use trio.from_thread.run"
-        )
-
-    def check_ask(self) -> Recording | None:
-        """Refuse another thread or Trio run; returns what records operations, if they are not to be launched.
-
-        Raises:
-            RuntimeError: The device is another run's.
-        """
-        self.check_run("ask")
-        return recording_now()
+        if not self.is_own_run():
+            raise RuntimeError(
+                f"{verb}: device {self.path} belongs to another thread or Trio run; from a thread that "
+                "the run has started, use trio.from_thread.run"
+            )
 
     def is_own_run(self) -> bool:
         """Whether this is the Trio run that the device was opened in."""
         try:
-            return trio.lowlevel.current_trio_token() is self._token
+            return trio.lowlevel.current_trio_token() is self.token
         except RuntimeError:
             return False
 

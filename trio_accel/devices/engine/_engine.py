@@ -15,19 +15,18 @@ from ..base._alarms import Alarms
 from ..base._statistics import QueueStatistics
 from ..completion._port import CompletionPort
 from ..completion._strategies import best_completion
-from ..operations._hooks import EngineHook
 from ..operations._operation import Launch
 from ._cancel_grace import CancelGrace
 from ._completer import Completer
-from ._context_state import ContextState
+from ._context_state import ContextState, EngineObserver
 from ._enqueuer import Enqueuer
+from ._in_flight import MemoryInUse
 from ._kernel_libraries import KernelLibraries
-from ._lanes import Lanes
 from ._launch_gate import LaunchGate
 from ._launch_order import LaunchOrder
 from ._leases import Leases
-from ._memory_in_use import MemoryInUse
 from ._ranges import RangedEnqueuer
+from ._stream_queues import StreamQueues
 from ._threaded import ThreadedLaunches
 from ._watchdog import Watchdog
 
@@ -38,10 +37,6 @@ _IDLE_POLL = 0.02
 _MOST_PATIENCE = 10.0
 # Its streams do nothing useful any more: the next context does not wait for them.
 _GRACE_OF_A_LOST_CONTEXT = 0.1
-
-
-def _never(_: int) -> bool:
-    return False
 
 
 def _nobody() -> None:
@@ -58,7 +53,7 @@ class Engine(ContextState):
         device: The device of the context.
         libraries: Opens the libraries of the device.
         named: By the import paths of library actors that were started, the names of the backend's libraries.
-        lanes: Its streams, with the operations in flight.
+        streams: Its streams, with the operations in flight.
         gate: Where operations wait to be launched.
         enqueuer: Gives operations to the backend.
         threaded: The same for those whose kernel blocks.
@@ -68,6 +63,8 @@ class Engine(ContextState):
         leases: Arrays that the program holds.
         alarms: Calls back at a time.
         cancel_grace: How long cancelled askers wait.
+        on_progress: Called when the first operation of an incarnation of a library actor has completed
+            without an error.
         enter: Notes that an operation is handed over: later ones that touch its memory are launched after it.
         over: Notes that nobody waits for an operation any more; see `LaunchGate.over`.
         placed: Tells where a block of a chunk that is kept lies; None if it is freed, or is to be.
@@ -82,13 +79,9 @@ class Engine(ContextState):
         *,
         options: DeviceOptions,
         generation: int,
-        hooks: list[EngineHook],
+        observer: EngineObserver,
         lose: Callable[[Exception], None],
         blocks: BlockTable,
-        on_launch: Callable[[Launch], None] | None = None,
-        on_look: Callable[[int], None] | None = None,
-        is_alone: Callable[[], bool] = bool,
-        may_defer: Callable[[int], bool] = _never,
         on_progress: Callable[[], None] = _nobody,
     ) -> None:
         super().__init__(device.info.name, generation)
@@ -97,12 +90,13 @@ class Engine(ContextState):
         self.named: dict[str, str] = {}
         self._memory = memory
         self._lose = lose
+        self.on_progress: Callable[[], None] = on_progress
         self._close_grace = options.close_grace
         self._memory_in_use = MemoryInUse(device)
         self.release_all: Callable[[Iterable[int]], None] = self._memory_in_use.release_all
         self.placed: Callable[[int], PlacedBlock | None] = self._memory_in_use.placed
         self.fresh: set[int] = self._memory_in_use.fresh
-        self.lanes: Lanes = Lanes(options.streams.open(device), options.in_flight)
+        self.streams: StreamQueues = StreamQueues(options.streams.open(device), options.in_flight)
         self.gate: LaunchGate = LaunchGate(blocks.drain)
         order: LaunchOrder = self.gate.order
         self.enter: Callable[[Launch], None] = order.enter
@@ -110,29 +104,27 @@ class Engine(ContextState):
         self.alarms: Alarms = Alarms()
         self.cancel_grace: CancelGrace = CancelGrace(self.alarms, options.cancel_grace)
         self.leases: Leases = Leases(
-            device, self.lanes.all, order, self._memory_in_use, self._watch_lease, self.lose_context
+            device, self.streams.all, order, self._memory_in_use, self._watch_lease, self.lose_context
         )
         self.completer: Completer = Completer(
             self,
-            self.lanes,
+            self.streams,
             self._memory_in_use,
             self.leases,
             self.alarms,
             strategy=options.completion or best_completion(device.info),
-            hooks=hooks,
-            is_alone=is_alone,
-            on_progress=on_progress,
+            observer=observer,
         )
         self.completion: CompletionPort = self.completer.port
         self.watchdog: Watchdog = Watchdog(
             self,
             device.info.name,
-            self.lanes.all,
+            self.streams.all,
             self.leases,
             blocks,
             reap=self.completer.reap,
             stuck_after=options.stuck_after,
-            on_look=on_look,
+            observer=observer,
         )
         # Bound here, so that the launches of others pay nothing for ranges.
         enqueuer = RangedEnqueuer if options.nvtx else Enqueuer
@@ -145,9 +137,7 @@ class Engine(ContextState):
             self.watchdog,
             self.completion,
             self.alarms,
-            hooks=hooks,
-            on_launch=on_launch,
-            may_defer=may_defer,
+            observer=observer,
         )
         self.threaded: ThreadedLaunches = ThreadedLaunches(self.gate, self.enqueuer, self.completer)
 
@@ -164,13 +154,13 @@ class Engine(ContextState):
     @property
     def in_flight(self) -> int:
         """Operations that the backend has."""
-        return self.lanes.in_flight
+        return self.streams.in_flight
 
     def queues(self) -> dict[str, QueueStatistics]:
         """Count what waits and what is in flight, by the import path of the library."""
         # What a thread enqueues keeps its place in the order.
         waiting = Counter(launch.library for launch in self.gate.order if not launch.is_in_flight)
-        in_flight = self.lanes.count()
+        in_flight = self.streams.count()
         return {
             library: QueueStatistics(waiting=waiting[library], in_flight=in_flight[library])
             for library in waiting.keys() | in_flight.keys()
@@ -206,7 +196,7 @@ class Engine(ContextState):
 
         For one that ends, what its askers have left does not count.
         """
-        await self.lanes.drain(owner)
+        await self.streams.drain(owner)
         if owner is None:
             await self.leases.drain()
 
@@ -218,7 +208,7 @@ class Engine(ContextState):
         with trio.move_on_after(_MOST_PATIENCE):
             while not self.is_lost and (self.in_flight or not self.leases.is_idle):  # noqa: ASYNC110  # rarely
                 await trio.sleep(_IDLE_POLL)
-        await self.lanes.settle()
+        await self.streams.settle()
 
     def lose_context(self, cause: Exception) -> None:
         """The context is gone: end everything in flight, and have the context replaced."""
@@ -245,13 +235,13 @@ class Engine(ContextState):
         """
         self.completion.close()
         self.enqueuer.end_holds()
-        for lane in self.lanes.all:
-            lane.end_thread()
+        for queue in self.streams.all:
+            queue.end_thread()
         return await trio.to_thread.run_sync(self._end, not self.in_flight)
 
     def _end(self, is_idle: bool) -> bool:
         started = time.monotonic()
-        self.lanes.finish(self._close_grace)
+        self.streams.finish(self._close_grace)
         if is_idle:
             self.libraries.close()
             self._memory.close()

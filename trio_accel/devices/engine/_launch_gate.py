@@ -8,8 +8,8 @@ import trio
 
 from ..base._errors import WithdrawnError
 from ..operations._operation import Launch
-from ._lane import Lane
 from ._launch_order import LaunchOrder
+from ._stream_queues import StreamQueue
 
 __all__ = ["LaunchGate"]
 
@@ -28,7 +28,7 @@ class LaunchGate:
         self.order: LaunchOrder = LaunchOrder()
         self._drain = drain
         # Those whose library actor has begun with them, and those of them that are taken back.
-        self._waiting: dict[Launch, Lane] = {}
+        self._waiting: dict[Launch, StreamQueue] = {}
         self._withdrawn: set[Launch] = set()
         # Those that are in flight, and keep their places until a thread has enqueued them.
         self._kept: set[Launch] = set()
@@ -58,7 +58,7 @@ class LaunchGate:
         self._kept.discard(launch)
         self.leave(launch)
 
-    def may_launch(self, launch: Launch, lane: Lane) -> bool:
+    def may_launch(self, launch: Launch, queue: StreamQueue) -> bool:
         """Whether what it needs is there, and room in the window, and all that goes before is launched."""
         if self.order.has_turns:
             turn = self.order.turn(launch)
@@ -66,9 +66,11 @@ class LaunchGate:
                 return False
         if launch.arrivals and not launch.has_arrived:
             return False
-        return not lane.is_full and launch not in self._withdrawn
+        return not queue.is_full and launch not in self._withdrawn
 
-    async def prepare(self, launch: Launch, lane: Lane, prepare: Callable[[], None]) -> Exception | None:
+    async def prepare(
+        self, launch: Launch, queue: StreamQueue, prepare: Callable[[], None]
+    ) -> Exception | None:
         """Have a library do what would block the loop, in a thread.
 
         A cancelled asker waits for it, since the library can do nothing else meanwhile; what was prepared
@@ -80,7 +82,7 @@ class LaunchGate:
         Raises:
             WithdrawnError: The operation was taken back meanwhile.
         """
-        self._waiting[launch] = lane
+        self._waiting[launch] = queue
         failure: Exception | None = None
         # A plan may need the memory that the program has let go.
         self._drain()
@@ -97,20 +99,20 @@ class LaunchGate:
             self._withdrawn.discard(launch)
         return failure
 
-    async def wait(self, launch: Launch, lane: Lane) -> None:
+    async def wait(self, launch: Launch, queue: StreamQueue) -> None:
         """Wait until an operation may be launched.
 
         Raises:
             WithdrawnError: It was taken back.
         """
-        self._waiting[launch] = lane
+        self._waiting[launch] = queue
         try:
             for arrival in launch.arrivals:
-                arrival.tell(lane.notify)
+                arrival.tell(queue.notify)
             is_ready = False
             while not is_ready:
-                while (lane.is_full or not launch.has_arrived) and self._counts_on(launch, lane):
-                    await lane.wait_changed()
+                while (queue.is_full or not launch.has_arrived) and self._counts_on(launch, queue):
+                    await queue.wait_changed()
                 turn = self.order.turn(launch)
                 is_ready = turn is None or launch in self._withdrawn or turn.is_ready
                 if turn is not None and not is_ready:
@@ -124,15 +126,15 @@ class LaunchGate:
 
     def withdraw(self, launch: Launch) -> None:
         """Take an operation back that its library actor has, and that is not launched."""
-        lane, turn = self._waiting.get(launch), self.order.turn(launch)
-        if lane is None and launch not in self.order:
+        queue, turn = self._waiting.get(launch), self.order.turn(launch)
+        if queue is None and launch not in self.order:
             return
         self._withdrawn.add(launch)
         if turn is not None:
             turn.release()
-        if lane is not None:
-            lane.notify()
+        if queue is not None:
+            queue.notify()
 
-    def _counts_on(self, launch: Launch, lane: Lane) -> bool:
+    def _counts_on(self, launch: Launch, queue: StreamQueue) -> bool:
         """Whether an operation that waits is still to be launched."""
-        return launch not in self._withdrawn and not lane.is_lost
+        return launch not in self._withdrawn and not queue.is_lost

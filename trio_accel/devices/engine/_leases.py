@@ -13,10 +13,9 @@ from ...backends.base import AccelDevice, AccelEvent, AccelStream, ContextPoison
 from ...backends.base.ops import ArraySpec
 from ..arrays._blocks import Block
 from ..base._order import Turn
-from ._in_flight import BlockUse
-from ._lane import Lane
+from ._in_flight import BlockUse, MemoryInUse
 from ._launch_order import LaunchOrder
-from ._memory_in_use import MemoryInUse
+from ._stream_queues import StreamQueue
 
 __all__ = ["Leases"]
 
@@ -40,41 +39,44 @@ class Leases:
 
     Args:
         device: Whose arrays they are.
-        lanes: Its streams, with the operations in flight.
+        queues: Its streams, with the operations in flight.
         order: In which turn operations are launched.
         memory: Blocks that are in use; gets what the program has enqueued.
         watch: Has `reap` called soon after an event on a stream is done.
         lose: Has the context replaced, which is lost.
+
+    Attributes:
+        tails: What programs have enqueued during leases, and that may still run.
     """
 
     def __init__(
         self,
         device: AccelDevice,
-        lanes: Sequence[Lane],
+        queues: Sequence[StreamQueue],
         order: LaunchOrder,
         memory: MemoryInUse,
         watch: Callable[[AccelStream, AccelEvent], None],
         lose: Callable[[Exception], None],
     ) -> None:
         self._device = device
-        self._lanes = lanes
+        self._queues = queues
         self._order = order
         self._memory = memory
         self._watch = watch
         self._lose = lose
-        self._tails: list[_Tail] = []
+        self.tails: list[_Tail] = []
         self._changed = trio.Event()
         self._lost: Callable[[], Exception] | None = None
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing that a program enqueued during a lease may still run."""
-        return not self._tails
+        return not self.tails
 
     @property
     def failure(self) -> Exception | None:
         """Why the context cannot be used any more, as what was enqueued last shows."""
-        return next((failure for tail in self._tails if (failure := tail.stream.failure) is not None), None)
+        return next((failure for tail in self.tails if (failure := tail.stream.failure) is not None), None)
 
     @asynccontextmanager
     async def lease(
@@ -113,11 +115,9 @@ class Leases:
 
     def reap(self) -> None:
         """Let go of the blocks that the program's work is done with."""
-        if not self._tails:
-            return
-        done = [tail for tail in self._tails if tail.event.is_done]
+        done = [tail for tail in self.tails if tail.event.is_done]
         if done:
-            self._tails = [tail for tail in self._tails if tail not in done]
+            self.tails = [tail for tail in self.tails if tail not in done]
             errors = [error for tail in done if (error := tail.event.error) is not None]
             if errors:
                 # They are done with because the context is lost, and may be running all the same.
@@ -129,26 +129,26 @@ class Leases:
 
     async def drain(self) -> None:
         """Wait until nothing is left that a program has enqueued during a lease."""
-        while self._tails and self._lost is None:
+        while self.tails and self._lost is None:
             await self._changed.wait()
 
     def lose(self, error: Callable[[], Exception]) -> None:
         """The context ends: tasks that wait for a lease get the error, and nothing is followed any more."""
         self._lost = error
         # What they use stays taken until the device is closed, which waits for them.
-        self._tails.clear()
+        self.tails.clear()
         self._notify()
 
     @asynccontextmanager
     async def _hold(self, turn: Turn, block: int, *, write: bool) -> AsyncGenerator[None, None]:
         try:
             await turn.wait()
-            for lane in tuple(self._lanes):
-                while any(operation.touches(block, write=write) for operation in lane.operations):
-                    if lane.is_lost:
+            for queue in tuple(self._queues):
+                while any(operation.touches(block, write=write) for operation in queue.operations):
+                    if queue.is_lost:
                         break
-                    await lane.wait_changed()
-            while any(tail.use.block == block and (write or tail.write) for tail in self._tails):
+                    await queue.wait_changed()
+            while any(tail.use.block == block and (write or tail.write) for tail in self.tails):
                 await self._changed.wait()
             use = self._memory.pin(block)
             try:
@@ -178,7 +178,7 @@ class Leases:
             use.write(stream, event)
         else:
             use.read(stream, event)
-        self._tails.append(_Tail(use, write, stream, event))
+        self.tails.append(_Tail(use, write, stream, event))
         self._watch(stream, event)
 
     def _notify(self) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from contextvars import Context
-from typing import ClassVar, NoReturn
+from functools import partial
+from typing import ClassVar, cast
 
 import attrs
-import outcome
 import trio
 
 from ...actors import (
     NOT_NOW,
-    WOKEN,
     Actor,
     ActorContext,
     Backoff,
@@ -28,12 +26,11 @@ from ...backends.base.fast_paths import current_fast_paths
 from ..base._errors import FailureClass, classify
 from ..operations._operation import Launch
 from ._engine import Engine
-from ._in_flight import InFlight
-from ._lane import Lane
-from ._meeting import PartLaunch
-from ._part import Part, check_part
+from ._in_flight import Reply
+from ._rendezvous import Part, PartLaunch, check_part
+from ._stream_queues import MOST_ON_A_STREAM, StreamQueue
 
-__all__ = ["Asked", "LibraryActor", "OwnSupervision"]
+__all__ = ["LibraryActor", "OwnSupervision"]
 
 
 @attrs.frozen(kw_only=True)
@@ -94,7 +91,7 @@ class LibraryActor(Actor):
         self._threaded = engine.threaded
         self._cancel_grace = engine.cancel_grace
         self._kernels: KernelLibrary
-        self._lane: Lane
+        self._queue: StreamQueue
         self._is_plain = False
 
     @asynccontextmanager
@@ -108,11 +105,11 @@ class LibraryActor(Actor):
         engine = self._engine
         kernels = await engine.libraries.take(self._library_name)
         try:
-            lane = engine.lanes.open(self.library, context.path, context.report_progress)
+            queue = engine.streams.open(self.library, context.path, lambda: self._report_progress(context))
         except BaseException:
             kernels.close()
             raise
-        self._kernels, self._lane = kernels, lane
+        self._kernels, self._queue = kernels, queue
         # A subclass may do more with a launch than this class knows.
         cls = type(self)
         is_plain = cls.launch is LibraryActor.launch and cls.launch_now is LibraryActor.launch_now
@@ -124,132 +121,140 @@ class LibraryActor(Actor):
             engine.expect_end(context.path)
             await engine.synchronize(context.path)
         finally:
-            engine.lanes.retire(lane, kernels.close)
+            engine.streams.retire(queue, kernels.close)
+
+    def _report_progress(self, context: ActorContext) -> None:
+        """Tell that an operation of this incarnation has completed without an error."""
+        context.report_progress()
+        self._engine.on_progress()
 
     def launch_now(self, message: Launch) -> object:
-        """Enqueue an operation, unless it would have to wait."""
+        """Launch an operation that was handed over, unless it would have to wait."""
         try:
             # Before the library is asked anything, as a thread may be in it.
-            if not self._gate.may_launch(message, self._lane):
+            if not self._gate.may_launch(message, self._queue):
                 return NOT_NOW
             prepare = self._kernels.prepare(message.spec)
-            if prepare is None:
-                return self._launch(message)
-            is_planned = isinstance(prepare, InThread) and prepare.plan is None
-            return self._launch_in_thread(message) if is_planned else NOT_NOW
+            if prepare is not None and not (isinstance(prepare, InThread) and prepare.plan is None):
+                return NOT_NOW
+            return self._launch(message, None, is_blocking=prepare is not None)
         except Exception as error:  # noqa: BLE001  # whose it is, is told there
             return self._refused(error)
 
-    def launch_here(self, launch: Launch, reply: DirectReply) -> InFlight | bool:
-        """Enqueue an operation in place of the actor, which is idle, unless it would have to wait.
+    def launch_here(self, launch: Launch, reply: DirectReply) -> bool:
+        """Launch an operation in place of the actor, which is idle, unless it would have to wait.
 
         Args:
             launch: Was not handed over before: nothing else may wait to be launched.
             reply: Given at completion, or here if the operation fails at once.
 
         Returns:
-            The operation; True if it has failed, as `reply` knows; False if nothing has happened.
+            Whether it was launched, or has failed; otherwise nothing has happened.
         """
-        lane, kernels = self._lane, self._kernels
-        if not self._is_plain or not self._gate.order.is_clear or lane.is_full:
+        queue, load = self._queue, self._queue.load
+        if not self._is_plain or not self._gate.order.is_clear:
+            return False
+        # As `StreamQueue.is_full`, without the call.
+        if len(queue.operations) >= queue.limit or load.outstanding >= MOST_ON_A_STREAM:
             return False
         if launch.arrivals and not launch.has_arrived:
             return False
         try:
-            if kernels.prepare(launch.spec) is not None:
+            if self._kernels.prepare(launch.spec) is not None:
                 return False
-            operation = self._enqueuer.enqueue(launch, kernels, lane)
+            self._launch(launch, reply)
         except Exception as error:  # noqa: BLE001  # whose it is, is told there
             reply.served(self.context, error if classify(error) is FailureClass.SUSPECT else None)
             reply.fail(error)
-            return True
-        context = self.context
-        reply.served(context)
-        operation.crash, operation.reply = context.crash, reply
-        self._completer.see_to(operation, lane, reply)
-        return operation
-
-    def start_grace(self, operation: InFlight, context: Context) -> None:
-        """The asker of an operation that `launch_here` returned is cancelled; these are its variables."""
-        self._cancel_grace.start(self._lane, operation, context)
+        return True
 
     @handles(Launch, ki_protected=True)
     @quick(launch_now)
     async def launch(self, message: Launch) -> DeferredReply[None]:
         """Enqueue an operation, when the window has room and those before it are launched."""
         failure: Exception | None = None
-        gate, lane = self._gate, self._lane
+        gate, queue = self._gate, self._queue
         try:
-            if lane.load.is_taken:
-                await gate.wait(message, lane)
+            if queue.load.is_taken:
+                await gate.wait(message, queue)
             prepare = self._kernels.prepare(message.spec)
             is_blocking = isinstance(prepare, InThread)
             plan = prepare.plan if isinstance(prepare, InThread) else prepare
             if plan is not None:
-                failure = await gate.prepare(message, lane, plan)
-            if not gate.may_launch(message, lane):
-                await gate.wait(message, lane)
-            return self._launch_in_thread(message, failure) if is_blocking else self._launch(message, failure)
+                failure = await gate.prepare(message, queue, plan)
+            if not gate.may_launch(message, queue):
+                await gate.wait(message, queue)
+            reply = self._launch(message, None, failure, is_blocking=is_blocking)
+            return cast("DeferredReply[None]", reply)  # as none was given
         except Exception as error:  # noqa: BLE001  # whose it is, is told there
             return self._refused(error)
 
     @handles(PartLaunch, ki_protected=True)
     async def launch_part(self, message: PartLaunch) -> DeferredReply[None]:
         """Enqueue a part of an operation that spans devices, together with the other parts."""
-        gate, kernels, lane = self._gate, self._kernels, self._lane
-        part = Part(message, kernels, lane, self.context, gate, self._enqueuer, self._completer)
+        gate, kernels, queue = self._gate, self._kernels, self._queue
+        part = Part(message, kernels, queue, self.context, gate, self._enqueuer, self._completer)
         try:
             prepare = check_part(message, kernels)
             if prepare is not None:
-                part.failure = await gate.prepare(message, lane, prepare)
-            if not gate.may_launch(message, lane):
-                await gate.wait(message, lane)
+                part.failure = await gate.prepare(message, queue, prepare)
+            if not gate.may_launch(message, queue):
+                await gate.wait(message, queue)
         except Exception as error:  # noqa: BLE001  # whose it is, is told there
             return self._refused(error)
         reply: DeferredReply[None] = self.context.defer()
         part.reply = reply
         try:
-            await message.meeting.come(message.part, part)
+            await message.rendezvous.come(message.part, part)
         except Exception as error:
             if classify(error) is FailureClass.SUSPECT:
                 raise
             reply.fail(error)
         return reply
 
-    def _launch(self, launch: Launch, failure: Exception | None = None) -> DeferredReply[None]:
-        """Enqueue an operation; its reply is given at completion.
+    def _launch(
+        self,
+        launch: Launch,
+        reply: DirectReply | None,
+        failure: Exception | None = None,
+        *,
+        is_blocking: bool = False,
+    ) -> Reply:
+        """Launch an operation: here every one comes by. Its reply is given at completion.
 
         Args:
             launch: The operation.
+            reply: Its reply; None if it was handed over, so that its reply is a deferred one.
             failure: What its preparation failed with.
+            is_blocking: Whether its kernel is called in a thread.
 
         Raises:
             Exception: As for `Enqueuer.enqueue`.
         """
-        context, lane, cancel_grace = self.context, self._lane, self._cancel_grace
-        try:
-            operation = self._enqueuer.enqueue(launch, self._kernels, lane, failure)
-        finally:
-            self._gate.leave(launch)
-        operation.crash = context.crash
-        reply: DeferredReply[None] = context.defer(
-            on_cancel=lambda: cancel_grace.start(lane, operation, reply.context)
-        )
-        operation.reply = reply
-        self._completer.see_to(operation, lane, reply)
-        return reply
-
-    def _launch_in_thread(self, launch: Launch, failure: Exception | None = None) -> DeferredReply[None]:
-        """Begin with an operation whose kernel blocks; as `_launch`."""
-        context, lane, cancel_grace = self.context, self._lane, self._cancel_grace
-        operation = self._threaded.begin(launch, lane, failure)
-        operation.crash = context.crash
-        reply: DeferredReply[None] = context.defer(
-            on_cancel=lambda: cancel_grace.start(lane, operation, reply.context)
-        )
-        operation.reply = reply
-        self._threaded.start(operation, self._kernels, lane)
-        return reply
+        context, queue = self.context, self._queue
+        if is_blocking:
+            operation = self._threaded.begin(launch, queue, failure)
+        elif reply is not None:
+            operation = self._enqueuer.enqueue(launch, self._kernels, queue, failure)
+        else:
+            try:
+                operation = self._enqueuer.enqueue(launch, self._kernels, queue, failure)
+            finally:
+                self._gate.leave(launch)
+        start_grace = partial(self._cancel_grace.start, queue, operation)
+        given: Reply
+        if reply is not None:
+            reply.served(context)
+            reply.on_cancel, given = start_grace, reply
+        else:
+            deferred: DeferredReply[None] = context.defer(on_cancel=lambda: start_grace(deferred.context))
+            given = deferred
+        operation.crash, operation.reply = context.crash, given
+        if is_blocking:
+            self._threaded.start(operation, self._kernels, queue)
+        else:
+            self._completer.see_to(operation, queue, given)
+        return given
 
     def _refused(self, error: Exception) -> DeferredReply[None]:
         """Reply with what the library said; called while that is handled.
@@ -262,107 +267,3 @@ class LibraryActor(Actor):
         reply: DeferredReply[None] = self.context.defer()
         reply.fail(error)
         return reply
-
-
-class Asked(DirectReply):
-    """The reply of an operation whose asker has had it launched by `launch_here`, and waits for it.
-
-    The code that reschedules the parked task forgets it in the same step, as with an envelope.
-    """
-
-    __slots__ = ("_error", "_last_look", "_library", "_operation", "_raise_cancel", "_spin", "_task")
-
-    def __init__(self, launch: Launch) -> None:
-        # Without the call of the base's, which takes longer than it does anything.
-        self.message = launch
-        self.outcomes = None
-        self.is_done = False
-        self._library: LibraryActor | None = None
-        self._operation: InFlight | None = None
-        self._task: trio.lowlevel.Task | None = None
-        self._error: BaseException | None = None
-        self._raise_cancel: Callable[[], NoReturn] | None = None
-        self._last_look: Callable[[], None] | None = None
-        self._spin: Callable[[], Awaitable[None]] | None = None
-
-    def wait(self, library: LibraryActor, operation: InFlight | bool) -> Awaitable[object]:
-        """Wait for the outcome, at once; if cancelled, until the device is done or the grace has passed.
-
-        Args:
-            library: Who has launched it.
-            operation: What was launched; True if it has failed by now.
-        """
-        if self.is_done or self._last_look is not None or self._spin is not None:
-            return self._look_and_wait(library, operation)
-        # Most wait for nothing but being woken, for which a coroutine of its own would take as long again.
-        assert not isinstance(operation, bool)  # that has failed, and is done
-        self._library, self._operation = library, operation
-        self._task = trio.lowlevel.current_task()
-        return trio.lowlevel.wait_task_rescheduled(self._abort)  # noqa: ASYNC105  # by the caller
-
-    async def _look_and_wait(self, library: LibraryActor, operation: InFlight | bool) -> None:
-        if self.is_done or self._last_look is not None:
-            await trio.lowlevel.cancel_shielded_checkpoint()
-            look, self._last_look = self._last_look, None
-            if look is not None:
-                # Also if it is said to have failed by now: it may be in flight all the same.
-                look()
-        elif self._spin is not None:
-            spin, self._spin = self._spin, None
-            await spin()
-        if self.is_done:
-            error, self._error = self._error, None
-            if error is not None:
-                try:
-                    raise error
-                finally:
-                    # It holds this frame.
-                    del error
-            return
-        await self.wait(library, operation)
-
-    def _abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
-        self._raise_cancel = raise_cancel
-        assert self._library is not None
-        assert self._operation is not None
-        assert self._task is not None  # it is parked
-        self._library.start_grace(self._operation, self._task.context)
-        return trio.lowlevel.Abort.FAILED
-
-    def deliver(self, error: BaseException | None) -> None:
-        """Wake the task, or keep the outcome for it."""
-        task, self._task = self._task, None
-        # It refers to this.
-        self._operation = None
-        if task is None:
-            self._error = error
-        elif error is None:
-            trio.lowlevel.reschedule(task, WOKEN)
-        else:
-            trio.lowlevel.reschedule(task, outcome.Error(error))
-
-    def cancelled(self) -> bool:
-        """Give the task its cancellation; returns whether that is news."""
-        if self.is_done:
-            return False
-        self.is_done = True
-        self._operation = None
-        assert self.outcomes is not None  # it is cancelled only while it is parked
-        self.outcomes.settle(self)
-        assert self._raise_cancel is not None
-        assert self._task is not None
-        task, self._task = self._task, None
-        trio.lowlevel.reschedule(task, outcome.capture(self._raise_cancel))
-        return True
-
-    def spin_wait(
-        self, wait: Callable[[], Awaitable[None]], complete_early: Callable[[Callable[[], None]], None]
-    ) -> bool:
-        """Wait by that, before the task is parked if need be."""
-        self._spin = wait
-        return True
-
-    def look_last(self, look: Callable[[], None]) -> bool:
-        """Look once for the end, behind a turn of the loop."""
-        self._last_look = look
-        return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import Any
 
 import attrs
@@ -13,8 +12,7 @@ from ...backends.base.ops import OperationSpec
 from ..operations._operation import Launch
 from ._enqueuer import Enqueuer, Kernels
 from ._in_flight import InFlight
-from ._lane import Lane
-from ._meeting import PartInFlight, PartLaunch
+from ._stream_queues import StreamQueue
 
 __all__ = ["RangedEnqueuer", "import_ranges"]
 
@@ -44,16 +42,10 @@ class RangedEnqueuer(Enqueuer):
         self._attributes: dict[tuple[str, str], Any] = {}
 
     def enqueue(
-        self, launch: Launch, library: Kernels, lane: Lane, failure: Exception | None = None
+        self, launch: Launch, library: Kernels, queue: StreamQueue, failure: Exception | None = None
     ) -> InFlight:
         """Give an operation to the backend; as `Enqueuer.enqueue`."""
-        return super().enqueue(launch, self.kernels_for(launch, library), lane, failure)
-
-    def enqueue_part(
-        self, launch: PartLaunch, library: Kernels, lane: Lane, failure: Exception | None
-    ) -> Generator[None, None, PartInFlight]:
-        """Give a part of an operation that spans devices to the backend; as `Enqueuer.enqueue_part`."""
-        return super().enqueue_part(launch, self.kernels_for(launch, library), lane, failure)
+        return super().enqueue(launch, self.kernels_for(launch, library), queue, failure)
 
     def kernels_for(self, launch: Launch, library: Kernels) -> Kernels:
         """The library, with a range around what it enqueues for this launch."""

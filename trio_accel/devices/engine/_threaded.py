@@ -9,9 +9,9 @@ from ..base._bridge import CallThread
 from ..operations._operation import Launch
 from ._completer import Completer
 from ._enqueuer import Enqueuer
-from ._in_flight import InFlight
-from ._lane import Lane
+from ._in_flight import NOT_YET, InFlight
 from ._launch_gate import LaunchGate
+from ._stream_queues import StreamQueue
 
 __all__ = ["ThreadedLaunches"]
 
@@ -36,42 +36,43 @@ class ThreadedLaunches:
         self._enqueuer = enqueuer
         self._completer = completer
 
-    def begin(self, launch: Launch, lane: Lane, failure: Exception | None) -> InFlight:
+    def begin(self, launch: Launch, queue: StreamQueue, failure: Exception | None) -> InFlight:
         """Take the first step; its caller sees to the reply, and takes the second one.
 
         Raises:
             Exception: As for `Enqueuer.enqueue`.
         """
         try:
-            operation = self._enqueuer.begin(launch, lane, failure)
+            self._enqueuer.begin(launch, queue, failure)
         except BaseException:
             self._gate.leave(launch)
             raise
+        operation = self._enqueuer.add(launch, queue, NOT_YET, InFlight)
         self._gate.keep(launch)
-        lane.load.take()
+        queue.load.take()
         return operation
 
-    def start(self, operation: InFlight, library: KernelLibrary, lane: Lane) -> None:
+    def start(self, operation: InFlight, library: KernelLibrary, queue: StreamQueue) -> None:
         """Call the backend in a thread; the third step follows by itself."""
-        if lane.thread is None:
+        if queue.thread is None:
             try:
-                lane.thread = CallThread(f"{lane.stream.name} launches")
+                queue.thread = CallThread(f"{queue.stream.name} launches")
             except RuntimeError as error:
                 # The system has no thread left.
-                self._end(operation, lane, error)
+                self._end(operation, queue, error)
                 return
         kernels = self._enqueuer.kernels_for(operation.launch, library)
-        enqueue = partial(kernels.enqueue, operation.launch.spec, lane.stream)
-        lane.thread.call(enqueue, partial(self._end, operation, lane))
+        enqueue = partial(kernels.enqueue, operation.launch.spec, queue.stream)
+        queue.thread.call(enqueue, partial(self._end, operation, queue))
 
-    def _end(self, operation: InFlight, lane: Lane, error: Exception | None) -> None:
+    def _end(self, operation: InFlight, queue: StreamQueue, error: Exception | None) -> None:
         """The thread has returned."""
         if operation.is_lost:
             # With its context, of which nobody uses anything any more.
             return
-        lane.load.give_back()
-        error = self._enqueuer.end(operation, lane, error)
+        queue.load.give_back()
+        error = self._enqueuer.bind(operation, queue, error)
         self._gate.launched(operation.launch)
         if error is not None:
             self._completer.refuse(operation, error)
-        self._completer.watch(operation, lane)
+        self._completer.watch(operation, queue)

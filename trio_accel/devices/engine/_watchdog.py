@@ -9,10 +9,10 @@ from trio.lowlevel import enable_ki_protection
 
 from ...backends.base import CompletionTimeoutError
 from ..arrays._blocks import BlockTable
-from ._context_state import ContextState
+from ._context_state import ContextState, EngineObserver
 from ._in_flight import InFlight
-from ._lane import Lane
 from ._leases import Leases
+from ._stream_queues import StreamQueue
 
 __all__ = ["Watchdog"]
 
@@ -25,12 +25,12 @@ class Watchdog:
     Args:
         context: The context.
         device: Name of the device.
-        lanes: Its streams, with the operations in flight.
+        queues: Its streams, with the operations in flight.
         leases: Its leases.
         blocks: Drained at each look.
         reap: Replies to everything that is done.
         stuck_after: Seconds after which an operation counts as hung; None for never.
-        on_look: Called at each look with its number; with 0 when nothing is in flight any more.
+        observer: Is told of each look.
 
     Attributes:
         idle: Wakes it; there while nothing is in flight.
@@ -40,22 +40,22 @@ class Watchdog:
         self,
         context: ContextState,
         device: str,
-        lanes: Sequence[Lane],
+        queues: Sequence[StreamQueue],
         leases: Leases,
         blocks: BlockTable,
         *,
         reap: Callable[[], None],
         stuck_after: float | None,
-        on_look: Callable[[int], None] | None,
+        observer: EngineObserver,
     ) -> None:
         self._context = context
         self._device = device
-        self._lanes = lanes
+        self._queues = queues
         self._leases = leases
         self._blocks = blocks
         self._reap = reap
         self._stuck_after = stuck_after
-        self._on_look = on_look
+        self._observer = observer
         self.idle: trio.Event | None = None
 
     @enable_ki_protection
@@ -64,8 +64,8 @@ class Watchdog:
         number, blocks = 0, self._blocks
         try:
             while True:
-                if self._leases.is_idle and not any(lane.operations for lane in self._lanes):
-                    self._tell_look(0)
+                if self._leases.is_idle and not any(queue.operations for queue in self._queues):
+                    self._observer.looked(0)
                     # In this order: a block that is dropped from now on notifies the loop.
                     blocks.is_watched = False
                     blocks.drain()
@@ -73,7 +73,7 @@ class Watchdog:
                     await self.idle.wait()
                 blocks.is_watched = True
                 number += 1
-                self._tell_look(number)
+                self._observer.looked(number)
                 await trio.sleep(_INTERVAL)
                 blocks.drain()
                 if not self._context.is_lost:
@@ -84,7 +84,7 @@ class Watchdog:
 
     def begin(self) -> None:
         """An operation is about to be enqueued while nothing is in flight."""
-        self._tell_look(1)
+        self._observer.looked(1)
         self.wake()
 
     def wake(self) -> None:
@@ -93,13 +93,9 @@ class Watchdog:
         if idle is not None:
             idle.set()
 
-    def _tell_look(self, number: int) -> None:
-        if self._on_look is not None:
-            self._on_look(number)
-
     def _look(self, now: float) -> None:
-        for lane in self._lanes:
-            if lane.operations and (failure := lane.stream.failure) is not None:
+        for queue in self._queues:
+            if queue.operations and (failure := queue.stream.failure) is not None:
                 self._context.lose_context(failure)
                 return
         if (failure := self._leases.failure) is not None:
@@ -111,14 +107,14 @@ class Watchdog:
         limit = self._stuck_after
         if limit is None:
             return
-        if any(lane.operations and lane.operations[0].waits_for_others for lane in self._lanes):
+        if any(queue.operations and queue.operations[0].waits_for_others for queue in self._queues):
             # For another device, which has its own limit; and others of this one may wait for it in turn.
-            for lane in self._lanes:
-                lane.forget_seen()
+            for queue in self._queues:
+                queue.forget_seen()
             return
         # A stream runs in order, so only its first operation can be the one that is stuck; and of those of
         # several streams, which may wait for one another, the one that was launched first.
-        firsts = [lane.operations[0] for lane in self._lanes if lane.is_stuck(now, limit)]
+        firsts = [queue.operations[0] for queue in self._queues if queue.is_stuck(now, limit)]
         if firsts:
             self._stuck(min(firsts, key=lambda operation: operation.number), limit)
 

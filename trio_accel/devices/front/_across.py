@@ -15,7 +15,7 @@ from ..base._cancel_grace import grace_in
 from ..base._errors import WithdrawnError
 from ..completion._strategies import SyncCompletion
 from ..engine._host_use import leave_hosts
-from ..engine._meeting import Meeting, PartFailedError, PartLaunch
+from ..engine._rendezvous import PartFailedError, PartLaunch, Rendezvous
 from ..inline._dispatch import InlineDispatch
 from ..operations._multi_device import (
     MultiDeviceOperation,
@@ -25,8 +25,7 @@ from ..operations._multi_device import (
     launch_of,
     peers_of,
 )
-from ..operations._operation import Launch, operation_name
-from ..operations._recording import refuse_recording
+from ..operations._operation import Launch, operation_name, refuse_recording
 from ._device import OpenDevice, opened
 
 if TYPE_CHECKING:
@@ -164,16 +163,16 @@ def _plan(
     ]
     planned = operation.plan(planners)
     check_parts(name, planned, [session.engine.device for session in sessions])
-    meeting = Meeting(name, len(planners))
+    rendezvous = Rendezvous(name, len(planners))
     launches: list[PartLaunch] = []
     try:
         for planner, spec in zip(planners, planned.specs, strict=True):
             launch = launch_of(planner, spec)
             fields = {field: getattr(launch, field) for field in _FIELDS}
-            launches.append(PartLaunch(**fields, meeting=meeting, part=planner.part))
+            launches.append(PartLaunch(**fields, rendezvous=rendezvous, part=planner.part))
             peers = peers_of(spec)
             if peers is not None:
-                meeting.add_peers(peers)
+                rendezvous.add_peers(peers)
         for (device, _), launch in zip(devices, launches, strict=True):
             device.state.validated(launch)
     except BaseException:
@@ -192,7 +191,7 @@ class _Parts:
         self._devices = devices
         self._sessions = sessions
         self._launches = launches
-        self._meeting = launches[0].meeting
+        self._rendezvous = launches[0].rendezvous
         self._left = set(range(len(launches)))
         self._over = trio.Event()
         self._error: BaseException | None = None
@@ -239,10 +238,10 @@ class _Parts:
         self._look()
 
     def _fail(self, error: BaseException) -> None:
-        """Take back what is not launched, and let go on what waits at the meeting."""
+        """Take back what is not launched, and let go on what waits at the rendezvous."""
         if self._error is None or (isinstance(self._error, _DERIVED) and not isinstance(error, _DERIVED)):
             self._error = error
-        self._meeting.fail(error)
+        self._rendezvous.fail(error)
         for number in tuple(self._left):
             launch = self._launches[number]
             if self._sessions[number].submissions.withdraw(launch):
@@ -259,7 +258,7 @@ class _Parts:
 
     async def _unwind(self) -> bool:
         """The asker is cancelled: returns whether the operation is complete all the same."""
-        if not self._meeting.in_flight:
+        if not self._rendezvous.in_flight:
             self._fail(WithdrawnError())
         context = trio.lowlevel.current_task().context
         grace = max(grace_in(context, device.options.cancel_grace) for device, _ in self._devices)
@@ -272,18 +271,18 @@ class _Parts:
 
     async def _leave(self) -> None:
         """Let parts in flight go on without their asker; they keep their memory."""
-        for operation, lane in tuple(self._meeting.in_flight):
+        for operation, queue in tuple(self._rendezvous.in_flight):
             while leave_hosts(operation.launch) is False:
                 with trio.CancelScope(shield=True), suppress(trio.TooSlowError):
                     await trio.sleep(_COPYING)
             operation.is_given_up = True
-            lane.notify()
+            queue.notify()
         self._is_left = True
 
     def end(self) -> None:
         """Nobody waits any more: what is not in flight holds nothing."""
         if self._left:
             return
-        self._meeting.end()
+        self._rendezvous.end()
         for session, launch in zip(self._sessions, self._launches, strict=True):
             session.engine.over(launch)

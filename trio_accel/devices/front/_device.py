@@ -34,8 +34,7 @@ from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
 from ..inline._dispatch import InlineDispatch
 from ..operations._hooks import Around, Ask, EngineHook
-from ..operations._operation import Operation, check_operation
-from ..operations._recording import refuse_recording
+from ..operations._operation import Operation, check_operation, refuse_recording
 from ..worker import LeftMemory, WorkerDispatch
 from ._device_actor import DeviceActor
 from ._dispatch import Dispatch

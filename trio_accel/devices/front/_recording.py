@@ -19,8 +19,15 @@ from ..base._views import reach
 from ..engine._library import LibraryActor
 from ..engine._library_opener import find_actor, load_actor
 from ..operations._faults import Faults
-from ..operations._operation import Operation, Planned, PlannedFor, Planner, check_operation
-from ..operations._recording import RECORDING, recording_now
+from ..operations._operation import (
+    RECORDING,
+    Operation,
+    Planned,
+    PlannedFor,
+    Planner,
+    check_operation,
+    recording_now,
+)
 from ._device import opened
 
 __all__ = ["Recorded", "record"]

@@ -14,10 +14,9 @@ from ...actors import (
     ActorError,
     ActorFailedError,
     ActorStoppedError,
+    DirectReply,
     Ref,
-    System,
     idle_actor,
-    measured_idle_actor,
 )
 from ...backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, QueueFullError
 from ..arrays._pending import Pending
@@ -27,26 +26,21 @@ from ..base._libraries_in_use import LibrariesInUse
 from ..base._statistics import CacheStatistics, DeviceStatistics, LibraryStatistics
 from ..engine._context import ContextActor, Session, context_policy
 from ..engine._device_state import DeviceState
-from ..engine._library import Asked, LibraryActor
+from ..engine._library import LibraryActor
 from ..engine._library_opener import CloseLibrary, OpenLibrary
-from ..engine._measured import MeasuredAsked
 from ..host._registrar import HostRegistrar
-from ..operations._operation import Launch, Operation, Planner, check_operation
-from ..operations._recording import recording_now
+from ..operations._operation import Launch, Operation, Planner, admit, recording_now
 from ._copies import WITH_HOST, InlineCopies, Travel
 
 if TYPE_CHECKING:
     from .._options import DeviceOptions
     from ..arrays._blocks import BlockTable
     from ..engine._engine import Engine
-    from ..engine._meeting import PartLaunch
+    from ..engine._rendezvous import PartLaunch
     from ..engine._submissions import OnDone
     from ..operations._hooks import EngineHook
 
 __all__ = ["InlineDispatch"]
-
-# Where so many operations of a stream are in flight, those that follow may share events.
-_MANY = 8
 
 LibraryT = TypeVar("LibraryT")
 ReplyT = TypeVar("ReplyT")
@@ -135,18 +129,15 @@ class InlineDispatch:
         return
 
     @property
-    def on_launch(self) -> None:
-        """Nobody counts."""
-        return
+    def counts_launches(self) -> bool:
+        """False: no other process needs to know what was begun here."""
+        return False
 
-    @property
-    def on_look(self) -> None:
-        """Nobody watches over this loop."""
-        return
+    def launching(self, launch: Launch) -> None:
+        """Do nothing; see `counts_launches`."""
 
-    def may_defer(self, in_flight: int) -> bool:
-        """With so many, others are in flight while these wait for one another."""
-        return in_flight >= _MANY
+    def looked(self, number: int) -> None:
+        """Do nothing: no other process watches over this loop."""
 
     def is_alone(self) -> bool:
         """Whether only one task asks for anything."""
@@ -188,8 +179,7 @@ class InlineDispatch:
     @enable_ki_protection
     async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
         """See `Device.ask`."""
-        check_operation(operation, "ask")
-        recording = self._device.check_ask()
+        recording = admit(self._device, operation, "ask")
         if recording is not None:
             return await recording.ask(self._device, operation)
         # One that is done by the time of a cancellation returns: a loop of these must end all the same.
@@ -214,7 +204,7 @@ class InlineDispatch:
                 if self._copies is not None and (launch.staged or isinstance(launch.spec, WITH_HOST)):
                     await self._serve_with_copies(launch, library, engine, self._copies)
                 else:
-                    await _serving(launch, library, engine, self._device.system)
+                    await _serving(launch, library, engine)
             except ActorStoppedError:
                 # Never executed, because its context ends: it runs on the next one, if there is one.
                 await library.wait_terminated()
@@ -242,14 +232,14 @@ class InlineDispatch:
         """Have an operation launched, with host arrays that the device may not transfer; await it at once."""
         travel = copies.start(launch)
         if travel is None:
-            return _serving(launch, library, engine, self._device.system)
+            return _serving(launch, library, engine)
         return self._serve_travelling(travel, launch, library, engine)
 
     async def _serve_travelling(
         self, travel: Travel, launch: Launch, library: Ref[LibraryActor], engine: Engine
     ) -> None:
         try:
-            await _serving(travel.launch, library, engine, self._device.system)
+            await _serving(travel.launch, library, engine)
             await travel.fetch()
         finally:
             launch.is_in_flight = travel.launch.is_in_flight
@@ -424,16 +414,11 @@ class InlineDispatch:
             await self._device.availability.wait_changed()
 
 
-def _serving(launch: Launch, library: Ref[LibraryActor], engine: Engine, system: System) -> Awaitable[object]:
+def _serving(launch: Launch, library: Ref[LibraryActor], engine: Engine) -> Awaitable[object]:
     """Have an operation launched, without the mailbox if its actor has nothing to do; await it at once."""
-    actor, asked = idle_actor(library), None
-    if actor is not None:
-        asked = Asked(launch)
-    elif system.observers.meter is not None:
-        actor, asked = measured_idle_actor(library), MeasuredAsked(launch, system)
-    if actor is not None and asked is not None:
-        operation = actor.launch_here(launch, asked)
-        if operation is not False:
-            return asked.wait(actor, operation)
+    reply = DirectReply(launch)
+    actor = idle_actor(library, reply)
+    if actor is not None and actor.launch_here(launch, reply):
+        return reply.wait()
     engine.enter(launch)
     return library.ask(launch)

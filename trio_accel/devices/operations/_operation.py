@@ -6,13 +6,14 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from functools import cache, lru_cache
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import attrs
 import numpy as np
 import numpy.typing as npt
-from trio.lowlevel import current_task
+from trio.lowlevel import TrioToken, current_task, current_trio_token
 
 from ...actors import Request, actor_path_of
 from ...backends.base import CopyFromForeignSpec, DType, InputFailedError, NotSupportedError
@@ -27,13 +28,17 @@ from ...backends.base.ops import (
 )
 from ...backends.base.values import check_conversion, factor
 from ..arrays._blocks import Block, BlockTable
+from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef, DeviceRequest
 from ..base._arrival import Arrival
 from ..base._refusals import what_to_do
+from ..base._statistics import LaunchTimes
 from ..base._views import overlaps
 from ._faults import FaultHit, Faults
 
 __all__ = [
+    "RECORDING",
+    "AskedDevice",
     "Launch",
     "LaunchTimes",
     "Operand",
@@ -41,8 +46,12 @@ __all__ = [
     "Planned",
     "PlannedFor",
     "Planner",
+    "Recording",
+    "admit",
     "check_operation",
     "operation_name",
+    "recording_now",
+    "refuse_recording",
 ]
 
 # The name of this package.
@@ -51,6 +60,7 @@ _PACKAGE = __name__.partition(".")[0]
 _MAX_AXES = 64
 
 LibraryT_contra = TypeVar("LibraryT_contra", contravariant=True)
+ReplyT = TypeVar("ReplyT")
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 
 Operand: TypeAlias = "AccelRef | npt.NDArray[Any]"
@@ -164,21 +174,6 @@ def _name_of(cls: type[object]) -> str:
     return f"{public[-1]}.{cls.__name__}"
 
 
-@attrs.frozen
-class LaunchTimes:
-    """When a worker has launched an operation, by `time.monotonic_ns`, which all processes share.
-
-    Attributes:
-        process: Number of the worker process.
-        begun: When the backend was about to be called.
-        completed: When the operation was seen to be complete.
-    """
-
-    process: int
-    begun: int
-    completed: int
-
-
 @attrs.define(eq=False, on_setattr=None)
 class Launch(Request[Any, None]):
     """A validated operation on its way to a library actor: the same inline and in a worker.
@@ -289,6 +284,79 @@ class PlannedFor(Protocol):
     path: str
     blocks: BlockTable
     faults: Faults
+
+
+class Recording(Protocol):
+    """Takes the operations that a task asks."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it takes no more: those of tasks that outlive it are launched."""
+        ...
+
+    async def ask(self, device: PlannedFor, operation: Operation[Any, ReplyT]) -> ReplyT:
+        """Record an operation; see `Device.ask`.
+
+        Raises:
+            NotSupportedError: A graph cannot have it.
+        """
+        ...
+
+    def submit(self, device: PlannedFor, operation: Operation[Any, ReplyT]) -> Pending[ReplyT]:
+        """Record an operation; see `Device.submit`."""
+        ...
+
+
+RECORDING: ContextVar[Recording | None] = ContextVar("trio_accel.recording", default=None)
+"""What records the operations of a task, or has recorded them."""
+
+
+def recording_now() -> Recording | None:
+    """What records the operations of this task; None if they are launched."""
+    recording = RECORDING.get()
+    return None if recording is None or recording.is_over else recording
+
+
+def refuse_recording(verb: str, instead: str) -> None:
+    """Refuse what a step of a graph cannot do.
+
+    Raises:
+        NotSupportedError: The operations of this task are recorded.
+    """
+    if recording_now() is not None:
+        raise NotSupportedError(f"{verb}: a graph cannot record it; {instead}", operation=verb)
+
+
+class AskedDevice(Protocol):
+    """The device that an operation is asked of."""
+
+    token: TrioToken
+
+    def check_run(self, verb: str) -> None:
+        """Refuse another thread or Trio run than that of the token."""
+
+
+def admit(device: AskedDevice, operation: object, verb: str) -> Recording | None:
+    """Refuse what a device does not serve.
+
+    Returns:
+        What records the operations of this task, if they are not to be launched.
+
+    Raises:
+        TypeError: It is no operation.
+        RuntimeError: The device belongs to another Trio run.
+    """
+    if not _is_operation(type(operation)):  # type: ignore[arg-type]  # mypy takes no class for hashable
+        check_operation(operation, verb)
+    try:
+        is_own_run = current_trio_token() is device.token
+    except RuntimeError:
+        # There is no run in this thread.
+        is_own_run = False
+    if not is_own_run:
+        device.check_run(verb)
+    recording = RECORDING.get()
+    return None if recording is None or recording.is_over else recording
 
 
 class Planner:

@@ -1,7 +1,8 @@
-"""What the CPU backend makes of a kernel: work for its stream, status words, errors."""
+"""How the CPU backend calls a kernel: in the thread of a stream, with status words, and errors told."""
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from own_modules import Every, Moved, install
 
-from trio_accel.backends.base import LibraryError, OutOfMemoryError
+from trio_accel.backends.base import Call, LibraryError, NotSupportedError, OutOfMemoryError
 from trio_accel.backends.base.kernels import kernel
 
 
@@ -21,19 +22,14 @@ def _only_cpu(backend: Any) -> None:
 
 
 @kernel(Every, backend="cpu")
-def every(spec: Every, memory: Any) -> Callable[[], None]:
+def every(spec: Every, call: Call) -> None:
     """See `Every`."""
-    terms, out = [memory.view(term) for term in spec.terms], memory.view(spec.out)
-    bias = None if spec.bias is None else memory.view(spec.bias)
-
-    def work() -> None:
-        for row, term in zip(out, terms, strict=False):
-            np.multiply(term, spec.factor, out=row)
-        if bias is not None:
-            out[-1] = bias
-        spec.made[:] = len(out), spec.fails
-
-    return work
+    out = call.array(spec.out)
+    for row, term in zip(out, spec.terms, strict=False):
+        np.multiply(call.array(term), spec.factor, out=row)
+    if spec.bias is not None:
+        out[-1] = call.array(spec.bias)
+    spec.made[:] = len(out), spec.fails
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -62,67 +58,110 @@ def test_status_words_belong_to_their_operation(rig: Any, monkeypatch: pytest.Mo
     assert [spec.made.tolist() for spec in specs] == [[0, 0]] * 4
     hold.release()
     rig.stream.synchronize()
-    texts = [str(event.error or "").partition(" [")[0] for event in events]
+    texts = [str(event.error or "").partition(" (")[0] for event in events]
     assert texts == ["", "row 3 is bad", "", "row 4 is bad"]
     assert [spec.made.tolist() for spec in specs] == [[1, code] for code in fails]
     assert rig.stream.failure is None
 
 
-def moved(rig: Any, monkeypatch: pytest.MonkeyPatch, function: Callable[[], Any]) -> Callable[[], None]:
+def moved(
+    rig: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    function: Callable[[Any], Any],
+    plan: Callable[[Any, Any], Any] | None = None,
+) -> Callable[[], None]:
     """Runs an operation whose kernel only calls a function."""
-    declared = kernel(Moved, backend="cpu")(lambda spec, memory: function())
+    declared = kernel(Moved, backend="cpu", plan=plan)(lambda spec, call: function(call))
     name = install(monkeypatch, declared=declared)
     array = rig.put(np.arange(4.0))
     return lambda: rig.apply(name, Moved(array, array, ""))
 
 
-@pytest.mark.parametrize("returned", [None, 5, "work"])
-def test_a_kernel_that_returns_no_work(rig: Any, monkeypatch: pytest.MonkeyPatch, returned: Any) -> None:
-    run = moved(rig, monkeypatch, lambda: returned)
-    text = rf"must return its work, a callable without arguments, got {type(returned).__name__}"
+@pytest.mark.parametrize("returned", [5, "work", lambda: None])
+def test_a_kernel_that_returns_something(rig: Any, monkeypatch: pytest.MonkeyPatch, returned: Any) -> None:
+    """One that was written to return its work, for example, which would never be run."""
+    run = moved(rig, monkeypatch, lambda _: returned)
+    text = rf"must compute and return None, it returned {type(returned).__name__}"
     with pytest.raises(TypeError, match=text):
         run()
     assert rig.stream.failure is None
 
 
-@pytest.mark.parametrize("where", ["kernel", "work"])
+@pytest.mark.parametrize("where", ["plan", "kernel"])
 def test_a_kernel_that_raises(rig: Any, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     for error in (RuntimeError("broken"), LibraryError("refused", library="own", code="own")):
 
-        def fail(error: Exception = error) -> Any:
+        def fail(*_: Any, error: Exception = error) -> Any:
             raise error
 
-        run = moved(rig, monkeypatch, fail if where == "kernel" else lambda fail=fail: fail)
+        run = moved(rig, monkeypatch, fail, fail if where == "plan" else None)
         with pytest.raises(type(error)) as caught:
             run()
         assert caught.value is error
-    if where == "kernel":
-        assert getattr(error, "device", None) == "cpu:0"
+        if isinstance(error, LibraryError):
+            assert error.device == "cpu:0"
     assert rig.stream.failure is None
 
 
+def test_what_a_plan_refuses_is_not_enqueued(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[Any] = []
+
+    def refuse(spec: Moved, device: Any) -> None:
+        assert device is rig.device
+        raise NotSupportedError("refused")
+
+    declared = kernel(Moved, backend="cpu", plan=refuse)(lambda spec, call: ran.append(spec))
+    name, array = install(monkeypatch, declared=declared), rig.put(np.arange(4.0))
+    with pytest.raises(NotSupportedError, match="refused"):
+        rig.enqueue(name, Moved(array, array, ""))
+    rig.finish(rig.stream)
+    assert ran == []
+
+
 def test_work_that_needs_more_memory_than_there_is(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = moved(rig, monkeypatch, lambda: lambda: np.empty(1 << 60, np.uint8))
-    with pytest.raises(OutOfMemoryError) as caught:
-        run()
-    assert (caught.value.requested, caught.value.device) == (1 << 60, "cpu:0")
+    for take in (lambda call: np.empty(1 << 60, np.uint8), lambda call: call.workspace(1 << 60)):
+        run = moved(rig, monkeypatch, lambda call, take=take: take(call) and None)
+        with pytest.raises(OutOfMemoryError) as caught:
+            run()
+        assert (caught.value.requested, caught.value.device) == (1 << 60, "cpu:0")
 
 
-def test_work_runs_in_the_streams_thread(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_runs_in_the_streams_thread(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
 
-    def prepare() -> Callable[[], None]:
+    def note(*_: Any) -> None:
         threads.append(threading.get_ident())
-        return lambda: threads.append(threading.get_ident())
 
-    moved(rig, monkeypatch, prepare)()
+    moved(rig, monkeypatch, note, note)()
     here, there = threads
     assert here == threading.get_ident() != there
 
 
+def test_a_call_by_addresses(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel of another language wants addresses: of arrays, of memory of its own, and of status words."""
+
+    @kernel(Every, backend="cpu")
+    def by_address(spec: Every, call: Call) -> None:
+        (term,), room = spec.terms, call.workspace(32)
+        assert (call.device, call.stream, call.plan, call.workspace(0)) == (rig.device, rig.stream, None, 0)
+        ctypes.memmove(room, call.at(term), 32)
+        ctypes.memmove(call.at(spec.out), room, 32)
+        words = ctypes.cast(call.status(spec.made), ctypes.POINTER(ctypes.c_int32))
+        assert (words[0], words[1]) == (0, 0)
+        words[0] = 1
+
+    out, made = rig.empty((1, 4), "float64"), np.full(2, 99, np.int32)
+    rig.apply(
+        install(monkeypatch, by_address=by_address),
+        Every((rig.put(np.arange(4.0)),), None, out, 0, 1.0, made),
+    )
+    assert rig.get(out).tolist() == [[0.0, 1.0, 2.0, 3.0]]
+    assert made.tolist() == [1, 0]
+
+
 def test_nothing_is_planned(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     library = rig.library(install(monkeypatch, every=every))
-    assert library.operations == {Every}
+    assert library.operations == {Every.operation}
     assert (
         library.prepare(Every((), None, rig.empty((0, 4), "float64"), 0, 1.0, np.zeros(2, np.int32))) is None
     )

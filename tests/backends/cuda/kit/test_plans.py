@@ -16,10 +16,10 @@ pytest.importorskip("cuda.bindings")
 
 from trio_accel.backends.base import CacheCounts, LibraryError
 from trio_accel.backends.base.kernels import kernel
+from trio_accel.backends.base.library import PlanCache
 from trio_accel.backends.cuda.kit._call import Call
 from trio_accel.backends.cuda.kit._device import LibraryDevice
 from trio_accel.backends.cuda.kit._library import CudaLibrary, ModuleLibrary
-from trio_accel.backends.cuda.kit._plans import PlanTable
 
 only_cuda = pytest.mark.usefixtures("only_cuda")
 
@@ -42,9 +42,9 @@ class Plan:
 class TestTable:
     """Needs no device and no driver."""
 
-    def table(self, most: int) -> tuple[PlanTable, list[Any]]:
+    def table(self, most: int) -> tuple[PlanCache, list[Any]]:
         closed: list[Any] = []
-        return PlanTable(most, closed.append, lambda plan: bool(plan.is_busy)), closed
+        return PlanCache(most, closed.append, lambda plan: bool(plan.is_busy)), closed
 
     def test_the_oldest_makes_way(self) -> None:
         table, closed = self.table(2)
@@ -83,7 +83,7 @@ class TestTable:
     def test_what_became_of_plans_is_counted(self, launched: list[int], most: int) -> None:
         """Against a model: the keys that were used last."""
         counts = CacheCounts()
-        table = PlanTable(most, counts=counts)
+        table = PlanCache(most, counts=counts)
         kept: list[int] = []
         found = made = 0
         for number in launched:
@@ -207,7 +207,7 @@ class PlanningLibrary(CudaLibrary):
         super().__init__(device)
         self.closed: list[str] = []
 
-    def _plan(self, spec: Moved) -> Plan:
+    def _plan(self, spec: Moved, device: LibraryDevice) -> Plan:
         return Plan(spec.way)
 
     @kernel(Moved, backend="cuda", plan=_plan)
@@ -225,7 +225,7 @@ class PlanningLibrary(CudaLibrary):
 def test_a_library_gives_its_plans_back(rig: Any) -> None:
     with rig.device.context:
         library = PlanningLibrary(rig.device)
-    assert library.operations == {Moved}
+    assert library.operations == {Moved.operation}
     array = rig.empty((4,), "float64")
     plans = []
     for way in "abc":

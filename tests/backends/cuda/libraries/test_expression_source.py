@@ -27,8 +27,8 @@ from trio_accel.backends.base.expressions import (
     parse,
     typed,
 )
-from trio_accel.backends.cuda.libraries._expression_source import Layouts, elementwise_source, prelude
-from trio_accel.backends.cuda.libraries._expressions import merged
+from trio_accel.backends.base.expressions._source import Layouts, elementwise_source, prelude
+from trio_accel.backends.base.expressions.compiled import merged
 
 STAND_IN = Path(__file__).parents[3] / "stand_in"
 

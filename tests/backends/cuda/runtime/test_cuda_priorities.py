@@ -20,8 +20,8 @@ async def main():
     async with ta.open_system("s") as system, system.open_device("cuda", options=options) as device:
         a = await device.put(__import__("numpy").eye(3))
         await ta.linalg.nrm2(a.reshape(9))
-        lanes = device.dispatch.session.engine.lanes.all
-        print(sorted(int(driver.cuStreamGetPriority(lane.stream.handle)[1]) for lane in lanes))
+        queues = device.dispatch.session.engine.streams.all
+        print(sorted(int(driver.cuStreamGetPriority(queue.stream.handle)[1]) for queue in queues))
 
 
 trio.run(main)

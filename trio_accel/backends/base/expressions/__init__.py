@@ -3,15 +3,15 @@
 from ._evaluate import evaluate
 from ._expression import Expression, parse
 from ._functions import FUNCTIONS, Function
-from ._recipes import (
+from ._reduction import REDUCTIONS, Reduction, TypedReduction, evaluate_reduction, typed_reduction
+from ._specialized import (
     SCALAR_BYTES,
     Argument,
-    ElementwiseRecipe,
-    ReductionRecipe,
+    SpecializedExpression,
+    SpecializedReduction,
     pack_scalars,
     unpack_scalars,
 )
-from ._reduction import REDUCTIONS, Reduction, TypedReduction, evaluate_reduction, typed_reduction
 from ._typing import ArgumentType, Step, TypedExpression, Weak, typed
 
 __all__ = [
@@ -20,11 +20,11 @@ __all__ = [
     "SCALAR_BYTES",
     "Argument",
     "ArgumentType",
-    "ElementwiseRecipe",
     "Expression",
     "Function",
     "Reduction",
-    "ReductionRecipe",
+    "SpecializedExpression",
+    "SpecializedReduction",
     "Step",
     "TypedExpression",
     "TypedReduction",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,23 @@ _UFUNCS = {function.name: function.ufunc for function in FUNCTIONS.values() if f
 _OTHERS: dict[str, Any] = {"where": np.where, "real": np.real, "imag": np.imag}
 
 
-def evaluate(expression: TypedExpression, arguments: Sequence[Any]) -> list[npt.NDArray[Any]]:
+_NOTHING: Mapping[int, Any] = MappingProxyType({})
+
+
+def evaluate(
+    expression: TypedExpression,
+    arguments: Sequence[Any],
+    indices: Mapping[int, npt.NDArray[Any]] = _NOTHING,
+    loaded: Mapping[int, npt.NDArray[Any]] = _NOTHING,
+) -> list[npt.NDArray[Any]]:
     """Compute the results for arrays that broadcast, and NumPy scalars.
 
     Args:
         expression: The typed expression.
         arguments: Arrays or numbers of the types that it was typed for; Python numbers as their carriers.
+            What is only loaded from is not looked at.
+        indices: By their axes, indices of the elements of the result.
+        loaded: By their numbers, the arguments that elements are loaded from.
 
     Returns:
         The results, which may be arguments, or broadcast.
@@ -32,7 +44,13 @@ def evaluate(expression: TypedExpression, arguments: Sequence[Any]) -> list[npt.
     left = _last_uses(expression)
     with np.errstate(all="ignore"):
         for number, step in enumerate(expression.steps):
-            values.append(_value(step, values, arguments))
+            if step.function == "index":
+                value: Any = indices[int(step.value.real)]
+            elif step.function == "load":
+                value = _load(loaded[int(step.value.real)], [values[number] for number in step.steps])
+            else:
+                value = _value(step, values, arguments)
+            values.append(value)
             for used in left[number]:
                 # Large temporaries make way for the next ones.
                 values[used] = None
@@ -49,6 +67,14 @@ def _last_uses(expression: TypedExpression) -> list[list[int]]:
         if used not in expression.outputs:
             found[number].append(used)
     return found
+
+
+def _load(array: npt.NDArray[Any], indices: Sequence[Any]) -> Any:
+    """Load elements: a negative index counts from the end, and one outside of the array is the nearest."""
+    clipped = [
+        np.clip(index, -extent, extent - 1) for index, extent in zip(indices, array.shape, strict=True)
+    ]
+    return array[tuple(clipped)]
 
 
 def _value(step: Step, values: list[Any], arguments: Sequence[Any]) -> Any:

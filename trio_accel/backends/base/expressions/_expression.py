@@ -6,14 +6,14 @@ import ast
 import functools
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import attrs
 
 from ._functions import CONSTANTS, FUNCTIONS, OPERATORS
 
-__all__ = ["Call", "Expression", "Literal", "Name", "Node", "Place", "parse"]
+__all__ = ["Apply", "Expression", "Index", "Literal", "Load", "Name", "Node", "Place", "parse"]
 
 Place: TypeAlias = tuple[int, int]
 """Line, from 1 on, and column, from 0 on, in characters."""
@@ -24,6 +24,9 @@ _MOST_DEPTH = 200
 _MOST_INTEGER = 1 << 64
 # Of a bare expression.
 _DEFAULT_OUTPUT = "out"
+# The function that gives an index; a name like any other where it is not called.
+_INDEX = "i"
+_MOST_AXES = 64
 
 
 @attrs.frozen
@@ -43,7 +46,7 @@ class Literal:
 
 
 @attrs.frozen
-class Call:
+class Apply:
     """A function of its arguments; operators are functions."""
 
     function: str
@@ -51,7 +54,24 @@ class Call:
     place: Place = attrs.field(eq=False)
 
 
-Node: TypeAlias = "Name | Literal | Call"
+@attrs.frozen
+class Index:
+    """``i(axis)``: the index of the element along an axis of the result, from the end for negative ones."""
+
+    axis: int
+    place: Place = attrs.field(eq=False)
+
+
+@attrs.frozen
+class Load:
+    """``x[...]``: an element of an argument, at indices that are computed."""
+
+    name: str
+    indices: tuple[Node, ...]
+    place: Place = attrs.field(eq=False)
+
+
+Node: TypeAlias = "Name | Literal | Apply | Index | Load"
 
 
 @attrs.frozen
@@ -63,12 +83,19 @@ class Expression:
         inputs: Names of the arguments, in order.
         outputs: Names of the results, in order.
         statements: What is assigned to which name, in order.
+        elements: The arguments that are read element by element.
+        loads: The arguments that elements are loaded from, and how many indices each takes.
+        has_index: Whether there is an index.
     """
 
     text: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    statements: tuple[tuple[str, Node], ...]
+    # These follow from the text.
+    statements: tuple[tuple[str, Node], ...] = attrs.field(eq=False)
+    elements: frozenset[str] = attrs.field(eq=False)
+    loads: Mapping[str, int] = attrs.field(eq=False)
+    has_index: bool = attrs.field(eq=False)
 
     def refuse(self, message: str, place: Place) -> NoReturn:
         """Raise a `ValueError` that shows a place of the text."""
@@ -106,7 +133,7 @@ def parse(
         raise ValueError(f"the expression has {len(text)} characters; at most {_MOST_CHARACTERS} are allowed")
     parser = _Parser(text)
     statements = tuple(parser.statements())
-    found = _inputs(statements)
+    found = _inputs(statements, Name, Load)
     assigned = list(dict.fromkeys(name for name, _ in statements))
     chosen = _unread(statements) if outputs is None else outputs
     for name in chosen:
@@ -114,7 +141,9 @@ def parse(
             raise ValueError(f"output {name!r} is not assigned; {', '.join(assigned)} are")
     if not chosen or len(set(chosen)) < len(chosen):
         raise ValueError(f"outputs must be different names, at least one, got {chosen}")
-    return Expression(text, _ordered(found, inputs), tuple(chosen), statements)
+    elements = frozenset(_inputs(statements, Name))
+    ordered = _ordered(found, inputs)
+    return Expression(text, ordered, tuple(chosen), statements, elements, parser.loads, parser.has_index)
 
 
 def _ordered(found: list[str], inputs: tuple[str, ...] | None) -> tuple[str, ...]:
@@ -132,12 +161,12 @@ def _ordered(found: list[str], inputs: tuple[str, ...] | None) -> tuple[str, ...
     return inputs
 
 
-def _inputs(statements: Iterable[tuple[str, Node]]) -> list[str]:
-    """Names that are read before they are assigned, in order."""
+def _inputs(statements: Iterable[tuple[str, Node]], *kinds: type[Name | Load]) -> list[str]:
+    """Names that nodes of these kinds read before they are assigned, in order."""
     found: dict[str, None] = {}
     assigned: set[str] = set()
     for name, node in statements:
-        found.update(dict.fromkeys(read for read in _names(node) if read not in assigned))
+        found.update(dict.fromkeys(read for read in _names(node, *kinds) if read not in assigned))
         assigned.add(name)
     return list(found)
 
@@ -146,18 +175,17 @@ def _unread(statements: Sequence[tuple[str, Node]]) -> tuple[str, ...]:
     """Names whose last value no later statement reads."""
     kept: dict[str, None] = {}
     for name, node in statements:
-        for read in _names(node):
+        for read in _names(node, Name, Load):
             kept.pop(read, None)
         kept[name] = None
     return tuple(kept)
 
 
-def _names(node: Node) -> list[str]:
-    if isinstance(node, Name):
-        return [node.name]
-    if isinstance(node, Literal):
-        return []
-    return [name for argument in node.arguments for name in _names(argument)]
+def _names(node: Node, *kinds: type[Name | Load]) -> Iterator[str]:
+    if isinstance(node, kinds):
+        yield node.name
+    for part in node.indices if isinstance(node, Load) else node.arguments if isinstance(node, Apply) else ():
+        yield from _names(part, *kinds)
 
 
 class _Parser:
@@ -167,6 +195,9 @@ class _Parser:
         self._text = text
         self._lines = text.splitlines()
         self._count = 0
+        self._assigned: set[str] = set()
+        self.loads: dict[str, int] = {}
+        self.has_index: bool = False
         self._makers: dict[type[ast.expr], Callable[[Any, int], Node]] = {
             ast.Constant: self._constant,
             ast.Name: self._name,
@@ -176,6 +207,7 @@ class _Parser:
             ast.Compare: self._compare,
             ast.IfExp: self._conditional,
             ast.Call: self._function,
+            ast.Subscript: self._load,
         }
 
     def statements(self) -> Iterable[tuple[str, Node]]:
@@ -188,12 +220,14 @@ class _Parser:
                     if name in FUNCTIONS or name in CONSTANTS:
                         self._refuse(f"{name!r} is a function or number, and cannot be assigned", statement)
                     yield name, self._node(value, 0)
+                    self._assigned.add(name)
                 case ast.AugAssign(target=ast.Name(id=name) as target, op=operator, value=value):
                     function = OPERATORS.get(type(operator).__name__)
                     if function is None:
                         self._refuse(f"{_what(operator)} is not allowed", statement)
                     read = Name(name, self._place(target))
-                    yield name, Call(function, (read, self._node(value, 0)), self._place(statement))
+                    yield name, Apply(function, (read, self._node(value, 0)), self._place(statement))
+                    self._assigned.add(name)
                 case ast.Expr(value=value) if len(tree.body) == 1:
                     yield _DEFAULT_OUTPUT, self._node(value, 0)
                 case ast.Expr():
@@ -248,7 +282,7 @@ class _Parser:
 
     def _conditional(self, node: ast.IfExp, depth: int) -> Node:
         items = tuple(self._node(each, depth) for each in (node.test, node.body, node.orelse))
-        return Call("where", items, self._place(node))
+        return Apply("where", items, self._place(node))
 
     def _call(
         self, operator: ast.operator | ast.unaryop, items: list[ast.expr], node: ast.expr, depth: int
@@ -256,11 +290,11 @@ class _Parser:
         function = OPERATORS.get(type(operator).__name__)
         if function is None:
             self._refuse(f"the operator {_what(operator)} is not allowed in an expression", node)
-        return Call(function, tuple(self._node(item, depth) for item in items), self._place(node))
+        return Apply(function, tuple(self._node(item, depth) for item in items), self._place(node))
 
     def _chain(self, operator: ast.boolop, items: list[Node], place: Place) -> Node:
         function = OPERATORS[type(operator).__name__]
-        return functools.reduce(lambda left, right: Call(function, (left, right), place), items)
+        return functools.reduce(lambda left, right: Apply(function, (left, right), place), items)
 
     def _compare(self, node: ast.Compare, depth: int) -> Node:
         items = [self._node(each, depth) for each in (node.left, *node.comparators)]
@@ -269,7 +303,7 @@ class _Parser:
             function = OPERATORS.get(type(operator).__name__)
             if function is None:
                 self._refuse(f"the operator {_what(operator)} is not allowed in an expression", node)
-            found.append(Call(function, (left, right), self._place(node)))
+            found.append(Apply(function, (left, right), self._place(node)))
         # As in Python, a < b < c means a < b and b < c.
         return self._chain(ast.And(), found, self._place(node))
 
@@ -277,6 +311,8 @@ class _Parser:
         if not isinstance(node.func, ast.Name):
             self._refuse("only functions of the table can be called, by their names", node)
         name = node.func.id
+        if name == _INDEX:
+            return self._index(node)
         function = FUNCTIONS.get(name)
         if function is None:
             self._refuse(f"there is no function {name!r} in expressions{_similar(name)}", node)
@@ -285,7 +321,7 @@ class _Parser:
         if len(node.args) != function.arity:
             self._refuse(f"{name} takes {function.arity} arguments, got {len(node.args)}", node)
         items = tuple(self._node(argument, depth) for argument in node.args)
-        return Call(name, items, self._place(node))
+        return Apply(name, items, self._place(node))
 
     def _number(self, value: object, node: ast.expr) -> complex:
         if not isinstance(value, (bool, int, float, complex)):
@@ -298,6 +334,32 @@ class _Parser:
         # Python counts bytes.
         line = self._lines[node.lineno - 1] if node.lineno <= len(self._lines) else ""
         return node.lineno, len(line.encode()[: node.col_offset].decode(errors="replace"))
+
+    def _index(self, node: ast.Call) -> Node:
+        self.has_index = True
+        match node:
+            case ast.Call(args=[ast.Constant(value=int(axis))], keywords=[]):
+                pass
+            case ast.Call(
+                args=[ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(axis)))], keywords=[]
+            ):
+                axis = -axis
+            case _:
+                self._refuse("i takes an axis of the result as a number that is written: i(0), i(-1)", node)
+        if isinstance(axis, bool) or not -_MOST_AXES <= axis < _MOST_AXES:
+            self._refuse(f"there is no axis {axis}: an array has at most {_MOST_AXES} axes", node)
+        return Index(axis, self._place(node))
+
+    def _load(self, node: ast.Subscript, depth: int) -> Node:
+        if not isinstance(node.value, ast.Name):
+            self._refuse("only arguments have elements to load: write x[...]", node)
+        name, items = node.value.id, node.slice
+        if name in FUNCTIONS or name in CONSTANTS or name in self._assigned:
+            self._refuse(f"{name!r} is no argument: only arguments have elements to load", node)
+        several = items.elts if isinstance(items, ast.Tuple) else [items]
+        if self.loads.setdefault(name, len(several)) != len(several) or not several:
+            self._refuse(f"{name!r} takes one index for each of its axes, always as many", node)
+        return Load(name, tuple(self._node(item, depth) for item in several), self._place(node))
 
     def _refuse(self, message: str, node: ast.expr | ast.stmt) -> NoReturn:
         raise ValueError(_told(self._text, message, self._place(node)))
@@ -312,7 +374,7 @@ def _what(node: ast.AST) -> str:
         "In": "in",
         "NotIn": "not in",
         "Attribute": "an attribute (.name)",
-        "Subscript": "an index ([...])",
+        "Slice": "a slice (a:b)",
         "NamedExpr": "an assignment (:=)",
         "JoinedStr": "a string",
     }

@@ -117,6 +117,8 @@ def _parsed(what: str, text: str, inputs: tuple[str, ...] | None = None) -> Expr
         raise ValueError(f"{what}: {error}") from None
     if len(parsed.outputs) != 1:
         raise ValueError(f"{what}: must have one result, it has {', '.join(parsed.outputs)}")
+    if parsed.has_index or parsed.loads:
+        raise ValueError(f"{what}: has i(axis) or x[...], which only functions of each element have")
     return parsed
 
 

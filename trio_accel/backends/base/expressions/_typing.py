@@ -16,7 +16,7 @@ import numpy as np
 
 from ..dtypes import DType
 from ..errors import NotSupportedError
-from ._expression import Call, Expression, Literal, Node, Place
+from ._expression import Apply, Expression, Index, Literal, Load, Node, Place
 from ._functions import FUNCTIONS, Function
 
 __all__ = ["ArgumentType", "Step", "TypedExpression", "Weak", "typed"]
@@ -53,10 +53,12 @@ class Step:
     """One value of a typed expression.
 
     Attributes:
-        function: ``"argument"``, ``"constant"``, ``"cast"``, or a name of `Function`.
+        function: ``"argument"``, ``"constant"``, ``"cast"``, ``"index"``, ``"load"``, or a name of
+            `Function`.
         dtype: Type of the value.
         steps: Numbers of the steps that it is computed of.
-        value: Of a constant its value, of an argument its number.
+        value: Of a constant its value, of an argument and of a load the number of the argument, of an index
+            its axis.
     """
 
     function: str
@@ -73,11 +75,17 @@ class TypedExpression:
         steps: The values, each computed of earlier ones.
         outputs: Numbers of the steps that are the results.
         bounds: For whole Python numbers: number of the argument, and the narrowest dtypes that it becomes.
+        elements: Numbers of the arguments that are read element by element.
+        axes: The axes that indices are along, each once.
+        loads: Numbers of the arguments that elements are loaded from, and how many indices each takes.
     """
 
     steps: tuple[Step, ...]
     outputs: tuple[int, ...]
     bounds: tuple[tuple[int, DType], ...] = ()
+    elements: tuple[int, ...] = ()
+    axes: tuple[int, ...] = ()
+    loads: tuple[tuple[int, int], ...] = ()
 
     @property
     def dtypes(self) -> tuple[DType, ...]:
@@ -125,9 +133,10 @@ class _Typist:
                 raise NotSupportedError(
                     f"{name} is of {kind}, which expressions do not compute with; use cast()"
                 )
-            dtype = kind.carrier if isinstance(kind, Weak) else kind
-            number = self._step(Step("argument", dtype, (), place), kind)
-            self._names[name] = number
+            if name in expression.elements:
+                dtype = kind.carrier if isinstance(kind, Weak) else kind
+                self._names[name] = self._step(Step("argument", dtype, (), place), kind)
+        self._kinds = dict(zip(expression.inputs, arguments, strict=True))
 
     def assign(self, name: str, node: Node) -> None:
         self._names[name] = self._node(node)
@@ -138,7 +147,16 @@ class _Typist:
             number = self._strong(self._names[name])
             place = next(node.place for other, node in reversed(self._expression.statements) if other == name)
             outputs.append(number if dtype is None else self._convert(number, dtype, place))
-        return TypedExpression(tuple(self._steps), tuple(outputs), tuple(self._bounds))
+        inputs, loads = self._expression.inputs, self._expression.loads
+        axes = dict.fromkeys(int(step.value.real) for step in self._steps if step.function == "index")
+        return TypedExpression(
+            steps=tuple(self._steps),
+            outputs=tuple(outputs),
+            bounds=tuple(self._bounds),
+            elements=tuple(n for n, name in enumerate(inputs) if name in self._expression.elements),
+            axes=tuple(axes),
+            loads=tuple((n, loads[name]) for n, name in enumerate(inputs) if name in loads),
+        )
 
     def _step(self, step: Step, kind: ArgumentType | None = None) -> int:
         weak = kind if isinstance(kind, Weak) else None
@@ -155,13 +173,36 @@ class _Typist:
     def _node(self, node: Node) -> int:
         if isinstance(node, Literal):
             return self._literal(node)
-        if not isinstance(node, Call):
+        if isinstance(node, Index):
+            return self._step(Step("index", DType.int64, (), node.axis))
+        if isinstance(node, Load):
+            return self._load(node)
+        if not isinstance(node, Apply):
             return self._names[node.name]
         steps = tuple(self._node(argument) for argument in node.arguments)
         function = FUNCTIONS[node.function]
         if function.rule == "cast":
             return self._convert(self._strong(steps[0]), DType(function.name), node.place)
         return getattr(self, f"_{function.rule}")(node, function, steps)  # type: ignore[no-any-return]
+
+    def _load(self, node: Load) -> int:
+        kind = self._kinds[node.name]
+        if isinstance(kind, Weak):
+            self._refuse(
+                f"{node.name} is a number: only an array has elements to load", node.place, TypeError
+            )
+        indices = tuple(self._whole_index(self._node(each), each.place) for each in node.indices)
+        return self._step(Step("load", kind, indices, self._expression.inputs.index(node.name)))
+
+    def _whole_index(self, number: int, place: Place) -> int:
+        dtype = self._steps[number].dtype
+        if dtype.kind not in ("int", "uint"):
+            self._refuse(f"an index is a whole number, got {dtype}: int64(...) makes one", place, TypeError)
+        if dtype is DType.uint64:
+            # What int64 does not hold is beyond the end of any array.
+            most = self._step(Step("constant", dtype, (), int(np.iinfo(np.int64).max)))
+            number = self._step(Step("minimum", dtype, (self._strong(number), most)))
+        return self._convert(number, DType.int64, place)
 
     def _literal(self, node: Literal) -> int:
         value = node.value
@@ -175,7 +216,7 @@ class _Typist:
             self._refuse("a whole number must have at most 64 bits", node.place)
         return self._step(Step("constant", dtype, (), value), kind)
 
-    def _ufunc(self, node: Call, function: Function, steps: tuple[int, ...]) -> int:
+    def _ufunc(self, node: Apply, function: Function, steps: tuple[int, ...]) -> int:
         kinds = [self._kind(number) for number in steps]
         self._check_power(node, function, kinds)
         if all(isinstance(kind, Weak) for kind in kinds) and function.name in _WEAK_ARITHMETIC:
@@ -189,7 +230,7 @@ class _Typist:
         return self._call(node, function.name, result, steps, needed)
 
     def _call(
-        self, node: Call, name: str, result: DType, steps: tuple[int, ...], needed: Sequence[DType]
+        self, node: Apply, name: str, result: DType, steps: tuple[int, ...], needed: Sequence[DType]
     ) -> int:
         converted = [
             self._convert(number, dtype, argument.place)
@@ -197,7 +238,7 @@ class _Typist:
         ]
         return self._step(Step(name, result, tuple(converted)))
 
-    def _resolve(self, node: Call, function: Function, kinds: list[ArgumentType]) -> list[DType]:
+    def _resolve(self, node: Apply, function: Function, kinds: list[ArgumentType]) -> list[DType]:
         """Types of a ufunc's arguments and of its result, as NumPy has them."""
         # A Python number never widens bfloat16; NumPy, which does not know it, would take float32.
         low = DType.bfloat16 if DType.bfloat16 in kinds else None
@@ -221,7 +262,7 @@ class _Typist:
         converted = tuple(self._cast(number, kind.carrier) for number in steps)
         return self._step(Step(function.name, kind.carrier, converted), kind)
 
-    def _check_power(self, node: Call, function: Function, kinds: list[ArgumentType]) -> None:
+    def _check_power(self, node: Apply, function: Function, kinds: list[ArgumentType]) -> None:
         """Refuse a power of whole numbers whose exponent may be negative: its value is none of them."""
         if function.name != "power" or not all(_is_whole(kind) for kind in kinds):
             return
@@ -237,11 +278,11 @@ class _Typist:
                 exponent.place,
             )
 
-    def _where(self, node: Call, function: Function, steps: tuple[int, ...]) -> int:
+    def _where(self, node: Apply, function: Function, steps: tuple[int, ...]) -> int:
         dtype = self._common(node, steps[1:])
         return self._call(node, "where", dtype, steps, [DType.bool, dtype, dtype])
 
-    def _clip(self, node: Call, function: Function, steps: tuple[int, ...]) -> int:
+    def _clip(self, node: Apply, function: Function, steps: tuple[int, ...]) -> int:
         dtype = self._common(node, steps)
         if dtype.kind in ("complex", "bool"):
             self._refuse_dtypes(node, [self._kind(number) for number in steps])
@@ -251,7 +292,7 @@ class _Typist:
         )
         return self._step(Step("minimum", dtype, (self._step(Step("maximum", dtype, (x, low))), high)))
 
-    def _part(self, node: Call, function: Function, steps: tuple[int, ...]) -> int:
+    def _part(self, node: Apply, function: Function, steps: tuple[int, ...]) -> int:
         number = self._strong(steps[0])
         dtype = self._steps[number].dtype
         real = {DType.complex64: DType.float32, DType.complex128: DType.float64}.get(dtype)
@@ -259,7 +300,7 @@ class _Typist:
             return self._step(Step(function.name, real, (number,)))
         return number if function.name == "real" else self._step(Step("constant", dtype, (), 0))
 
-    def _angle(self, node: Call, function: Function, steps: tuple[int, ...]) -> int:
+    def _angle(self, node: Apply, function: Function, steps: tuple[int, ...]) -> int:
         number = self._strong(steps[0])
         dtype = self._steps[number].dtype
         if dtype.kind == "complex":
@@ -271,7 +312,7 @@ class _Typist:
         zero = self._step(Step("constant", dtype, (), 0.0))
         return self._step(Step("arctan2", dtype, (zero, self._cast(number, dtype))))
 
-    def _common(self, node: Call, steps: tuple[int, ...]) -> DType:
+    def _common(self, node: Apply, steps: tuple[int, ...]) -> DType:
         """The dtype that values are brought to, as `numpy.result_type` finds it."""
         kinds = [self._kind(number) for number in steps]
         low = DType.bfloat16 in kinds
@@ -334,7 +375,7 @@ class _Typist:
             return number
         return self._step(Step("cast", dtype, (number,)), self._weak.get(number))
 
-    def _refuse_dtypes(self, node: Call, kinds: Sequence[ArgumentType]) -> NoReturn:
+    def _refuse_dtypes(self, node: Apply, kinds: Sequence[ArgumentType]) -> NoReturn:
         names = ", ".join(
             f"a Python {kind.value}" if isinstance(kind, Weak) else kind.value for kind in kinds
         )

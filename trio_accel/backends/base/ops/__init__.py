@@ -17,7 +17,7 @@ from .expression import ElementwiseSpec, ReductionSpec
 from .fft import FftDirection, FftKind, FftNorm, FftSpec
 from .graphs import BranchSpec, GraphNode, GraphRecipe, GraphSpec, LoopSpec, graph_recipe
 from .jit import (
-    CodeFormat, Dim3, KernelCode, KernelInfoSpec, KernelLayout, KernelParameter, KernelRecipe, KernelRole,
+    CodeFormat, Dim3, KernelCode, KernelInfoSpec, KernelLayout, KernelParameter, KernelDefinition, KernelRole,
     KernelSpec, scalar_offsets,
 )
 from .linalg import (
@@ -35,12 +35,12 @@ __all__ = [
     "Descriptor", "Dim3", "Distribution", "ElementwiseSpec",
     "FftDirection", "FftKind",
     "FftNorm", "FftSpec", "FillSpec", "GemmSpec", "GraphNode",
-    "GraphRecipe", "GraphSpec", "HostUse", "Item", "KernelCode", "KernelInfoSpec",
-    "KernelLayout", "KernelParameter", "KernelRecipe", "KernelRole", "KernelSpec", "LoopSpec",
-   
+    "GraphRecipe", "GraphSpec", "HostUse", "Item", "KernelCode", "KernelDefinition", "KernelInfoSpec",
+    "KernelLayout", "KernelParameter", "KernelRole", "KernelSpec", "LoopSpec",
+
     "MatmulSpec", "NumberRole", "OperationSpec", "PeerArray", "Peers", "PhiloxSpec",
     "ProgramCall", "ProgramFetch", "ProgramResult", "ProgramReturn", "ReductionSpec", "Role",
-   
+
     "SddmmCsrSpec", "Shapes", "Side", "SpecField", "SpmmCsrSpec", "SpmvCsrSpec",
     "StackSpec", "StatusArray", "SymmSpec", "SyrkSpec", "Transpose",
     "TriangularSpec",

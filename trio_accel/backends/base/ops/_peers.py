@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import attrs
 
@@ -48,18 +49,23 @@ class Peers:
 
         A kernel that waits for its peers stops waiting by this. The callback must be quick and not raise.
         """
-        if self.failure is None:
-            self._callbacks.append(callback)
-        else:
-            callback()
+        self._callbacks.append(callback)
+        # A kernel may say so in a thread while the other part fails: looked at behind, none is overlooked.
+        if self.failure is not None:
+            self._call_back()
 
     def fail(self, failure: BaseException) -> None:
         """Another part has failed; called by the engine."""
         if self.failure is None:
             self.failure = failure
-            for callback in self._callbacks:
-                callback()
+            self._call_back()
 
     def end(self) -> None:
         """The operation is over; called by the engine."""
         self._callbacks.clear()
+
+    def _call_back(self) -> None:
+        while self._callbacks:
+            # The other thread may take the last one: each is called once.
+            with suppress(IndexError):
+                self._callbacks.pop()()

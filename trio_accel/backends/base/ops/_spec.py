@@ -155,6 +155,9 @@ class OperationSpec:
     The role of each field is declared: arrays by `reads`, `writes` and `updates`, those of other devices by
     `peers`, values by `exact`, `scalar` and `number`, status words by `status`. The `Descriptor` of the class
     is made from the roles.
+
+    Attributes:
+        operation: Names the class in the tables of kernels; by default its module and name.
     """
 
     __slots__ = ()

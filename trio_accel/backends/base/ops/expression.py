@@ -14,15 +14,18 @@ class ElementwiseSpec(OperationSpec):
     """An expression of arrays and numbers, computed for each element.
 
     Attributes:
-        recipe: The expression and its types, as `ElementwiseRecipe.encode` of
+        expression: The expression and its types, as `SpecializedExpression.encode` of
             `trio_accel.backends.base.expressions` writes them.
-        arrays: Arrays, broadcast to the shape of the results by strides of zero.
+        arrays: Arrays that are read element by element, broadcast to the shape of the results by strides of
+            zero.
+        loaded: Arrays that elements are loaded from, as they lie; an array may be in both.
         results: The results, in C order.
         scalars: Numbers, 16 bytes for each.
     """
 
-    recipe: str = exact()
+    expression: str = exact()
     arrays: tuple[ArraySpec, ...] = reads(many=True)
+    loaded: tuple[ArraySpec, ...] = reads(many=True)
     results: tuple[ArraySpec, ...] = writes(many=True)
     scalars: bytes = packed()
 
@@ -32,14 +35,14 @@ class ReductionSpec(OperationSpec):
     """An expression of arrays and numbers, reduced along axes.
 
     Attributes:
-        recipe: The reduction and its types, as `ReductionRecipe.encode` writes them.
+        reduction: The reduction and its types, as `SpecializedReduction.encode` writes them.
         axes: The axes of `arrays` that are reduced, in order.
         arrays: Arrays, broadcast to one shape by strides of zero.
         out: The result, in C order, with or without the reduced axes.
         scalars: Numbers, 16 bytes for each.
     """
 
-    recipe: str = exact()
+    reduction: str = exact()
     axes: tuple[int, ...] = exact()
     arrays: tuple[ArraySpec, ...] = reads(many=True)
     out: ArraySpec = writes()

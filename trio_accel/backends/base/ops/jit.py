@@ -1,4 +1,4 @@
-"""Kernels of the user's own: what a launch is made of, and the recipe that a backend makes the kernel of."""
+"""Kernels of the user's own: the specification of a launch, and the definition of a kernel."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = [
     "CodeFormat",
     "Dim3",
     "KernelCode",
+    "KernelDefinition",
     "KernelInfoSpec",
     "KernelLayout",
     "KernelParameter",
-    "KernelRecipe",
     "KernelRole",
     "KernelSpec",
     "scalar_offsets",
@@ -76,8 +76,8 @@ class KernelCode:
 
 
 @attrs.frozen(kw_only=True)
-class KernelRecipe:
-    """What a kernel is made of, in any process: a specification holds it as one text.
+class KernelDefinition:
+    """Everything that a kernel is made of, in any process: a specification holds it as one text.
 
     Attributes:
         name: Its name, or the name expression of a template's instance.
@@ -100,7 +100,7 @@ class KernelRecipe:
     cpu: str | None = None
 
     def encode(self) -> str:
-        """The recipe as a text; equal recipes have equal texts."""
+        """It as a text; equal definitions have equal texts."""
         plain = {
             "name": self.name,
             "parameters": [
@@ -125,8 +125,8 @@ class KernelRecipe:
         return tuple(each for each in self.parameters if each.role == role)
 
     @staticmethod
-    def decode(text: str) -> KernelRecipe:
-        """The recipe that `encode` made a text of; that of a text that came lately is the same object."""
+    def decode(text: str) -> KernelDefinition:
+        """What `encode` made a text of; the same object for a text that was decoded lately."""
         return _decode(text)
 
 
@@ -135,7 +135,7 @@ class KernelSpec(OperationSpec):
     """A launch of a kernel of the user's own. A grid with an extent of 0 runs nothing.
 
     Attributes:
-        recipe: What the kernel is made of, as `KernelRecipe.encode` writes it.
+        definition: What the kernel is made of, as `KernelDefinition.encode` writes it.
         grid: Blocks along x, y and z.
         block: Threads of a block along x, y and z.
         shared: Bytes of dynamic shared memory for each block.
@@ -145,7 +145,7 @@ class KernelSpec(OperationSpec):
         scalars: Scalars, likewise: each aligned to its size, as a C structure has them.
     """
 
-    recipe: str = exact()
+    definition: str = exact()
     grid: Dim3 = exact()
     block: Dim3 = exact()
     shared: int = exact()
@@ -160,7 +160,7 @@ class KernelInfoSpec(OperationSpec):
     """What a compiled kernel needs, and how many of its blocks run at once.
 
     Attributes:
-        recipe: What the kernel is made of.
+        definition: What the kernel is made of.
         block: Threads of a block along x, y and z.
         shared: Bytes of dynamic shared memory for each block.
         words: Filled in the order of `WORDS`.
@@ -179,7 +179,7 @@ class KernelInfoSpec(OperationSpec):
         "multiprocessors",
     )
 
-    recipe: str = exact()
+    definition: str = exact()
     block: Dim3 = exact()
     shared: int = exact()
     words: StatusArray = status()
@@ -204,10 +204,10 @@ def _encoded(data: str | bytes) -> tuple[str, str]:
 
 
 @functools.lru_cache(256)
-def _decode(text: str) -> KernelRecipe:
+def _decode(text: str) -> KernelDefinition:
     plain = cast("dict[str, Any]", json.loads(text))
     cluster = plain["cluster"]
-    return KernelRecipe(
+    return KernelDefinition(
         name=plain["name"],
         parameters=tuple(
             KernelParameter(name=name, role=role, dtype=DType(dtype), ndim=ndim, layout=layout)

@@ -1,100 +1,163 @@
-"""A kernel library of the CPU backend: a table of kernels."""
+"""A kernel library of the CPU backend, and a launch as its kernels see it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from ...base import AccelError, AccelStream, NotSupportedError
-from ...base.ops import OperationSpec, Peers
-from ..runtime._memory import CpuMemory
-from ..runtime._stream import CpuStream, Work
+from ...base import AccelDevice, AccelError, AccelStream, OutOfMemoryError
+from ...base.kernels import Kernel
+from ...base.library import TableLibrary
+from ...base.ops import ArraySpec, OperationSpec, Peers, StatusArray
+from ..runtime._memory import HostArray
+from ..runtime._stream import CpuStream
 
-__all__ = ["CpuLibrary", "Kernel", "Kernels"]
-
-Kernel: TypeAlias = Callable[[Any, CpuMemory], Work]
-"""Prepares an operation in the event loop's thread, quickly: ``kernel(spec, memory)``.
-
-It takes views of the arrays by `CpuMemory.view`, refuses what it cannot do (`NotSupportedError`,
-`LibraryError`), and returns the work: a callable without arguments for the stream's thread. The work fills
-the outputs, and the status words if the specification has any.
-"""
-
-Kernels: TypeAlias = Mapping[type[OperationSpec], Kernel]
-"""What a library has: its operations, each with its kernel."""
+__all__ = ["Call", "CpuLibrary", "HostDevice"]
 
 
-class CpuLibrary:
-    """One library of an open device."""
+class HostDevice(AccelDevice, Protocol):
+    """An open device whose kernels compute with arrays of the host."""
 
-    def __init__(self, name: str, kernels: Kernels, memory: CpuMemory, device: str) -> None:
-        self._name = name
-        self._kernels = kernels
-        self._memory = memory
+    def host_view(self, array: ArraySpec) -> HostArray:
+        """Make the array of a specification.
+
+        Raises:
+            KeyError: There is no such block.
+            ValueError: The array does not lie within it.
+        """
+        ...
+
+    def exhausted(self, requested: int) -> OutOfMemoryError:
+        """Make the error for memory that a kernel needs for itself, and the machine does not have."""
+        ...
+
+
+class Call:
+    """One launch: what its stream runs, and what its kernel is called with, in the thread of the stream.
+
+    Attributes:
+        device: The device.
+        stream: The stream.
+        plan: What the kernel's `plan` function has made; None if it has none.
+    """
+
+    __slots__ = ("_function", "_rooms", "_spec", "device", "plan", "stream")
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        spec: OperationSpec,
+        plan: Any,
+        device: HostDevice,
+        stream: AccelStream,
+    ) -> None:
+        self._function = function
+        self._spec = spec
+        self.plan: Any = plan
+        self.device: HostDevice = device
+        self.stream: AccelStream = stream
+        self._rooms: list[HostArray] | None = None
+
+    def array(self, array: ArraySpec) -> HostArray:
+        """An array, as a view of its memory; raises as `HostDevice.host_view` does."""
+        return self.device.host_view(array)
+
+    def at(self, array: ArraySpec) -> int:
+        """The address of an array's first element; raises as `array` does."""
+        return int(self.device.host_view(array).ctypes.data)
+
+    def peers(self, peers: Peers) -> list[HostArray]:
+        """The arrays that the other parts of an operation lend, in the order of `Peers.arrays`."""
+        owners: Any = [peer.owner for peer in peers.arrays]
+        return [owner.host_view(peer.array) for owner, peer in zip(owners, peers.arrays, strict=True)]
+
+    def workspace(self, nbytes: int) -> int:
+        """The address of so many bytes of memory, until the kernel returns; 0 for none.
+
+        Raises:
+            MemoryError: There is not so much; the operation fails with an `OutOfMemoryError`.
+        """
+        if nbytes <= 0:
+            return 0
+        room = np.empty(nbytes, np.uint8)
+        self._rooms = [*(self._rooms or ()), room]
+        return int(room.ctypes.data)
+
+    def status(self, words: StatusArray) -> int:
+        """The address of status words, which are zero now; a kernel may also write to the array itself."""
+        words.fill(0)
+        return int(words.ctypes.data)
+
+    def __call__(self) -> None:
+        """Run the kernel, and look at the status words if there are any."""
+        spec = self._spec
+        described = spec.descriptor()
+        if described.peers and getattr(spec, described.peers).failure is not None:
+            # Another part of the operation has failed.
+            return
+        try:
+            returned = self._function(spec, self)
+            if returned is not None:
+                raise _returned(self._function, returned)
+            if described.has_status:
+                spec.check_status()
+        except AccelError as error:
+            error.device = self.device.info.name
+            raise
+        except MemoryError as error:
+            # What a kernel needs for itself: NumPy tells how much, others do not.
+            shape, dtype = getattr(error, "shape", ()), getattr(error, "dtype", None)
+            requested = math.prod(shape) * dtype.itemsize if isinstance(dtype, np.dtype) else 0
+            raise self.device.exhausted(requested) from error
+
+
+def _returned(function: Callable[..., object], value: object) -> TypeError:
+    return TypeError(
+        f"the kernel {getattr(function, '__qualname__', function)} must compute and return None, it returned "
+        f"{type(value).__name__}"
+    )
+
+
+class CpuLibrary(TableLibrary):
+    """One library of an open device: its kernels run in the threads of streams.
+
+    Args:
+        name: Name of the library.
+        device: The device.
+        kernels: The functions among its kernels.
+    """
+
+    backend: ClassVar[str] = "cpu"
+    has_threads: ClassVar[bool] = True
+
+    def __init__(self, name: str, device: HostDevice, kernels: Mapping[str, Kernel]) -> None:
+        self.name = name
         self._device = device
-
-    @property
-    def name(self) -> str:
-        """Name of the library."""
-        return self._name
-
-    @property
-    def operations(self) -> frozenset[type[OperationSpec]]:
-        """Specifications that `enqueue` takes."""
-        return frozenset(self._kernels)
-
-    def prepare(self, spec: OperationSpec) -> None:
-        """Nothing: what an operation plans, it plans on its stream."""
+        super().__init__(device, kernels)
 
     def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
         """Put an operation on a stream; see `KernelLibrary.enqueue`."""
         if not isinstance(stream, CpuStream):
             raise TypeError(f"stream: the CPU backend enqueues on its own streams, not on {stream!r}")
-        kernel = self._kernels.get(spec.operation)
-        if kernel is None:
-            raise NotSupportedError(
-                f"the CPU backend's library {self._name!r} has no {type(spec).__name__}",
-                backend="cpu",
-                device=self._device,
-            )
+        stream.enqueue(self.call_of(spec, stream))
+
+    def call_of(self, spec: OperationSpec, stream: AccelStream) -> Call:
+        """Make a launch, which is run when it is called.
+
+        Raises:
+            NotSupportedError: The library has no such operation or dtype.
+            LibraryError: The operation is refused.
+        """
+        kernel = self._kernel_of(spec)
         try:
-            work = kernel(spec, self._memory)
-            if not callable(work):
-                raise TypeError(
-                    f"the kernel {getattr(kernel, '__qualname__', kernel)} of library {self._name!r} must "
-                    f"return its work, a callable without arguments, got {type(work).__name__}"
-                )
+            plan = self._plan_of(spec, kernel) if kernel.plan is not None or kernel.dtypes else None
         except AccelError as error:
-            error.device = self._device
+            error.device = self._device.info.name
             raise
-        described = spec.descriptor()
-        if described.peers:
-            work = partial(_run_with_peers, getattr(spec, described.peers), work)
-        judged = spec if described.has_status else None
-        stream.enqueue(partial(_run, work, self._memory, judged))
+        return Call(kernel.function, spec, plan, self._device, stream)
 
     def close(self) -> None:
         """Give handles back: there are none."""
-
-
-def _run_with_peers(peers: Peers, work: Work) -> None:
-    """Run a part of an operation that spans devices, unless another part has failed."""
-    if peers.failure is None:
-        work()
-
-
-def _run(work: Work, memory: CpuMemory, judged: OperationSpec | None) -> None:
-    """Run an operation, and look at its status words if it has any."""
-    try:
-        work()
-        if judged is not None:
-            judged.check_status()
-    except MemoryError as error:
-        # What a kernel needs for itself: NumPy tells how much, others do not.
-        shape, dtype = getattr(error, "shape", ()), getattr(error, "dtype", None)
-        requested = math.prod(shape) * dtype.itemsize if isinstance(dtype, np.dtype) else 0
-        raise memory.exhausted(requested) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import numpy as np
 
@@ -12,7 +11,6 @@ from ...base.blas import Factor, Matrix, Plan, Routine
 from ...base.checks import scalar_of
 from ...base.ops import ArraySpec, OperationSpec, TriangularSpec
 from ..runtime._memory import HostArray
-from ..runtime._stream import Work
 from ._routines import find
 
 __all__ = ["LONGEST", "Blas"]
@@ -37,26 +35,16 @@ class Blas:
         routines = [routine for routine in (plan.routine, plan.plain) if routine is not None]
         self._calls = {routine.name: _Call(dtype, routine) for routine in routines}
 
-    def prepare(self, spec: OperationSpec, view: Callable[[ArraySpec], HostArray]) -> Work:
-        """Prepare an operation."""
+    def run(self, spec: OperationSpec, view: Callable[[ArraySpec], HostArray]) -> None:
+        """Run an operation."""
         routine = self._plan.routine_for(spec)
         if routine is None:
-            return _nothing
+            return
         call = self._calls[routine.name]
         arrays = {field: view(getattr(spec, field)) for field in self._plan.steps}
         factors = call.factors(spec)
-        source = view(spec.b) if isinstance(spec, TriangularSpec) and spec.b != spec.out else None
-        return partial(self._run, call, arrays, factors, source)
-
-    def _run(
-        self,
-        call: _Call,
-        arrays: dict[str, HostArray],
-        factors: dict[int, HostArray],
-        source: HostArray | None,
-    ) -> None:
-        if source is not None:
-            np.copyto(arrays["out"], source)
+        if isinstance(spec, TriangularSpec) and spec.b != spec.out:
+            np.copyto(arrays["out"], view(spec.b))
         copies = {
             field: np.array(arrays[field] if order == "C" else arrays[field].swapaxes(-1, -2), order="C")
             for field, order in self._plan.copies.items()
@@ -113,7 +101,3 @@ class _Call:
         for place, number in factors.items():
             pointers[place] = number.ctypes.data
         self._call(*pointers)
-
-
-def _nothing() -> None:
-    """The result is empty."""

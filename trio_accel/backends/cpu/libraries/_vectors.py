@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ...base import DType, ops
-from ...base.checks import INEXACT, LOW_PRECISION, NATIVE, scalar_of
-from ...base.kernels import kernel
-from ...base.ops import ArraySpec
-from ..kit._checks import check_dtype, check_same_dtype
+from ...base.checks import INEXACT, LOW_PRECISION, NATIVE, check_dtype, scalar_of
+from ...base.kernels import Call, kernel
 from ..kit._pieces import pieces
-from ..runtime._memory import CpuMemory, HostArray
-from ..runtime._stream import Work
+from ..runtime._memory import HostArray
 from ._fortran import LONGEST
 from ._routines import Routine, find
 
@@ -25,89 +21,106 @@ __all__ = ["asum", "axpy", "dot", "iamax", "nrm2", "rot", "scal", "swap"]
 _SAFE = {DType.float32: 1e-20, DType.float64: 1e-280}
 
 
-@kernel("linalg.axpy", backend="cpu")
-def axpy(spec: Any, memory: CpuMemory) -> Work:
-    """Prepare ``y = alpha * x + y``."""
-    dtype = _dtype("axpy", INEXACT, spec.x, spec.y)
+@kernel("linalg.axpy", backend="cpu", dtypes=INEXACT)
+def axpy(spec: Any, call: Call) -> None:
+    """Compute ``y = alpha * x + y``."""
+    dtype = spec.y.dtype
     alpha = np.array(scalar_of("blas", "alpha", spec.alpha, dtype), _compute_dtype(dtype))
-    x, y = memory.view(spec.x), memory.view(spec.y)
+    x, y = call.array(spec.x), call.array(spec.y)
     routine = find(dtype, "axpy")
     if spec.x.is_contiguous and spec.y.is_contiguous:
         x, y = x.reshape(-1), y.reshape(-1)
     # BLAS is three times as fast as two passes of NumPy, and needs no room for the product.
     if routine is not None and _has_blas_stride(x) and _has_blas_stride(y):
-        return partial(_axpy, routine, alpha, x, y)
-    return partial(_axpy_pieces, alpha, x, y)
+        _axpy(routine, alpha, x, y)
+    else:
+        _axpy_pieces(alpha, x, y)
 
 
-@kernel("linalg.scal", backend="cpu")
-def scal(spec: Any, memory: CpuMemory) -> Work:
-    """Prepare ``x = alpha * x``."""
-    dtype = _dtype("scal", INEXACT, spec.x)
+@kernel("linalg.scal", backend="cpu", dtypes=INEXACT)
+def scal(spec: Any, call: Call) -> None:
+    """Compute ``x = alpha * x``."""
+    dtype, x = spec.x.dtype, call.array(spec.x)
     alpha = np.array(scalar_of("blas", "alpha", spec.alpha, dtype), _compute_dtype(dtype))
-    x = memory.view(spec.x)
     if dtype in LOW_PRECISION:
-        return partial(_scal_pieces, alpha, x)
-    return partial(np.multiply, x, alpha, out=x)
+        _scal_pieces(alpha, x)
+    else:
+        np.multiply(x, alpha, out=x)
 
 
-@kernel("linalg.swap", backend="cpu")
-def swap(spec: Any, memory: CpuMemory) -> Work:
-    """Prepare ``x, y = y, x``."""
-    check_same_dtype("swap", spec.x, spec.y)
-    return partial(_swap_pieces, memory.view(spec.x), memory.view(spec.y))
+@kernel("linalg.swap", backend="cpu", dtypes=tuple(DType))
+def swap(spec: Any, call: Call) -> None:
+    """Compute ``x, y = y, x``."""
+    for xs, ys in pieces(call.array(spec.x), call.array(spec.y)):
+        kept = xs.copy()
+        np.copyto(xs, ys)
+        np.copyto(ys, kept)
 
 
-@kernel("linalg.rot", backend="cpu")
-def rot(spec: Any, memory: CpuMemory) -> Work:
-    """Prepare ``x, y = c * x + s * y, c * y - conj(s) * x``."""
-    dtype = _dtype("rot", NATIVE, spec.x, spec.y)
+@kernel("linalg.rot", backend="cpu", dtypes=NATIVE)
+def rot(spec: Any, call: Call) -> None:
+    """Compute ``x, y = c * x + s * y, c * y - conj(s) * x``."""
+    dtype = spec.x.dtype
     c = np.array(spec.c.real, ops.real_of(dtype).dtype)
     s = np.array(scalar_of("blas", "s", spec.s, dtype), dtype.dtype)
-    return partial(_rot_pieces, c, s, memory.view(spec.x), memory.view(spec.y))
+    for xs, ys in pieces(call.array(spec.x), call.array(spec.y)):
+        turned = c * xs + s * ys
+        np.subtract(c * ys, s.conj() * xs, out=ys)
+        np.copyto(xs, turned)
 
 
-@kernel("linalg.dot", backend="cpu")
-def dot(spec: Any, memory: CpuMemory) -> Work:
-    """Prepare ``out = sum(x * y)``."""
-    dtype = _dtype("dot", INEXACT, spec.x, spec.y, spec.out)
-    x, y, out = memory.view(spec.x), memory.view(spec.y), memory.view(spec.out)
-    if dtype in LOW_PRECISION:
-        return partial(_dot_pieces, x, y, out)
-    return partial(np.dot, x, y, out=out)
+@kernel("linalg.dot", backend="cpu", dtypes=INEXACT)
+def dot(spec: Any, call: Call) -> None:
+    """Compute ``out = sum(x * y)``."""
+    x, y, out = call.array(spec.x), call.array(spec.y), call.array(spec.out)
+    if spec.out.dtype in LOW_PRECISION:
+        wide = (np.dot(xs.astype(np.float32), ys.astype(np.float32)) for xs, ys in pieces(x, y))
+        out[...] = sum(map(float, wide))
+    else:
+        np.dot(x, y, out=out)
 
 
-@kernel("linalg.nrm2", backend="cpu")
-def nrm2(spec: Any, memory: CpuMemory) -> Work:
-    """Prepare ``out = sqrt(sum(abs(x)**2))``."""
-    real = ops.real_of(_dtype("nrm2", INEXACT, spec.x))
-    check_dtype(f"nrm2 of {spec.x.dtype} to", spec.out.dtype, (real,))
-    x, out = memory.view(spec.x), memory.view(spec.out)
+def _plan_norm(spec: Any, device: object) -> DType:
+    """Refuse a result that is not of the type of absolute values."""
+    real = ops.real_of(spec.x.dtype)
+    check_dtype("cpu", f"norm of {spec.x.dtype} to", spec.out.dtype, (real,))
+    return real
+
+
+@kernel("linalg.nrm2", backend="cpu", dtypes=INEXACT, plan=_plan_norm, is_quick=True)
+def nrm2(spec: Any, call: Call) -> None:
+    """Compute ``out = sqrt(sum(abs(x)**2))``."""
+    x, out, safe = call.array(spec.x), call.array(spec.out), _SAFE.get(call.plan)
     if spec.x.is_contiguous:
         x = x.reshape(-1)
-    return partial(_nrm2, x, out, _SAFE.get(real))
+    # The plain sum of squares, by BLAS dot, is 4 to 13 times as fast as OpenBLAS's nrm2 of doubles.
+    # The careful way is for where squares may have overflowed or underflowed, and for types without BLAS.
+    squares = 0.0 if safe is None else _sum_of_squares(x)
+    if safe is not None and (safe <= squares < math.inf or math.isnan(squares)):
+        out[...] = math.sqrt(squares)
+    else:
+        out[...] = _careful_norm(x)
 
 
-@kernel("linalg.asum", backend="cpu")
-def asum(spec: Any, memory: CpuMemory) -> Work:
-    """Prepare ``out = sum(abs(x.real) + abs(x.imag))``."""
-    real = ops.real_of(_dtype("asum", NATIVE, spec.x))
-    check_dtype(f"asum of {spec.x.dtype} to", spec.out.dtype, (real,))
-    return partial(_asum_pieces, memory.view(spec.x), memory.view(spec.out))
+@kernel("linalg.asum", backend="cpu", dtypes=NATIVE, plan=_plan_norm, is_quick=True)
+def asum(spec: Any, call: Call) -> None:
+    """Compute ``out = sum(abs(x.real) + abs(x.imag))``."""
+    x, out = call.array(spec.x), call.array(spec.out)
+    out[...] = sum(float(np.abs(_reals(part)).sum(dtype=np.float64)) for (part,) in pieces(x))
 
 
-@kernel("linalg.iamax", backend="cpu")
-def iamax(spec: Any, memory: CpuMemory) -> Work:
-    """Prepare ``out = argmax(abs(x.real) + abs(x.imag))``."""
-    _dtype("iamax", NATIVE, spec.x)
-    return partial(_iamax_pieces, memory.view(spec.x), memory.view(spec.out))
-
-
-def _dtype(operation: str, allowed: tuple[DType, ...], *arrays: ArraySpec) -> DType:
-    """The one dtype of all arrays; refused where the operation does not have it."""
-    dtype = check_same_dtype(operation, *arrays)
-    check_dtype(operation, dtype, allowed)
-    return dtype
+@kernel("linalg.iamax", backend="cpu", dtypes=NATIVE)
+def iamax(spec: Any, call: Call) -> None:
+    """Compute ``out = argmax(abs(x.real) + abs(x.imag))``."""
+    x, out = call.array(spec.x), call.array(spec.out)
+    best, start = -1.0, 0
+    for (part,) in pieces(x):
+        sizes = np.abs(_reals(part)).reshape(len(part), -1).sum(1)
+        place = int(sizes.argmax())
+        # A NaN is not below anything either.
+        if not sizes[place] <= best:
+            best, out[...] = float(sizes[place]), start + place
+        start += len(part)
 
 
 def _compute_dtype(dtype: DType) -> np.dtype[np.generic]:
@@ -137,49 +150,6 @@ def _axpy_pieces(alpha: HostArray, x: HostArray, y: HostArray) -> None:
 def _scal_pieces(alpha: HostArray, x: HostArray) -> None:
     for (xs,) in pieces(x):
         np.copyto(xs, np.multiply(xs, alpha, dtype=alpha.dtype), casting="unsafe")
-
-
-def _swap_pieces(x: HostArray, y: HostArray) -> None:
-    for xs, ys in pieces(x, y):
-        kept = xs.copy()
-        np.copyto(xs, ys)
-        np.copyto(ys, kept)
-
-
-def _rot_pieces(c: HostArray, s: HostArray, x: HostArray, y: HostArray) -> None:
-    for xs, ys in pieces(x, y):
-        turned = c * xs + s * ys
-        np.subtract(c * ys, s.conj() * xs, out=ys)
-        np.copyto(xs, turned)
-
-
-def _asum_pieces(x: HostArray, out: HostArray) -> None:
-    out[...] = sum(float(np.abs(_reals(part)).sum(dtype=np.float64)) for (part,) in pieces(x))
-
-
-def _iamax_pieces(x: HostArray, out: HostArray) -> None:
-    best, start = -1.0, 0
-    for (part,) in pieces(x):
-        sizes = np.abs(_reals(part)).reshape(len(part), -1).sum(1)
-        place = int(sizes.argmax())
-        # A NaN is not below anything either.
-        if not sizes[place] <= best:
-            best, out[...] = float(sizes[place]), start + place
-        start += len(part)
-
-
-def _dot_pieces(x: HostArray, y: HostArray, out: HostArray) -> None:
-    out[...] = sum(float(np.dot(xs.astype(np.float32), ys.astype(np.float32))) for xs, ys in pieces(x, y))
-
-
-def _nrm2(x: HostArray, out: HostArray, safe: float | None) -> None:
-    # The plain sum of squares, by BLAS dot, is 4 to 13 times as fast as OpenBLAS's nrm2 of doubles.
-    # The careful way is for where squares may have overflowed or underflowed, and for types without BLAS.
-    squares = 0.0 if safe is None else _sum_of_squares(x)
-    if safe is not None and (safe <= squares < math.inf or math.isnan(squares)):
-        out[...] = math.sqrt(squares)
-    else:
-        out[...] = _careful_norm(x)
 
 
 def _sum_of_squares(x: HostArray) -> float:

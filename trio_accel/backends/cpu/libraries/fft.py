@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import scipy.fft
 from scipy.fft._backend import _ScipyBackend  # pyright: ignore[reportPrivateUsage]
 
-from ...base.kernels import kernel
+from ...base.checks import NATIVE
+from ...base.kernels import Call, kernel
 from ...base.ops import FftSpec
-from ..kit._checks import check_shapes
-from ..runtime._memory import CpuMemory, HostArray
+from ..runtime._memory import HostArray
 from ..runtime._processor import usable_cores
-from ..runtime._stream import Work
 
 __all__ = ["fft"]
 
@@ -33,14 +31,13 @@ _TRANSFORMS: dict[tuple[str, str], object] = {
 _scipy_transform = cast("Callable[..., HostArray]", _ScipyBackend.__ua_function__)
 
 
-@kernel(FftSpec, backend="cpu")
-def fft(spec: FftSpec, memory: CpuMemory) -> Work:
-    """Prepare a transform."""
-    check_shapes("fft", spec)
-    source, out = memory.view(spec.source), memory.view(spec.out)
+@kernel(FftSpec, backend="cpu", dtypes=NATIVE)
+def fft(spec: FftSpec, call: Call) -> None:
+    """Transform an array."""
+    source, out = call.array(spec.source), call.array(spec.out)
     options = {"s": spec.lengths, "axes": spec.axes, "norm": spec.norm}
     run = _run_in_place if spec.kind == "c2c" else _run
-    return partial(run, _TRANSFORMS[spec.kind, spec.direction], source, out, options)
+    run(_TRANSFORMS[spec.kind, spec.direction], source, out, options)
 
 
 def _run(transform: object, source: HostArray, out: HostArray, options: dict[str, Any]) -> None:

@@ -6,53 +6,53 @@ import functools
 import importlib
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from ....actors import describe
 from ...base import LibraryError, NotSupportedError
-from ...base.kernels import kernel
-from ...base.ops import ArraySpec, KernelParameter, KernelRecipe, KernelSpec, scalar_offsets
-from ..runtime._memory import CpuMemory, HostArray
-from ..runtime._stream import Work
-from ._expressions import elementwise, reduce
+from ...base.kernels import Call, kernel
+from ...base.ops import ArraySpec, KernelDefinition, KernelParameter, KernelSpec, scalar_offsets
+from ..runtime._memory import HostArray
+from .arrays import elementwise, reduce
 
 __all__ = ["elementwise", "launch", "reduce"]
 
 _Function: TypeAlias = Callable[..., object]
 
 
-@kernel(KernelSpec, backend="cpu")
-def launch(spec: KernelSpec, memory: CpuMemory) -> Work:
-    """Prepare the call of a kernel's function, which gets its arguments in the order of its parameters."""
-    recipe = KernelRecipe.decode(spec.recipe)
-    if recipe.cpu is None:
+def _plan(spec: KernelSpec, device: object) -> KernelDefinition:
+    """Read the definition; refuse a kernel that has no function."""
+    definition = KernelDefinition.decode(spec.definition)
+    if definition.cpu is None:
         raise NotSupportedError(
-            f"kernel {recipe.name!r} has no function for the CPU; name one: cpu='module:function'",
+            f"kernel {definition.name!r} has no function for the CPU; name one: cpu='module:function'",
             backend="cpu",
         )
+    return definition
+
+
+@kernel(KernelSpec, backend="cpu", plan=_plan, is_quick=True)
+def launch(spec: KernelSpec, call: Call) -> None:
+    """Call a kernel's function, which gets its arguments in the order of its parameters."""
     if 0 in spec.grid:
-        return _nothing
+        return
+    definition: KernelDefinition = call.plan
     arrays = {"read": iter(spec.read), "update": iter(spec.updated), "write": iter(spec.written)}
-    scalars = iter(_scalars(recipe, spec.scalars))
+    scalars = iter(_scalars(definition, spec.scalars))
     arguments: list[Any] = []
-    for parameter in recipe.parameters:
+    for parameter in definition.parameters:
         if parameter.role == "scalar":
             arguments.append(next(scalars))
         else:
-            arguments.append(_view(parameter, next(arrays[parameter.role]), memory))
-    return partial(_run, recipe, arguments)
+            arguments.append(_view(parameter, next(arrays[parameter.role]), call))
+    _run(definition, arguments)
 
 
-def _nothing() -> None:
-    """The grid is empty."""
-
-
-def _scalars(recipe: KernelRecipe, content: bytes) -> list[Any]:
+def _scalars(definition: KernelDefinition, content: bytes) -> list[Any]:
     """The scalars as NumPy's, of the declared types."""
-    dtypes = recipe.scalars
+    dtypes = definition.scalars
     offsets, _ = scalar_offsets(dtypes)
     return [
         np.frombuffer(content, dtype.dtype, 1, offset)[0]
@@ -60,25 +60,25 @@ def _scalars(recipe: KernelRecipe, content: bytes) -> list[Any]:
     ]
 
 
-def _view(parameter: KernelParameter, array: ArraySpec, memory: CpuMemory) -> HostArray:
-    view = memory.view(array)
+def _view(parameter: KernelParameter, array: ArraySpec, call: Call) -> HostArray:
+    view: HostArray = call.array(array)
     if parameter.role == "read":
         view.flags.writeable = False
     return view
 
 
-def _run(recipe: KernelRecipe, arguments: list[Any]) -> None:
-    """Call the function, in the stream's thread."""
-    function = _find(recipe.name, recipe.cpu or "")
+def _run(definition: KernelDefinition, arguments: list[Any]) -> None:
+    """Call the function, by way of packed arrays where it wants these."""
+    function = _find(definition.name, definition.cpu or "")
     copies: list[tuple[HostArray, HostArray]] = []
-    for number, parameter in enumerate(recipe.parameters):
+    for number, parameter in enumerate(definition.parameters):
         if parameter.layout == "packed" and not arguments[number].flags.c_contiguous:
             whole = np.ascontiguousarray(arguments[number])
             if parameter.role != "read":
                 copies.append((arguments[number], whole))
             arguments[number] = whole
     try:
-        with _told(f"kernel {recipe.name!r}: its function {recipe.cpu} raised"):
+        with _told(f"kernel {definition.name!r}: its function {definition.cpu} raised"):
             function(*arguments)
         for view, whole in copies:
             np.copyto(view, whole)

@@ -8,34 +8,54 @@ from typing import Any
 
 import numpy as np
 
-from ...base import as_bits, scalar
-from ...base.kernels import kernel
-from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, HostUse, StackSpec
+from ...base import AccelStream, as_bits, scalar
+from ...base.kernels import Call, kernel
+from ...base.ops import (
+    CopyFromHostSpec,
+    CopySpec,
+    CopyToHostSpec,
+    FillSpec,
+    HostUse,
+    OperationSpec,
+    StackSpec,
+)
+from ..kit._library import Call as CpuCall
+from ..kit._library import CpuLibrary
 from ..kit._pieces import convert
-from ..runtime._memory import CpuMemory, HostArray
-from ..runtime._stream import Work
+from ..runtime._memory import HostArray
 
-__all__ = ["copy", "copy_from_host", "copy_to_host", "fill", "stack"]
+__all__ = ["MemoryLibrary", "copy", "copy_from_host", "copy_to_host", "fill", "stack"]
+
+
+class MemoryLibrary(CpuLibrary):
+    """Copies between device and host can be withdrawn until they begin."""
+
+    def call_of(self, spec: OperationSpec, stream: AccelStream) -> CpuCall:
+        """Make a launch; see `CpuLibrary.call_of`."""
+        if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec)):
+            # Not in the kernel: the engine may want to withdraw the copy before that begins.
+            spec.note_use(HostUse(as_bits(spec.host)))
+        return super().call_of(spec, stream)
 
 
 @kernel(CopyFromHostSpec, backend="cpu")
-def copy_from_host(spec: CopyFromHostSpec, memory: CpuMemory) -> Work:
-    """Prepare a copy of a host array of any strides."""
-    out, use = as_bits(memory.view(spec.out)), HostUse(as_bits(spec.host))
-    spec.note_use(use)
-    return partial(_with_host, use, partial(np.copyto, out))
+def copy_from_host(spec: CopyFromHostSpec, call: Call) -> None:
+    """Copy a host array of any strides."""
+    out = as_bits(call.array(spec.out))
+    _with_host(spec, partial(np.copyto, out))
 
 
 @kernel(CopyToHostSpec, backend="cpu")
-def copy_to_host(spec: CopyToHostSpec, memory: CpuMemory) -> Work:
-    """Prepare a copy to a host array of any strides."""
-    use, source = HostUse(as_bits(spec.host)), as_bits(memory.view(spec.source))
-    spec.note_use(use)
-    return partial(_with_host, use, lambda host: np.copyto(host, source))
+def copy_to_host(spec: CopyToHostSpec, call: Call) -> None:
+    """Copy to a host array of any strides."""
+    source = as_bits(call.array(spec.source))
+    _with_host(spec, lambda host: np.copyto(host, source))
 
 
-def _with_host(use: HostUse, copy: Callable[[HostArray], None]) -> None:
+def _with_host(spec: CopyFromHostSpec | CopyToHostSpec, copy: Callable[[HostArray], None]) -> None:
     """Copy from or to the host array, unless that was withdrawn."""
+    use = spec.use
+    assert use is not None  # see `MemoryLibrary`
     host = use.begin()
     if host is not None:
         try:
@@ -45,35 +65,31 @@ def _with_host(use: HostUse, copy: Callable[[HostArray], None]) -> None:
 
 
 @kernel(CopySpec, backend="cpu")
-def copy(spec: CopySpec, memory: CpuMemory) -> Work:
-    """Prepare a copy that converts as `numpy.ndarray.astype` does."""
-    source, out = memory.view(spec.source), memory.view(spec.out)
+def copy(spec: CopySpec, call: Call) -> None:
+    """Copy, and convert as `numpy.ndarray.astype` does."""
+    source, out = call.array(spec.source), call.array(spec.out)
     if spec.source.dtype is spec.out.dtype:
-        return partial(np.copyto, as_bits(out), as_bits(source))
+        np.copyto(as_bits(out), as_bits(source))
+        return
     if spec.source.dtype.kind == "complex" and spec.out.dtype.kind in ("float", "int", "uint"):
         # What `astype` does but for its warning, which would go to whatever thread runs this.
         source = np.real(source)
-    return partial(convert, source, out)
+    convert(source, out)
 
 
 @kernel(FillSpec, backend="cpu")
-def fill(spec: FillSpec, memory: CpuMemory) -> Work:
-    """Prepare a fill; the value becomes bits here, where an error is still the caller's."""
-    return partial(np.copyto, as_bits(memory.view(spec.out)), as_bits(scalar(spec.value, spec.out.dtype)))
+def fill(spec: FillSpec, call: Call) -> None:
+    """Set all elements to one value."""
+    np.copyto(as_bits(call.array(spec.out)), as_bits(scalar(spec.value, spec.out.dtype)))
 
 
 @kernel(StackSpec, backend="cpu")
-def stack(spec: StackSpec, memory: CpuMemory) -> Work:
-    """Prepare copies to places in one array; the value of the padding becomes bits here, as in `fill`."""
-    out = as_bits(memory.view(spec.out))
-    pad = as_bits(scalar(spec.pad, spec.out.dtype)) if spec.is_padded else None
-    return partial(_stack, [as_bits(memory.view(source)) for source in spec.sources], pad, out)
-
-
-def _stack(sources: list[HostArray], pad: HostArray | None, out: HostArray) -> None:
-    if pad is not None:
-        np.copyto(out, pad)
-    for index, source in enumerate(sources):
+def stack(spec: StackSpec, call: Call) -> None:
+    """Copy to places in one array."""
+    out = as_bits(call.array(spec.out))
+    if spec.is_padded:
+        np.copyto(out, as_bits(scalar(spec.pad, spec.out.dtype)))
+    for index, source in enumerate(spec.sources):
         # The ellipsis makes a view also where that is one element.
         place: tuple[Any, ...] = (index, *map(slice, source.shape), ...)
-        np.copyto(out[place], source)
+        np.copyto(out[place], as_bits(call.array(source)))

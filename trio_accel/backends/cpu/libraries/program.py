@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from ...base import DType
+from ...base.kernels import Kernel, kernel
 from ...base.ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
 from ...base.programs import ProgramHost
-from ..kit._library import CpuLibrary, Kernel, Kernels
-from ..runtime._memory import CpuMemory, HostArray
-from ..runtime._stream import Work
+from ..kit._library import Call, CpuLibrary, HostDevice
+from ..runtime._memory import HostArray
 
 __all__ = ["ProgramLibrary"]
 
@@ -23,50 +22,46 @@ class ProgramLibrary(CpuLibrary):
 
     Args:
         name: Name of the library.
-        argument: Text of its recipe.
-        memory: Memory of the device.
-        device: Name of the device.
+        device: The device.
+        kernels: None but its own.
+        argument: Text of its definition.
     """
 
-    def __init__(self, name: str, argument: str, memory: CpuMemory, device: str) -> None:
-        self._arrays = _Arrays(memory)
+    def __init__(self, name: str, device: HostDevice, kernels: Mapping[str, Kernel], argument: str) -> None:
+        super().__init__(name, device, kernels)
+        self._arrays = _Arrays(device)
         self._host = ProgramHost(argument, self._arrays)
-        call: Kernel = self._call
-        kernels: Kernels = {
-            ProgramCall: call,
-            ProgramReturn: call,
-            ProgramResult: self._tell,
-            ProgramFetch: self._fetch,
-        }
-        super().__init__(name, kernels, memory, device)
 
     def close(self) -> None:
         """Let go of the program."""
         self._host.close()
 
-    def _call(self, spec: ProgramCall, memory: CpuMemory) -> Work:
+    @kernel(ProgramCall, backend="cpu")
+    @kernel(ProgramReturn, backend="cpu")
+    def _call(self, spec: ProgramCall, call: Call) -> None:
         view = self._arrays.view
         inputs = [view(array, write=False) for array in spec.read]
         updated = [view(array, write=True) for array in spec.updated]
         outputs = [view(array, write=True) for array in spec.written]
-        return partial(self._host.call, spec, inputs, updated, outputs)
+        self._host.call(spec, inputs, updated, outputs)
 
-    def _tell(self, spec: ProgramResult, memory: CpuMemory) -> Work:
-        return partial(self._host.tell, spec)
+    @kernel(ProgramResult, backend="cpu")
+    def _tell(self, spec: ProgramResult, call: Call) -> None:
+        self._host.tell(spec)
 
-    def _fetch(self, spec: ProgramFetch, memory: CpuMemory) -> Work:
-        outputs = [self._arrays.view(array, write=True) for array in spec.written]
-        return partial(self._host.fetch, spec, outputs)
+    @kernel(ProgramFetch, backend="cpu")
+    def _fetch(self, spec: ProgramFetch, call: Call) -> None:
+        self._host.fetch(spec, [self._arrays.view(array, write=True) for array in spec.written])
 
 
 class _Arrays:
     """See `ProgramArrays`."""
 
-    def __init__(self, memory: CpuMemory) -> None:
-        self._memory = memory
+    def __init__(self, device: HostDevice) -> None:
+        self._device = device
 
     def view(self, array: ArraySpec, *, write: bool) -> HostArray:
-        view = self._memory.view(array)
+        view = self._device.host_view(array)
         view.flags.writeable = write
         return view
 

@@ -8,17 +8,15 @@ of the logarithm and the sine.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ...base import NotSupportedError
-from ...base.kernels import kernel
+from ...base.kernels import Call, kernel
 from ...base.ops import PHILOX_ROW, PhiloxSpec
-from ..runtime._memory import CpuMemory, HostArray
-from ..runtime._stream import Work
+from ..runtime._memory import HostArray
 
 __all__ = ["philox", "philox4x32"]
 
@@ -51,9 +49,8 @@ def philox4x32(counter: tuple[_Words, _Words, _Words, _Words], key: tuple[int, i
     return [first, second, third, fourth]
 
 
-@kernel(PhiloxSpec, backend="cpu")
-def philox(spec: PhiloxSpec, memory: CpuMemory) -> Work:
-    """Prepare a fill with random numbers."""
+def _plan(spec: PhiloxSpec, device: object) -> tuple[_Draw, _Transform]:
+    """Find how numbers are made; refuse what there is no way for."""
     fill = _FILLS.get((spec.distribution, str(spec.out.dtype)))
     if fill is None or not spec.out.is_contiguous:
         allowed = ", ".join(dtype for distribution, dtype in _FILLS if distribution == spec.distribution)
@@ -61,11 +58,13 @@ def philox(spec: PhiloxSpec, memory: CpuMemory) -> Work:
             f"random {spec.distribution} makes contiguous arrays of {allowed}, not {spec.out.dtype}",
             backend="cpu",
         )
-    return partial(_in_pieces, spec, memory.view(spec.out).reshape(-1), *fill)
+    return fill
 
 
-def _in_pieces(spec: PhiloxSpec, out: HostArray, draw: _Draw, transform: _Transform) -> None:
-    """Fill an array four numbers a counter, whatever they are made of."""
+@kernel(PhiloxSpec, backend="cpu", plan=_plan, is_quick=True)
+def philox(spec: PhiloxSpec, call: Call) -> None:
+    """Fill an array with random numbers, four a counter, whatever they are made of."""
+    out, (draw, transform) = call.array(spec.out).reshape(-1), call.plan
     counters = -(-out.size // 4)
     for first in range(0, counters, _PIECE):
         count = min(_PIECE, counters - first)

@@ -8,29 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial, wraps
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...base import DType, ops
+from ...base import DType
 from ...base.checks import NATIVE
-from ...base.kernels import kernel
+from ...base.kernels import Call, kernel
 from ...base.ops import ArraySpec, OperationSpec, StatusArray
-from ..kit._checks import check_dtype
-from ..runtime._memory import CpuMemory, HostArray
-from ..runtime._stream import Work
+from ..runtime._memory import HostArray
 from ._lapack import Lapack, check_size, each
 
 __all__ = ["check_diagonal", "cholesky", "det", "eig", "eigh", "lu", "lu_solve", "qr", "solve", "svd"]
 
 _Run: TypeAlias = Callable[..., None]
-_Prepare: TypeAlias = Callable[[Any, CpuMemory], Work]
 
 
-def _solver(
-    names: str, *fields: str, workspace: Callable[[int, int], int] = max
-) -> Callable[[_Run], _Prepare]:
+def _solver(names: str, *fields: str, workspace: Callable[[int, int], int] = max) -> Callable[[_Run], _Run]:
     """Declare a function of the specification, LAPACK, and views of these fields as a kernel.
 
     Args:
@@ -39,23 +33,25 @@ def _solver(
         workspace: The largest size that LAPACK is told, for rows and columns.
     """
 
-    def declare(run: _Run) -> _Prepare:
-        @wraps(run)
-        def prepare(spec: Any, memory: CpuMemory) -> Work:
+    def declare(run: _Run) -> _Run:
+        def plan(spec: OperationSpec, device: object) -> Lapack:
             first: ArraySpec = getattr(spec, fields[0])
-            operation, (rows, columns) = run.__name__, first.shape[-2:]
-            check_dtype(operation, first.dtype, NATIVE)
-            check_size(f"{operation} of {rows} × {columns}", workspace(rows, columns))
-            arrays = [getattr(spec, field, None) for field in fields]
-            views = [array if array is None else memory.view(array) for array in arrays]
-            if spec.descriptor().has_status:
-                # What lay there before is anything.
-                spec.info.fill(0)
-            return partial(run, spec, Lapack(first.dtype, rows, columns), *views)
+            rows, columns = first.shape[-2:]
+            check_size(f"{run.__name__} of {rows} × {columns}", workspace(rows, columns))
+            return Lapack(first.dtype, rows, columns)
 
+        def solve(spec: Any, call: Call) -> None:
+            arrays = [getattr(spec, field, None) for field in fields]
+            if spec.descriptor().has_status:
+                call.status(spec.info)
+            run(spec, call.plan, *[array if array is None else call.array(array) for array in arrays])
+
+        solve.__name__, solve.__qualname__, solve.__doc__ = run.__name__, run.__qualname__, run.__doc__
         for name in names.split():
-            prepare = kernel(f"linalg.{name}", backend="cpu")(prepare)
-        return prepare
+            kernel(f"linalg.{name}", backend="cpu", dtypes={fields[0]: NATIVE}, plan=plan, is_quick=True)(
+                solve
+            )
+        return solve
 
     return declare
 
@@ -135,9 +131,7 @@ def solve(spec: Any, lapack: Lapack, a: HostArray, b: HostArray | None, out: Hos
 
 
 @_solver("lu_solve", "lu", "piv", "b", "out")
-def lu_solve(
-    spec: Any, _: Lapack, lu: HostArray, piv: HostArray, b: HostArray, out: HostArray
-) -> None:
+def lu_solve(spec: Any, _: Lapack, lu: HostArray, piv: HostArray, b: HostArray, out: HostArray) -> None:
     """Solutions by factors that are there."""
     is_no_row = ((piv < 0) | (piv >= lu.shape[-1])).reshape(len(spec.info), lu.shape[-1])
     if is_no_row.any():

@@ -6,8 +6,8 @@ loops add to what they are given.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,15 +15,14 @@ from scipy.sparse import _sparsetools
 
 from ...base import DType, LibraryError
 from ...base.checks import NATIVE, scalar_of
-from ...base.kernels import kernel
+from ...base.kernels import Call, kernel
 from ...base.ops import CsrToDenseSpec, SddmmCsrSpec, SpmmCsrSpec, SpmvCsrSpec
-from ..kit._checks import check_dtype, check_shapes
-from ..runtime._memory import CpuMemory, HostArray
-from ..runtime._stream import Work
+from ..runtime._memory import HostArray
 
 __all__ = ["sddmm_csr", "spmm_csr", "spmv_csr", "to_dense_csr"]
 
 _tools: Any = _sparsetools
+_DTYPES = {"out": NATIVE, "indices": (DType.int32, DType.int64)}
 
 _Csr = SpmvCsrSpec | SpmmCsrSpec | SddmmCsrSpec | CsrToDenseSpec
 
@@ -31,34 +30,24 @@ _Csr = SpmvCsrSpec | SpmmCsrSpec | SddmmCsrSpec | CsrToDenseSpec
 _PIECE = 1 << 18
 
 
-@kernel(SpmvCsrSpec, backend="cpu")
-def spmv_csr(spec: SpmvCsrSpec, memory: CpuMemory) -> Work:
-    """Prepare a product of a matrix and a vector."""
-    _check(spec, "spmv")
-
-    def multiply(
-        indptr: HostArray, indices: HostArray, data: HostArray, x: HostArray, out: HostArray
-    ) -> None:
-        _check_structure(spec, indptr, indices)
+@kernel(SpmvCsrSpec, backend="cpu", dtypes=_DTYPES)
+def spmv_csr(spec: SpmvCsrSpec, call: Call) -> None:
+    """Multiply a matrix and a vector."""
+    indptr, indices = _structure(spec, call)
+    with _contiguous(call.array(spec.out)) as out:
         out.fill(0)
+        data, x = call.array(spec.data), call.array(spec.x)
         _tools.csr_matvec(spec.rows, spec.columns, indptr, indices, data, x, out)
 
-    arrays = (spec.indptr, spec.indices, spec.data, spec.x)
-    return partial(_run, multiply, tuple(map(memory.view, arrays)), memory.view(spec.out))
 
-
-@kernel(SpmmCsrSpec, backend="cpu")
-def spmm_csr(spec: SpmmCsrSpec, memory: CpuMemory) -> Work:
-    """Prepare a product of a matrix and a dense one."""
-    _check(spec, "spmm")
+@kernel(SpmmCsrSpec, backend="cpu", dtypes=_DTYPES)
+def spmm_csr(spec: SpmmCsrSpec, call: Call) -> None:
+    """Multiply a matrix and a dense one."""
     alpha = scalar_of("sparse", "alpha", spec.alpha, spec.out.dtype)
     beta = scalar_of("sparse", "beta", spec.beta, spec.out.dtype)
-    old = memory.view(spec.out)
-
-    def multiply(
-        indptr: HostArray, indices: HostArray, data: HostArray, b: HostArray, out: HostArray
-    ) -> None:
-        _check_structure(spec, indptr, indices)
+    indptr, indices = _structure(spec, call)
+    old, data, b = call.array(spec.out), call.array(spec.data), call.array(spec.b)
+    with _contiguous(old) as out:
         if beta == 0:
             out.fill(0)
         else:
@@ -72,54 +61,43 @@ def spmm_csr(spec: SpmmCsrSpec, memory: CpuMemory) -> Work:
             data = np.conj(data) if spec.transpose == "C" else data
         tool(*shape, b.shape[1], indptr, indices, data, b.reshape(-1), out.reshape(-1))
 
-    arrays = (spec.indptr, spec.indices, spec.data, spec.b)
-    return partial(_run, multiply, tuple(map(memory.view, arrays)), old)
 
-
-@kernel(SddmmCsrSpec, backend="cpu")
-def sddmm_csr(spec: SddmmCsrSpec, memory: CpuMemory) -> Work:
-    """Prepare elements of a product of dense matrices."""
-    _check(spec, "sddmm")
-
-    def multiply(indptr: Any, indices: Any, a: Any, b: Any, out: Any) -> None:
-        _check_structure(spec, indptr, indices)
-        rows = np.repeat(np.arange(spec.rows), np.diff(indptr))
-        step = max(_PIECE // max(a.shape[1], 1), 1)
+@kernel(SddmmCsrSpec, backend="cpu", dtypes=_DTYPES)
+def sddmm_csr(spec: SddmmCsrSpec, call: Call) -> None:
+    """Compute elements of a product of dense matrices."""
+    indptr, indices = _structure(spec, call)
+    a, b = call.array(spec.a), call.array(spec.b)
+    rows = np.repeat(np.arange(spec.rows), np.diff(indptr))
+    step = max(_PIECE // max(a.shape[1], 1), 1)
+    with _contiguous(call.array(spec.out)) as out:
         for first in range(0, len(out), step):
             piece = slice(first, first + step)
             np.einsum("ij,ij->i", a[rows[piece]], b.T[indices[piece]], out=out[piece])
 
-    arrays = (spec.indptr, spec.indices, spec.a, spec.b)
-    return partial(_run, multiply, tuple(map(memory.view, arrays)), memory.view(spec.out))
 
-
-@kernel(CsrToDenseSpec, backend="cpu")
-def to_dense_csr(spec: CsrToDenseSpec, memory: CpuMemory) -> Work:
-    """Prepare a dense matrix."""
-    _check(spec, "to_dense")
-
-    def convert(indptr: Any, indices: Any, data: Any, out: Any) -> None:
-        _check_structure(spec, indptr, indices)
+@kernel(CsrToDenseSpec, backend="cpu", dtypes=_DTYPES)
+def to_dense_csr(spec: CsrToDenseSpec, call: Call) -> None:
+    """Make a dense matrix."""
+    indptr, indices = _structure(spec, call)
+    with _contiguous(call.array(spec.out)) as out:
         out.fill(0)
-        _tools.csr_todense(spec.rows, spec.columns, indptr, indices, data, out)
-
-    arrays = (spec.indptr, spec.indices, spec.data)
-    return partial(_run, convert, tuple(map(memory.view, arrays)), memory.view(spec.out))
+        _tools.csr_todense(spec.rows, spec.columns, indptr, indices, call.array(spec.data), out)
 
 
-def _run(work: Callable[..., None], arrays: tuple[HostArray, ...], out: HostArray) -> None:
+@contextmanager
+def _contiguous(out: HostArray) -> Generator[HostArray]:
     """Have an array filled, by way of one in C order where it lies otherwise."""
     result: HostArray = out if out.flags.c_contiguous else np.empty_like(out, order="C")
-    work(*arrays, result)
+    yield result
     if result is not out:
         np.copyto(out, result)
 
 
-def _check(spec: _Csr, operation: str) -> None:
-    """Refuse what can be told to be wrong without the elements."""
-    check_shapes("sparse", spec)
-    check_dtype(operation, spec.out.dtype, NATIVE)
-    check_dtype(f"{operation} with indices", spec.indices.dtype, (DType.int32, DType.int64))
+def _structure(spec: _Csr, call: Call) -> tuple[HostArray, HostArray]:
+    """The row pointers and columns, once they are found to lead nowhere outside of the arrays."""
+    indptr, indices = call.array(spec.indptr), call.array(spec.indices)
+    _check_structure(spec, indptr, indices)
+    return indptr, indices
 
 
 def _check_structure(spec: _Csr, indptr: HostArray, indices: HostArray) -> None:

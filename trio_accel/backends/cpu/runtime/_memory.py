@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ...base import BlockMemory, ChunkKeeper
 from ...base.chunks import ALIGNMENT
 from ...base.host import available_bytes, make_shared, map_shared
-from ...base.ops import ArraySpec, Peers
+from ...base.ops import ArraySpec
 
 __all__ = ["CpuMemory", "HostArray"]
 
@@ -43,18 +43,6 @@ class CpuMemory(BlockMemory[HostArray, HostArray]):
         """
         memory, _ = self.block(array.block)
         return np.ndarray(array.shape, array.dtype.dtype, memory.data, array.offset, array.strides)
-
-    def peers(self, peers: Peers) -> list[HostArray]:
-        """Make the arrays that the other parts of an operation lend, in the order of `Peers.arrays`."""
-        return [cast("_Owner", peer.owner).host_view(peer.array) for peer in peers.arrays]
-
-
-class _Owner(Protocol):
-    """A device of this backend, as the others see it."""
-
-    def host_view(self, array: ArraySpec) -> HostArray:
-        """A host array over a block."""
-        ...
 
 
 class _Source:

@@ -83,13 +83,6 @@ class CpuStream:
         self._put(event)
         return event
 
-    def record_deferred(self) -> CpuEvent:
-        """As `record`: to put an event into a queue costs next to nothing."""
-        return self.record()
-
-    def flush(self) -> None:
-        """Nothing is deferred."""
-
     def wait(self, event: AccelEvent) -> None:
         """Hold back what is enqueued from now on until an event of any stream is done.
 

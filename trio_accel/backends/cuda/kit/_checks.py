@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from ...base import DType, LibraryError, checks
 
-__all__ = ["check_dtype", "check_same_dtype", "check_shapes", "factor_of"]
-
-check_dtype = partial(checks.check_dtype, "cuda")
-check_same_dtype = partial(checks.check_same_dtype, "cuda")
-check_shapes = partial(checks.check_shapes, "cuda")
+__all__ = ["factor_of"]
 
 
 def factor_of(library: str, name: str, value: complex, dtype: DType) -> complex:

@@ -15,7 +15,7 @@ import attrs
 
 from ...base import AccelError, CompilationError, NotSupportedError
 from ...base.code_cache import CompiledCode
-from ...base.ops import KernelCode, KernelRecipe
+from ...base.ops import KernelCode, KernelDefinition
 from ..runtime._compiler import Target, compiled
 
 __all__ = ["CompiledKernel", "architecture_of", "compile_kernel", "kernels_in", "ptx_log"]
@@ -50,55 +50,55 @@ class CompiledKernel:
     is_ptx: bool = False
 
 
-def architecture_of(recipe: KernelRecipe, architecture: str) -> str:
-    """What to compile for, such as ``"sm_90"``: the recipe's choice, or that of the device."""
-    return str(recipe.options.get("arch") or f"sm_{architecture}")
+def architecture_of(definition: KernelDefinition, architecture: str) -> str:
+    """What to compile for, such as ``"sm_90"``: the definition's choice, or that of the device."""
+    return str(definition.options.get("arch") or f"sm_{architecture}")
 
 
-def compile_kernel(recipe: KernelRecipe, architecture: str) -> CompiledKernel:
+def compile_kernel(definition: KernelDefinition, architecture: str) -> CompiledKernel:
     """Compile and link the code of a kernel; what is compiled already is only passed on.
 
     Args:
-        recipe: The kernel.
+        definition: The kernel.
         architecture: The device's compute capability, such as ``"90"``.
 
     Raises:
         CompilationError: The code does not compile or link, or has no such kernel.
         NotSupportedError: NVRTC or nvJitLink is not installed.
     """
-    first = recipe.code[0]
-    if len(recipe.code) == 1 and first.format in ("cubin", "fatbin"):
-        return CompiledKernel(_bytes(first), recipe.name)
-    if len(recipe.code) == 1 and first.format == "ptx":
-        return CompiledKernel(_bytes(first).rstrip(b"\0") + b"\0", recipe.name, is_ptx=True)
-    arch = architecture_of(recipe, architecture)
-    if len(recipe.code) == 1 and first.format == "c++":
-        made = _compile(recipe, first, arch, "cubin", {})
-        return CompiledKernel(made.code, made.names[recipe.name])
-    return _link(recipe, arch)
+    first = definition.code[0]
+    if len(definition.code) == 1 and first.format in ("cubin", "fatbin"):
+        return CompiledKernel(_bytes(first), definition.name)
+    if len(definition.code) == 1 and first.format == "ptx":
+        return CompiledKernel(_bytes(first).rstrip(b"\0") + b"\0", definition.name, is_ptx=True)
+    arch = architecture_of(definition, architecture)
+    if len(definition.code) == 1 and first.format == "c++":
+        made = _compile(definition, first, arch, "cubin", {})
+        return CompiledKernel(made.code, made.names[definition.name])
+    return _link(definition, arch)
 
 
 def _compile(
-    recipe: KernelRecipe, code: KernelCode, arch: str, target: Target, more: Mapping[str, object]
+    definition: KernelDefinition, code: KernelCode, arch: str, target: Target, more: Mapping[str, object]
 ) -> CompiledCode:
     from cuda.core import ProgramOptions
 
     options: list[str] = []
 
     def work() -> CompiledCode:
-        made: dict[str, Any] = {**recipe.options, **more, "arch": arch, "name": code.name}
+        made: dict[str, Any] = {**definition.options, **more, "arch": arch, "name": code.name}
         if "#include" in str(code.data) or "pre_include" in made:
             # Behind the folders that were given.
             made["include_path"] = [*made.get("include_path", ()), *_header_folders()]
         chosen = ProgramOptions(**made)
         options.extend(option.decode() for option in chosen.as_bytes("nvrtc", target))
-        names = (recipe.name,) if code is recipe.code[0] else ()
+        names = (definition.name,) if code is definition.code[0] else ()
         return compiled(str(code.data), chosen, target=target, names=names)
 
-    return _told(recipe, code, options, "compile", work)
+    return _told(definition, code, options, "compile", work)
 
 
-def _link(recipe: KernelRecipe, arch: str) -> CompiledKernel:
+def _link(definition: KernelDefinition, arch: str) -> CompiledKernel:
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
     more = {"link_time_optimization": True, "relocatable_device_code": True}
@@ -109,29 +109,29 @@ def _link(recipe: KernelRecipe, arch: str) -> CompiledKernel:
         "ltoir": ObjectCode.from_ltoir,
     }
     pieces: list[ObjectCode] = []
-    symbol = recipe.name
-    for code in recipe.code:
+    symbol = definition.name
+    for code in definition.code:
         if code.format == "c++":
-            made = _compile(recipe, code, arch, "ltoir", more)
-            symbol = made.names.get(recipe.name, symbol)
+            made = _compile(definition, code, arch, "ltoir", more)
+            symbol = made.names.get(definition.name, symbol)
             pieces.append(ObjectCode.from_ltoir(made.code, name=code.name))
         else:
             pieces.append(load[code.format](_bytes(code), name=code.name))
 
     def work() -> bytes:
-        own: dict[str, Any] = {name: value for name, value in recipe.options.items() if name in _LINKED}
+        own: dict[str, Any] = {name: value for name, value in definition.options.items() if name in _LINKED}
         linker = Linker(*pieces, options=LinkerOptions(arch=arch, link_time_optimization=True, **own))
         try:
             return bytes(linker.link("cubin").code)
         finally:
             linker.close()
 
-    linked = _told(recipe, recipe.code[0], [f"-arch={arch}", "-lto"], "link", work)
+    linked = _told(definition, definition.code[0], [f"-arch={arch}", "-lto"], "link", work)
     return CompiledKernel(linked, symbol)
 
 
 def _told(
-    recipe: KernelRecipe, code: KernelCode, options: list[str], verb: str, work: Callable[[], MadeT]
+    definition: KernelDefinition, code: KernelCode, options: list[str], verb: str, work: Callable[[], MadeT]
 ) -> MadeT:
     """Do a step; what fails in it is told in the errors of backends."""
     try:
@@ -141,22 +141,22 @@ def _told(
     except Exception as error:
         if type(error).__name__ in _NOT_FOUND:
             raise NotSupportedError(
-                f"kernel {recipe.name!r}: what would {verb} it is not installed: {error}", backend="cuda"
+                f"kernel {definition.name!r}: what would {verb} it is not installed: {error}", backend="cuda"
             ) from error
-        raise _error(recipe, code, tuple(options), verb, str(error)) from error
+        raise _error(definition, code, tuple(options), verb, str(error)) from error
 
 
 def _error(
-    recipe: KernelRecipe, code: KernelCode, options: tuple[str, ...], verb: str, text: str
+    definition: KernelDefinition, code: KernelCode, options: tuple[str, ...], verb: str, text: str
 ) -> CompilationError:
     log = text.partition(_LOG)[2].strip() if _LOG in text else text.strip()
     names = kernels_in(code.data) if isinstance(code.data, str) else ()
-    base = recipe.name.partition("<")[0].rpartition("::")[2].strip()
+    base = definition.name.partition("<")[0].rpartition("::")[2].strip()
     if verb == "compile" and names and base not in names and base in log:
-        what = f"there is no kernel {recipe.name!r} in {code.name}; it has {', '.join(names)}"
+        what = f"there is no kernel {definition.name!r} in {code.name}; it has {', '.join(names)}"
         reason = "no_such_kernel"
     else:
-        what, reason = f"kernel {recipe.name!r} does not {verb}", verb
+        what, reason = f"kernel {definition.name!r} does not {verb}", verb
     return CompilationError(
         f"{what} (source {code.name}, options {' '.join(options) or 'none'}):\n{log}\n",
         library="jit",

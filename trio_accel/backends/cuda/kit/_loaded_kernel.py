@@ -12,7 +12,7 @@ import numpy as np
 from cuda.bindings import driver
 
 from ...base import AccelError, CompilationError, DriverError, LibraryError
-from ...base.ops import Dim3, KernelInfoSpec, KernelRecipe, KernelSpec, scalar_offsets
+from ...base.ops import Dim3, KernelDefinition, KernelInfoSpec, KernelSpec, scalar_offsets
 from ..runtime._context import CudaContext
 from ..runtime._last_uses import LastUses
 from ..runtime._stream import CudaStream
@@ -37,7 +37,7 @@ class LoadedKernel:
 
     Args:
         context: The context.
-        recipe: What the kernel is made of.
+        definition: What the kernel is made of.
         compiled: The same, compiled.
 
     Raises:
@@ -45,13 +45,13 @@ class LoadedKernel:
         LibraryError: The kernel has other parameters than were declared.
 
     Attributes:
-        recipe: What it is made of.
+        definition: What it is made of.
         is_plain: Whether all arrays are passed as they lie.
     """
 
-    def __init__(self, context: CudaContext, recipe: KernelRecipe, compiled: CompiledKernel) -> None:
-        self.recipe: KernelRecipe = recipe
-        self.is_plain: bool = all(each.layout != "packed" for each in recipe.parameters)
+    def __init__(self, context: CudaContext, definition: KernelDefinition, compiled: CompiledKernel) -> None:
+        self.definition: KernelDefinition = definition
+        self.is_plain: bool = all(each.layout != "packed" for each in definition.parameters)
         self._context = context
         self._library: Any = None
         try:
@@ -82,10 +82,10 @@ class LoadedKernel:
             check(driver.cuFuncLoad(self._function))
 
     def _not_loaded(self, compiled: CompiledKernel, error: DriverError) -> CompilationError:
-        first = self.recipe.code[0]
+        first = self.definition.code[0]
         log = ptx_log(compiled.code) if compiled.is_ptx else ""
         return CompilationError(
-            f"kernel {self.recipe.name!r}: the driver does not load {first.name} ({first.format}): "
+            f"kernel {self.definition.name!r}: the driver does not load {first.name} ({first.format}): "
             f"{error.message}" + (f"\n{log}\n" if log else ""),
             library="jit",
             code=error.code,
@@ -96,19 +96,19 @@ class LoadedKernel:
     def _find(self, symbol: str) -> Any:
         code, kernel = driver.cuLibraryGetKernel(self._library, symbol.encode())
         if code == driver.CUresult.CUDA_ERROR_NOT_FOUND:
-            recipe = self.recipe
+            definition = self.definition
             names = ", ".join(self._names()) or "none that can be told"
             raise CompilationError(
-                f"there is no kernel {recipe.name!r} in {recipe.code[0].name}; it has {names}",
+                f"there is no kernel {definition.name!r} in {definition.code[0].name}; it has {names}",
                 library="jit",
                 code="no_such_kernel",
-                source=recipe.code[0].name,
+                source=definition.code[0].name,
             )
         return self._context.check((code, kernel))
 
     def _names(self) -> tuple[str, ...]:
-        data = self.recipe.code[0].data
-        if isinstance(data, str) and self.recipe.code[0].format == "c++":
+        data = self.definition.code[0].data
+        if isinstance(data, str) and self.definition.code[0].format == "c++":
             return kernels_in(data)
         # Drivers before CUDA 12.4 cannot tell.
         with suppress(RuntimeError, AccelError):
@@ -127,14 +127,14 @@ class LoadedKernel:
                 if code:
                     break
                 found.append(int(size))
-            parameters = self.recipe.parameters
+            parameters = self.definition.parameters
             declared = [each.dtype.itemsize if each.role == "scalar" else _POINTER for each in parameters]
             if found == declared:
                 return
             told = ", ".join(f"{each.name} ({size})" for each, size in zip(parameters, declared, strict=True))
             raise LibraryError(
-                f"kernel {self.recipe.name!r} takes {len(found)} parameters of {found} bytes; declared are "
-                f"{len(declared)}, in bytes: {told or 'none'}",
+                f"kernel {self.definition.name!r} takes {len(found)} parameters of {found} bytes; declared "
+                f"are {len(declared)}, in bytes: {told or 'none'}",
                 library="jit",
                 code="parameters",
             )
@@ -156,17 +156,17 @@ class LoadedKernel:
         self._multiprocessors = of_device("CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT")
         self._max_shared = max(0, self._all_shared - self._static_shared)
         self._has_clusters = of_device("CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH") == 1
-        if self.recipe.shared:
+        if self.definition.shared:
             # Without it the driver gives 48 KiB at most.
             self._allow("CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", self._max_shared)
-        if self.recipe.cluster is not None:
+        if self.definition.cluster is not None:
             if not self._has_clusters:
                 raise LibraryError(
-                    f"kernel {self.recipe.name!r}: this device has no clusters of blocks",
+                    f"kernel {self.definition.name!r}: this device has no clusters of blocks",
                     library="jit",
                     code="cluster",
                 )
-            if math.prod(self.recipe.cluster) > _PORTABLE_CLUSTER:
+            if math.prod(self.definition.cluster) > _PORTABLE_CLUSTER:
                 self._allow("CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
 
     def _allow(self, name: str, value: int) -> None:
@@ -174,36 +174,36 @@ class LoadedKernel:
 
     def _lay_out(self) -> None:
         """Where each parameter lies in the buffer."""
-        recipe = self.recipe
-        offsets, size = scalar_offsets(recipe.scalars)
+        definition = self.definition
+        offsets, size = scalar_offsets(definition.scalars)
         self._scalar_bytes = size
         self._array_offset = -(-size // _ALIGNMENT) * _ALIGNMENT
-        arrays = [each for role in ("read", "update", "write") for each in recipe.arrays(role)]
+        arrays = [each for role in ("read", "update", "write") for each in definition.arrays(role)]
         places = {each.name: self._array_offset + _POINTER * number for number, each in enumerate(arrays)}
-        scalars = [each.name for each in recipe.parameters if each.role == "scalar"]
+        scalars = [each.name for each in definition.parameters if each.role == "scalar"]
         places.update(zip(scalars, offsets, strict=True))
         self._addresses = struct.Struct(f"={len(arrays)}Q")
         buffer = np.zeros(self._array_offset + self._addresses.size + _ALIGNMENT, np.uint8)
         start = -buffer.ctypes.data % _ALIGNMENT
         base = buffer.ctypes.data + start
         self._buffer = memoryview(buffer[start:].data)
-        pointers = [base + places[each.name] for each in recipe.parameters]
+        pointers = [base + places[each.name] for each in definition.parameters]
         self._pointers = np.array(pointers or [0], np.uint64)
         self._pointer = int(self._pointers.ctypes.data)
 
     def _make_config(self) -> Any:
         """What launches with attributes have in common; None for a plain kernel."""
-        recipe, attributes = self.recipe, list[driver.CUlaunchAttribute]()
-        if recipe.is_cooperative:
+        definition, attributes = self.definition, list[driver.CUlaunchAttribute]()
+        if definition.is_cooperative:
             attribute = driver.CUlaunchAttribute()
             attribute.id = _OF_LAUNCH.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
             attribute.value.cooperative = 1
             attributes.append(attribute)
-        if recipe.cluster is not None:
+        if definition.cluster is not None:
             attribute = driver.CUlaunchAttribute()
             attribute.id = _OF_LAUNCH.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             extents = attribute.value.clusterDim
-            extents.x, extents.y, extents.z = recipe.cluster
+            extents.x, extents.y, extents.z = definition.cluster
             attributes.append(attribute)
         if not attributes:
             return None
@@ -248,8 +248,8 @@ class LoadedKernel:
 
     def _check_fit(self, spec: KernelSpec) -> None:
         """Refuse what the driver would refuse, and say how much there is."""
-        recipe, threads = self.recipe, math.prod(spec.block)
-        name = recipe.name
+        definition, threads = self.definition, math.prod(spec.block)
+        name = definition.name
         if spec.shared > self._max_shared:
             raise LibraryError(
                 f"kernel {name!r} asks for {spec.shared} bytes of dynamic shared memory for each block; "
@@ -264,7 +264,7 @@ class LoadedKernel:
                 library="jit",
                 code="block",
             )
-        if recipe.is_cooperative:
+        if definition.is_cooperative:
             most = self._max_active(threads, spec.shared) * self._multiprocessors
             if math.prod(spec.grid) > most:
                 raise LibraryError(
@@ -285,7 +285,7 @@ class LoadedKernel:
             self._context.check(result)
         except DriverError as error:
             raise LibraryError(
-                f"kernel {self.recipe.name!r}: a grid of {_extents(spec.grid)} blocks of "
+                f"kernel {self.definition.name!r}: a grid of {_extents(spec.grid)} blocks of "
                 f"{_extents(spec.block)} threads with {spec.shared} bytes of dynamic shared memory was not "
                 f"launched: {error.message}",
                 library="jit",
@@ -314,7 +314,7 @@ class LoadedKernel:
         spec.words[:] = [values[name] for name in KernelInfoSpec.WORDS]
 
     def _max_clusters(self, spec: KernelInfoSpec) -> int:
-        cluster = self.recipe.cluster
+        cluster = self.definition.cluster
         if cluster is None:
             return 0
         config = self._config

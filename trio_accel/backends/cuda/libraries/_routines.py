@@ -14,7 +14,7 @@ from ...base.checks import NATIVE
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec, OperationSpec
 from ..kit._call import Call
-from ..kit._checks import check_dtype, check_same_dtype, factor_of
+from ..kit._checks import factor_of
 from ..kit._device import LibraryDevice
 from ..kit._matrices import broadcast
 from ._cublas import HOST, KINDS, Kind
@@ -24,6 +24,8 @@ __all__ = ["RoutineLibrary"]
 
 _Matrices: TypeAlias = ops.SymmSpec | ops.SyrkSpec | ops.TriangularSpec
 _MATRICES = (ops.SymmSpec, ops.SyrkSpec, ops.TriangularSpec)
+# Operations whose routines wait for the device when they are called for the first time.
+_TRIED = frozenset({*[one.operation for one in _MATRICES], "linalg.asum", "linalg.iamax", "linalg.rot"})
 # Larger arrays need no more kernels than those of this size.
 _LARGE = 512
 
@@ -35,14 +37,12 @@ class RoutineLibrary(VectorLibrary):
         super().__init__(device)
         self._tried: set[tuple[object, ...]] = set()
 
-    def _plan_matrices(self, spec: _Matrices) -> Plan:
-        name = type(spec).__name__.removesuffix("Spec").lower()
-        check_dtype(name, check_same_dtype(name, *spec.inputs(), *spec.outputs()), NATIVE)
+    def _plan_matrices(self, spec: _Matrices, device: LibraryDevice) -> Plan:
         return plan_routine(spec)
 
-    @kernel(ops.SymmSpec, backend="cuda", plan=_plan_matrices, is_quick=True)
-    @kernel(ops.SyrkSpec, backend="cuda", plan=_plan_matrices, is_quick=True)
-    @kernel(ops.TriangularSpec, backend="cuda", plan=_plan_matrices, is_quick=True)
+    @kernel(ops.SymmSpec, backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
+    @kernel(ops.SyrkSpec, backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
+    @kernel(ops.TriangularSpec, backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
     def _matrices(self, spec: _Matrices, call: Call) -> None:
         plan: Plan = call.plan
         routine = plan.routine_for(spec)
@@ -73,12 +73,12 @@ class RoutineLibrary(VectorLibrary):
 
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
         """Try a routine out before it is enqueued for the first time: it waits for the device then."""
-        if not isinstance(spec, (*_MATRICES, ops.AsumSpec, ops.IamaxSpec, ops.RotSpec)):
+        if spec.operation not in _TRIED:
             return None
         dtype = spec.inputs()[0].dtype
         if self._find_plan(spec) is not None or dtype not in NATIVE:
             return None
-        key: tuple[object, ...] = type(spec), dtype
+        key: tuple[object, ...] = spec.operation, dtype
         if isinstance(spec, _MATRICES):
             spec = _small(spec)
             key = spec.descriptor().plan_key(spec)
@@ -95,7 +95,7 @@ class RoutineLibrary(VectorLibrary):
                     if routine is not None:
                         self._invoke(kind, routine, spec, addresses)
             else:
-                self.try_vectors(kind, type(spec), place)
+                self.try_vectors(kind, spec.operation, place)
         self._tried.add(key)
 
 

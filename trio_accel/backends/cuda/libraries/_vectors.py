@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from nvmath.bindings import cublas
 
-from ...base import DType, ops
-from ...base.checks import INEXACT, NATIVE
+from ...base import DType
+from ...base.checks import INEXACT, NATIVE, check_dtype
 from ...base.kernels import kernel
-from ...base.ops import ArraySpec, OperationSpec
+from ...base.ops import ArraySpec
 from ..kit._call import Call
-from ..kit._checks import check_dtype, check_same_dtype, factor_of
+from ..kit._checks import factor_of
 from ..kit._device import LibraryDevice
 from ..kit._layouts import vectors
 from ..kit._library import CudaLibrary
@@ -51,22 +50,28 @@ class VectorLibrary(CudaLibrary):
         self._norm_again = device.kernels.function("norms", "norm_again", _NORM.size)
         self._blas = Cublas(device, self.name)
 
-    def _plan_two(self, spec: Any | Any | Any) -> tuple[_Vectors | None]:
+    def _plan_two(self, spec: Any, device: LibraryDevice) -> tuple[_Vectors | None]:
         """See both operands as vectors."""
         return (_vectors(spec.x, spec.y),)
 
-    def _plan_index(self, spec: Any) -> tuple[_Vectors | None]:
+    def _plan_index(self, spec: Any, device: LibraryDevice) -> tuple[_Vectors | None]:
         """See the operand as a vector in its own order, from which the index counts."""
         return (_vectors(spec.x) if spec.x.strides[0] > 0 else None,)
 
-    def _plan_one(self, spec: Any | Any | Any) -> tuple[_Vectors | None]:
+    def _plan_one(self, spec: Any, device: LibraryDevice) -> tuple[_Vectors | None]:
         """See the operand as a vector."""
         return (_vectors(spec.x),)
 
-    @kernel("linalg.axpy", backend="cuda", plan=_plan_two, is_quick=True)
+    def _plan_norm(self, spec: Any, device: LibraryDevice) -> tuple[_Vectors | None]:
+        """The same; refuse a result that is not of the type of absolute values."""
+        real = KINDS[spec.x.dtype].real
+        check_dtype("cuda", f"norm of {spec.x.dtype} to", spec.out.dtype, (real,))
+        return (_vectors(spec.x),)
+
+    @kernel("linalg.axpy", backend="cuda", dtypes=INEXACT, plan=_plan_two, is_quick=True)
     def _axpy(self, spec: Any, call: Call) -> None:
-        dtype = check_same_dtype("axpy", spec.x, spec.y)
-        kind = _kind_of("axpy", dtype)
+        dtype = spec.y.dtype
+        kind = KINDS[dtype]
         alpha = factor_of("blas", "alpha", spec.alpha, dtype)
         x, y = call.array(spec.x), call.array(spec.y)
         (found,) = call.plan
@@ -84,9 +89,9 @@ class VectorLibrary(CudaLibrary):
         self._add(call, kind, alpha, packed, room, _PACKED)
         call.convert(room, y)
 
-    @kernel("linalg.scal", backend="cuda", plan=_plan_one, is_quick=True)
+    @kernel("linalg.scal", backend="cuda", dtypes=INEXACT, plan=_plan_one, is_quick=True)
     def _scal(self, spec: Any, call: Call) -> None:
-        kind = _kind_of("scal", spec.x.dtype)
+        kind = KINDS[spec.x.dtype]
         alpha = factor_of("blas", "alpha", spec.alpha, spec.x.dtype)
         x = call.array(spec.x)
         if x.size:
@@ -109,10 +114,9 @@ class VectorLibrary(CudaLibrary):
         if target is not x:
             call.convert(target, x)
 
-    @kernel("linalg.dot", backend="cuda", plan=_plan_two, is_quick=True)
+    @kernel("linalg.dot", backend="cuda", dtypes=INEXACT, plan=_plan_two, is_quick=True)
     def _dot(self, spec: Any, call: Call) -> None:
-        dtype = check_same_dtype("dot", spec.x, spec.y, spec.out)
-        kind = _kind_of("dot", dtype)
+        kind = KINDS[spec.out.dtype]
         x, y, out = call.array(spec.x), call.array(spec.y), call.array(spec.out)
         (found,) = call.plan
         if not x.size:
@@ -127,11 +131,10 @@ class VectorLibrary(CudaLibrary):
             y.address + y_offset, kind.code, y_step, out.address, kind.code, kind.factor,
         )  # fmt: skip
 
-    @kernel("linalg.nrm2", backend="cuda", plan=_plan_one, is_quick=True)
+    @kernel("linalg.nrm2", backend="cuda", dtypes=INEXACT, plan=_plan_norm, is_quick=True)
     def _nrm2(self, spec: Any, call: Call) -> None:
         dtype = spec.x.dtype
-        kind = _kind_of("nrm2", dtype)
-        check_dtype(f"nrm2 of {dtype} to", spec.out.dtype, (kind.real,))
+        kind = KINDS[dtype]
         real = KINDS[kind.real]
         x, out = call.array(spec.x), call.array(spec.out)
         (found,) = call.plan
@@ -153,20 +156,19 @@ class VectorLibrary(CudaLibrary):
                 _NORM.pack_into(arguments, 0, x.address + offset, out.address, x.size, step, number)
                 self._norm_again.launch(call.handle, _NORM_THREADS, threads=_NORM_THREADS)
 
-    @kernel("linalg.asum", backend="cuda", plan=_plan_one, is_quick=True)
+    @kernel("linalg.asum", backend="cuda", dtypes=NATIVE, plan=_plan_norm, is_quick=True)
     def _asum(self, spec: Any, call: Call) -> None:
-        kind = _kind_of("asum", spec.x.dtype, NATIVE)
-        check_dtype(f"asum of {spec.x.dtype} to", spec.out.dtype, (kind.real,))
+        kind = KINDS[spec.x.dtype]
         out = call.at(spec.out)
         if spec.x.size:
             self._reduce(call, kind, "asum", spec.x, out)
         else:
             call.fill(spec.out, 0)
 
-    @kernel("linalg.iamax", backend="cuda", plan=_plan_index, is_quick=True)
+    @kernel("linalg.iamax", backend="cuda", dtypes=NATIVE, plan=_plan_index, is_quick=True)
     def _iamax(self, spec: Any, call: Call) -> None:
         found = call.workspace(8)
-        self._reduce(call, _kind_of("iamax", spec.x.dtype, NATIVE), "i{}amax", spec.x, found)
+        self._reduce(call, KINDS[spec.x.dtype], "i{}amax", spec.x, found)
         with self._index_from_zero as arguments:
             _INDEX.pack_into(arguments, 0, found, call.at(spec.out), spec.x.size)
             self._index_from_zero.launch(call.handle, 1)
@@ -180,18 +182,17 @@ class VectorLibrary(CudaLibrary):
         self._blas.select(call.stream, DEVICE)
         self._blas.invoke(kind, name, array.size, array.address + offset, step, out)
 
-    @kernel("linalg.swap", backend="cuda")
+    @kernel("linalg.swap", backend="cuda", dtypes=tuple(DType))
     def _swap(self, spec: Any, call: Call) -> None:
-        check_same_dtype("swap", spec.x, spec.y)
         x, y = call.array(spec.x), call.array(spec.y)
         kept = call.copy_of(x)
         call.convert(y, x)
         call.convert(kept, y)
 
-    @kernel("linalg.rot", backend="cuda", plan=_plan_two, is_quick=True)
+    @kernel("linalg.rot", backend="cuda", dtypes=NATIVE, plan=_plan_two, is_quick=True)
     def _rot(self, spec: Any, call: Call) -> None:
-        dtype = check_same_dtype("rot", spec.x, spec.y)
-        kind, sine = _kind_of("rot", dtype, NATIVE), factor_of("blas", "s", spec.s, dtype)
+        dtype = spec.x.dtype
+        kind, sine = KINDS[dtype], factor_of("blas", "s", spec.s, dtype)
         arrays, (found,) = (call.array(spec.x), call.array(spec.y)), call.plan
         if not spec.x.size:
             return
@@ -204,14 +205,14 @@ class VectorLibrary(CudaLibrary):
             if source is not array:
                 call.convert(source, array)
 
-    def try_vectors(self, kind: Kind, spec: type[OperationSpec], place: int) -> None:
+    def try_vectors(self, kind: Kind, operation: str, place: int) -> None:
         """Call what an operation on vectors needs, on the stream of a trial, for zeros there."""
         blas, out, count = self._blas, place, 1000
-        if spec is Any:
+        if operation == "linalg.rot":
             blas.invoke(kind, "rot", count, place, 1, place + 16 * count, 1, 1 + 0j, 0j)
             return
         blas.set_mode(DEVICE)
-        name = "asum" if spec is Any else "i{}amax"
+        name = "asum" if operation == "linalg.asum" else "i{}amax"
         blas.invoke(kind, name, count, place + 256, 1, out)
 
     def _add(
@@ -235,8 +236,3 @@ def _vectors(first: ArraySpec | DeviceArray, *others: ArraySpec | DeviceArray) -
     """See arrays of one shape as vectors; None if they are none."""
     strides = (array.strides for array in (first, *others))
     return vectors(first.shape, first.dtype.itemsize, *strides)
-
-
-def _kind_of(operation: str, dtype: DType, allowed: Collection[DType] = INEXACT) -> Kind:
-    check_dtype(operation, dtype, allowed)
-    return KINDS[dtype]

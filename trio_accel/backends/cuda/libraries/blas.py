@@ -14,7 +14,7 @@ from ...base.checks import INEXACT
 from ...base.kernels import kernel
 from ...base.ops import GemmSpec, MatmulSpec, OperationSpec
 from ..kit._call import Call
-from ..kit._checks import check_dtype, check_same_dtype, factor_of
+from ..kit._checks import factor_of
 from ..kit._device import LibraryDevice
 from ..kit._layouts import Product, broadcast_operands, plan_gemm, plan_matmul, vectors
 from ..kit._library import Errors
@@ -28,8 +28,6 @@ from ._routines import RoutineLibrary
 
 __all__ = ["BlasLibrary"]
 
-# Sums of products: those of float32 take an H200 some 14 us, where the loop takes 20 for each.
-_LIGHT = 1 << 27
 _INTEGERS = tuple(dtype for dtype in DType if dtype.kind in ("int", "uint"))
 _WITH_INTEGERS = (*INEXACT, *_INTEGERS)
 
@@ -44,13 +42,11 @@ class _Multiply:
     Attributes:
         run: Enqueues it.
         graph: By which its graphs are known; None where it is no single call of the library.
-        is_light: Whether it takes no longer than a program takes to launch it.
         spans: How far a, b and the result reach around their first elements.
     """
 
     run: Callable[[Any, Call], None]
     graph: GraphCall | None = None
-    is_light: bool = False
     spans: tuple[_Span, _Span, _Span] = ((0, 0), (0, 0), (0, 0))
 
 
@@ -110,17 +106,13 @@ class BlasLibrary(RoutineLibrary):
             return False
         within, (of_a, of_b, of_out) = self._device.address_within, plan.spans
         a, b, out = within(spec.a, of_a), within(spec.b, of_b), within(spec.out, of_out)
-        if not plan.is_light:
-            stream.begin_heavy()
         if not self._device.graphs.replay((plan.graph, stream, a, b, out), stream):
             return False
-        stream.is_light = plan.is_light
         self._plans.note_launch(plan)
         return True
 
-    def _plan_matmul(self, spec: MatmulSpec) -> _Multiply:
-        dtype = check_same_dtype("matmul", spec.a, spec.b, spec.out)
-        check_dtype("matmul", dtype, _WITH_INTEGERS)
+    def _plan_matmul(self, spec: MatmulSpec, device: LibraryDevice) -> _Multiply:
+        dtype = spec.out.dtype
         if not spec.out.size:
             return _Multiply(_nothing)
         if not spec.a.size:
@@ -133,9 +125,9 @@ class BlasLibrary(RoutineLibrary):
             return _Multiply(partial(self._multiply_plain, kind, product))
         graph, span = GraphCall(self), self._device.span
         run = partial(self._multiply_by_graph, kind, product, graph)
-        return _Multiply(run, graph, _is_light(product), (span(spec.a), span(spec.b), span(spec.out)))
+        return _Multiply(run, graph, (span(spec.a), span(spec.b), span(spec.out)))
 
-    @kernel(MatmulSpec, backend="cuda", plan=_plan_matmul, is_quick=True)
+    @kernel(MatmulSpec, backend="cuda", dtypes=_WITH_INTEGERS, plan=_plan_matmul, is_quick=True)
     def _matmul(self, spec: MatmulSpec, call: Call) -> None:
         call.plan.run(spec, call)
 
@@ -157,9 +149,8 @@ class BlasLibrary(RoutineLibrary):
         assert self._integers is not None
         self._integers.multiply(call.stream, call.array(spec.a), call.array(spec.b), call.array(spec.out))
 
-    def _plan_gemm(self, spec: GemmSpec) -> _Multiply:
-        dtype = check_same_dtype("gemm", spec.a, spec.b, spec.c)
-        check_dtype("gemm", dtype, INEXACT)
+    def _plan_gemm(self, spec: GemmSpec, device: LibraryDevice) -> _Multiply:
+        dtype = spec.c.dtype
         kind = KINDS[dtype]
         if not spec.a.size or not spec.c.size:
             return _Multiply(partial(self._scale_only, kind))
@@ -174,7 +165,7 @@ class BlasLibrary(RoutineLibrary):
         graph = GraphCall(self) if _is_one_call(product) else None
         return _Multiply(partial(self._multiply_with_factors, kind, product, graph))
 
-    @kernel(GemmSpec, backend="cuda", plan=_plan_gemm, is_quick=True)
+    @kernel(GemmSpec, backend="cuda", dtypes=INEXACT, plan=_plan_gemm, is_quick=True)
     def _gemm(self, spec: GemmSpec, call: Call) -> None:
         call.plan.run(spec, call)
 
@@ -287,12 +278,6 @@ def _zeros(spec: MatmulSpec, call: Call) -> None:
 def _is_one_call(product: Product) -> bool:
     is_as_it_lies = product.packing_a is None and product.packing_b is None and not product.is_c_packed
     return product.is_single and is_as_it_lies
-
-
-def _is_light(product: Product) -> bool:
-    """Whether it takes no longer than a program takes to launch it."""
-    _, _, m, n, k, *_ = product.call
-    return m * n * k <= _LIGHT
 
 
 def _factors_of(spec: GemmSpec) -> tuple[complex, complex]:

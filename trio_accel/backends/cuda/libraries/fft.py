@@ -10,10 +10,10 @@ from typing import ClassVar
 import attrs
 from nvmath.bindings import cufft
 
+from ...base.checks import NATIVE
 from ...base.kernels import kernel
 from ...base.ops import FftSpec
 from ..kit._call import Call
-from ..kit._checks import check_shapes
 from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary, Errors
 from ._fft_layout import PlanKey
@@ -62,9 +62,8 @@ class FftLibrary(CudaLibrary):
         # Loads cuFFT, or says that it is missing.
         cufft.get_version()
 
-    def _plan(self, spec: FftSpec) -> _Plan:
+    def _plan(self, spec: FftSpec, device: LibraryDevice) -> _Plan:
         """Find the steps of a transform, and have cuFFT make the plans that are not there; blocks."""
-        check_shapes("fft", spec)
         if not math.prod(spec.out.shape):
             return _Plan()
         planned = TransformPlan(spec)
@@ -83,7 +82,7 @@ class FftLibrary(CudaLibrary):
         ends = list(accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))
         return _Plan(tuple(steps), ends[-1], tuple(ends[:-1]), tuple(held.values()))
 
-    @kernel(FftSpec, backend="cuda", plan=_plan)
+    @kernel(FftSpec, backend="cuda", dtypes=NATIVE, plan=_plan)
     def _transform(self, spec: FftSpec, call: Call) -> None:
         plan: _Plan = call.plan
         workspace = call.workspace(plan.workspace)

@@ -145,13 +145,13 @@ class GraphLibrary(CudaLibrary):
             return None
         return partial(self._in_context, self._capture, key, chain, spec)
 
-    def _plan_chain(self, spec: _ChainSpec) -> _Chain:
+    def _plan_chain(self, spec: _ChainSpec, device: LibraryDevice) -> _Chain:
         recipe = graph_recipe(spec.recipe)
         has_conditions = not isinstance(spec, GraphSpec)
         is_captured, is_blocking = True, has_conditions
         for node, bound in zip(recipe.nodes, recipe.bind(spec.arrays), strict=True):
             library = self._library(node.library)
-            if type(bound) not in library.operations:
+            if bound.operation not in library.operations:
                 raise NotSupportedError(
                     f"{node.operation}: the CUDA backend's library {node.library!r} has no "
                     f"{type(bound).__name__}",
@@ -173,7 +173,7 @@ class GraphLibrary(CudaLibrary):
     def _chain_of(self, spec: _ChainSpec) -> _Chain:
         """The plan of a chain in another one; it is made now if there is none any more."""
         found: _Chain | None = self._find_plan(spec)
-        made: _Chain = found or self._make_plan(spec, self._plan_chain)
+        made: _Chain = found or self._make_plan(spec, self._kernel_of(spec))
         return made
 
     def _library(self, name: str) -> CudaLibrary:
@@ -210,7 +210,6 @@ class GraphLibrary(CudaLibrary):
         if not self._is_in_place(captured):
             self._cache.remove(key)
             return False
-        stream.begin_heavy()
         entry.last = stream.timeline.sequence
         if captured.stream.launch(captured.executable):
             self._plans.note_launch(chain)

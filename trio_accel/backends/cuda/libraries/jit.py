@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from ...base.kernels import kernel
-from ...base.ops import KernelInfoSpec, KernelRecipe, KernelSpec, OperationSpec
+from ...base.ops import KernelDefinition, KernelInfoSpec, KernelSpec, OperationSpec
 from ..kit._call import Call
 from ..kit._compile import compile_kernel
+from ..kit._device import LibraryDevice
 from ..kit._loaded_kernel import LoadedKernel
-from ._expressions import ExpressionLibrary, ExpressionPlan
+from .arrays import ArraysLibrary
 
 __all__ = ["JitLibrary"]
 
 
-class JitLibrary(ExpressionLibrary):
+class JitLibrary(ArraysLibrary):
     """A plan is a loaded kernel: so it is compiled where that may block, and kept while it is used."""
 
     name = "jit"
-    # Each is a module in device memory.
-    most_plans: ClassVar[int] = 256
 
     def _key_of(self, spec: OperationSpec) -> tuple[object, ...]:
         if isinstance(spec, (KernelSpec, KernelInfoSpec)):
             # Whatever the arrays are: one kernel is loaded once.
-            return (spec.recipe,)
+            return (spec.definition,)
         return super()._key_of(spec)
 
-    def _load(self, spec: KernelSpec | KernelInfoSpec) -> LoadedKernel:
-        recipe = KernelRecipe.decode(spec.recipe)
-        return LoadedKernel(self._context, recipe, compile_kernel(recipe, self._device.architecture))
+    def _load(self, spec: KernelSpec | KernelInfoSpec, device: LibraryDevice) -> LoadedKernel:
+        definition = KernelDefinition.decode(spec.definition)
+        return LoadedKernel(self._context, definition, compile_kernel(definition, self._device.architecture))
 
     @kernel(KernelSpec, backend="cuda", plan=_load)
     def _launch(self, spec: KernelSpec, call: Call) -> None:
@@ -40,7 +37,7 @@ class JitLibrary(ExpressionLibrary):
             at = call.device.address
             addresses = [at(array) for array in (*spec.read, *spec.updated, *spec.written)]
         else:
-            addresses = _packed(loaded.recipe, spec, call)
+            addresses = _packed(loaded.definition, spec, call)
         loaded.launch(spec, addresses, call.stream)
 
     @kernel(KernelInfoSpec, backend="cuda", plan=_load)
@@ -48,21 +45,15 @@ class JitLibrary(ExpressionLibrary):
         loaded: LoadedKernel = call.plan
         loaded.inform(spec)
 
-    def _close_plan(self, plan: LoadedKernel | ExpressionPlan) -> None:
-        plan.close()
 
-    def _is_busy(self, plan: LoadedKernel | ExpressionPlan) -> bool:
-        return plan.is_busy
-
-
-def _packed(recipe: KernelRecipe, spec: KernelSpec, call: Call) -> list[int]:
+def _packed(definition: KernelDefinition, spec: KernelSpec, call: Call) -> list[int]:
     """Where the arrays lie: those that are to be packed have workspace if they lie otherwise."""
     addresses: list[int] = []
-    for parameter, array in zip(recipe.arrays("read"), spec.read, strict=True):
+    for parameter, array in zip(definition.arrays("read"), spec.read, strict=True):
         addresses.append(call.packed(array) if parameter.layout == "packed" else call.at(array))
-    for parameter, array in zip(recipe.arrays("update"), spec.updated, strict=True):
+    for parameter, array in zip(definition.arrays("update"), spec.updated, strict=True):
         is_packed = parameter.layout == "packed"
         addresses.append(call.result(array, is_updated=True) if is_packed else call.at(array))
-    for parameter, array in zip(recipe.arrays("write"), spec.written, strict=True):
+    for parameter, array in zip(definition.arrays("write"), spec.written, strict=True):
         addresses.append(call.result(array) if parameter.layout == "packed" else call.at(array))
     return addresses

@@ -38,7 +38,7 @@ class ProgramLibrary(CudaLibrary):
 
     Args:
         device: The device; its context is current.
-        argument: Text of the program's recipe.
+        argument: Text of the program's definition.
     """
 
     name = "program"

@@ -46,16 +46,20 @@ class RandomLibrary(CudaLibrary):
         super().__init__(device)
         self._fill = device.kernels.function("philox", "philox_fill", _ARGUMENTS.size)
 
-    @kernel(PhiloxSpec, backend="cuda")
-    def _philox(self, spec: PhiloxSpec, call: Call) -> None:
+    def _plan(self, spec: PhiloxSpec, device: LibraryDevice) -> int:
+        """Find how numbers are made; refuse what there is no way for."""
         kind = _KINDS.get((spec.distribution, spec.out.dtype))
-        out = call.array(spec.out)
-        if kind is None or not out.is_contiguous:
+        if kind is None or not spec.out.is_contiguous:
             allowed = ", ".join(str(dtype) for name, dtype in _KINDS if name == spec.distribution)
             raise NotSupportedError(
                 f"random {spec.distribution} makes contiguous arrays of {allowed}, not {spec.out.dtype}",
                 backend="cuda",
             )
+        return kind
+
+    @kernel(PhiloxSpec, backend="cuda", plan=_plan, is_quick=True)
+    def _philox(self, spec: PhiloxSpec, call: Call) -> None:
+        out = call.array(spec.out)
         size = out.size
         if not size:
             return
@@ -63,7 +67,7 @@ class RandomLibrary(CudaLibrary):
         is_aligned = not out.address % _ALIGNMENT
         with self._fill as arguments:
             _ARGUMENTS.pack_into(
-                arguments, 0, out.address, spec.seed, spec.row & _MASK, size, spec.low, spec.width, kind,
+                arguments, 0, out.address, spec.seed, spec.row & _MASK, size, spec.low, spec.width, call.plan,
                 is_moved, is_aligned,
             )  # fmt: skip
             self._fill.launch(call.handle, -(-size // _FOUR))

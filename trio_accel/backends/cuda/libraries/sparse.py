@@ -17,7 +17,6 @@ from ...base.checks import NATIVE, scalar_of
 from ...base.kernels import kernel
 from ...base.ops import CsrToDenseSpec, SddmmCsrSpec, SpmmCsrSpec, SpmvCsrSpec, StatusArray, array_key
 from ..kit._call import Call
-from ..kit._checks import check_dtype, check_shapes
 from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary, Errors
 from ..runtime._stream import CudaStream
@@ -32,7 +31,7 @@ _OPERATIONS = {
     "C": cusparse.Operation.CONJUGATE_TRANSPOSE,
 }
 
-_INDICES = (DType.int32, DType.int64)
+_DTYPES = {"out": NATIVE, "indptr": (DType.int32, DType.int64)}
 _INDEX_TYPES = {DType.int32: cusparse.IndexType.INDEX_32I, DType.int64: cusparse.IndexType.INDEX_64I}
 # cudaDataType.
 _VALUE_TYPES = {DType.float32: 0, DType.float64: 1, DType.complex64: 4, DType.complex128: 5}
@@ -119,12 +118,10 @@ class SparseLibrary(CudaLibrary):
         self._stream: CudaStream | None = None
         self._handle: int = cusparse.create()
 
-    @kernel(SpmvCsrSpec, backend="cuda")
+    @kernel(SpmvCsrSpec, backend="cuda", dtypes=_DTYPES)
     def _multiply(self, spec: SpmvCsrSpec, call: Call) -> None:
         structure = _structure(spec)
         matrix = self._matrices.get(structure)
-        if matrix is None:
-            _check(spec, "spmv")
         indptr, indices, data, x = map(call.packed, (spec.indptr, spec.indices, spec.data, spec.x))
         out = call.result(spec.out)
         if matrix is None:
@@ -168,9 +165,8 @@ class SparseLibrary(CudaLibrary):
             cusparse.set_stream(self._handle, stream.handle)
             self._stream = stream
 
-    @kernel(SpmmCsrSpec, backend="cuda")
+    @kernel(SpmmCsrSpec, backend="cuda", dtypes=_DTYPES)
     def _multiply_dense(self, spec: SpmmCsrSpec, call: Call) -> None:
-        _check(spec, "spmm")
         addresses = (*self._harmless(spec, call), call.packed(spec.data))
         b, out, dtype = call.packed(spec.b), call.array(spec.out), spec.data.dtype
         factors = [scalar_of("sparse", name, getattr(spec, name), dtype) for name in ("alpha", "beta")]
@@ -203,9 +199,8 @@ class SparseLibrary(CudaLibrary):
         if result is not out:
             call.convert(result, out)
 
-    @kernel(SddmmCsrSpec, backend="cuda")
+    @kernel(SddmmCsrSpec, backend="cuda", dtypes=_DTYPES)
     def _sample(self, spec: SddmmCsrSpec, call: Call) -> None:
-        _check(spec, "sddmm")
         structure = self._harmless(spec, call)
         inner = spec.a.shape[1]
         if not (_stored(spec) and inner and spec.rows and spec.columns):
@@ -227,9 +222,8 @@ class SparseLibrary(CudaLibrary):
             cusparse.sddmm_buffer_size(*terms, nbytes.ctypes.data)
             cusparse.sddmm(*terms, call.workspace(int(nbytes[0])))
 
-    @kernel(CsrToDenseSpec, backend="cuda")
+    @kernel(CsrToDenseSpec, backend="cuda", dtypes=_DTYPES)
     def _to_dense(self, spec: CsrToDenseSpec, call: Call) -> None:
-        _check(spec, "to_dense")
         out = call.array(spec.out)
         result = out if out.is_contiguous else call.room(out)
         call.fill(result, 0)
@@ -361,18 +355,6 @@ def _structure(spec: SpmvCsrSpec) -> _Structure:
         *(id(data.dtype), id(x.dtype), id(out.dtype)),
         *_layout(spec),
     )
-
-
-def _check(spec: _Csr, operation: str) -> None:
-    """Refuse what can be told to be wrong without the elements.
-
-    Raises:
-        NotSupportedError: A type that cuSPARSE has not.
-        LibraryError: Arrays of other shapes than the matrix.
-    """
-    check_shapes("sparse", spec)
-    check_dtype(operation, spec.out.dtype, NATIVE)
-    check_dtype(f"{operation} with indices", spec.indptr.dtype, _INDICES)
 
 
 def _refuse_faulty(spec: _Csr, words: StatusArray) -> None:

@@ -61,7 +61,7 @@ class CaptureStream(CudaStream):
         self.handle = int(self.native)
         self._launches_on = stream
         self.timeline = stream.timeline
-        self.is_closed = self.is_destroyed = self.is_light = False
+        self.is_closed = self.is_destroyed = False
         self._mode = _STRICT
         self._is_begun = False
         # What was captured first, once it has ended for a part that runs on a condition.
@@ -187,9 +187,6 @@ class CaptureStream(CudaStream):
         failure = self._context.failure()
         if failure is not None:
             raise failure
-
-    def begin_heavy(self) -> None:
-        """Nothing is deferred here."""
 
     def refresh(self) -> int:
         """Nothing of it is ever done: what a graph uses is kept."""

@@ -58,7 +58,6 @@ class CudaFaults:
             memory: Address and size of what it writes to.
         """
         function, (address, nbytes) = self._functions[_ENDLESS], memory
-        stream.begin_heavy()
         with self._context:
             word = self._status_words.take()
             word.sequence += 1

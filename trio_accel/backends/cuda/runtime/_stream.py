@@ -20,8 +20,6 @@ __all__ = ["CudaEvent", "CudaHold", "CudaStream"]
 _MASK = 0xFFFFFFFF
 _AT_LEAST = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
 _NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
-# So many light operations share one event at most: a wait for the first is one for the last.
-_MOST_SHARING = 8
 
 
 class CudaStream:
@@ -32,7 +30,6 @@ class CudaStream:
 
     Attributes:
         done: The number of the last event that `refresh` saw to be done.
-        is_light: Whether what was enqueued since the last event takes less than to record another.
         native: The driver's handle, as the bindings want it: of an integer they make one each time.
         handle: The same as an integer.
         is_closed: Whether it takes no more work.
@@ -61,10 +58,6 @@ class CudaStream:
             self.native: driver.CUstream = stream
             self.handle: int = int(stream)
             self.timeline: StatusWord = status_words.take()
-        # What several light operations share, until it is recorded, and how many these are.
-        self._deferred: CudaEvent | None = None
-        self._sharing = 0
-        self.is_light: bool = False
         # What `refresh` said last.
         self.done: int = self.timeline.sequence
         self._side: int | None = None
@@ -138,18 +131,17 @@ class CudaStream:
         """Make an event after everything enqueued so far; see `AccelStream.record`."""
         if self.is_closed:
             raise RuntimeError(f"stream {self._name!r} is closed and takes no more work")
-        timeline, deferred = self.timeline, self._deferred
-        self._deferred, self._sharing, self.is_light = None, 0, False
+        timeline = self.timeline
         if not self._next and not self._context.is_lost:
             # Nothing that another thread could come upon half made: nearly always.
             sequence = timeline.sequence + 1
             result = driver.cuStreamWriteValue32(self.native, timeline.native, sequence & _MASK, 0)
             if not result[0]:
                 timeline.sequence = sequence
-                return deferred or CudaEvent(self, sequence)
-        return self._record_with_finishers(deferred)
+                return CudaEvent(self, sequence)
+        return self._record_with_finishers()
 
-    def _record_with_finishers(self, deferred: CudaEvent | None) -> CudaEvent:
+    def _record_with_finishers(self) -> CudaEvent:
         timeline = self.timeline
         with self._lock:
             if not self._context.is_lost:
@@ -157,7 +149,7 @@ class CudaStream:
                 result = driver.cuStreamWriteValue32(self.native, timeline.native, sequence & _MASK, 0)
                 if not result[0]:
                     timeline.sequence = sequence
-                    event = deferred or CudaEvent(self, sequence)
+                    event = CudaEvent(self, sequence)
                     if self._next:
                         event.finishers, self._next = tuple(self._next), []
                         self._finishing.append(event)
@@ -169,28 +161,7 @@ class CudaStream:
             with suppress(ContextPoisonedError):
                 self._context.check(result)
         # An event that is never written says what the context is lost to.
-        return deferred or CudaEvent(self, timeline.sequence + 1)
-
-    def record_deferred(self) -> CudaEvent:
-        """Make an event that several light operations share; see `AccelStream.record_deferred`."""
-        self._sharing = sharing = self._sharing + 1
-        if not self.is_light or self._next or sharing >= _MOST_SHARING:
-            return self.record()
-        event = self._deferred
-        if event is None:
-            event = self._deferred = CudaEvent(self, self.timeline.sequence + 1)
-        return event
-
-    def flush(self) -> None:
-        """Record what was deferred; see `AccelStream.flush`."""
-        if self._deferred is not None:
-            self.record()
-
-    def begin_heavy(self) -> None:
-        """Something long is to be enqueued: what came before is not to wait for it."""
-        if self._deferred is not None:
-            self.record()
-        self.is_light = False
+        return CudaEvent(self, timeline.sequence + 1)
 
     def after(self, finisher: Callable[[], None]) -> None:
         """Do something short on the host before the next event is done; what it raises is its error."""
@@ -202,14 +173,11 @@ class CudaStream:
             raise TypeError(f"event: a stream of the CUDA backend waits for its own kind, not {event!r}")
         if event.is_done or event.stream is self or self._context.is_lost:
             return
-        event.stream.flush()
-        self.begin_heavy()
         self._wait_for(event.stream.timeline, event.sequence)
 
     def hold(self, waker: Waker | None = None) -> CudaHold:
         """Hold back what is enqueued from now on; see `AccelStream.hold`."""
         self.check()
-        self.begin_heavy()
         with self._context:
             word = self._status_words.take()
         word.sequence += 1
@@ -224,7 +192,6 @@ class CudaStream:
     def crash(self) -> None:
         """Let the process die of SIGSEGV when the stream gets here; see `AccelStream.crash`."""
         self.check()
-        self.begin_heavy()
         self._context.check(self._notifier.crash(self.handle))
 
     def notify(self, event: AccelEvent, waker: Waker) -> None:
@@ -235,7 +202,6 @@ class CudaStream:
             waker.ring()
         else:
             stream = event.stream
-            stream.flush()
             if self._notifier.watch(event, waker):
                 stream.notify_after(event.sequence)
 
@@ -286,7 +252,6 @@ class CudaStream:
     def synchronize(self) -> None:
         """Block until everything enqueued is done."""
         if not self.is_destroyed:
-            self.flush()
             code = driver.cuStreamSynchronize(self.handle)[0]
             if is_sticky(code):
                 self._context.lose_to(int(code))
@@ -294,7 +259,6 @@ class CudaStream:
 
     def close(self) -> None:
         """Take no more work. What is enqueued still runs; does not wait for it."""
-        self.flush()
         with self._lock:
             self.is_closed = True
 

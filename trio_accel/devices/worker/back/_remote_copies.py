@@ -106,7 +106,7 @@ class _Memory:
         return self._library.name
 
     @property
-    def operations(self) -> frozenset[type[OperationSpec]]:
+    def operations(self) -> frozenset[str]:
         return self._library.operations
 
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy.typing as npt
 
 from ....actors import DirectReply, Ref, idle_actor
-from ....backends.base.fast_paths import current_fast_paths
 from ...arrays._blocks import BlockTable
 from ...base._errors import WithdrawnError
 from ...engine._context import ContextActor, Session
@@ -18,17 +17,15 @@ from ...operations._operation import Launch
 from ..transport._answers import ANSWERS
 from ..transport._channel import Channel
 from ..transport._frames import Address
-from ..transport._launches import ALLOCATIONS, NAME, OUTPUTS
+from ..transport._launch_format import ALLOCATIONS, NAME, OUTPUTS
 from ..transport._page import SharedPage
 from ..transport._wire_errors import encode_error
 from ._blocks import WorkerBlocks
-from ._launches import decode_launch
+from ._launch_decoding import decode_launch
 from ._slabs import WorkerSlabs
 from ._templates import LaunchTemplate
 
 __all__ = ["WorkerRequests"]
-
-_CompleteEarly: TypeAlias = Callable[[Callable[[], None]], None]
 
 
 class WorkerRequests:
@@ -36,7 +33,7 @@ class WorkerRequests:
 
     Args:
         channel: Where the answers go.
-        page: Where the application sees what is begun, and what is over.
+        page: Where the application sees what is begun.
         blocks: Where dropped blocks go.
         table: Blocks by their ids.
         slabs: Host memory of the application.
@@ -46,7 +43,6 @@ class WorkerRequests:
         session: The context that serves them, while there is one.
         context: The actor of that context.
         is_closing: Whether the application wants the context to end.
-        shows_ends: Whether the end of a lone operation is shown before its answer is made.
     """
 
     def __init__(
@@ -61,9 +57,7 @@ class WorkerRequests:
         self.session: Session | None = None
         self.context: Ref[ContextActor]
         self.is_closing: bool = False
-        self.shows_ends: bool = current_fast_paths().early_completion
         self._channel = channel
-        self._page = page
         self._start = page.start
         self._blocks = blocks
         self._table = table
@@ -147,13 +141,12 @@ class WorkerRequests:
         launch, session = serving.launch, serving.session
         self.serving[launch.number] = serving
         library = session.libraries.get(launch.library)
-        actor = None if library is None else idle_actor(library)
-        served = actor is not None and actor.launch_here(launch, serving)
-        if served is False:
+        actor = None if library is None else idle_actor(library, serving)
+        if actor is None or not actor.launch_here(launch, serving):
             done = partial(self.done, serving)
             session.submissions.submit(self.context, launch, done, invalidates=serving.invalidates)
-        elif served is True:
-            # It has failed.
+        elif serving.is_done:
+            # It may have failed before it was in flight.
             session.engine.over(launch)
         if self._blocks.dropped:
             # It was not launched here and now, which gives them back.
@@ -207,20 +200,7 @@ class WorkerRequests:
         results = tuple([array.tobytes() for array in serving.results]) if error is None else ()
         self._channel.send(("done", number, addresses, results, trouble), now=not self.serving)
 
-    def announce(self, serving: _Serving, complete_early: _CompleteEarly) -> None:
-        """Say what will be answered; that all went well is then shown as soon as it is seen.
-
-        The application need not wait for the answer to be given, sent and read. Whatever it works on is
-        there: it is the only one that the application has asked for.
-        """
-        launch = serving.launch
-        for block in launch.outputs:
-            if block.damaged_by is not None:
-                return
-        self._channel.post(("early", launch.number, serving.addresses), now=True)
-        complete_early(partial(self._page.end, launch.number))
-
-    def on_launch(self, launch: Launch) -> None:
+    def launching(self, launch: Launch) -> None:
         """Note that an operation is begun: after this process's death it counts as in flight."""
         number = launch.number
         serving = self.serving[number]
@@ -271,10 +251,7 @@ class _Serving(DirectReply):
     def __init__(
         self, launch: Launch, word: int, session: Session, requests: WorkerRequests, *, invalidates: bool
     ) -> None:
-        # Without the call of the base's, which takes longer than it does anything.
-        self.message = launch
-        self.outcomes = None
-        self.is_done = False
+        super().__init__(launch)
         self.launch: Launch = launch
         self.word: int = word
         self.results: Sequence[npt.NDArray[Any]] = ()
@@ -285,16 +262,9 @@ class _Serving(DirectReply):
         self.addresses: tuple[Address, ...] | None = None
         self.payload: bytes | None = None
 
-    def look_last(self, look: Callable[[], None]) -> bool:
-        """Encode the answer while the device works; nobody else looks for its end."""
+    def poll_first(self, poll: Callable[[], Awaitable[None]]) -> bool:
+        """Encode the answer while the device works; no task of the worker waits for the end."""
         self._encode()
-        return False
-
-    def spin_wait(self, wait: Callable[[], Awaitable[None]], complete_early: _CompleteEarly) -> bool:
-        """Encode the answer while the device works; the task of the strategy looks for its end."""
-        self._encode()
-        if self.payload is not None and self.launch.fault is None and self.requests.shows_ends:
-            self.requests.announce(self, complete_early)
         return False
 
     def _encode(self) -> None:

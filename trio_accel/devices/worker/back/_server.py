@@ -21,6 +21,7 @@ from ...base._availability import Availability
 from ...engine._context import ContextActor, Session, context_policy
 from ...engine._library_opener import CloseLibrary
 from ...operations._hooks import EngineHook
+from ...operations._operation import Launch
 from ..transport._channel import Channel, EndOfChannel
 from ..transport._frames import WorkerConfig, placed_block
 from ..transport._framing import Received
@@ -69,16 +70,16 @@ class WorkerServer:
         self._copies = RemoteCopies(channel.send)
         self._events = EventForwarder(system, channel, config.path)
         self._clock = LaunchClock(channel, self.hooks)
-        # The engine calls them with each operation.
-        self.on_launch = self._requests.on_launch
-        self.on_look: Callable[[int], None] = page.look
+        # The engine calls them with each operation, and with each look.
+        self.counts_launches: bool = True
+        self.launching: Callable[[Launch], None] = self._requests.launching
+        self.looked: Callable[[int], None] = page.look
         self._serving = self._requests.serving
         self._device: AccelDevice
         self._context: Ref[ContextActor]
         self._is_lost = False
-        # How many messages came together, of which one is being handled, and whether another is next.
+        # How many messages came together, of which one is being handled.
         self._received = 0
-        self._is_followed = False
         self._nursery: trio.Nursery
         self._handlers: dict[Any, Callable[..., None]] = {
             "start": self._on_start,
@@ -135,10 +136,6 @@ class WorkerServer:
         if isinstance(error, Exception) and not self._requests.is_closing:
             self._lose(error)
 
-    def may_defer(self, in_flight: int) -> bool:
-        """Nobody looks for its end before the next is launched."""
-        return self._is_followed
-
     def is_alone(self) -> bool:
         """Whether the application has sent nothing else."""
         return self._received == 1 and len(self._serving) == 1
@@ -169,14 +166,8 @@ class WorkerServer:
                     if start:
                         # What is launched by now may be done.
                         await trio.lowlevel.checkpoint()
-                    some = received[start : start + _IN_A_ROW]
-                    last = some.pop()
-                    self._is_followed = True
-                    for message, descriptors in some:
+                    for message, descriptors in received[start : start + _IN_A_ROW]:
                         handlers[message[0]](*message[1:], *descriptors)
-                    self._is_followed = False
-                    message, descriptors = last
-                    handlers[message[0]](*message[1:], *descriptors)
                 try:
                     received = await self._channel.receive()
                 except EndOfChannel:

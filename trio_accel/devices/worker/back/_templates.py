@@ -12,9 +12,8 @@ from ....backends.base.ops import ArraySpec, OperationSpec, map_arrays
 from ...arrays._blocks import Block
 from ...base._arrival import Arrival
 from ...operations._operation import Launch
-from ..transport._wire import no_host
 from ._blocks import WorkerBlocks
-from ._launches import decode_spec
+from ._launch_decoding import decode_spec, no_host
 
 __all__ = ["Binding", "LaunchTemplate"]
 

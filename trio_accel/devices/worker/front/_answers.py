@@ -12,7 +12,7 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ....actors import ActorEvent, Event, MessageEvent
+from ....actors import ActorEvent, ActorFailedError, Event, MessageEvent
 from ....backends.base.ops import ArraySpec
 from ...base._alarms import Alarms
 from ...base._errors import locate
@@ -22,12 +22,12 @@ from ...operations._operation import LaunchTimes
 from ..transport._codec import NonsenseError
 from ..transport._frames import Address
 from ..transport._framing import LOST, Received, close_all
+from ._actors import WorkerActors
 from ._calls import Calls
 from ._chunks import ChunkTable
 from ._copy_service import CopyService
 from ._link import WorkerLink
 from ._logs import record_of
-from ._mirror import Mirror
 from ._outcomes import OutcomePolicy, TryAgainError
 from ._pool import WorkerPool
 from ._request import LeaseRequest, OperationRequest, RemoteRequest
@@ -54,7 +54,7 @@ class AnswerHandler:
         lose: Called when a worker has lost its context.
 
     Attributes:
-        mirror: The actors of the worker that serves.
+        actors: The actors of the worker that serves.
         on_first_success: Called when the context completes its first request without an error, once.
     """
 
@@ -71,7 +71,7 @@ class AnswerHandler:
         calls: Calls,
         lose: Callable[[WorkerLink, Exception], None],
     ) -> None:
-        self.mirror: Mirror = Mirror()
+        self.actors: WorkerActors = WorkerActors()
         self.on_first_success: Callable[[], None] | None = None
         self._device = device
         self._requests = requests
@@ -86,7 +86,6 @@ class AnswerHandler:
         self._handlers: dict[Any, Callable[[WorkerLink, Any, tuple[int, ...]], None]] = {
             "ready": self._on_ready,
             "started": self._on_started,
-            "early": self._on_early,
             "times": self._on_times,
             "done": self._on_done,
             "granted": self._on_granted,
@@ -133,11 +132,7 @@ class AnswerHandler:
         """
         message: Any
         for message, _ in received:
-            if not (
-                self._is_answer(message, request)
-                or message[0] in ("early", "times")
-                or (message[0] == "done" and link.was_early(message[1]))
-            ):
+            if not (self._is_answer(message, request) or message[0] == "times"):
                 return False
         self.handle(link, received)
         return True
@@ -147,29 +142,14 @@ class AnswerHandler:
         if message[:2] != ("done", request.number):
             return False
         _, _, _, results, trouble = message
-        return not results and trouble is None and self._is_plain(request)
-
-    def _is_plain(self, request: OperationRequest) -> bool:
-        """Whether nothing follows from the end of a request that went well."""
+        if results or trouble is not None:
+            return False
+        # Nothing follows from its end.
         return not (request.hosts.is_used or self._requests.waiting or self._device.hooks)
 
-    def is_waited_for(self, link: WorkerLink, request: OperationRequest) -> bool:
-        """Whether its asker is to look for its end; takes the end if the worker shows it."""
-        if request.is_over or self._requests.sent != 1:
-            return False
-        addresses = request.early
-        if addresses is None or not self._is_plain(request) or not link.complete_early(request.number):
-            return True
-        self._done(request, addresses, (), None)
-        return False
-
-    def _on_early(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        number, addresses = message
-        request = self._request(link, number)
-        if request is not None:
-            _check_addresses(request, addresses, self._chunks)
-            assert isinstance(request, OperationRequest)
-            request.early = addresses
+    def is_waited_for(self, request: OperationRequest) -> bool:
+        """Whether its asker is to look for its end."""
+        return not request.is_over and self._requests.sent == 1
 
     def _on_times(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         number, begun, completed = message
@@ -203,15 +183,20 @@ class AnswerHandler:
 
     def _on_done(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         number, addresses, results, trouble = message
-        request = None if link.take_early(number) else self._request(link, number)
+        request = self._request(link, number)
         if request is not None:
             if addresses:
                 _check_addresses(request, addresses, self._chunks)
             _check_results(request, results, trouble)
-            self._done(request, addresses, results, trouble)
+            self._done(link, request, addresses, results, trouble)
 
     def _done(
-        self, request: RemoteRequest, addresses: tuple[Address, ...], results: tuple[bytes, ...], trouble: Any
+        self,
+        link: WorkerLink,
+        request: RemoteRequest,
+        addresses: tuple[Address, ...],
+        results: tuple[bytes, ...],
+        trouble: Any,
     ) -> None:
         """The worker is done with a request."""
         self._requests.done(request.number)
@@ -231,12 +216,21 @@ class AnswerHandler:
             except TryAgainError:
                 self._collect(request)
             else:
-                self._chunks.record(placed)
-                self.mirror.done(request.library, error)
-                if error is None and request.library not in self._pool.in_use:
-                    self._pool.use(request.library)
+                if placed:
+                    self._chunks.record(placed)
+                self._count(link, request.library, error)
         elif isinstance(request, LeaseRequest) and not request.granted.is_set():
             self._outcomes.end_lease(request)
+
+    def _count(self, link: WorkerLink, library: str, error: BaseException | None) -> None:
+        """Count an operation for the tree; the next workers open a library ahead once one has succeeded."""
+        if error is not None and isinstance(error, ActorFailedError):
+            self.actors.failed[library] += 1
+        else:
+            self.actors.handled[library] += 1
+        if error is None and library not in link.used:
+            link.used.add(library)
+            self._pool.use(library)
 
     def _request(self, link: WorkerLink, number: int) -> RemoteRequest | None:
         """The request that a worker speaks of; None if it is no concern of this worker any more.
@@ -357,7 +351,7 @@ class AnswerHandler:
         _expect(event.path.startswith(f"{self._device.path}/context/"), "event: of another's actor")
         if isinstance(event, ActorEvent):
             event = attrs.evolve(event, pid=link.process.pid)
-        self.mirror.take(event, actor_class)
+        self.actors.take(event, actor_class)
         observers = self._device.system.observers
         if isinstance(event, MessageEvent):
             observers.emit(event)

@@ -12,8 +12,8 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...host._copying import COPIES_AT_ONCE, Copying
-from ._host_arrays import HostCopy
 from ._request import OperationRequest, RemoteRequest
+from ._staging import HostCopy
 
 __all__ = ["CopyService"]
 

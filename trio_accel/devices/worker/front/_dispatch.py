@@ -22,22 +22,21 @@ from ...completion._strategies import SyncCompletion
 from ...engine._context import context_policy
 from ...engine._device_state import DeviceState
 from ...host._copying import SMALL
-from ...operations._operation import Operation, Planned, Planner, check_operation
-from ...operations._recording import recording_now
+from ...operations._operation import Operation, Planned, Planner, admit, recording_now
 from ..launcher._launcher import Launcher, WorkerProcess, open_launcher
 from ._calls import Calls
 from ._chunks import ChunkTable
 from ._context import WorkerContextActor
 from ._copy_service import CopyService
 from ._generations import Generations
-from ._host_arrays import HostArrays, Staging
 from ._leases import Leases
 from ._left_memory import INTACT, LeftMemory
 from ._measures import MeasuredRequest, Measures
 from ._outcomes import OutcomePolicy
 from ._pool import WorkerPool, check_options
-from ._request import OperationRequest, RemoteRequest
+from ._request import HostArrays, OperationRequest, RemoteRequest
 from ._requests import RequestSender
+from ._staging import Staging
 
 __all__ = ["WorkerDispatch"]
 
@@ -89,7 +88,7 @@ class WorkerDispatch:
             alarms=self._alarms,
         )
         self._answers = self._generations.answers
-        self._measures = Measures(device, self._answers.mirror)
+        self._measures = Measures(device, self._answers.actors)
         self._leases = Leases(device, self._sender, self._chunks)
         # A worker whose loop blocks cannot be told that something was copied.
         self._by_value = sys.maxsize if isinstance(self._options.completion, SyncCompletion) else SMALL
@@ -197,8 +196,7 @@ class WorkerDispatch:
     @enable_ki_protection
     async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
         """See `Device.ask`."""
-        check_operation(operation, "ask")
-        recording = self._device.check_ask()
+        recording = admit(self._device, operation, "ask")
         if recording is not None:
             return await recording.ask(self._device, operation)
         # One that is done by the time of a cancellation returns: a loop of these must end all the same.
@@ -212,9 +210,8 @@ class WorkerDispatch:
             if link is not None and self._requests.sent == 1 and link.may_spin:
                 # Its asker sees its end by itself, as long as it is alone.
                 await link.spin(
-                    request.number,
                     partial(self._answers.take_own, link, request),
-                    partial(self._answers.is_waited_for, link, request),
+                    partial(self._answers.is_waited_for, request),
                 )
                 if request.is_over:
                     request.take_result().unwrap()

@@ -113,7 +113,7 @@ class Generations:
             self._context = context
             self._pool.in_use.begin()
             # Of one that told of its actors and died before it served.
-            self.answers.mirror.clear()
+            self.answers.actors.clear()
             addresses = tuple(self._chunks.blocks.values())
             link.is_asked = partial(self._asks, link)
             link.send(("start", number, addresses), now=True)
@@ -133,7 +133,7 @@ class Generations:
 
     def _snapshots(self) -> tuple[ActorSnapshot, ...]:
         link = self._sender.link
-        return self.answers.mirror.snapshots({} if link is None else self._requests.queues_by(link.started))
+        return self.answers.actors.snapshots({} if link is None else self._requests.queues_by(link.started))
 
     def _begin(self, context: ActorContext, link: WorkerLink, number: int, told: Iterable[int]) -> None:
         self.answers.on_first_success = partial(self._progress, context)
@@ -198,7 +198,7 @@ class Generations:
         self._device.memory_failure = self._device.memory_failure or damage_to_memory(error)
         self._device.blocks.drain()
         self._device.availability.interrupt()
-        self.answers.mirror.clear()
+        self.answers.actors.clear()
         self._copies.cancel_on_device()
         self._chunks.missing.clear()
         self._calls.lose()

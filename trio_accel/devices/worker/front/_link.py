@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, TypeAlias
 
 import trio
@@ -20,7 +19,7 @@ from ..transport._framing import Received
 from ..transport._page import FIRST_WORD, WORDS, SharedPage
 from ..transport._spin_wait import SpinWait
 from ._chunks import Chunk
-from ._launches import TemplateTable
+from ._launch_encoding import TemplateTable
 
 __all__ = ["MessageHandler", "WorkerLink", "died"]
 
@@ -60,6 +59,7 @@ class WorkerLink:
         post: Sends a small message of plain values, together with others; see `Channel.post`.
         templates: The launch templates that it has.
         words: The shared words of the libraries that were used, by their import paths.
+        used: Libraries that have completed an operation in it.
     """
 
     def __init__(
@@ -100,11 +100,10 @@ class WorkerLink:
         self._stuck_after = stuck_after
         self._error: Exception | None = None
         self.words: dict[str, int] = {}
+        self.used: set[str] = set()
         self._free_words: list[int] = []
         # What the words said at its death.
         self._last: dict[str, int] | None = None
-        # Requests that completed early: their ends were seen ahead of their answers.
-        self._early: set[int] = set()
         self._changed = trio.Event()
         self._is_over = trio.Event()
 
@@ -155,35 +154,24 @@ class WorkerLink:
         """Whether an answer is due so soon that the task that waits for it may `spin`."""
         return self._channel.may_spin
 
-    def complete_early(self, request: int) -> bool:
-        """Whether the worker shows that a request is over; its answer still comes."""
-        if not self.page.is_over(request):
-            return False
-        assert self._channel.spin_wait is not None
-        self._channel.spin_wait.completed_early("done", request)
-        self._early.add(request)
-        return True
-
-    def take_early(self, request: int) -> bool:
-        """Take note of an answer; returns whether its request had completed early."""
-        was_early = request in self._early
-        self._early.discard(request)
-        return was_early
-
-    def was_early(self, request: int) -> bool:
-        """Whether this request was the last that completed early."""
-        spin_wait = self._channel.spin_wait
-        return spin_wait is not None and spin_wait.early == ("done", request)
-
-    async def spin(
-        self, request: int, take: Callable[[list[Received]], bool], goes_on: Callable[[], bool]
-    ) -> None:
+    async def spin(self, take: Callable[[list[Received]], bool], goes_on: Callable[[], bool]) -> None:
         """Poll for the answer to a request in the task that waits for it; see `Channel.spin`."""
-        await self._channel.spin(take, goes_on, partial(self.page.is_over, request))
+        await self._channel.spin(take, goes_on)
 
     @enable_ki_protection
-    async def run(self, handle: MessageHandler, on_end: Callable[[WorkerLink], None]) -> None:
-        """Serve the connection until the worker has ended; the worker is dead and gone when this returns."""
+    async def run(
+        self,
+        handle: MessageHandler,
+        on_end: Callable[[WorkerLink], None],
+        on_gone: Callable[[WorkerLink], None],
+    ) -> None:
+        """Serve the connection until the worker has ended; the worker is dead and gone when this returns.
+
+        Args:
+            handle: Takes what the worker sends.
+            on_end: Called when it has ended; perhaps twice.
+            on_gone: Called when nothing is left of it.
+        """
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._channel.run)
@@ -205,12 +193,15 @@ class WorkerLink:
                 on_end(self)
                 nursery.cancel_scope.cancel(reason="the worker has ended")
         finally:
-            with trio.CancelScope(shield=True):
-                self.process.kill()
-                self._end(await self.process.wait())
-                # Again, if it was not reached above; the owner of the requests looks at the words.
-                on_end(self)
-                self._bury()
+            try:
+                with trio.CancelScope(shield=True):
+                    self.process.kill()
+                    self._end(await self.process.wait())
+                    # Again, if it was not reached above; the owner of the requests looks at the words.
+                    on_end(self)
+                    self._bury()
+            finally:
+                on_gone(self)
 
     @enable_ki_protection
     async def _wait_for_death(self) -> None:

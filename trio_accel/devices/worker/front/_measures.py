@@ -8,10 +8,9 @@ from ....actors import Measured, Meter, note_end
 from ...engine._device_state import DeviceState
 from ...operations._operation import Launch
 from ..transport._codec import Message
-from ._host_arrays import HostArrays
-from ._launches import TemplateTable
-from ._mirror import Mirror
-from ._request import OperationRequest
+from ._actors import WorkerActors
+from ._launch_encoding import TemplateTable
+from ._request import HostArrays, OperationRequest
 
 __all__ = ["MeasuredRequest", "Measures"]
 
@@ -21,13 +20,13 @@ class Measures:
 
     Args:
         device: The device.
-        mirror: The actors of its worker.
+        actors: The actors of its worker.
     """
 
-    def __init__(self, device: DeviceState, mirror: Mirror) -> None:
+    def __init__(self, device: DeviceState, actors: WorkerActors) -> None:
         self._observers = device.system.observers
         self._path = f"{device.path}/context"
-        self._mirror = mirror
+        self._actors = actors
         self._meter: Meter | None = None
         self._measured: dict[tuple[str, str], Measured] = {}
 
@@ -47,7 +46,7 @@ class Measures:
         measured = self._measured.get(key)
         if measured is None:
             # A library that was never opened has no actor.
-            path = self._mirror.path_of(launch.library)
+            path = self._actors.path_of(launch.library)
             measured = meter.measured(path or self._path, launch.name)
             if path is not None:
                 self._measured[key] = measured

@@ -217,6 +217,7 @@ class WorkerPool:
         """A library was closed: those that stand ready close it, too."""
         self.in_use.discard(library)
         for link in self._links:
+            link.used.discard(library)
             if not link.is_serving:
                 link.send(("forget", library))
 
@@ -315,7 +316,7 @@ class WorkerPool:
             window=self._window,
         )
         self._links.add(link)
-        self._nursery.start_soon(self._serve, link)
+        self._nursery.start_soon(link.run, self._handle, self._on_end, self._gone)
         in_use = self.in_use.paths
         placed = [library for library in in_use if blocks_of(library)]
         try:
@@ -341,14 +342,11 @@ class WorkerPool:
             raise
         return link
 
-    @enable_ki_protection
-    async def _serve(self, link: WorkerLink) -> None:
-        try:
-            await link.run(self._handle, self._on_end)
-        finally:
-            self._links.discard(link)
-            if link in self._spares:
-                self._spares.remove(link)
-                if not self._is_closed:
-                    self._failures += 1
-                    self.refill()
+    def _gone(self, link: WorkerLink) -> None:
+        """Forget a worker of which nothing is left; replace it if it was a spare."""
+        self._links.discard(link)
+        if link in self._spares:
+            self._spares.remove(link)
+            if not self._is_closed:
+                self._failures += 1
+                self.refill()

@@ -17,10 +17,10 @@ from ...base._task_notifier import TaskNotifier
 from ...engine._device_state import DeviceState
 from ._chunks import ChunkTable
 from ._copy_service import CopyService
-from ._host_arrays import HostCopy
 from ._link import WorkerLink
 from ._outcomes import OutcomePolicy
 from ._request import OperationRequest, RemoteRequest
+from ._staging import HostCopy
 
 __all__ = ["RequestSender", "RequestTable"]
 

@@ -8,6 +8,7 @@ import logging
 import attrs
 import trio
 
+from ....backends import driver_checks
 from ....backends.base import NotSupportedError
 from ._link import LauncherLink, Report
 from ._program import interpreter_options
@@ -110,6 +111,7 @@ class ImportsAhead:
                 [*interpreter_options(), "-c", ""],
                 preload=module.preload,
                 module=module.name,
+                checks=driver_checks(),
             )
         except (OSError, NotSupportedError) as error:
             self._refuse(module, str(error))

@@ -172,7 +172,7 @@ class Launcher:
         if self._trials is None:
             self._forks = self._forks or _load_forks()
             trials = cast("type[Trials]", _load(_TRIAL).Trials)
-            self._trials = trials(self._forks, self._begin, self._report)
+            self._trials = trials(self._forks, self._begin, self._report, _load)
         self._trials.add(number, order, _environment_of(order), descriptors[0])
 
     def _program(self, number: int, order: Mapping[str, object], directory: int) -> Callable[[int], object]:
@@ -320,11 +320,11 @@ def _load_forks() -> Forks:
     return cast("type[Forks]", _load(_FORKS).Forks)(_ENVIRONMENT)
 
 
-def _load(path: Path) -> ModuleType:
+def _load(path: str | Path) -> ModuleType:
     """Load a module by its path: there is no package here."""
     from importlib import util
 
-    spec = util.spec_from_file_location(path.stem, path)
+    spec = util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = util.module_from_spec(spec)

@@ -1,15 +1,15 @@
 """Modules of the application that the launcher imports ahead, each on trial in a child first.
 
-What such a module does when it is imported is not known before: it may start threads, open files, initialise
-CUDA, or end its process. The launcher could not take that back, and its forks would be of no use. So a child
-imports the module, looks at what that has left behind, and says so. Then the launcher imports it.
+A module may do anything when it is imported: start threads, open files, initialise a driver, or end its
+process. The launcher could not take that back, and its forks would be of no use. So a child imports the
+module, looks at what that has left behind, and says so. Then the launcher imports it. Each backend brings a
+file that knows whether its driver was initialised.
 
 Loaded by the launcher with the first such module. It must import nothing but the standard library.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import time
@@ -19,6 +19,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from trio_accel.devices.worker.launcher._launcher_fork import Forks
 
 # Seconds for the import of a child: an alarm ends it after 30, unless the module has seen to that.
@@ -26,7 +28,6 @@ _LONGEST = 32.0
 _MOST = 1 << 15  # bytes of what a child says; a pipe has room for more
 _VERDICT = 3  # the child's descriptor for what it says
 _GOOD = "good"
-_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 _SELF = "/proc/self"
 _MASKS = (b"SigBlk", b"SigIgn", b"SigCgt")
 # Handled by readline from its import on, which debuggers import: it tells of the size of a terminal.
@@ -40,6 +41,7 @@ class Candidate(NamedTuple):
         number: Of the order.
         module: Its name.
         preload: What is to be imported before it, and needs no trial.
+        checks: Files that say whether it has initialised a driver; see `AccelBackend.driver_check`.
         path: The application's `sys.path`.
         arguments: The command line of a worker.
         environment: The application's environment now.
@@ -49,6 +51,7 @@ class Candidate(NamedTuple):
     number: int
     module: str
     preload: list[str]
+    checks: list[str]
     path: list[str]
     arguments: list[str]
     environment: Mapping[str, str]
@@ -63,6 +66,7 @@ class Trials:
         start: Starts a child: given a number, what it runs, and descriptors of its directory and of its pipe.
             Returns its descriptor and its pid.
         report: Tells the application.
+        load: Loads a module by its path.
     """
 
     def __init__(
@@ -70,7 +74,9 @@ class Trials:
         forks: Forks,
         start: Callable[[int, Callable[[int], object], list[int]], tuple[int, int]],
         report: Callable[[str, int, int | str], None],
+        load: Callable[[str], ModuleType],
     ) -> None:
+        self._load = load
         self._forks = forks
         self._start = start
         self._report = report
@@ -93,11 +99,13 @@ class Trials:
             environment: The application's environment now.
             directory: Descriptor of its working directory, which belongs to this from here on.
         """
-        preload, path, arguments = (
-            cast("list[str]", order[name]) for name in ("preload", "path", "arguments")
+        preload, checks, path, arguments = (
+            cast("list[str]", order[name]) for name in ("preload", "checks", "path", "arguments")
         )
         module = cast("str", order["module"])
-        self._waiting.append(Candidate(number, module, preload, path, arguments, environment, directory))
+        self._waiting.append(
+            Candidate(number, module, preload, checks, path, arguments, environment, directory)
+        )
         self._go_on()
 
     def patience(self) -> float | None:
@@ -140,7 +148,7 @@ class Trials:
     def _go_on(self) -> None:
         while self._waiting and self._tried is None:
             candidate = self._waiting.popleft()
-            _, module, preload, path, arguments, environment, directory = candidate
+            _, module, preload, _, path, arguments, environment, directory = candidate
             if self._forks.lacks(preload):
                 self._report("importing", candidate.number, 0)
             why = self._forks.prepare(preload, path, arguments, environment, directory)
@@ -185,10 +193,12 @@ class Trials:
             null, directory = os.open(os.devnull, os.O_WRONLY), os.open(".", os.O_PATH | os.O_DIRECTORY)
             # What the import prints, the next one prints again.
             os.dup2(null, 2)
+            checks = [self._load(path).driver_in_use for path in candidate.checks]
             before = Traces()
             why = self._forks.add(candidate.module, candidate.path, candidate.environment, directory)
-            # That it initialises CUDA says more than the threads that the driver has started.
-            said = before.of_cuda() or why or before.left() or _GOOD
+            # That it initialises a driver says more than the threads that the driver has started.
+            in_use = next((text for check in checks if (text := check()) is not None), None)
+            said = in_use or why or before.left() or _GOOD
             os.write(_VERDICT, said.encode(errors="replace")[:_MOST])
         finally:
             os._exit(0)
@@ -201,20 +211,10 @@ class Traces:
         self._files = _files()
         self._signals = _signals()
 
-    def of_cuda(self) -> str | None:
-        """Say whether CUDA was initialised since then; None if it was not."""
-        is_open = any(target.startswith("/dev/nvidia") for target in self._opened(_files()))
-        if is_open or _cuda_is_initialised():
-            return "its import initialises CUDA, which a fork could not use then"
-        return None
-
-    def _opened(self, files: dict[int, str]) -> list[str]:
-        return sorted(target for place, target in files.items() if self._files.get(place) != target)
-
     def left(self) -> str | None:
         """Say what has been left behind since then that no fork may have; None if there is nothing."""
         files, signals = _files(), _signals()
-        opened = self._opened(files)
+        opened = sorted(target for place, target in files.items() if self._files.get(place) != target)
         if opened:
             return f"its import has left a file open: {opened[0]}"
         if files != self._files:
@@ -246,18 +246,6 @@ def _signals() -> dict[str, tuple[object, ...]]:
         for number in signal.Signals
         if number not in _HARMLESS
     }
-
-
-def _cuda_is_initialised() -> bool:
-    """Whether a CUDA driver is loaded that says so: it may keep no file open."""
-    with open(f"{_SELF}/maps", "rb") as maps:
-        paths = {line.split(maxsplit=5)[5].rstrip() for line in maps if b"/libcuda.so" in line}
-    for path in paths:
-        # This loads nothing anew.
-        driver = ctypes.CDLL(os.fsdecode(path), mode=os.RTLD_NOW | os.RTLD_NOLOAD)
-        if driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED:
-            return True
-    return False
 
 
 def _describe(status: int) -> str:

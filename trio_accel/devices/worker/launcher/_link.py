@@ -145,6 +145,7 @@ class LauncherLink:
         *,
         preload: Sequence[str] = (),
         module: str | None = None,
+        checks: Sequence[str] = (),
     ) -> None:
         """Send an order for a process like this one; see `send`.
 
@@ -155,6 +156,7 @@ class LauncherLink:
             descriptors: What a worker is to have.
             preload: Modules that the launcher imports before.
             module: The module that is to be imported on trial.
+            checks: Files that say whether it has initialised a driver; see `AccelBackend.driver_check`.
 
         Raises:
             NotSupportedError: The interpreter is not known.
@@ -167,7 +169,7 @@ class LauncherLink:
         if preload:
             detail.update(preload=preload, path=search_path())
         if module is not None:
-            detail.update(module=module)
+            detail.update(module=module, checks=checks)
         directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
         try:
             self.send(kind, number, detail, (directory, *descriptors))

@@ -33,8 +33,7 @@ USAGE = (*(field.name for field in attrs.fields(CacheCounts)), "workspace")
 _Data: TypeAlias = bytes | memoryview
 
 # What the first byte of a message says: how the rest is written.
-_JSON, _DONE, _EARLY, _GRANTED, _RESULT, _COPY, _SEVERAL, _DONES, _TIMES = range(9)
-_BRIEF = frozenset({_DONE, _EARLY})
+_JSON, _DONE, _GRANTED, _RESULT, _COPY, _SEVERAL, _DONES, _TIMES = range(8)
 _TAG_OF_DONES = bytes([_DONES])
 _HEAD = struct.Struct("<BQ")
 _THREE = struct.Struct("<BQQQ")
@@ -61,8 +60,6 @@ def _encode(message: Message) -> bytes:
             if not results:
                 return _brief(_DONE, number, addresses)
             return _with_results(number, addresses, results)
-    elif kind == "early":
-        return _brief(_EARLY, *cast("tuple[Any, Any]", message[1:]))
     elif (pack := _PACKED.get(cast("str", kind))) is not None:
         return pack(*message[1:])
     text = b"\0" + _to_json(message).encode()
@@ -225,10 +222,10 @@ def _read_dones(data: _Data) -> list[Message]:
 
 def _read(data: _Data) -> Message:
     tag = data[0]
-    if tag in _BRIEF:
+    if tag == _DONE:
         _, number = _HEAD.unpack_from(data)
         addresses = () if len(data) == _HEAD.size else tuple(_ADDRESS.iter_unpack(data[_HEAD.size :]))
-        return ("done", number, addresses, (), None) if tag == _DONE else ("early", number, addresses)
+        return "done", number, addresses, (), None
     if tag == _RESULT:
         return _read_results(data)
     if tag == _GRANTED:

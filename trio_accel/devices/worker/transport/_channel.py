@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import array
+import mmap
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
+from typing import cast
 
 import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...base._task_notifier import TaskNotifier
 from ...completion._port import LONGEST_LOOK
-from ._codec import PICKLED, Codec
-from ._framing import MAX_LENGTH, RETRY, Received, close_all
-from ._inbox import Inbox
+from ._codec import PICKLED, Codec, Message, NonsenseError
+from ._framing import (
+    BUFFER,
+    HEADER,
+    LOST,
+    MAX_DESCRIPTORS,
+    MAX_LENGTH,
+    RETRY,
+    TRANSIENT,
+    Received,
+    close_all,
+)
 from ._outbox import Outbox
 from ._shared_frame import SharedFrame
 from ._spin_wait import SpinWait
@@ -28,10 +41,11 @@ _TURNS = 2
 _POLL = 20e-6
 # To read the socket in vain takes as long as so many looks at memory.
 _LOOKS = 6
-
-
-def _never() -> bool:
-    return False
+_ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+# As plain numbers: members of an enumeration are put together by Python code.
+# Other systems have no workers, but import this.
+_CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+_TRUNCATED = int(socket.MSG_CTRUNC)
 
 
 class EndOfChannel(Exception):  # noqa: N818 - an end, as Trio names it; only sometimes an error
@@ -76,7 +90,7 @@ class Channel:
         self.send = outbox.send
         self.post = outbox.post
         self.run = outbox.run
-        self._inbox = Inbox(receives.decode, limit)
+        self._inbox = _Inbox(receives.decode, limit)
         # Where there is a `spin_wait`: the task that waits for messages, and the one that listens for them
         # meanwhile, which pauses from its first notice on until the other sleeps again.
         self._sleeper = TaskNotifier()
@@ -171,12 +185,7 @@ class Channel:
             return False
         return not self.spin_wait.pause()
 
-    async def spin(
-        self,
-        take: Callable[[list[Received]], bool],
-        goes_on: Callable[[], bool],
-        is_shown: Callable[[], bool] = _never,
-    ) -> None:
+    async def spin(self, take: Callable[[list[Received]], bool], goes_on: Callable[[], bool]) -> None:
         """Poll for an answer in the task that waits for it, as long as it is due and `goes_on` says so.
 
         Then it need not be woken by the receiver, which takes a turn of the loop. The receiver sleeps
@@ -187,7 +196,6 @@ class Channel:
             take: Takes what was received if it is what the task waits for, or belongs to it, and says
                 whether it has; what it has not is the receiver's.
             goes_on: Called between two polls.
-            is_shown: Whether it is to be called at once.
         """
         assert self.spin_wait is not None
         self._is_spinning = True
@@ -197,11 +205,11 @@ class Channel:
                 await trio.lowlevel.cancel_shielded_checkpoint()
                 if self._inbox.is_at_end or not goes_on() or self.spin_wait.pause():
                     break
-                received = self._take(is_due=True, is_shown=is_shown)
+                received = self._take(is_due=True)
                 if received and not take(received):
                     self._left = received
                     break
-                if (received or is_shown()) and not goes_on():
+                if received and not goes_on():
                     break
                 if trio.current_effective_deadline() == -inf or time.perf_counter() > end:
                     break
@@ -215,7 +223,7 @@ class Channel:
                 self._sleeper.notify()
             self._listener.notify()
 
-    def _take(self, *, is_due: bool, is_shown: Callable[[], bool] = _never) -> list[Received]:
+    def _take(self, *, is_due: bool) -> list[Received]:
         """Read what has arrived."""
         spin_wait, inbox = self.spin_wait, self._inbox
         if inbox.seen is not None:
@@ -223,18 +231,18 @@ class Channel:
         received = inbox.poll() or inbox.read(self._sock)
         if spin_wait is not None:
             if not received and is_due and spin_wait.is_near:
-                received = self._poll(is_shown)
+                received = self._poll()
             if received:
                 spin_wait.received(received)
         return received
 
-    def _poll(self, is_shown: Callable[[], bool]) -> list[Received]:
+    def _poll(self) -> list[Received]:
         """Look for a short while: a turn of the loop takes longer than the answer does from here on."""
         inbox = self._inbox
         end = time.perf_counter() + _POLL
         received: list[Received] = []
         looks = 0
-        while not (received or inbox.is_at_end or is_shown()) and time.perf_counter() < end:
+        while not (received or inbox.is_at_end) and time.perf_counter() < end:
             # Several answers that come together are sent.
             received = inbox.poll() if looks % _LOOKS else inbox.read(self._sock)
             looks += 1
@@ -309,3 +317,168 @@ class Channel:
             self._sleeper.notify()
             self._listener.notify()
         self._sock.close()
+
+
+class _Inbox:
+    """What was read and not yet returned: frames of the socket, and those that the peer shows in memory.
+
+    Args:
+        decode: Reads a payload.
+        limit: The most bytes that one may have.
+
+    Attributes:
+        is_at_end: There is nothing more to read.
+        error: Why, where the peer did not simply close its end.
+        is_refused: The kernel had no memory to read with, for now.
+        seen: Where the peer shows frames.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_descriptors",
+        "_end",
+        "_last",
+        "_limit",
+        "_read_payload",
+        "_start",
+        "_view",
+        "error",
+        "is_at_end",
+        "is_refused",
+        "seen",
+    )
+
+    def __init__(self, decode: Callable[[bytes | memoryview], Message | list[Message]], limit: int) -> None:
+        self._read_payload = decode
+        self._limit = limit
+        self._buffer = memoryview(bytearray(BUFFER))
+        # The buffer, or a larger one that holds just the frame that is coming.
+        self._view = self._buffer
+        self._start = 0
+        self._end = 0
+        self._descriptors: deque[int] = deque()
+        # Number of the last frame that was returned.
+        self._last = 0
+        self.is_at_end: bool = False
+        self.is_refused: bool = False
+        self.error: Exception | None = None
+        self.seen: SharedFrame | None = None
+
+    def poll(self) -> list[Received]:
+        """The next message, if it is shown in memory."""
+        seen = self.seen
+        if seen is None:
+            return []
+        number = self._last + 1
+        payload = seen.take(number)
+        if payload is None:
+            return []
+        self._last = number
+        try:
+            return _alone(self._read_payload(payload))
+        except Exception as error:  # noqa: BLE001 - as in `read`
+            self.is_at_end = True
+            self.error = error.with_traceback(None)
+            return []
+
+    def read(self, sock: socket.socket) -> list[Received]:
+        """Read once; return the messages that are complete by then."""
+        received: list[Received] = []
+        self.is_refused = False
+        try:
+            size, ancillary, flags, _ = sock.recvmsg_into(
+                [self._view[self._end :] if self._end else self._view], _ANCILLARY, _CLOSE_ON_EXEC
+            )
+            if ancillary or flags & _TRUNCATED:
+                self._take(ancillary, flags)
+            self._end += size
+            self.is_at_end = not size
+            self._decode(received)
+        except (BlockingIOError, InterruptedError):
+            pass
+        except Exception as error:  # noqa: BLE001 - a peer that sends nonsense is as good as gone
+            self.is_refused = isinstance(error, OSError) and error.errno in TRANSIENT
+            if not self.is_refused:
+                self.is_at_end = True
+                self.error = error.with_traceback(None)
+        if self.is_at_end:
+            # What it has shown at last was there before.
+            received += self.poll()
+        return received
+
+    def close(self) -> None:
+        """Drop everything; descriptors whose message was not returned are closed."""
+        self.is_at_end = True
+        self.seen = None
+        close_all(self._descriptors)
+        self._descriptors.clear()
+
+    def _take(self, ancillary: list[tuple[int, int, bytes]], flags: int) -> None:
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors = array.array("i")
+                descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+                self._descriptors.extend(descriptors)
+        if len(self._descriptors) > MAX_DESCRIPTORS:
+            raise NonsenseError(f"{len(self._descriptors)} descriptors came that no message names")
+        if flags & _TRUNCATED:
+            # Of the message that is being read: the kernel hands over those of one at a time.
+            self._descriptors.append(LOST)
+
+    def _decode(self, received: list[Received]) -> None:
+        """Append the messages that are complete, and make room for the next one."""
+        view, start, end, ahead = self._view, self._start, self._end, HEADER.size
+        needed = ahead
+        while end - start >= ahead:
+            length, count, number = HEADER.unpack_from(view, start)
+            if length > self._limit:
+                raise NonsenseError(f"a message of {length} bytes is too large; allowed: {self._limit}")
+            begin = start + ahead
+            if begin + length > end:
+                needed += length
+                break
+            if number > self._last + 1:
+                raise NonsenseError(f"frame {number} came behind frame {self._last}: others are missing")
+            if number > self._last:
+                self._last = number
+                message = self._read_payload(view[begin : begin + length])
+                if type(message) is not list:
+                    received.append((cast("Message", message), self._claim(count) if count else ()))
+                elif count:
+                    raise NonsenseError("several messages came with descriptors")
+                else:
+                    # Several that were posted.
+                    received.extend([(one, ()) for one in message])
+            start = self._start = begin + length
+        if start == end:
+            self._view = self._buffer
+            self._start = self._end = 0
+        elif start + needed > len(view):
+            self._make_room(needed)
+
+    def _claim(self, count: int) -> tuple[int, ...]:
+        """Take the descriptors of the next message that has some; `LOST` if one of them was."""
+        claimed: list[int] = []
+        while len(claimed) < count:
+            descriptor = self._descriptors.popleft() if self._descriptors else None
+            if descriptor is None or descriptor == LOST:
+                close_all(claimed)
+                if descriptor is None:
+                    raise NonsenseError(f"a message came with {len(claimed)} descriptors instead of {count}")
+                return (LOST,)
+            claimed.append(descriptor)
+        return tuple(claimed)
+
+    def _make_room(self, needed: int) -> None:
+        """Move the beginning of a frame to where the whole of it fits; happens once for each frame."""
+        rest = self._view[self._start : self._end]
+        # Memory that the system gives as it is filled: the frame may be announced, and never come.
+        self._view = self._buffer if needed <= BUFFER else memoryview(mmap.mmap(-1, needed))
+        self._view[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)
+
+
+def _alone(message: Message | list[Message]) -> list[Received]:
+    if type(message) is list:
+        raise NonsenseError("a frame that is shown holds one message")
+    return [(cast("Message", message), ())]

@@ -39,8 +39,6 @@ From the worker, which is not trusted; `_answers` says how they are encoded:
 ================  ==========================================================================================
 ready             names of the libraries: the device is open
 started           the context serves
-early             number, blocks as in start: what "done" will say if all goes well, which the shared page
-                  shows
 times             number, when its launch began, when it was complete, in nanoseconds: ahead of "done"
 done              number, blocks as in start, bytes of host arrays, and None if it was launched and all went
                   well, otherwise "done" or "withdrawn", whether it was launched, whether its fault has

@@ -16,7 +16,7 @@ _FRAMES = 2048
 _MIDDLE = _FRAMES + SIZE
 _BYTES = _MIDDLE + SIZE
 
-FIRST_WORD = 3
+FIRST_WORD = 2
 """Number of the first word of a library."""
 
 WORDS = _FRAMES // 8
@@ -26,9 +26,8 @@ WORDS = _FRAMES // 8
 class SharedPage:
     """Words of 64 bits, and a frame of each end.
 
-    The words are the heartbeat, the looks of the engine, the operation that is over, and one for each
-    library. A word is written by the worker alone, as a whole, so that what the application reads after the
-    worker's death was written.
+    The words are the heartbeat, the looks of the engine, and one for each library. A word is written by the
+    worker alone, as a whole, so that what the application reads after the worker's death was written.
 
     Attributes:
         descriptor: To be given to the worker.
@@ -77,14 +76,6 @@ class SharedPage:
     def look(self, number: int) -> None:
         """Show that it has looked so often, or with 0 that there is nothing to look after."""
         self._words[1] = number
-
-    def is_over(self, number: int) -> bool:
-        """Whether this is the last operation of which the worker has shown that it is over, and went well."""
-        return self._words[2] == number
-
-    def end(self, number: int) -> None:
-        """Show that an operation is over."""
-        self._words[2] = number
 
     def started(self, word: int) -> int:
         """Number of the last operation that a library has begun to launch."""

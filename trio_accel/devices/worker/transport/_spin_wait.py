@@ -21,16 +21,11 @@ class SpinWait:
         window: The most seconds to stay awake for one message: half of them before it is due.
         asks: First items of the messages that something answers, or follows.
         answers: Of those that do. Others may come and go in between, and mean nothing.
-
-    Attributes:
-        early: First two items of the answer that was `completed_early` last, and that means nothing when it
-            comes.
     """
 
     def __init__(self, window: float, asks: frozenset[object], answers: frozenset[object]) -> None:
         self.asks: frozenset[object] = asks
         self.answers: frozenset[object] = answers
-        self.early: tuple[object, ...] = ()
         self._half = window / 2
         self._forecast = LatencyEstimator(time.perf_counter())
         self._is_expected = False
@@ -58,19 +53,9 @@ class SpinWait:
         if self._is_expected:
             answers = self.answers
             for message, _ in messages:
-                if message[0] in answers and message[:2] != self.early:
+                if message[0] in answers:
                     self._end()
                     break
-
-    def completed_early(self, *answer: object) -> None:
-        """What an answer says is known, and it will come only later.
-
-        Args:
-            answer: Its first two items, by which it is told then.
-        """
-        self.early = answer
-        if self._is_expected:
-            self._end()
 
     def _end(self) -> None:
         self._is_expected = False

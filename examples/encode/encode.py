@@ -1,0 +1,359 @@
+"""Finds the sentences of a text that are nearest to others, by a sentence encoder that runs as a program.
+
+`python examples/encode/encode.py --help` lists the options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import trio
+from encode_faults import Check, EncodeLoad, Outcome, break_under_load
+from minilm import Encoder, weights_of
+from minilm_files import InputError, Model, describe_os_error, find_model, read_sentences
+from minilm_float64 import embed_one
+
+import trio_accel as ta
+
+QUERIES = (
+    "A child wants to have its own way.",
+    "They argue about how much money is enough.",
+    "She could not stop crying.",
+)
+BATCH = 32
+NEAREST = 3
+# Sentences that are computed in float64, too, the queries among them.
+COMPARED = 6
+# Of float32 sums of 384 and 1536 terms in six layers; measured are 2e-7.
+TOLERANCE = 1e-5
+# Of a sentence so much is shown.
+SHOWN = 70
+
+
+@attrs.frozen(kw_only=True)
+class Nearest:
+    """A sentence of the text that is near to a query.
+
+    Attributes:
+        sentence: The sentence.
+        similarity: Cosine of the angle between both embeddings.
+    """
+
+    sentence: str
+    similarity: float
+
+
+@attrs.frozen(kw_only=True)
+class Query:
+    """A query with the sentences that are nearest to it.
+
+    Attributes:
+        query: What was looked for.
+        nearest: The nearest sentences, the first is the nearest.
+    """
+
+    query: str
+    nearest: Sequence[Nearest]
+
+
+@attrs.frozen(kw_only=True)
+class EncodeData:
+    """What was encoded, and what is near to what.
+
+    Attributes:
+        model: The model.
+        layers: Its layers.
+        width: Numbers of an embedding.
+        program: The program's class.
+        arrays: Arrays of weights on the device.
+        nbytes: Bytes of these.
+        loading_seconds: How long it took to load them.
+        text: The text.
+        sentences: Sentences of the text.
+        tokens: Tokens of these.
+        encoding_seconds: How long it took to encode all sentences, in batches.
+        queries: Queries and what is nearest.
+        load: What came of the faults; None without.
+    """
+
+    model: str
+    layers: int
+    width: int
+    program: str
+    arrays: int
+    nbytes: int
+    loading_seconds: float
+    text: str
+    sentences: int
+    tokens: int
+    encoding_seconds: float
+    queries: Sequence[Query]
+    load: Outcome | None
+
+
+@attrs.frozen
+class Work:
+    """A program that is open, and its model."""
+
+    device: ta.Device
+    model: Model
+    program: ta.programs.Program[Encoder]
+    cls: type[Encoder]
+
+    async def encode(self, sentences: Sequence[str]) -> tuple[npt.NDArray[np.float32], int]:
+        """Embeddings of sentences, and how many tokens they have."""
+        # Those of one length take the least room together.
+        order = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
+        found = np.empty((len(sentences), self.model.shape.width), np.float32)
+        tokens = 0
+        for first in range(0, len(order), BATCH):
+            those = order[first : first + BATCH]
+            batch = await in_thread(self.model.batch, [sentences[number] for number in those])
+            made = await self.program.ask(self.cls.encode, batch.ids, batch.mask, self.model.shape.width)
+            found[those] = await made.to_host()
+            tokens += int(batch.mask.sum())
+        return found, tokens
+
+    async def look_for(
+        self, queries: Sequence[str], embeddings: npt.NDArray[np.float32], sentences: Sequence[str]
+    ) -> tuple[npt.NDArray[np.float32], list[Query]]:
+        """Embeddings of queries, and which sentences are nearest to each."""
+        found, _ = await self.encode(queries)
+        text = await self.device.put(embeddings)
+        product = await (await ta.linalg.matmul(found, text.T)).to_host()
+        results: list[Query] = []
+        for query, row in zip(queries, product, strict=True):
+            nearest = np.argsort(-row, kind="stable")[:NEAREST]
+            ranked = [Nearest(sentence=sentences[int(one)], similarity=float(row[one])) for one in nearest]
+            results.append(Query(query=query, nearest=ranked))
+        return found, results
+
+
+async def in_thread(function: Callable[..., Any], *arguments: object) -> Any:
+    """Call a function in a thread; Ctrl-C does not wait for it."""
+    return await trio.to_thread.run_sync(function, *arguments, abandon_on_cancel=True)
+
+
+async def check_weights(model: Model) -> None:
+    """Look whether the file of weights has what the encoder needs, before a device is opened."""
+    path = model.weights
+    try:
+        contents = await ta.weights.inspect(path)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {describe_os_error(error)}") from error
+    except ta.weights.WeightsError as error:
+        raise InputError(str(error)) from None
+    for name, shape in weights_of(model.shape).items():
+        found = contents.tensors.get(name)
+        if found is None or found.shape != shape or not found.format.startswith(("F", "BF")):
+            got = "none" if found is None else f"{found.format} {found.shape}"
+            raise InputError(f"{path} must have floating {name!r} of shape {shape}, got {got}")
+
+
+async def encode(
+    device: ta.Device,
+    model: Model,
+    text: tuple[str, list[str]],
+    given: argparse.Namespace,
+    tell: Callable[[str], object],
+) -> tuple[EncodeData, list[Check]]:
+    """Load, open the program, encode, compare; then break it, if that is wanted."""
+    cls, shape, (text_name, sentences) = program_for(device), model.shape, text
+    queries = given.query or QUERIES
+    start = trio.current_time()
+    weights = await ta.weights.load(
+        device, model.weights, names=weights_of(shape), packed=True, dtype="float32"
+    )
+    loading = trio.current_time() - start
+    async with ta.programs.open_program(
+        device,
+        cls,
+        dict(weights),
+        layers=shape.layers,
+        heads=shape.heads,
+        epsilon=shape.epsilon,
+        name="encoder",
+    ) as program:
+        work = Work(device, model, program, cls)
+        start = trio.current_time()
+        embeddings, tokens = await work.encode(sentences)
+        encoding = trio.current_time() - start
+        found, nearest = await work.look_for(queries, embeddings, sentences)
+        several = [*queries, *sentences][:COMPARED]
+        both = np.concatenate([found, embeddings])[:COMPARED]
+        error = await in_thread(worst, model, await on_host(weights), several, both)
+        outcome = None
+        if given.faults:
+            batches = [model.batch([one]) for one in sentences]
+            load = EncodeLoad(device, program, cls, batches, shape.width)
+            outcome = await break_under_load(
+                load, weights, clients=given.clients, faults=given.rounds, tell=tell
+            )
+    data = EncodeData(
+        model=model.name,
+        layers=shape.layers,
+        width=shape.width,
+        program=cls.__name__,
+        arrays=len(weights),
+        nbytes=weights.nbytes,
+        loading_seconds=loading,
+        text=text_name,
+        sentences=len(sentences),
+        tokens=tokens,
+        encoding_seconds=encoding,
+        queries=nearest,
+        load=outcome,
+    )
+    checks = [Check(name="difference from NumPy in float64", value=error, limit=TOLERANCE)]
+    return data, checks + ([] if outcome is None else outcome.checks())
+
+
+def program_for(device: ta.Device) -> type[Encoder]:
+    """NumPy on the CPU backend, PyTorch on CUDA."""
+    if device.info.backend == "cpu":
+        return Encoder
+    if find_spec("torch") is None:
+        raise InputError(f"on {device.name} this program needs PyTorch: pip install torch, or --backend cpu")
+    from minilm_torch import TorchEncoder
+
+    return TorchEncoder
+
+
+async def on_host(weights: ta.weights.Weights) -> dict[str, Any]:
+    """Copy all weights to the host."""
+    return {name: await array.to_host() for name, array in weights.items()}
+
+
+def worst(
+    model: Model, weights: dict[str, Any], sentences: Sequence[str], embeddings: npt.NDArray[np.float32]
+) -> float:
+    """The largest difference from embeddings in float64, each computed alone. Blocking."""
+    wide = {
+        name: array if name == "embeddings.word_embeddings.weight" else array.astype(np.float64)
+        for name, array in weights.items()
+    }
+    differences = [
+        np.abs(embed_one(wide, model.shape, model.batch([sentence]).ids[0]) - embedding).max()
+        for sentence, embedding in zip(sentences, embeddings, strict=True)
+    ]
+    # `max` of NumPy's keeps NaN.
+    return float(np.max(differences))
+
+
+def printable(text: str) -> str:
+    """Replace what a terminal would take for a command: a text may come from anywhere."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def lines_of(data: EncodeData, checks: Sequence[Check]) -> Iterator[str]:
+    """Say what was found."""
+    yield f"{data.model}: {data.layers} layers, {data.width} numbers for each sentence"
+    yield f"{data.nbytes / 1e6:.1f} MB in {data.arrays} arrays, loaded in {data.loading_seconds:.2f} s"
+    yield f"{data.text}: {data.sentences} sentences, {data.tokens} tokens"
+    yield f"encoded in {data.encoding_seconds:.2f} s by {data.program}"
+    for query in data.queries:
+        yield f"\n{query.query}"
+        yield from (f"  {one.similarity:.2f}  {one.sentence[:SHOWN]}" for one in query.nearest)
+    yield ""
+    if data.load is not None:
+        yield f"{data.load.fault}: {data.load.summarize()}"
+        yield from (f"  {number:8} {outcome}" for outcome, number in data.load.outcomes.items())
+    for check in checks:
+        mark = "right" if check.is_ok else "WRONG"
+        yield f"{mark}: {check.name} {check.value:.3g}, allowed {check.limit:.3g}"
+
+
+async def main(given: argparse.Namespace) -> int:
+    """Return 0 if every check holds, else 1."""
+    say: Callable[[str], object] = (lambda _: None) if given.json else print
+    text = await in_thread(read_sentences, given.text)
+    model = await in_thread(find_model, given.model)
+    await check_weights(model)
+    isolation: Literal["inline", "process"] | None = given.isolation or ("process" if given.faults else None)
+    options = ta.DeviceOptions(
+        isolation=isolation,
+        retry=1 if given.faults else 0,
+        # Faults come every second and on purpose: no supervisor is to give up, or to wait.
+        intensity=ta.Intensity(100, 60.0),
+        backoff=ta.Backoff(initial=0.0, base=0.0, jitter=0.0),
+        close_grace=0.2,
+    )
+    async with ta.open_system("encode") as system:
+        try:
+            opened = await system.open_device(given.backend, options=options)
+        except (ta.NotSupportedError, ValueError) as error:
+            raise InputError(f"cannot open a device: {error}") from error
+        async with opened as device:
+            where = device.options.isolation or device.info.isolations[0]
+            say(f"encode on {device.name}, {where}")
+            data, checks = await encode(device, model, text, given, say)
+    is_ok = all(check.is_ok for check in checks)
+    if given.json:
+        rows = [{**attrs.asdict(check), "ok": check.is_ok} for check in checks]
+        document = {"ok": is_ok, "isolation": where, "checks": rows, "data": attrs.asdict(data)}
+        print(json.dumps(document, indent=2))
+    else:
+        print("\n".join(printable(line) if line.strip() else line for line in lines_of(data, checks)))
+    return 0 if is_ok else 1
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the options."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--query", action="append", help="what to look for; may be given several times")
+    parser.add_argument("--text", type=Path, help="text in UTF-8; by default the beginning of a novel")
+    parser.add_argument(
+        "--model", type=Path, help="folder of a BERT: config.json, model.safetensors, tokenizer.json"
+    )
+    parser.add_argument("--faults", action="store_true", help="poison the context every second under load")
+    parser.add_argument("--rounds", type=int, default=5, help="how often; default 5")
+    parser.add_argument("--clients", type=int, default=32, help="tasks that ask meanwhile; default 32")
+    parser.add_argument("--backend", help="device, such as cpu or cuda:1; by default the best there is")
+    parser.add_argument("--isolation", choices=["inline", "process"], help="where the device computes")
+    parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
+    found = parser.parse_args(given)
+    if found.faults and found.isolation == "inline":
+        parser.error("--faults needs a worker process: inline, weights are lost with their context")
+    if not (1 <= found.rounds <= 64 and 1 <= found.clients <= 64):
+        parser.error("--rounds and --clients must be 1 to 64")
+    return found
+
+
+def run(given: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit code."""
+    try:
+        return trio.run(main, arguments(given))
+    except BaseException as raised:
+        # Around what went wrong are the groups of nurseries; Ctrl-C may have come beside an error.
+        errors = tuple(leaves(raised))
+        code, text = 1, str(errors[0])
+        if any(isinstance(error, KeyboardInterrupt) for error in errors):
+            code, text = 130, "interrupted"
+        elif isinstance(errors[0], InputError):
+            code = 2
+        elif not isinstance(errors[0], ta.AccelError | ta.ActorError):
+            raise
+    sys.stderr.write(f"encode: {text}\n")
+    return code
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors of a group that are no groups themselves."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from leaves(inner)
+    else:
+        yield error
+
+
+if __name__ == "__main__":
+    raise SystemExit(run())

@@ -1,0 +1,330 @@
+"""The load of ``--faults``: clients that ask for embeddings while contexts are lost."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from contextlib import suppress
+from itertools import count
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+import trio
+
+import trio_accel as ta
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from minilm import Encoder
+    from minilm_files import Batch
+
+__all__ = [
+    "Check",
+    "EncodeFate",
+    "EncodeFault",
+    "EncodeLoad",
+    "Outcome",
+    "break_under_load",
+    "changed_since",
+    "hashes_of",
+    "strike",
+]
+
+_BEFORE = 32
+# Seconds between two faults.
+_BETWEEN = 1.0
+# A fault that nobody has recovered from by then never will be.
+_PATIENCE = 60.0
+
+
+@attrs.frozen(kw_only=True)
+class Check:
+    """A number that must not exceed a limit; NaN exceeds every limit.
+
+    Attributes:
+        name: What was measured.
+        value: The measured number.
+        limit: The largest number that is right.
+    """
+
+    name: str
+    value: float
+    limit: float
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the number is within its limit."""
+        return bool(self.value <= self.limit)
+
+
+@attrs.frozen(kw_only=True)
+class EncodeFate:
+    """What became of a request.
+
+    Attributes:
+        client: The client that asked, from 1.
+        request: The number of its request, from 1.
+        begun: Generation of the device when it was asked.
+        ended: Generation of the device when its fate was known.
+        outcome: ``"answered"``, ``"answered after a loss"`` if a context was lost meanwhile: the request ran
+            again or had waited; or the class of the error that the client got.
+        is_same: Whether the embedding is that from before the faults, bit for bit; None without one.
+    """
+
+    client: int
+    request: int
+    begun: int
+    ended: int
+    outcome: str
+    is_same: bool | None
+
+
+@attrs.frozen(kw_only=True)
+class EncodeFault:
+    """What a fault came to.
+
+    Attributes:
+        generation_before: Generation of the device before it.
+        generation_after: And when somebody was answered again.
+        recovery_ms: From its injection to the first answer of the next context; None if there was none.
+    """
+
+    generation_before: int
+    generation_after: int
+    recovery_ms: float | None
+
+
+@attrs.frozen(kw_only=True)
+class Outcome:
+    """What came of all faults.
+
+    Attributes:
+        fault: What was made to fail.
+        clients: Clients that asked at once.
+        requests: Requests of all clients.
+        outcomes: How many had which fate.
+        faults: What each fault came to.
+        weights_lost: Arrays of weights that were lost or changed, by their hashes.
+        fates: Every request, in the order of their ends.
+    """
+
+    fault: str
+    clients: int
+    requests: int
+    outcomes: Mapping[str, int]
+    faults: Sequence[EncodeFault]
+    weights_lost: int
+    fates: Sequence[EncodeFate]
+
+    @property
+    def recovery_ms(self) -> float | None:
+        """The median of all faults; None if nobody has recovered from one."""
+        times = [fault.recovery_ms for fault in self.faults if fault.recovery_ms is not None]
+        return median(times) if len(times) == len(self.faults) else None
+
+    def checks(self) -> list[Check]:
+        """Everything that must hold."""
+        unlike = sum(fate.is_same is False for fate in self.fates)
+        failed = sum(fate.is_same is None for fate in self.fates)
+        names = {(fate.client, fate.request) for fate in self.fates}
+        unrecovered = sum(fault.recovery_ms is None for fault in self.faults)
+        return [
+            Check(
+                name="requests lost or answered twice",
+                value=_unlike(self.requests, names, self.fates),
+                limit=0,
+            ),
+            Check(name="requests that failed", value=failed, limit=0),
+            Check(name="embeddings that differ from those before the faults", value=unlike, limit=0),
+            Check(name="faults not felt, or not recovered from", value=unrecovered, limit=0),
+            Check(name="arrays of weights lost or changed", value=self.weights_lost, limit=0),
+        ]
+
+    def summarize(self) -> str:
+        """One line."""
+        answered = sum(fate.is_same is not None for fate in self.fates)
+        text = f"{len(self.faults)} faults, {self.requests} requests: {answered} answered"
+        return text if self.recovery_ms is None else f"{text}, again after {self.recovery_ms:.0f} ms"
+
+
+def _unlike(requests: int, names: set[tuple[int, int]], fates: Sequence[EncodeFate]) -> int:
+    return abs(requests - len(names)) + len(fates) - len(names)
+
+
+@attrs.define(eq=False)
+class EncodeLoad:
+    """Clients that ask all the time for the embedding of one sentence."""
+
+    device: ta.Device
+    program: ta.programs.Program[Encoder]
+    cls: type[Encoder]
+    batches: Sequence[Batch]
+    width: int
+    asked: int = attrs.field(default=0, init=False)
+    fates: list[EncodeFate] = attrs.field(factory=list[EncodeFate], init=False)
+    _expected: list[bytes] = attrs.field(factory=list[bytes], init=False)
+    _asking: dict[int, int] = attrs.field(factory=dict[int, int], init=False)
+    _is_over: bool = attrs.field(default=False, init=False)
+    _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
+
+    async def expect(self) -> None:
+        """Have the embeddings of some sentences, each alone, before anything fails."""
+        for batch in self.batches[:_BEFORE]:
+            self._expected.append((await self._embed(batch)).tobytes())
+
+    def start(self, nursery: trio.Nursery, clients: int) -> None:
+        """Have clients ask, as tasks of a nursery."""
+        for client in range(1, clients + 1):
+            nursery.start_soon(self._ask_on, client)
+
+    def stop(self) -> None:
+        """Ask for nothing new."""
+        self._is_over = True
+
+    async def wait_settled(self, seconds: float) -> None:
+        """Wait so long, and until all that is under way now is over: nothing is to be hit twice."""
+        under_way = dict(self._asking)
+        await trio.sleep(seconds)
+        while any(self._asking.get(client) == request for client, request in under_way.items()):
+            await self.wait_change()
+
+    async def wait_change(self) -> None:
+        """Wait until another request has its fate."""
+        await self._changed.wait()
+
+    async def _ask_on(self, client: int) -> None:
+        for request in count(1):
+            if self._is_over:
+                return
+            self.asked += 1
+            self._asking[client] = request
+            await self._ask(client, request)
+
+    async def _ask(self, client: int, request: int) -> None:
+        index, begun = (client + request) % len(self._expected), self.device.generation
+        is_same = None
+        try:
+            found = await self._embed(self.batches[index])
+        except (ta.AccelError, ta.ActorError) as error:
+            outcome = type(error).__name__
+            if isinstance(error, ta.DeviceLostError):
+                raise
+        else:
+            is_same = found.tobytes() == self._expected[index]
+            outcome = "answered" if self.device.generation == begun else "answered after a loss"
+        self.fates.append(
+            EncodeFate(
+                client=client,
+                request=request,
+                begun=begun,
+                ended=self.device.generation,
+                outcome=outcome,
+                is_same=is_same,
+            )
+        )
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+
+    async def _embed(self, batch: Batch) -> Any:
+        made = await self.program.ask(self.cls.encode, batch.ids, batch.mask, self.width)
+        host = await made.to_host()
+        made.release()
+        return host
+
+
+async def break_under_load(
+    load: EncodeLoad,
+    weights: ta.weights.Weights,
+    *,
+    clients: int,
+    faults: int,
+    tell: Callable[[str], object],
+) -> Outcome:
+    """Poison the context every second, so often, and see what becomes of all requests."""
+    reports: list[EncodeFault] = []
+    await load.expect()
+    before = await hashes_of(weights)
+    text = _text_of(load)
+    async with trio.open_nursery() as nursery:
+        load.start(nursery, clients)
+        for number in range(faults):
+            await load.wait_settled(_BETWEEN)
+            reports.append(report := await _break(load))
+            tell(_told(number + 1, report))
+        await trio.sleep(_BETWEEN)
+        load.stop()
+    return Outcome(
+        fault=text,
+        clients=clients,
+        requests=load.asked,
+        outcomes=Counter(fate.outcome for fate in load.fates),
+        faults=reports,
+        weights_lost=await changed_since(weights, before),
+        fates=load.fates,
+    )
+
+
+def _text_of(load: EncodeLoad) -> str:
+    return "an index out of range" if hasattr(load.cls, "look_up") else "poison of the context"
+
+
+async def _break(load: EncodeLoad) -> EncodeFault:
+    start, generation, known = trio.current_time(), load.device.generation, len(load.fates)
+    await strike(load)
+    recovered = False
+    with trio.move_on_after(_PATIENCE):
+        while not recovered:
+            await load.wait_change()
+            recovered = any(
+                fate.ended > generation and fate.is_same is not None for fate in load.fates[known:]
+            )
+    return EncodeFault(
+        generation_before=generation,
+        generation_after=load.device.generation,
+        recovery_ms=(trio.current_time() - start) * 1e3 if recovered else None,
+    )
+
+
+async def strike(load: EncodeLoad) -> None:
+    """Poison the context: on CUDA by an index out of range in the program's own code."""
+    look_up = getattr(load.cls, "look_up", None)
+    if look_up is None:
+        # There are no kernels that could fault: the next request finds a context that is lost.
+        ta.testing.inject_fault(load.device, load.program.operation(load.cls.encode), poison=True)
+        return
+    ids = await load.device.put(np.array([1 << 40], np.int64))
+    # It has its fate, too: an error. Whether the context is lost, its generation tells.
+    with suppress(ta.AccelError, ta.ActorError):
+        await load.program.ask(look_up, ids)
+
+
+def _told(number: int, report: EncodeFault) -> str:
+    if report.recovery_ms is None:
+        return f"  fault {number}: nobody was answered again"
+    after = f"generation {report.generation_after} answers after {report.recovery_ms:.0f} ms"
+    return f"  fault {number}: generation {report.generation_before} is lost, {after}"
+
+
+async def hashes_of(weights: Mapping[str, ta.AccelRef]) -> dict[str, str]:
+    """Take the hash of each array of weights."""
+    found: dict[str, str] = {}
+    for name, array in weights.items():
+        host = await array.to_host()
+        found[name] = await trio.to_thread.run_sync(_hash, host)
+    return found
+
+
+def _hash(host: Any) -> str:
+    return hashlib.sha256(host).hexdigest()
+
+
+async def changed_since(weights: Mapping[str, ta.AccelRef], before: Mapping[str, str]) -> int:
+    """Count the arrays that are lost, or have another hash than before."""
+    try:
+        after = await hashes_of(weights)
+    except ta.StaleRefError:
+        return len(before)
+    return sum(after[name] != digest for name, digest in before.items())

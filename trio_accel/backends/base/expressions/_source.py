@@ -1,0 +1,328 @@
+"""C++ of typed expressions, for all GPUs whose language is that of CUDA or HIP: a body and its kernel."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import attrs
+import numpy as np
+
+from ..dtypes import DType
+from ._typing import Step, TypedExpression
+
+__all__ = [
+    "ELEMENT_TYPES",
+    "Access",
+    "Layouts",
+    "body",
+    "cast_of",
+    "element_of",
+    "elements_of_thread",
+    "elementwise_source",
+    "extents_of",
+    "indented",
+    "literal_of",
+    "load",
+    "prelude",
+    "register_of",
+    "structure",
+]
+
+Access: TypeAlias = Literal["dense", "same", "strided"]
+"""How elements of an array follow each other: without gaps, one for all, or by strides."""
+
+_PRELUDE = Path(__file__).with_name("expressions.cu")
+
+_REGISTERS = {
+    DType.float64: "double",
+    DType.float32: "float",
+    DType.float16: "float",
+    DType.bfloat16: "float",
+    DType.complex64: "c64",
+    DType.complex128: "c128",
+    DType.int8: "i8",
+    DType.int16: "i16",
+    DType.int32: "i32",
+    DType.int64: "i64",
+    DType.uint8: "u8",
+    DType.uint16: "u16",
+    DType.uint32: "u32",
+    DType.uint64: "u64",
+    DType.bool: "bool",
+}
+_LOW = {DType.float16: "f16", DType.bfloat16: "bf16"}
+ELEMENT_TYPES = frozenset(_REGISTERS)
+"""Dtypes that expressions compute with."""
+
+# What these make of rounded values needs no rounding.
+_EXACT = frozenset(
+    {
+        *("where", "minimum", "maximum", "fmin", "fmax", "negative", "positive", "absolute", "fabs", "floor"),
+        *("ceil", "trunc", "rint", "sign", "copysign", "conjugate"),
+    }
+)
+
+
+_MASK = (1 << 64) - 1
+# Bytes of an element of which a thread takes more.
+_SHORT = 2
+# Steps and arrays of an expression of which it takes one element.
+_LONG, _MANY = 64, 8
+
+
+@functools.cache
+def prelude() -> str:
+    """Types and functions that every kernel begins with."""
+    return _PRELUDE.read_text(encoding="utf-8")
+
+
+def register_of(dtype: DType) -> str:
+    """The C++ type of a value."""
+    return _REGISTERS[dtype]
+
+
+def element_of(dtype: DType) -> str:
+    """The C++ class that loads and stores elements."""
+    return {DType.float16: "F16", DType.bfloat16: "BF16"}.get(dtype, f"Element<{register_of(dtype)}>")
+
+
+def body(expression: TypedExpression, arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """Statements that compute an expression, and the names of its results.
+
+    Args:
+        expression: The expression.
+        arguments: C++ of the arguments.
+    """
+    lines: list[str] = []
+    for number, step in enumerate(expression.steps):
+        if step.function == "index":
+            value = _index(step, expression)
+        elif step.function == "load":
+            value = _load_at(step, expression)
+        else:
+            value = _value(step, arguments, expression.steps)
+        lines.append(f"const {register_of(step.dtype)} t{number} = {value};")
+    return "\n".join(lines), [f"t{number}" for number in expression.outputs]
+
+
+def _index(step: Step, expression: TypedExpression) -> str:
+    at = 2 * expression.axes.index(int(step.value.real))
+    return f"index_of(i, arguments.extents[{at}], arguments.extents[{at + 1}])"
+
+
+def _load_at(step: Step, expression: TypedExpression) -> str:
+    array = [number for number, _ in expression.loads].index(int(step.value.real))
+    at = 2 * (len(expression.axes) + sum(count for _, count in expression.loads[:array]))
+    steps = [
+        f"reached(t{index}, arguments.extents[{at + 2 * axis}], arguments.extents[{at + 2 * axis + 1}])"
+        for axis, index in enumerate(step.steps)
+    ]
+    return load(step.dtype, " + ".join([f"arguments.loaded[{array}]", *steps]))
+
+
+def _value(step: Step, arguments: Sequence[str], steps: Sequence[Step]) -> str:
+    if step.function == "argument":
+        return arguments[int(step.value.real)]
+    if step.function == "constant":
+        return literal_of(step.value, step.dtype)
+    given = [f"t{number}" for number in step.steps]
+    if step.function == "cast":
+        return cast_of(given[0], steps[step.steps[0]].dtype, step.dtype)
+    value = f"f_{step.function}({', '.join(given)})"
+    if step.dtype in _LOW and step.function not in _EXACT:
+        return f"to_{_LOW[step.dtype]}({value})"
+    return value
+
+
+def cast_of(value: str, source: DType, dtype: DType) -> str:
+    """C++ that converts a value."""
+    if source is dtype:
+        return value
+    if dtype in _LOW:
+        # As NumPy: float64 to float16 is rounded once, everything else passes through float32.
+        is_double = dtype is DType.float16 and source is DType.float64
+        return f"to_{_LOW[dtype]}({value if is_double else f'Cast<float>::of({value})'})"
+    return f"Cast<{register_of(dtype)}>::of({value})"
+
+
+def literal_of(number: complex, dtype: DType) -> str:
+    """C++ of a number, bit for bit."""
+    value = np.array(number, dtype.dtype)
+    if dtype.kind == "complex":
+        part = DType.float32 if dtype is DType.complex64 else DType.float64
+        parts = [literal_of(each, part) for each in (value.item().real, value.item().imag)]
+        return f"({register_of(dtype)}{{{parts[0]}, {parts[1]}}})"
+    if dtype in _LOW:
+        return f"constant_f32({int(value.astype(np.float32).view(np.uint32)):#x}u)"
+    if dtype is DType.float64:
+        return f"constant_f64({int(value.view(np.uint64)):#x}ull)"
+    if dtype is DType.float32:
+        return f"constant_f32({int(value.view(np.uint32)):#x}u)"
+    if dtype is DType.bool:
+        return "true" if value else "false"
+    return f"({register_of(dtype)}){int(value) & _MASK:#x}ull"
+
+
+@attrs.frozen
+class Layouts:
+    """How the arrays of a kernel lie: compiled for it, whatever the extents are.
+
+    Attributes:
+        axes: How many axes are left when those that lie in one go are one.
+        access: With one axis: for each array, results first, how its elements follow each other.
+        is_wide: Whether numbers of elements take 64 bits.
+    """
+
+    axes: int
+    access: tuple[Access, ...]
+    is_wide: bool = False
+
+
+def load(dtype: DType, address: str) -> str:
+    """C++ that reads an element."""
+    return f"{element_of(dtype)}::load({address})"
+
+
+def elementwise_source(
+    expression: TypedExpression, inputs: Sequence[DType | None], scalars: Sequence[DType], layouts: Layouts
+) -> str:
+    """The source of a kernel ``elementwise`` that computes every element.
+
+    Args:
+        expression: The typed expression.
+        inputs: Dtypes of its arguments that are arrays; None for those that are scalars.
+        scalars: Dtypes of the scalars, in order.
+        layouts: How the arrays lie that are read element by element.
+    """
+    arrays = [dtype for n, dtype in enumerate(inputs) if dtype is not None and n in expression.elements]
+    results = expression.dtypes
+    places = _place(layouts, [dtype.itemsize for dtype in (*results, *arrays)])
+    loads, taken, numbers = list[str](), list[str](), 0
+    for argument, dtype in enumerate(inputs):
+        if dtype is None:
+            taken.append(load(scalars[numbers], f"at_scalar(arguments.scalars[{numbers}])"))
+            numbers += 1
+        elif argument not in expression.elements:
+            taken.append("")
+        else:
+            number = len(loads)
+            loads.append(load(dtype, f"arguments.in[{number}] + {places[len(results) + number]}"))
+            taken.append(f"loaded.x{number}")
+    statements, names = body(expression, taken)
+    stores = [
+        f"{element_of(dtype)}::store(arguments.out[{number}] + {places[number]}, made.x{number});"
+        for number, dtype in enumerate(results)
+    ]
+    return f"""{prelude()}
+{_arguments(expression, len(arrays), len(scalars), layouts)}
+enum {{ EACH = {elements_of_thread((*results, *arrays), len(expression.steps))} }};
+{structure("Loaded", arrays)}
+{structure("Made", results)}
+FUNCTION Loaded load_at(const Arguments &arguments, Index i)
+{{
+    return {{{", ".join(loads)}}};
+}}
+FUNCTION Made compute(const Arguments &arguments, Index i, const Loaded &loaded)
+{{
+{indented(statements, 4)}
+    return {{{", ".join(names)}}};
+}}
+FUNCTION void store_at(const Arguments &arguments, Index i, const Made &made)
+{{
+{indented(chr(10).join(stores), 4)}
+}}
+{_ELEMENTWISE}"""
+
+
+def elements_of_thread(dtypes: Sequence[DType], steps: int) -> int:
+    """How many elements a thread loads before it computes: memory is slow, and wide.
+
+    Args:
+        dtypes: Dtypes of the arrays.
+        steps: How many steps the expression has: copies of a long one take registers and time to compile.
+    """
+    if steps > _LONG or len(dtypes) > _MANY:
+        return 1
+    return 8 if max(dtype.itemsize for dtype in dtypes) <= _SHORT else 4
+
+
+def structure(name: str, dtypes: Sequence[DType]) -> str:
+    """C++ of a structure with a field for each value."""
+    fields = "".join(f" {register_of(dtype)} x{number};" for number, dtype in enumerate(dtypes))
+    return f"struct {name} {{{fields} }};"
+
+
+_ELEMENTWISE = """
+KERNEL(elementwise, Arguments)
+{
+    const Index count = (Index)arguments.count, tile = (Index)blockDim.x * EACH;
+    for (Index first = blockIdx.x * tile + threadIdx.x; first < count; first += gridDim.x * tile) {
+        if (first + (EACH - 1) * blockDim.x < count) {
+            Loaded loaded[EACH];
+            Made made[EACH];
+#pragma unroll
+            for (int k = 0; k < EACH; k++)
+                loaded[k] = load_at(arguments, first + k * blockDim.x);
+#pragma unroll
+            for (int k = 0; k < EACH; k++)
+                made[k] = compute(arguments, first + k * blockDim.x, loaded[k]);
+#pragma unroll
+            for (int k = 0; k < EACH; k++)
+                store_at(arguments, first + k * blockDim.x, made[k]);
+        } else {
+            for (Index i = first; i < count; i += blockDim.x)
+                store_at(arguments, i, compute(arguments, i, load_at(arguments, i)));
+        }
+    }
+}
+"""
+
+
+def extents_of(expression: TypedExpression) -> int:
+    """How many extents and strides a kernel gets for indices and loads, two for each axis."""
+    return 2 * (len(expression.axes) + sum(count for _, count in expression.loads))
+
+
+def _arguments(expression: TypedExpression, arrays: int, scalars: int, layouts: Layouts) -> str:
+    # C++ has no arrays of no elements.
+    axes, results, more = layouts.axes, len(expression.outputs), ""
+    if expression.loads:
+        more += f"    const char *loaded[{len(expression.loads)}];\n"
+    if extents_of(expression):
+        more += f"    i64 extents[{extents_of(expression)}];\n"
+    return f"""typedef {"u64" if layouts.is_wide else "u32"} Index;
+struct Arguments {{
+    i64 count;
+    char *out[{results}];
+    const char *in[{max(arrays, 1)}];
+    Scalar scalars[{max(scalars, 1)}];
+    i64 shape[{max(axes, 1)}];
+    i64 strides[{results + arrays}][{max(axes, 1)}];
+{more}}};"""
+
+
+def _place(layouts: Layouts, sizes: Sequence[int]) -> list[str]:
+    """C++ of each array's bytes to element ``i``."""
+    if layouts.axes > 1:
+        return [
+            f"offset_of<{layouts.axes}>(i, arguments.shape, arguments.strides[{number}])"
+            for number in range(len(sizes))
+        ]
+    # Elements without gaps have a stride that is known when the kernel is compiled.
+    made: dict[Access, str] = {
+        "same": "0",
+        "dense": "(i64)i * {size}",
+        "strided": "(i64)i * arguments.strides[{number}][0]",
+    }
+    return [
+        made[access].format(number=number, size=size)
+        for number, (access, size) in enumerate(zip(layouts.access, sizes, strict=True))
+    ]
+
+
+def indented(text: str, spaces: int = 8) -> str:
+    """Lines behind so many spaces."""
+    return "\n".join(f"{' ' * spaces}{line}" for line in text.splitlines())

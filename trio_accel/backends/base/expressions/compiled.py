@@ -1,0 +1,339 @@
+"""Kernels of expressions for GPUs: source, layouts, and the arguments of a launch.
+
+A backend that compiles CUDA C++ or HIP makes a `KernelSource` once for each `plan_key`, and packs the
+arguments of each launch into its structure.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import attrs
+
+from ..dtypes import DType
+from ..errors import NotSupportedError
+from ..ops import ArraySpec, ElementwiseSpec, ReductionSpec
+from ._reduction_source import REDUCTION_THREADS, ReductionLayouts, partial_bytes, reduction_source
+from ._source import Access, Layouts, elements_of_thread, elementwise_source, extents_of
+from ._specialized import SCALAR_BYTES, Argument, SpecializedExpression, SpecializedReduction
+
+__all__ = [
+    "MOST_BLOCKS",
+    "KernelSource",
+    "ReductionLaunch",
+    "elementwise_arguments",
+    "make_kernel",
+    "merged",
+    "plan_key",
+    "reduction_launch",
+]
+
+# What a kernel may take on every device.
+_MOST_ARGUMENT_BYTES = 4096
+# Numbers of elements, with a grid's step added, are 32 bits up to here.
+_NARROW = 1 << 30
+# Reduced elements that each thread has at least, before a result is made in parts.
+_LEAST_ELEMENTS = 4
+# More parts than this are combined by a block, fewer by a thread.
+_MOST_SERIAL = 64
+
+MOST_BLOCKS = (1 << 31) - 1
+"""Blocks of a kernel for each element: more than the device has at once, those that are done make way."""
+
+_Shape: TypeAlias = tuple[int, ...]
+_Strides: TypeAlias = tuple[_Shape, ...]
+_Address: TypeAlias = Callable[[ArraySpec], int]
+
+
+@attrs.frozen(eq=False)
+class KernelSource:
+    """The source of the kernels of an expression, for certain types and layouts.
+
+    Attributes:
+        text: The source.
+        names: Names of its kernels.
+        arguments: The structure that each of them takes.
+        partial: Of a reduction: bytes of what one thread hands on.
+        each: How many elements a thread takes at a time.
+        axes: Of an expression for each element: the axes that it has indices along.
+    """
+
+    text: str
+    names: tuple[str, ...]
+    arguments: struct.Struct
+    partial: int = 0
+    each: int = 1
+    axes: tuple[int, ...] = ()
+
+
+@attrs.frozen(eq=False)
+class ReductionLaunch:
+    """How a reduction is launched.
+
+    Attributes:
+        threads: Threads of the first kernel, in blocks of `block`.
+        finish: Name of the kernel that combines parts; empty where a result is made in one.
+        finish_threads: Threads of that.
+        partial: Bytes of workspace for the parts.
+        block: Threads of a block.
+        values: Makes the arguments, of the addresses of arrays and of the workspace.
+    """
+
+    threads: int
+    finish: str
+    finish_threads: int
+    partial: int
+    values: Callable[[_Address, int], tuple[object, ...]]
+    block: int = REDUCTION_THREADS
+
+
+@attrs.frozen
+class _Elements:
+    """How the elements of an operation lie, when axes that lie in one go are one."""
+
+    shape: _Shape
+    strides: _Strides
+    layouts: Layouts
+
+
+@attrs.frozen
+class _Reduced:
+    """The same for a reduction: axes that stay, and axes that are reduced."""
+
+    outputs: int
+    count: int
+    kept_shape: _Shape
+    reduced_shape: _Shape
+    kept_strides: _Strides
+    reduced_strides: _Strides
+    layouts: ReductionLayouts
+
+
+def plan_key(spec: ElementwiseSpec | ReductionSpec) -> tuple[object, ...]:
+    """What the kernel of an operation depends on: types and layouts, whatever the extents are."""
+    if isinstance(spec, ElementwiseSpec):
+        return ElementwiseSpec, spec.expression, _elements(spec).layouts
+    return ReductionSpec, spec.reduction, _reduced(spec).layouts
+
+
+def make_kernel(spec: ElementwiseSpec | ReductionSpec, backend: str) -> KernelSource:
+    """Make the source of the kernels of an operation.
+
+    Args:
+        spec: The operation.
+        backend: Name of the backend, for the error.
+
+    Raises:
+        NotSupportedError: Too many arrays with too many axes.
+    """
+    made = _elementwise_kernel(spec) if isinstance(spec, ElementwiseSpec) else _reduction_kernel(spec)
+    if made.arguments.size > _MOST_ARGUMENT_BYTES:
+        raise NotSupportedError(
+            f"the expression has too many arrays with too many axes: {made.arguments.size} bytes of "
+            f"arguments, {_MOST_ARGUMENT_BYTES} are possible; compute it in two steps",
+            backend=backend,
+        )
+    return made
+
+
+def _elementwise_kernel(spec: ElementwiseSpec) -> KernelSource:
+    specialized, layouts = SpecializedExpression.decode(spec.expression), _elements(spec).layouts
+    arrays, scalars = _split(specialized.arguments)
+    count = len(spec.arrays) + len(spec.results)
+    form = f"q{len(spec.results)}Q{max(len(spec.arrays), 1)}Q{_scalar_bytes(scalars)}s"
+    form += f"{layouts.axes or 1}q{count * (layouts.axes or 1)}q"
+    form += f"{len(spec.loaded)}Q{extents_of(specialized.typed)}q"
+    dtypes = [array.dtype for array in (*spec.results, *spec.arrays)]
+    return KernelSource(
+        elementwise_source(specialized.typed, arrays, scalars, layouts),
+        ("elementwise",),
+        struct.Struct(f"<{form}"),
+        each=elements_of_thread(dtypes, len(specialized.typed.steps)),
+        axes=specialized.typed.axes,
+    )
+
+
+def elementwise_arguments(
+    spec: ElementwiseSpec, source: KernelSource, address: _Address
+) -> tuple[object, ...]:
+    """The arguments of a launch, in the order of the structure."""
+    elements = _elements(spec)
+    addresses = [address(array) for array in spec.results]
+    addresses += [address(array) for array in spec.arrays] or [0]
+    return (
+        spec.results[0].size, *addresses, spec.scalars, *elements.shape,
+        *[step for strides in elements.strides for step in strides],
+        *[address(array) for array in spec.loaded], *_extents(spec, source.axes),
+    )  # fmt: skip
+
+
+def _reduction_kernel(spec: ReductionSpec) -> KernelSource:
+    specialized, layouts = SpecializedReduction.decode(spec.reduction), _reduced(spec).layouts
+    arrays, scalars = _split(specialized.arguments)
+    reduction, count = specialized.typed, len(spec.arrays)
+    kept, reduced = max(layouts.kept, 1), max(layouts.reduced, 1)
+    form = f"5q2Q{count}Q{_scalar_bytes(scalars)}s{kept}q{reduced}q{count * kept}q{count * reduced}q"
+    return KernelSource(
+        reduction_source(reduction, arrays, scalars, layouts),
+        ("reduce", "finish_block", "finish_serial"),
+        struct.Struct(f"<{form}"),
+        partial=partial_bytes(reduction),
+    )
+
+
+def reduction_launch(spec: ReductionSpec, source: KernelSource, most_blocks: int) -> ReductionLaunch | None:
+    """Find in how many parts a reduction is made.
+
+    Args:
+        spec: The reduction.
+        source: What `make_kernel` made.
+        most_blocks: How many blocks fill the device.
+
+    Returns:
+        The launch; None where there is no result.
+    """
+    found = _reduced(spec)
+    outputs, count, is_block = found.outputs, found.count, found.layouts.is_block
+    if not outputs:
+        return None
+    parts = _parts(found, most_blocks)
+    # Blocks lay the parts of a result side by side; threads lay results side by side.
+    steps = (1, parts) if is_block else (outputs, 1)
+
+    def values(address: _Address, partial: int) -> tuple[object, ...]:
+        return (
+            outputs, count, parts, *steps, address(spec.out), partial,
+            *[address(array) for array in spec.arrays], spec.scalars,
+            *(found.kept_shape or (0,)), *(found.reduced_shape or (0,)),
+            *_flat(found.kept_strides, len(spec.arrays)), *_flat(found.reduced_strides, len(spec.arrays)),
+        )  # fmt: skip
+
+    ends_by_block = parts > _MOST_SERIAL
+    return ReductionLaunch(
+        threads=outputs * parts * (REDUCTION_THREADS if is_block else 1),
+        finish="" if parts == 1 else "finish_block" if ends_by_block else "finish_serial",
+        finish_threads=outputs * (REDUCTION_THREADS if ends_by_block else 1),
+        partial=outputs * parts * source.partial if parts > 1 else 0,
+        values=values,
+    )
+
+
+def _parts(found: _Reduced, most_blocks: int) -> int:
+    """In how many parts each result is made, so that the device is full."""
+    is_block = found.layouts.is_block
+    units = most_blocks if is_block else most_blocks * REDUCTION_THREADS
+    each = _LEAST_ELEMENTS * (REDUCTION_THREADS if is_block else 1)
+    return max(1, min(units // found.outputs, -(-found.count // each)))
+
+
+def _is_by_block(outputs: int, count: int, kept_strides: _Strides, reduced_strides: _Strides) -> bool:
+    """Whether threads of a block had better read one after another along the axes that are reduced."""
+    steps = [
+        (abs(kept[-1]) if kept else 0, abs(reduced[-1]) if reduced else 0)
+        for kept, reduced in zip(kept_strides, reduced_strides, strict=True)
+    ]
+    kept, reduced = max(steps, default=(0, 0), key=sum)
+    return count > REDUCTION_THREADS // 8 and (outputs == 1 or reduced <= kept)
+
+
+def _split(arguments: Sequence[Argument]) -> tuple[list[DType | None], list[DType]]:
+    """Dtypes of the arrays, with None for scalars; and those of the scalars."""
+    arrays = [argument.dtype if argument.is_array else None for argument in arguments]
+    return arrays, [argument.dtype for argument in arguments if not argument.is_array]
+
+
+def _scalar_bytes(scalars: Sequence[DType]) -> int:
+    return SCALAR_BYTES * max(len(scalars), 1)
+
+
+def _extents(spec: ElementwiseSpec, axes: Sequence[int]) -> Iterator[int]:
+    """For each index the elements behind its axis and along it, for each load the extents and strides."""
+    shape = spec.results[0].shape
+    for axis in axes:
+        yield from (math.prod(shape[axis % len(shape) + 1 :]), shape[axis])
+    for array in spec.loaded:
+        for pair in zip(array.shape, array.strides, strict=True):
+            yield from pair
+
+
+def _elements(spec: ElementwiseSpec) -> _Elements:
+    arrays = (*spec.results, *spec.arrays)
+    return _find_elements(
+        spec.results[0].shape,
+        tuple([array.strides for array in arrays]),
+        tuple([array.dtype.itemsize for array in arrays]),
+    )
+
+
+@functools.lru_cache(4096)
+def _find_elements(shape: _Shape, strides: _Strides, sizes: _Shape) -> _Elements:
+    is_wide = math.prod(shape) >= _NARROW
+    shape, strides = merged(shape, strides)
+    if len(shape) > 1:
+        return _Elements(shape, strides, Layouts(len(shape), (), is_wide))
+    access: tuple[Access, ...] = tuple(_access(each, size) for each, size in zip(strides, sizes, strict=True))
+    return _Elements(
+        shape or (1,), tuple(each or (0,) for each in strides), Layouts(len(shape), access, is_wide)
+    )
+
+
+def _reduced(spec: ReductionSpec) -> _Reduced:
+    arrays: Sequence[ArraySpec] = spec.arrays
+    return _find_reduced(
+        arrays[0].shape,
+        spec.axes,
+        tuple([array.strides for array in arrays]),
+        tuple([array.dtype.itemsize for array in arrays]),
+    )
+
+
+@functools.lru_cache(4096)
+def _find_reduced(shape: _Shape, axes: _Shape, strides: _Strides, sizes: _Shape) -> _Reduced:
+    staying = [axis for axis in range(len(shape)) if axis not in axes]
+    kept_shape, reduced_shape = (tuple(shape[axis] for axis in each) for each in (staying, axes))
+    outputs, count = math.prod(kept_shape), math.prod(reduced_shape)
+    kept_shape, kept_strides = merged(kept_shape, tuple(tuple(s[a] for a in staying) for s in strides))
+    reduced_shape, reduced_strides = merged(reduced_shape, tuple(tuple(s[a] for a in axes) for s in strides))
+    access: tuple[Access, ...] = tuple(
+        _access(each, size) for each, size in zip(reduced_strides, sizes, strict=True)
+    )
+    layouts = ReductionLayouts(
+        len(kept_shape), len(reduced_shape), access if len(reduced_shape) <= 1 else (),
+        max(outputs, count) >= _NARROW,
+        _is_by_block(outputs, count, kept_strides, reduced_strides),
+    )  # fmt: skip
+    return _Reduced(outputs, count, kept_shape, reduced_shape, kept_strides, reduced_strides, layouts)
+
+
+def _access(strides: _Shape, size: int) -> Access:
+    if not strides or not strides[0]:
+        return "same"
+    return "dense" if strides[0] == size else "strided"
+
+
+def _flat(strides: _Strides, count: int) -> list[int]:
+    return [step for each in strides for step in each] or [0] * count
+
+
+def merged(shape: _Shape, strides: _Strides) -> tuple[_Shape, _Strides]:
+    """Axes in their order, without those of one element, and with those that lie in one go as one."""
+    extents: list[int] = []
+    steps: list[list[int]] = [[] for _ in strides]
+    for axis, extent in enumerate(shape):
+        if extent == 1:
+            continue
+        if extents and all(
+            known[-1] == each[axis] * extent for known, each in zip(steps, strides, strict=True)
+        ):
+            extents[-1] *= extent
+            for known, each in zip(steps, strides, strict=True):
+                known[-1] = each[axis]
+            continue
+        extents.append(extent)
+        for known, each in zip(steps, strides, strict=True):
+            known.append(each[axis])
+    return tuple(extents), tuple(tuple(each) for each in steps)

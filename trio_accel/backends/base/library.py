@@ -1,0 +1,248 @@
+"""A library of a backend: a table of kernels, and the plans of their operations."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, ClassVar, Protocol
+
+import attrs
+
+from .checks import check_dtypes, check_shapes
+from .device_info import DeviceInfo
+from .errors import AccelError, NotSupportedError
+from .kernels import Kernel, kernels_of
+from .ops import OperationSpec
+from .protocols import CacheCounts, InThread
+
+__all__ = ["Described", "PlanCache", "TableLibrary"]
+
+_PLANNED = InThread()
+
+
+class Described(Protocol):
+    """A device, as far as a table of kernels must know it."""
+
+    @property
+    def info(self) -> DeviceInfo:
+        """What it is."""
+        ...
+
+
+class TableLibrary:
+    """Base of the libraries of backends: finds the kernel of an operation, and its plan.
+
+    A kernel is called as ``kernel(spec, call)``, and its `plan` function, if it has one, as
+    ``plan(spec, device)``. Kernels are functions, which are given, or methods of a subclass. Whether an
+    operation is refused is found out once for each plan key: over shapes and dtypes that do not fit, dtypes
+    that the kernel was not declared for, or by `plan`.
+
+    Args:
+        device: The device.
+        kernels: By the names of their operations; those of the class are added.
+        counts: Counts the plans.
+
+    Attributes:
+        name: Name of the library, such as ``"blas"``.
+        backend: Name of the backend.
+        most_plans: How many plans are kept.
+        has_threads: Whether kernels run in threads anyway, so that none needs one for blocking.
+    """
+
+    name: str
+    backend: ClassVar[str]
+    most_plans: ClassVar[int] = 1024
+    has_threads: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        device: Described,
+        kernels: Mapping[str, Kernel] | None = None,
+        counts: CacheCounts | None = None,
+    ) -> None:
+        self._for_plans = device
+        self._kernels = {**(kernels or {}), **self._methods()}
+        if self.has_threads:
+            self._kernels = {
+                name: attrs.evolve(one, is_blocking=False) for name, one in self._kernels.items()
+            }
+        self._plans = PlanCache(self.most_plans, self._close_plan, self._is_busy, counts)
+        # Keys of operations that have no plan, and may be launched.
+        self._checked = PlanCache(self.most_plans)
+        # What was asked last: an operation is prepared, and then enqueued.
+        self._last: tuple[OperationSpec | None, Any] = (None, None)
+
+    def _methods(self) -> dict[str, Kernel]:
+        """The kernels that the class declares, as methods of this object."""
+        found: dict[str, Kernel] = {}
+        for cls in reversed(type(self).__mro__):
+            found.update(kernels_of(vars(cls), self.backend))
+        return {
+            operation: attrs.evolve(
+                kernel,
+                function=partial(kernel.function, self),
+                plan=None if kernel.plan is None else partial(kernel.plan, self),
+            )
+            for operation, kernel in found.items()
+        }
+
+    @property
+    def operations(self) -> frozenset[str]:
+        """Names of the operations that `enqueue` takes."""
+        return frozenset(self._kernels)
+
+    def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
+        """Make the plan of an operation, if it has none yet; see `KernelLibrary.prepare`."""
+        kernel = self._kernels.get(spec.operation)
+        if kernel is None or not kernel.prepares:
+            return None
+        if kernel.is_blocking:
+            is_planned = kernel.plan is None or kernel.is_quick or self._find_plan(spec) is not None
+            return _PLANNED if is_planned else InThread(self._planning(spec, kernel))
+        return None if self._find_plan(spec) is not None else self._planning(spec, kernel)
+
+    def _planning(self, spec: OperationSpec, kernel: Kernel) -> Callable[[], None]:
+        return partial(self._prepare, spec, kernel)
+
+    def _prepare(self, spec: OperationSpec, kernel: Kernel) -> None:
+        """Make a plan ahead of the launch, in a thread."""
+        try:
+            self._make_plan(spec, kernel)
+        except AccelError as error:
+            error.device = self._for_plans.info.name
+            raise
+
+    def _kernel_of(self, spec: OperationSpec) -> Kernel:
+        """The kernel of an operation.
+
+        Raises:
+            NotSupportedError: There is none.
+        """
+        kernel = self._kernels.get(spec.operation)
+        if kernel is None:
+            raise NotSupportedError(
+                f"the {self.backend.upper()} backend's library {self.name!r} has no {type(spec).__name__}",
+                backend=self.backend,
+                device=self._for_plans.info.name,
+            )
+        return kernel
+
+    def _key_of(self, spec: OperationSpec) -> tuple[object, ...]:
+        """What the plan of an operation depends on; by default layouts and exact values."""
+        return spec.descriptor().plan_key(spec)
+
+    def _find_plan(self, spec: OperationSpec) -> Any:
+        """The plan of an operation; None if it has none yet."""
+        last, plan = self._last
+        if last is not spec:
+            plan = self._plans.find(self._key_of(spec))
+            self._last = spec, plan
+        return plan
+
+    def _make_plan(self, spec: OperationSpec, kernel: Kernel) -> Any:
+        """Look whether an operation may be launched, and make its plan.
+
+        Raises:
+            NotSupportedError: The kernel has no such dtype, or `plan` refuses it.
+            LibraryError: Shapes do not fit, or `plan` refuses it.
+        """
+        check_shapes(self.backend, self.name, spec)
+        check_dtypes(self.backend, spec, kernel.dtypes)
+        if kernel.plan is None:
+            return None
+        plan = kernel.plan(spec, self._for_plans)
+        self._plans.store(self._key_of(spec), plan)
+        self._last = spec, plan
+        return plan
+
+    def _plan_of(self, spec: OperationSpec, kernel: Kernel) -> Any:
+        """The plan of an operation, which is made now if it was not prepared; None if it needs none."""
+        if kernel.plan is None:
+            if kernel.dtypes:
+                key = self._key_of(spec)
+                if self._checked.find(key) is None:
+                    self._make_plan(spec, kernel)
+                    self._checked.store(key, spec.operation)
+            return None
+        plan = self._find_plan(spec)
+        if plan is None:
+            plan = self._make_plan(spec, kernel)
+        self._plans.note_launch(plan)
+        return plan
+
+    def _close_plan(self, plan: Any) -> None:
+        """A plan makes way for another; by default there is nothing to give back."""
+
+    def _is_busy(self, plan: Any) -> bool:
+        """Whether a stream may still use a plan; by default they are values."""
+        return False
+
+
+class PlanCache:
+    """Plans by their keys, those that were used last; the oldest makes way for a new one.
+
+    Args:
+        most: How many are kept.
+        close: Gives a plan back that has made way.
+        is_busy: Whether work in flight may still use a plan: it stays until that is over.
+        counts: Counts them, for several tables if need be.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        close: Callable[[Any], None] | None = None,
+        is_busy: Callable[[Any], bool] | None = None,
+        counts: CacheCounts | None = None,
+    ) -> None:
+        self._most = most
+        self._close = close
+        self._is_busy = is_busy
+        self._counts = counts or CacheCounts()
+        # The last one that was made, until a launch has used it.
+        self._new: Any = None
+        self._plans: OrderedDict[tuple[object, ...], Any] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._plans)
+
+    def find(self, key: tuple[object, ...]) -> Any:
+        """The plan of a key, which was used last now; None if there is none."""
+        plan = self._plans.get(key)
+        if plan is not None:
+            self._plans.move_to_end(key)
+        return plan
+
+    def store(self, key: tuple[object, ...], plan: Any) -> None:
+        """Keep a plan; as many as are too many make way, of those that nothing uses."""
+        self._plans[key] = self._new = plan
+        self._counts.made += 1
+        excess = len(self._plans) - self._most
+        if excess <= 0:
+            return
+        for old, other in tuple(self._plans.items()):
+            if not excess or old == key:
+                break
+            if self._is_busy is None or not self._is_busy(other):
+                del self._plans[old]
+                excess -= 1
+                self._counts.evicted += 1
+                if self._close is not None:
+                    self._close(other)
+
+    def note_launch(self, plan: Any) -> None:
+        """A launch has this plan: it was found, unless it was made for just this launch."""
+        if plan is self._new:
+            self._new = None
+        else:
+            self._counts.found += 1
+
+    def clear(self) -> None:
+        """Give all back: nothing uses any more."""
+        self._new = None
+        plans, self._plans = self._plans, OrderedDict()
+        if self._close is not None:
+            for plan in plans.values():
+                self._close(plan)

@@ -1,0 +1,89 @@
+"""Functions of arrays on the CPU: expressions by NumPy, in pieces that fit into the caches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...base.expressions import (
+    Argument,
+    SpecializedExpression,
+    SpecializedReduction,
+    evaluate,
+    evaluate_reduction,
+    unpack_scalars,
+)
+from ...base.kernels import Call, kernel
+from ...base.ops import ElementwiseSpec, ReductionSpec
+from ..kit._pieces import pieces
+from ..runtime._memory import HostArray
+
+__all__ = ["elementwise", "reduce"]
+
+
+@kernel(ElementwiseSpec, backend="cpu")
+def elementwise(spec: ElementwiseSpec, call: Call) -> None:
+    """Compute pieces one after another."""
+    arrays = [call.array(array) for array in spec.arrays]
+    loaded = [call.array(array) for array in spec.loaded]
+    results = [call.array(result) for result in spec.results]
+    specialized = SpecializedExpression.decode(spec.expression)
+    expression, scalars = specialized.typed, _scalars(specialized.arguments, spec.scalars)
+    if not results[0].size:
+        return
+    sources = dict(zip([number for number, _ in expression.loads], loaded, strict=True))
+    indices = [_indices(axis, results[0].shape) for axis in expression.axes]
+    first = len(results) + len(arrays)
+    for piece in pieces(*results, *arrays, *indices):
+        given = _arguments(specialized.arguments, expression.elements, piece[len(results) : first], scalars)
+        here = dict(zip(expression.axes, map(_narrow, piece[first:]), strict=True))
+        made = evaluate(expression, list(given), here, sources)
+        if len(made) > 1:
+            # A result that is an argument as it is may lie where another result is written.
+            made = [value if value.flags.owndata else value.copy() for value in made]
+        for out, value in zip(piece, made, strict=False):
+            np.copyto(out, value)
+
+
+@kernel(ReductionSpec, backend="cpu")
+def reduce(spec: ReductionSpec, call: Call) -> None:
+    """Reduce an array; the mapped values are one temporary array."""
+    arrays, out = [call.array(array) for array in spec.arrays], call.array(spec.out)
+    specialized = SpecializedReduction.decode(spec.reduction)
+    typed, scalars = specialized.typed, _scalars(specialized.arguments, spec.scalars)
+    given = _arguments(specialized.arguments, typed.map.elements, arrays, scalars)
+    made = evaluate_reduction(typed, list(given), spec.arrays[0].shape, spec.axes)
+    np.copyto(out, made.reshape(out.shape))
+
+
+def _scalars(arguments: Sequence[Argument], data: bytes) -> list[Any]:
+    return unpack_scalars(data, [argument.dtype for argument in arguments if not argument.is_array])
+
+
+def _indices(axis: int, shape: tuple[int, ...]) -> HostArray:
+    """The index of each element along an axis: an array of this shape, in the memory of one axis."""
+    along = [1] * len(shape)
+    along[axis] = shape[axis]
+    return np.broadcast_to(np.arange(shape[axis]).reshape(along), shape)
+
+
+def _narrow(indices: HostArray) -> HostArray:
+    """The same with one element along axes where all are equal, so that less is computed of it."""
+    return indices[tuple([slice(None) if step else slice(1) for step in indices.strides])]
+
+
+def _arguments(
+    arguments: Sequence[Argument],
+    elements: Sequence[int],
+    arrays: Sequence[HostArray],
+    scalars: Sequence[Any],
+) -> Iterator[Any]:
+    """Arrays and scalars in the order of the expression's inputs; None for what is only loaded from."""
+    next_array, next_scalar = iter(arrays), iter(scalars)
+    for number, argument in enumerate(arguments):
+        if not argument.is_array:
+            yield next(next_scalar)
+        else:
+            yield next(next_array) if number in elements else None

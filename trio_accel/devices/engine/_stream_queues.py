@@ -1,0 +1,215 @@
+"""The streams of one context with their operations in flight: one for each incarnation of a library actor."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+
+import attrs
+import trio
+
+from ...backends.base import AccelStream
+from ..base._bridge import BackgroundCalls, CallThread
+from ..base._streams import StreamSource
+from ._in_flight import InFlight
+
+__all__ = ["MOST_ON_A_STREAM", "StreamLoad", "StreamQueue", "StreamQueues"]
+
+# A driver's queue is finite, and a launch into a full one blocks.
+MOST_ON_A_STREAM = 256
+
+
+@attrs.define(eq=False)
+class StreamLoad:
+    """What several queues that share a stream have on it together."""
+
+    outstanding: int = 0
+    finished: int = 0
+    is_taken: bool = False
+    """Whether a thread enqueues on the stream: then there is no room for anything else."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the stream takes no more for now."""
+        return self.outstanding >= MOST_ON_A_STREAM
+
+    def take(self) -> None:
+        """A thread enqueues from now on."""
+        self.is_taken = True
+        self.outstanding += MOST_ON_A_STREAM
+
+    def give_back(self) -> None:
+        """It does not any more."""
+        self.is_taken = False
+        self.outstanding -= MOST_ON_A_STREAM
+
+
+@attrs.define(eq=False)
+class StreamQueue:
+    """A stream with its operations in flight, in order."""
+
+    stream: AccelStream
+    load: StreamLoad
+    limit: int
+    owner: str
+    """Path of the library actor whose incarnations launch here, one queue each."""
+    on_progress: Callable[[], None] | None = None
+    """Called once, when the first operation has completed without an error."""
+    operations: deque[InFlight] = attrs.field(factory=deque[InFlight])
+    is_lost: bool = False
+    """The context is gone: nothing is launched here any more."""
+    is_released: bool = False
+    """Whether the stream was given back."""
+    thread: CallThread | None = None
+    """Where kernels that block are called, once there was one."""
+    on_idle: Callable[[], None] | None = None
+    """Set when the stream takes no more work: called when the last operation is done."""
+    changed: trio.Event | None = attrs.field(default=None, init=False)
+    _seen: tuple[int, int] | None = attrs.field(default=None, init=False)
+    _seen_since: float = attrs.field(default=0.0, init=False)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether an operation has to wait for room in the window, or on the stream."""
+        is_full = len(self.operations) >= self.limit or self.load.outstanding >= MOST_ON_A_STREAM
+        return is_full and not self.is_lost
+
+    async def drain(self, *, with_left: bool) -> None:
+        """Wait until nothing is in flight, or nothing but what its askers have left.
+
+        What is in flight on a lost context does not count.
+        """
+        while any(
+            not (operation.is_lost or (operation.is_given_up and not with_left))
+            for operation in self.operations
+        ):
+            await self.wait_changed()
+
+    def is_stuck(self, now: float, limit: float) -> bool:
+        """Whether neither its first operation nor others on the stream have got anywhere for so long.
+
+        The time begins when this first sees them so: nothing is timed while operations come and go.
+        """
+        if not self.operations:
+            return False
+        seen = self.operations[0].number, self.load.finished
+        if seen != self._seen:
+            self._seen, self._seen_since = seen, now
+        return now - self._seen_since > limit
+
+    def forget_seen(self) -> None:
+        """Begin anew to time how long it has got nowhere."""
+        self._seen = None
+
+    def end_thread(self) -> None:
+        """No kernel is called any more: let the thread end when it has returned from the last one."""
+        if self.thread is not None:
+            self.thread.end()
+            self.thread = None
+
+    async def wait_changed(self) -> None:
+        """Wait for a change."""
+        if self.changed is None:
+            self.changed = trio.Event()
+        await self.changed.wait()
+
+    def notify(self) -> None:
+        """Wake those that wait for a change."""
+        changed, self.changed = self.changed, None
+        if changed is not None:
+            changed.set()
+
+
+class StreamQueues:
+    """Opens and retires queues, and waits for what is in flight on them.
+
+    Args:
+        streams: The streams of the context.
+        limit: The most operations that a queue has in flight.
+
+    Attributes:
+        all: The queues that have, or may get, operations in flight; not to be changed from outside.
+    """
+
+    def __init__(self, streams: StreamSource, limit: int) -> None:
+        self.all: list[StreamQueue] = []
+        self._streams = streams
+        self._limit = limit
+        self._closing = BackgroundCalls()
+
+    @property
+    def in_flight(self) -> int:
+        """Operations that the backend has."""
+        return sum(len(queue.operations) for queue in self.all)
+
+    def open(self, library: str, owner: str, on_progress: Callable[[], None] | None = None) -> StreamQueue:
+        """Take a stream for one incarnation of the library actor with the path `owner`.
+
+        Args:
+            library: Its library.
+            owner: Its path.
+            on_progress: Called once, when the first operation has completed without an error.
+        """
+        stream = self._streams.acquire(library)
+        load = next((other.load for other in self.all if other.stream is stream), StreamLoad())
+        queue = StreamQueue(stream, load, self._limit, owner, on_progress)
+        self.all.append(queue)
+        return queue
+
+    def retire(self, queue: StreamQueue, on_idle: Callable[[], None]) -> None:
+        """Take no more work on a queue; what is in flight still completes and replies.
+
+        Args:
+            queue: The queue.
+            on_idle: Called in a thread when nothing is in flight on it.
+        """
+        queue.on_idle = on_idle
+        if not queue.load.is_taken:
+            # Else a thread enqueues on it.
+            self._release(queue)
+        self.sweep(queue)
+
+    def _release(self, queue: StreamQueue) -> None:
+        """Nothing more is enqueued on its stream by this queue."""
+        if not queue.is_released:
+            queue.is_released = True
+            self._streams.release(queue.stream)
+
+    def sweep(self, queue: StreamQueue) -> None:
+        """Remove a queue that takes no more work and has nothing in flight."""
+        if queue.on_idle is not None and not queue.operations:
+            self.all.remove(queue)
+            queue.end_thread()
+            self._release(queue)
+            # A vendor's library waits for whatever the device does.
+            self._closing.start(f"to close the library behind stream {queue.stream.name}", queue.on_idle)
+
+    def count(self) -> Counter[str]:
+        """Count the operations in flight by the import path of their library."""
+        return Counter(operation.launch.library for queue in self.all for operation in queue.operations)
+
+    def notify(self, load: StreamLoad) -> None:
+        """Wake those that wait for a change on a stream."""
+        for queue in tuple(self.all):
+            if queue.load is load:
+                queue.notify()
+
+    async def drain(self, owner: str | None) -> None:
+        """Wait until nothing is in flight, of all or of one library actor.
+
+        An operation that its asker has left does not hold up the end of its library actor.
+        """
+        for queue in tuple(self.all):
+            if owner in (None, queue.owner):
+                await queue.drain(with_left=owner is None)
+
+    async def settle(self) -> None:
+        """Wait until what is in flight now is over, whatever is launched meanwhile."""
+        for queue in tuple(self.all):
+            last = queue.operations[-1] if queue.operations else None
+            while last is not None and last in queue.operations and not last.is_lost:
+                await queue.wait_changed()
+
+    def finish(self, seconds: float) -> None:
+        """Wait until the libraries of retired queues are closed, so many seconds at most. Any thread."""
+        self._closing.finish(seconds)

@@ -1,0 +1,112 @@
+"""The actors of a worker as the application shows them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import attrs
+
+from ....actors import ActorRestarted, ActorSnapshot, ActorStarted, ActorTerminated, Event
+from ...base._import_paths import is_actor_of
+from ...base._statistics import QueueStatistics
+
+__all__ = ["WorkerActors"]
+
+_IDLE = QueueStatistics(waiting=0, in_flight=0)
+
+
+@attrs.define
+class _Node:
+    """One actor, and what its libraries had handled and failed before it was there."""
+
+    actor_class: str
+    handled_before: Mapping[str, int]
+    failed_before: Mapping[str, int]
+    state: str = "starting"
+    incarnation: int = 0
+    last_error: str | None = None
+
+
+class WorkerActors:
+    """Puts the library actors of a worker together from its events and the requests that it serves.
+
+    Attributes:
+        handled: Requests that the worker has served, by the import path of the library.
+        failed: Requests that have crashed the library's actor.
+    """
+
+    def __init__(self) -> None:
+        self.handled: defaultdict[str, int] = defaultdict(int)
+        self.failed: defaultdict[str, int] = defaultdict(int)
+        self._nodes: dict[str, _Node] = {}
+
+    def clear(self) -> None:
+        """Forget the actors: the worker is gone."""
+        self._nodes.clear()
+        self.handled.clear()
+        self.failed.clear()
+
+    def take(self, event: Event, actor_class: str) -> None:
+        """Follow the life of an actor."""
+        if not isinstance(event, (ActorStarted, ActorRestarted, ActorTerminated)):
+            return
+        if isinstance(event, ActorTerminated):
+            self._nodes.pop(event.path, None)
+            return
+        node = self._nodes.get(event.path)
+        if node is None:
+            node = self._nodes[event.path] = _Node(actor_class, dict(self.handled), dict(self.failed))
+        node.incarnation = event.incarnation
+        node.state = "running"
+        if isinstance(event, ActorRestarted):
+            node.state = "restarting"
+            if event.error is not None:
+                node.last_error = f"{type(event.error).__name__}: {event.error}"
+
+    def path_of(self, library: str) -> str | None:
+        """Path of the actor that serves the library at an import path; None if there is none."""
+        return next(
+            (path for path, node in self._nodes.items() if is_actor_of(path, node.actor_class, library)), None
+        )
+
+    def snapshots(self, queues: dict[str, QueueStatistics]) -> tuple[ActorSnapshot, ...]:
+        """Describe the actors as they are now.
+
+        Args:
+            queues: Requests by the import path of the library.
+        """
+        below: dict[str, list[ActorSnapshot]] = {}
+        # Children before their parents.
+        for path in sorted(self._nodes, key=lambda path: -path.count("/")):
+            snapshot = self._snapshot(path, queues, tuple(below.pop(path, ())))
+            parent = path.rpartition("/")[0]
+            below.setdefault(parent if parent in self._nodes else "", []).append(snapshot)
+        return tuple(below.get("", ()))
+
+    def _snapshot(
+        self, path: str, queues: dict[str, QueueStatistics], children: tuple[ActorSnapshot, ...]
+    ) -> ActorSnapshot:
+        node = self._nodes[path]
+
+        def counted(now: Mapping[str, int], before: Mapping[str, int]) -> int:
+            return sum(
+                count - before.get(library, 0)
+                for library, count in now.items()
+                if is_actor_of(path, node.actor_class, library)
+            )
+
+        own = (queue for library, queue in queues.items() if is_actor_of(path, node.actor_class, library))
+        queue = next(own, _IDLE)
+        return ActorSnapshot(
+            path=path,
+            actor_class=node.actor_class,
+            state=node.state,
+            incarnation=node.incarnation,
+            mailbox_depth=queue.waiting,
+            deferred=queue.in_flight,
+            handled=counted(self.handled, node.handled_before),
+            failed=counted(self.failed, node.failed_before),
+            last_error=node.last_error,
+            children=children,
+        )

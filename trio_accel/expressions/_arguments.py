@@ -1,0 +1,285 @@
+"""Arguments of expressions: arrays that broadcast, and numbers."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
+
+import attrs
+import numpy as np
+
+from ..backends.base import DType
+from ..backends.base.expressions import Argument, Expression, Weak, pack_scalars
+from ..backends.base.ops import ArraySpec, common_shape
+from ..devices import AccelRef, Operand, Operation, Planner
+
+__all__ = ["ExpressionArgument", "Taken", "bind", "extents_of", "result_dtype", "served_by", "take"]
+
+ExpressionArgument: TypeAlias = "Operand | complex | np.generic"
+"""An array; a number of NumPy's, which has a dtype; or one of Python's, which takes that of the arrays."""
+
+MessageT = TypeVar("MessageT", bound=Operation[Any, Any])
+
+_INT64 = np.iinfo(np.int64)
+
+
+# As `Argument.encode` writes them: texts are compared in less time than dtypes.
+_ARRAYS = {dtype.value: Argument(dtype, True).encode() for dtype in DType}
+_WEAK = {kind: Argument(kind, False).encode() for kind in Weak}
+_BOOL = Argument(DType.bool, False).encode()
+
+
+@attrs.define(eq=False, on_setattr=None)
+class Taken:
+    """The arguments of one call; not to be changed.
+
+    Attributes:
+        expression: The expression.
+        signature: How the expression gets them, as `Argument.encode` writes it.
+        arrays: Those that are read element by element, in order, broadcast to `shape`.
+        lying: The same as they lie.
+        loaded: Those that elements are loaded from, in order, as they lie.
+        values: Those that are numbers, in order.
+        shape: The shape of the result.
+    """
+
+    expression: Expression
+    signature: tuple[str, ...]
+    arrays: tuple[ArraySpec, ...]
+    lying: tuple[ArraySpec, ...]
+    loaded: tuple[ArraySpec, ...]
+    values: list[complex]
+    shape: tuple[int, ...]
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """How the expression gets them."""
+        return tuple([Argument.decode(text) for text in self.signature])
+
+    @property
+    def scalars(self) -> bytes:
+        """The numbers, as specifications hold them."""
+        if not self.values:
+            return b""
+        dtypes = [argument.dtype for argument in self.arguments if not argument.is_array]
+        return pack_scalars(self.values, dtypes)
+
+    @property
+    def array_names(self) -> list[str]:
+        """Names of `arrays`."""
+        pairs = zip(self.expression.inputs, self.arguments, strict=True)
+        return [name for name, argument in pairs if argument.is_array and name in self.expression.elements]
+
+    def check_places(self, operation: str, axes: Sequence[int]) -> None:
+        """Require that the axes of indices are there, and that there is something to load.
+
+        Raises:
+            ValueError: An axis that the result has not, or an array without elements.
+        """
+        for axis in axes:
+            if not -len(self.shape) <= axis < len(self.shape):
+                raise ValueError(
+                    f"{operation}: i({axis}): the result has shape {self.shape}, which has no such axis; "
+                    "shape= says another"
+                )
+        for name, array in zip(self.loaded_names, self.loaded, strict=True):
+            if not array.size and 0 not in self.shape:
+                raise ValueError(
+                    f"{operation}: {name} of shape {array.shape} has no elements to load for a result of "
+                    f"shape {self.shape}"
+                )
+
+    @property
+    def loaded_names(self) -> list[str]:
+        """Names of `loaded`."""
+        return [name for name in self.expression.inputs if name in self.expression.loads]
+
+    def check_bounds(self, operation: str, bounds: Sequence[tuple[int, DType]]) -> None:
+        """Require that whole Python numbers are what the dtypes hold that they become.
+
+        Raises:
+            ValueError: One is not.
+        """
+        for number, dtype in bounds:
+            place = sum(not argument.is_array for argument in self.arguments[:number])
+            value, limits, name = self.values[place], np.iinfo(dtype.dtype), self.expression.inputs[number]
+            if not limits.min <= value.real <= limits.max:
+                raise ValueError(
+                    f"{operation}: {name} {value} is outside {limits.min} to {limits.max}, "
+                    f"which {dtype} holds"
+                )
+
+
+def served_by(message: type[MessageT], library: str) -> type[MessageT]:
+    """Find the messages of a class that one library actor serves: that is said by their class.
+
+    Args:
+        message: The class.
+        library: Import path of the actor, ``"package.module:Class"``.
+    """
+    return cast("type[MessageT]", _served_by(message, library))  # type: ignore[arg-type]  # hashable
+
+
+@functools.cache
+def _served_by(message: type[object], library: str) -> type[object]:
+    names = {"__slots__": (), "__module__": message.__module__, "library": library}
+    return type(message.__name__, (message,), names)
+
+
+def bind(
+    operation: str,
+    names: Sequence[str],
+    arguments: tuple[Any, ...],
+    named: Mapping[str, object],
+    optional: Collection[str] = (),
+) -> tuple[Any, ...]:
+    """Bring the arguments of a call into the order of their names; None for an optional one left out.
+
+    Raises:
+        TypeError: Too few or too many, or one that there is not.
+    """
+    if not named and len(arguments) == len(names):
+        return arguments
+    values = dict(zip(names, arguments, strict=False))
+    unknown = [name for name in named if name not in names or name in values]
+    values.update(named)
+    missing = [name for name in names if name not in values and name not in optional]
+    if len(arguments) > len(names) or unknown or missing:
+        raise TypeError(
+            f"{operation} takes {len(names)} arguments ({', '.join(names) or 'none'}), got {len(arguments)}"
+            + (f" and by name {', '.join(named)}" if named else "")
+            + (f"; {', '.join(missing)} is missing" if missing else "")
+            + (f"; {', '.join(unknown)} is unknown or given twice" if unknown else "")
+        )
+    return tuple([values.get(name) for name in names])
+
+
+def take(
+    planner: Planner,
+    expression: Expression,
+    arguments: Sequence[ExpressionArgument],
+    shape: tuple[int, ...] | None = None,
+    otherwise: tuple[int, ...] = (),
+) -> Taken:
+    """Take the arguments of a call: arrays that are read element by element broadcast against each other.
+
+    Args:
+        planner: Of the operation.
+        expression: The expression.
+        arguments: One for each of its inputs.
+        shape: The shape of the result; None for the one that the arrays broadcast to.
+        otherwise: The shape where there are no such arrays.
+
+    Raises:
+        TypeError: Something else than an array or a number.
+        ValueError: The shapes do not broadcast, a whole number has more than 64 bits, or an array has not as
+            many axes as elements are loaded by.
+    """
+    signature: list[str] = []
+    arrays: list[ArraySpec] = []
+    loaded: list[ArraySpec] = []
+    values: list[complex] = []
+    loads = expression.loads
+    for name, argument in zip(expression.inputs, arguments, strict=True):
+        if type(argument) is not AccelRef and isinstance(argument, (bool, int, float, complex, np.generic)):
+            if name in loads:
+                raise TypeError(f"{planner.name}: {name} must be an array: elements are loaded from it")
+            signature.append(_kind_of(planner, name, argument))
+            values.append(argument.item() if isinstance(argument, np.generic) else argument)
+        else:
+            array = planner.read(name, argument)
+            signature.append(_ARRAYS[array.dtype.value])
+            if name in loads:
+                if array.ndim != loads[name]:
+                    raise ValueError(
+                        f"{planner.name}: {name} must have {loads[name]} axes, one for each index of "
+                        f"{name}[...], got shape {array.shape}"
+                    )
+                loaded.append(array)
+                if name not in expression.elements:
+                    continue
+            arrays.append(array)
+    fixed = shape
+    if shape is None:
+        shape = arrays[0].shape if arrays else otherwise
+    lying = broadcast = tuple(arrays)
+    for array in lying:
+        if array.shape != shape:
+            shape = _common(planner.name, arrays, fixed)
+            broadcast = tuple([_broadcast(array, shape) for array in arrays])
+            break
+    return Taken(expression, tuple(signature), broadcast, lying, tuple(loaded), values, shape)
+
+
+def _common(operation: str, arrays: Sequence[ArraySpec], fixed: tuple[int, ...] | None) -> tuple[int, ...]:
+    shape = common_shape(*(array.shape for array in arrays), fixed or ())
+    if fixed is not None and shape != fixed:
+        told = ", ".join(str(array.shape) for array in arrays)
+        raise ValueError(f"{operation}: the shapes {told} do not broadcast to {fixed}, which shape= says")
+    if shape is None:
+        told = ", ".join(str(array.shape) for array in arrays)
+        raise ValueError(f"{operation}: the shapes {told} do not broadcast to one")
+    return shape
+
+
+def _kind_of(planner: Planner, name: str, argument: complex | np.generic) -> str:
+    """The type of a number, as `Argument.encode` writes it."""
+    if isinstance(argument, np.generic):
+        # Also float64, which is a Python float, too: NumPy's numbers have dtypes.
+        return Argument(planner.dtype(name, argument.dtype), False).encode()
+    if isinstance(argument, bool):
+        return _BOOL
+    if isinstance(argument, int):
+        if not _INT64.min <= argument <= _INT64.max:
+            raise ValueError(
+                f"{planner.name}: {name} must have at most 64 bits; numpy.uint64(...) makes large ones"
+            )
+        return _WEAK[Weak.int]
+    return _WEAK[Weak.float if isinstance(argument, float) else Weak.complex]
+
+
+def _broadcast(array: ArraySpec, shape: tuple[int, ...]) -> ArraySpec:
+    if array.shape == shape:
+        return array
+    missing = len(shape) - array.ndim
+    strides = (
+        *(0,) * missing,
+        *(0 if extent == 1 else step for extent, step in zip(array.shape, array.strides, strict=True)),
+    )
+    return ArraySpec(array.block, array.offset, array.dtype, shape, strides)
+
+
+def extents_of(operation: str, shape: int | Sequence[int]) -> tuple[int, ...]:
+    """Take the shape of a result.
+
+    Raises:
+        TypeError, ValueError: It is none.
+    """
+    several = (shape,) if isinstance(shape, int) else shape
+    try:
+        extents = tuple([operator.index(extent) for extent in several])
+    except TypeError:
+        raise TypeError(f"{operation}: shape must be whole numbers, got {shape!r}") from None
+    if any(extent < 0 for extent in extents):
+        raise ValueError(f"{operation}: shape must be whole numbers of at least 0, got {shape!r}")
+    return extents
+
+
+def result_dtype(
+    operation: str, name: str, dtype: DType, declared: DType | None, out: AccelRef | None
+) -> DType | None:
+    """What a result is converted to: as declared, or as the caller's array has it.
+
+    Raises:
+        TypeError: The result does not become that without loss of its kind.
+    """
+    if declared is not None or out is None or out.dtype is dtype:
+        return declared
+    if not np.can_cast(dtype.dtype, out.dtype.dtype, "same_kind"):
+        raise TypeError(
+            f"{operation}: {name} is of {dtype}, which does not become {out.dtype} of out; "
+            f"convert it in the expression: {out.dtype}(...)"
+        )
+    return out.dtype

@@ -1,0 +1,278 @@
+"""Expressions that are computed for each element."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar, cast
+
+import attrs
+
+from ..backends.base import DType, DTypeLike
+from ..backends.base.expressions import Expression, SpecializedExpression, parse
+from ..backends.base.ops import ElementwiseSpec
+from ..devices import AccelRef, Operation, Planned, Planner, device_of
+from ._arguments import ExpressionArgument, Taken, bind, extents_of, result_dtype, served_by, take
+
+__all__ = ["ComputeElementwise", "Elementwise"]
+
+ReplyT = TypeVar("ReplyT")
+
+_MOST_KNOWN = 256
+_RESERVED = ("out", "shape")
+
+
+@attrs.frozen
+class _Known:
+    """What is found once for arguments of certain types.
+
+    Attributes:
+        expression: The expression and its types, as specifications hold them.
+        dtypes: Dtypes of the results.
+        bounds, axes: See `TypedExpression`.
+        has_places: Whether there are indices or loads, whose places depend on the shapes.
+    """
+
+    expression: str
+    dtypes: tuple[DType, ...]
+    bounds: tuple[tuple[int, DType], ...]
+    axes: tuple[int, ...]
+    has_places: bool
+
+
+class Elementwise(Generic[ReplyT]):
+    """An expression over arrays, computed for each element: ``Elementwise[AccelRef]("a * x", ...)``.
+
+    It is compiled on CUDA at its first call with certain dtypes and layouts, and computed by NumPy on the
+    CPU.
+
+    Args:
+        text: Assignments, or one expression.
+        inputs: Names of the arguments, in order; None for the order in which the text reads them.
+        outputs: Names of the results: then a call gives a tuple. None for one result.
+        dtypes: What the results are converted to, for all of them or by their names.
+        operation: Name of the operation, such as ``"jit.saxpy"``.
+        library: Import path of the library actor that serves it.
+
+    Raises:
+        ValueError: Something that is not allowed in an expression; the message shows where. Or results that
+            are not named by `outputs`.
+        TypeError: No such dtype.
+
+    Attributes:
+        operation: Name of the operation.
+    """
+
+    __slots__ = ("_dtypes", "_expression", "_is_single", "_known", "_message", "operation")
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        inputs: Sequence[str] | None = None,
+        outputs: Sequence[str] | None = None,
+        dtypes: DTypeLike | Mapping[str, DTypeLike] | None = None,
+        operation: str,
+        library: str,
+    ) -> None:
+        chosen = None if outputs is None else tuple(outputs)
+        self._expression = expression = parse(text, None if inputs is None else tuple(inputs), chosen)
+        if chosen is None and len(expression.outputs) > 1:
+            names = ", ".join(map(repr, expression.outputs))
+            raise ValueError(
+                f"the expression has several results: name those that you want, outputs=({names})"
+            )
+        reserved = [name for name in expression.inputs if name in _RESERVED]
+        if reserved:
+            raise ValueError(f"an input cannot have the name {reserved[0]}: that is an argument of each call")
+        found = _dtypes(expression, dtypes)
+        self._dtypes = tuple(found.get(output) for output in expression.outputs)
+        self._is_single = chosen is None
+        self._message = served_by(ComputeElementwise, library)
+        self.operation: str = operation
+        # By the types of the arguments, and of results that are given.
+        self._known: dict[tuple[object, ...], _Known] = {}
+
+    def __repr__(self) -> str:
+        return f"<Elementwise {self.operation}({', '.join(self.inputs)}) -> {', '.join(self.outputs)}>"
+
+    @property
+    def text(self) -> str:
+        """The expression."""
+        return self._expression.text
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of its arguments, in order."""
+        return self._expression.inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of its results, in order."""
+        return self._expression.outputs
+
+    def compute(
+        self,
+        *arguments: ExpressionArgument,
+        out: AccelRef | Sequence[AccelRef | None] | None = None,
+        shape: int | Sequence[int] | None = None,
+        **named: ExpressionArgument,
+    ) -> ComputeElementwise[ReplyT]:
+        """Make the message that computes it: ``await device.ask(expression.compute(...))``.
+
+        Raises:
+            TypeError: Too few or too many arguments, or one that there is not; or no shape.
+            ValueError: No shape.
+        """
+        given = bind(self.operation, self.inputs, arguments, named)
+        if out is None or isinstance(out, AccelRef):
+            outs: tuple[AccelRef | None, ...] = (out,) * len(self.outputs) if out is None else (out,)
+        else:
+            outs = tuple(out)
+        if len(outs) != len(self.outputs):
+            raise TypeError(
+                f"{self.operation}: out must name {len(self.outputs)} arrays, for {', '.join(self.outputs)}; "
+                f"got {len(outs)}"
+            )
+        extents = None if shape is None else extents_of(self.operation, shape)
+        return self._message(self, given, outs, extents)
+
+    async def __call__(
+        self,
+        *arguments: ExpressionArgument,
+        out: AccelRef | Sequence[AccelRef | None] | None = None,
+        shape: int | Sequence[int] | None = None,
+        **named: ExpressionArgument,
+    ) -> ReplyT:
+        """Compute it on the device of its arrays.
+
+        Args:
+            *arguments: Arrays and numbers, in the order of `inputs`; arrays broadcast. A Python number takes
+                the dtype of the arrays that it meets, as in NumPy.
+            out: Array to write to, of the broadcast shape; or a sequence of these, one for each result, with
+                None for a new one. It may be an argument that is not broadcast: then that is changed in
+                place.
+            shape: Shape of the results; by default the one that the arrays broadcast to which are read
+                element by element, and where there are none, that of the first of `out`.
+            **named: Arguments by their names.
+
+        Returns:
+            The result; where outputs were named, the results.
+
+        Raises:
+            TypeError: A wrong argument, or a function has no such dtypes; the message shows where.
+            ValueError: Shapes that do not broadcast, a number that a dtype cannot hold, `out` that shares
+                memory with an argument and is not the same array, an index along an axis that the result has
+                not, or an array without elements to load.
+            NotSupportedError: float8.
+        """
+        message = self.compute(*arguments, out=out, shape=shape, **named)
+        return await device_of(self.operation, *message.arguments, *message.out).ask(message)
+
+    def plan(
+        self,
+        planner: Planner,
+        arguments: Sequence[ExpressionArgument],
+        out: Sequence[AccelRef | None],
+        shape: tuple[int, ...] | None = None,
+    ) -> Planned[ReplyT]:
+        """Validate the arguments of a call, and lower it; see `Operation.plan`."""
+        first = out[0]
+        taken = take(planner, self._expression, arguments, shape, () if first is None else first.shape)
+        key = taken.signature, *[None if each is None else each.dtype.value for each in out]
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[key] = self._find_types(planner.name, taken, out)
+        if known.bounds:
+            taken.check_bounds(planner.name, known.bounds)
+        if known.has_places:
+            taken.check_places(planner.name, known.axes)
+        results = [
+            planner.output(taken.shape, dtype, each, argument=name)
+            for name, dtype, each in zip(self.outputs, known.dtypes, out, strict=True)
+        ]
+        for number, given in enumerate(out):
+            if given is not None:
+                self._check_apart(planner, number, results, taken)
+        spec = ElementwiseSpec(
+            known.expression,
+            taken.arrays,
+            taken.loaded,
+            tuple([result.spec for result in results]),
+            taken.scalars,
+        )
+        reply: Any = results[0] if self._is_single else tuple(results)
+        return Planned(spec, cast("ReplyT", reply))
+
+    def _find_types(self, operation: str, taken: Taken, out: Sequence[AccelRef | None]) -> _Known:
+        specialized = SpecializedExpression(self._expression, taken.arguments, self._dtypes)
+        try:
+            found = specialized.typed.dtypes
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{operation}: {error}") from None
+        dtypes = tuple(
+            result_dtype(operation, name, dtype, declared, each)
+            for name, dtype, declared, each in zip(self.outputs, found, self._dtypes, out, strict=True)
+        )
+        specialized = attrs.evolve(specialized, dtypes=dtypes)
+        typed = specialized.typed
+        has_places = bool(typed.axes or typed.loads)
+        return _Known(specialized.encode(), typed.dtypes, typed.bounds, typed.axes, has_places)
+
+    def _check_apart(self, planner: Planner, number: int, results: Sequence[AccelRef], taken: Taken) -> None:
+        """Refuse a result over elements of an argument that are read for other elements of the result."""
+        name, written = self.outputs[number], results[number].spec
+        others = {
+            argument: array
+            for argument, array in zip(taken.array_names, taken.lying, strict=True)
+            if array != written
+        }
+        # Elements are loaded in any order.
+        others |= zip(taken.loaded_names, taken.loaded, strict=True)
+        others |= {
+            output: result.spec
+            for output, result in zip(self.outputs[:number], results, strict=False)
+            if output not in others
+        }
+        planner.distinct(name, written, **others)
+
+
+@attrs.frozen(eq=False)
+class ComputeElementwise(Operation[Any, ReplyT]):
+    """One computation of an expression; see `Elementwise.compute`, which makes one.
+
+    Attributes:
+        expression: The expression.
+        arguments: One for each of its inputs.
+        out: Arrays to write to, one for each result; None for a new one.
+        shape: Shape of the results; None for that of the arguments.
+    """
+
+    expression: Elementwise[ReplyT]
+    arguments: tuple[ExpressionArgument, ...]
+    out: tuple[AccelRef | None, ...]
+    shape: tuple[int, ...] | None = None
+
+    @property
+    def operation(self) -> str:
+        """Name of the operation."""
+        return self.expression.operation
+
+    def plan(self, planner: Planner) -> Planned[ReplyT]:
+        """Find the types, and name the results."""
+        return self.expression.plan(planner, self.arguments, self.out, self.shape)
+
+
+def _dtypes(expression: Expression, dtypes: DTypeLike | Mapping[str, DTypeLike] | None) -> dict[str, DType]:
+    """What each result is converted to."""
+    if dtypes is None:
+        return {}
+    if not isinstance(dtypes, Mapping):
+        return dict.fromkeys(expression.outputs, DType.of(dtypes))
+    unknown = [name for name in dtypes if name not in expression.outputs]
+    if unknown:
+        raise ValueError(
+            f"dtypes: {', '.join(unknown)} is no result; there are {', '.join(expression.outputs)}"
+        )
+    return {name: DType.of(dtype) for name, dtype in dtypes.items()}

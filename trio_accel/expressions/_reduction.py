@@ -1,0 +1,219 @@
+"""Expressions that are reduced along axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+from numpy.lib.array_utils import normalize_axis_tuple
+
+from ..backends.base import DType, DTypeLike
+from ..backends.base import expressions as base
+from ..backends.base.ops import ReductionSpec
+from ..devices import AccelRef, Operation, Planned, Planner, device_of
+from ._arguments import ExpressionArgument, Taken, bind, result_dtype, served_by, take
+
+__all__ = ["ComputeReduction", "Reduction"]
+
+_MOST_KNOWN = 256
+_RESERVED = ("axis", "keepdims", "out")
+
+
+@attrs.frozen
+class _Known:
+    """What is found once for arguments of certain types.
+
+    Attributes:
+        reduction: The reduction and its types, as specifications hold them.
+        dtype: Dtype of the result.
+        bounds: See `TypedExpression`.
+    """
+
+    reduction: str
+    dtype: DType
+    bounds: tuple[tuple[int, DType], ...]
+
+
+class Reduction:
+    """A reduction of an expression over arrays: ``Reduction("x * y", "sum", ...)``.
+
+    It is compiled on CUDA at its first call with certain dtypes and layouts, and computed by NumPy on the
+    CPU.
+
+    Args:
+        text: What is reduced: an expression with one result.
+        reduce: One of `REDUCTIONS`, or an expression of ``a`` and ``b``.
+        post: What becomes of the result: an expression of ``a``, and of ``n``, the count of elements.
+        identity: With an expression: the result of no elements.
+        inputs: Names of the arguments, in order; None for the order in which the text reads them.
+        dtype: What values are converted to before they are combined; None for what NumPy takes.
+        operation: Name of the operation, such as ``"jit.norm"``.
+        library: Import path of the library actor that serves it.
+
+    Raises:
+        ValueError: Something that is not allowed in an expression; the message shows where.
+        TypeError: No such dtype.
+
+    Attributes:
+        operation: Name of the operation.
+    """
+
+    __slots__ = ("_dtype", "_known", "_message", "_reduction", "operation")
+
+    def __init__(
+        self,
+        text: str,
+        reduce: str = "sum",
+        *,
+        post: str | None = None,
+        identity: complex | None = None,
+        inputs: Sequence[str] | None = None,
+        dtype: DTypeLike | None = None,
+        operation: str,
+        library: str,
+    ) -> None:
+        self._reduction = base.Reduction.parse(
+            text, reduce, identity=identity, post=post, inputs=None if inputs is None else tuple(inputs)
+        )
+        reserved = [name for name in self.inputs if name in _RESERVED]
+        if reserved:
+            raise ValueError(f"an input cannot have the name {reserved[0]}: that is an argument of each call")
+        self._dtype = None if dtype is None else DType.of(dtype)
+        self._message = served_by(ComputeReduction, library)
+        self.operation: str = operation
+        # By the types of the arguments, and of a result that is given.
+        self._known: dict[tuple[object, ...], _Known] = {}
+
+    def __repr__(self) -> str:
+        how = self._reduction.name if self._reduction.combine is None else self._reduction.combine.text
+        return f"<Reduction {self.operation}({', '.join(self.inputs)}): {how} of {self._reduction.map.text}>"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of its arguments, in order."""
+        return self._reduction.map.inputs
+
+    def compute(
+        self,
+        *arguments: ExpressionArgument,
+        axis: int | Sequence[int] | None = None,
+        keepdims: bool = False,
+        out: AccelRef | None = None,
+        **named: ExpressionArgument,
+    ) -> ComputeReduction:
+        """Make the message that computes it: ``await device.ask(reduction.compute(...))``.
+
+        Raises:
+            TypeError: Too few or too many arguments, or one that there is not.
+        """
+        given = bind(self.operation, self.inputs, arguments, named)
+        return self._message(self, given, axis, keepdims, out)
+
+    async def __call__(
+        self,
+        *arguments: ExpressionArgument,
+        axis: int | Sequence[int] | None = None,
+        keepdims: bool = False,
+        out: AccelRef | None = None,
+        **named: ExpressionArgument,
+    ) -> AccelRef:
+        """Compute it on the device of its arrays.
+
+        Sums and products of float16, bfloat16 and float32 are made in float64, those of complex64 in
+        complex128, and rounded once. The order of the elements differs between devices and from NumPy's.
+
+        Args:
+            *arguments: Arrays and numbers, in the order of `inputs`; arrays broadcast against each other.
+            axis: Axis or axes to reduce; None for all. ``argmin`` and ``argmax`` take one, or None.
+            keepdims: Whether reduced axes stay, with one element.
+            out: Array to write to.
+            **named: Arguments by their names.
+
+        Returns:
+            The result.
+
+        Raises:
+            TypeError: A wrong argument, or there is no such reduction of these dtypes.
+            ValueError: Shapes that do not broadcast, an axis that there is not, or no elements where the
+                reduction has no identity.
+            NotSupportedError: float8.
+        """
+        message = self.compute(*arguments, axis=axis, keepdims=keepdims, out=out, **named)
+        return await device_of(self.operation, *message.arguments, out).ask(message)
+
+    def plan(self, planner: Planner, message: ComputeReduction) -> Planned[AccelRef]:
+        """Validate the arguments of a call, and lower it; see `Operation.plan`."""
+        name = planner.name
+        taken = take(planner, self._reduction.map, message.arguments)
+        if not taken.arrays:
+            raise TypeError(f"{name}: at least one argument must be an array")
+        axes = self._axes(name, taken.shape, message.axis)
+        key = taken.signature, None if message.out is None else message.out.dtype.value
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[key] = self._find_types(name, taken, message.out)
+        if known.bounds:
+            taken.check_bounds(name, known.bounds)
+        if not self._reduction.takes_nothing and any(taken.shape[axis] == 0 for axis in axes):
+            raise ValueError(f"{name}: there are no elements along axes {axes}, and it has no identity")
+        shape = tuple(
+            1 if axis in axes else extent
+            for axis, extent in enumerate(taken.shape)
+            if message.keepdims or axis not in axes
+        )
+        out = planner.output(shape, known.dtype, message.out)
+        if message.out is not None:
+            planner.distinct("out", out.spec, **dict(zip(taken.array_names, taken.lying, strict=True)))
+        return Planned(ReductionSpec(known.reduction, axes, taken.arrays, out.spec, taken.scalars), out)
+
+    def _axes(self, name: str, shape: tuple[int, ...], axis: int | Sequence[int] | None) -> tuple[int, ...]:
+        if axis is None:
+            return tuple(range(len(shape)))
+        if self._reduction.is_index and not isinstance(axis, int):
+            raise TypeError(f"{name}: axis must be one axis or None for {self._reduction.name}, got {axis!r}")
+        try:
+            return tuple(sorted(normalize_axis_tuple(axis, len(shape))))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name}: axis {axis!r} of shape {shape}: {error}") from None
+
+    def _find_types(self, operation: str, taken: Taken, out: AccelRef | None) -> _Known:
+        specialized = base.SpecializedReduction(self._reduction, taken.arguments, self._dtype, None)
+        try:
+            found = specialized.typed.dtype
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{operation}: {error}") from None
+        specialized = attrs.evolve(
+            specialized, result=result_dtype(operation, "the result", found, None, out)
+        )
+        return _Known(specialized.encode(), specialized.typed.dtype, specialized.typed.map.bounds)
+
+
+@attrs.frozen(eq=False)
+class ComputeReduction(Operation[Any, AccelRef]):
+    """One computation of a reduction; see `Reduction.compute`, which makes one.
+
+    Attributes:
+        reduction: The reduction.
+        arguments: One for each of its inputs.
+        axis: Axis or axes to reduce; None for all.
+        keepdims: Whether reduced axes stay.
+        out: Array to write to; None for a new one.
+    """
+
+    reduction: Reduction
+    arguments: tuple[ExpressionArgument, ...]
+    axis: int | Sequence[int] | None
+    keepdims: bool
+    out: AccelRef | None
+
+    @property
+    def operation(self) -> str:
+        """Name of the operation."""
+        return self.reduction.operation
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Find types and axes, and name the result."""
+        return self.reduction.plan(planner, self)

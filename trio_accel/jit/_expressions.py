@@ -1,0 +1,135 @@
+"""Expressions of the user's own: computed for each element, or reduced along axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import overload
+
+from ..backends.base import DTypeLike
+from ..devices import AccelRef
+from ..expressions import Elementwise, Reduction
+
+__all__ = ["elementwise", "reduction"]
+
+_LIBRARY = "trio_accel.jit:JitActor"
+
+
+@overload
+def elementwise(
+    text: str,
+    *,
+    inputs: Sequence[str] | None = ...,
+    outputs: None = ...,
+    dtypes: DTypeLike | Mapping[str, DTypeLike] | None = ...,
+    name: str = ...,
+) -> Elementwise[AccelRef]: ...
+@overload
+def elementwise(
+    text: str,
+    *,
+    inputs: Sequence[str] | None = ...,
+    outputs: Sequence[str],
+    dtypes: DTypeLike | Mapping[str, DTypeLike] | None = ...,
+    name: str = ...,
+) -> Elementwise[tuple[AccelRef, ...]]: ...
+def elementwise(
+    text: str,
+    *,
+    inputs: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+    dtypes: DTypeLike | Mapping[str, DTypeLike] | None = None,
+    name: str = "elementwise",
+) -> Elementwise[AccelRef] | Elementwise[tuple[AccelRef, ...]]:
+    """Make a function of arrays out of an expression, as `cupy.ElementwiseKernel` does.
+
+    The expression is a small part of Python: arithmetic, comparisons, ``and``, ``or``, ``not``, bitwise
+    operators, ``a if condition else b``, and functions of NumPy by their names, such as ``sqrt``, ``where``,
+    ``maximum`` and ``float32``. ``i(axis)`` is the index of the element along an axis of the result, and
+    ``x[...]`` an element of an argument at computed indices. Types are NumPy's (NEP 50). It is parsed, and
+    never run by Python: attributes, slices and other calls are refused.
+
+    >>> import trio_accel as ta
+    >>> ta.jit.elementwise("d = x - mean; y = d * d / variance")
+    <Elementwise jit.elementwise(x, mean, variance) -> y>
+    >>> ta.jit.elementwise("s = sin(x); c = cos(x)", outputs=("s", "c"))
+    <Elementwise jit.elementwise(x) -> s, c>
+    >>> ta.jit.elementwise("x[i(0), -1 - i(1)]", name="flip")
+    <Elementwise jit.flip(x) -> out>
+
+    Args:
+        text: Assignments with ``;`` or new lines between them, or one expression, whose result is ``out``.
+        inputs: Names of the arguments, in order; by default in the order in which the text reads them.
+        outputs: Names of the results, in order; then a call gives a tuple. By default there is one result:
+            the name that is assigned and not read later.
+        dtypes: What the results are converted to, for all of them or by their names; by default what NumPy
+            gives.
+        name: Name of the operation, for statistics, traces and errors.
+
+    Raises:
+        ValueError: Something that is not allowed in an expression; the message shows where. Or results that
+            are not named by `outputs`.
+        TypeError: No such dtype.
+    """
+    operation = _operation(name)
+    if outputs is None:
+        return Elementwise[AccelRef](
+            text, inputs=inputs, dtypes=dtypes, operation=operation, library=_LIBRARY
+        )
+    return Elementwise[tuple[AccelRef, ...]](
+        text, inputs=inputs, outputs=outputs, dtypes=dtypes, operation=operation, library=_LIBRARY
+    )
+
+
+def reduction(
+    text: str,
+    reduce: str = "sum",
+    *,
+    post: str | None = None,
+    identity: complex | None = None,
+    inputs: Sequence[str] | None = None,
+    dtype: DTypeLike | None = None,
+    name: str = "reduction",
+) -> Reduction:
+    """Make a reduction of arrays out of expressions, as `cupy.ReductionKernel` does.
+
+    >>> import trio_accel as ta
+    >>> ta.jit.reduction("x * y", "sum", name="dot")
+    <Reduction jit.dot(x, y): sum of x * y>
+    >>> ta.jit.reduction("x * x", "sum", post="sqrt(a / n)", name="rms")
+    <Reduction jit.rms(x): sum of x * x>
+    >>> ta.jit.reduction("abs(x)", "a if a > b else b", identity=0)
+    <Reduction jit.reduction(x): a if a > b else b of abs(x)>
+
+    Args:
+        text: What is reduced: an expression of the arguments, as `elementwise` takes it, with one result.
+        reduce: ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"any"``, ``"all"``, ``"argmin"``,
+            ``"argmax"``; or an expression of ``a`` and ``b`` that combines two values. It must be
+            associative and commutative: values are combined in any order.
+        post: What becomes of the result: an expression of ``a``, and of ``n``, how many elements were
+            reduced.
+        identity: With an expression: the result of no elements.
+        inputs: Names of the arguments, in order; by default in the order in which the text reads them.
+        dtype: What values are converted to before they are combined; by default what NumPy takes: sums and
+            products of whole numbers have 64 bits.
+        name: Name of the operation, for statistics, traces and errors.
+
+    Raises:
+        ValueError: Something that is not allowed in an expression; the message shows where.
+        TypeError: No such dtype.
+    """
+    return Reduction(
+        text,
+        reduce,
+        post=post,
+        identity=identity,
+        inputs=inputs,
+        dtype=dtype,
+        operation=_operation(name),
+        library=_LIBRARY,
+    )
+
+
+def _operation(name: str) -> str:
+    if not name.isidentifier():
+        raise ValueError(f"name: must be an identifier, got {name!r}")
+    return f"jit.{name}"
