@@ -37,7 +37,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "gemv of a longer vector": (
         lambda r: linalg.gemv(1.0, r.square, LONG),
         ValueError,
-        r"Gemv: x must have shape \(3,\), got \(4,\)",
+        r"Gemv: x must have shape \(3,\), got a of shape \(3, 3\) and x of shape \(4,\)",
     ),
     "gemv with a beta alone": (
         lambda r: linalg.gemv(1.0, r.square, r.x, 2.0),
@@ -52,12 +52,12 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "gemv with another letter": (
         lambda r: linalg.gemv(1.0, r.square, r.x, trans="H"),  # type: ignore[arg-type]
         ValueError,
-        "transpose_a='H'",
+        "Gemv: trans must be 'N', 'T' or 'C', got 'H'",
     ),
     "ger of other lengths": (
         lambda r: linalg.ger(1.0, r.x, LONG, r.square),
         ValueError,
-        r"Ger: a must have shape \(3, 4\) and dtype float64, got shape \(3, 3\)",
+        r"Ger: a must have shape \(3, 4\), got .* and a of shape \(3, 3\)",
     ),
     "ger of two dtypes": (
         lambda r: linalg.ger(1.0, r.x, np.ones(3, "f"), r.square),
@@ -67,7 +67,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "symv of no square matrix": (
         lambda r: linalg.symv(1.0, r.tall, r.x),
         ValueError,
-        r"Symv: a must be square, got shape \(4, 3\)",
+        r"Symv: last 2 dimensions of a must be square, got shape \(4, 3\)",
     ),
     "syr with a complex factor": (lambda r: linalg.syr(1j, r.x, r.square), TypeError, "alpha 1j is complex"),
     "her with a complex factor": (
@@ -97,30 +97,30 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     ),
     "syr2k of two shapes": (
         lambda r: linalg.syr2k(1.0, np.ones((3, 2)), r.square, 0.0, r.complex),
-        ValueError,
-        r"c must have shape \(3, 3\) and dtype float64, got shape \(3, 3\) and dtype complex128",
+        TypeError,
+        "operands must have one dtype, got a float64, b float64, c complex128",
     ),
     "symm on the other side": (
         lambda r: linalg.symm(1.0, r.square, r.tall),
         ValueError,
-        r"Symm: .* fits on side 'L', got a of shape \(3, 3\), b of shape \(4, 3\)",
+        r"Symm: b must have shape \(3, n\), got a of shape \(3, 3\) and b of shape \(4, 3\)",
     ),
     "symm on no side": (
         lambda r: linalg.symm(1.0, r.square, r.square, side="U"),  # type: ignore[arg-type]
         ValueError,
-        r"side must be one of \('L', 'R'\), got 'U'",
+        "side must be 'L' or 'R', got 'U'",
     ),
     "symm with a letter for a flag": (
         lambda r: linalg.symm(1.0, r.square, r.tall, side="R", lower="L"),  # type: ignore[arg-type]
         ValueError,
-        r"lower must be one of \(False, True\), got 'L'",
+        "lower must be False or True, got 'L'",
     ),
     "trsm of no square matrix": (
         lambda r: linalg.trsm(1.0, r.tall, r.tall),
         ValueError,
-        r"Trsm: .* got a of shape \(4, 3\), b of shape \(4, 3\)",
+        r"Trsm: last 2 dimensions of a must be square, got shape \(4, 3\)",
     ),
-    "trsm of a vector": (lambda r: linalg.trsm(1.0, r.square, r.x), ValueError, r"b of shape \(3,\)"),
+    "trsm of a vector": (lambda r: linalg.trsm(1.0, r.square, r.x), ValueError, "b must be at least two-dimensional"),
     "trsm of stacks that do not fit": (
         lambda r: linalg.trsm(1.0, np.ones((2, 3, 3)), np.ones((4, 3, 3)), out=r.square),
         ValueError,

@@ -112,7 +112,7 @@ async def test_any_shape(sizes: Any, letters: Any, dtype: str, factors: Any, see
         (
             {"b": np.ones((4, 2))},
             ValueError,
-            r"op\(a\) must have as many columns as op\(b\) rows, got 3 and 4",
+            r"op\(b\) must have shape \(3, n\), got a of shape \(2, 3\) and b of shape \(4, 2\)",
         ),
         ({"b": np.ones(3)}, ValueError, r"b must have two axes, got shape \(3,\)"),
         ({"trans_a": "H"}, ValueError, "trans_a must be 'N', 'T' or 'C', got 'H'"),

@@ -79,7 +79,10 @@ class PlanSource:
         steps: list[str] = []
         for name, kind in self._kinds.items():
             if kind == "bool":
-                steps.append(f"{name} = bool(self.{name})")
+                steps += [
+                    f"if self.{name} not in FLAGS: refuse_value(name, {name!r}, FLAGS, self.{name})",
+                    f"{name} = bool(self.{name})",
+                ]
             elif kind == "whole":
                 steps.append(f"{name} = whole(name, {name!r}, self.{name})")
             elif kind == "text":
@@ -282,6 +285,7 @@ def _updated(
 
 
 _STEPS: Mapping[str, Any] = {
+    "FLAGS": (False, True),
     "Planned": Planned,
     "add_to": _add_to,
     "column": column,
