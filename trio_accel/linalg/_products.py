@@ -24,7 +24,7 @@ def _plan_matmul(message: Any, planner: Planner) -> Planned[AccelRef]:
     out = planner.output(product_shape(planner.name, a.shape, b.shape), a.dtype, message.out)
     if message.out is not None:
         planner.distinct("out", out.spec, a=a, b=b)
-    return Planned(MatmulSpec(a, b, out.spec), out)
+    return Planned(MatmulSpec(a, b, out.spec), out, is_checked=True)
 
 
 def _gemm(

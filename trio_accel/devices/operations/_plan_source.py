@@ -38,13 +38,16 @@ class PlanSource:
         self._optional: set[str] = set()
         self.names: dict[str, Any] = dict(_STEPS)
 
-    def text(self, optional: set[str], dtypes: Sequence[DType], alias: Mapping[str, str]) -> str:
+    def text(
+        self, optional: set[str], dtypes: Sequence[DType], alias: Mapping[str, str], *, is_checked: bool
+    ) -> str:
         """Write it.
 
         Args:
             optional: Parameters that may be None.
             dtypes: Dtypes of the arrays; empty where the kernels say.
             alias: By the name of a result, the operand that it may be.
+            is_checked: Whether these steps are all the checks that the specification has.
         """
         self._optional = optional
         replies = [f"self.{name}" for name in self._line.updated]
@@ -63,7 +66,7 @@ class PlanSource:
         reply = {0: "None", 1: replies[0] if replies else ""}.get(
             len(replies), f"Reply({', '.join(replies)})"
         )
-        steps.append(f"return Planned(Spec({given}), {reply})")
+        steps.append(f"return Planned(Spec({given}), {reply}, None, {is_checked})")
         return "def plan(self, planner):\n" + "\n".join(f"    {step}" for step in steps)
 
     def _values(self) -> list[str]:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal
 
-from ..dtypes import DType
 from ._array import ArraySpec
 from ._roles import NumberRole, exact, number, reads, updates, writes
 from ._shapes import check_one_dtype, common_shape, product_shape, refuse_shapes
 from ._spec import OperationSpec, specification
 
 __all__ = [
-    "AsumSpec", "AxpySpec", "DotSpec", "GemmSpec", "IamaxSpec", "MatmulSpec", "Nrm2Spec", "RotSpec",
-    "ScalSpec", "Side", "SwapSpec", "SymmSpec", "SyrkSpec", "Transpose", "TriangularSpec",
+    "GemmSpec", "MatmulSpec", "Side", "SymmSpec", "SyrkSpec", "Transpose", "TriangularSpec",
 ]  # fmt: skip
 
 Transpose = Literal["N", "T", "C"]
@@ -168,121 +166,6 @@ class TriangularSpec(OperationSpec):
             rule = f"out must be shaped as b, and a be square and fit on side {self.side!r}"
             refuse_shapes(name, self, rule, a=a, b=b, out=out)
         check_one_dtype(name, self, a=a, b=b, out=out)
-
-
-class _PairSpec(OperationSpec):
-    """Base of operations on two arrays of one shape and dtype."""
-
-    __slots__ = ()
-    x: ArraySpec
-    y: ArraySpec
-
-    def check_shapes(self, name: str) -> None:
-        """See `OperationSpec.check_shapes`."""
-        x, y = self.x, self.y
-        if x.shape != y.shape:
-            refuse_shapes(name, self, "x and y must have one shape", x=x, y=y)
-        if x.dtype is not y.dtype:
-            check_one_dtype(name, self, x=x, y=y)
-
-
-@specification
-class AxpySpec(_PairSpec):
-    """``y = alpha * x + y`` for arrays of one shape and dtype (BLAS ``axpy``)."""
-
-    alpha: complex = number(NumberRole.FACTOR, "y")
-    x: ArraySpec = reads()
-    y: ArraySpec = updates()
-
-
-@specification
-class ScalSpec(OperationSpec):
-    """``x = alpha * x`` (BLAS ``scal``)."""
-
-    alpha: complex = number(NumberRole.FACTOR, "x")
-    x: ArraySpec = updates()
-
-
-@specification
-class SwapSpec(_PairSpec):
-    """``x, y = y, x`` for arrays of one shape and dtype that do not overlap (BLAS ``swap``)."""
-
-    x: ArraySpec = updates()
-    y: ArraySpec = updates()
-
-
-@specification
-class RotSpec(_PairSpec):
-    """``x, y = c * x + s * y, c * y - conj(s) * x`` with a real c (BLAS ``rot``); x and y do not overlap."""
-
-    c: float = number(NumberRole.FACTOR, "x")
-    s: complex = number(NumberRole.FACTOR, "x")
-    x: ArraySpec = updates()
-    y: ArraySpec = updates()
-
-    def check_shapes(self, name: str) -> None:
-        """See `OperationSpec.check_shapes`."""
-        super().check_shapes(name)
-        if self.c.imag:
-            raise TypeError(f"{name}: RotSpec.c must be real, got {self.c}")
-
-
-@specification
-class DotSpec(OperationSpec):
-    """``out = sum(x * y)`` of two vectors, unconjugated (BLAS ``dot``, ``dotu``); ``out`` has no axes."""
-
-    x: ArraySpec = reads()
-    y: ArraySpec = reads()
-    out: ArraySpec = writes()
-
-    def check_shapes(self, name: str) -> None:
-        """See `OperationSpec.check_shapes`."""
-        x, y, out = self.x, self.y, self.out
-        if len(x.shape) != 1 or x.shape != y.shape or out.shape:
-            refuse_shapes(
-                name, self, "x and y must be vectors of one length, out without axes", x=x, y=y, out=out
-            )
-        if x.dtype is not y.dtype or x.dtype is not out.dtype:
-            check_one_dtype(name, self, x=x, y=y, out=out)
-
-
-@specification
-class _VectorSpec(OperationSpec):
-    """Base of operations that make a number of a vector."""
-
-    x: ArraySpec = reads()
-    out: ArraySpec = writes()
-
-    def check_shapes(self, name: str) -> None:
-        """See `OperationSpec.check_shapes`."""
-        if len(self.x.shape) != 1 or self.out.shape:
-            refuse_shapes(name, self, "x must be a vector, out without axes", x=self.x, out=self.out)
-
-
-@specification
-class Nrm2Spec(_VectorSpec):
-    """``out = sqrt(sum(abs(x)**2))`` without needless overflow (BLAS ``nrm2``); ``out`` is real, no axes."""
-
-
-@specification
-class AsumSpec(_VectorSpec):
-    """``out = sum(abs(x.real) + abs(x.imag))`` of a vector (BLAS ``asum``); ``out`` is real, without axes."""
-
-
-@specification
-class IamaxSpec(_VectorSpec):
-    """``out = argmax(abs(x.real) + abs(x.imag))`` of a vector that is not empty (BLAS ``iamax``).
-
-    The first one of several, from 0; where there is a NaN, any index. ``out`` is int64, without axes.
-    """
-
-    def check_shapes(self, name: str) -> None:
-        """See `OperationSpec.check_shapes`."""
-        super().check_shapes(name)
-        if not self.x.size:
-            raise ValueError(f"{name}: x must not be empty")
-        if self.out.dtype is not DType.int64:
-            raise TypeError(f"{name}: IamaxSpec.out must have dtype int64, got {self.out.dtype}")
 
 
 def _check_options(name: str, spec: OperationSpec, **allowed: tuple[object, ...]) -> None:

@@ -24,6 +24,8 @@ __all__ = ["RoutineLibrary"]
 
 _Matrices: TypeAlias = ops.SymmSpec | ops.SyrkSpec | ops.TriangularSpec
 _MATRICES = (ops.SymmSpec, ops.SyrkSpec, ops.TriangularSpec)
+# Operations whose routines wait for the device when they are called for the first time.
+_TRIED = frozenset({*[one.operation for one in _MATRICES], "linalg.asum", "linalg.iamax", "linalg.rot"})
 # Larger arrays need no more kernels than those of this size.
 _LARGE = 512
 
@@ -71,12 +73,12 @@ class RoutineLibrary(VectorLibrary):
 
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
         """Try a routine out before it is enqueued for the first time: it waits for the device then."""
-        if not isinstance(spec, (*_MATRICES, ops.AsumSpec, ops.IamaxSpec, ops.RotSpec)):
+        if spec.operation not in _TRIED:
             return None
         dtype = spec.inputs()[0].dtype
         if self._find_plan(spec) is not None or dtype not in NATIVE:
             return None
-        key: tuple[object, ...] = type(spec), dtype
+        key: tuple[object, ...] = spec.operation, dtype
         if isinstance(spec, _MATRICES):
             spec = _small(spec)
             key = spec.descriptor().plan_key(spec)
@@ -93,7 +95,7 @@ class RoutineLibrary(VectorLibrary):
                     if routine is not None:
                         self._invoke(kind, routine, spec, addresses)
             else:
-                self.try_vectors(kind, type(spec), place)
+                self.try_vectors(kind, spec.operation, place)
         self._tried.add(key)
 
 
