@@ -332,7 +332,10 @@ def _spec(shape: tuple[int, ...], dtype: str = "float64", block: int = 1) -> Arr
 
 
 SPECS: dict[str, tuple[Callable[[], Any], str]] = {
-    "q of another shape": (lambda: linalg.qr.spec(_spec((4, 3)), "reduced", _spec((4, 2)), _spec((2, 3))), "QrSpec.q must have"),
+    "q of another shape": (
+        lambda: linalg.qr.spec(_spec((4, 3)), "reduced", _spec((4, 2)), _spec((2, 3))),
+        "QrSpec.q must have",
+    ),
     "one of u and vh": (
         lambda: linalg.svd.spec(
             _spec((4, 3)), True, False, _spec((4, 4)), _spec((3,)), None, np.zeros(1, np.int32)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final, Literal, TypeAlias
 
-from ..backends.base.checks import NATIVE
 from ..backends.base import LibraryError, LinAlgError
+from ..backends.base.checks import NATIVE
 from ..backends.base.ops import ArraySpec, Transpose, TriangularSpec
 from ..devices import AccelRef, DeclaredSpec, Operand, device_of, operation
 from ._actor import BlasActor, SolverActor

@@ -122,7 +122,7 @@ class DeclaredSpec(OperationSpec):
     declaration: ClassVar[Declaration]
 
     def check_shapes(self, name: str) -> None:
-        """Hold a specification that no plan made against the declaration; see `OperationSpec.check_shapes`."""
+        """Hold one that no plan made against the declaration; see `OperationSpec.check_shapes`."""
         declaration, name = self.declaration, f"{name}: {type(self).__name__}"
         for parameter, kind in declaration.parameters.items():
             if isinstance(kind, tuple) and getattr(self, parameter) not in kind:
@@ -130,7 +130,7 @@ class DeclaredSpec(OperationSpec):
         line = declaration.variants[tuple([getattr(self, one) for one in declaration.by])]
         given: list[ArraySpec | None] = [getattr(self, item.name) for item in line.inputs]
         letters = tuple([getattr(self, item.op) for item in line.inputs if item.op])
-        made, stack, _ = line.fit(name, tuple([one and one.shape for one in given]), letters)
+        made, stack, _ = line.fit(name, tuple([None if one is None else one.shape for one in given]), letters)
         dtype = next(one.dtype for one, item in zip(given, line.inputs, strict=True) if one and not item.kind)
         wanted = [(item, one.shape) for item, one in zip(line.inputs, given, strict=True) if one is not None]
         wanted += zip(line.outputs, made, strict=True)
@@ -228,8 +228,8 @@ def operation(
         shapes: Arrays, shapes and dtypes: ``"a(..., n, n) -> out(..., n, n)"``; see `ops.parse_shapes`. A
             mapping, where they depend on a parameter.
         actor: Class of the library actor that serves it, or its import path.
-        spec: Makes a specification that other operations have too, of arguments by the names of parameters and
-            results.
+        spec: Makes a specification that other operations have too, of arguments by the names of parameters
+            and results.
         status: There is a status word for each matrix of the first array, and one that is not 0 fails the
             operation: what is wrong with the matrix, with the word in place of ``{}``; or a function of the
             specification, the matrix in words, the word and the index, which makes the error.

@@ -76,8 +76,7 @@ class Planned(Generic[ReplyT_co]):
         reply: The reply, if it is known before the operation runs; None otherwise.
         finish: Makes the reply when the operation is complete and its status words are there. It runs in the
             task that waits; what it raises is raised there.
-        is_checked: Whether its arrays are known to fit each other, so that `OperationSpec.check_shapes` is not
-            asked.
+        is_checked: Whether the plan has checked all fields, and `OperationSpec.check_shapes` is not needed.
     """
 
     spec: OperationSpec

@@ -12,8 +12,9 @@ import pytest
 from chosen import IS_STAND_IN
 from driver_spy import Calls, Spy
 
+from trio_accel import linalg
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.ops import CopyFromHostSpec, GemmSpec, MatmulSpec, Nrm2Spec, ScalSpec
+from trio_accel.backends.base.ops import CopyFromHostSpec, GemmSpec, MatmulSpec
 
 pytestmark = pytest.mark.usefixtures("only_cuda")
 
@@ -224,8 +225,8 @@ def test_vectors_in_between_have_the_handle_as_they_need_it(rig: Any, launches: 
     spec = product(rig, 4, 4, 4)
     norm = rig.empty((), "float32")
     for _ in range(4):
-        rig.enqueue("blas", ScalSpec(2.0, spec.a))
-        rig.enqueue("blas", Nrm2Spec(attrs.evolve(spec.a, shape=(16,), strides=(4,)), norm))
+        rig.enqueue("blas", linalg.scal.spec(2.0, spec.a))
+        rig.enqueue("blas", linalg.nrm2.spec(attrs.evolve(spec.a, shape=(16,), strides=(4,)), norm))
         rig.enqueue("blas", spec)
         check(rig, spec)
         np.testing.assert_allclose(rig.get(norm), np.linalg.norm(rig.get(spec.a)), rtol=1e-5)
