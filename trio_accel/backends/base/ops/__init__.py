@@ -20,7 +20,7 @@ from .jit import (
     CodeFormat, Dim3, KernelCode, KernelDefinition, KernelInfoSpec, KernelLayout, KernelParameter, KernelRole,
     KernelSpec, scalar_offsets,
 )
-from .linalg import GemmSpec, MatmulSpec, Side, SymmSpec, SyrkSpec, Transpose, TriangularSpec
+from .linalg import MatmulSpec, Side, Transpose
 from .memory import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, StackSpec
 from .program import RESULT_WORDS, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
 from .random import PHILOX_ROW, Distribution, PhiloxSpec
@@ -46,7 +46,6 @@ __all__ = [
     "FftNorm",
     "FftSpec",
     "FillSpec",
-    "GemmSpec",
     "GraphNode",
     "GraphRecipe",
     "GraphSpec",
@@ -80,10 +79,7 @@ __all__ = [
     "SpmvCsrSpec",
     "StackSpec",
     "StatusArray",
-    "SymmSpec",
-    "SyrkSpec",
     "Transpose",
-    "TriangularSpec",
     "array_key",
     "arrays_of",
     "column",
