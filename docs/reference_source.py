@@ -68,10 +68,17 @@ def public_names(module: str) -> list[str]:
     """The names in a module's ``__all__``."""
     tree = tree_of(module)
     assert tree is not None, module
+    names: list[str] = []
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return list(ast.literal_eval(node.value))
-    return []
+            names = list(ast.literal_eval(node.value))
+        elif isinstance(node, ast.AugAssign) and ast.unparse(node.target) == "__all__":
+            # Either names, or those of a module below: ``_factors.__all__``.
+            if isinstance(node.value, ast.Attribute):
+                names += public_names(f"{module}.{ast.unparse(node.value.value)}")
+            else:
+                names += ast.literal_eval(node.value)
+    return names
 
 
 @functools.cache
@@ -93,6 +100,8 @@ def find(module: str, name: str) -> Definition | None:
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
                     return find(_source(module, node), alias.name)
+                if alias.name == "*" and name in public_names(_source(module, node)):
+                    return find(_source(module, node), name)
     return None
 
 
