@@ -8,15 +8,11 @@ import attrs
 import numpy as np
 import pytest
 
+from trio_accel import linalg
 from trio_accel.backends.base.ops import (
-    AxpySpec,
     CopyFromHostSpec,
-    DotSpec,
-    GemmSpec,
     MatmulSpec,
-    Nrm2Spec,
     PhiloxSpec,
-    ScalSpec,
 )
 
 
@@ -37,13 +33,16 @@ class Arrays:
 OPERATIONS = {
     "matmul": ("blas", lambda a: MatmulSpec(a.plain, a.plain, a.out)),
     "matmul of what is packed": ("blas", lambda a: MatmulSpec(a.gaps, a.plain, a.out)),
-    "gemm": ("blas", lambda a: GemmSpec(2.0, 0.5, "T", "N", a.plain, a.plain, a.out)),
-    "gemm into what is packed": ("blas", lambda a: GemmSpec(2.0, 0.5, "N", "N", a.plain, a.plain, a.gaps)),
-    "axpy": ("blas", lambda a: AxpySpec(2.0, a.plain, a.out)),
-    "axpy of what is packed": ("blas", lambda a: AxpySpec(2.0, a.gaps, a.out)),
-    "scal": ("blas", lambda a: ScalSpec(2.0, a.out)),
-    "dot": ("blas", lambda a: DotSpec(a.row, a.row, a.scalar)),
-    "nrm2": ("blas", lambda a: Nrm2Spec(a.spaced, a.scalar)),
+    "gemm": ("blas", lambda a: linalg.gemm.spec(2.0, a.plain, a.plain, 0.5, "T", "N", a.out)),
+    "gemm into what is packed": (
+        "blas",
+        lambda a: linalg.gemm.spec(2.0, a.plain, a.plain, 0.5, "N", "N", a.gaps),
+    ),
+    "axpy": ("blas", lambda a: linalg.axpy.spec(2.0, a.plain, a.out)),
+    "axpy of what is packed": ("blas", lambda a: linalg.axpy.spec(2.0, a.gaps, a.out)),
+    "scal": ("blas", lambda a: linalg.scal.spec(2.0, a.out)),
+    "dot": ("blas", lambda a: linalg.dot.spec(a.row, a.row, a.scalar)),
+    "nrm2": ("blas", lambda a: linalg.nrm2.spec(a.spaced, a.scalar)),
     "uniform": ("random", lambda a: PhiloxSpec("uniform", 1, 0, 0.0, 2.0, a.out)),
     "normal": ("random", lambda a: PhiloxSpec("normal", 1, 0, 0.0, 1.0, a.out)),
     "odd normal": ("random", lambda a: PhiloxSpec("normal", 1, 2, 0.0, 1.0, a.odd)),

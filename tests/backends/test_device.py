@@ -3,24 +3,22 @@ from __future__ import annotations
 import pytest
 from chosen import IS_STAND_IN
 
+from trio_accel import linalg
 from trio_accel.backends import resolve
 from trio_accel.backends.base import NotSupportedError, ops
 from trio_accel.backends.base.ops import (
-    AxpySpec,
     CopyFromHostSpec,
     CopySpec,
     CopyToHostSpec,
-    DotSpec,
     FftSpec,
     FillSpec,
     MatmulSpec,
-    Nrm2Spec,
-    ScalSpec,
     SpmvCsrSpec,
 )
+from trio_accel.devices import DECLARED
 
 LIBRARIES = {
-    "blas": {MatmulSpec, AxpySpec, ScalSpec, DotSpec, Nrm2Spec},
+    "blas": {MatmulSpec, linalg.axpy.spec, linalg.scal.spec, linalg.dot.spec, linalg.nrm2.spec},
     "fft": {FftSpec},
     "memory": {CopyFromHostSpec, CopyToHostSpec, CopySpec, FillSpec},
     "sparse": {SpmvCsrSpec},
@@ -49,15 +47,19 @@ def test_libraries_and_what_they_have(rig):
 def test_every_specification_belongs_to_one_library(rig):
     specs = {getattr(ops, name) for name in ops.__all__ if name.endswith("Spec")}
     specs -= {ops.ArraySpec, ops.OperationSpec}
+    specs |= {function.spec for function in DECLARED.values() if function.spec is not None}
     if rig.device.info.backend == "cuda":
         # Eigenvalues of general matrices are on the CPU only.
-        specs -= {ops.EigSpec}
+        specs -= {linalg.eig.spec, linalg.eigvals.spec}
     else:
         # What a kernel may use of a GPU.
         specs -= {ops.KernelInfoSpec}
     if IS_STAND_IN:
         # It has no cuSOLVER.
-        specs = {spec for spec in specs if spec.__module__ != ops.CholeskySpec.__module__}
+        solvers = {
+            one.spec for one in DECLARED.values() if one.declaration.library == linalg.Cholesky.library
+        }
+        specs -= solvers
     # Each program has a library of its own, made from what the program was opened with.
     names = [name for name in rig.device.libraries if name != "program"]
     owners = [spec for name in names for spec in rig.library(name).operations]

@@ -3,16 +3,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from trio_accel import linalg
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.ops import AxpySpec, CopySpec, FillSpec, MatmulSpec, ScalSpec
+from trio_accel.backends.base.ops import CopySpec, FillSpec, MatmulSpec
 
 
 def test_work_runs_in_the_order_of_its_enqueueing(rig):
     x, one = rig.put(np.zeros(1000)), rig.put(np.ones(1000))
     expected = 0.0
     for step in range(50):
-        rig.enqueue("blas", AxpySpec(step, one, x))
-        rig.enqueue("blas", ScalSpec(0.75, x))
+        rig.enqueue("blas", linalg.axpy.spec(step, one, x))
+        rig.enqueue("blas", linalg.scal.spec(0.75, x))
         expected = (expected + step) * 0.75
     np.testing.assert_allclose(rig.get(x), expected, rtol=1e-12)
 
@@ -124,6 +125,6 @@ def test_a_refused_operation_leaves_nothing_on_the_stream(rig):
     x = rig.put(np.zeros(4, np.int64))
     rig.finish(rig.stream)
     with pytest.raises(Exception, match="int64"):
-        rig.enqueue("blas", ScalSpec(2, x))
+        rig.enqueue("blas", linalg.scal.spec(2, x))
     assert rig.stream.record().error is None
     assert (rig.get(x) == 0).all()

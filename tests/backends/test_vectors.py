@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trio_accel import linalg
 from trio_accel.backends.base import DType, LibraryError, NotSupportedError
-from trio_accel.backends.base.ops import AxpySpec, DotSpec, Nrm2Spec, ScalSpec
 
 FLOATS = ["float64", "float32", "float16", "bfloat16", "complex64", "complex128"]
 REAL = {"complex64": "float32", "complex128": "float64"}
@@ -25,7 +25,7 @@ def alpha_for(dtype):
 def test_axpy(rig, random_array, exact, assert_close, dtype, length):
     x, y = random_array((length,), dtype, 1), random_array((length,), dtype, 2)
     device_x, device_y = rig.put(x), rig.put(y)
-    rig.enqueue("blas", AxpySpec(alpha_for(dtype), device_x, device_y))
+    rig.enqueue("blas", linalg.axpy.spec(alpha_for(dtype), device_x, device_y))
     assert_close(rig.get(device_y), alpha_for(dtype) * exact(x) + exact(y))
     assert rig.get(device_x).tobytes() == x.tobytes()
 
@@ -35,7 +35,7 @@ def test_axpy(rig, random_array, exact, assert_close, dtype, length):
 def test_scal(rig, random_array, exact, assert_close, dtype, length):
     x = random_array((length,), dtype)
     device_x = rig.put(x)
-    rig.enqueue("blas", ScalSpec(alpha_for(dtype), device_x))
+    rig.enqueue("blas", linalg.scal.spec(alpha_for(dtype), device_x))
     assert_close(rig.get(device_x), alpha_for(dtype) * exact(x))
 
 
@@ -45,7 +45,7 @@ def test_scal_of_an_array_that_is_no_vector_keeps_the_signs_of_zeros(rig, dtype)
     device_x = rig.put_as_laid_out(np.repeat(zeros, 2, axis=1)[:, ::2, ::3])
     for alpha in (2.0, -1.0):
         before = np.signbit(rig.get(device_x))
-        rig.enqueue("blas", ScalSpec(alpha, device_x))
+        rig.enqueue("blas", linalg.scal.spec(alpha, device_x))
         assert (np.signbit(rig.get(device_x)) == (before != (alpha < 0))).all()
 
 
@@ -57,7 +57,7 @@ def test_dot(rig, random_array, exact, assert_close, dtype, length):
         np.asarray(random_array((length,), dtype, seed) / 4).astype(DType(dtype).dtype) for seed in (1, 2)
     )
     out = rig.empty((), dtype)
-    rig.enqueue("blas", DotSpec(rig.put(x), rig.put(y), out))
+    rig.enqueue("blas", linalg.dot.spec(rig.put(x), rig.put(y), out))
     assert_close(rig.get(out), np.asarray(np.sum(exact(x) * exact(y))), length)
 
 
@@ -66,7 +66,7 @@ def test_dot(rig, random_array, exact, assert_close, dtype, length):
 def test_nrm2(rig, random_array, exact, assert_close, dtype, length):
     x = random_array((length,), dtype)
     out = rig.empty((), REAL.get(dtype, dtype))
-    rig.enqueue("blas", Nrm2Spec(rig.put(x), out))
+    rig.enqueue("blas", linalg.nrm2.spec(rig.put(x), out))
     assert_close(rig.get(out), np.asarray(np.linalg.norm(exact(x))), length)
 
 
@@ -93,7 +93,7 @@ def test_nrm2(rig, random_array, exact, assert_close, dtype, length):
 def test_nrm2_of_very_large_and_very_small_numbers(rig, assert_close, dtype, number):
     x = np.full(9, number, DType(dtype).dtype)
     out = rig.empty((), REAL.get(dtype, dtype))
-    rig.enqueue("blas", Nrm2Spec(rig.put(x), out))
+    rig.enqueue("blas", linalg.nrm2.spec(rig.put(x), out))
     single = complex(x[0]) if dtype in REAL else float(x[0])
     ratio = np.asarray(float(rig.get(out)) / (3 * abs(single)))
     assert_close(ratio.astype(DType(REAL.get(dtype, dtype)).dtype), np.asarray(1.0))
@@ -122,7 +122,7 @@ def test_nrm2_of_numbers_around_the_smallest_normal_one(
         numbers = np.ldexp(numbers, exponent)
     x = numbers.astype(DType(dtype).dtype)[::step]
     out = rig.empty((), REAL.get(dtype, dtype))
-    rig.enqueue("blas", Nrm2Spec(rig.put_as_laid_out(x), out))
+    rig.enqueue("blas", linalg.nrm2.spec(rig.put_as_laid_out(x), out))
     # In units of that number: what of the numbers is above, is above 1.
     large = np.ldexp(np.stack([exact(x).real, exact(x).imag]), -exponent)
     result = np.ldexp(float(rig.get(out)), -exponent)
@@ -134,14 +134,14 @@ def test_nrm2_of_numbers_around_the_smallest_normal_one(
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_nrm2_of_zeros(rig, dtype):
     out = rig.put(np.ones((), DType(REAL.get(dtype, dtype)).dtype))
-    rig.enqueue("blas", Nrm2Spec(rig.put(np.zeros(3000, DType(dtype).dtype)), out))
+    rig.enqueue("blas", linalg.nrm2.spec(rig.put(np.zeros(3000, DType(dtype).dtype)), out))
     assert float(rig.get(out)) == 0
 
 
 def test_nrm2_of_large_and_small_numbers_together(rig):
     x = np.array([3e-200, 1e180, 4e-200, 1e180])
     out = rig.empty((), "float64")
-    rig.enqueue("blas", Nrm2Spec(rig.put(x), out))
+    rig.enqueue("blas", linalg.nrm2.spec(rig.put(x), out))
     assert float(rig.get(out)) == pytest.approx(math.sqrt(2) * 1e180, rel=1e-14)
 
 
@@ -150,7 +150,7 @@ def test_nrm2_of_infinity_and_of_no_number(rig, dtype):
     for number in (math.inf, -math.inf, math.nan):
         x = np.array([1.0, number, 2.0]).astype(DType(dtype).dtype)
         out = rig.empty((), REAL.get(dtype, dtype))
-        rig.enqueue("blas", Nrm2Spec(rig.put(x), out))
+        rig.enqueue("blas", linalg.nrm2.spec(rig.put(x), out))
         expected = math.nan if math.isnan(number) else math.inf
         np.testing.assert_equal(float(rig.get(out)), expected)
 
@@ -180,9 +180,9 @@ def test_layouts_of_axpy_scal_and_nrm2(open_rig, assert_close, pair):
     with open_rig() as rig:
         device_x, device_y = rig.put_as_laid_out(x), rig.put_as_laid_out(y)
         norm = rig.empty((), "float64")
-        rig.enqueue("blas", AxpySpec(-2.5, device_x, device_y))
+        rig.enqueue("blas", linalg.axpy.spec(-2.5, device_x, device_y))
         assert_close(rig.get(device_y), y - 2.5 * x)
-        rig.enqueue("blas", ScalSpec(3, device_x))
+        rig.enqueue("blas", linalg.scal.spec(3, device_x))
         assert_close(rig.get(device_x), 3 * x)
         # Of more axes it is no vector: the last of its rows.
         row, place = (
@@ -191,7 +191,7 @@ def test_layouts_of_axpy_scal_and_nrm2(open_rig, assert_close, pair):
         )
         rig.enqueue(
             "blas",
-            Nrm2Spec(
+            linalg.nrm2.spec(
                 attrs.evolve(device_x, offset=int(place), shape=row.shape, strides=x.strides[-1:]), norm
             ),
         )
@@ -202,7 +202,7 @@ def test_layouts_of_axpy_scal_and_nrm2(open_rig, assert_close, pair):
 def test_dot_of_vectors_with_gaps(rig, random_array, exact, assert_close, dtype):
     x, y = random_array((3000,), dtype, 1)[::3], random_array((2000,), dtype, 2)[::-2]
     out = rig.empty((), dtype)
-    rig.enqueue("blas", DotSpec(rig.put_as_laid_out(x), rig.put_as_laid_out(y), out))
+    rig.enqueue("blas", linalg.dot.spec(rig.put_as_laid_out(x), rig.put_as_laid_out(y), out))
     assert_close(rig.get(out), np.asarray(np.sum(exact(x) * exact(y))), 1000)
 
 
@@ -212,20 +212,20 @@ def test_large_arrays_with_gaps_are_computed_whole(rig, random_array, assert_clo
         random_array((3, 450, 1600), "float64", 2)[..., ::2],
     )
     device_x, device_y, norm = rig.put_as_laid_out(x), rig.put_as_laid_out(y), rig.empty((), "float64")
-    rig.enqueue("blas", AxpySpec(2.0, device_x, device_y))
+    rig.enqueue("blas", linalg.axpy.spec(2.0, device_x, device_y))
     assert_close(rig.get(device_y), 2.0 * x + y)
     vector = random_array((2_000_000,), "float64", 3)[::2]
-    rig.enqueue("blas", Nrm2Spec(rig.put_as_laid_out(vector), norm))
+    rig.enqueue("blas", linalg.nrm2.spec(rig.put_as_laid_out(vector), norm))
     assert_close(rig.get(norm), np.asarray(np.linalg.norm(vector)), vector.size)
 
 
 def test_axpy_of_an_array_with_itself_as_input(rig):
     x = rig.put(np.arange(6.0))
-    rig.enqueue("blas", AxpySpec(1.0, x, x))
+    rig.enqueue("blas", linalg.axpy.spec(1.0, x, x))
     np.testing.assert_array_equal(rig.get(x), 2 * np.arange(6.0))
 
 
-@pytest.mark.parametrize("spec", [lambda x: AxpySpec(1j, x, x), lambda x: ScalSpec(1j, x)])
+@pytest.mark.parametrize("spec", [lambda x: linalg.axpy.spec(1j, x, x), lambda x: linalg.scal.spec(1j, x)])
 def test_a_complex_factor_for_real_numbers_is_refused(rig, spec):
     x = rig.put(np.ones(3))
     with pytest.raises(LibraryError, match="alpha"):
@@ -237,10 +237,10 @@ def test_a_complex_factor_for_real_numbers_is_refused(rig, spec):
 @pytest.mark.parametrize(
     ("name", "spec"),
     [
-        ("axpy", lambda x, out: AxpySpec(1.0, x, x)),
-        ("scal", lambda x, out: ScalSpec(1.0, x)),
-        ("dot", lambda x, out: DotSpec(x, x, out)),
-        ("nrm2", Nrm2Spec),
+        ("axpy", lambda x, out: linalg.axpy.spec(1.0, x, x)),
+        ("scal", lambda x, out: linalg.scal.spec(1.0, x)),
+        ("dot", lambda x, out: linalg.dot.spec(x, x, out)),
+        ("nrm2", linalg.nrm2.spec),
     ],
 )
 def test_what_is_not_supported_is_said(rig, backend, dtype, name, spec):

@@ -11,14 +11,15 @@ from typing import ClassVar
 import attrs
 
 import trio_accel as ta
+from trio_accel import linalg
 from trio_accel.actors import ActorContext
 from trio_accel.backends.base import AccelStream, InThread, KernelLibrary
-from trio_accel.backends.base.ops import MatmulSpec, OperationSpec, ScalSpec
+from trio_accel.backends.base.ops import MatmulSpec, OperationSpec
 from trio_accel.devices import LibraryActor, Operand, Operation, Planned, Planner
 
 
 @attrs.frozen
-class BlockedScal(ScalSpec):
+class BlockedScal(linalg.scal.spec):
     """A product that is enqueued when somebody has written to a pipe; at once without one."""
 
     pipe: str = ""
@@ -89,7 +90,7 @@ class _Blocking:
     def _enqueue(self, spec: BlockedScal | BlockedMatmul, stream: AccelStream) -> None:
         plain: OperationSpec
         if isinstance(spec, BlockedScal):
-            plain = ScalSpec(spec.alpha, spec.x)
+            plain = linalg.scal.spec(spec.alpha, spec.x)
         else:
             plain = MatmulSpec(spec.a, spec.b, spec.out)
         self._kernels.enqueue(plain, stream)

@@ -11,14 +11,15 @@ from typing import ClassVar
 import attrs
 
 import trio_accel as ta
+from trio_accel import linalg
 from trio_accel.actors import ActorContext
 from trio_accel.backends.base import AccelStream, KernelLibrary
-from trio_accel.backends.base.ops import OperationSpec, ScalSpec
+from trio_accel.backends.base.ops import OperationSpec
 from trio_accel.devices import LibraryActor, Operation, Planned, Planner
 
 
 @attrs.frozen
-class PlannedScal(ScalSpec):
+class PlannedScal(linalg.scal.spec):
     """A product whose plan is what comes out of a pipe."""
 
     pipe: str = ""
@@ -46,7 +47,7 @@ class _Planning:
     def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
         assert isinstance(spec, PlannedScal)
         assert spec.pipe in self._plans
-        self._kernels.enqueue(ScalSpec(spec.alpha, spec.x), stream)
+        self._kernels.enqueue(linalg.scal.spec(spec.alpha, spec.x), stream)
 
     def close(self) -> None:
         self._kernels.close()

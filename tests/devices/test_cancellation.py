@@ -11,7 +11,8 @@ from manual_backend import ManualBackend
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
-from trio_accel.backends.base.ops import HostUse, ScalSpec
+from trio_accel import linalg
+from trio_accel.backends.base.ops import HostUse
 from trio_accel.devices import Empty, Put, ToHost
 
 BLAS = "trio_accel.linalg:BlasActor"
@@ -207,7 +208,7 @@ async def test_an_array_that_a_left_operation_was_changing_is_spoiled_if_it_fail
 ) -> None:
     x = await manual.put(np.ones(4))
     backend.device.is_held = True
-    backend.device.fail[ScalSpec] = lambda: ta.LibraryError("refused late")
+    backend.device.fail[linalg.scal.spec] = lambda: ta.LibraryError("refused late")
     with ta.cancel_grace(0.0):
         asker = start(nursery, manual, ta.linalg.Scal(2.0, x))
     await wait_all_tasks_blocked()

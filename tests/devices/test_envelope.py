@@ -14,7 +14,8 @@ from manual_backend import ManualBackend
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
-from trio_accel.backends.base.ops import CopyFromHostSpec, MatmulSpec, ScalSpec
+from trio_accel import linalg
+from trio_accel.backends.base.ops import CopyFromHostSpec, MatmulSpec
 from trio_accel.devices import Launch, Phase
 
 _refusal = partial(ta.LibraryError, "no", library="blas", code=7)
@@ -121,7 +122,7 @@ async def test_an_error_on_the_stream_takes_the_same_path(
     manual: ta.Device, backend: ManualBackend, recorder: Recorder
 ) -> None:
     x = await manual.put(np.eye(3))
-    backend.device.fail[ScalSpec] = _refusal
+    backend.device.fail[linalg.scal.spec] = _refusal
     with pytest.raises(ta.LibraryError) as caught:
         await ta.linalg.scal(2.0, x)
     assert recorder.phases("linalg.Scal") == WHOLE

@@ -15,8 +15,8 @@ from manual_backend import ManualBackend
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
+from trio_accel import linalg
 from trio_accel.backends.base.kernels import Call, Kernel
-from trio_accel.backends.base.ops import ScalSpec
 from trio_accel.backends.cpu import manifest
 
 AT_ONCE = ta.Backoff(initial=0.0, base=0.0, jitter=0.0)
@@ -35,12 +35,12 @@ class Gate:
 
         def load_library(name: str) -> tuple[Any, Mapping[str, Kernel]]:
             module, kernels = load(name)
-            own = {ScalSpec.operation: Kernel(ScalSpec.operation, "cpu", self._work)}
+            own = {linalg.scal.spec.operation: Kernel(linalg.scal.spec.operation, "cpu", self._work)}
             return module, {**kernels, **own} if name == "blas" else kernels
 
         monkeypatch.setattr(manifest, "load_library", load_library)
 
-    def _work(self, spec: ScalSpec, call: Call) -> None:
+    def _work(self, spec: linalg.scal.spec, call: Call) -> None:
         self.entered.set()
         assert self.leave.wait(10)
 

@@ -13,7 +13,8 @@ import pytest
 from isolations import inline
 
 import trio_accel as ta
-from trio_accel.backends.base.ops import AxpySpec, CopySpec, FillSpec, GemmSpec, MatmulSpec
+from trio_accel import linalg
+from trio_accel.backends.base.ops import CopySpec, FillSpec, MatmulSpec, OperationSpec
 from trio_accel.devices import LibraryActor, Operand, Operation, Planned, Planner
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_library.py"
@@ -45,7 +46,7 @@ class Scaled(Operation[LibraryActor, ta.AccelRef]):
     def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
         a = planner.read("a", self.a)
         out = planner.output(a.shape, a.dtype)
-        return Planned(GemmSpec(self.alpha, 0.0, "N", "N", a, a, out.spec), out)
+        return Planned(linalg.gemm.spec(self.alpha, a, a, 0.0, "N", "N", out.spec), out)
 
 
 @attrs.frozen(eq=False)
@@ -65,13 +66,13 @@ class Careless(Operation[LibraryActor, ta.AccelRef]):
     """A reference or a host array where the specification of an array belongs."""
 
     a: Any
-    spec: type[MatmulSpec | AxpySpec]
+    spec: type[OperationSpec]
     library: ClassVar[str] = BLAS
 
     def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
         out = planner.output((2, 2), ta.DType.float64)
-        if self.spec is AxpySpec:
-            return Planned(AxpySpec(1.0, self.a, out.spec), out)
+        if self.spec is linalg.axpy.spec:
+            return Planned(linalg.axpy.spec(1.0, self.a, out.spec), out)
         return Planned(MatmulSpec(self.a, self.a, out.spec), out)
 
 
@@ -149,7 +150,7 @@ async def test_elements_that_an_array_cannot_hold(system: ta.System, device: ta.
 
 async def test_arrays_that_are_no_specifications(system: ta.System, device: ta.Device) -> None:
     a = await device.put(np.eye(2))
-    for spec, field in ((MatmulSpec, "a"), (AxpySpec, "x")):
+    for spec, field in ((MatmulSpec, "a"), (linalg.axpy.spec, "x")):
         for given in (a, np.eye(2), None):
             with pytest.raises(TypeError) as caught:
                 await device.ask(Careless(given, spec))

@@ -14,7 +14,7 @@ from planning_library import Negate
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
-from trio_accel.backends.base.ops import ScalSpec
+from trio_accel import linalg
 from trio_accel.devices import Fill
 from trio_accel.devices.engine import _watchdog
 
@@ -202,12 +202,12 @@ async def test_hooks_see_a_refused_plan_as_they_see_a_refused_launch(
     manual.state.hooks.append(lambda phase, launch: phases.append(f"{launch.name} {phase.value}"))
     x = await manual.put(np.ones(3))
     phases.clear()
-    backend.device.prepare[ScalSpec] = refuse
+    backend.device.prepare[linalg.scal.spec] = refuse
     with pytest.raises(ta.LibraryError, match="no plan"):
         await ta.linalg.scal(2.0, x)
     steps = ["validate", "enqueue", "complete", "reply", "release"]
     assert phases == [f"linalg.Scal {step}" for step in steps]
-    del backend.device.prepare[ScalSpec]
+    del backend.device.prepare[linalg.scal.spec]
     await ta.linalg.scal(2.0, x)
     np.testing.assert_array_equal(await x.to_host(), np.full(3, 2.0))
     await wait_all_tasks_blocked()

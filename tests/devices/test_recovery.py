@@ -16,7 +16,8 @@ from manual_backend import ManualBackend
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
-from trio_accel.backends.base.ops import FftSpec, MatmulSpec, ScalSpec
+from trio_accel import linalg
+from trio_accel.backends.base.ops import FftSpec, MatmulSpec
 from trio_accel.devices import Operation
 
 AT_ONCE = ta.Backoff(base=0.0)
@@ -171,7 +172,7 @@ async def test_an_error_on_the_stream_spoils_what_was_updated_in_place(
 ) -> None:
     x = await manual.put(np.ones(3))
     other = await manual.put(np.ones(3))
-    backend.device.fail[ScalSpec] = lambda: RuntimeError("the kernel broke")
+    backend.device.fail[linalg.scal.spec] = lambda: RuntimeError("the kernel broke")
     with pytest.raises(ta.ActorFailedError, match="the kernel broke"):
         await ta.linalg.scal(2.0, x)
     assert repr(x) == "<AccelRef float64 (3,) on manual:0, damaged by linalg.Scal>"
@@ -201,7 +202,7 @@ async def test_work_that_reads_what_failed_fails_too(
     await manual.ask(product())
     device = backend.device
     device.is_held = True
-    device.fail[ScalSpec] = partial(ta.LibraryError, "no", library="blas", code=1)
+    device.fail[linalg.scal.spec] = partial(ta.LibraryError, "no", library="blas", code=1)
     fates.ask(ta.linalg.Scal(2.0, x))
     await wait_all_tasks_blocked()
     # On another stream, which waits for the first; and on the same.
@@ -251,7 +252,7 @@ async def test_a_queued_request_is_refused_what_was_spoiled_meanwhile(
         fates = Fates(device, nursery)
         x = await device.put(np.ones(3))
         backend.device.is_held = True
-        backend.device.fail[ScalSpec] = lambda: RuntimeError("the kernel broke")
+        backend.device.fail[linalg.scal.spec] = lambda: RuntimeError("the kernel broke")
         for operation in (ta.linalg.Scal(2.0, x), ta.linalg.Nrm2(x), ta.linalg.Dot(x, x)):
             fates.ask(operation)
             await wait_all_tasks_blocked()

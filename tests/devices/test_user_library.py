@@ -13,7 +13,8 @@ from chosen import BACKEND, NAME
 from isolations import inline, isolated
 
 import trio_accel as ta
-from trio_accel.backends.base.ops import MatmulSpec, ScalSpec
+from trio_accel import linalg
+from trio_accel.backends.base.ops import MatmulSpec
 from trio_accel.devices import LibraryActor, Operand, Operation, Planned, Planner, operation_name
 
 
@@ -39,7 +40,7 @@ class Negate(Operation[MyActor, ta.AccelRef]):
     library: ClassVar[str] = f"{__name__}:MyActor"
 
     def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
-        return Planned(ScalSpec(-1.0, planner.update("x", self.x)), self.x)
+        return Planned(linalg.scal.spec(-1.0, planner.update("x", self.x)), self.x)
 
 
 @attrs.frozen(eq=False)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from trio_accel import linalg
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.ops import ArraySpec, AxpySpec, CopySpec, GraphNode, OperationSpec, ScalSpec
+from trio_accel.backends.base.ops import ArraySpec, CopySpec, GraphNode, OperationSpec
 from trio_accel.devices import Recorded
 from trio_accel.graphs._layout import lay_out
 
@@ -20,12 +21,12 @@ X, Y, MADE, OTHER = 10, 11, 20, 21
 
 CHAINS: list[tuple[list[OperationSpec], str]] = [
     ([CopySpec(vector(X), vector(Y))], "write"),
-    ([CopySpec(vector(X), vector(Y)), ScalSpec(2.0, vector(Y))], "write"),
-    ([ScalSpec(2.0, vector(Y)), CopySpec(vector(X), vector(Y))], "update"),
+    ([CopySpec(vector(X), vector(Y)), linalg.scal.spec(2.0, vector(Y))], "write"),
+    ([linalg.scal.spec(2.0, vector(Y)), CopySpec(vector(X), vector(Y))], "update"),
     ([CopySpec(vector(Y), vector(MADE)), CopySpec(vector(X), vector(Y))], "update"),
     ([CopySpec(vector(X, 2), vector(Y, 2))], "update"),
     ([CopySpec(vector(X, 2), vector(Y, 2, 16)), CopySpec(vector(X), vector(Y))], "update"),
-    ([AxpySpec(1.0, vector(Y), vector(X))], "read"),
+    ([linalg.axpy.spec(1.0, vector(Y), vector(X))], "read"),
     ([CopySpec(vector(X), vector(MADE))], "none"),
 ]
 
@@ -44,7 +45,7 @@ def test_places() -> None:
         GraphNode("test", "blas", CopySpec(vector(X, 2, 64), vector(MADE, 2))),
         GraphNode("test", "blas", CopySpec(vector(MADE, 2), vector(OTHER, 2))),
         GraphNode("test", "blas", CopySpec(vector(OTHER, 2), vector(22, 2))),
-        GraphNode("test", "blas", AxpySpec(1.0, vector(22, 2), vector(Y, 2))),
+        GraphNode("test", "blas", linalg.axpy.spec(1.0, vector(22, 2), vector(Y, 2))),
     ]
     recorded = Recorded(nodes, (Y, X), {}, {MADE: 16, OTHER: 16, 22: 16})
     layout = lay_out(recorded, [("y", vector(3, 2)), ("x", vector(4, 2, 48))], [OTHER, OTHER])
@@ -53,7 +54,7 @@ def test_places() -> None:
     assert first == CopySpec(vector(0, 2, 16), vector(3, 2))
     assert second == CopySpec(vector(3, 2), vector(2, 2))
     assert third == CopySpec(vector(2, 2), vector(3, 2, 256))
-    assert last == AxpySpec(1.0, vector(3, 2, 256), vector(1, 2))
+    assert last == linalg.axpy.spec(1.0, vector(3, 2, 256), vector(1, 2))
     assert (dict(layout.made), layout.scratch) == ({OTHER: 16}, 512)
     arrays = (vector(7, 2, 8), vector(8, 2), vector(9, 2), ArraySpec(6, 0, DType.uint8, (512,), (1,)))
     assert layout.recipe.bind(arrays)[0] == CopySpec(vector(7, 2, 24), vector(6, 2))

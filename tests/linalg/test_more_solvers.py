@@ -293,7 +293,7 @@ async def test_eigh_of_pairs(device: ta.Device, dtype: str, triangle: Any) -> No
 @pytest.mark.skipif(BACKEND != "cuda", reason="what the CUDA backend refuses")
 async def test_refused_on_cuda(device: ta.Device) -> None:
     a = await device.put(np.eye(3))
-    with pytest.raises(ta.NotSupportedError, match="has no EigSpec"):
+    with pytest.raises(ta.NotSupportedError, match=r"has no linalg\.eig"):
         await linalg.eig(a)
     with pytest.raises(ta.NotSupportedError, match="has no eigenvalues of pairs of matrices"):
         await linalg.eigh(a, b=a)

@@ -16,15 +16,7 @@ from chosen import BACKEND, IS_STAND_IN, NAME
 import trio_accel as ta
 from trio_accel import linalg
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.ops import (
-    ArraySpec,
-    EighSpec,
-    EigSpec,
-    QrSpec,
-    SolveSpec,
-    SvdSpec,
-    contiguous_strides,
-)
+from trio_accel.backends.base.ops import ArraySpec, contiguous_strides
 from trio_accel.devices import Planned, Planner
 
 pytestmark = pytest.mark.skipif(IS_STAND_IN, reason="the stand-in has no cuSOLVER")
@@ -340,32 +332,39 @@ def _spec(shape: tuple[int, ...], dtype: str = "float64", block: int = 1) -> Arr
 
 
 SPECS: dict[str, tuple[Callable[[], Any], str]] = {
-    "q of another shape": (lambda: QrSpec(_spec((4, 3)), _spec((4, 2)), _spec((2, 3))), "QrSpec.q must have"),
+    "q of another shape": (
+        lambda: linalg.qr.spec(_spec((4, 3)), "reduced", _spec((4, 2)), _spec((2, 3))),
+        "QrSpec.q must have",
+    ),
     "one of u and vh": (
-        lambda: SvdSpec(_spec((4, 3)), _spec((4, 3)), _spec((3,)), None, np.zeros(1, np.int32)),
-        "takes both u and vh, or none",
+        lambda: linalg.svd.spec(
+            _spec((4, 3)), True, False, _spec((4, 4)), _spec((3,)), None, np.zeros(1, np.int32)
+        ),
+        "SvdSpec.u must be None here",
     ),
     "too few words": (
-        lambda: SvdSpec(_spec((2, 4, 3)), None, _spec((2, 3)), None, np.zeros(1, np.int32)),
+        lambda: linalg.svd.spec(
+            _spec((2, 4, 3)), True, False, None, _spec((2, 3)), None, np.zeros(1, np.int32)
+        ),
         "info must have one word for each matrix",
     ),
     "complex eigenvalues": (
-        lambda: EighSpec(
-            "L", _spec((3, 3), "complex64"), _spec((3,), "complex64"), None, np.zeros(1, np.int32), None
+        lambda: linalg.eigvalsh.spec(
+            _spec((3, 3), "complex64"), "L", None, _spec((3,), "complex64"), np.zeros(1, np.int32)
         ),
-        "EighSpec.w must have dtype float32, got complex64",
+        "EigvalshSpec.w must have dtype float32, got complex64",
     ),
     "an inverse of another size": (
-        lambda: SolveSpec(_spec((3, 3)), None, _spec((3, 2)), np.zeros(1, np.int32)),
-        r"SolveSpec.out must have shape \(3, 3\), got \(3, 2\)",
+        lambda: linalg.inv.spec(_spec((3, 3)), _spec((3, 2)), np.zeros(1, np.int32)),
+        r"InvSpec.out must have shape \(3, 3\), got \(3, 2\)",
     ),
     "real values of eig": (
-        lambda: EigSpec(_spec((3, 3)), _spec((3,)), None, np.zeros(1, np.int32)),
-        "EigSpec.w must have dtype complex128, got float64",
+        lambda: linalg.eigvals.spec(_spec((3, 3)), _spec((3,)), np.zeros(1, np.int32)),
+        "EigvalsSpec.w must have dtype complex128, got float64",
     ),
     "no triangle": (
-        lambda: EighSpec("l", _spec((3, 3)), _spec((3,)), None, np.zeros(1, np.int32), None),  # type: ignore[arg-type]
-        "EighSpec.uplo must be 'L' or 'U'",
+        lambda: linalg.eigvalsh.spec(_spec((3, 3)), "lower", None, _spec((3,)), np.zeros(1, np.int32)),
+        "EigvalshSpec: UPLO must be 'L', 'U', 'l' or 'u', got 'lower'",
     ),
 }
 
@@ -386,7 +385,7 @@ class TooLarge(linalg.Svd):
         size = 2**15
         a = attrs.evolve(spec.a, shape=(size, size), strides=(0, 0))
         s = attrs.evolve(spec.s, shape=(size,), strides=(0,))
-        return Planned(SvdSpec(a, None, s, None, spec.info), planned.reply)
+        return Planned(attrs.evolve(spec, a=a, s=s), planned.reply)
 
 
 @pytest.mark.skipif(BACKEND != "cpu", reason="LAPACK is the CPU backend's")

@@ -30,7 +30,7 @@ from .front._memory import Copy, Empty, Fill, MemoryActor, Put, Stack, ToHost
 from .front._recording import Recorded, record
 from .front._system import DeviceOpening, System, open_system
 from .front._transfer import PutFirst, PutPart
-from .operations._declared import DECLARED, Declaration, Declared, message_of, operation
+from .operations._declared import DECLARED, Declaration, Declared, DeclaredSpec, message_of, operation
 from .operations._faults import Fault, FaultHow, FaultKind, FaultPlan, anew
 from .operations._hooks import Around, Ask, EngineHook, Phase
 from .operations._multi_device import MultiDeviceOperation, PartPlanner, PlannedParts
@@ -49,6 +49,7 @@ __all__ = [
     "Copy",
     "Declaration",
     "Declared",
+    "DeclaredSpec",
     "Device",
     "DeviceActor",
     "DeviceOpening",

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Final, Literal, overload
 
 from ..backends.base.checks import NATIVE
-from ..backends.base.ops import ArraySpec, CholeskySpec, DetSpec, LuSpec, QrSpec
 from ..devices import AccelRef, Operand, Operation, message_of, operation
 from ._actor import SolverActor
 from ._results import LUResult, QRResult, SlogdetResult
@@ -15,12 +14,15 @@ __all__ = [
     "Cholesky", "Det", "Lu", "Qr", "Slogdet", "cholesky", "det", "lu", "qr", "slogdet",
 ]  # fmt: skip
 
+SINGULAR = "is singular: its pivot {} is zero"
+
 
 @operation(
     "a(..., n, n) -> out(..., n, n)",
     actor=SolverActor,
-    spec=CholeskySpec,
     dtypes=NATIVE,
+    # The word is the order, from 1, of the first leading minor that is not positive, or holds a NaN.
+    status="is not positive definite: its leading minor of order {} is not positive",
 )
 async def cholesky(a: Operand, *, upper: bool = False) -> AccelRef:
     """Triangular factor of positive definite matrices, as `numpy.linalg.cholesky` (LAPACK ``potrf``).
@@ -44,8 +46,8 @@ async def cholesky(a: Operand, *, upper: bool = False) -> AccelRef:
 @operation(
     "a(..., m, n) -> lu(..., m, n), piv: int32(..., min(m, n))",
     actor=SolverActor,
-    spec=LuSpec,
     dtypes=NATIVE,
+    status=SINGULAR,
     reply=LUResult,
 )
 async def lu(a: Operand) -> LUResult:
@@ -77,7 +79,6 @@ async def qr(a: Operand, mode: Literal["r"]) -> AccelRef: ...
     },
     by="mode",
     actor=SolverActor,
-    spec=QrSpec,
     dtypes=NATIVE,
     reply=QRResult,
 )
@@ -95,15 +96,7 @@ async def qr(a: Operand, mode: Literal["reduced", "complete", "r"] = "reduced") 
     ...
 
 
-def _det(a: ArraySpec, det: ArraySpec) -> DetSpec:
-    return DetSpec(a, det, None, None)
-
-
-def _slogdet(a: ArraySpec, sign: ArraySpec, logabsdet: ArraySpec) -> DetSpec:
-    return DetSpec(a, None, sign, logabsdet)
-
-
-@operation("a(..., n, n) -> det(...)", actor=SolverActor, spec=_det, dtypes=NATIVE)
+@operation("a(..., n, n) -> det(...)", actor=SolverActor, dtypes=NATIVE)
 async def det(a: Operand) -> AccelRef:
     """Determinant of matrices, as `numpy.linalg.det` (LAPACK ``getrf``).
 
@@ -119,7 +112,6 @@ async def det(a: Operand) -> AccelRef:
 @operation(
     "a(..., n, n) -> sign(...), logabsdet: real(...)",
     actor=SolverActor,
-    spec=_slogdet,
     dtypes=NATIVE,
     reply=SlogdetResult,
 )

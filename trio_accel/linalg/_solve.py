@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from typing import Final, Literal, TypeAlias
 
+from ..backends.base import LibraryError, LinAlgError
 from ..backends.base.checks import NATIVE
-from ..backends.base.ops import (
-    ArraySpec,
-    CheckDiagonalSpec,
-    LuSolveSpec,
-    SolveSpec,
-    StatusArray,
-    Transpose,
-    TriangularSpec,
-)
-from ..devices import AccelRef, Operand, device_of, operation
+from ..backends.base.ops import ArraySpec, OperationSpec, Transpose
+from ..devices import AccelRef, DeclaredSpec, Operand, device_of, operation
 from ._actor import BlasActor, SolverActor
+from ._factors import SINGULAR
+from ._matrices import trsm
 
 __all__ = [
     "CheckDiagonal", "Inv", "LuSolve", "Solve", "SolveTriangular", "inv", "lu_solve", "solve",
@@ -27,17 +22,24 @@ _Letter: TypeAlias = Literal[0, 1, 2, "N", "T", "C"]
 _LETTERS: dict[_Letter, Transpose] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
 
 
-def _inverse(a: ArraySpec, out: ArraySpec, info: StatusArray) -> SolveSpec:
-    return SolveSpec(a, None, out, info)
+def _no_row(spec: DeclaredSpec, where: str, code: int, index: tuple[int, ...]) -> LibraryError:
+    """Name the pivot, from 1, that must not be followed; nothing is wrong with the matrix."""
+    return LibraryError(
+        f"lu_solve: pivot {code} of {where} is no row; piv is what lu() returns, and counts from 0",
+        library="solver",
+        code="invalid_value",
+    )
 
 
-def _by_factors(
-    trans: _Trans, lu: ArraySpec, piv: ArraySpec, b: ArraySpec, out: ArraySpec, info: StatusArray
-) -> LuSolveSpec:
-    return LuSolveSpec(_LETTERS[trans], lu, piv, b, out, info)
+def _zero_there(spec: DeclaredSpec, where: str, code: int, index: tuple[int, ...]) -> LibraryError:
+    """Name the function that asks for the look at the diagonal."""
+    text = f"solve_triangular: {where} is singular: element {code} of its diagonal is zero"
+    return LinAlgError(text, library="solver", code=code, index=index)
 
 
-@operation("a(..., n, n), b(..., n, c?) -> out(..., n, c?)", actor=SolverActor, spec=SolveSpec, dtypes=NATIVE)
+@operation(
+    "a(..., n, n), b(..., n, c?) -> out(..., n, c?)", actor=SolverActor, dtypes=NATIVE, status=SINGULAR
+)
 async def solve(a: Operand, b: Operand) -> AccelRef:
     """Solution of ``a @ x = b``, as `numpy.linalg.solve` (LAPACK ``gesv``).
 
@@ -55,7 +57,7 @@ async def solve(a: Operand, b: Operand) -> AccelRef:
     ...
 
 
-@operation("a(..., n, n) -> out(..., n, n)", actor=SolverActor, spec=_inverse, dtypes=NATIVE)
+@operation("a(..., n, n) -> out(..., n, n)", actor=SolverActor, dtypes=NATIVE, status=SINGULAR)
 async def inv(a: Operand) -> AccelRef:
     """Inverse of matrices, as `numpy.linalg.inv` (LAPACK ``gesv``). `solve` is faster, and more accurate.
 
@@ -74,8 +76,8 @@ async def inv(a: Operand) -> AccelRef:
 @operation(
     "lu(..., n, n), piv: int32(..., n), b(..., n, c?) -> out(..., n, c?)",
     actor=SolverActor,
-    spec=_by_factors,
     dtypes=NATIVE,
+    status=_no_row,
 )
 async def _lu_solve(lu: Operand, piv: Operand, b: Operand, trans: _Trans = 0) -> AccelRef:
     """Solve by factors that are there; see `lu_solve`."""
@@ -103,8 +105,8 @@ async def lu_solve(lu_and_piv: tuple[Operand, Operand], b: Operand, trans: Liter
 
 def _triangular(
     lower: bool, trans: _Letter, unit_diagonal: bool, a: ArraySpec, b: ArraySpec, out: ArraySpec
-) -> TriangularSpec:
-    return TriangularSpec(True, "L", lower, _LETTERS[trans], unit_diagonal, 1.0, a, b, out)
+) -> OperationSpec:
+    return trsm.spec(1.0, a, b, "L", _LETTERS[trans], lower, unit_diagonal, out)
 
 
 @operation("a(..., n, n), b(..., n, c?) -> out(..., n, c?)", actor=BlasActor, dtypes=NATIVE, spec=_triangular)
@@ -115,12 +117,7 @@ async def _solve_triangular(
     ...
 
 
-@operation(
-    "a(..., n, n) -> ",
-    actor=SolverActor,
-    spec=CheckDiagonalSpec,
-    dtypes=NATIVE,
-)
+@operation("a(..., n, n) -> ", actor=SolverActor, dtypes=NATIVE, status=_zero_there)
 async def _check_diagonal(a: Operand) -> None:
     """Fail with `LinAlgError` if a triangular matrix is singular; `solve_triangular` asks it too."""
     ...

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Literal, TypeAlias, overload
 
+from ..backends.base import LibraryError, LinAlgError
 from ..backends.base.checks import NATIVE
-from ..backends.base.ops import ArraySpec, EighSpec, EigSpec, StatusArray, SvdSpec
-from ..devices import AccelRef, Operand, Operation, message_of, operation
+from ..devices import AccelRef, DeclaredSpec, Operand, Operation, message_of, operation
 from ._actor import SolverActor
 from ._results import EighResult, EigResult, SVDResult
 
@@ -19,29 +19,19 @@ Triangle: TypeAlias = Literal["L", "U", "l", "u"]
 """The lower or the upper triangle, with the diagonal."""
 
 
-def _eigh(
-    UPLO: Triangle,  # noqa: N803  # the name of the parameter
-    a: ArraySpec,
-    b: ArraySpec | None,
-    w: ArraySpec,
-    v: ArraySpec,
-    info: StatusArray,
-) -> EighSpec:
-    return EighSpec("L" if UPLO in "Ll" else "U", a, w, v, info, b)
+_DIVERGED = "has no solution by iteration: it did not converge (status {})"
 
 
-def _eigvalsh(
-    UPLO: Triangle,  # noqa: N803  # the name of the parameter
-    a: ArraySpec,
-    b: ArraySpec | None,
-    w: ArraySpec,
-    info: StatusArray,
-) -> EighSpec:
-    return EighSpec("L" if UPLO in "Ll" else "U", a, w, None, info, b)
-
-
-def _eigvals(a: ArraySpec, w: ArraySpec, info: StatusArray) -> EigSpec:
-    return EigSpec(a, w, None, info)
+def _eigh_failure(spec: DeclaredSpec, where: str, code: int, index: tuple[int, ...]) -> LibraryError:
+    """Tell a word above n, which is n and the order of a leading minor of b, from the others."""
+    trouble, order = _DIVERGED.format(code), code - spec.inputs()[0].shape[-1]
+    if code < 0:
+        trouble = "holds a NaN or an infinity"
+    elif order > 0:
+        where, code = f"b, {where}", order
+        trouble = f"is not positive definite: its leading minor of order {order} is not positive"
+    text = f"{spec.declaration.function}: {where} {trouble}"
+    return LinAlgError(text, library="solver", code=code, index=index)
 
 
 @overload
@@ -58,9 +48,9 @@ async def svd(a: Operand, full_matrices: bool, compute_uv: Literal[False]) -> Ac
         (False, False): "a(..., m, n) -> s: real(..., min(m, n))",
     },
     by=("full_matrices", "compute_uv"),
-    spec=SvdSpec,
     actor=SolverActor,
     dtypes=NATIVE,
+    status=_DIVERGED,
     reply=SVDResult,
 )
 async def svd(a: Operand, full_matrices: bool = True, compute_uv: bool = True) -> SVDResult | AccelRef:
@@ -97,9 +87,9 @@ async def svdvals(x: Operand, /) -> AccelRef:
 
 @operation(
     "a(s..., n, n), b(s..., n, n) -> w: real(s..., n), v(s..., n, n)",
-    spec=_eigh,
     actor=SolverActor,
     dtypes=NATIVE,
+    status=_eigh_failure,
     reply=EighResult,
 )
 async def eigh(
@@ -129,7 +119,10 @@ async def eigh(
 
 
 @operation(
-    "a(s..., n, n), b(s..., n, n) -> w: real(s..., n)", spec=_eigvalsh, actor=SolverActor, dtypes=NATIVE
+    "a(s..., n, n), b(s..., n, n) -> w: real(s..., n)",
+    actor=SolverActor,
+    dtypes=NATIVE,
+    status=_eigh_failure,
 )
 async def eigvalsh(
     a: Operand,
@@ -146,9 +139,9 @@ async def eigvalsh(
 
 @operation(
     "a(..., n, n) -> w: complex(..., n), v: complex(..., n, n)",
-    spec=EigSpec,
     actor=SolverActor,
     dtypes=NATIVE,
+    status=_DIVERGED,
     reply=EigResult,
 )
 async def eig(a: Operand) -> EigResult:
@@ -170,7 +163,7 @@ async def eig(a: Operand) -> EigResult:
     ...
 
 
-@operation("a(..., n, n) -> w: complex(..., n)", spec=_eigvals, actor=SolverActor, dtypes=NATIVE)
+@operation("a(..., n, n) -> w: complex(..., n)", actor=SolverActor, dtypes=NATIVE, status=_DIVERGED)
 async def eigvals(a: Operand) -> AccelRef:
     """Eigenvalues of square matrices, as `numpy.linalg.eigvals` (LAPACK ``geev``).
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..backends.base import ops
 from ..backends.base.checks import INEXACT
 from ..devices import AccelRef, Operand, operation
 from ._actor import BlasActor
@@ -15,7 +14,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-@operation("x(*), y(*) -> y", actor=BlasActor, spec=ops.AxpySpec)
+@operation("x(*), y(*) -> y", actor=BlasActor)
 async def axpy(alpha: complex, x: Operand, y: AccelRef) -> AccelRef:
     """Add a multiple of one array to another in place: ``y = alpha * x + y`` (BLAS ``axpy``).
 
@@ -30,7 +29,7 @@ async def axpy(alpha: complex, x: Operand, y: AccelRef) -> AccelRef:
     ...
 
 
-@operation("x(*) -> x", actor=BlasActor, spec=ops.ScalSpec)
+@operation("x(*) -> x", actor=BlasActor)
 async def scal(alpha: complex, x: AccelRef) -> AccelRef:
     """Multiply an array by a number in place: ``x = alpha * x`` (BLAS ``scal``).
 
@@ -44,7 +43,7 @@ async def scal(alpha: complex, x: AccelRef) -> AccelRef:
     ...
 
 
-@operation("x(n), y(n) -> out()", actor=BlasActor, spec=ops.DotSpec)
+@operation("x(n), y(n) -> out()", actor=BlasActor)
 async def dot(x: Operand, y: Operand, *, out: AccelRef | None = None) -> AccelRef:
     """Sum of the products of two vectors, without conjugation (BLAS ``dot``, ``dotu``).
 
@@ -59,7 +58,7 @@ async def dot(x: Operand, y: Operand, *, out: AccelRef | None = None) -> AccelRe
     ...
 
 
-@operation("x(n) -> out: real()", actor=BlasActor, spec=ops.Nrm2Spec, dtypes=INEXACT)
+@operation("x(n) -> out: real()", actor=BlasActor, dtypes=INEXACT)
 async def nrm2(x: Operand, *, out: AccelRef | None = None) -> AccelRef:
     """Euclidean norm of a vector, without needless overflow or underflow (BLAS ``nrm2``).
 
@@ -73,7 +72,7 @@ async def nrm2(x: Operand, *, out: AccelRef | None = None) -> AccelRef:
     ...
 
 
-@operation("x(n) -> out: real()", actor=BlasActor, spec=ops.AsumSpec, dtypes=INEXACT)
+@operation("x(n) -> out: real()", actor=BlasActor, dtypes=INEXACT)
 async def asum(x: Operand, *, out: AccelRef | None = None) -> AccelRef:
     """Sum of ``abs(x.real) + abs(x.imag)`` over a vector (BLAS ``asum``).
 
@@ -82,7 +81,7 @@ async def asum(x: Operand, *, out: AccelRef | None = None) -> AccelRef:
     ...
 
 
-@operation("x(n>0) -> out: int64()", actor=BlasActor, spec=ops.IamaxSpec, dtypes=INEXACT)
+@operation("x(n>0) -> out: int64()", actor=BlasActor, dtypes=INEXACT)
 async def iamax(x: Operand, *, out: AccelRef | None = None) -> AccelRef:
     """Index of the first element with the largest ``abs(x.real) + abs(x.imag)``, from 0 (BLAS ``iamax``).
 
@@ -92,7 +91,7 @@ async def iamax(x: Operand, *, out: AccelRef | None = None) -> AccelRef:
     ...
 
 
-@operation("x(*), y(*) -> x, y", actor=BlasActor, spec=ops.SwapSpec)
+@operation("x(*), y(*) -> x, y", actor=BlasActor)
 async def swap(x: AccelRef, y: AccelRef) -> tuple[AccelRef, AccelRef]:
     """Exchange the elements of two arrays (BLAS ``swap``).
 
@@ -106,7 +105,7 @@ async def swap(x: AccelRef, y: AccelRef) -> tuple[AccelRef, AccelRef]:
     ...
 
 
-@operation("x(*), y(*) -> x, y", actor=BlasActor, spec=ops.RotSpec)
+@operation("x(*), y(*) -> x, y", actor=BlasActor)
 async def rot(x: AccelRef, y: AccelRef, c: float, s: complex) -> tuple[AccelRef, AccelRef]:
     """Rotate points in a plane: ``x, y = c * x + s * y, c * y - conj(s) * x`` in place (BLAS ``rot``).
 

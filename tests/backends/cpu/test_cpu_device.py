@@ -11,12 +11,12 @@ import weakref
 import numpy as np
 import pytest
 
+from trio_accel import linalg
 from trio_accel.backends import resolve
 from trio_accel.backends.base import DType, OutOfMemoryError
 from trio_accel.backends.base.kernels import Kernel
 from trio_accel.backends.base.ops import (
     ArraySpec,
-    AxpySpec,
     CopyFromHostSpec,
     FillSpec,
     MatmulSpec,
@@ -180,7 +180,7 @@ def test_axpy_needs_no_memory_of_its_own(device):
     stream.synchronize()
     tracemalloc.start()
     try:
-        library.enqueue(AxpySpec(2.0, x, y), stream)
+        library.enqueue(linalg.axpy.spec(2.0, x, y), stream)
         stream.synchronize()
         peak = tracemalloc.get_traced_memory()[1]
     finally:

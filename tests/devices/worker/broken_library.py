@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import attrs
 
 import trio_accel as ta
-from trio_accel.backends.base.ops import ScalSpec
+from trio_accel import linalg
 from trio_accel.devices import LibraryActor, Operation, Planned, Planner
 
 if "TRIO_ACCEL_TEST_BROKEN" in os.environ:
@@ -47,4 +47,4 @@ class Negate(Operation[LosingActor, ta.AccelRef]):
     library: ClassVar[str] = f"{__name__}:LosingActor"
 
     def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
-        return Planned(ScalSpec(-1.0, planner.update("x", self.x)), self.x)
+        return Planned(linalg.scal.spec(-1.0, planner.update("x", self.x)), self.x)

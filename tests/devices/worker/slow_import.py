@@ -10,7 +10,7 @@ from typing import ClassVar
 import attrs
 
 import trio_accel as ta
-from trio_accel.backends.base.ops import ScalSpec
+from trio_accel import linalg
 from trio_accel.devices import LibraryActor, Operation, Planned, Planner
 
 SECONDS = 1.5
@@ -43,4 +43,4 @@ class Negate(Operation[SlowImportActor, ta.AccelRef]):
     library: ClassVar[str] = f"{__name__}:SlowImportActor"
 
     def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
-        return Planned(ScalSpec(-1.0, planner.update("x", self.x)), self.x)
+        return Planned(linalg.scal.spec(-1.0, planner.update("x", self.x)), self.x)

@@ -11,9 +11,10 @@ from typing import ClassVar
 import attrs
 
 import trio_accel as ta
+from trio_accel import linalg
 from trio_accel.actors import ActorContext
 from trio_accel.backends.base import AccelStream, KernelLibrary
-from trio_accel.backends.base.ops import OperationSpec, ScalSpec
+from trio_accel.backends.base.ops import OperationSpec
 from trio_accel.devices import LibraryActor, Operation, Planned, Planner
 
 
@@ -35,7 +36,7 @@ class _Slow:
         return self._kernels.prepare(spec)
 
     def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
-        assert isinstance(spec, ScalSpec)
+        assert isinstance(spec, linalg.scal.spec)
         if spec.alpha.real > 0:
             time.sleep(spec.alpha.real)
         else:
@@ -66,7 +67,7 @@ class Sleep(Operation[SlowActor, ta.AccelRef]):
     library: ClassVar[str] = f"{__name__}:SlowActor"
 
     def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
-        return Planned(ScalSpec(self.seconds, planner.update("x", self.x)), self.x)
+        return Planned(linalg.scal.spec(self.seconds, planner.update("x", self.x)), self.x)
 
 
 @attrs.frozen(eq=False)
@@ -78,4 +79,4 @@ class Hold(Operation[SlowActor, ta.AccelRef]):
     library: ClassVar[str] = f"{__name__}:SlowActor"
 
     def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
-        return Planned(ScalSpec(-float(self.seconds), planner.update("x", self.x)), self.x)
+        return Planned(linalg.scal.spec(-float(self.seconds), planner.update("x", self.x)), self.x)

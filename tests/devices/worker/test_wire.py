@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from trio_accel import linalg
 from trio_accel.backends.base import DType, ops
 from trio_accel.backends.base.ops import ArraySpec, OperationSpec, reads, writes
 from trio_accel.devices.worker.back._launch_decoding import decode_array, decode_spec
@@ -202,7 +203,7 @@ class TestSpecs:
         spec = ArraySpec(
             np.int64(1), np.int64(2), DType.int8, tuple(np.array([3, 4])), tuple(np.array([4, 1]))
         )  # type: ignore[arg-type]
-        got = across(ops.ScalSpec(2, spec))
+        got = across(linalg.scal.spec(2, spec))
         assert got.outputs() == (ArraySpec(1, 2, DType.int8, (3, 4), (4, 1)),)
         assert {type(extent) for extent in got.outputs()[0].shape} == {int}
 

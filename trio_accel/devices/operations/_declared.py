@@ -1,4 +1,4 @@
-"""Operations declared once: message, checks, results and function follow from a signature and its shapes.
+"""Operations declared once: message, specification, checks and function follow from a signature and shapes.
 
 The plan of a declared operation runs for each message, so its source is generated: one straight line of steps
 for each operation, in place of a loop over its parameters. Frames of it have the place of the declaration.
@@ -8,27 +8,60 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 from collections.abc import Callable, Coroutine, Mapping
 from functools import lru_cache
 from types import FunctionType
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+)
 
 import attrs
+import numpy as np
 
-from ...backends.base import DType
-from ...backends.base.ops import OperationSpec, Shapes, parse_shapes
+from ...backends.base import DType, LibraryError, LinAlgError
+from ...backends.base.ops import (
+    ArraySpec,
+    NumberRole,
+    OperationSpec,
+    Shapes,
+    StatusArray,
+    exact,
+    number,
+    parse_shapes,
+    reads,
+    specification,
+    status,
+    updates,
+    writes,
+)
 from ..arrays._ref import device_of
 from ._operation import Operation, Planned, Planner
-from ._plan_source import PlanSource
+from ._plan_source import PlanSource, refuse_value
 
-__all__ = ["DECLARED", "Declaration", "Declared", "message_of", "operation"]
+__all__ = ["DECLARED", "Declaration", "Declared", "DeclaredSpec", "message_of", "operation"]
 
 ParametersP = ParamSpec("ParametersP")
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 ReplyT = TypeVar("ReplyT")
 
+Check: TypeAlias = Callable[[str, Any], None]
+Failure: TypeAlias = "str | Callable[[DeclaredSpec, str, int, tuple[int, ...]], LibraryError]"
+
 # How many shapes of its arrays an operation remembers the results of.
 _KEPT = 1024
+# The status word of a matrix that no routine was given.
+_NOT_FINITE = -1
 
 
 @attrs.frozen(eq=False)
@@ -44,6 +77,8 @@ class Declaration:
         variants: Shapes, by the values of the parameters `by`; empty where a function plans it.
         by: Those parameters.
         dtypes: Dtypes that it has; empty where the backends say.
+        status: What a status word that is not 0 means; None where there are none.
+        check: Refuses what the shapes do not say.
         place: File and line.
     """
 
@@ -54,9 +89,11 @@ class Declaration:
     variants: Mapping[tuple[object, ...], Shapes]
     by: tuple[str, ...]
     dtypes: tuple[DType, ...]
+    status: Failure | None
+    check: Check | None
     place: str
 
-    def check(self) -> None:
+    def check_function(self) -> None:
         """Hold the shapes against the parameters.
 
         Raises:
@@ -87,6 +124,69 @@ class Declaration:
                 raise TypeError(f"parameter {name!r} has an annotation that does not say what it is")
 
 
+class DeclaredSpec(OperationSpec):
+    """Base of the specifications that follow from declarations, by whose names kernels are registered.
+
+    The fields are the parameters of the function, in their order, then the arrays that the operation makes,
+    then `info` where there are status words: one for each matrix of the stack of the first array, in C order,
+    all written by the kernel, 0 where it succeeded and -1 for a matrix with a NaN or an infinity that no
+    routine was given. A result that another line of shapes makes is None.
+    """
+
+    __slots__ = ()
+    declaration: ClassVar[Declaration]
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *values: Any, **named: Any) -> None: ...
+
+    def check_shapes(self, name: str) -> None:
+        """Hold one that no plan made against the declaration; see `OperationSpec.check_shapes`."""
+        declaration, name = self.declaration, f"{name}: {type(self).__name__}"
+        kinds = cast("dict[str, tuple[object, ...]]", declaration.parameters)
+        literals = [(parameter, kinds[parameter]) for parameter in kinds if type(kinds[parameter]) is tuple]
+        for parameter, allowed in literals:
+            if getattr(self, parameter) not in allowed:
+                refuse_value(name, parameter, allowed, getattr(self, parameter))
+        line = declaration.variants[tuple([getattr(self, one) for one in declaration.by])]
+        given: list[ArraySpec | None] = [getattr(self, item.name) for item in line.inputs]
+        letters = tuple([getattr(self, item.op) for item in line.inputs if item.op])
+        made, stack, _ = line.fit(name, tuple([None if one is None else one.shape for one in given]), letters)
+        dtype = next(one.dtype for one, item in zip(given, line.inputs, strict=True) if one and not item.kind)
+        wanted = [(item, one.shape) for item, one in zip(line.inputs, given, strict=True) if one is not None]
+        wanted += zip(line.outputs, made, strict=True)
+        for item, shape in wanted:
+            array: ArraySpec | None = getattr(self, item.name)
+            if array is None or array.shape != shape:
+                raise ValueError(f"{name}.{item.name} must have shape {shape}, got {array and array.shape}")
+            if array.dtype is not item.dtype(dtype):
+                raise TypeError(f"{name}.{item.name} must have dtype {item.dtype(dtype)}, got {array.dtype}")
+        others = {item.name for other in declaration.variants.values() for item in other.outputs}
+        for other in others - {item.name for item, _ in wanted}:
+            if getattr(self, other) is not None:
+                raise ValueError(f"{name}.{other} must be None here")
+        words: StatusArray | None = getattr(self, "info", None)
+        if words is not None and words.shape != (math.prod(stack),):
+            raise ValueError(f"{name}.info must have one word for each matrix of {stack}, got {words.shape}")
+        if declaration.check is not None:
+            declaration.check(name, self)
+
+    def check_status(self) -> None:
+        """Fail the operation over the first matrix whose status word is not 0."""
+        info: StatusArray | None = getattr(self, "info", None)
+        if info is None or not info.any():
+            return
+        declaration, place, stack = self.declaration, int(info.nonzero()[0][0]), self.inputs()[0].shape[:-2]
+        index = tuple(int(one) for one in np.unravel_index(place, stack)) if stack else ()
+        where = f"matrix {index[0] if len(index) == 1 else index} of the stack" if index else "the matrix"
+        said, code = declaration.status, int(info[place])
+        if callable(said):
+            raise said(self, where, code, index)
+        trouble = "holds a NaN or an infinity" if code == _NOT_FINITE else str(said).format(code)
+        text = f"{declaration.function}: {where} {trouble}"
+        raise LinAlgError(text, library="solver", code=code, index=index)
+
+
 class Declared(Protocol[ParametersP, ReplyT_co]):
     """A function that asks the device of its operands for an operation, as `operation` makes it."""
 
@@ -98,6 +198,11 @@ class Declared(Protocol[ParametersP, ReplyT_co]):
     @property
     def message(self) -> Callable[ParametersP, Operation[Any, ReplyT_co]]:
         """The class of its message, for `Device.ask` and `Device.submit`."""
+        ...
+
+    @property
+    def spec(self) -> type[DeclaredSpec]:
+        """The class of its specification; None where a specification was given."""
         ...
 
     def __call__(
@@ -124,6 +229,8 @@ def operation(
     *,
     actor: type[Any] | str,
     spec: Callable[..., OperationSpec] | None = None,
+    status: Failure | None = None,
+    check: Check | None = None,
     by: str | tuple[str, ...] = (),
     dtypes: tuple[DType, ...] = (),
     reply: Callable[..., Any] | None = None,
@@ -134,7 +241,8 @@ def operation(
     """Declare an operation by the signature and the docstring of a function, whose body is ``...``.
 
     The result is a function of the same signature, which asks the device of its operands. It has the class of
-    its message as ``.message``, whose plan checks the arguments in the caller's task and names the results.
+    its message as ``.message``, whose plan checks the arguments in the caller's task and names the results,
+    and that of its specification as ``.spec``; see `DeclaredSpec`.
     Parameters that are annotated as `Operand` or `AccelRef` are arrays; `bool`, `int`, `str` and ``Literal``
     are exact values, of which a ``Literal`` says what is allowed; `float` and `complex` are factors of the
     arrays. A parameter `out` takes the caller's array for the result. Where there is a parameter `beta`, an
@@ -144,8 +252,12 @@ def operation(
         shapes: Arrays, shapes and dtypes: ``"a(..., n, n) -> out(..., n, n)"``; see `ops.parse_shapes`. A
             mapping, where they depend on a parameter.
         actor: Class of the library actor that serves it, or its import path.
-        spec: Makes the specification, of arguments by the names of parameters and results. For `info` it gets
-            a status word for each matrix of the first array.
+        spec: Makes a specification that other operations have too, of arguments by the names of parameters
+            and results.
+        status: There is a status word for each matrix of the first array, and one that is not 0 fails the
+            operation: what is wrong with the matrix, with the word in place of ``{}``; or a function of the
+            specification, the matrix in words, the word and the index, which makes the error.
+        check: Refuses what the shapes do not say, given the name for the error and the specification.
         by: The parameter, or several, whose value is the key of `shapes`.
         dtypes: Dtypes of the arrays that have no dtype of their own. Without it the kernels say which.
         reply: Makes the reply of several results; without it, it is a tuple.
@@ -167,29 +279,31 @@ def operation(
                 function=name,
                 library=_path_of(actor),
                 parameters={one.name: _kind(function, one) for one in _parameters(function).values()},
-                variants=_lines(shapes, is_planned=plan is not None, has_spec=spec is not None),
+                variants=_lines(shapes, is_planned=plan is not None),
                 by=(by,) if isinstance(by, str) else by,
                 dtypes=dtypes,
+                status=status,
+                check=check,
                 place=place,
             )
             maker = _Maker(function, declaration)
-            planning = plan or maker.make_plan(spec, reply or _tuple, alias or {})
+            declaration.check_function()
+            own = maker.make_spec() if plan is None and spec is None else None
+            planning = plan or maker.make_plan(own or spec, reply or _tuple, alias or {})
             message = maker.make_message(planning, not_recorded)
         except (ValueError, TypeError, NameError) as error:
             raise TypeError(f"{place}: operation {function.__name__}: {error}") from error
         made = maker.make_function(message)
-        made.message, made.declaration = message, declaration
+        made.message, made.spec, made.declaration = message, own, declaration
         DECLARED[declaration.name] = made
         return made
 
     return declare
 
 
-def _lines(
-    shapes: str | Mapping[Any, str], *, is_planned: bool, has_spec: bool
-) -> dict[tuple[object, ...], Shapes]:
-    if is_planned is bool(shapes) or is_planned is has_spec:
-        raise ValueError("it takes either shapes and a spec, or a plan")
+def _lines(shapes: str | Mapping[Any, str], *, is_planned: bool) -> dict[tuple[object, ...], Shapes]:
+    if is_planned is bool(shapes):
+        raise ValueError("it takes either shapes or a plan")
     keyed = shapes if isinstance(shapes, Mapping) else {(): shapes}
     return {
         key if isinstance(key, tuple) else (key,): parse_shapes(line) for key, line in keyed.items() if line
@@ -235,22 +349,60 @@ class _Maker:
         self._function = function
         self._declaration = declaration
         self._parameters = _parameters(function)
+        self._optional = {name for name, one in self._parameters.items() if one.default is None}
+        self._message = "".join(part.capitalize() for part in declaration.function.split("_"))
+
+    def make_spec(self) -> type[Any]:
+        """Make the class of the specification."""
+        declaration, lines = self._declaration, self._declaration.variants.values()
+        inputs = {item.name for line in lines for item in line.inputs}
+        updated = [name for line in lines for name in line.updated]
+        results = dict.fromkeys(item.name for line in lines for item in line.outputs)
+        changed = [*updated, *results][0] if updated or results else ""
+        fields: dict[str, Any] = {}
+        for name, kind in declaration.parameters.items():
+            if kind in ("real", "number"):
+                fields[name] = number(NumberRole.FACTOR, changed)
+            elif kind != "array":
+                fields[name] = exact()
+            elif name in updated:
+                fields[name] = updates()
+            elif name in inputs:
+                fields[name] = reads(optional=True) if name in self._optional else reads()
+        for name in results:
+            is_always = all(name in [item.name for item in line.outputs] for line in lines)
+            is_added_to = "beta" in declaration.parameters
+            fields[name] = updates() if is_added_to else writes() if is_always else writes(optional=True)
+        if declaration.status is not None:
+            fields["info"] = status()
+        space = {
+            "__annotations__": dict.fromkeys(fields, "Any"),
+            "__module__": self._function.__module__,
+            "__qualname__": f"{self._function.__name__}.spec",
+            "__doc__": f"The operation `{declaration.function}`, with its arrays in their places.",
+            "__slots__": (),
+            "declaration": declaration,
+            "operation": declaration.name,
+            **fields,
+        }
+        return specification(type(f"{self._message}Spec", (DeclaredSpec,), space))
 
     def make_plan(self, spec: Any, reply: Any, alias: Mapping[str, str]) -> Any:
         """Make the method `plan` of the message."""
         declaration = self._declaration
-        declaration.check()
         fields = [*inspect.signature(spec).parameters]
         results = {item.name for line in declaration.variants.values() for item in line.outputs}
         for name in fields:
             if name not in {*results, *declaration.parameters, "info"}:
                 raise ValueError(f"spec takes {name!r}, which is no parameter and no result")
-        optional = {name for name, one in self._parameters.items() if one.default is None}
+        is_own = getattr(spec, "declaration", None) is declaration
         plans: dict[tuple[object, ...], Any] = {}
         for key, line in declaration.variants.items():
             absent = frozenset(results - {item.name for item in line.outputs})
             source = PlanSource(declaration.parameters, line, fields, absent)
-            text = source.text(optional, declaration.dtypes, alias)
+            text = source.text(
+                self._optional, declaration.dtypes, alias, declaration.check, is_checked=is_own
+            )
             names = {"fit": lru_cache(_KEPT)(line.fit), "Spec": spec, "Reply": reply}
             plans[key] = self._compiled(text, "plan", source.names | names)
         if not declaration.by:
@@ -271,8 +423,7 @@ class _Maker:
 
     def make_message(self, plan: Any, not_recorded: str) -> type[Any]:
         """Make the class of the message."""
-        declaration = self._declaration
-        name = "".join(part.capitalize() for part in declaration.function.split("_"))
+        declaration, name = self._declaration, self._message
         fields = {
             parameter: attrs.field(default=attrs.NOTHING if one.default is one.empty else one.default)
             for parameter, one in self._parameters.items()

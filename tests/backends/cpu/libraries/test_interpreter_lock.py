@@ -13,29 +13,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from trio_accel import linalg
 from trio_accel.backends import resolve
 from trio_accel.backends.base import DType
 from trio_accel.backends.base.ops import (
-    AsumSpec,
-    AxpySpec,
     CopyFromHostSpec,
     CopySpec,
     CopyToHostSpec,
-    DotSpec,
     FftSpec,
     FillSpec,
-    GemmSpec,
-    IamaxSpec,
     MatmulSpec,
-    Nrm2Spec,
     PhiloxSpec,
-    RotSpec,
-    ScalSpec,
     SpmvCsrSpec,
-    SwapSpec,
-    SymmSpec,
-    SyrkSpec,
-    TriangularSpec,
 )
 from trio_accel.backends.cpu.runtime._stream import CpuStream
 
@@ -114,44 +103,44 @@ def _matmul(n, dtype):
 def _gemm(n, dtype, op_a, op_b):
     def make(rig):
         a, c = _matrix(rig, n, dtype), _matrix(rig, n, dtype)
-        return "blas", GemmSpec(0.5, 0.5, op_a, op_b, a, a, c)
+        return "blas", linalg.gemm.spec(0.5, a, a, 0.5, op_a, op_b, c)
 
     return make
 
 
 def _axpy(count, dtype):
     def make(rig):
-        return "blas", AxpySpec(0.5, _vector(rig, count, dtype), _vector(rig, count, dtype))
+        return "blas", linalg.axpy.spec(0.5, _vector(rig, count, dtype), _vector(rig, count, dtype))
 
     return make
 
 
 def _scal(count, dtype):
-    return lambda rig: ("blas", ScalSpec(1.0, _vector(rig, count, dtype)))
+    return lambda rig: ("blas", linalg.scal.spec(1.0, _vector(rig, count, dtype)))
 
 
 def _dot(count, dtype):
     def make(rig):
         x = _vector(rig, count, dtype)
-        return "blas", DotSpec(x, x, rig.empty((), dtype))
+        return "blas", linalg.dot.spec(x, x, rig.empty((), dtype))
 
     return make
 
 
 def _nrm2(count, dtype, out):
-    return lambda rig: ("blas", Nrm2Spec(_vector(rig, count, dtype), rig.empty((), out)))
+    return lambda rig: ("blas", linalg.nrm2.spec(_vector(rig, count, dtype), rig.empty((), out)))
 
 
 def _tiny_nrm2(rig):
     x = rig.empty((6 * MILLION,), "float64")
     rig.enqueue("memory", FillSpec(1e-300, x))
-    return "blas", Nrm2Spec(x, rig.empty((), "float64"))
+    return "blas", linalg.nrm2.spec(x, rig.empty((), "float64"))
 
 
 def _gappy_axpy(rig):
     x = rig.put_as_laid_out(np.ones((3000, 4000))[:, ::2])
     y = rig.put_as_laid_out(np.ones((2000, 3000)).T)
-    return "blas", AxpySpec(0.5, x, y)
+    return "blas", linalg.axpy.spec(0.5, x, y)
 
 
 def _by_blas(make_spec, n=900):
@@ -253,13 +242,13 @@ def _fill(count, dtype):
 
 
 OPERATIONS = {
-    "symm": _by_blas(lambda a, c: SymmSpec("L", True, False, 1.0, 0.0, a, a, c)),
-    "syrk": _by_blas(lambda a, c: SyrkSpec("N", True, False, 1.0, 0.0, a, None, c)),
-    "trmm": _by_blas(lambda a, c: TriangularSpec(False, "L", True, "N", True, 1.0, a, c, c)),
-    "asum": _on_vectors(AsumSpec, "float32"),
-    "iamax": _on_vectors(IamaxSpec, "int64"),
-    "swap": _on_vectors(SwapSpec),
-    "rot": _on_vectors(lambda x, y: RotSpec(0.6, 0.8, x, y)),
+    "symm": _by_blas(lambda a, c: linalg.symm.spec(1.0, a, a, 0.0, "L", True, False, c)),
+    "syrk": _by_blas(lambda a, c: linalg.syrk.spec(1.0, a, 0.0, c, "N", True, False)),
+    "trmm": _by_blas(lambda a, c: linalg.trmm.spec(1.0, a, c, "L", "N", True, True, c)),
+    "asum": _on_vectors(linalg.asum.spec, "float32"),
+    "iamax": _on_vectors(linalg.iamax.spec, "int64"),
+    "swap": _on_vectors(linalg.swap.spec),
+    "rot": _on_vectors(lambda x, y: linalg.rot.spec(x, y, 0.6, 0.8)),
     "matmul float64": _matmul(1400, "float64"),
     "matmul float32": _matmul(1800, "float32"),
     "matmul float16": _matmul(1200, "float16"),

@@ -13,9 +13,9 @@ from own_modules import Moved, install
 
 pytest.importorskip("cuda.bindings")
 
+from trio_accel import linalg
 from trio_accel.backends.base import ContextPoisonedError, InThread
 from trio_accel.backends.base.kernels import kernel, kernels_of
-from trio_accel.backends.base.ops import EighSpec, SvdSpec
 from trio_accel.backends.cuda.kit._call import Call
 
 pytestmark = pytest.mark.usefixtures("only_cuda")
@@ -92,8 +92,9 @@ def test_iterations_of_the_solvers_block() -> None:
 
     kernels = kernels_of(vars(SolverLibrary), "cuda")
     assert {spec for spec, one in kernels.items() if one.is_blocking} == {
-        SvdSpec.operation,
-        EighSpec.operation,
+        linalg.svd.spec.operation,
+        linalg.eigh.spec.operation,
+        linalg.eigvalsh.spec.operation,
     }
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import trio_accel as ta
+from trio_accel import linalg
 from trio_accel.backends.base import kernel
-from trio_accel.backends.base.ops import ScalSpec
 
 pytestmark = pytest.mark.usefixtures("only_cuda")
 
@@ -24,8 +24,8 @@ def library(rig: Any, error: Exception) -> Any:
         errors = {cublas.cuBLASError: cublas.Status, cufft.cuFFTError: cufft.Result}  # noqa: RUF012  # as there
         refused = frozenset({"INVALID_VALUE", "INVALID_SIZE"})
 
-        @kernel(ScalSpec, backend="cuda")
-        def _fail(self, spec: ScalSpec, call: Any) -> None:
+        @kernel(linalg.scal.spec, backend="cuda")
+        def _fail(self, spec: linalg.scal.spec, call: Any) -> None:
             raise error
 
     return Two(rig.device)
@@ -43,13 +43,13 @@ def test_each_code_is_read_by_the_vendor_that_has_it(rig: Any) -> None:
     x = rig.put([1.0])
     for error, told, code in cases:
         with pytest.raises(told) as caught:
-            library(rig, error).enqueue(ScalSpec(1.0, x), rig.stream)
+            library(rig, error).enqueue(linalg.scal.spec(1.0, x), rig.stream)
         assert getattr(caught.value, "code", None) == code
 
 
 def test_what_no_vendor_has_told_of_is_left_as_it_is(rig: Any) -> None:
     with pytest.raises(ZeroDivisionError):
-        library(rig, ZeroDivisionError()).enqueue(ScalSpec(1.0, rig.put([1.0])), rig.stream)
+        library(rig, ZeroDivisionError()).enqueue(linalg.scal.spec(1.0, rig.put([1.0])), rig.stream)
 
 
 def test_a_function_that_the_installed_library_has_not(rig: Any) -> None:
@@ -57,4 +57,4 @@ def test_a_function_that_the_installed_library_has_not(rig: Any) -> None:
 
     lacking = library(rig, FunctionNotFoundError("function cublasNew is not found"))
     with pytest.raises(ta.NotSupportedError, match=r"two: function cublasNew is not found; .* too old"):
-        lacking.enqueue(ScalSpec(1.0, rig.put([1.0])), rig.stream)
+        lacking.enqueue(linalg.scal.spec(1.0, rig.put([1.0])), rig.stream)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trio_accel import linalg
 from trio_accel.backends.base import LibraryError, NotSupportedError, OutOfMemoryError
-from trio_accel.backends.base.ops import MatmulSpec, ScalSpec
+from trio_accel.backends.base.ops import MatmulSpec
 
 pytestmark = pytest.mark.usefixtures("only_cuda")
 
@@ -77,10 +78,10 @@ def test_what_a_status_means(
     rig.library("blas")
     fail(monkeypatch, status)
     with pytest.raises(error, match=text) as caught:
-        rig.enqueue("blas", ScalSpec(2.0, x))
+        rig.enqueue("blas", linalg.scal.spec(2.0, x))
     assert getattr(caught.value, "code", "INVALID_VALUE") == "INVALID_VALUE"
     monkeypatch.undo()
-    rig.apply("blas", ScalSpec(2.0, x))
+    rig.apply("blas", linalg.scal.spec(2.0, x))
     assert rig.get(x).tolist() == [2.0] * 3
 
 
@@ -90,7 +91,7 @@ def test_a_library_that_fails_otherwise_is_not_trusted(rig: Any, monkeypatch: py
     rig.library("blas")
     fail(monkeypatch, 14)
     with pytest.raises(cublas.cuBLASError, match=r"INTERNAL_ERROR|UNKNOWN"):
-        rig.enqueue("blas", ScalSpec(2.0, rig.put(np.ones(3))))
+        rig.enqueue("blas", linalg.scal.spec(2.0, rig.put(np.ones(3))))
 
 
 def fail(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
@@ -125,7 +126,7 @@ def test_what_products_of_a_type_need_is_loaded_before_the_first(rig: Any) -> No
         # The handle is set to the stream again, in the mode that is needed.
         rig.apply("blas", spec)
         check(rig, spec)
-        rig.apply("blas", ScalSpec(2.0, spec.out))
+        rig.apply("blas", linalg.scal.spec(2.0, spec.out))
     check(rig, before)
 
 

@@ -13,21 +13,10 @@ import numpy.typing as npt
 import pytest
 from chosen import BACKEND, IS_STAND_IN
 
+from trio_accel import linalg
 from trio_accel.backends.base import DType, LinAlgError
-from trio_accel.backends.base.ops import (
-    ArraySpec,
-    CheckDiagonalSpec,
-    CholeskySpec,
-    DetSpec,
-    EighSpec,
-    LuSolveSpec,
-    LuSpec,
-    OperationSpec,
-    QrSpec,
-    SolveSpec,
-    SvdSpec,
-    real_of,
-)
+from trio_accel.backends.base.ops import ArraySpec, OperationSpec, real_of
+from trio_accel.devices import DECLARED
 
 pytestmark = pytest.mark.skipif(
     BACKEND != "cuda" or not IS_STAND_IN, reason="bindings that the stand-in can stand for"
@@ -126,14 +115,14 @@ def test_calls(bench: Bench, dtype: str, stack: tuple[int, ...]) -> None:
     piv, inverse = bench.empty(*stack, 5, dtype=DType.int32), bench.empty(*stack, 5, 5, dtype=kind)
     det, sign, logs = (bench.empty(*stack, dtype=each) for each in (kind, kind, real))
     specs = {
-        "cholesky": CholeskySpec(False, given, out, info),
-        "lu": LuSpec(given, out, piv, info),
-        "solve": SolveSpec(given, sides, x, info),
-        "inv": SolveSpec(given, None, inverse, info),
-        "det": DetSpec(given, det, sign, logs),
-        "qr": QrSpec(given, out, v),
-        "svd": SvdSpec(given, out, w, v, info),
-        "eigh": EighSpec("L", given, w, out, info, None),
+        "cholesky": linalg.cholesky.spec(given, False, out, info),
+        "lu": linalg.lu.spec(given, out, piv, info),
+        "solve": linalg.solve.spec(given, sides, x, info),
+        "inv": linalg.inv.spec(given, inverse, info),
+        "det": linalg.det.spec(given, det),
+        "qr": linalg.qr.spec(given, "reduced", out, v),
+        "svd": linalg.svd.spec(given, False, True, out, w, v, info),
+        "eigh": linalg.eigh.spec(given, "L", None, w, out, info),
     }
     t, code, of_real = LETTERS[dtype]
     told = {"T": code, "R": of_real, "t": t, "q": "un" if t in "cz" else "or"}
@@ -144,11 +133,13 @@ def test_calls(bench: Bench, dtype: str, stack: tuple[int, ...]) -> None:
     np.testing.assert_allclose(rig.get(w), np.linalg.eigvalsh(a), rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(a @ rig.get(inverse), np.broadcast_to(np.eye(5), a.shape), atol=1e-3)
     np.testing.assert_allclose(rig.get(det), np.linalg.det(a), rtol=1e-3)
+    slogdet = [call.format(**told) for call in (STACK if stack else ONE)["det"]]
+    assert bench.calls(linalg.slogdet.spec(given, sign, logs)) == slogdet
     np.testing.assert_allclose(rig.get(sign) * np.exp(rig.get(logs)), np.linalg.det(a), rtol=1e-3)
-    assert bench.calls(CheckDiagonalSpec(given, info)) == []
+    assert bench.calls(DECLARED["linalg.check_diagonal"].spec(given, info)) == []
     bench.calls(specs["lu"])
     expected = [call.format(**told) for call in (STACK if stack else ONE)["lu_solve"]]
-    assert bench.calls(LuSolveSpec("T", out, piv, sides, x, info)) == expected
+    assert bench.calls(DECLARED["linalg.lu_solve"].spec(out, piv, sides, 1, x, info)) == expected
     np.testing.assert_allclose(np.abs(a.swapaxes(-1, -2) @ rig.get(x) - b), 0, atol=1e-3)
 
 
@@ -157,11 +148,12 @@ def test_bad_diagonals(bench: Bench) -> None:
     a[1, 2, 2], a[2, 3, 3], a[2, 0, 0] = 0, np.nan, -2
     given, info = rig.put(a), np.zeros(3, np.int32)
     results = [bench.empty(3, dtype=DType.float64) for _ in range(3)]
-    bench.calls(DetSpec(given, *results))
+    bench.calls(linalg.det.spec(given, results[0]))
+    bench.calls(linalg.slogdet.spec(given, *results[1:]))
     det, sign, logs = map(rig.get, results)
     np.testing.assert_allclose(det, [16, 0, np.nan])
     np.testing.assert_array_equal(sign, [1, 0, -1])
     np.testing.assert_allclose(logs, [4 * np.log(2), -np.inf, np.nan])
     with pytest.raises(LinAlgError, match="matrix 1 of the stack is singular: element 3 of its"):
-        bench.calls(CheckDiagonalSpec(given, info))
+        bench.calls(DECLARED["linalg.check_diagonal"].spec(given, info))
     assert info.tolist() == [0, 3, 0]

@@ -9,7 +9,7 @@ from ._roles import (
     NumberRole, Role, StatusArray, exact, number, packed, peers, reads, scalar, status, updates, writes,
 )
 from ._shapes import common_shape, product_shape, transformed_shape
-from ._signature import KINDS, Item, Shapes, column, parse_shapes
+from ._signature import KINDS, Item, Shapes, column, complex_of, parse_shapes, real_of
 from ._spec import (
     Descriptor, OperationSpec, SpecField, array_key, arrays_of, map_arrays, specification, value_key,
 )
@@ -20,17 +20,10 @@ from .jit import (
     CodeFormat, Dim3, KernelCode, KernelDefinition, KernelInfoSpec, KernelLayout, KernelParameter, KernelRole,
     KernelSpec, scalar_offsets,
 )
-from .linalg import (
-    AsumSpec, AxpySpec, DotSpec, GemmSpec, IamaxSpec, MatmulSpec, Nrm2Spec, RotSpec, ScalSpec, Side,
-    SwapSpec, SymmSpec, SyrkSpec, Transpose, TriangularSpec,
-)
+from .linalg import MatmulSpec, Side, Transpose
 from .memory import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, StackSpec
 from .program import RESULT_WORDS, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
 from .random import PHILOX_ROW, Distribution, PhiloxSpec
-from .solver import (
-    CheckDiagonalSpec, CholeskySpec, DetSpec, EighSpec, EigSpec, LuSolveSpec, LuSpec, QrSpec, SolveSpec,
-    SvdSpec, Triangle, complex_of, real_of,
-)
 from .sparse import CsrToDenseSpec, SddmmCsrSpec, SpmmCsrSpec, SpmvCsrSpec
 
 __all__ = [
@@ -38,35 +31,25 @@ __all__ = [
     "PHILOX_ROW",
     "RESULT_WORDS",
     "ArraySpec",
-    "AsumSpec",
-    "AxpySpec",
     "BranchSpec",
-    "CheckDiagonalSpec",
-    "CholeskySpec",
     "CodeFormat",
     "CopyFromHostSpec",
     "CopySpec",
     "CopyToHostSpec",
     "CsrToDenseSpec",
     "Descriptor",
-    "DetSpec",
     "Dim3",
     "Distribution",
-    "DotSpec",
-    "EigSpec",
-    "EighSpec",
     "ElementwiseSpec",
     "FftDirection",
     "FftKind",
     "FftNorm",
     "FftSpec",
     "FillSpec",
-    "GemmSpec",
     "GraphNode",
     "GraphRecipe",
     "GraphSpec",
     "HostUse",
-    "IamaxSpec",
     "Item",
     "KernelCode",
     "KernelDefinition",
@@ -76,10 +59,7 @@ __all__ = [
     "KernelRole",
     "KernelSpec",
     "LoopSpec",
-    "LuSolveSpec",
-    "LuSpec",
     "MatmulSpec",
-    "Nrm2Spec",
     "NumberRole",
     "OperationSpec",
     "PeerArray",
@@ -89,27 +69,17 @@ __all__ = [
     "ProgramFetch",
     "ProgramResult",
     "ProgramReturn",
-    "QrSpec",
     "ReductionSpec",
     "Role",
-    "RotSpec",
-    "ScalSpec",
     "SddmmCsrSpec",
     "Shapes",
     "Side",
-    "SolveSpec",
     "SpecField",
     "SpmmCsrSpec",
     "SpmvCsrSpec",
     "StackSpec",
     "StatusArray",
-    "SvdSpec",
-    "SwapSpec",
-    "SymmSpec",
-    "SyrkSpec",
     "Transpose",
-    "Triangle",
-    "TriangularSpec",
     "array_key",
     "arrays_of",
     "column",

@@ -28,11 +28,23 @@ import numpy as np
 from ..dtypes import DType
 from ._array import ArraySpec
 from ._shapes import common_shape
-from .solver import complex_of, real_of
 
-__all__ = ["KINDS", "Item", "Shapes", "column", "parse_shapes"]
+__all__ = ["KINDS", "Item", "Shapes", "column", "complex_of", "parse_shapes", "real_of"]
 
 Shape: TypeAlias = tuple[int, ...]
+
+_REAL = {DType.complex64: DType.float32, DType.complex128: DType.float64}
+_COMPLEX = {real: number for number, real in _REAL.items()}
+
+
+def real_of(dtype: DType) -> DType:
+    """Find the dtype of absolute values."""
+    return _REAL.get(dtype, dtype)
+
+
+def complex_of(dtype: DType) -> DType:
+    """Find the dtype of roots of polynomials."""
+    return _COMPLEX.get(dtype, dtype)
 
 
 def _constant(dtype: DType) -> Callable[[DType], DType]:
@@ -238,8 +250,8 @@ def parse_shapes(line: str) -> Shapes:
                 raise ValueError(
                     f"shapes {line!r}: letter {letter!r} of {item.name} has no source on the left"
                 )
-        if item.stack == "*" and not any(one.stack == "*" for one in inputs):
-            raise ValueError(f"shapes {line!r}: '*' of {item.name} has no source on the left")
+        if item.stack and item.stack not in {one.stack for one in inputs}:
+            raise ValueError(f"shapes {line!r}: {item.stack!r} of {item.name} has no source on the left")
     names = {item.name for item in inputs}
     updated = tuple(item.name for item in outputs if item.is_bare)
     for name in updated:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -20,8 +21,8 @@ __all__ = ["asum", "axpy", "dot", "iamax", "nrm2", "rot", "scal", "swap"]
 _SAFE = {DType.float32: 1e-20, DType.float64: 1e-280}
 
 
-@kernel(ops.AxpySpec, backend="cpu", dtypes=INEXACT)
-def axpy(spec: ops.AxpySpec, call: Call) -> None:
+@kernel("linalg.axpy", backend="cpu", dtypes=INEXACT)
+def axpy(spec: Any, call: Call) -> None:
     """Compute ``y = alpha * x + y``."""
     dtype = spec.y.dtype
     alpha = np.array(scalar_of("blas", "alpha", spec.alpha, dtype), _compute_dtype(dtype))
@@ -36,8 +37,8 @@ def axpy(spec: ops.AxpySpec, call: Call) -> None:
         _axpy_pieces(alpha, x, y)
 
 
-@kernel(ops.ScalSpec, backend="cpu", dtypes=INEXACT)
-def scal(spec: ops.ScalSpec, call: Call) -> None:
+@kernel("linalg.scal", backend="cpu", dtypes=INEXACT)
+def scal(spec: Any, call: Call) -> None:
     """Compute ``x = alpha * x``."""
     dtype, x = spec.x.dtype, call.array(spec.x)
     alpha = np.array(scalar_of("blas", "alpha", spec.alpha, dtype), _compute_dtype(dtype))
@@ -47,8 +48,8 @@ def scal(spec: ops.ScalSpec, call: Call) -> None:
         np.multiply(x, alpha, out=x)
 
 
-@kernel(ops.SwapSpec, backend="cpu", dtypes=tuple(DType))
-def swap(spec: ops.SwapSpec, call: Call) -> None:
+@kernel("linalg.swap", backend="cpu", dtypes=tuple(DType))
+def swap(spec: Any, call: Call) -> None:
     """Compute ``x, y = y, x``."""
     for xs, ys in pieces(call.array(spec.x), call.array(spec.y)):
         kept = xs.copy()
@@ -56,8 +57,8 @@ def swap(spec: ops.SwapSpec, call: Call) -> None:
         np.copyto(ys, kept)
 
 
-@kernel(ops.RotSpec, backend="cpu", dtypes=NATIVE)
-def rot(spec: ops.RotSpec, call: Call) -> None:
+@kernel("linalg.rot", backend="cpu", dtypes=NATIVE)
+def rot(spec: Any, call: Call) -> None:
     """Compute ``x, y = c * x + s * y, c * y - conj(s) * x``."""
     dtype = spec.x.dtype
     c = np.array(spec.c.real, ops.real_of(dtype).dtype)
@@ -68,8 +69,8 @@ def rot(spec: ops.RotSpec, call: Call) -> None:
         np.copyto(xs, turned)
 
 
-@kernel(ops.DotSpec, backend="cpu", dtypes=INEXACT)
-def dot(spec: ops.DotSpec, call: Call) -> None:
+@kernel("linalg.dot", backend="cpu", dtypes=INEXACT)
+def dot(spec: Any, call: Call) -> None:
     """Compute ``out = sum(x * y)``."""
     x, y, out = call.array(spec.x), call.array(spec.y), call.array(spec.out)
     if spec.out.dtype in LOW_PRECISION:
@@ -79,15 +80,15 @@ def dot(spec: ops.DotSpec, call: Call) -> None:
         np.dot(x, y, out=out)
 
 
-def _plan_norm(spec: ops.Nrm2Spec | ops.AsumSpec, device: object) -> DType:
+def _plan_norm(spec: Any, device: object) -> DType:
     """Refuse a result that is not of the type of absolute values."""
     real = ops.real_of(spec.x.dtype)
     check_dtype("cpu", f"norm of {spec.x.dtype} to", spec.out.dtype, (real,))
     return real
 
 
-@kernel(ops.Nrm2Spec, backend="cpu", dtypes=INEXACT, plan=_plan_norm, is_quick=True)
-def nrm2(spec: ops.Nrm2Spec, call: Call) -> None:
+@kernel("linalg.nrm2", backend="cpu", dtypes=INEXACT, plan=_plan_norm, is_quick=True)
+def nrm2(spec: Any, call: Call) -> None:
     """Compute ``out = sqrt(sum(abs(x)**2))``."""
     x, out, safe = call.array(spec.x), call.array(spec.out), _SAFE.get(call.plan)
     if spec.x.is_contiguous:
@@ -101,15 +102,15 @@ def nrm2(spec: ops.Nrm2Spec, call: Call) -> None:
         out[...] = _careful_norm(x)
 
 
-@kernel(ops.AsumSpec, backend="cpu", dtypes=NATIVE, plan=_plan_norm, is_quick=True)
-def asum(spec: ops.AsumSpec, call: Call) -> None:
+@kernel("linalg.asum", backend="cpu", dtypes=NATIVE, plan=_plan_norm, is_quick=True)
+def asum(spec: Any, call: Call) -> None:
     """Compute ``out = sum(abs(x.real) + abs(x.imag))``."""
     x, out = call.array(spec.x), call.array(spec.out)
     out[...] = sum(float(np.abs(_reals(part)).sum(dtype=np.float64)) for (part,) in pieces(x))
 
 
-@kernel(ops.IamaxSpec, backend="cpu", dtypes=NATIVE)
-def iamax(spec: ops.IamaxSpec, call: Call) -> None:
+@kernel("linalg.iamax", backend="cpu", dtypes=NATIVE)
+def iamax(spec: Any, call: Call) -> None:
     """Compute ``out = argmax(abs(x.real) + abs(x.imag))``."""
     x, out = call.array(spec.x), call.array(spec.out)
     best, start = -1.0, 0

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...base import DType, ops
+from ...base import DType
 from ...base.checks import NATIVE
 from ...base.kernels import Call, kernel
 from ...base.ops import ArraySpec, OperationSpec, StatusArray
@@ -24,13 +24,11 @@ __all__ = ["check_diagonal", "cholesky", "det", "eig", "eigh", "lu", "lu_solve",
 _Run: TypeAlias = Callable[..., None]
 
 
-def _solver(
-    spec_class: type[OperationSpec], *fields: str, workspace: Callable[[int, int], int] = max
-) -> Callable[[_Run], _Run]:
+def _solver(names: str, *fields: str, workspace: Callable[[int, int], int] = max) -> Callable[[_Run], _Run]:
     """Declare a function of the specification, LAPACK, and views of these fields as a kernel.
 
     Args:
-        spec_class: What it runs.
+        names: The functions of `trio_accel.linalg` that it runs.
         fields: Names of the arrays; the first one has the matrices.
         workspace: The largest size that LAPACK is told, for rows and columns.
     """
@@ -43,20 +41,23 @@ def _solver(
             return Lapack(first.dtype, rows, columns)
 
         def solve(spec: Any, call: Call) -> None:
-            arrays = [getattr(spec, field) for field in fields]
+            arrays = [getattr(spec, field, None) for field in fields]
             if spec.descriptor().has_status:
                 call.status(spec.info)
             run(spec, call.plan, *[array if array is None else call.array(array) for array in arrays])
 
         solve.__name__, solve.__qualname__, solve.__doc__ = run.__name__, run.__qualname__, run.__doc__
-        declared = kernel(spec_class, backend="cpu", dtypes={fields[0]: NATIVE}, plan=plan, is_quick=True)
-        return declared(solve)
+        for name in names.split():
+            kernel(f"linalg.{name}", backend="cpu", dtypes={fields[0]: NATIVE}, plan=plan, is_quick=True)(
+                solve
+            )
+        return solve
 
     return declare
 
 
-@_solver(ops.CholeskySpec, "a", "out")
-def cholesky(spec: ops.CholeskySpec, lapack: Lapack, a: HostArray, out: HostArray) -> None:
+@_solver("cholesky", "a", "out")
+def cholesky(spec: Any, lapack: Lapack, a: HostArray, out: HostArray) -> None:
     """Triangular factors in place, of the triangle on the other side."""
     n = a.shape[-1]
     np.copyto(out, a)
@@ -70,8 +71,8 @@ def cholesky(spec: ops.CholeskySpec, lapack: Lapack, a: HostArray, out: HostArra
     spec.info[lost] = is_bad[lost].argmax(1) + 1
 
 
-@_solver(ops.LuSpec, "a", "lu", "piv")
-def lu(spec: ops.LuSpec, lapack: Lapack, a: HostArray, lu: HostArray, piv: HostArray) -> None:
+@_solver("lu", "a", "lu", "piv")
+def lu(spec: Any, lapack: Lapack, a: HostArray, lu: HostArray, piv: HostArray) -> None:
     """Triangular factors of a copy."""
     if a.size:
         np.copyto(lu, _factored(lapack, a, piv, spec.info).swapaxes(-1, -2))
@@ -86,8 +87,8 @@ def _factored(lapack: Lapack, a: HostArray, piv: HostArray, info: StatusArray) -
     return packed
 
 
-@_solver(ops.DetSpec, "a", "det", "sign", "logabsdet")
-def det(spec: ops.DetSpec, lapack: Lapack, a: HostArray, *wanted: HostArray | None) -> None:
+@_solver("det slogdet", "a", "det", "sign", "logabsdet")
+def det(spec: Any, lapack: Lapack, a: HostArray, *wanted: HostArray | None) -> None:
     """Determinants, of the diagonal of U and the number of row exchanges."""
     n, info = a.shape[-1], np.zeros(math.prod(a.shape[:-2]), np.int32)
     piv = np.empty(a.shape[:-1], np.int32)
@@ -109,8 +110,8 @@ def det(spec: ops.DetSpec, lapack: Lapack, a: HostArray, *wanted: HostArray | No
                 np.copyto(out, result, casting="same_kind")
 
 
-@_solver(ops.SolveSpec, "a", "b", "out")
-def solve(spec: ops.SolveSpec, lapack: Lapack, a: HostArray, b: HostArray | None, out: HostArray) -> None:
+@_solver("solve inv", "a", "b", "out")
+def solve(spec: Any, lapack: Lapack, a: HostArray, b: HostArray | None, out: HostArray) -> None:
     """Solutions; a matrix that serves several right-hand sides is factored once."""
     if not a.size:
         return
@@ -129,16 +130,14 @@ def solve(spec: ops.SolveSpec, lapack: Lapack, a: HostArray, b: HostArray | None
     np.copyto(out, x.swapaxes(-1, -2))
 
 
-@_solver(ops.LuSolveSpec, "lu", "piv", "b", "out")
-def lu_solve(
-    spec: ops.LuSolveSpec, _: Lapack, lu: HostArray, piv: HostArray, b: HostArray, out: HostArray
-) -> None:
+@_solver("lu_solve", "lu", "piv", "b", "out")
+def lu_solve(spec: Any, _: Lapack, lu: HostArray, piv: HostArray, b: HostArray, out: HostArray) -> None:
     """Solutions by factors that are there."""
     is_no_row = ((piv < 0) | (piv >= lu.shape[-1])).reshape(len(spec.info), lu.shape[-1])
     if is_no_row.any():
         spec.info[:] = np.where(is_no_row.any(1), is_no_row.argmax(1) + 1, 0)
     elif lu.size and out.size:
-        _substitute(spec.trans.encode(), _packed(lu), piv + np.int32(1), b, out)
+        _substitute(b"NTC"[spec.trans : spec.trans + 1], _packed(lu), piv + np.int32(1), b, out)
 
 
 def _substitute(trans: bytes, packed: HostArray, piv: HostArray, b: HostArray, out: HostArray) -> None:
@@ -159,16 +158,16 @@ def _packed(matrices: HostArray) -> HostArray:
     return np.array(matrices.swapaxes(-1, -2), order="C")
 
 
-@_solver(ops.CheckDiagonalSpec, "a")
-def check_diagonal(spec: ops.CheckDiagonalSpec, _: Lapack, a: HostArray) -> None:
+@_solver("check_diagonal", "a")
+def check_diagonal(spec: Any, _: Lapack, a: HostArray) -> None:
     """Where the diagonals have a zero."""
     if a.size:
         is_zero = (np.diagonal(a, axis1=-2, axis2=-1) == 0).reshape(len(spec.info), -1)
         spec.info[:] = np.where(is_zero.any(1), is_zero.argmax(1) + 1, 0)
 
 
-@_solver(ops.QrSpec, "a", "q", "r", workspace=lambda m, n: 64 * max(m, n))
-def qr(spec: ops.QrSpec, lapack: Lapack, a: HostArray, q: HostArray | None, r: HostArray) -> None:
+@_solver("qr", "a", "q", "r", workspace=lambda m, n: 64 * max(m, n))
+def qr(spec: Any, lapack: Lapack, a: HostArray, q: HostArray | None, r: HostArray) -> None:
     """Factors of the transpose, which is L @ Q: then r is the transpose of L, and q that of Q."""
     *stack, m, n = a.shape
     k = min(m, n)
@@ -189,9 +188,9 @@ def qr(spec: ops.QrSpec, lapack: Lapack, a: HostArray, q: HostArray | None, r: H
         lapack.with_workspace(make, columns, m, k, each(q), columns, each(tau, 1), info)
 
 
-@_solver(ops.SvdSpec, "a", "u", "s", "vh", workspace=lambda m, n: 4 * min(m, n) ** 2 + 64 * (m + n))
+@_solver("svd", "a", "u", "s", "vh", workspace=lambda m, n: 4 * min(m, n) ** 2 + 64 * (m + n))
 def svd(
-    spec: ops.SvdSpec, lapack: Lapack, a: HostArray, u: HostArray | None, s: HostArray, vh: HostArray | None
+    spec: Any, lapack: Lapack, a: HostArray, u: HostArray | None, s: HostArray, vh: HostArray | None
 ) -> None:
     """Values and vectors of the transpose: vh holds its left vectors, and u its right ones."""
     m, n = a.shape[-2:]
@@ -217,14 +216,14 @@ def svd(
 _NONE = np.empty(1)
 
 
-@_solver(ops.EighSpec, "a", "w", "v", "b", workspace=lambda _, n: 2 * n * n + 64 * n)
+@_solver("eigh eigvalsh", "a", "w", "v", "b", workspace=lambda _, n: 2 * n * n + 64 * n)
 def eigh(
-    spec: ops.EighSpec, lapack: Lapack, a: HostArray, w: HostArray, v: HostArray | None, b: HostArray | None
+    spec: Any, lapack: Lapack, a: HostArray, w: HostArray, v: HostArray | None, b: HostArray | None
 ) -> None:
     """Eigenvalues, and eigenvectors if wanted, of a copy."""
     n = a.shape[-1]
     triangle: HostArray = np.tri(n, dtype=np.bool_)
-    looked_at = triangle if spec.uplo == "L" else triangle.T
+    looked_at = triangle if spec.UPLO in "Ll" else triangle.T
     if not all(_is_finite(one, spec.info, looked_at) for one in (a, b) if one is not None) or not a.size:
         return
     packed = _packed(a)
@@ -233,7 +232,7 @@ def eigh(
     whole = (np.empty(whole_size, np.int32), whole_size)
     real = (np.empty(real_size, lapack.real), real_size) * lapack.is_complex
     kind = "he" if lapack.is_complex else "sy"
-    letters: list[Any] = [b"N" if v is None else b"V", spec.uplo.encode(), n]
+    letters: list[Any] = [b"N" if v is None else b"V", spec.UPLO.upper().encode(), n]
     name = f"{kind}evd"
     if b is not None:
         other = _packed(b)
@@ -243,8 +242,8 @@ def eigh(
         np.copyto(v, packed.swapaxes(-1, -2))
 
 
-@_solver(ops.EigSpec, "a", "w", "v", workspace=lambda _, n: 512 * n)
-def eig(spec: ops.EigSpec, lapack: Lapack, a: HostArray, w: HostArray, v: HostArray | None) -> None:
+@_solver("eig eigvals", "a", "w", "v", workspace=lambda _, n: 512 * n)
+def eig(spec: Any, lapack: Lapack, a: HostArray, w: HostArray, v: HostArray | None) -> None:
     """Eigenvalues, and right eigenvectors if wanted, of a copy; real matrices have pairs of them."""
     n = a.shape[-1]
     if not _is_finite(a, spec.info) or not a.size:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import struct
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from nvmath.bindings import cublas
 
-from ...base import DType, ops
+from ...base import DType
 from ...base.checks import INEXACT, NATIVE, check_dtype
 from ...base.kernels import kernel
-from ...base.ops import ArraySpec, OperationSpec
+from ...base.ops import ArraySpec
 from ..kit._call import Call
 from ..kit._checks import factor_of
 from ..kit._device import LibraryDevice
@@ -50,28 +50,26 @@ class VectorLibrary(CudaLibrary):
         self._norm_again = device.kernels.function("norms", "norm_again", _NORM.size)
         self._blas = Cublas(device, self.name)
 
-    def _plan_two(
-        self, spec: ops.AxpySpec | ops.DotSpec | ops.RotSpec, device: LibraryDevice
-    ) -> tuple[_Vectors | None]:
+    def _plan_two(self, spec: Any, device: LibraryDevice) -> tuple[_Vectors | None]:
         """See both operands as vectors."""
         return (_vectors(spec.x, spec.y),)
 
-    def _plan_index(self, spec: ops.IamaxSpec, device: LibraryDevice) -> tuple[_Vectors | None]:
+    def _plan_index(self, spec: Any, device: LibraryDevice) -> tuple[_Vectors | None]:
         """See the operand as a vector in its own order, from which the index counts."""
         return (_vectors(spec.x) if spec.x.strides[0] > 0 else None,)
 
-    def _plan_one(self, spec: ops.ScalSpec, device: LibraryDevice) -> tuple[_Vectors | None]:
+    def _plan_one(self, spec: Any, device: LibraryDevice) -> tuple[_Vectors | None]:
         """See the operand as a vector."""
         return (_vectors(spec.x),)
 
-    def _plan_norm(self, spec: ops.Nrm2Spec | ops.AsumSpec, device: LibraryDevice) -> tuple[_Vectors | None]:
+    def _plan_norm(self, spec: Any, device: LibraryDevice) -> tuple[_Vectors | None]:
         """The same; refuse a result that is not of the type of absolute values."""
         real = KINDS[spec.x.dtype].real
         check_dtype("cuda", f"norm of {spec.x.dtype} to", spec.out.dtype, (real,))
         return (_vectors(spec.x),)
 
-    @kernel(ops.AxpySpec, backend="cuda", dtypes=INEXACT, plan=_plan_two, is_quick=True)
-    def _axpy(self, spec: ops.AxpySpec, call: Call) -> None:
+    @kernel("linalg.axpy", backend="cuda", dtypes=INEXACT, plan=_plan_two, is_quick=True)
+    def _axpy(self, spec: Any, call: Call) -> None:
         dtype = spec.y.dtype
         kind = KINDS[dtype]
         alpha = factor_of("blas", "alpha", spec.alpha, dtype)
@@ -91,8 +89,8 @@ class VectorLibrary(CudaLibrary):
         self._add(call, kind, alpha, packed, room, _PACKED)
         call.convert(room, y)
 
-    @kernel(ops.ScalSpec, backend="cuda", dtypes=INEXACT, plan=_plan_one, is_quick=True)
-    def _scal(self, spec: ops.ScalSpec, call: Call) -> None:
+    @kernel("linalg.scal", backend="cuda", dtypes=INEXACT, plan=_plan_one, is_quick=True)
+    def _scal(self, spec: Any, call: Call) -> None:
         kind = KINDS[spec.x.dtype]
         alpha = factor_of("blas", "alpha", spec.alpha, spec.x.dtype)
         x = call.array(spec.x)
@@ -116,8 +114,8 @@ class VectorLibrary(CudaLibrary):
         if target is not x:
             call.convert(target, x)
 
-    @kernel(ops.DotSpec, backend="cuda", dtypes=INEXACT, plan=_plan_two, is_quick=True)
-    def _dot(self, spec: ops.DotSpec, call: Call) -> None:
+    @kernel("linalg.dot", backend="cuda", dtypes=INEXACT, plan=_plan_two, is_quick=True)
+    def _dot(self, spec: Any, call: Call) -> None:
         kind = KINDS[spec.out.dtype]
         x, y, out = call.array(spec.x), call.array(spec.y), call.array(spec.out)
         (found,) = call.plan
@@ -133,8 +131,8 @@ class VectorLibrary(CudaLibrary):
             y.address + y_offset, kind.code, y_step, out.address, kind.code, kind.factor,
         )  # fmt: skip
 
-    @kernel(ops.Nrm2Spec, backend="cuda", dtypes=INEXACT, plan=_plan_norm, is_quick=True)
-    def _nrm2(self, spec: ops.Nrm2Spec, call: Call) -> None:
+    @kernel("linalg.nrm2", backend="cuda", dtypes=INEXACT, plan=_plan_norm, is_quick=True)
+    def _nrm2(self, spec: Any, call: Call) -> None:
         dtype = spec.x.dtype
         kind = KINDS[dtype]
         real = KINDS[kind.real]
@@ -158,8 +156,8 @@ class VectorLibrary(CudaLibrary):
                 _NORM.pack_into(arguments, 0, x.address + offset, out.address, x.size, step, number)
                 self._norm_again.launch(call.handle, _NORM_THREADS, threads=_NORM_THREADS)
 
-    @kernel(ops.AsumSpec, backend="cuda", dtypes=NATIVE, plan=_plan_norm, is_quick=True)
-    def _asum(self, spec: ops.AsumSpec, call: Call) -> None:
+    @kernel("linalg.asum", backend="cuda", dtypes=NATIVE, plan=_plan_norm, is_quick=True)
+    def _asum(self, spec: Any, call: Call) -> None:
         kind = KINDS[spec.x.dtype]
         out = call.at(spec.out)
         if spec.x.size:
@@ -167,8 +165,8 @@ class VectorLibrary(CudaLibrary):
         else:
             call.fill(spec.out, 0)
 
-    @kernel(ops.IamaxSpec, backend="cuda", dtypes=NATIVE, plan=_plan_index, is_quick=True)
-    def _iamax(self, spec: ops.IamaxSpec, call: Call) -> None:
+    @kernel("linalg.iamax", backend="cuda", dtypes=NATIVE, plan=_plan_index, is_quick=True)
+    def _iamax(self, spec: Any, call: Call) -> None:
         found = call.workspace(8)
         self._reduce(call, KINDS[spec.x.dtype], "i{}amax", spec.x, found)
         with self._index_from_zero as arguments:
@@ -184,15 +182,15 @@ class VectorLibrary(CudaLibrary):
         self._blas.select(call.stream, DEVICE)
         self._blas.invoke(kind, name, array.size, array.address + offset, step, out)
 
-    @kernel(ops.SwapSpec, backend="cuda", dtypes=tuple(DType))
-    def _swap(self, spec: ops.SwapSpec, call: Call) -> None:
+    @kernel("linalg.swap", backend="cuda", dtypes=tuple(DType))
+    def _swap(self, spec: Any, call: Call) -> None:
         x, y = call.array(spec.x), call.array(spec.y)
         kept = call.copy_of(x)
         call.convert(y, x)
         call.convert(kept, y)
 
-    @kernel(ops.RotSpec, backend="cuda", dtypes=NATIVE, plan=_plan_two, is_quick=True)
-    def _rot(self, spec: ops.RotSpec, call: Call) -> None:
+    @kernel("linalg.rot", backend="cuda", dtypes=NATIVE, plan=_plan_two, is_quick=True)
+    def _rot(self, spec: Any, call: Call) -> None:
         dtype = spec.x.dtype
         kind, sine = KINDS[dtype], factor_of("blas", "s", spec.s, dtype)
         arrays, (found,) = (call.array(spec.x), call.array(spec.y)), call.plan
@@ -207,14 +205,14 @@ class VectorLibrary(CudaLibrary):
             if source is not array:
                 call.convert(source, array)
 
-    def try_vectors(self, kind: Kind, spec: type[OperationSpec], place: int) -> None:
+    def try_vectors(self, kind: Kind, operation: str, place: int) -> None:
         """Call what an operation on vectors needs, on the stream of a trial, for zeros there."""
         blas, out, count = self._blas, place, 1000
-        if spec is ops.RotSpec:
+        if operation == "linalg.rot":
             blas.invoke(kind, "rot", count, place, 1, place + 16 * count, 1, 1 + 0j, 0j)
             return
         blas.set_mode(DEVICE)
-        name = "asum" if spec is ops.AsumSpec else "i{}amax"
+        name = "asum" if operation == "linalg.asum" else "i{}amax"
         blas.invoke(kind, name, count, place + 256, 1, out)
 
     def _add(

@@ -11,15 +11,15 @@ never get a NaN or an infinity: with one, `gesvd` of 300² took 52 s.
 from __future__ import annotations
 
 import math
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import attrs
 from nvmath.bindings import cublas, cusolver
 
-from ...base import DType, NotSupportedError, ops
+from ...base import DType, NotSupportedError
 from ...base.checks import NATIVE
 from ...base.kernels import kernel
-from ...base.ops import ArraySpec
+from ...base.ops import ArraySpec, real_of
 from ..kit._call import Call, Order
 from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary, Errors
@@ -31,8 +31,6 @@ from ._solver_trials import Trials
 
 __all__ = ["SolverLibrary"]
 
-_ByLu: TypeAlias = ops.LuSpec | ops.DetSpec | ops.SolveSpec | ops.LuSolveSpec
-_TRANSPOSES = {"N": 0, "T": 1, "C": 2}
 _WORD = 4
 # Stacks of matrices up to these sizes have routines of their own.
 _MOST_BATCHED, _MOST_JACOBI, _MOST_EIGEN = 512, 32, 128
@@ -90,7 +88,7 @@ class SolverLibrary(CudaLibrary):
         self._own.apply(call.handle, "screen", matrices, status, triangle)
         self._own.apply(call.handle, "blank", matrices, status, triangle)
 
-    def _plan_cholesky(self, spec: ops.CholeskySpec, device: LibraryDevice) -> tuple[Routine, ...]:
+    def _plan_cholesky(self, spec: Any, device: LibraryDevice) -> tuple[Routine, ...]:
         n, dtype, options = spec.a.shape[-1], spec.a.dtype, {"uplo": _code(_triangle(spec))}
         if _is_empty(spec.a):
             return ()
@@ -100,8 +98,8 @@ class SolverLibrary(CudaLibrary):
         self._trials.run(attrs.evolve(routine, options={"uplo": UPPER}, batch=2))
         return (routine,)
 
-    @kernel(ops.CholeskySpec, backend="cuda", dtypes=NATIVE, plan=_plan_cholesky)
-    def _cholesky(self, spec: ops.CholeskySpec, call: Call) -> None:
+    @kernel("linalg.cholesky", backend="cuda", dtypes=NATIVE, plan=_plan_cholesky)
+    def _cholesky(self, spec: Any, call: Call) -> None:
         out, status, triangle = call.array(spec.out), call.status(spec.info), _triangle(spec)
         if not out.size:
             return
@@ -111,12 +109,12 @@ class SolverLibrary(CudaLibrary):
         self._enqueue(call, call.plan[0], status, a=out)
         self._own.apply(call.handle, "finish_triangle", out, status, triangle)
 
-    def _plan_lu(self, spec: _ByLu, device: LibraryDevice) -> tuple[Routine, ...]:
+    def _plan_lu(self, spec: Any, device: LibraryDevice) -> tuple[Routine, ...]:
         """LU, and substitution behind it where right-hand sides are given."""
-        a = spec.lu if isinstance(spec, ops.LuSolveSpec) else spec.a
+        a = spec.lu if spec.operation == "linalg.lu_solve" else spec.a
         (m, n), dtype, count = a.shape[-2:], a.dtype, stacked(a)
-        trans = _TRANSPOSES[spec.trans if isinstance(spec, ops.LuSolveSpec) else "N"]
-        out = spec.out if isinstance(spec, (ops.SolveSpec, ops.LuSolveSpec)) else None
+        trans = spec.trans if spec.operation == "linalg.lu_solve" else 0
+        out = getattr(spec, "out", None)
         columns, total = (0, 0) if out is None else (out.shape[-1], stacked(out))
         if _is_empty(a):
             return ()
@@ -133,8 +131,8 @@ class SolverLibrary(CudaLibrary):
         sizes = {"n": n, "columns": columns * (total if count == 1 else 1) or 1}
         return planned, self._ready(Routine("xgetrs", dtype, sizes, {"trans": trans}), factor)
 
-    @kernel(ops.LuSpec, backend="cuda", dtypes=NATIVE, plan=_plan_lu)
-    def _lu(self, spec: ops.LuSpec, call: Call) -> None:
+    @kernel("linalg.lu", backend="cuda", dtypes=NATIVE, plan=_plan_lu)
+    def _lu(self, spec: Any, call: Call) -> None:
         status = call.status(spec.info)
         if call.plan:
             packed = call.copy_of(spec.a, "F")
@@ -142,8 +140,9 @@ class SolverLibrary(CudaLibrary):
             call.convert(transposed(packed), call.array(spec.lu))
             self._own.move_pivots(call.handle, pivots, call.array(spec.piv), -1)
 
-    @kernel(ops.DetSpec, backend="cuda", dtypes=NATIVE, plan=_plan_lu)
-    def _det(self, spec: ops.DetSpec, call: Call) -> None:
+    @kernel("linalg.det", backend="cuda", dtypes=NATIVE, plan=_plan_lu)
+    @kernel("linalg.slogdet", backend="cuda", dtypes=NATIVE, plan=_plan_lu)
+    def _det(self, spec: Any, call: Call) -> None:
         stack, is_complex = spec.a.shape[:-2], _is_complex(spec.a.dtype)
         # Of each matrix in double precision: the determinant, its sign, and the logarithm of its size.
         made = call.workspace_array(DType.complex128, (*stack, 3))
@@ -156,20 +155,24 @@ class SolverLibrary(CudaLibrary):
         else:
             call.fill(made, 1)
             call.fill(_part(made, 2, DType.complex128), 0)
-        for place, out in enumerate((spec.det, spec.sign, spec.logabsdet)):
+        for place, name in enumerate(("det", "sign", "logabsdet")):
+            out = getattr(spec, name, None)
             if out is not None:
                 dtype = DType.complex128 if is_complex and place < 2 else DType.float64
                 call.convert(_part(made, place, dtype), call.array(out))
 
-    @kernel(ops.SolveSpec, backend="cuda", dtypes=NATIVE, plan=_plan_lu)
-    def _solve(self, spec: ops.SolveSpec, call: Call) -> None:
+    @kernel("linalg.solve", backend="cuda", dtypes=NATIVE, plan=_plan_lu)
+    @kernel("linalg.inv", backend="cuda", dtypes=NATIVE, plan=_plan_lu)
+    def _solve(self, spec: Any, call: Call) -> None:
         status = call.status(spec.info)
         if call.plan:
             packed = call.copy_of(spec.a, "F")
-            self._substitute(call, packed, self._factor(call, packed, status), spec.b, spec.out)
+            self._substitute(
+                call, packed, self._factor(call, packed, status), getattr(spec, "b", None), spec.out
+            )
 
-    @kernel(ops.LuSolveSpec, backend="cuda", dtypes=NATIVE, plan=_plan_lu)
-    def _lu_solve(self, spec: ops.LuSolveSpec, call: Call) -> None:
+    @kernel("linalg.lu_solve", backend="cuda", dtypes=NATIVE, plan=_plan_lu)
+    def _lu_solve(self, spec: Any, call: Call) -> None:
         status = call.status(spec.info)
         if call.plan:
             pivots = _pivots(call, spec.piv.shape)
@@ -205,8 +208,8 @@ class SolverLibrary(CudaLibrary):
         self._enqueue(call, call.plan[1], said, a=factors, pivots=pivots, x=x)
         call.convert(transposed(x), call.array(out))
 
-    @kernel(ops.CheckDiagonalSpec, backend="cuda", dtypes=NATIVE)
-    def _check_diagonal(self, spec: ops.CheckDiagonalSpec, call: Call) -> None:
+    @kernel("linalg.check_diagonal", backend="cuda", dtypes=NATIVE)
+    def _check_diagonal(self, spec: Any, call: Call) -> None:
         status = call.status(spec.info)
         if not _is_empty(spec.a):
             # As if LU had named the first pivot of each.
@@ -214,7 +217,7 @@ class SolverLibrary(CudaLibrary):
             matrices = DeviceArray.packed(call.packed(spec.a), spec.a.dtype, spec.a.shape)
             self._own.apply(call.handle, "confirm_pivots", matrices, status)
 
-    def _plan_qr(self, spec: ops.QrSpec, device: LibraryDevice) -> tuple[Routine, ...]:
+    def _plan_qr(self, spec: Any, device: LibraryDevice) -> tuple[Routine, ...]:
         (m, n), dtype = spec.a.shape[-2:], spec.a.dtype
         if _is_empty(spec.a):
             return ()
@@ -224,8 +227,8 @@ class SolverLibrary(CudaLibrary):
         sizes = {"m": m, "n": spec.q.shape[-1], "k": min(m, n)}
         return planned, self._ready(Routine("?orgqr", dtype, sizes))
 
-    @kernel(ops.QrSpec, backend="cuda", dtypes=NATIVE, plan=_plan_qr)
-    def _qr(self, spec: ops.QrSpec, call: Call) -> None:
+    @kernel("linalg.qr", backend="cuda", dtypes=NATIVE, plan=_plan_qr)
+    def _qr(self, spec: Any, call: Call) -> None:
         *stack, m, n = spec.a.shape
         k, r = min(m, n), call.array(spec.r)
         if not call.plan:
@@ -245,7 +248,7 @@ class SolverLibrary(CudaLibrary):
             self._enqueue(call, call.plan[1], said, a=q, tau=tau)
             call.convert(transposed(q), call.array(spec.q))
 
-    def _plan_svd(self, spec: ops.SvdSpec, device: LibraryDevice) -> tuple[Routine, ...]:
+    def _plan_svd(self, spec: Any, device: LibraryDevice) -> tuple[Routine, ...]:
         (m, n), dtype = spec.a.shape[-2:], spec.a.dtype
         most, least = max(m, n), min(m, n)
         if _is_empty(spec.a):
@@ -257,8 +260,8 @@ class SolverLibrary(CudaLibrary):
         job = "N" if spec.u is None else "S" if spec.u.shape[-1] == least == _rows(spec.vh) else "A"
         return (self._ready(Routine("xgesvd", dtype, {"m": most, "n": least}, {"job": ord(job)})),)
 
-    @kernel(ops.SvdSpec, backend="cuda", dtypes=NATIVE, plan=_plan_svd, is_blocking=True)
-    def _svd(self, spec: ops.SvdSpec, call: Call) -> None:
+    @kernel("linalg.svd", backend="cuda", dtypes=NATIVE, plan=_plan_svd, is_blocking=True)
+    def _svd(self, spec: Any, call: Call) -> None:
         status, (m, n) = call.status(spec.info), spec.a.shape[-2:]
         if not call.plan:
             _fill_identity(call, spec.u)
@@ -281,7 +284,7 @@ class SolverLibrary(CudaLibrary):
             self._enqueue(call, call.plan[0], said, a=packed, s=call.array(spec.s), u=left, vh=right)
         self._own.merge(call.handle, said, status, stacked(packed))
 
-    def _svd_batched(self, spec: ops.SvdSpec, call: Call, packed: DeviceArray, said: int) -> None:
+    def _svd_batched(self, spec: Any, call: Call, packed: DeviceArray, said: int) -> None:
         *stack, m, n = packed.shape
         dtype = packed.dtype
         left, right = call.workspace_array(dtype, (*stack, n, n)), call.workspace_array(dtype, (*stack, m, m))
@@ -291,7 +294,7 @@ class SolverLibrary(CudaLibrary):
             turned = transposed(first_rows(right, spec.u.shape[-1]))
             call.convert(turned, call.array(spec.u), conjugate=_is_complex(dtype))
 
-    def _plan_eigh(self, spec: ops.EighSpec, device: LibraryDevice) -> tuple[Routine, ...]:
+    def _plan_eigh(self, spec: Any, device: LibraryDevice) -> tuple[Routine, ...]:
         n, dtype = spec.a.shape[-1], spec.a.dtype
         if spec.b is not None:
             raise NotSupportedError(
@@ -300,7 +303,7 @@ class SolverLibrary(CudaLibrary):
         if _is_empty(spec.a):
             return ()
         # To the routine, the triangle is the other one.
-        options = {"uplo": UPPER if spec.uplo == "L" else LOWER, "job": int(spec.v is not None)}
+        options = {"uplo": UPPER if spec.UPLO in "Ll" else LOWER, "job": int(hasattr(spec, "v"))}
         routine = Routine("xsyev_batched", dtype, {"n": n}, options)
         if n <= _MOST_EIGEN:
             room = self._vendor.sized(routine).work[0]
@@ -308,23 +311,24 @@ class SolverLibrary(CudaLibrary):
             routine = attrs.evolve(routine, batch=batch)
         return (self._ready(routine),)
 
-    @kernel(ops.EighSpec, backend="cuda", dtypes=NATIVE, plan=_plan_eigh, is_blocking=True)
-    def _eigh(self, spec: ops.EighSpec, call: Call) -> None:
+    @kernel("linalg.eigh", backend="cuda", dtypes=NATIVE, plan=_plan_eigh, is_blocking=True)
+    @kernel("linalg.eigvalsh", backend="cuda", dtypes=NATIVE, plan=_plan_eigh, is_blocking=True)
+    def _eigh(self, spec: Any, call: Call) -> None:
         status = call.status(spec.info)
         if not call.plan:
             return
         # The transpose is the conjugate.
         packed = call.copy_of(spec.a)
-        self._blank(call, packed, status, spec.uplo)
+        self._blank(call, packed, status, spec.UPLO.upper())
         said = call.workspace(_WORD * stacked(packed))
         self._enqueue(call, call.plan[0], said, a=packed, w=call.array(spec.w))
-        if spec.v is not None:
+        if hasattr(spec, "v"):
             call.convert(transposed(packed), call.array(spec.v), conjugate=_is_complex(packed.dtype))
         self._own.merge(call.handle, said, status, stacked(packed))
 
 
 def _is_complex(dtype: DType) -> bool:
-    return ops.real_of(dtype) is not dtype
+    return real_of(dtype) is not dtype
 
 
 def _is_empty(array: ArraySpec) -> bool:
@@ -339,7 +343,7 @@ def _bytes_of_one(array: ArraySpec) -> int:
     return math.prod(array.shape[-2:]) * array.dtype.itemsize
 
 
-def _triangle(spec: ops.CholeskySpec) -> str:
+def _triangle(spec: Any) -> str:
     """The triangle that is read, of the transpose; of the factor, it is the one that becomes zero."""
     return "L" if spec.upper else "U"
 
