@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
@@ -32,7 +32,7 @@ from ..actors import (
 )
 from ..actors import System as ActorSystem
 from ..devices import Ask, Launch, OpenDevice, Operation
-from ._watch import OperationWatch, Seen, watch_system
+from ._watch import OperationWatch, Seen
 
 __all__ = ["Timeline", "timeline"]
 
@@ -102,10 +102,6 @@ class Timeline(OperationWatch[_Asked]):
         self._asking: dict[trio.lowlevel.Task, _Row] = {}
         self._write_text("[\n")
 
-    def watch(self, system: ActorSystem) -> AbstractContextManager[None]:
-        """Write what happens in a system, too, inside the ``with``."""
-        return watch_system(system, self._observe, self.enter)
-
     def end(self) -> None:
         """Write what is open still, and the end."""
         now = time.monotonic_ns()
@@ -160,11 +156,11 @@ class Timeline(OperationWatch[_Asked]):
 
     # Operations.
 
-    def now(self) -> int:
+    def _now(self) -> int:
         """See `OperationWatch`."""
         return time.monotonic_ns()
 
-    async def asked(self, device: OpenDevice, ask: Ask, operation: Operation[Any, Any]) -> Any:
+    async def _ask(self, device: OpenDevice, ask: Ask, operation: Operation[Any, Any]) -> Any:
         """See `OperationWatch`."""
         task = trio.lowlevel.current_task()
         path = actor_path_of(task)
@@ -188,9 +184,9 @@ class Timeline(OperationWatch[_Asked]):
             self._lanes[task.name].discard(lane)
             del self._asking[task]
 
-    def validated(self, launch: Launch) -> _Asked:
+    def _validated(self, launch: Launch) -> _Asked:
         """See `OperationWatch`: the moment, and the row from which the operation is asked."""
-        now = self.now()
+        now = self._now()
         task = trio.lowlevel.current_task()
         path = actor_path_of(task)
         if path is not None and path in self._serving:
@@ -202,7 +198,7 @@ class Timeline(OperationWatch[_Asked]):
             self._slice(row, f"submit {launch.name}", "ask", now, now, {})
         return now, row
 
-    def ended(self, device: OpenDevice, launch: Launch, seen: Seen[_Asked]) -> None:
+    def _ended(self, device: OpenDevice, launch: Launch, seen: Seen[_Asked]) -> None:
         """See `OperationWatch`."""
         process, begun, completed = self._pid, seen.begun, seen.completed
         if device.isolation == "process":

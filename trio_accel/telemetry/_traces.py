@@ -25,7 +25,7 @@ from ..actors import (
 from ..actors import System as ActorSystem
 from ..backends.base.extras import import_extra
 from ..devices import Ask, Launch, OpenDevice, Operation
-from ._watch import OperationWatch, Seen, watch_system
+from ._watch import OperationWatch, Seen
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context as TraceContext
@@ -67,7 +67,7 @@ def trace(system: ActorSystem, tracer_provider: TracerProvider | None = None) ->
     api: Any = import_extra("opentelemetry.trace", "tracing")
     provider: TracerProvider = tracer_provider or api.get_tracer_provider()
     spans = _Spans(provider.get_tracer(_NAME))
-    with watch_system(system, spans.observe, spans.enter):
+    with spans.watch(system):
         try:
             yield
         finally:
@@ -103,12 +103,12 @@ class _Spans(OperationWatch["TraceContext"]):
         """End what is still open."""
         for span in self._open.values():
             span.set_attribute(_UNFINISHED, True)
-            span.end(self.now())
+            span.end(self._now())
         self._open.clear()
 
     # Messages.
 
-    def observe(self, event: Event) -> None:
+    def _observe(self, event: Event) -> None:
         """Take an event of an actor."""
         if isinstance(event, MessageStarted):
             if event.context is not None:
@@ -125,11 +125,11 @@ class _Spans(OperationWatch["TraceContext"]):
             seconds = event.queue_time if isinstance(event, MessageWithdrawn) else 0.0
             span, _ = self._span(event, event.context, seconds)
         end(event, span)
-        span.end(self.now())
+        span.end(self._now())
 
     def _start(self, event: MessageStarted, context: Context) -> None:
         span, parent = self._span(event, context, event.queue_time)
-        span.add_event("started", timestamp=self.now())
+        span.add_event("started", timestamp=self._now())
         self._open[event.path, event.number] = span
         _run_in(context, self._contexts.attach, self._traces.set_span_in_context(span, parent))
 
@@ -139,7 +139,7 @@ class _Spans(OperationWatch["TraceContext"]):
             event.message_type,
             parent,
             attributes={_ACTOR: event.path},
-            start_time=self.now() - int(seconds * 1e9),
+            start_time=self._now() - int(seconds * 1e9),
         )
         return span, parent
 
@@ -152,11 +152,13 @@ class _Spans(OperationWatch["TraceContext"]):
 
     # Operations.
 
-    async def asked(self, device: OpenDevice, ask: Ask, operation: Operation[Any, Any]) -> Any:
+    async def _ask(self, device: OpenDevice, ask: Ask, operation: Operation[Any, Any]) -> Any:
         """See `OperationWatch`."""
         contexts, parent = self._contexts, self._contexts.get_current()
         name: str = getattr(operation, "operation", type(operation).__name__)
-        span = self._tracer.start_span(name, parent, attributes={_DEVICE: device.path}, start_time=self.now())
+        span = self._tracer.start_span(
+            name, parent, attributes={_DEVICE: device.path}, start_time=self._now()
+        )
         token = contexts.attach(self._traces.set_span_in_context(span, parent))
         self._asking.add(span)
         try:
@@ -170,17 +172,17 @@ class _Spans(OperationWatch["TraceContext"]):
         finally:
             contexts.detach(token)
             self._asking.discard(span)
-            span.end(self.now())
+            span.end(self._now())
 
-    def validated(self, launch: Launch) -> TraceContext:
+    def _validated(self, launch: Launch) -> TraceContext:
         """See `OperationWatch`."""
         parent = self._contexts.get_current()
         span = self._traces.get_current_span(parent)
         if span in self._asking:
-            span.add_event("validated", timestamp=self.now())
+            span.add_event("validated", timestamp=self._now())
         return parent
 
-    def ended(self, device: OpenDevice, launch: Launch, seen: Seen[TraceContext]) -> None:
+    def _ended(self, device: OpenDevice, launch: Launch, seen: Seen[TraceContext]) -> None:
         """See `OperationWatch`."""
         process = os.getpid()
         if device.isolation == "process":
@@ -216,7 +218,7 @@ class _Spans(OperationWatch["TraceContext"]):
         except Exception:  # noqa: BLE001  # its text cannot be had
             span.add_event("exception", {"exception.type": name})
 
-    def now(self) -> int:
+    def _now(self) -> int:
         """See `OperationWatch`: nanoseconds of the epoch."""
         return time.monotonic_ns() + self._epoch
 

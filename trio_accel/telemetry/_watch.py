@@ -42,41 +42,49 @@ class OperationWatch(abc.ABC, Generic[WhereT]):
         self._seen: WeakKeyDictionary[Launch, Seen[WhereT]] = WeakKeyDictionary()
 
     @abc.abstractmethod
-    def now(self) -> int:
+    def _observe(self, event: Event) -> None:
+        """Take an event of an actor, or of a message that is no operation's."""
+
+    @abc.abstractmethod
+    def _now(self) -> int:
         """The moment, in nanoseconds."""
 
     @abc.abstractmethod
-    async def asked(self, device: OpenDevice, ask: Ask, operation: Operation[Any, Any]) -> Any:
+    async def _ask(self, device: OpenDevice, ask: Ask, operation: Operation[Any, Any]) -> Any:
         """Pass an operation on, and return its reply."""
 
     @abc.abstractmethod
-    def validated(self, launch: Launch) -> WhereT:
+    def _validated(self, launch: Launch) -> WhereT:
         """Say where the asker of an operation is, in whose task this is called."""
 
     @abc.abstractmethod
-    def ended(self, device: OpenDevice, launch: Launch, seen: Seen[WhereT]) -> None:
+    def _ended(self, device: OpenDevice, launch: Launch, seen: Seen[WhereT]) -> None:
         """Take an operation that is over."""
 
-    def enter(self, device: OpenDevice) -> AbstractContextManager[None]:
+    def watch(self, system: ActorSystem) -> AbstractContextManager[None]:
+        """See a system, too, inside the ``with``."""
+        return watch_system(system, self._observe, self._enter)
+
+    def _enter(self, device: OpenDevice) -> AbstractContextManager[None]:
         """See the operations of a device."""
 
         def see(phase: Phase, launch: Launch) -> None:
             if phase is Phase.VALIDATE:
-                self._seen[launch] = Seen(self.validated(launch))
+                self._seen[launch] = Seen(self._validated(launch))
             elif phase is Phase.REPLY:
                 seen = self._seen.pop(launch, None)
                 if seen is not None:
-                    self.ended(device, launch, seen)
+                    self._ended(device, launch, seen)
             elif (seen := self._seen.get(launch)) is not None:
                 if phase is Phase.ENQUEUE:
-                    seen.begun = self.now()
+                    seen.begun = self._now()
                 elif phase is Phase.COMPLETE:
-                    seen.completed = self.now()
+                    seen.completed = self._now()
 
         def around(ask: Ask) -> Ask:
             @enable_ki_protection
             async def asked(operation: Operation[Any, Any]) -> Any:
-                return await self.asked(device, ask, operation)
+                return await self._ask(device, ask, operation)
 
             return asked
 
