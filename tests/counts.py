@@ -12,6 +12,7 @@ import sys
 import tokenize
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
@@ -127,11 +128,7 @@ def _functions_of(path: Path) -> Iterator[str]:
 
 
 def _exported(package: str, names: set[str]) -> set[str]:
-    tree = ast.parse((PACKAGE / package / "__init__.py").read_text(encoding="utf-8"))
-    listed: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
-            listed.update(ast.literal_eval(node.value))
+    listed: set[str] = set(getattr(import_module(f"{PACKAGE.name}.{package}"), "__all__", ()))
     return {name for name in names if "." in name or name in listed or not listed}
 
 

@@ -17,7 +17,7 @@ import trio_accel as ta
 # The most there may be. A change that needs fewer lowers the bound.
 FILES = {"inline": 22, "process": 21}
 LINES_PER_FUNCTION = 102
-LINES = 47_000
+LINES = 46_710
 PRIVATE_NAMES = 178
 
 
