@@ -9,7 +9,7 @@ from ._roles import (
     NumberRole, Role, StatusArray, exact, number, packed, peers, reads, scalar, status, updates, writes,
 )
 from ._shapes import common_shape, product_shape, transformed_shape
-from ._signature import KINDS, Item, Shapes, column, complex_of, parse_shapes, real_of
+from ._signature import KINDS, Item, Shapes, check_index, column, complex_of, parse_shapes, real_of
 from ._spec import (
     Descriptor, OperationSpec, SpecField, array_key, arrays_of, map_arrays, specification, value_key,
 )
@@ -86,6 +86,7 @@ __all__ = [
     "TriangularSpec",
     "array_key",
     "arrays_of",
+    "check_index",
     "column",
     "common_shape",
     "complex_of",
