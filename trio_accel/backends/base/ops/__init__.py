@@ -24,7 +24,6 @@ from .linalg import GemmSpec, MatmulSpec, Side, SymmSpec, SyrkSpec, Transpose, T
 from .memory import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, StackSpec
 from .program import RESULT_WORDS, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
 from .random import PHILOX_ROW, Distribution, PhiloxSpec
-from .sparse import CsrToDenseSpec, SddmmCsrSpec, SpmmCsrSpec, SpmvCsrSpec
 
 __all__ = [
     "KINDS",
@@ -36,7 +35,6 @@ __all__ = [
     "CopyFromHostSpec",
     "CopySpec",
     "CopyToHostSpec",
-    "CsrToDenseSpec",
     "Descriptor",
     "Dim3",
     "Distribution",
@@ -72,12 +70,9 @@ __all__ = [
     "ProgramReturn",
     "ReductionSpec",
     "Role",
-    "SddmmCsrSpec",
     "Shapes",
     "Side",
     "SpecField",
-    "SpmmCsrSpec",
-    "SpmvCsrSpec",
     "StackSpec",
     "StatusArray",
     "SymmSpec",
