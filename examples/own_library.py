@@ -14,7 +14,8 @@ import numpy as np
 import trio
 
 import trio_accel as ta
-from trio_accel.backends.base.ops import GemmSpec, Transpose
+from trio_accel import linalg
+from trio_accel.backends.base.ops import Transpose
 from trio_accel.devices import LibraryActor, Operand, Operation, Planned, Planner
 
 
@@ -41,7 +42,7 @@ class Gram(Operation[StatisticsActor, ta.AccelRef]):
         columns = a.shape[1]
         out = planner.output((columns, columns), a.dtype)
         transpose: Transpose = "C" if a.dtype.kind == "complex" else "T"
-        return Planned(GemmSpec(1.0, 0.0, transpose, "N", a, a, out.spec), out)
+        return Planned(linalg.gemm.spec(1.0, a, a, 0.0, transpose, "N", out.spec), out)
 
 
 async def run(rows: int, columns: int, isolation: Literal["inline", "process"], backend: str | None) -> float:

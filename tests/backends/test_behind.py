@@ -11,7 +11,6 @@ import pytest
 from trio_accel import linalg
 from trio_accel.backends.base.ops import (
     CopyFromHostSpec,
-    GemmSpec,
     MatmulSpec,
     PhiloxSpec,
 )
@@ -34,8 +33,11 @@ class Arrays:
 OPERATIONS = {
     "matmul": ("blas", lambda a: MatmulSpec(a.plain, a.plain, a.out)),
     "matmul of what is packed": ("blas", lambda a: MatmulSpec(a.gaps, a.plain, a.out)),
-    "gemm": ("blas", lambda a: GemmSpec(2.0, 0.5, "T", "N", a.plain, a.plain, a.out)),
-    "gemm into what is packed": ("blas", lambda a: GemmSpec(2.0, 0.5, "N", "N", a.plain, a.plain, a.gaps)),
+    "gemm": ("blas", lambda a: linalg.gemm.spec(2.0, a.plain, a.plain, 0.5, "T", "N", a.out)),
+    "gemm into what is packed": (
+        "blas",
+        lambda a: linalg.gemm.spec(2.0, a.plain, a.plain, 0.5, "N", "N", a.gaps),
+    ),
     "axpy": ("blas", lambda a: linalg.axpy.spec(2.0, a.plain, a.out)),
     "axpy of what is packed": ("blas", lambda a: linalg.axpy.spec(2.0, a.gaps, a.out)),
     "scal": ("blas", lambda a: linalg.scal.spec(2.0, a.out)),

@@ -8,14 +8,11 @@ from typing import Any
 import attrs
 import pytest
 
+from trio_accel import linalg
 from trio_accel.backends.base import DType
 from trio_accel.backends.base.blas import Plan, plan_routine
 from trio_accel.backends.base.ops import (
     ArraySpec,
-    GemmSpec,
-    SymmSpec,
-    SyrkSpec,
-    TriangularSpec,
     contiguous_strides,
 )
 
@@ -30,7 +27,7 @@ def array(rows: int, columns: int, dtype: DType = COMPLEX, *, by_rows: bool = Tr
 
 
 def gemm(a: ArraySpec, b: ArraySpec, c: ArraySpec, trans_a: Any = "N", trans_b: Any = "N") -> Plan:
-    return plan_routine(GemmSpec(1.0, 0.0, trans_a, trans_b, a, b, c))
+    return plan_routine(linalg.gemm.spec(1.0, a, b, 0.0, trans_a, trans_b, c))
 
 
 def name_of(plan: Plan) -> str:
@@ -52,28 +49,30 @@ def test_what_lies_one_way_is_never_copied(by_rows: bool, dtype: DType) -> None:
         assert not gemm(a, gaps, make(3, 1), trans_a).copies or (trans_a == "C" and not by_rows)
     for side, lower, flag, trans in itertools.product(("L", "R"), FLAGS, FLAGS, LETTERS):
         a = make(3, 3) if side == "L" else make(5, 5)
-        assert not plan_routine(SymmSpec(side, lower, flag, 1.0, 0.0, a, make(3, 5), make(3, 5))).copies
-        for solve, rows in itertools.product(FLAGS, (3, 1)):
+        b, c = make(3, 5), make(3, 5)
+        assert not plan_routine(linalg.symm.spec(1.0, a, b, 0.0, side, lower, flag, c)).copies
+        for solve, rows in itertools.product((linalg.trmm.spec, linalg.trsm.spec), (3, 1)):
             a, b = make(rows, rows) if side == "L" else make(5, 5), make(rows, 5)
-            plan = plan_routine(TriangularSpec(solve, side, lower, trans, flag, 1.0, a, b, b))
+            plan = plan_routine(solve(1.0, a, b, side, trans, lower, flag, b))
             assert not plan.copies
     for trans, lower, hermitian in itertools.product(("N", "C"), FLAGS, FLAGS):
         letter = "T" if trans == "C" and not hermitian else trans
         a = make(3, 4) if trans == "N" else make(4, 3)
-        for b in (None, a):
-            assert not plan_routine(SyrkSpec(letter, lower, hermitian, 1.0, 0.0, a, b, make(3, 3))).copies
+        c, letters = make(3, 3), (letter, lower, hermitian)
+        assert not plan_routine(linalg.syrk.spec(1.0, a, 0.0, c, *letters)).copies
+        assert not plan_routine(linalg.syr2k.spec(1.0, a, a, 0.0, c, *letters)).copies
 
 
 def test_what_lies_across_is_copied_only_where_no_letter_helps() -> None:
     a, across, b = array(4, 4), array(4, 4, by_rows=False), array(4, 4)
     for trans in LETTERS:
         assert gemm(across, b, array(4, 4), trans).copies == ({"a": "C"} if trans == "C" else {})
-        spec = TriangularSpec(True, "L", True, trans, False, 1.0, across, b, b)
+        spec = linalg.trsm.spec(1.0, across, b, "L", trans, True, False, b)
         assert plan_routine(spec).copies == ({"a": "C"} if trans == "C" else {})
     for hermitian in FLAGS:
-        spec = SymmSpec("L", True, hermitian, 1.0, 0.0, across, b, array(4, 4))
+        spec = linalg.symm.spec(1.0, across, b, 0.0, "L", True, hermitian, array(4, 4))
         assert plan_routine(spec).copies == ({"a": "C"} if hermitian else {})
-        update = SyrkSpec("N", True, hermitian, 1.0, 0.0, across, None, array(4, 4))
+        update = linalg.syrk.spec(1.0, across, 0.0, array(4, 4), "N", True, hermitian)
         assert plan_routine(update).copies == ({"a": "C"} if hermitian else {})
     gaps = attrs.evolve(a, strides=(128, 32))
     assert gemm(gaps, b, array(4, 4)).copies == {"a": "C"}
@@ -91,8 +90,9 @@ def test_vectors_get_the_routines_of_the_second_level() -> None:
     assert name_of(gemm(array(4, 4, by_rows=False), x, array(4, 1), "C")) == "gemv"
     assert name_of(gemm(array(4, 0), array(0, 1), array(4, 1))) == "gemm"
     for hermitian, name in ((False, "symv"), (True, "hemm")):
-        assert name_of(plan_routine(SymmSpec("L", True, hermitian, 1.0, 0.0, a, x, array(4, 1)))) == name
-    spec = TriangularSpec(True, "L", True, "N", False, 1.0, a, x, x)
+        symm = linalg.symm.spec(1.0, a, x, 0.0, "L", True, hermitian, array(4, 1))
+        assert name_of(plan_routine(symm)) == name
+    spec = linalg.trsm.spec(1.0, a, x, "L", "N", True, False, x)
     plan = plan_routine(spec)
     for alpha, name in ((1.0, "trsv"), (2.0, "trsm")):
         routine = plan.routine_for(attrs.evolve(spec, alpha=alpha))  # type: ignore[misc]

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trio_accel import linalg
 from trio_accel.backends.base import DType, LibraryError, NotSupportedError
-from trio_accel.backends.base.ops import GemmSpec
 
 LETTERS = {"N": lambda x: x, "T": lambda x: x.T, "C": lambda x: x.conj().T}
 COMPLEX = ("complex64", "complex128")
@@ -47,7 +47,7 @@ def test_letters_and_layouts(open_rig, exact, assert_close, product, beta):
     with open_rig() as rig:
         device_a, device_b = rig.put_as_laid_out(a), rig.put_as_laid_out(b)
         device_c = rig.put_as_laid_out(c)
-        rig.enqueue("blas", GemmSpec(alpha, beta, op_a, op_b, device_a, device_b, device_c))
+        rig.enqueue("blas", linalg.gemm.spec(alpha, device_a, device_b, beta, op_a, op_b, device_c))
         expected = alpha * LETTERS[op_a](exact(a)) @ LETTERS[op_b](exact(b)) + beta * exact(c)
         assert_close(rig.get(device_c), expected, 4 * a.size)
         assert rig.get(device_a).tobytes() == a.tobytes()
@@ -59,7 +59,7 @@ def test_a_sum_of_nothing(rig, random_array, exact, assert_close, dtype, beta):
     c = random_array((5, 6), dtype)[:, ::2]
     device_c = rig.put_as_laid_out(c)
     a, b = rig.empty((5, 0), dtype), rig.empty((0, 3), dtype)
-    rig.enqueue("blas", GemmSpec(1.0, beta, "N", "N", a, b, device_c))
+    rig.enqueue("blas", linalg.gemm.spec(1.0, a, b, beta, "N", "N", device_c))
     assert_close(rig.get(device_c), beta * exact(c))
 
 
@@ -68,15 +68,17 @@ def test_where_beta_is_zero_what_was_there_does_not_matter(rig, random_array, ex
     a, b = random_array((3, 4), dtype, 1), random_array((4, 2), dtype, 2)
     for c in (np.full((3, 2), np.nan, dtype), np.full((3, 4), np.nan, dtype)[:, ::2]):
         device_c = rig.put_as_laid_out(c)
-        rig.enqueue("blas", GemmSpec(1.0, 0.0, "N", "N", rig.put(a), rig.put(b), device_c))
+        rig.enqueue("blas", linalg.gemm.spec(1.0, rig.put(a), rig.put(b), 0.0, "N", "N", device_c))
         assert_close(rig.get(device_c), exact(a) @ exact(b), 4)
 
 
 def test_what_is_not_supported_is_said(rig, backend):
     whole, real = rig.put(np.ones((2, 2), np.int64)), rig.put(np.ones((2, 2)))
     with pytest.raises(NotSupportedError, match="gemm for int64; it has float16") as caught:
-        rig.enqueue("blas", GemmSpec(1.0, 0.0, "N", "N", whole, whole, whole))
+        rig.enqueue("blas", linalg.gemm.spec(1.0, whole, whole, 0.0, "N", "N", whole))
     assert caught.value.backend == backend.name
-    for factors in ((1j, 0.0), (1.0, 1j)):
+    for alpha, beta in ((1j, 0.0), (1.0, 1j)):
         with pytest.raises(LibraryError, match="has an imaginary part"):
-            rig.apply("blas", GemmSpec(*factors, "N", "N", real, real, rig.empty((2, 2), "float64")))
+            rig.apply(
+                "blas", linalg.gemm.spec(alpha, real, real, beta, "N", "N", rig.empty((2, 2), "float64"))
+            )

@@ -14,7 +14,7 @@ from isolations import inline
 
 import trio_accel as ta
 from trio_accel import linalg
-from trio_accel.backends.base.ops import CopySpec, FillSpec, GemmSpec, MatmulSpec, OperationSpec
+from trio_accel.backends.base.ops import CopySpec, FillSpec, MatmulSpec, OperationSpec
 from trio_accel.devices import LibraryActor, Operand, Operation, Planned, Planner
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_library.py"
@@ -46,7 +46,7 @@ class Scaled(Operation[LibraryActor, ta.AccelRef]):
     def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
         a = planner.read("a", self.a)
         out = planner.output(a.shape, a.dtype)
-        return Planned(GemmSpec(self.alpha, 0.0, "N", "N", a, a, out.spec), out)
+        return Planned(linalg.gemm.spec(self.alpha, a, a, 0.0, "N", "N", out.spec), out)
 
 
 @attrs.frozen(eq=False)

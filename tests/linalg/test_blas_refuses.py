@@ -192,7 +192,7 @@ async def test_wrong_arguments_are_refused(device: ta.Device, case: str) -> None
 
 async def test_half_precision_has_no_triangles(device: ta.Device) -> None:
     a = await device.put(np.eye(2, dtype=np.float16))
-    with pytest.raises(ta.NotSupportedError, match="no triangular for float16; it has float32"):
+    with pytest.raises(ta.NotSupportedError, match="no trsm for float16; it has float32"):
         await linalg.trsm(1.0, a, a)
     assert (await a.to_host()).tolist() == np.eye(2).tolist()
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from ..backends.base.ops import ArraySpec, Side, SymmSpec, SyrkSpec, Transpose, TriangularSpec
+from ..backends.base.ops import Side, Transpose
 from ..devices import AccelRef, Operand, operation
 from ._actor import BlasActor
 
@@ -19,23 +18,22 @@ _TRIANGULAR = {
 }
 
 
-def _syrk(
-    trans: Transpose,
-    lower: bool,
-    hermitian: bool,
-    alpha: complex,
-    beta: complex,
-    a: ArraySpec,
-    c: ArraySpec,
-) -> SyrkSpec:
-    return SyrkSpec(trans, lower, hermitian, alpha, beta, a, None, c)
+def _check_syrk(name: str, spec: Any) -> None:
+    """Refuse letters and factors that the BLAS has not for these elements."""
+    is_complex = spec.c.dtype.kind == "complex"
+    letters = ("N", "C" if spec.hermitian else "T") if is_complex else ("N", "T", "C")
+    if spec.trans not in letters:
+        raise ValueError(f"{name}: trans must be one of {letters}, got {spec.trans!r}")
+    if spec.hermitian and (spec.beta.imag or (spec.operation == "linalg.syrk" and spec.alpha.imag)):
+        raise ValueError(
+            f"{name}: with hermitian, factors must be real, got alpha {spec.alpha} and beta {spec.beta}"
+        )
 
 
 @operation(
     {"L": "a(m, m), b(m, n) -> c(m, n)", "R": "a(n, n), b(m, n) -> c(m, n)"},
     by="side",
     actor=BlasActor,
-    spec=SymmSpec,
 )
 async def symm(
     alpha: complex,
@@ -65,7 +63,7 @@ async def symm(
     ...
 
 
-@operation("a^trans(n, k), c(n, n) -> c", actor=BlasActor, spec=_syrk)
+@operation("a^trans(n, k), c(n, n) -> c", actor=BlasActor, check=_check_syrk)
 async def syrk(
     alpha: complex,
     a: Operand,
@@ -93,7 +91,7 @@ async def syrk(
     ...
 
 
-@operation("a^trans(n, k), b^trans(n, k), c(n, n) -> c", actor=BlasActor, spec=SyrkSpec)
+@operation("a^trans(n, k), b^trans(n, k), c(n, n) -> c", actor=BlasActor, check=_check_syrk)
 async def syr2k(
     alpha: complex,
     a: Operand,
@@ -112,7 +110,7 @@ async def syr2k(
     ...
 
 
-@operation(_TRIANGULAR, by="side", actor=BlasActor, spec=partial(TriangularSpec, False), alias={"out": "b"})
+@operation(_TRIANGULAR, by="side", actor=BlasActor, alias={"out": "b"})
 async def trmm(
     alpha: complex,
     a: Operand,
@@ -143,7 +141,7 @@ async def trmm(
     ...
 
 
-@operation(_TRIANGULAR, by="side", actor=BlasActor, spec=partial(TriangularSpec, True), alias={"out": "b"})
+@operation(_TRIANGULAR, by="side", actor=BlasActor, alias={"out": "b"})
 async def trsm(
     alpha: complex,
     a: Operand,

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..backends.base.ops import ArraySpec, GemmSpec, SymmSpec, SyrkSpec, Transpose, TriangularSpec, column
+from ..backends.base.ops import ArraySpec, OperationSpec, Transpose, column
 from ..devices import AccelRef, Operand, operation
 from ._actor import BlasActor
+from ._matrices import symm, syr2k, syrk, trmm, trsm
+from ._products import gemm
 
 __all__ = [
     "Gemv", "Ger", "Symv", "Syr", "Syr2", "Trmv", "Trsv", "gemv", "ger", "symv", "syr", "syr2", "trmv",
@@ -20,38 +22,40 @@ __all__ = [
 
 def _gemv(
     alpha: complex, beta: complex, trans: Transpose, a: ArraySpec, x: ArraySpec, y: ArraySpec
-) -> GemmSpec:
-    return GemmSpec(alpha, beta, trans, "N", a, column(x), column(y))
+) -> OperationSpec:
+    return gemm.spec(alpha, a, column(x), beta, trans, "N", column(y))
 
 
 def _symv(
     lower: bool, hermitian: bool, alpha: complex, beta: complex, a: ArraySpec, x: ArraySpec, y: ArraySpec
-) -> SymmSpec:
-    return SymmSpec("L", lower, hermitian, alpha, beta, a, column(x), column(y))
+) -> OperationSpec:
+    return symm.spec(alpha, a, column(x), beta, "L", lower, hermitian, column(y))
 
 
-def _ger(alpha: complex, x: ArraySpec, y: ArraySpec, a: ArraySpec, conjugate: bool) -> GemmSpec:
-    return GemmSpec(alpha, 1.0, "N", "C" if conjugate else "T", column(x), column(y), a)
+def _ger(alpha: complex, x: ArraySpec, y: ArraySpec, a: ArraySpec, conjugate: bool) -> OperationSpec:
+    return gemm.spec(alpha, column(x), column(y), 1.0, "N", "C" if conjugate else "T", a)
 
 
-def _syr(alpha: complex, x: ArraySpec, a: ArraySpec, lower: bool, hermitian: bool) -> SyrkSpec:
-    return SyrkSpec("N", lower, hermitian, alpha, 1.0, column(x), None, a)
+def _syr(alpha: complex, x: ArraySpec, a: ArraySpec, lower: bool, hermitian: bool) -> OperationSpec:
+    return syrk.spec(alpha, column(x), 1.0, a, "N", lower, hermitian)
 
 
-def _syr2(alpha: complex, x: ArraySpec, y: ArraySpec, a: ArraySpec, lower: bool, hermitian: bool) -> SyrkSpec:
-    return SyrkSpec("N", lower, hermitian, alpha, 1.0, column(x), column(y), a)
+def _syr2(
+    alpha: complex, x: ArraySpec, y: ArraySpec, a: ArraySpec, lower: bool, hermitian: bool
+) -> OperationSpec:
+    return syr2k.spec(alpha, column(x), column(y), 1.0, a, "N", lower, hermitian)
 
 
 def _trmv(
     lower: bool, trans: Transpose, unit_diagonal: bool, a: ArraySpec, x: ArraySpec, out: ArraySpec
-) -> TriangularSpec:
-    return TriangularSpec(False, "L", lower, trans, unit_diagonal, 1.0, a, column(x), column(out))
+) -> OperationSpec:
+    return trmm.spec(1.0, a, column(x), "L", trans, lower, unit_diagonal, column(out))
 
 
 def _trsv(
     lower: bool, trans: Transpose, unit_diagonal: bool, a: ArraySpec, x: ArraySpec, out: ArraySpec
-) -> TriangularSpec:
-    return TriangularSpec(True, "L", lower, trans, unit_diagonal, 1.0, a, column(x), column(out))
+) -> OperationSpec:
+    return trsm.spec(1.0, a, column(x), "L", trans, lower, unit_diagonal, column(out))
 
 
 @operation("a^trans(m, n), x(n) -> y(m)", actor=BlasActor, spec=_gemv)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ..backends.base.ops import ArraySpec, GemmSpec, MatmulSpec, Transpose, product_shape
+from ..backends.base.ops import MatmulSpec, Transpose, product_shape
 from ..devices import AccelRef, Operand, Planned, Planner, operation
 from ._actor import BlasActor
 
@@ -27,18 +27,6 @@ def _plan_matmul(message: Any, planner: Planner) -> Planned[AccelRef]:
     return Planned(MatmulSpec(a, b, out.spec), out, is_checked=True)
 
 
-def _gemm(
-    alpha: complex,
-    beta: complex,
-    trans_a: Transpose,
-    trans_b: Transpose,
-    a: ArraySpec,
-    b: ArraySpec,
-    c: ArraySpec,
-) -> GemmSpec:
-    return GemmSpec(alpha, beta, trans_a, trans_b, a, b, c)
-
-
 @operation(actor=BlasActor, plan=_plan_matmul)
 async def matmul(a: Operand, b: Operand, *, out: AccelRef | None = None) -> AccelRef:
     """Matrix product of two arrays on a device, as `numpy.matmul` (cuBLAS ``gemm``).
@@ -57,7 +45,7 @@ async def matmul(a: Operand, b: Operand, *, out: AccelRef | None = None) -> Acce
     ...
 
 
-@operation("a^trans_a(m, k), b^trans_b(k, n) -> c(m, n)", actor=BlasActor, spec=_gemm)
+@operation("a^trans_a(m, k), b^trans_b(k, n) -> c(m, n)", actor=BlasActor)
 async def gemm(
     alpha: complex,
     a: Operand,

@@ -6,10 +6,11 @@ from typing import Final, Literal, TypeAlias
 
 from ..backends.base import LibraryError, LinAlgError
 from ..backends.base.checks import NATIVE
-from ..backends.base.ops import ArraySpec, Transpose, TriangularSpec
+from ..backends.base.ops import ArraySpec, OperationSpec, Transpose
 from ..devices import AccelRef, DeclaredSpec, Operand, device_of, operation
 from ._actor import BlasActor, SolverActor
 from ._factors import SINGULAR
+from ._matrices import trsm
 
 __all__ = [
     "CheckDiagonal", "Inv", "LuSolve", "Solve", "SolveTriangular", "inv", "lu_solve", "solve",
@@ -104,8 +105,8 @@ async def lu_solve(lu_and_piv: tuple[Operand, Operand], b: Operand, trans: Liter
 
 def _triangular(
     lower: bool, trans: _Letter, unit_diagonal: bool, a: ArraySpec, b: ArraySpec, out: ArraySpec
-) -> TriangularSpec:
-    return TriangularSpec(True, "L", lower, _LETTERS[trans], unit_diagonal, 1.0, a, b, out)
+) -> OperationSpec:
+    return trsm.spec(1.0, a, b, "L", _LETTERS[trans], lower, unit_diagonal, out)
 
 
 @operation("a(..., n, n), b(..., n, c?) -> out(..., n, c?)", actor=BlasActor, dtypes=NATIVE, spec=_triangular)

@@ -13,16 +13,7 @@ from typing import Any, Literal
 
 import attrs
 
-from .ops import (
-    ArraySpec,
-    GemmSpec,
-    OperationSpec,
-    Side,
-    SymmSpec,
-    SyrkSpec,
-    TriangularSpec,
-    contiguous_strides,
-)
+from .ops import ArraySpec, OperationSpec, Side, contiguous_strides
 
 __all__ = ["Factor", "Matrix", "Plan", "Routine", "leading", "plan_routine"]
 
@@ -189,18 +180,18 @@ class Plan:
         self.steps[field] = (0,) * (len(self.stack) - len(steps)) + tuple(steps)
 
 
-def plan_routine(spec: GemmSpec | SymmSpec | SyrkSpec | TriangularSpec) -> Plan:
-    """Find the call for an operation."""
-    result = spec.out if isinstance(spec, TriangularSpec) else spec.c
+def plan_routine(spec: Any) -> Plan:
+    """Find the call for an operation, one of those of `linalg` that the table below names."""
+    (result,) = spec.outputs()
     plan = Plan(result.dtype.kind == "complex", result.shape[:-2])
     if result.size:
-        _PLANNERS[type(spec)](plan, spec)
+        _PLANNERS[spec.operation](plan, spec)
     return plan
 
 
-def _plan_gemm(plan: Plan, spec: GemmSpec) -> None:
+def _plan_gemm(plan: Plan, spec: Any) -> None:
     a, b, c = plan.operand("a", spec.a), plan.operand("b", spec.b), plan.result("c", spec.c)
-    op_a, op_b = spec.transpose_a, spec.transpose_b
+    op_a, op_b = spec.trans_a, spec.trans_b
     if _is_by_rows(c, like=a):
         a, b, c, op_a, op_b = b.turned, a.turned, c.turned, op_b, op_a
     a, of_a, _ = plan.seen(a, op_a)
@@ -219,7 +210,7 @@ def _plan_gemm(plan: Plan, spec: GemmSpec) -> None:
         plan.routine = Routine("gemm", (of_a, of_b, m, n, k, _ALPHA, *sources, _BETA, c, c.lead))
 
 
-def _plan_symm(plan: Plan, spec: SymmSpec) -> None:
+def _plan_symm(plan: Plan, spec: Any) -> None:
     a, b, c = plan.operand("a", spec.a), plan.operand("b", spec.b), plan.result("c", spec.c)
     side, lower, kind = spec.side, spec.lower, _kind(plan, spec)
     if _is_by_rows(c, like=a):
@@ -236,8 +227,8 @@ def _plan_symm(plan: Plan, spec: SymmSpec) -> None:
         plan.routine = Routine(f"{kind}mm", arguments)
 
 
-def _plan_syrk(plan: Plan, spec: SyrkSpec) -> None:
-    operands = [plan.operand("a", spec.a), *([plan.operand("b", spec.b)] if spec.b is not None else [])]
+def _plan_syrk(plan: Plan, spec: Any) -> None:
+    operands = [plan.operand(name, getattr(spec, name)) for name in ("a", "b") if hasattr(spec, name)]
     c, kind, is_plain, lower = plan.result("c", spec.c), _kind(plan, spec), spec.trans == "N", spec.lower
     is_by_rows = _is_by_rows(c, like=operands[0])
     if is_by_rows:
@@ -251,14 +242,14 @@ def _plan_syrk(plan: Plan, spec: SyrkSpec) -> None:
     # The transpose of a Hermitian matrix is its conjugate.
     alpha = Factor("alpha", is_conjugated=is_by_rows and kind == "he")
     sources = [argument for operand in operands for argument in (operand, operand.lead)]
-    name = f"{kind}rk" if spec.b is None else f"{kind}r2k"
+    name = f"{kind}rk" if len(operands) == 1 else f"{kind}r2k"
     plan.routine = Routine(name, (_uplo(lower), trans, n, k, alpha, *sources, _BETA, c, c.lead))
 
 
-def _plan_triangular(plan: Plan, spec: TriangularSpec) -> None:
+def _plan_triangular(plan: Plan, spec: Any) -> None:
     a, x = plan.operand("a", spec.a), plan.result("out", spec.out)
     side, lower, diagonal = spec.side, spec.lower, "U" if spec.unit_diagonal else "N"
-    name = "trs" if spec.solve else "trm"
+    name = "trs" if spec.operation == "linalg.trsm" else "trm"
     if _is_by_rows(x, like=a):
         a, x, side, lower = a.turned, x.turned, _OPPOSITE[side], not lower
     a, op, is_turned = plan.seen(a, spec.trans)
@@ -271,11 +262,13 @@ def _plan_triangular(plan: Plan, spec: TriangularSpec) -> None:
 
 
 _ALPHA, _BETA = Factor("alpha"), Factor("beta")
-_PLANNERS: Mapping[type[OperationSpec], Callable[[Plan, Any], None]] = {
-    GemmSpec: _plan_gemm,
-    SymmSpec: _plan_symm,
-    SyrkSpec: _plan_syrk,
-    TriangularSpec: _plan_triangular,
+_PLANNERS: Mapping[str, Callable[[Plan, Any], None]] = {
+    "linalg.gemm": _plan_gemm,
+    "linalg.symm": _plan_symm,
+    "linalg.syrk": _plan_syrk,
+    "linalg.syr2k": _plan_syrk,
+    "linalg.trmm": _plan_triangular,
+    "linalg.trsm": _plan_triangular,
 }
 
 
@@ -285,7 +278,7 @@ def _is_by_rows(matrix: Matrix, like: Matrix) -> bool:
     return not (like if is_either else matrix).is_by_columns
 
 
-def _kind(plan: Plan, spec: SymmSpec | SyrkSpec) -> str:
+def _kind(plan: Plan, spec: Any) -> str:
     return "he" if spec.hermitian and plan.is_complex else "sy"
 
 

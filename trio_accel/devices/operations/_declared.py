@@ -44,6 +44,7 @@ ParametersP = ParamSpec("ParametersP")
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 ReplyT = TypeVar("ReplyT")
 
+Check: TypeAlias = Callable[[str, Any], None]
 Failure: TypeAlias = "str | Callable[[DeclaredSpec, str, int, tuple[int, ...]], LibraryError]"
 
 # How many shapes of its arrays an operation remembers the results of.
@@ -67,6 +68,7 @@ class Declaration:
         by: Those parameters.
         dtypes: Dtypes that it has; empty where the backends say.
         status: What a status word that is not 0 means; None where there are none.
+        check: Refuses what the shapes do not say.
         place: File and line.
     """
 
@@ -78,6 +80,7 @@ class Declaration:
     by: tuple[str, ...]
     dtypes: tuple[DType, ...]
     status: Failure | None
+    check: Check | None
     place: str
 
     @property
@@ -90,7 +93,7 @@ class Declaration:
                 names.update((f"{name}.{field}", name) for field in structured.operand_fields)
         return names
 
-    def check(self) -> None:
+    def check_function(self) -> None:
         """Hold the shapes against the parameters.
 
         Raises:
@@ -164,6 +167,8 @@ class DeclaredSpec(OperationSpec):
         words: StatusArray | None = getattr(self, "info", None)
         if words is not None and words.shape != (math.prod(stack),):
             raise ValueError(f"{name}.info must have one word for each matrix of {stack}, got {words.shape}")
+        if declaration.check is not None:
+            declaration.check(name, self)
 
     def check_status(self) -> None:
         """Fail the operation over the first matrix whose status word is not 0."""
@@ -195,8 +200,8 @@ class Declared(Protocol[ParametersP, ReplyT_co]):
         ...
 
     @property
-    def spec(self) -> type[DeclaredSpec]:
-        """The class of its specification, where none was given."""
+    def spec(self) -> type[Any]:
+        """The class of its specification, a `DeclaredSpec`; None where a specification was given."""
         ...
 
     def __call__(
@@ -224,6 +229,7 @@ def operation(
     actor: type[Any] | str,
     spec: Callable[..., OperationSpec] | None = None,
     status: Failure | None = None,
+    check: Check | None = None,
     by: str | tuple[str, ...] = (),
     dtypes: tuple[DType, ...] = (),
     reply: Callable[..., Any] | None = None,
@@ -251,6 +257,7 @@ def operation(
         status: There is a status word for each matrix of the first array, and one that is not 0 fails the
             operation: what is wrong with the matrix, with the word in place of ``{}``; or a function of the
             specification, the matrix in words, the word and the index, which makes the error.
+        check: Refuses what the shapes do not say, given the name for the error and the specification.
         by: The parameter, or several, whose value is the key of `shapes`.
         dtypes: Dtypes of the arrays that have no dtype of their own. Without it the kernels say which.
         reply: Makes the reply of several results; without it, it is a tuple.
@@ -276,10 +283,11 @@ def operation(
                 by=(by,) if isinstance(by, str) else by,
                 dtypes=dtypes,
                 status=status,
+                check=check,
                 place=place,
             )
             maker = _Maker(function, declaration)
-            declaration.check()
+            declaration.check_function()
             own = maker.make_spec() if plan is None and spec is None else None
             planning = plan or maker.make_plan(own or spec, reply or _tuple, alias or {})
             message = maker.make_message(planning, not_recorded)
@@ -402,7 +410,9 @@ class _Maker:
         for key, line in declaration.variants.items():
             absent = frozenset(results - {item.name for item in line.outputs})
             source = PlanSource(declaration.parameters, line, fields, absent)
-            text = source.text(self._optional, declaration.dtypes, alias, is_checked=is_own)
+            text = source.text(
+                self._optional, declaration.dtypes, alias, declaration.check, is_checked=is_own
+            )
             names = {"fit": lru_cache(_KEPT)(line.fit), "Spec": spec, "Reply": reply}
             plans[key] = self._compiled(text, "plan", source.names | names)
         if not declaration.by:

@@ -55,7 +55,13 @@ class PlanSource:
         self.names: dict[str, Any] = dict(_STEPS)
 
     def text(
-        self, optional: set[str], dtypes: Sequence[DType], alias: Mapping[str, str], *, is_checked: bool
+        self,
+        optional: set[str],
+        dtypes: Sequence[DType],
+        alias: Mapping[str, str],
+        check: Any,
+        *,
+        is_checked: bool,
     ) -> str:
         """Write it.
 
@@ -63,6 +69,7 @@ class PlanSource:
             optional: Parameters that may be None.
             dtypes: Dtypes of the arrays; empty where the kernels say.
             alias: By the name of a result, the operand that it may be.
+            check: Refuses a specification, where the shapes do not say it all; or None.
             is_checked: Whether these steps are all the checks that the specification has.
         """
         self._optional = optional
@@ -82,7 +89,11 @@ class PlanSource:
         reply = {0: "None", 1: replies[0] if replies else ""}.get(
             len(replies), f"Reply({', '.join(replies)})"
         )
-        steps.append(f"return Planned(Spec({given}), {reply}, None, {is_checked})")
+        steps.append(f"spec = Spec({given})")
+        if check is not None:
+            self.names["check"] = check
+            steps.append("check(name, spec)")
+        steps.append(f"return Planned(spec, {reply}, None, {is_checked})")
         return "def plan(self, planner):\n" + "\n".join(f"    {step}" for step in steps)
 
     def _given(self, name: str) -> str:

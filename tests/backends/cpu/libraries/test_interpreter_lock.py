@@ -22,12 +22,8 @@ from trio_accel.backends.base.ops import (
     CopyToHostSpec,
     FftSpec,
     FillSpec,
-    GemmSpec,
     MatmulSpec,
     PhiloxSpec,
-    SymmSpec,
-    SyrkSpec,
-    TriangularSpec,
 )
 from trio_accel.backends.cpu.runtime._stream import CpuStream
 
@@ -106,7 +102,7 @@ def _matmul(n, dtype):
 def _gemm(n, dtype, op_a, op_b):
     def make(rig):
         a, c = _matrix(rig, n, dtype), _matrix(rig, n, dtype)
-        return "blas", GemmSpec(0.5, 0.5, op_a, op_b, a, a, c)
+        return "blas", linalg.gemm.spec(0.5, a, a, 0.5, op_a, op_b, c)
 
     return make
 
@@ -245,9 +241,9 @@ def _fill(count, dtype):
 
 
 OPERATIONS = {
-    "symm": _by_blas(lambda a, c: SymmSpec("L", True, False, 1.0, 0.0, a, a, c)),
-    "syrk": _by_blas(lambda a, c: SyrkSpec("N", True, False, 1.0, 0.0, a, None, c)),
-    "trmm": _by_blas(lambda a, c: TriangularSpec(False, "L", True, "N", True, 1.0, a, c, c)),
+    "symm": _by_blas(lambda a, c: linalg.symm.spec(1.0, a, a, 0.0, "L", True, False, c)),
+    "syrk": _by_blas(lambda a, c: linalg.syrk.spec(1.0, a, 0.0, c, "N", True, False)),
+    "trmm": _by_blas(lambda a, c: linalg.trmm.spec(1.0, a, c, "L", "N", True, True, c)),
     "asum": _on_vectors(linalg.asum.spec, "float32"),
     "iamax": _on_vectors(linalg.iamax.spec, "int64"),
     "swap": _on_vectors(linalg.swap.spec),

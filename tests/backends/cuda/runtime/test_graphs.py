@@ -14,7 +14,7 @@ from driver_spy import Calls, Spy
 
 from trio_accel import linalg
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.ops import CopyFromHostSpec, GemmSpec, MatmulSpec
+from trio_accel.backends.base.ops import CopyFromHostSpec, MatmulSpec
 
 pytestmark = pytest.mark.usefixtures("only_cuda")
 
@@ -153,7 +153,7 @@ def test_factors_are_part_of_a_product(rig: Any, launches: Calls) -> None:
     for _ in range(4):
         for alpha, beta in factors:
             rig.enqueue("memory", CopyFromHostSpec(c, out))
-            rig.enqueue("blas", GemmSpec(alpha, beta, "N", "N", place, place, out))
+            rig.enqueue("blas", linalg.gemm.spec(alpha, place, place, beta, "N", "N", out))
             expected = alpha * (a.astype(float) @ a) + beta * c
             np.testing.assert_allclose(rig.get(out), expected, rtol=1e-5, atol=1e-5)
     with_product = [alpha for alpha, _ in factors if alpha]
@@ -168,7 +168,7 @@ def scale(rig: Any) -> Callable[[complex, float], None]:
 
     def products(alpha: complex, beta: float = 0.0) -> None:
         for _ in range(6):
-            rig.enqueue("blas", GemmSpec(alpha, beta, "N", "N", place, place, out))
+            rig.enqueue("blas", linalg.gemm.spec(alpha, place, place, beta, "N", "N", out))
             rig.finish(rig.stream)
         if not beta:
             np.testing.assert_allclose(rig.get(out), alpha * (a @ a), rtol=1e-5, atol=1e-5)

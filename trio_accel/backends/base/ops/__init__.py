@@ -20,7 +20,7 @@ from .jit import (
     CodeFormat, Dim3, KernelCode, KernelDefinition, KernelInfoSpec, KernelLayout, KernelParameter, KernelRole,
     KernelSpec, scalar_offsets,
 )
-from .linalg import GemmSpec, MatmulSpec, Side, SymmSpec, SyrkSpec, Transpose, TriangularSpec
+from .linalg import MatmulSpec, Side, Transpose
 from .memory import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, StackSpec
 from .program import RESULT_WORDS, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
 from .random import PHILOX_ROW, Distribution, PhiloxSpec
@@ -44,7 +44,6 @@ __all__ = [
     "FftNorm",
     "FftSpec",
     "FillSpec",
-    "GemmSpec",
     "GraphNode",
     "GraphRecipe",
     "GraphSpec",
@@ -75,10 +74,7 @@ __all__ = [
     "SpecField",
     "StackSpec",
     "StatusArray",
-    "SymmSpec",
-    "SyrkSpec",
     "Transpose",
-    "TriangularSpec",
     "array_key",
     "arrays_of",
     "check_index",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from ...base import DType, NotSupportedError
 from ...base.blas import Factor, Matrix, Plan, Routine
 from ...base.checks import scalar_of
-from ...base.ops import ArraySpec, OperationSpec, TriangularSpec
+from ...base.ops import ArraySpec, OperationSpec
 from ..runtime._memory import HostArray
 from ._routines import find
 
@@ -35,7 +36,7 @@ class Blas:
         routines = [routine for routine in (plan.routine, plan.plain) if routine is not None]
         self._calls = {routine.name: _Call(dtype, routine) for routine in routines}
 
-    def run(self, spec: OperationSpec, view: Callable[[ArraySpec], HostArray]) -> None:
+    def run(self, spec: Any, view: Callable[[ArraySpec], HostArray]) -> None:
         """Run an operation."""
         routine = self._plan.routine_for(spec)
         if routine is None:
@@ -43,7 +44,7 @@ class Blas:
         call = self._calls[routine.name]
         arrays = {field: view(getattr(spec, field)) for field in self._plan.steps}
         factors = call.factors(spec)
-        if isinstance(spec, TriangularSpec) and spec.b != spec.out:
+        if "out" in arrays and spec.b != spec.out:
             np.copyto(arrays["out"], view(spec.b))
         copies = {
             field: np.array(arrays[field] if order == "C" else arrays[field].swapaxes(-1, -2), order="C")

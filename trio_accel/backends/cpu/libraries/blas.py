@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import attrs
 import numpy as np
@@ -35,15 +35,12 @@ def matmul(spec: ops.MatmulSpec, call: Call) -> None:
         np.matmul(a, b, out=out)
 
 
-_Matrices: TypeAlias = ops.GemmSpec | ops.SymmSpec | ops.SyrkSpec | ops.TriangularSpec
-
-
-def _plan_blas(spec: _Matrices, device: object) -> Blas:
+def _plan_blas(spec: Any, device: object) -> Blas:
     """Find the routine and how it sees the arrays."""
     return Blas(spec.outputs()[0].dtype, plan_routine(spec))
 
 
-def _plan_gemm(spec: ops.GemmSpec, device: object) -> Blas | _Plain:
+def _plan_gemm(spec: Any, device: object) -> Blas | _Plain:
     """Have the product made by BLAS where the type has one."""
     dtype = spec.c.dtype
     if find(dtype, "gemm") is not None and max(*spec.a.shape, *spec.b.shape, *spec.c.shape) < LONGEST:
@@ -52,11 +49,13 @@ def _plan_gemm(spec: ops.GemmSpec, device: object) -> Blas | _Plain:
     return _Plain(dtype, np.dtype(np.float32) if dtype in LOW_PRECISION else dtype.dtype)
 
 
-@kernel(ops.GemmSpec, backend="cpu", dtypes=INEXACT, plan=_plan_gemm, is_quick=True)
-@kernel(ops.SymmSpec, backend="cpu", dtypes=NATIVE, plan=_plan_blas, is_quick=True)
-@kernel(ops.SyrkSpec, backend="cpu", dtypes=NATIVE, plan=_plan_blas, is_quick=True)
-@kernel(ops.TriangularSpec, backend="cpu", dtypes=NATIVE, plan=_plan_blas, is_quick=True)
-def by_blas(spec: _Matrices, call: Call) -> None:
+@kernel("linalg.gemm", backend="cpu", dtypes=INEXACT, plan=_plan_gemm, is_quick=True)
+@kernel("linalg.symm", backend="cpu", dtypes=NATIVE, plan=_plan_blas, is_quick=True)
+@kernel("linalg.syrk", backend="cpu", dtypes=NATIVE, plan=_plan_blas, is_quick=True)
+@kernel("linalg.syr2k", backend="cpu", dtypes=NATIVE, plan=_plan_blas, is_quick=True)
+@kernel("linalg.trmm", backend="cpu", dtypes=NATIVE, plan=_plan_blas, is_quick=True)
+@kernel("linalg.trsm", backend="cpu", dtypes=NATIVE, plan=_plan_blas, is_quick=True)
+def by_blas(spec: Any, call: Call) -> None:
     """Run an operation on matrices as its plan says."""
     call.plan.run(spec, call.array)
 
@@ -73,12 +72,12 @@ class _Plain:
     dtype: DType
     number: np.dtype[Any]
 
-    def run(self, spec: ops.GemmSpec, view: Callable[[ArraySpec], HostArray]) -> None:
+    def run(self, spec: Any, view: Callable[[ArraySpec], HostArray]) -> None:
         """Multiply."""
         alpha = np.array(scalar_of("blas", "alpha", spec.alpha, self.dtype), self.number)
         beta = np.array(scalar_of("blas", "beta", spec.beta, self.dtype), self.number)
         a, b, c = view(spec.a), view(spec.b), view(spec.c)
-        result = np.matmul(_transposed(_wide(a), spec.transpose_a), _transposed(_wide(b), spec.transpose_b))
+        result = np.matmul(_transposed(_wide(a), spec.trans_a), _transposed(_wide(b), spec.trans_b))
         result = result * alpha
         if beta != 0:
             result += _wide(c) * beta

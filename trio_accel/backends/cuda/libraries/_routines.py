@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import attrs
 
-from ...base import ops
 from ...base.blas import Factor, Matrix, Plan, Routine, plan_routine
 from ...base.checks import NATIVE
 from ...base.kernels import kernel
-from ...base.ops import ArraySpec, OperationSpec
+from ...base.ops import ArraySpec, OperationSpec, contiguous_strides
 from ..kit._call import Call
 from ..kit._checks import factor_of
 from ..kit._device import LibraryDevice
@@ -22,10 +21,9 @@ from ._vectors import VectorLibrary
 
 __all__ = ["RoutineLibrary"]
 
-_Matrices: TypeAlias = ops.SymmSpec | ops.SyrkSpec | ops.TriangularSpec
-_MATRICES = (ops.SymmSpec, ops.SyrkSpec, ops.TriangularSpec)
+_MATRICES = frozenset({"linalg.symm", "linalg.syrk", "linalg.syr2k", "linalg.trmm", "linalg.trsm"})
 # Operations whose routines wait for the device when they are called for the first time.
-_TRIED = frozenset({*[one.operation for one in _MATRICES], "linalg.asum", "linalg.iamax", "linalg.rot"})
+_TRIED = _MATRICES | {"linalg.asum", "linalg.iamax", "linalg.rot"}
 # Larger arrays need no more kernels than those of this size.
 _LARGE = 512
 
@@ -37,18 +35,20 @@ class RoutineLibrary(VectorLibrary):
         super().__init__(device)
         self._tried: set[tuple[object, ...]] = set()
 
-    def _plan_matrices(self, spec: _Matrices, device: LibraryDevice) -> Plan:
+    def _plan_matrices(self, spec: Any, device: LibraryDevice) -> Plan:
         return plan_routine(spec)
 
-    @kernel(ops.SymmSpec, backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
-    @kernel(ops.SyrkSpec, backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
-    @kernel(ops.TriangularSpec, backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
-    def _matrices(self, spec: _Matrices, call: Call) -> None:
+    @kernel("linalg.symm", backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
+    @kernel("linalg.syrk", backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
+    @kernel("linalg.syr2k", backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
+    @kernel("linalg.trmm", backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
+    @kernel("linalg.trsm", backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
+    def _matrices(self, spec: Any, call: Call) -> None:
         plan: Plan = call.plan
         routine = plan.routine_for(spec)
         if routine is None:
             return
-        if isinstance(spec, ops.TriangularSpec) and spec.b != spec.out:
+        if "out" in plan.steps and spec.b != spec.out:
             call.convert(broadcast(call.array(spec.b), spec.out.shape), call.array(spec.out))
         arrays = {field: call.array(getattr(spec, field)) for field in plan.steps}
         copies = {field: call.copy_of(arrays[field], order) for field, order in plan.copies.items()}
@@ -60,7 +60,7 @@ class RoutineLibrary(VectorLibrary):
         for field in copies.keys() & {"c", "out"}:
             call.convert(copies[field], arrays[field])
 
-    def _invoke(self, kind: Kind, routine: Routine, spec: _Matrices, addresses: Mapping[str, int]) -> None:
+    def _invoke(self, kind: Kind, routine: Routine, spec: Any, addresses: Mapping[str, int]) -> None:
         arguments: list[str | complex] = []
         for value in routine.arguments:
             if isinstance(value, Factor):
@@ -79,7 +79,7 @@ class RoutineLibrary(VectorLibrary):
         if self._find_plan(spec) is not None or dtype not in NATIVE:
             return None
         key: tuple[object, ...] = spec.operation, dtype
-        if isinstance(spec, _MATRICES):
+        if spec.operation in _MATRICES:
             spec = _small(spec)
             key = spec.descriptor().plan_key(spec)
         return None if key in self._tried else partial(self._in_context, self._try_out, spec, key)
@@ -89,7 +89,7 @@ class RoutineLibrary(VectorLibrary):
         kind, room = KINDS[spec.inputs()[0].dtype], 16 * _LARGE**2
         with self._blas.scratch(len(arrays) * room) as (_, place):
             addresses = {field: place + number * room for number, field in enumerate(arrays)}
-            if isinstance(spec, _MATRICES):
+            if spec.operation in _MATRICES:
                 plan = plan_routine(spec)
                 for routine in (plan.routine, plan.plain):
                     if routine is not None:
@@ -111,5 +111,5 @@ def _arrays(spec: Any) -> dict[str, ArraySpec | None]:
 def _small_array(array: ArraySpec) -> ArraySpec:
     rows, columns = (min(1 << max(extent - 1, 0).bit_length(), _LARGE) for extent in array.shape[-2:])
     size, is_by_rows = array.dtype.itemsize, array.strides[-2] >= array.strides[-1]
-    strides = ops.contiguous_strides((rows, columns), size) if is_by_rows else (size, rows * size)
+    strides = contiguous_strides((rows, columns), size) if is_by_rows else (size, rows * size)
     return ArraySpec(0, 0, array.dtype, (rows, columns), strides)

@@ -12,7 +12,7 @@ from nvmath.bindings import cublas
 from ...base import AccelStream, DType
 from ...base.checks import INEXACT
 from ...base.kernels import kernel
-from ...base.ops import GemmSpec, MatmulSpec, OperationSpec
+from ...base.ops import MatmulSpec, OperationSpec
 from ..kit._call import Call
 from ..kit._checks import factor_of
 from ..kit._device import LibraryDevice
@@ -65,9 +65,9 @@ class BlasLibrary(RoutineLibrary):
 
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
         """Load what products of a type need, or compile it, once; see `KernelLibrary.prepare`."""
-        if type(spec) is not MatmulSpec and type(spec) is not GemmSpec:
+        if type(spec) is not MatmulSpec and spec.operation != "linalg.gemm":
             return super().prepare(spec)
-        dtype = spec.a.dtype
+        dtype = spec.inputs()[0].dtype
         if id(dtype) in self._prepared:
             return None
         return partial(self._load, dtype)
@@ -149,14 +149,14 @@ class BlasLibrary(RoutineLibrary):
         assert self._integers is not None
         self._integers.multiply(call.stream, call.array(spec.a), call.array(spec.b), call.array(spec.out))
 
-    def _plan_gemm(self, spec: GemmSpec, device: LibraryDevice) -> _Multiply:
+    def _plan_gemm(self, spec: Any, device: LibraryDevice) -> _Multiply:
         dtype = spec.c.dtype
         kind = KINDS[dtype]
         if not spec.a.size or not spec.c.size:
             return _Multiply(partial(self._scale_only, kind))
         shapes: Any = spec.a.shape, spec.b.shape, spec.c.shape
         product = plan_gemm(
-            (spec.transpose_a, spec.transpose_b),
+            (spec.trans_a, spec.trans_b),
             shapes,
             (spec.a.strides, spec.b.strides, spec.c.strides),
             dtype.itemsize,
@@ -165,11 +165,11 @@ class BlasLibrary(RoutineLibrary):
         graph = GraphCall(self) if _is_one_call(product) else None
         return _Multiply(partial(self._multiply_with_factors, kind, product, graph))
 
-    @kernel(GemmSpec, backend="cuda", dtypes=INEXACT, plan=_plan_gemm, is_quick=True)
-    def _gemm(self, spec: GemmSpec, call: Call) -> None:
+    @kernel("linalg.gemm", backend="cuda", dtypes=INEXACT, plan=_plan_gemm, is_quick=True)
+    def _gemm(self, spec: Any, call: Call) -> None:
         call.plan.run(spec, call)
 
-    def _scale_only(self, kind: Kind, spec: GemmSpec, call: Call) -> None:
+    def _scale_only(self, kind: Kind, spec: Any, call: Call) -> None:
         """A product that is a sum of nothing."""
         _, beta = _factors_of(spec)
         c = call.array(spec.c)
@@ -181,7 +181,7 @@ class BlasLibrary(RoutineLibrary):
             call.fill(c, 0)
 
     def _multiply_with_factors(
-        self, kind: Kind, product: Product, graph: GraphCall | None, spec: GemmSpec, call: Call
+        self, kind: Kind, product: Product, graph: GraphCall | None, spec: Any, call: Call
     ) -> None:
         factors, stream = self._blas.factors, call.stream
         alpha, beta = _factors_of(spec)
@@ -208,7 +208,7 @@ class BlasLibrary(RoutineLibrary):
         kind: Kind,
         product: Product,
         factors: Factors,
-        spec: MatmulSpec | GemmSpec,
+        spec: Any,
         c: int,
     ) -> None:
         """Call cuBLAS; `c` is the address of the result."""
@@ -280,7 +280,7 @@ def _is_one_call(product: Product) -> bool:
     return product.is_single and is_as_it_lies
 
 
-def _factors_of(spec: GemmSpec) -> tuple[complex, complex]:
+def _factors_of(spec: Any) -> tuple[complex, complex]:
     dtype = spec.c.dtype
     return factor_of("blas", "alpha", spec.alpha, dtype), factor_of("blas", "beta", spec.beta, dtype)
 
