@@ -12,7 +12,19 @@ import math
 from collections.abc import Callable, Coroutine, Mapping
 from functools import lru_cache
 from types import FunctionType
-from typing import Any, ClassVar, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+)
 
 import attrs
 import numpy as np
@@ -137,12 +149,18 @@ class DeclaredSpec(OperationSpec):
     __slots__ = ()
     declaration: ClassVar[Declaration]
 
+    if TYPE_CHECKING:
+
+        def __init__(self, *values: Any, **named: Any) -> None: ...
+
     def check_shapes(self, name: str) -> None:
         """Hold one that no plan made against the declaration; see `OperationSpec.check_shapes`."""
         declaration, name = self.declaration, f"{name}: {type(self).__name__}"
-        for parameter, kind in declaration.parameters.items():
-            if isinstance(kind, tuple) and getattr(self, parameter) not in kind:
-                refuse_value(name, parameter, kind, getattr(self, parameter))
+        kinds = cast("dict[str, tuple[object, ...]]", declaration.parameters)
+        literals = [(parameter, kinds[parameter]) for parameter in kinds if type(kinds[parameter]) is tuple]
+        for parameter, allowed in literals:
+            if getattr(self, parameter) not in allowed:
+                refuse_value(name, parameter, allowed, getattr(self, parameter))
         line = declaration.variants[tuple([getattr(self, one) for one in declaration.by])]
         given: list[Any] = [getattr(self, item.field) for item in line.inputs]
         letters = tuple([getattr(self, item.op) for item in line.inputs if item.op])
@@ -200,8 +218,8 @@ class Declared(Protocol[ParametersP, ReplyT_co]):
         ...
 
     @property
-    def spec(self) -> type[Any]:
-        """The class of its specification, a `DeclaredSpec`; None where a specification was given."""
+    def spec(self) -> type[DeclaredSpec]:
+        """The class of its specification; None where a specification was given."""
         ...
 
     def __call__(
@@ -405,7 +423,7 @@ class _Maker:
         for name in fields:
             if name not in {*results, *declaration.parameters, *arrays, "info"}:
                 raise ValueError(f"spec takes {name!r}, which is no parameter and no result")
-        is_own = isinstance(spec, type) and issubclass(spec, DeclaredSpec)
+        is_own = getattr(spec, "declaration", None) is declaration
         plans: dict[tuple[object, ...], Any] = {}
         for key, line in declaration.variants.items():
             absent = frozenset(results - {item.name for item in line.outputs})
