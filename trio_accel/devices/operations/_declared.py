@@ -176,8 +176,7 @@ class DeclaredSpec(OperationSpec):
                 raise ValueError(f"{name}.{item.name} must have shape {shape}, got {array and array.shape}")
             if array.dtype is not item.dtype(dtype):
                 raise TypeError(f"{name}.{item.name} must have dtype {item.dtype(dtype)}, got {array.dtype}")
-        if indexes:
-            check_index(name, indexes)
+        check_index(name, indexes)
         others = {item.name for other in declaration.variants.values() for item in other.outputs}
         for other in others - {item.name for item, _ in wanted}:
             if getattr(self, other) is not None:

@@ -61,7 +61,7 @@ KINDS: Mapping[str, Callable[[DType], DType]] = {
 }
 """How the dtype of an array follows from that of the others."""
 
-_INDEX = (DType.int32, DType.int64)
+_INDEX = {DType.int32, DType.int64}
 
 _ITEM = re.compile(
     r"\s*(?P<name>[\w.]+)(\^(?P<op>\w+))?(\s*:\s*(?P<kind>\w+))?\s*(\((?P<dims>([^()]|\([^()]*\))*)\))?\s*(,|$)"
@@ -336,7 +336,7 @@ def check_index(name: str, arrays: Sequence[tuple[str, ArraySpec]]) -> None:
         TypeError: They differ, or are not of int32 or int64.
     """
     dtypes = [array.dtype for _, array in arrays]
-    if len(set(dtypes)) > 1 or dtypes[0] not in _INDEX:
+    if len(set(dtypes)) > 1 or not set(dtypes) <= _INDEX:
         fields = " and ".join(field for field, _ in arrays)
         raise TypeError(f"{name}: {fields} must all be int32 or int64, got {' and '.join(map(str, dtypes))}")
 
