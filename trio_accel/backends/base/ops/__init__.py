@@ -14,7 +14,7 @@ from ._spec import (
     Descriptor, OperationSpec, SpecField, array_key, arrays_of, map_arrays, specification, value_key,
 )
 from .expression import ElementwiseSpec, ReductionSpec
-from .fft import FftDirection, FftKind, FftNorm, FftSpec
+from .fft import FFT_DTYPES, FftDirection, FftKind, FftNorm, FftSpec
 from .graphs import BranchSpec, GraphNode, GraphRecipe, GraphSpec, LoopSpec, graph_recipe
 from .jit import (
     CodeFormat, Dim3, KernelCode, KernelDefinition, KernelInfoSpec, KernelLayout, KernelParameter, KernelRole,
@@ -26,6 +26,7 @@ from .program import RESULT_WORDS, ProgramCall, ProgramFetch, ProgramResult, Pro
 from .random import PHILOX_ROW, Distribution, PhiloxSpec
 
 __all__ = [
+    "FFT_DTYPES",
     "KINDS",
     "PHILOX_ROW",
     "RESULT_WORDS",
