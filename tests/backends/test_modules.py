@@ -51,7 +51,7 @@ def test_its_kernels_run(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_it_has_not(rig: Any, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     name = install(monkeypatch, **declared(CopySpec))
     source, out = rig.put(np.arange(6.0)), rig.empty((6,), "float64")
-    with pytest.raises(NotSupportedError, match=f"library '{name}' has no Moved") as caught:
+    with pytest.raises(NotSupportedError, match=f"library '{name}' has no .*Moved") as caught:
         rig.enqueue(name, Moved(source, out, ""))
     assert (caught.value.backend, caught.value.device) == (backend.name, rig.device.info.name)
 

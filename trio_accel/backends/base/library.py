@@ -122,7 +122,7 @@ class TableLibrary:
         kernel = self._kernels.get(spec.operation)
         if kernel is None:
             raise NotSupportedError(
-                f"the {self.backend.upper()} backend's library {self.name!r} has no {type(spec).__name__}",
+                f"the {self.backend.upper()} backend's library {self.name!r} has no {spec.operation}",
                 backend=self.backend,
                 device=self._for_plans.info.name,
             )

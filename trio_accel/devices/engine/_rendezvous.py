@@ -402,7 +402,7 @@ def check_part(launch: PartLaunch, kernels: KernelLibrary) -> Callable[[], None]
         NotSupportedError: It has no kernel for it, or one that blocks: the others would wait for that.
     """
     if launch.spec.operation not in kernels.operations:
-        raise NotSupportedError(f"library {kernels.name!r} has no {type(launch.spec).__name__}")
+        raise NotSupportedError(f"library {kernels.name!r} has no {launch.spec.operation}")
     prepare = kernels.prepare(launch.spec)
     if isinstance(prepare, InThread):
         raise NotSupportedError(
