@@ -23,12 +23,13 @@ from .jit import (
 from .linalg import MatmulSpec, Side, Transpose
 from .memory import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, StackSpec
 from .program import RESULT_WORDS, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
-from .random import PHILOX_ROW, Distribution, PhiloxSpec
+from .random import PHILOX_ROW, RANDOM_DTYPES, Distribution, PhiloxSpec
 
 __all__ = [
     "FFT_DTYPES",
     "KINDS",
     "PHILOX_ROW",
+    "RANDOM_DTYPES",
     "RESULT_WORDS",
     "ArraySpec",
     "BranchSpec",
