@@ -21,11 +21,12 @@ ISOLATED = (
     "own_library.py",
     "own_program.py",
     "blend.py",
+    "decay.py",
     "jit_saxpy.py",
     "embeddings.py",
 )
 # Modules that a program beside them uses.
-USED = {"bag_of_words.py": "embeddings.py"}
+USED = {"bag_of_words.py": "embeddings.py", "own_operation.py": "decay.py"}
 # Lines: one with kernels for two backends may have more.
 LONGEST = {"own_kernel.py": 120, "own_collective.py": 80}
 
@@ -103,6 +104,17 @@ largest relative error [0-9.e+-]+: right
 86 of 1000 clipped, right by [0-9e+-]+
 187 of 1000 clipped, right by [0-9e+-]+
 refused: 1000 elements are NaN [(]device cpu:0, operation own_kernel.Blend, generation 1[)]
+""",
+    ),
+    (
+        "decay.py",
+        "--isolation process",
+        """
+  1 min: 1[.]00e[+]00 4[.]17e-05 3[.]62e-07 4[.]01e-08
+ 10 min: [0-9.e+ -]+
+ 60 min: 9[.]97e-01 [0-9.e+ -]+
+largest error [0-9e+-]+: right
+refused: expm: the matrix holds a NaN or an infinity [(]device cpu:0, operation own_operation[.]Expm, .*
 """,
     ),
     (

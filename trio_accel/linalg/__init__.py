@@ -15,30 +15,24 @@ What all refuse, before anything is launched:
 * `NotSupportedError`: the backend does not have it, or not for this dtype; of solvers, a `TypeError`.
 """
 
-# fmt: off
-# isort: off
+from . import _factors, _matrices, _matrix_vector, _products, _solve, _spectra, _vectors
 from ._actor import BlasActor, SolverActor
-from ._factors import Cholesky, Det, Lu, Qr, Slogdet, cholesky, det, lu, qr, slogdet
+from ._factors import *
 from ._least_squares import lstsq
-from ._matrices import Symm, Syr2k, Syrk, Trmm, Trsm, symm, syr2k, syrk, trmm, trsm
-from ._matrix_vector import Gemv, Ger, Symv, Syr, Syr2, Trmv, Trsv, gemv, ger, symv, syr, syr2, trmv, trsv
-from ._products import Gemm, Matmul, gemm, matmul
+from ._matrices import *
+from ._matrix_vector import *
+from ._products import *
 from ._results import EighResult, EigResult, LstsqResult, LUResult, QRResult, SlogdetResult, SVDResult
-from ._solve import (
-    CheckDiagonal, Inv, LuSolve, Solve, SolveTriangular, inv, lu_solve, solve, solve_triangular,
-)
-from ._spectra import Eig, Eigh, Eigvals, Eigvalsh, Svd, eig, eigh, eigvals, eigvalsh, svd, svdvals
-from ._vectors import (
-    Asum, Axpy, Dot, Iamax, Nrm2, Rot, Scal, Swap, asum, axpy, dot, iamax, nrm2, rot, scal, swap,
-)
+from ._solve import *
+from ._spectra import *
+from ._vectors import *
 
-__all__ = [
-    "Asum", "Axpy", "BlasActor", "CheckDiagonal", "Cholesky", "Det", "Dot", "Eig", "EigResult", "Eigh",
-    "EighResult", "Eigvals", "Eigvalsh", "Gemm", "Gemv", "Ger", "Iamax", "Inv", "LUResult", "LstsqResult",
-    "Lu", "LuSolve", "Matmul", "Nrm2", "QRResult", "Qr", "Rot", "SVDResult", "Scal", "Slogdet",
-    "SlogdetResult", "Solve", "SolveTriangular", "SolverActor", "Svd", "Swap", "Symm", "Symv", "Syr",
-    "Syr2", "Syr2k", "Syrk", "Trmm", "Trmv", "Trsm", "Trsv", "asum", "axpy", "cholesky", "det", "dot",
-    "eig", "eigh", "eigvals", "eigvalsh", "gemm", "gemv", "ger", "iamax", "inv", "lstsq", "lu", "lu_solve",
-    "matmul", "nrm2", "qr", "rot", "scal", "slogdet", "solve", "solve_triangular", "svd", "svdvals", "swap",
-    "symm", "symv", "syr", "syr2", "syr2k", "syrk", "trmm", "trmv", "trsm", "trsv",
-]
+__all__ = ["BlasActor", "EigResult", "EighResult", "LUResult", "LstsqResult", "QRResult", "SVDResult"]
+__all__ += ["SlogdetResult", "SolverActor", "lstsq"]
+__all__ += _factors.__all__
+__all__ += _matrices.__all__
+__all__ += _matrix_vector.__all__
+__all__ += _products.__all__
+__all__ += _solve.__all__
+__all__ += _spectra.__all__
+__all__ += _vectors.__all__

@@ -111,8 +111,15 @@ class Kernel:
     prepares: bool = attrs.field(init=False, default=attrs.Factory(_prepares, takes_self=True))
 
 
+class _Declared(Protocol):
+    """A function as `trio_accel.devices.operation` makes it."""
+
+    @property
+    def spec(self) -> type[OperationSpec]: ...
+
+
 def kernel(
-    operation: type[OperationSpec] | str,
+    operation: type[OperationSpec] | str | _Declared,
     *,
     backend: str,
     dtypes: Collection[DType] | Mapping[str, Collection[DType]] | None = None,
@@ -127,7 +134,8 @@ def kernel(
     of a stream, it computes there; otherwise it enqueues. See the guide, "A new kernel".
 
     Args:
-        operation: Specification class that it runs, or the `OperationSpec.operation` of one.
+        operation: What it runs: a declared function, a specification class, or the `OperationSpec.operation`
+            of one.
         backend: Name of the backend, such as ``"cpu"``.
         dtypes: The dtypes that it has: of the first array of the specification, or by the names of fields. An
             operation with another is refused before it is launched.
@@ -143,6 +151,8 @@ def kernel(
         TypeError: The function does not take ``(spec, call)``, or `plan` not ``(spec, device)``.
         ValueError: The operation has a kernel for this backend already, or there are no dtypes.
     """
+    if not isinstance(operation, (str, type)):
+        operation = operation.spec
     frame = sys._getframe(1)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # where a class or a module is made: only its frame has its names
     place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
     name = operation if isinstance(operation, str) else operation.operation

@@ -263,8 +263,8 @@ def parse_shapes(line: str) -> Shapes:
                 raise ValueError(
                     f"shapes {line!r}: letter {letter!r} of {item.name} has no source on the left"
                 )
-        if item.stack == "*" and not any(one.stack == "*" for one in inputs):
-            raise ValueError(f"shapes {line!r}: '*' of {item.name} has no source on the left")
+        if item.stack and item.stack not in {one.stack for one in inputs}:
+            raise ValueError(f"shapes {line!r}: {item.stack!r} of {item.name} has no source on the left")
     names = {item.name for item in inputs}
     updated = tuple(item.name for item in outputs if item.is_bare)
     for name in updated:

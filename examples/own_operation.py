@@ -1,0 +1,52 @@
+"""An operation of one's own, declared once: the exponential of matrices, by SciPy on the CPU.
+
+`decay.py` is a program that uses it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+
+import trio_accel as ta
+from trio_accel.backends.base import Call, kernel
+from trio_accel.backends.base.checks import NATIVE
+from trio_accel.devices import LibraryActor, Operand, operation
+
+
+class ExponentialActor(LibraryActor):
+    """Serves this module's kernels, on a stream of its own."""
+
+    library = "own_operation"
+
+
+@operation(
+    "a(..., n, n) -> out(..., n, n)",
+    actor=ExponentialActor,
+    dtypes=NATIVE,
+    status="holds a NaN or an infinity",
+)
+async def expm(a: Operand) -> ta.AccelRef:
+    """Exponential of matrices, as `scipy.linalg.expm`: ``sum(a**k / k!)``.
+
+    Args:
+        a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
+
+    Returns:
+        The exponentials, of the shape and dtype of `a`.
+
+    Raises:
+        LinAlgError: A matrix holds a NaN or an infinity; `LinAlgError.index` says which one.
+    """
+    ...
+
+
+@kernel(expm, backend="cpu")
+def expm_cpu(spec: Any, call: Call) -> None:
+    """Compute in the thread of the stream."""
+    a, out = call.array(spec.a), call.array(spec.out)
+    spec.info[:] = ~np.isfinite(a).all((-2, -1)).ravel()
+    if out.size and not spec.info.any():
+        out[:] = scipy.linalg.expm(a)

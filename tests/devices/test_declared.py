@@ -1,0 +1,211 @@
+"""Declared operations: what a declaration refuses at import, and what all of them refuse from a caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from isolations import inline
+
+import trio_accel as ta
+from trio_accel import fft, linalg, random, sparse
+from trio_accel.backends.base import DType
+from trio_accel.backends.base.checks import NATIVE
+from trio_accel.backends.base.ops import KINDS, Item
+from trio_accel.devices import DECLARED, AccelRef, Declaration, LibraryActor, Operand, operation
+
+_SIZES = {"c": 2, "k": 2, "m": 4, "n": 3}
+
+
+class OwnActor(LibraryActor):
+    library = "blas"
+
+
+async def one(a: Operand) -> AccelRef: ...
+async def two(a: Operand, b: Operand, side: Literal["L", "R"] = "L") -> AccelRef: ...
+async def some(*a: Operand) -> AccelRef: ...
+async def listed(a: Operand, places: list[int]) -> AccelRef: ...
+async def no_array(a: int) -> AccelRef: ...
+
+
+CONTRADICTIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "a name that is no parameter": (
+        one,
+        {"shapes": "b(n) -> out(n)"},
+        "'b' of the shapes is no parameter; there are a",
+    ),
+    "a parameter without shapes": (
+        two,
+        {"shapes": "a(n) -> out(n)"},
+        "parameter 'b' is an array, and not in the shapes",
+    ),
+    "shapes of what is no array": (
+        no_array,
+        {"shapes": "a(n) -> out(n)"},
+        "parameter 'a' is in the shapes, and no array",
+    ),
+    "a letter without a source": (one, {"shapes": "a(n) -> out(n, k)"}, "k"),
+    "leading axes without a source": (one, {"shapes": "a(n) -> out(..., n)"}, r"\.\.\."),
+    "no arrow": (one, {"shapes": "a(n)"}, "->"),
+    "a dtype that is not there": (one, {"shapes": "a(n) -> out: float23(n)"}, "float23"),
+    "a set of dtypes that no backend has": (
+        one,
+        {"shapes": "a(n) -> out(n)", "dtypes": ("float23",)},
+        "'float23', which no backend has",
+    ),
+    "all arrays with dtypes of their own": (
+        one,
+        {"shapes": "a: int32(n) -> out(n)"},
+        "no array on the left has the dtype",
+    ),
+    "neither shapes nor a plan": (one, {}, "either shapes or a plan"),
+    "shapes and a plan": (one, {"shapes": "a(n) -> out(n)", "plan": print}, "either shapes or a plan"),
+    "shapes by what is no parameter": (
+        one,
+        {"shapes": {"x": "a(n) -> out(n)"}, "by": "mode"},
+        "'mode' of the shapes is no parameter",
+    ),
+    "a key of too many values": (
+        two,
+        {"shapes": {("L", 1): "a(n), b(n) -> out(n)"}, "by": "side"},
+        "not one value for each of",
+    ),
+    "a letter of op() that is no parameter": (
+        one,
+        {"shapes": "a^trans(m, n) -> out(m)"},
+        "'trans' of the shapes",
+    ),
+    "parameters without a number": (some, {"shapes": "a(n) -> out(n)"}, "has no place in a message"),
+    "a parameter that says nothing": (
+        listed,
+        {"shapes": "a(n) -> out(n)"},
+        "'places' has an annotation that does not say",
+    ),
+    "a specification of other fields": (
+        one,
+        {"shapes": "a(n) -> out(n)", "spec": lambda a, c: None},
+        "takes 'c', which is no parameter and no result",
+    ),
+}
+
+
+@pytest.mark.parametrize(("function", "given", "text"), CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys())
+def test_a_declaration_that_contradicts_its_function(function: Any, given: dict[str, Any], text: str) -> None:
+    before = dict(DECLARED)
+    with pytest.raises(TypeError, match=text) as caught:
+        operation(**{"actor": OwnActor, **given})(function)
+    line = function.__code__.co_firstlineno
+    assert str(caught.value).startswith(f"{__file__}:{line}: operation {function.__name__}: ")
+    assert before == DECLARED
+
+
+def test_all_of_the_package_is_declared() -> None:
+    packages = {"fft": fft, "linalg": linalg, "sparse": sparse}
+    functions = {f"{name}.{one}" for name, of in packages.items() for one in of.__all__ if one.islower()}
+    functions |= {f"random.{name}" for name in vars(random.Generator) if name[0] != "_"}
+    # These are made of others, or ask for nothing.
+    functions -= {"linalg.lstsq", "linalg.svdvals", "sparse.csr", "random.device", "random.seed"}
+    assert functions <= DECLARED.keys()
+
+
+def test_a_message_has_the_parameters_of_its_function() -> None:
+    message: Any = linalg.cholesky.message
+    assert message("a", upper=True).upper is True
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        message("a", lower=True)
+
+
+# Each operation, by the values of the parameters that its shapes depend on. What refuses matrices of several
+# arrays is tested where they are: tests/sparse.
+VARIANTS = [
+    pytest.param(declared, key, id=f"{name}{'-' * bool(key)}{'-'.join(map(str, key))}")
+    for name, declared in sorted(DECLARED.items())
+    if not declared.declaration.arrays
+    for key in declared.declaration.variants
+]
+
+
+def shape_of(item: Item) -> tuple[int, ...]:
+    if item.stack == "*":
+        return (4,)
+    return tuple([dim if isinstance(dim, int) else _SIZES[str(dim)] for dim in item.dims])
+
+
+def arguments(declaration: Declaration, key: tuple[object, ...]) -> dict[str, Any]:
+    """Arguments that fit, with arrays of the host."""
+    dtype = (declaration.dtypes or NATIVE)[0]
+    given: dict[str, Any] = dict(zip(declaration.by, key, strict=True))
+    for item in declaration.variants[key].inputs:
+        array = np.ones(shape_of(item), item.dtype(dtype).dtype)
+        if array.ndim == 2 and array.shape[0] == array.shape[1]:
+            array += 3 * np.eye(len(array), dtype=array.dtype)
+        given[item.name] = array if item.dtype(dtype) is not DType.int32 else np.zeros_like(array)
+    for name, kind in declaration.parameters.items():
+        values = {"bool": False, "whole": 1, "real": 1.0, "number": 1.0}
+        if name == "beta" and "c" not in given and "y" not in given:
+            given[name] = 0.0
+        elif isinstance(kind, tuple):
+            given.setdefault(name, kind[0])
+        elif kind in values:
+            given.setdefault(name, values[kind])
+    return given
+
+
+async def ask(device: ta.Device, function: Any, given: dict[str, Any]) -> Any:
+    arrays = {
+        name: await device.put(value) if isinstance(value, np.ndarray) else value
+        for name, value in given.items()
+    }
+    before = (await device.statistics()).launched
+    try:
+        return await device.ask(function.message(**arrays))
+    except ta.AccelError:
+        raise
+    except (TypeError, ValueError):
+        # Nothing was launched for what the caller's task has refused.
+        assert (await device.statistics()).launched == before
+        raise
+
+
+def changed(given: dict[str, Any], name: str, change: Callable[[Any], Any]) -> dict[str, Any]:
+    return {**given, name: change(given[name])}
+
+
+@inline
+@pytest.mark.parametrize(("function", "key"), VARIANTS)
+async def test_what_each_declared_operation_refuses(
+    device: ta.Device, function: Any, key: tuple[object, ...]
+) -> None:
+    declaration: Declaration = function.declaration
+    given, line = arguments(declaration, key), declaration.variants[key]
+    with suppress(ta.NotSupportedError, ta.LinAlgError):
+        await ask(device, function, given)
+    first = next(item for item in line.inputs if not item.kind)
+    name = "".join(part.capitalize() for part in declaration.function.split("_"))
+    if first.stack != "*":
+        with pytest.raises(ValueError, match=rf"{name}: .*{first.name}.*(must|takes)"):
+            await ask(device, function, changed(given, first.name, lambda a: np.ones((), a.dtype)))
+    if declaration.dtypes:
+        with pytest.raises(TypeError, match=rf"{name}: {first.name} has dtype int8; allowed: "):
+            await ask(device, function, changed(given, first.name, lambda a: a.astype(np.int8)))
+    same = [item.name for item in line.inputs if not item.kind]
+    for other in same[1:]:
+        with pytest.raises(TypeError, match=rf"{name}: operands must have one dtype"):
+            await ask(device, function, changed(given, other, lambda a: a.astype(np.complex128)))
+    for item in line.inputs:
+        if item.kind and KINDS[item.kind](DType.float32) is not DType.float64:
+            with pytest.raises(TypeError, match=rf"{name}: {item.name} has dtype float64; allowed: "):
+                await ask(device, function, changed(given, item.name, lambda a: a.astype(np.float64)))
+    for parameter, kind in declaration.parameters.items():
+        if isinstance(kind, tuple):
+            with pytest.raises(ValueError, match=rf"{name}: {parameter} must be .*, got 'nonsense'"):
+                await ask(device, function, {**given, parameter: "nonsense"})
+        elif kind == "bool":
+            with pytest.raises(ValueError, match=rf"{name}: {parameter} must be False or True, got 'no'"):
+                await ask(device, function, {**given, parameter: "no"})
+        elif kind in ("real", "number"):
+            with pytest.raises((TypeError, ValueError), match=parameter):
+                await ask(device, function, {**given, parameter: "much"})
