@@ -261,7 +261,8 @@ def operation(
     and that of its specification as ``.spec``; see `DeclaredSpec`.
     Parameters that are annotated as `Operand` or `AccelRef` are arrays; `bool`, `int`, `str` and ``Literal``
     are exact values, of which a ``Literal`` says what is allowed; `float` and `complex` are factors of the
-    arrays. A class with ``operand_fields`` is an operand that is several arrays; see `Structured`.
+    arrays. A class with ``operand_fields`` is an operand that is several arrays, of these names; its objects
+    have `shape`, `dtype` and `device` too, and ``made_by`` of the class says where they come from.
     A parameter `out` takes the caller's array for the result. Where there is a parameter `beta`, an
     array on the right that is a parameter too is added to, or is a new one where it is None.
 
