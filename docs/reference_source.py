@@ -68,10 +68,17 @@ def public_names(module: str) -> list[str]:
     """The names in a module's ``__all__``."""
     tree = tree_of(module)
     assert tree is not None, module
+    names: list[str] = []
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return list(ast.literal_eval(node.value))
-    return []
+            names = list(ast.literal_eval(node.value))
+        elif isinstance(node, ast.AugAssign) and ast.unparse(node.target) == "__all__":
+            # Either names, or those of a module below: ``_factors.__all__``.
+            if isinstance(node.value, ast.Attribute):
+                names += public_names(f"{module}.{ast.unparse(node.value.value)}")
+            else:
+                names += ast.literal_eval(node.value)
+    return names
 
 
 @functools.cache
@@ -88,12 +95,19 @@ def find(module: str, name: str) -> Definition | None:
             return _message_of(module, node) or Definition(
                 name, module, node, _string_behind(tree.body, index)
             )
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    return find(_source(module, node), alias.name)
-    return None
+    return next(filter(None, (_imported(module, node, name) for node in tree.body)), None)
+
+
+def _imported(module: str, node: ast.stmt, name: str) -> Definition | None:
+    """Find what a statement of a module imports under a name."""
+    if not isinstance(node, ast.ImportFrom):
+        return None
+    source = _source(module, node)
+    for alias in node.names:
+        if (alias.asname or alias.name) == name:
+            return find(source, alias.name)
+    is_there = node.names[0].name == "*" and name in public_names(source)
+    return find(source, name) if is_there else None
 
 
 def _message_of(module: str, node: ast.stmt) -> Definition | None:
