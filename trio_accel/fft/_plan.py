@@ -46,7 +46,7 @@ class Transform:
         given = _all_whole(name, "s", message.s)
         axes = _axes(name, source, _all_whole(name, "axes", message.axes), given)
         lengths = given and [
-            source.shape[axis] if n == -1 else n for axis, n in zip(axes, given, strict=True)
+            _extent(name, axis, source) if n == -1 else n for axis, n in zip(axes, given, strict=True)
         ]
         return self._plan(message, planner, "s", source, axes, lengths)
 
@@ -84,10 +84,7 @@ class Transform:
         self, name: str, argument: str, source: ArraySpec, axes: tuple[int, ...]
     ) -> list[int]:
         """Lengths where the caller gave none; the last axis may hold half of the frequencies."""
-        lengths = [source.shape[axis] for axis in axes]
-        if 0 in lengths:
-            axis = axes[lengths.index(0)]
-            raise ValueError(f"{name}: axis {axis} of a has no elements (shape {source.shape})")
+        lengths = [_extent(name, axis, source) for axis in axes]
         if self.kind == "c2r":
             lengths[-1] = 2 * (lengths[-1] - 1)
             if not lengths[-1]:
@@ -128,6 +125,14 @@ def _axis(name: str, argument: str, axis: int, source: ArraySpec) -> int:
     if not -ndim <= axis < ndim:
         raise ValueError(f"{name}: {argument} {axis} is not there in an array of shape {source.shape}")
     return axis % ndim
+
+
+def _extent(name: str, axis: int, source: ArraySpec) -> int:
+    """Length of an axis along which the caller gave none."""
+    extent = source.shape[axis]
+    if extent == 0:
+        raise ValueError(f"{name}: axis {axis} of a has no elements (shape {source.shape})")
+    return extent
 
 
 def _whole(name: str, argument: str, value: object, allowed: str) -> int:
