@@ -74,7 +74,8 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "ProgramCall ProgramFetch ProgramResult ProgramReturn RESULT_WORDS "
         "BranchSpec GraphNode GraphRecipe GraphSpec LoopSpec graph_recipe "
         "Descriptor Role SpecField array_key arrays_of map_arrays value_key common_shape "
-        "product_shape real_of transformed_shape KINDS Item Shapes column complex_of scalar_offsets"
+        "product_shape real_of transformed_shape KINDS check_index Item Shapes column complex_of "
+        "scalar_offsets"
     ),
     "ActorContext": _names("served show show_process"),
     "AdaptiveCompletion": _names("open"),

@@ -15,7 +15,7 @@ from counts import EXECUTED, code_lines, count_lines, executed_files, package_li
 import trio_accel as ta
 
 # The most there may be. A change that needs fewer lowers the bound.
-FILES = {"inline": 22, "process": 21}
+FILES = {"inline": 20, "process": 19}
 LINES_PER_FUNCTION = 102
 LINES = 46_710
 PRIVATE_NAMES = 178

@@ -318,7 +318,7 @@ UPWARDS = {
     "the command line, from the facade": Module("trio_accel", "from . import cli", is_package=True),
     "the benchmarks": Module("trio_accel.testing._probe", "from benchmarks import select"),
     "the benchmarks, from the command line": Module("trio_accel.cli._app", "import benchmarks.actors"),
-    "the interop": Module("trio_accel.fft._messages", "from trio_accel.interop import scipy_fft"),
+    "the interop": Module("trio_accel.fft._plan", "from trio_accel.interop import scipy_fft"),
 }
 
 

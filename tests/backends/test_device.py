@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from chosen import IS_STAND_IN
 
-from trio_accel import linalg
+from trio_accel import linalg, sparse
 from trio_accel.backends import resolve
 from trio_accel.backends.base import NotSupportedError, ops
 from trio_accel.backends.base.ops import (
@@ -13,7 +13,6 @@ from trio_accel.backends.base.ops import (
     FftSpec,
     FillSpec,
     MatmulSpec,
-    SpmvCsrSpec,
 )
 from trio_accel.devices import DECLARED
 
@@ -21,7 +20,7 @@ LIBRARIES = {
     "blas": {MatmulSpec, linalg.axpy.spec, linalg.scal.spec, linalg.dot.spec, linalg.nrm2.spec},
     "fft": {FftSpec},
     "memory": {CopyFromHostSpec, CopyToHostSpec, CopySpec, FillSpec},
-    "sparse": {SpmvCsrSpec},
+    "sparse": {sparse.spmv.spec},
 }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import trio_accel as ta
-from trio_accel import linalg
+from trio_accel import linalg, sparse
 from trio_accel.backends.base.ops import (
     ArraySpec,
     CopyFromHostSpec,
@@ -19,7 +19,6 @@ from trio_accel.backends.base.ops import (
     FftSpec,
     MatmulSpec,
     OperationSpec,
-    SpmvCsrSpec,
     StackSpec,
 )
 from trio_accel.devices import LibraryActor, Operation, Planned, Planner
@@ -63,8 +62,8 @@ def axpy(x: ArraySpec, y: ArraySpec) -> OperationSpec:
 
 
 def spmv(rows: int, columns: int) -> Make:
-    def make(*arrays: ArraySpec) -> SpmvCsrSpec:
-        return SpmvCsrSpec(rows, columns, *arrays)
+    def make(*arrays: ArraySpec) -> OperationSpec:
+        return sparse.spmv.spec((rows, columns), *arrays)
 
     return make
 
@@ -128,8 +127,18 @@ MISSHAPEN: dict[str, tuple[Make, tuple[Shape, ...], Shape, str]] = {
     "fft no points": (fft((0,), (0,)), ((4,),), (0,), r"lengths=\(0,\)"),
     "fft out": (fft((4,), (0,)), ((4,),), (5,), r"FftSpec: out must have shape \(4,\)"),
     "fft half": (fft((4,), (0,), "r2c"), ((4,),), (4,), r"FftSpec: out must have shape \(3,\)"),
-    "spmv": (spmv(2, 3), ((3,), (4,), (4,), (2,)), (2,), r"SpmvCsrSpec: .*x of shape \(2,\)"),
-    "spmv out": (spmv(2, 3), ((3,), (4,), (4,), (3,)), (3,), r"out of shape \(3,\)"),
+    "spmv": (
+        spmv(2, 3),
+        ((3,), (4,), (4,), (2,)),
+        (2,),
+        r"SpmvSpec: x must have shape \(3,\), got .*x of shape \(2,\)",
+    ),
+    "spmv out": (
+        spmv(2, 3),
+        ((3,), (4,), (4,), (3,)),
+        (3,),
+        r"SpmvSpec.out must have shape \(2,\), got \(3,\)",
+    ),
     "from host": (from_host(np.ones(3)), (), (4,), r"shape \(3,\) of host.*\(4,\)"),
     "to host": (to_host, ((4,),), (1,), r"shape \(3,\) of host.*\(4,\)"),
 }
@@ -145,7 +154,7 @@ MIXED: dict[str, tuple[Make, tuple[Any, ...], Shape, str]] = {
         spmv(1, 1),
         (np.ones(2, "i4"), np.ones(1, "i8"), np.ones(1), np.ones(1)),
         (1,),
-        "indptr of int32, indices of int64",
+        "indptr and matrix.indices must all be int32 or int64, got int32 and int64",
     ),
     "from host": (from_host(np.ones(4, "f4")), (), (4,), "float32 of host"),
 }

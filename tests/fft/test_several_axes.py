@@ -166,7 +166,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "one axis for two": (
         lambda x, z: fft.fft2(np.ones(4), out=z),
         ValueError,
-        r"fft\.Fftn: axes: -2 is not there in an array of shape \(4,\)",
+        r"fft\.Fft2: axes: -2 is not there in an array of shape \(4,\)",
     ),
     "one length for two axes": (
         lambda x, z: fft.irfftn(z, s=(4,), axes=(0, 1)),
@@ -214,6 +214,11 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
         ValueError,
         r"Fftn: axis 0 of a has no elements \(shape \(0, 4\)\)",
     ),
+    "no elements where the length is that of a": (
+        lambda x, z: fft.ifftn(np.ones((4, 0)), (4, -1), out=z),
+        ValueError,
+        r"Ifftn: axis 1 of a has no elements \(shape \(4, 0\)\)",
+    ),
     "one frequency": (
         lambda x, z: fft.irfftn(np.ones((4, 1), complex), out=x),
         ValueError,
@@ -227,12 +232,12 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "out of another shape": (
         lambda x, z: fft.rfft2(x, out=z),
         ValueError,
-        r"Rfftn: out must have shape \(4, 4\) and dtype complex128, got shape \(4, 6\)",
+        r"Rfft2: out must have shape \(4, 4\) and dtype complex128, got shape \(4, 6\)",
     ),
     "out is the source": (
         lambda x, z: fft.fft2(z, out=z),
         ValueError,
-        r"Fftn: out must not share memory with a; give one of them as a copy\(\)",
+        r"Fft2: out must not share memory with a; give one of them as a copy\(\)",
     ),
     "no device": (lambda x, z: fft.fft2(np.ones((4, 6))), TypeError, r"fft2: no operand is on a device"),
 }

@@ -1,69 +1,24 @@
-"""Functions that ask for transforms: of each a name and a docstring, a signature, and a message."""
+"""Functions that ask for transforms: of each a name and a docstring, a signature, and a transform."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from types import FunctionType
-from typing import Any, ParamSpec, TypeAlias, cast
+from typing import Any, Final, ParamSpec, TypeAlias
 
-from ..backends.base.ops import FftNorm
-from ..devices import AccelRef, Operand, Operation, device_of
-from ._messages import (
-    Fft,
-    FftActor,
-    Fftn,
-    Hfft,
-    Hfftn,
-    Ifft,
-    Ifftn,
-    Ihfft,
-    Ihfftn,
-    Irfft,
-    Irfftn,
-    Rfft,
-    Rfftn,
-)  # fmt: skip
+from ..backends.base.ops import FftDirection, FftKind, FftNorm
+from ..devices import AccelRef, Declared, Operand, Planned, Planner, operation
+from ._plan import FftActor, Transform
 
 __all__ = [
-    "fft", "fft2", "fftn", "hfft", "hfft2", "hfftn", "ifft", "ifft2", "ifftn",
-    "ihfft", "ihfft2", "ihfftn", "irfft", "irfft2", "irfftn", "rfft", "rfft2", "rfftn",
+    "Fft", "Fft2", "Fftn", "Hfft", "Hfft2", "Hfftn", "Ifft", "Ifft2", "Ifftn", "Ihfft", "Ihfft2",
+    "Ihfftn", "Irfft", "Irfft2", "Irfftn", "Rfft", "Rfft2", "Rfftn", "fft", "fft2", "fftn", "hfft", "hfft2",
+    "hfftn", "ifft", "ifft2", "ifftn", "ihfft", "ihfft2", "ihfftn", "irfft", "irfft2", "irfftn", "rfft",
+    "rfft2", "rfftn",
 ]  # fmt: skip
 
 ParametersP = ParamSpec("ParametersP")
-_Ask: TypeAlias = Callable[ParametersP, Coroutine[Any, Any, AccelRef]]
-_Message: TypeAlias = Callable[..., Operation[FftActor, AccelRef]]
-
-# Of these each copy has its own.
-NAME: str = ""
-MESSAGE: _Message = Operation
-
-
-def asks(
-    signature: _Ask[ParametersP], message: _Message
-) -> Callable[[Callable[[], None]], _Ask[ParametersP]]:
-    """Declare a function that asks for a transform.
-
-    It is a copy of another function, which asks for this message and has the name and the docstring of what
-    is decorated. So a call takes no longer than that of a function that is written out.
-
-    Args:
-        signature: `one_axis`, `several_axes` or `two_axes`.
-        message: Class of the message.
-    """
-    assert isinstance(signature, FunctionType)
-
-    def declare(own: Callable[[], None]) -> _Ask[ParametersP]:
-        name = own.__name__
-        code = signature.__code__.replace(co_name=name, co_qualname=name)
-        function = FunctionType(
-            code, {**globals(), "NAME": name, "MESSAGE": message}, name, signature.__defaults__
-        )
-        function.__kwdefaults__ = signature.__kwdefaults__
-        function.__annotations__ = signature.__annotations__
-        function.__module__, function.__doc__ = own.__module__, own.__doc__
-        return cast("_Ask[ParametersP]", function)
-
-    return declare
+_Signature: TypeAlias = Callable[ParametersP, Coroutine[Any, Any, AccelRef]]
 
 
 async def one_axis(
@@ -75,7 +30,7 @@ async def one_axis(
     out: AccelRef | None = None,
 ) -> AccelRef:
     """Ask for a transform along one axis."""
-    return await device_of(NAME, a, out).ask(MESSAGE(a, n, axis, norm, out))
+    ...
 
 
 async def several_axes(
@@ -87,7 +42,7 @@ async def several_axes(
     out: AccelRef | None = None,
 ) -> AccelRef:
     """Ask for a transform along several axes, by default all."""
-    return await device_of(NAME, a, out).ask(MESSAGE(a, s, axes, norm, out))
+    ...
 
 
 async def two_axes(
@@ -99,10 +54,42 @@ async def two_axes(
     out: AccelRef | None = None,
 ) -> AccelRef:
     """Ask for a transform along several axes, by default the last two."""
-    return await device_of(NAME, a, out).ask(MESSAGE(a, s, axes, norm, out))
+    ...
 
 
-@asks(one_axis, Fft)
+def asks(
+    signature: _Signature[ParametersP], kind: FftKind, direction: FftDirection
+) -> Callable[[Callable[[], None]], Declared[ParametersP, AccelRef]]:
+    """Declare an operation with the signature of another function, and the name and docstring of its own.
+
+    Args:
+        signature: `one_axis`, `several_axes` or `two_axes`.
+        kind: See `FftSpec`.
+        direction: See `FftSpec`.
+    """
+    assert isinstance(signature, FunctionType)
+    transform = Transform(kind, direction)
+    check = transform.plan_one_axis if signature is one_axis else transform.plan_several_axes
+
+    def plan(message: Any, planner: Planner) -> Planned[AccelRef]:
+        """Plan by hand: no line of shapes says the lengths of transforms along axes that are arguments."""
+        return check(message, planner)
+
+    def declare(own: Callable[[], None]) -> Declared[ParametersP, AccelRef]:
+        name, line = own.__name__, own.__code__.co_firstlineno
+        code = signature.__code__.replace(co_name=name, co_qualname=name, co_firstlineno=line)
+        function: Any = FunctionType(code, globals(), name, signature.__defaults__)
+        function.__kwdefaults__, function.__annotations__ = (
+            signature.__kwdefaults__,
+            signature.__annotations__,
+        )
+        function.__doc__ = own.__doc__
+        return operation(actor=FftActor, plan=plan)(function)
+
+    return declare
+
+
+@asks(one_axis, "c2c", "forward")
 def fft() -> None:
     """Discrete Fourier transform along one axis, as `numpy.fft.fft` (cuFFT ``C2C``, ``Z2Z``).
 
@@ -125,7 +112,7 @@ def fft() -> None:
     """
 
 
-@asks(one_axis, Ifft)
+@asks(one_axis, "c2c", "inverse")
 def ifft() -> None:
     """Inverse discrete Fourier transform along one axis, as `numpy.fft.ifft`.
 
@@ -133,7 +120,7 @@ def ifft() -> None:
     """
 
 
-@asks(one_axis, Rfft)
+@asks(one_axis, "r2c", "forward")
 def rfft() -> None:
     """Fourier transform of a real array along one axis, as `numpy.fft.rfft` (cuFFT ``R2C``, ``D2Z``).
 
@@ -144,7 +131,7 @@ def rfft() -> None:
     """
 
 
-@asks(one_axis, Irfft)
+@asks(one_axis, "c2r", "inverse")
 def irfft() -> None:
     """Inverse of `rfft`, as `numpy.fft.irfft` (cuFFT ``C2R``, ``Z2D``).
 
@@ -156,7 +143,7 @@ def irfft() -> None:
     """
 
 
-@asks(one_axis, Hfft)
+@asks(one_axis, "c2r", "forward")
 def hfft() -> None:
     """Fourier transform of a signal with Hermitian symmetry, as `numpy.fft.hfft`: its spectrum is real.
 
@@ -168,7 +155,7 @@ def hfft() -> None:
     """
 
 
-@asks(one_axis, Ihfft)
+@asks(one_axis, "r2c", "inverse")
 def ihfft() -> None:
     """Inverse of `hfft`, as `numpy.fft.ihfft`.
 
@@ -179,7 +166,7 @@ def ihfft() -> None:
     """
 
 
-@asks(several_axes, Fftn)
+@asks(several_axes, "c2c", "forward")
 def fftn() -> None:
     """Discrete Fourier transform along several axes, as `numpy.fft.fftn` (cuFFT ``C2C``, ``Z2Z``).
 
@@ -201,12 +188,12 @@ def fftn() -> None:
     """
 
 
-@asks(two_axes, Fftn)
+@asks(two_axes, "c2c", "forward")
 def fft2() -> None:
     """`fftn` along the last two axes, as `numpy.fft.fft2`."""
 
 
-@asks(several_axes, Ifftn)
+@asks(several_axes, "c2c", "inverse")
 def ifftn() -> None:
     """Inverse discrete Fourier transform along several axes, as `numpy.fft.ifftn`.
 
@@ -214,12 +201,12 @@ def ifftn() -> None:
     """
 
 
-@asks(two_axes, Ifftn)
+@asks(two_axes, "c2c", "inverse")
 def ifft2() -> None:
     """`ifftn` along the last two axes, as `numpy.fft.ifft2`."""
 
 
-@asks(several_axes, Rfftn)
+@asks(several_axes, "r2c", "forward")
 def rfftn() -> None:
     """Fourier transform of a real array along several axes, as `numpy.fft.rfftn` (cuFFT ``R2C``, ``D2Z``).
 
@@ -231,12 +218,12 @@ def rfftn() -> None:
     """
 
 
-@asks(two_axes, Rfftn)
+@asks(two_axes, "r2c", "forward")
 def rfft2() -> None:
     """`rfftn` along the last two axes, as `numpy.fft.rfft2`."""
 
 
-@asks(several_axes, Irfftn)
+@asks(several_axes, "c2r", "inverse")
 def irfftn() -> None:
     """Inverse of `rfftn`, as `numpy.fft.irfftn` (cuFFT ``C2R``, ``Z2D``).
 
@@ -248,12 +235,12 @@ def irfftn() -> None:
     """
 
 
-@asks(two_axes, Irfftn)
+@asks(two_axes, "c2r", "inverse")
 def irfft2() -> None:
     """`irfftn` along the last two axes, as `numpy.fft.irfft2`."""
 
 
-@asks(several_axes, Hfftn)
+@asks(several_axes, "c2r", "forward")
 def hfftn() -> None:
     """Fourier transform of an array with Hermitian symmetry, as `scipy.fft.hfftn`: its spectrum is real.
 
@@ -264,12 +251,12 @@ def hfftn() -> None:
     """
 
 
-@asks(two_axes, Hfftn)
+@asks(two_axes, "c2r", "forward")
 def hfft2() -> None:
     """`hfftn` along the last two axes, as `scipy.fft.hfft2`."""
 
 
-@asks(several_axes, Ihfftn)
+@asks(several_axes, "r2c", "inverse")
 def ihfftn() -> None:
     """Inverse of `hfftn`, as `scipy.fft.ihfftn`.
 
@@ -277,6 +264,26 @@ def ihfftn() -> None:
     """
 
 
-@asks(two_axes, Ihfftn)
+@asks(two_axes, "r2c", "inverse")
 def ihfft2() -> None:
     """`ihfftn` along the last two axes, as `scipy.fft.ihfft2`."""
+
+
+Fft: Final = fft.message
+Fft2: Final = fft2.message
+Fftn: Final = fftn.message
+Hfft: Final = hfft.message
+Hfft2: Final = hfft2.message
+Hfftn: Final = hfftn.message
+Ifft: Final = ifft.message
+Ifft2: Final = ifft2.message
+Ifftn: Final = ifftn.message
+Ihfft: Final = ihfft.message
+Ihfft2: Final = ihfft2.message
+Ihfftn: Final = ihfftn.message
+Irfft: Final = irfft.message
+Irfft2: Final = irfft2.message
+Irfftn: Final = irfftn.message
+Rfft: Final = rfft.message
+Rfft2: Final = rfft2.message
+Rfftn: Final = rfftn.message

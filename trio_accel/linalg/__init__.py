@@ -27,7 +27,8 @@ from ._solve import *
 from ._spectra import *
 from ._vectors import *
 
-__all__ = ["BlasActor", "EigResult", "EighResult", "LUResult", "LstsqResult", "QRResult", "SVDResult"]
+__all__: list[str] = []
+__all__ += ["BlasActor", "EigResult", "EighResult", "LUResult", "LstsqResult", "QRResult", "SVDResult"]
 __all__ += ["SlogdetResult", "SolverActor", "lstsq"]
 __all__ += _factors.__all__
 __all__ += _matrices.__all__

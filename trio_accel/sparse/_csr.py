@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import attrs
 import numpy as np
@@ -33,6 +33,9 @@ class CsrMatrix:
         indices: Same dtype, shape (nnz,): columns.
         data: Shape (nnz,): values.
     """
+
+    operand_fields: ClassVar[tuple[str, ...]] = ("indptr", "indices", "data")
+    made_by: ClassVar[str] = "sparse.csr"
 
     shape: tuple[int, int]
     indptr: AccelRef

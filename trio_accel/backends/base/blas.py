@@ -7,11 +7,12 @@ transpose. It is copied only where no letter says that, or where it has gaps wit
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from .ops import ArraySpec, OperationSpec, Side, contiguous_strides
 
@@ -132,14 +133,17 @@ class Plan:
 
     def calls(self, addresses: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
         """Addresses for each call, given those of the arrays."""
-        if not self.stack:
-            yield addresses
-            return
-        for place in itertools.product(*map(range, self.stack)):
-            yield {
-                field: addresses[field] + sum(index * step for index, step in zip(place, steps, strict=True))
-                for field, steps in self.steps.items()
-            }
+        lists = {field: self.addresses(field, addresses[field]).tolist() for field in self.steps}
+        for places in zip(*lists.values(), strict=True):
+            yield dict(zip(lists, places, strict=True))
+
+    def addresses(self, field: str, first: int) -> npt.NDArray[np.uint64]:
+        """Addresses of all matrices of a field, in the order of the stack, given that of the first one."""
+        steps = zip(self.stack, self.steps[field], strict=True)
+        found = np.array(first, np.uint64)
+        for extent, step in steps:
+            found = np.add.outer(found, (np.arange(extent) * step).astype(np.uint64))
+        return found.ravel()
 
     def operand(self, field: str, array: ArraySpec) -> Matrix:
         """A matrix as it lies; of a stack the first one."""

@@ -36,6 +36,7 @@ from ...backends.base.ops import (
     OperationSpec,
     Shapes,
     StatusArray,
+    check_index,
     exact,
     number,
     parse_shapes,
@@ -47,7 +48,7 @@ from ...backends.base.ops import (
 )
 from ..arrays._ref import device_of
 from ._operation import Operation, Planned, Planner
-from ._plan_source import PlanSource, refuse_value
+from ._plan_source import PlanSource, Structured, refuse_value
 
 __all__ = ["DECLARED", "Declaration", "Declared", "DeclaredSpec", "message_of", "operation"]
 
@@ -73,7 +74,8 @@ class Declaration:
         function: Name of the function.
         library: Import path of the library actor.
         parameters: By their names, what its parameters are: ``"array"``, ``"bool"``, ``"whole"``, ``"text"``,
-            ``"real"`` or ``"number"`` (factors), a tuple of the values that are allowed, or ``"other"``.
+            ``"real"`` or ``"number"`` (factors), a tuple of the values that are allowed, the class of an
+            operand that is several arrays, or ``"other"``.
         variants: Shapes, by the values of the parameters `by`; empty where a function plans it.
         by: Those parameters.
         dtypes: Dtypes that it has; empty where the backends say.
@@ -93,6 +95,16 @@ class Declaration:
     check: Check | None
     place: str
 
+    @property
+    def arrays(self) -> dict[str, str]:
+        """Of operands that are several arrays: by the names of these the parameter."""
+        names: dict[str, str] = {}
+        for name, kind in self.parameters.items():
+            if isinstance(kind, type):
+                structured: type[Structured] = kind
+                names.update((f"{name}.{field}", name) for field in structured.operand_fields)
+        return names
+
     def check_function(self) -> None:
         """Hold the shapes against the parameters.
 
@@ -108,7 +120,7 @@ class Declaration:
             self._check_line(line)
 
     def _check_line(self, line: Shapes) -> None:
-        inputs = [item.name for item in line.inputs]
+        inputs = [item.name for item in line.inputs if item.name not in self.arrays]
         for name in (*self.by, *[item.op for item in line.inputs if item.op], *inputs):
             if name not in self.parameters:
                 there = ", ".join(self.parameters)
@@ -117,8 +129,8 @@ class Declaration:
             raise ValueError(f"shapes {line.line!r}: no array on the left has the dtype of the others")
         named = {*inputs, *[item.name for item in line.outputs]}
         for name, kind in self.parameters.items():
-            if (kind == "array") is not (name in named):
-                what = "an array, and not in the shapes" if kind == "array" else "in the shapes, and no array"
+            if (kind == "array" or isinstance(kind, type)) is not (name in named):
+                what = "in the shapes, and no array" if name in named else "an array, and not in the shapes"
                 raise ValueError(f"parameter {name!r} is {what}")
             if kind == "other":
                 raise TypeError(f"parameter {name!r} has an annotation that does not say what it is")
@@ -128,6 +140,7 @@ class DeclaredSpec(OperationSpec):
     """Base of the specifications that follow from declarations, by whose names kernels are registered.
 
     The fields are the parameters of the function, in their order, then the arrays that the operation makes,
+    An operand that is several arrays is its shape, and then these: ``matrix``, ``matrix_data``.
     then `info` where there are status words: one for each matrix of the stack of the first array, in C order,
     all written by the kernel, 0 where it succeeded and -1 for a matrix with a NaN or an infinity that no
     routine was given. A result that another line of shapes makes is None.
@@ -149,18 +162,21 @@ class DeclaredSpec(OperationSpec):
             if getattr(self, parameter) not in allowed:
                 refuse_value(name, parameter, allowed, getattr(self, parameter))
         line = declaration.variants[tuple([getattr(self, one) for one in declaration.by])]
-        given: list[ArraySpec | None] = [getattr(self, item.name) for item in line.inputs]
+        given: list[Any] = [getattr(self, item.field) for item in line.inputs]
         letters = tuple([getattr(self, item.op) for item in line.inputs if item.op])
-        made, stack, _ = line.fit(name, tuple([None if one is None else one.shape for one in given]), letters)
-        dtype = next(one.dtype for one, item in zip(given, line.inputs, strict=True) if one and not item.kind)
-        wanted = [(item, one.shape) for item, one in zip(line.inputs, given, strict=True) if one is not None]
+        made, stack, _ = line.fit(name, tuple([getattr(one, "shape", one) for one in given]), letters)
+        arrays = [pair for pair in zip(line.inputs, given, strict=True) if isinstance(pair[1], ArraySpec)]
+        dtype = next(one.dtype for item, one in arrays if not item.kind)
+        indexes = [(item.name, one) for item, one in arrays if item.kind == "index"]
+        wanted = [(item, one.shape) for item, one in arrays if item.kind != "index"]
         wanted += zip(line.outputs, made, strict=True)
         for item, shape in wanted:
-            array: ArraySpec | None = getattr(self, item.name)
+            array: ArraySpec | None = getattr(self, item.field)
             if array is None or array.shape != shape:
                 raise ValueError(f"{name}.{item.name} must have shape {shape}, got {array and array.shape}")
             if array.dtype is not item.dtype(dtype):
                 raise TypeError(f"{name}.{item.name} must have dtype {item.dtype(dtype)}, got {array.dtype}")
+        check_index(name, indexes)
         others = {item.name for other in declaration.variants.values() for item in other.outputs}
         for other in others - {item.name for item, _ in wanted}:
             if getattr(self, other) is not None:
@@ -245,7 +261,9 @@ def operation(
     and that of its specification as ``.spec``; see `DeclaredSpec`.
     Parameters that are annotated as `Operand` or `AccelRef` are arrays; `bool`, `int`, `str` and ``Literal``
     are exact values, of which a ``Literal`` says what is allowed; `float` and `complex` are factors of the
-    arrays. A parameter `out` takes the caller's array for the result. Where there is a parameter `beta`, an
+    arrays. A class with ``operand_fields`` is an operand that is several arrays, of these names; its objects
+    have `shape`, `dtype` and `device` too, and ``made_by`` of the class says where they come from.
+    A parameter `out` takes the caller's array for the result. Where there is a parameter `beta`, an
     array on the right that is a parameter too is added to, or is a new one where it is None.
 
     Args:
@@ -339,6 +357,8 @@ def _kind(function: FunctionType, parameter: inspect.Parameter) -> Any:
     if (note if isinstance(note, str) else getattr(note, "__name__", "")) in _ARRAYS:
         return "array"
     kind = eval(note, function.__globals__) if isinstance(note, str) else note  # noqa: S307  # its own annotation
+    if hasattr(kind, "operand_fields"):
+        return kind
     return get_args(kind) if get_origin(kind) is Literal else _KINDS.get(kind, "other")
 
 
@@ -365,6 +385,13 @@ class _Maker:
                 fields[name] = number(NumberRole.FACTOR, changed)
             elif kind != "array":
                 fields[name] = exact()
+                of = [
+                    item
+                    for line in lines
+                    for item in line.inputs
+                    if declaration.arrays.get(item.name) == name
+                ]
+                fields.update((item.field, reads()) for item in of)
             elif name in updated:
                 fields[name] = updates()
             elif name in inputs:
@@ -392,8 +419,9 @@ class _Maker:
         declaration = self._declaration
         fields = [*inspect.signature(spec).parameters]
         results = {item.name for line in declaration.variants.values() for item in line.outputs}
+        arrays = [name.replace(".", "_") for name in declaration.arrays]
         for name in fields:
-            if name not in {*results, *declaration.parameters, "info"}:
+            if name not in {*results, *declaration.parameters, *arrays, "info"}:
                 raise ValueError(f"spec takes {name!r}, which is no parameter and no result")
         is_own = getattr(spec, "declaration", None) is declaration
         plans: dict[tuple[object, ...], Any] = {}
@@ -441,7 +469,7 @@ class _Maker:
     def make_function(self, message: type[Any]) -> Any:
         """Make the function that asks."""
         function, kinds = self._function, self._declaration.parameters
-        arrays = [name for name, kind in kinds.items() if kind == "array"]
+        arrays = [name for name, kind in kinds.items() if kind == "array" or isinstance(kind, type)]
         bare = [one.replace(default=one.empty, annotation=one.empty) for one in self._parameters.values()]
         text = (
             f"async def {function.__name__}{inspect.Signature(bare)}:\n"

@@ -5,14 +5,30 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, SupportsIndex
+from typing import Any, ClassVar, NoReturn, Protocol, SupportsIndex
 
 from ...backends.base import DType
-from ...backends.base.ops import KINDS, ArraySpec, Item, Shapes, column, real_of
+from ...backends.base.ops import KINDS, ArraySpec, Item, Shapes, check_index, column, real_of
 from ..arrays._ref import AccelRef
 from ._operation import Planned, Planner
 
-__all__ = ["PlanSource", "refuse_value"]
+__all__ = ["PlanSource", "Structured", "refuse_value"]
+
+
+class Structured(Protocol):
+    """A class of operands that are several arrays each, such as sparse matrices.
+
+    A parameter that is annotated with it stands in a line of shapes with its shape, and its arrays behind it:
+    ``"matrix(m, n), matrix.data(e)"``. Objects have `shape`, `dtype` and `device`, and the arrays by name.
+
+    Attributes:
+        operand_fields: Names of the arrays.
+        made_by: The function that makes one.
+    """
+
+    operand_fields: ClassVar[tuple[str, ...]]
+    made_by: ClassVar[str]
+    __name__: str
 
 
 class PlanSource:
@@ -69,7 +85,7 @@ class PlanSource:
                 steps.append(f"if is_flat: {item.name} = column({item.name})")
         if "info" in self._fields:
             steps.append("info = planner.status(prod(stack))")
-        given = ", ".join("None" if name in self._absent else name for name in self._fields)
+        given = ", ".join("None" if name in self._absent else self._given(name) for name in self._fields)
         reply = {0: "None", 1: replies[0] if replies else ""}.get(
             len(replies), f"Reply({', '.join(replies)})"
         )
@@ -79,6 +95,10 @@ class PlanSource:
             steps.append("check(name, spec)")
         steps.append(f"return Planned(spec, {reply}, None, {is_checked})")
         return "def plan(self, planner):\n" + "\n".join(f"    {step}" for step in steps)
+
+    def _given(self, name: str) -> str:
+        """What the specification gets: of an operand that is several arrays, its shape."""
+        return f"{name}.shape" if isinstance(self._kinds.get(name), type) else name
 
     def _values(self) -> list[str]:
         """Take exact values."""
@@ -105,8 +125,17 @@ class PlanSource:
         """Take operands, in the order of the parameters."""
         items = {item.name: item for item in self._line.inputs}
         steps: list[str] = []
-        for name in self._kinds:
-            if name not in items:
+        for name, kind in self._kinds.items():
+            if isinstance(kind, type):
+                wanted = f"CLASS_{name}"
+                self.names[wanted] = kind
+                steps += [
+                    f"{name} = self.{name}",
+                    f"if not isinstance({name}, {wanted}): refuse_type(name, {name!r}, {wanted}, {name})",
+                ]
+                arrays = [item for item in items.values() if item.name.startswith(f"{name}.")]
+                steps += [f"{one.field} = planner.read({one.name!r}, {one.name})" for one in arrays]
+            if isinstance(kind, type) or name not in items:
                 continue
             if name in self._line.updated:
                 steps.append(f"{name} = planner.update({name!r}, self.{name})")
@@ -117,7 +146,7 @@ class PlanSource:
 
     def _dtypes(self, dtypes: Sequence[DType]) -> list[str]:
         """Require the dtypes of the operands."""
-        first, *others = [item.name for item in self._line.inputs if not item.kind]
+        first, *others = [item.field for item in self._line.inputs if not item.kind]
         steps = [f"dtype = {first}.dtype"]
         if dtypes:
             self.names["DTYPES"] = tuple(dtypes)
@@ -126,8 +155,12 @@ class PlanSource:
         for name in others:
             unless = f"{name} is not None and " if name in self._optional else ""
             steps.append(f"if {unless}{name}.dtype is not dtype: refuse_dtypes(name, {given})")
+        indexes = [item for item in self._line.inputs if item.kind == "index"]
+        if indexes:
+            pairs = "".join(f"({item.name!r}, {item.field}), " for item in indexes)
+            steps.append(f"check_index(name, ({pairs}))")
         for item in self._line.inputs:
-            if item.kind:
+            if item.kind and item not in indexes:
                 wanted = self._dtype_of(item)
                 steps.append(
                     f"if {item.name}.dtype is not {wanted}: "
@@ -154,7 +187,7 @@ class PlanSource:
     def _fit(self) -> str:
         """Find the shapes of the results."""
         shapes = [
-            f"{item.name} and {item.name}.shape" if item.name in self._optional else f"{item.name}.shape"
+            f"{item.name} and {item.name}.shape" if item.name in self._optional else f"{item.field}.shape"
             for item in self._line.inputs
         ]
         letters = [item.op for item in self._line.inputs if item.op]
@@ -190,7 +223,8 @@ class PlanSource:
         for item in self._line.inputs:
             if item.name == name:
                 break
-            names.append(item.name)
+            if not isinstance(self._kinds.get(item.name), type):
+                names.append(item.field)
         else:
             return "".join(f", {one}={one}" for one in names)
         # Of those that are changed, each is held against the ones before it, and against all that are read.
@@ -203,6 +237,12 @@ def refuse_value(name: str, argument: str, allowed: tuple[object, ...], value: o
     """Refuse a value that is none of those that a ``Literal`` allows."""
     said = " or ".join(", ".join(map(repr, allowed)).rsplit(", ", 1))
     raise ValueError(f"{name}: {argument} must be {said}, got {value!r}")
+
+
+def _refuse_type(name: str, argument: str, wanted: type[Structured], value: object) -> NoReturn:
+    raise TypeError(
+        f"{name}: {argument} must be a {wanted.__name__}, got {type(value).__name__}; use {wanted.made_by}"
+    )
 
 
 def _refuse_dtype(name: str, argument: str, dtype: DType, allowed: Sequence[DType]) -> NoReturn:
@@ -276,6 +316,7 @@ _STEPS: Mapping[str, Any] = {
     "FLAGS": (False, True),
     "Planned": Planned,
     "add_to": _add_to,
+    "check_index": check_index,
     "column": column,
     "overwrite": _overwrite,
     "prod": math.prod,
@@ -283,6 +324,7 @@ _STEPS: Mapping[str, Any] = {
     "refuse_beta": _refuse_beta,
     "refuse_dtype": _refuse_dtype,
     "refuse_dtypes": _refuse_dtypes,
+    "refuse_type": _refuse_type,
     "refuse_value": refuse_value,
     "whole": _whole,
 }

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from trio_accel import linalg
+from trio_accel import linalg, sparse
 from trio_accel.backends import resolve
 from trio_accel.backends.base import DType
 from trio_accel.backends.base.ops import (
@@ -24,7 +24,6 @@ from trio_accel.backends.base.ops import (
     FillSpec,
     MatmulSpec,
     PhiloxSpec,
-    SpmvCsrSpec,
 )
 from trio_accel.backends.cpu.runtime._stream import CpuStream
 
@@ -202,7 +201,7 @@ def _spmv(dtype, index):
         indices = rng.integers(0, rows, rows * per_row).astype(index)
         parts = [rig.put(part) for part in (indptr, indices, np.ones(rows * per_row, dtype))]
         x = _vector(rig, rows, dtype)
-        return "sparse", SpmvCsrSpec(rows, rows, *parts, x, rig.empty((rows,), dtype))
+        return "sparse", sparse.spmv.spec((rows, rows), *parts, x, rig.empty((rows,), dtype))
 
     return make
 

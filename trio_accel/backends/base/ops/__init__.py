@@ -9,12 +9,12 @@ from ._roles import (
     NumberRole, Role, StatusArray, exact, number, packed, peers, reads, scalar, status, updates, writes,
 )
 from ._shapes import common_shape, product_shape, transformed_shape
-from ._signature import KINDS, Item, Shapes, column, complex_of, parse_shapes, real_of
+from ._signature import KINDS, Item, Shapes, check_index, column, complex_of, parse_shapes, real_of
 from ._spec import (
     Descriptor, OperationSpec, SpecField, array_key, arrays_of, map_arrays, specification, value_key,
 )
 from .expression import ElementwiseSpec, ReductionSpec
-from .fft import FftDirection, FftKind, FftNorm, FftSpec
+from .fft import FFT_DTYPES, FftDirection, FftKind, FftNorm, FftSpec
 from .graphs import BranchSpec, GraphNode, GraphRecipe, GraphSpec, LoopSpec, graph_recipe
 from .jit import (
     CodeFormat, Dim3, KernelCode, KernelDefinition, KernelInfoSpec, KernelLayout, KernelParameter, KernelRole,
@@ -23,12 +23,13 @@ from .jit import (
 from .linalg import MatmulSpec, Side, Transpose
 from .memory import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, StackSpec
 from .program import RESULT_WORDS, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
-from .random import PHILOX_ROW, Distribution, PhiloxSpec
-from .sparse import CsrToDenseSpec, SddmmCsrSpec, SpmmCsrSpec, SpmvCsrSpec
+from .random import PHILOX_ROW, RANDOM_DTYPES, Distribution, PhiloxSpec
 
 __all__ = [
+    "FFT_DTYPES",
     "KINDS",
     "PHILOX_ROW",
+    "RANDOM_DTYPES",
     "RESULT_WORDS",
     "ArraySpec",
     "BranchSpec",
@@ -36,7 +37,6 @@ __all__ = [
     "CopyFromHostSpec",
     "CopySpec",
     "CopyToHostSpec",
-    "CsrToDenseSpec",
     "Descriptor",
     "Dim3",
     "Distribution",
@@ -71,17 +71,15 @@ __all__ = [
     "ProgramReturn",
     "ReductionSpec",
     "Role",
-    "SddmmCsrSpec",
     "Shapes",
     "Side",
     "SpecField",
-    "SpmmCsrSpec",
-    "SpmvCsrSpec",
     "StackSpec",
     "StatusArray",
     "Transpose",
     "array_key",
     "arrays_of",
+    "check_index",
     "column",
     "common_shape",
     "complex_of",

@@ -10,7 +10,10 @@ Each array has a name, and the letters of its last extents: one letter is one nu
   ufuncs; one with ``>0`` is not 0.
 * ``^trans`` behind a name says that the letters are those of op(array), by the BLAS's letter in the parameter
   `trans`.
-* ``: real``, ``: complex`` or the name of a dtype is for an array that has another dtype than the rest.
+* ``: real``, ``: complex`` or the name of a dtype is for an array that has another dtype than the rest. Those
+  with ``: index`` are all of int32, or all of int64.
+* ``m+1`` is one more than the letter, which stands before it.
+* ``matrix(m, n), matrix.data(e)`` are the shape of an operand that is several arrays, and one of these.
 
 On the right stand new arrays. A parameter of the left that stands there by its name alone is changed in
 place.
@@ -19,7 +22,7 @@ place.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import attrs
@@ -29,7 +32,7 @@ from ..dtypes import DType
 from ._array import ArraySpec
 from ._shapes import common_shape
 
-__all__ = ["KINDS", "Item", "Shapes", "column", "complex_of", "parse_shapes", "real_of"]
+__all__ = ["KINDS", "Item", "Shapes", "check_index", "column", "complex_of", "parse_shapes", "real_of"]
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -58,10 +61,14 @@ KINDS: Mapping[str, Callable[[DType], DType]] = {
 }
 """How the dtype of an array follows from that of the others."""
 
+_INDEX = {DType.int32, DType.int64}
+
 _ITEM = re.compile(
-    r"\s*(?P<name>\w+)(\^(?P<op>\w+))?(\s*:\s*(?P<kind>\w+))?\s*(\((?P<dims>([^()]|\([^()]*\))*)\))?\s*(,|$)"
+    r"\s*(?P<name>[\w.]+)(\^(?P<op>\w+))?(\s*:\s*(?P<kind>\w+))?\s*(\((?P<dims>([^()]|\([^()]*\))*)\))?\s*(,|$)"
 )
-_DIM = re.compile(r"(?P<letter>[a-z])(?P<mark>\?|>0)?|(?P<number>\d+)|min\((?P<p>[a-z]), ?(?P<q>[a-z])\)")
+_DIM = re.compile(
+    r"(?P<letter>[a-z](\+1)?)(?P<mark>\?|>0)?|(?P<number>\d+)|min\((?P<p>[a-z]), ?(?P<q>[a-z])\)"
+)
 
 
 @attrs.frozen
@@ -70,10 +77,10 @@ class Item:
 
     Attributes:
         name: Its name.
-        dims: Its last extents: letters, numbers, or pairs of letters of which the lesser counts.
+        dims: Its last extents: letters, ``"m+1"``, numbers, or pairs of letters of which the lesser counts.
         stack: What is before them: ``"..."``, ``"s..."``, ``"*"``, or nothing.
         op: The parameter with the BLAS's letter, or nothing.
-        kind: Key of `KINDS`, or nothing.
+        kind: Key of `KINDS`, ``"index"``, or nothing.
         optional: How many of `dims` are absent where there are too few axes.
         positive: Letters that are not 0.
         is_bare: Whether it stands by its name alone.
@@ -87,6 +94,11 @@ class Item:
     optional: int = 0
     positive: frozenset[str] = frozenset()
     is_bare: bool = False
+
+    @property
+    def field(self) -> str:
+        """Its name in a specification."""
+        return self.name.replace(".", "_")
 
     def dtype(self, dtype: DType) -> DType:
         """The dtype of the array, by that of the others."""
@@ -182,6 +194,7 @@ class _Match:
     def _take_extents(self, item: Item, dims: tuple[Any, ...], own: Shape) -> None:
         for dim, extent in zip(dims, own, strict=True):
             known = dim if isinstance(dim, int) else self._extents.setdefault(str(dim), extent)
+            self._extents.setdefault(f"{dim}+1", known + 1)
             if known != extent:
                 self._refuse(item)
             if dim in item.positive and not extent:
@@ -243,7 +256,7 @@ def parse_shapes(line: str) -> Shapes:
     if not arrow:
         raise ValueError(f"shapes {line!r} have no '->'")
     inputs, outputs = _items(left), _items(right)
-    letters = {letter for item in inputs for letter in _letters(item)}
+    letters = _sources(line, inputs)
     for item in outputs:
         for letter in _letters(item):
             if letter not in letters:
@@ -261,6 +274,18 @@ def parse_shapes(line: str) -> Shapes:
     if bare:
         raise ValueError(f"shapes {line!r}: {bare[0]} has no shape")
     return Shapes(line, inputs, tuple(item for item in outputs if not item.is_bare), updated)
+
+
+def _sources(line: str, inputs: Sequence[Item]) -> set[str]:
+    """What the inputs say of extents: letters, and one more than each of these."""
+    known = set[str]()
+    for item in inputs:
+        for dim in sorted(_letters(item)):
+            if len(dim) == 1:
+                known.update((dim, f"{dim}+1"))
+            elif dim not in known:
+                raise ValueError(f"shapes {line!r}: {dim!r} of {item.name} stands before {dim[0]!r}")
+    return known
 
 
 def _letters(item: Item) -> list[str]:
@@ -284,7 +309,7 @@ def _items(side: str) -> tuple[Item, ...]:
 
 def _item(found: re.Match[str]) -> Item:
     kind = found["kind"] or ""
-    if kind and kind not in KINDS:
+    if kind and kind not in (*KINDS, "index"):
         raise ValueError(f"shapes: {kind!r} of {found['name']} is no dtype; there are {', '.join(KINDS)}")
     if found["dims"] is None:
         return Item(found["name"], kind=kind, op=found["op"] or "", is_bare=True)
@@ -302,6 +327,18 @@ def _item(found: re.Match[str]) -> Item:
         if dim["mark"] == ">0":
             positive.add(dim["letter"])
     return Item(found["name"], tuple(dims), stack, found["op"] or "", kind, optional, frozenset(positive))
+
+
+def check_index(name: str, arrays: Sequence[tuple[str, ArraySpec]]) -> None:
+    """Require one dtype of all arrays that are ``: index``.
+
+    Raises:
+        TypeError: They differ, or are not of int32 or int64.
+    """
+    dtypes = [array.dtype for _, array in arrays]
+    if len(set(dtypes)) > 1 or not set(dtypes) <= _INDEX:
+        fields = " and ".join(field for field, _ in arrays)
+        raise TypeError(f"{name}: {fields} must all be int32 or int64, got {' and '.join(map(str, dtypes))}")
 
 
 def column(vectors: ArraySpec) -> ArraySpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 from ..dtypes import DType
@@ -10,19 +11,18 @@ from ._roles import exact, reads, writes
 from ._shapes import refuse_shapes, transformed_shape
 from ._spec import OperationSpec, specification
 
-__all__ = ["FftDirection", "FftKind", "FftNorm", "FftSpec"]
+__all__ = ["FFT_DTYPES", "FftDirection", "FftKind", "FftNorm", "FftSpec"]
 
 FftKind: TypeAlias = Literal["c2c", "r2c", "c2r"]
 FftDirection: TypeAlias = Literal["forward", "inverse"]
 FftNorm: TypeAlias = Literal["backward", "ortho", "forward"]
 
-_PAIRS = ((DType.float32, DType.complex64), (DType.float64, DType.complex128))
-# By the kind: dtypes of source and out.
-_DTYPES: dict[str, set[tuple[DType, DType]]] = {
-    "c2c": {(spectrum, spectrum) for _, spectrum in _PAIRS},
-    "r2c": set(_PAIRS),
-    "c2r": {(spectrum, real) for real, spectrum in _PAIRS},
+FFT_DTYPES: Mapping[FftKind, Mapping[DType, DType]] = {
+    "c2c": {DType.complex64: DType.complex64, DType.complex128: DType.complex128},
+    "r2c": {DType.float32: DType.complex64, DType.float64: DType.complex128},
+    "c2r": {DType.complex64: DType.float32, DType.complex128: DType.float64},
 }
+"""By the kind of a transform: the dtype of its result by that of its source."""
 
 
 @specification
@@ -68,6 +68,6 @@ class FftSpec(OperationSpec):
         if out.shape != shape:
             rule = f"out must have shape {shape} for axes={axes} and lengths={lengths}"
             refuse_shapes(name, self, rule, source=source, out=out)
-        if (source.dtype, out.dtype) not in _DTYPES.get(kind, ()):
+        if FFT_DTYPES[kind].get(source.dtype) is not out.dtype:
             transform = f"{self.direction} {kind} transform of {source.dtype} to {out.dtype}"
             raise TypeError(f"{name}: FftSpec: there is no {transform}")

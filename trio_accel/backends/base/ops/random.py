@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
+from ..dtypes import DType
 from ._array import ArraySpec
 from ._roles import exact, scalar, writes
 from ._spec import OperationSpec, specification
 
-__all__ = ["PHILOX_ROW", "Distribution", "PhiloxSpec"]
+__all__ = ["PHILOX_ROW", "RANDOM_DTYPES", "Distribution", "PhiloxSpec"]
 
 Distribution: TypeAlias = Literal["bits", "uniform", "normal", "exponential", "lognormal", "integers"]
+
+_REALS = (DType.float32, DType.float64)
+
+RANDOM_DTYPES: Mapping[Distribution, tuple[DType, ...]] = {
+    "bits": (DType.uint32,),
+    "uniform": _REALS,
+    "normal": _REALS,
+    "exponential": _REALS,
+    "lognormal": _REALS,
+    "integers": (DType.int64,),
+}
+"""The dtypes of the numbers of each distribution."""
 
 PHILOX_ROW = 1 << 16
 """Subsequences of the Philox sequence: so many counters make a row."""
@@ -42,3 +56,12 @@ class PhiloxSpec(OperationSpec):
     low: float = scalar()
     width: float = scalar()
     out: ArraySpec = writes()
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        allowed = RANDOM_DTYPES.get(self.distribution, ())
+        if self.out.dtype not in allowed or not self.out.is_contiguous:
+            names = ", ".join(map(str, allowed))
+            raise TypeError(
+                f"{name} {self.distribution} makes contiguous arrays of {names}, not {self.out.dtype}"
+            )

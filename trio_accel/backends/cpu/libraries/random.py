@@ -13,7 +13,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ...base import NotSupportedError
 from ...base.kernels import Call, kernel
 from ...base.ops import PHILOX_ROW, PhiloxSpec
 from ..runtime._memory import HostArray
@@ -50,15 +49,10 @@ def philox4x32(counter: tuple[_Words, _Words, _Words, _Words], key: tuple[int, i
 
 
 def _plan(spec: PhiloxSpec, device: object) -> tuple[_Draw, _Transform]:
-    """Find how numbers are made; refuse what there is no way for."""
-    fill = _FILLS.get((spec.distribution, str(spec.out.dtype)))
-    if fill is None or not spec.out.is_contiguous:
-        allowed = ", ".join(dtype for distribution, dtype in _FILLS if distribution == spec.distribution)
-        raise NotSupportedError(
-            f"random {spec.distribution} makes contiguous arrays of {allowed}, not {spec.out.dtype}",
-            backend="cpu",
-        )
-    return fill
+    """Find how numbers are made."""
+    is_single = spec.out.dtype.itemsize == 4
+    transform = _TRANSFORMS[spec.distribution][not is_single]
+    return _single_words if is_single else _double_words, transform
 
 
 @kernel(PhiloxSpec, backend="cpu", plan=_plan, is_quick=True)
@@ -154,15 +148,12 @@ def _integers(spec: PhiloxSpec, words: HostArray) -> HostArray:
     return numbers
 
 
-_FILLS: dict[tuple[str, str], tuple[_Draw, _Transform]] = {
-    ("bits", "uint32"): (_single_words, _bits),
-    ("uniform", "float32"): (_single_words, _uniform(_unit32)),
-    ("uniform", "float64"): (_double_words, _uniform(_unit64)),
-    ("normal", "float32"): (_single_words, _normal32),
-    ("normal", "float64"): (_double_words, _normal64),
-    ("exponential", "float32"): (_single_words, _exponential(_unit32)),
-    ("exponential", "float64"): (_double_words, _exponential(_unit64)),
-    ("lognormal", "float32"): (_single_words, _lognormal(_normal32)),
-    ("lognormal", "float64"): (_double_words, _lognormal(_normal64)),
-    ("integers", "int64"): (_double_words, _integers),
+# For numbers of 4 bytes, and of 8.
+_TRANSFORMS: dict[str, tuple[_Transform, _Transform]] = {
+    "bits": (_bits, _bits),
+    "uniform": (_uniform(_unit32), _uniform(_unit64)),
+    "normal": (_normal32, _normal64),
+    "exponential": (_exponential(_unit32), _exponential(_unit64)),
+    "lognormal": (_lognormal(_normal32), _lognormal(_normal64)),
+    "integers": (_integers, _integers),
 }

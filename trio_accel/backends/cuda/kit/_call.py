@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 from cuda.bindings import driver
 
 from ...base import DType
@@ -95,6 +96,15 @@ class Call:
         # It lives until the stream has got there.
         self.stream.after(partial(_let_go, room))
         return int(room.ctypes.data)
+
+    def uploaded(self, words: npt.NDArray[Any]) -> int:
+        """The address of workspace that gets the elements of a host array; they are taken at the call."""
+        place, pinned = self.workspace(words.nbytes), self.device.pinned
+        host = pinned.take(words.nbytes)
+        ctypes.memmove(host, words.ctypes.data, words.nbytes)
+        self.device.context.check(driver.cuMemcpyHtoDAsync(place, host, words.nbytes, self.handle))
+        self.stream.after(partial(pinned.give_back, words.nbytes, host))
+        return place
 
     def room(self, like: DeviceArray) -> DeviceArray:
         """Workspace for an array of this shape and dtype, in C order."""

@@ -8,10 +8,10 @@ from typing import TypeAlias
 
 from nvmath.bindings import cufft
 
+from ...base.fft_layouts import PlanKey
 from ..runtime._context import CudaContext
 from ..runtime._last_uses import LastUses
 from ..runtime._stream import CudaStream
-from ._fft_layout import PlanKey
 
 __all__ = ["VendorPlan"]
 

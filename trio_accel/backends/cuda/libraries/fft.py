@@ -11,14 +11,15 @@ import attrs
 from nvmath.bindings import cufft
 
 from ...base.checks import NATIVE
+from ...base.fft_layouts import PlanKey, View
+from ...base.fft_steps import Convert, Transform, TransformPlan, Zero
 from ...base.kernels import kernel
 from ...base.ops import FftSpec
 from ..kit._call import Call
 from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary, Errors
-from ._fft_layout import PlanKey
+from ..runtime._device_array import DeviceArray
 from ._fft_plans import VendorPlan
-from ._fft_steps import Convert, Transform, TransformPlan, Zero
 
 __all__ = ["FftLibrary"]
 
@@ -97,10 +98,10 @@ class FftLibrary(CudaLibrary):
                         call.stream, buffers[-1], source + from_source, out + from_out, transform.is_forward
                     )
             elif isinstance(step, Convert):
-                from_, to = step.source.at(buffers), step.out.at(buffers)
+                from_, to = _array(step.source, buffers), _array(step.out, buffers)
                 call.convert(from_, to, scale=step.scale, conjugate=step.conjugate)
             else:
-                call.fill(step.out.at(buffers), 0)
+                call.fill(_array(step.out, buffers), 0)
 
     def _hold(self, key: PlanKey) -> VendorPlan:
         """Have one more plan execute a plan of cuFFT, which is made if it is not there."""
@@ -123,3 +124,8 @@ class FftLibrary(CudaLibrary):
 
     def _is_busy(self, plan: _Plan) -> bool:
         return any(vendor_plan.is_busy for vendor_plan in plan.vendor_plans)
+
+
+def _array(view: View, buffers: list[int]) -> DeviceArray:
+    """The array, once it is known where the buffers lie."""
+    return DeviceArray(buffers[view.buffer], view.dtype, view.shape, view.strides)

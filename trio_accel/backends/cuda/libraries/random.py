@@ -8,29 +8,17 @@ from __future__ import annotations
 
 import struct
 
-from ...base import DType, NotSupportedError
 from ...base.kernels import kernel
-from ...base.ops import PhiloxSpec
+from ...base.ops import RANDOM_DTYPES, PhiloxSpec
 from ..kit._call import Call
 from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary
 
 __all__ = ["RandomLibrary"]
 
-# As in philox.cu, with what fills the structure up.
+# As in philox.cu, with what fills the structure up; the kinds are in the same order there.
 _ARGUMENTS = struct.Struct("<QQQqddiii4x")
-_KINDS = {
-    ("bits", DType.uint32): 0,
-    ("uniform", DType.float32): 1,
-    ("uniform", DType.float64): 2,
-    ("normal", DType.float32): 3,
-    ("normal", DType.float64): 4,
-    ("exponential", DType.float32): 5,
-    ("exponential", DType.float64): 6,
-    ("lognormal", DType.float32): 7,
-    ("lognormal", DType.float64): 8,
-    ("integers", DType.int64): 9,
-}
+_KINDS = [(distribution, dtype) for distribution, dtypes in RANDOM_DTYPES.items() for dtype in dtypes]
 # Four numbers come from a counter, or from one in each of two rows; they are stored 16 bytes at a time.
 _FOUR = 4
 _ALIGNMENT = 16
@@ -47,15 +35,8 @@ class RandomLibrary(CudaLibrary):
         self._fill = device.kernels.function("philox", "philox_fill", _ARGUMENTS.size)
 
     def _plan(self, spec: PhiloxSpec, device: LibraryDevice) -> int:
-        """Find how numbers are made; refuse what there is no way for."""
-        kind = _KINDS.get((spec.distribution, spec.out.dtype))
-        if kind is None or not spec.out.is_contiguous:
-            allowed = ", ".join(str(dtype) for name, dtype in _KINDS if name == spec.distribution)
-            raise NotSupportedError(
-                f"random {spec.distribution} makes contiguous arrays of {allowed}, not {spec.out.dtype}",
-                backend="cuda",
-            )
-        return kind
+        """Find how numbers are made."""
+        return _KINDS.index((spec.distribution, spec.out.dtype))
 
     @kernel(PhiloxSpec, backend="cuda", plan=_plan, is_quick=True)
     def _philox(self, spec: PhiloxSpec, call: Call) -> None:

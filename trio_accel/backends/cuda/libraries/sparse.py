@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import attrs
 import numpy as np
@@ -15,7 +15,7 @@ from nvmath.bindings import cusparse
 from ...base import DType, LibraryError
 from ...base.checks import NATIVE, scalar_of
 from ...base.kernels import kernel
-from ...base.ops import CsrToDenseSpec, SddmmCsrSpec, SpmmCsrSpec, SpmvCsrSpec, StatusArray, array_key
+from ...base.ops import StatusArray, array_key
 from ..kit._call import Call
 from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary, Errors
@@ -31,7 +31,7 @@ _OPERATIONS = {
     "C": cusparse.Operation.CONJUGATE_TRANSPOSE,
 }
 
-_DTYPES = {"out": NATIVE, "indptr": (DType.int32, DType.int64)}
+_DTYPES = {"out": NATIVE}
 _INDEX_TYPES = {DType.int32: cusparse.IndexType.INDEX_32I, DType.int64: cusparse.IndexType.INDEX_64I}
 # cudaDataType.
 _VALUE_TYPES = {DType.float32: 0, DType.float64: 1, DType.complex64: 4, DType.complex128: 5}
@@ -52,7 +52,6 @@ _LANES = 32
 _MOST_MATRICES = 256
 
 _Structure: TypeAlias = tuple[object, ...]
-_Csr: TypeAlias = SpmvCsrSpec | SpmmCsrSpec | SddmmCsrSpec | CsrToDenseSpec
 
 
 @attrs.frozen(eq=False)
@@ -118,16 +117,19 @@ class SparseLibrary(CudaLibrary):
         self._stream: CudaStream | None = None
         self._handle: int = cusparse.create()
 
-    @kernel(SpmvCsrSpec, backend="cuda", dtypes=_DTYPES)
-    def _multiply(self, spec: SpmvCsrSpec, call: Call) -> None:
-        structure = _structure(spec)
+    @kernel("sparse.spmv", backend="cuda", dtypes=_DTYPES)
+    def _multiply(self, spec: Any, call: Call) -> None:
+        # A type is compared by identity: cheaper than its hash, which is NumPy's.
+        structure = (id(spec.out.dtype), *_layout(spec))
         matrix = self._matrices.get(structure)
-        indptr, indices, data, x = map(call.packed, (spec.indptr, spec.indices, spec.data, spec.x))
+        indptr, indices, data, x = map(
+            call.packed, (spec.matrix_indptr, spec.matrix_indices, spec.matrix_data, spec.x)
+        )
         out = call.result(spec.out)
         if matrix is None:
             self._forget_oldest()
             words = call.words(2, partial(self._judge, spec, structure))
-            self._launch_unchecked(spec, call, (indptr, indices, data, x, out), words)
+            self._launch_unchecked(spec, call, (indptr, indices, data, x, out), words, is_dense=False)
             return
         matrix.used = self._products = self._products + 1
         product = matrix.product
@@ -144,16 +146,16 @@ class SparseLibrary(CudaLibrary):
             *(kind, _ALGORITHM, call.workspace(product.nbytes)),
         )
 
-    def _describe(self, spec: SpmvCsrSpec, addresses: tuple[int, int, int, int, int]) -> _Product:
+    def _describe(self, spec: Any, addresses: tuple[int, int, int, int, int]) -> _Product:
         """Make the descriptors of a product, and find what it needs."""
         indptr, indices, data, x_at, out_at = addresses
-        kind, (one, zero) = _VALUE_TYPES[spec.data.dtype], _factors(spec.data.dtype)
+        kind, (one, zero) = _VALUE_TYPES[spec.matrix_data.dtype], _factors(spec.matrix_data.dtype)
         with ExitStack() as undo:
             matrix = _create_csr(spec, (indptr, indices, data), kind)
             undo.callback(cusparse.destroy_sp_mat, matrix)
-            x = cusparse.create_dn_vec(spec.columns, x_at, kind)
+            x = cusparse.create_dn_vec(spec.x.size, x_at, kind)
             undo.callback(cusparse.destroy_dn_vec, x)
-            out = cusparse.create_dn_vec(spec.rows, out_at, kind)
+            out = cusparse.create_dn_vec(spec.out.size, out_at, kind)
             undo.callback(cusparse.destroy_dn_vec, out)
             nbytes = cusparse.sp_mv_buffer_size(
                 self._handle, _AS_IT_IS, one, matrix, x, zero, out, kind, _ALGORITHM
@@ -165,10 +167,10 @@ class SparseLibrary(CudaLibrary):
             cusparse.set_stream(self._handle, stream.handle)
             self._stream = stream
 
-    @kernel(SpmmCsrSpec, backend="cuda", dtypes=_DTYPES)
-    def _multiply_dense(self, spec: SpmmCsrSpec, call: Call) -> None:
-        addresses = (*self._harmless(spec, call), call.packed(spec.data))
-        b, out, dtype = call.packed(spec.b), call.array(spec.out), spec.data.dtype
+    @kernel("sparse.spmm", backend="cuda", dtypes=_DTYPES)
+    def _multiply_dense(self, spec: Any, call: Call) -> None:
+        addresses = (*self._harmless(spec, call), call.packed(spec.matrix_data))
+        b, out, dtype = call.packed(spec.b), call.array(spec.out), spec.matrix_data.dtype
         factors = [scalar_of("sparse", name, getattr(spec, name), dtype) for name in ("alpha", "beta")]
         result = out if out.is_contiguous else call.copy_of(out)
         (inner, columns), (rows, _) = spec.b.shape, spec.out.shape
@@ -199,18 +201,18 @@ class SparseLibrary(CudaLibrary):
         if result is not out:
             call.convert(result, out)
 
-    @kernel(SddmmCsrSpec, backend="cuda", dtypes=_DTYPES)
-    def _sample(self, spec: SddmmCsrSpec, call: Call) -> None:
+    @kernel("sparse.sddmm", backend="cuda", dtypes=_DTYPES)
+    def _sample(self, spec: Any, call: Call) -> None:
         structure = self._harmless(spec, call)
-        inner = spec.a.shape[1]
-        if not (_stored(spec) and inner and spec.rows and spec.columns):
+        (rows, inner), columns = spec.a.shape, spec.b.shape[1]
+        if not (_stored(spec) and inner and rows and columns):
             call.fill(spec.out, 0)
             return
         a, b, out = call.packed(spec.a), call.packed(spec.b), call.result(spec.out)
         kind, (one, zero) = _VALUE_TYPES[spec.out.dtype], _factors(spec.out.dtype)
         with (
-            _dense(spec.rows, inner, a, kind) as left,
-            _dense(inner, spec.columns, b, kind) as right,
+            _dense(rows, inner, a, kind) as left,
+            _dense(inner, columns, b, kind) as right,
             _csr(spec, (*structure, out), kind) as sampled,
         ):
             self._go_to(call.stream)
@@ -222,41 +224,41 @@ class SparseLibrary(CudaLibrary):
             cusparse.sddmm_buffer_size(*terms, nbytes.ctypes.data)
             cusparse.sddmm(*terms, call.workspace(int(nbytes[0])))
 
-    @kernel(CsrToDenseSpec, backend="cuda", dtypes=_DTYPES)
-    def _to_dense(self, spec: CsrToDenseSpec, call: Call) -> None:
+    @kernel("sparse.to_dense", backend="cuda", dtypes=_DTYPES)
+    def _to_dense(self, spec: Any, call: Call) -> None:
         out = call.array(spec.out)
         result = out if out.is_contiguous else call.room(out)
         call.fill(result, 0)
-        indptr, indices, data = map(call.packed, (spec.indptr, spec.indices, spec.data))
+        indptr, indices, data = map(call.packed, (spec.matrix_indptr, spec.matrix_indices, spec.matrix_data))
         words = call.words(2, partial(_refuse_faulty, spec))
-        self._launch_unchecked(spec, call, (indptr, indices, data, 0, result.address), words)
+        self._launch_unchecked(spec, call, (indptr, indices, data, 0, result.address), words, is_dense=True)
         if result is not out:
             call.convert(result, out)
 
-    def _harmless(self, spec: SpmmCsrSpec | SddmmCsrSpec, call: Call) -> tuple[int, int]:
+    def _harmless(self, spec: Any, call: Call) -> tuple[int, int]:
         """Where row pointers and columns lie that lead nowhere outside.
 
         Those of the matrix, if it was found right. Otherwise copies that a kernel makes: of what is there, or
         of something harmless, and then the operation fails.
         """
-        indptr, indices = call.packed(spec.indptr), call.packed(spec.indices)
-        structure = ("harmless", spec.rows, spec.columns, *_layout(spec))
+        indptr, indices = call.packed(spec.matrix_indptr), call.packed(spec.matrix_indices)
+        structure = ("harmless", *_layout(spec))
         matrix = self._matrices.get(structure)
         if matrix is not None:
             matrix.used = self._products = self._products + 1
             return indptr, indices
         self._forget_oldest()
         words = call.words(1, partial(self._judge, spec, structure))
-        size = spec.indptr.dtype.itemsize
-        safe = call.workspace(spec.indptr.size * size), call.workspace(spec.indices.size * size)
-        sizes = spec.rows, spec.columns, _stored(spec)
+        size = spec.matrix_indptr.dtype.itemsize
+        safe = call.workspace(spec.matrix_indptr.size * size), call.workspace(spec.matrix_indices.size * size)
+        sizes = *spec.matrix, _stored(spec)
         for phase in range(2):
             with self._guard as arguments:
                 _GUARD.pack_into(
                     *(arguments, 0, indptr, indices, *safe, words, *sizes),
-                    *(spec.indptr.dtype is DType.int64, phase),
+                    *(spec.matrix_indptr.dtype is DType.int64, phase),
                 )
-                self._guard.launch(call.handle, max(spec.rows + 1, _stored(spec)))
+                self._guard.launch(call.handle, max(spec.matrix_indptr.size, _stored(spec)))
         return safe
 
     def _forget_oldest(self) -> None:
@@ -265,22 +267,20 @@ class SparseLibrary(CudaLibrary):
             self._forget(min(tuple(self._matrices.items()), key=lambda item: item[1].used)[0])
 
     def _launch_unchecked(
-        self, spec: SpmvCsrSpec | CsrToDenseSpec, call: Call, addresses: tuple[int, ...], words: int
+        self, spec: Any, call: Call, addresses: tuple[int, ...], words: int, *, is_dense: bool
     ) -> None:
         """Enqueue the kernel that checks all that it reads, by a warp for each row."""
         with self._unchecked as arguments:
-            sizes = spec.rows, spec.columns, _stored(spec)
-            is_dense = isinstance(spec, CsrToDenseSpec)
-            types = _TYPES[spec.data.dtype], spec.indptr.dtype is DType.int64, is_dense
-            _ARGUMENTS.pack_into(arguments, 0, *addresses, words, *sizes, *types)
-            self._unchecked.launch(call.handle, max(spec.rows, 1) * _LANES)
+            types = _TYPES[spec.matrix_data.dtype], spec.matrix_indptr.dtype is DType.int64, is_dense
+            _ARGUMENTS.pack_into(arguments, 0, *addresses, words, *spec.matrix, _stored(spec), *types)
+            self._unchecked.launch(call.handle, max(spec.matrix[0], 1) * _LANES)
 
-    def _judge(self, spec: _Csr, structure: _Structure, words: StatusArray) -> None:
+    def _judge(self, spec: Any, structure: _Structure, words: StatusArray) -> None:
         """An operation with a matrix that was not checked is done. May run in a thread of the device."""
         _refuse_faulty(spec, words)
         # cuSPARSE can neither be told that more is stored than is used, nor that there is nothing.
-        if not words[1:].any() and spec.rows and _stored(spec):
-            blocks = spec.indptr.block, spec.indices.block
+        if not words[1:].any() and spec.matrix[0] and _stored(spec):
+            blocks = spec.matrix_indptr.block, spec.matrix_indices.block
             self._matrices.setdefault(structure, _Matrix(blocks, self._products))
             for block in blocks:
                 self._device.invalidate_with(block, self._invalidate_block)
@@ -304,7 +304,7 @@ class SparseLibrary(CudaLibrary):
 
 
 @contextmanager
-def _csr(spec: _Csr, addresses: tuple[int, int, int], kind: int) -> Generator[int]:
+def _csr(spec: Any, addresses: tuple[int, int, int], kind: int) -> Generator[int]:
     """The descriptor of a sparse matrix, of which nothing is needed once an operation is enqueued."""
     matrix = _create_csr(spec, addresses, kind)
     try:
@@ -313,10 +313,10 @@ def _csr(spec: _Csr, addresses: tuple[int, int, int], kind: int) -> Generator[in
         cusparse.destroy_sp_mat(matrix)
 
 
-def _create_csr(spec: _Csr, addresses: tuple[int, int, int], kind: int) -> int:
-    index = _INDEX_TYPES[spec.indptr.dtype]
+def _create_csr(spec: Any, addresses: tuple[int, int, int], kind: int) -> int:
+    (rows, columns), index = spec.matrix, _INDEX_TYPES[spec.matrix_indptr.dtype]
     return cusparse.create_csr(
-        spec.rows, spec.columns, _stored(spec), *addresses, index, index, cusparse.IndexBase.ZERO, kind
+        rows, columns, _stored(spec), *addresses, index, index, cusparse.IndexBase.ZERO, kind
     )
 
 
@@ -336,31 +336,19 @@ def _factors(dtype: DType) -> tuple[int, int]:
     return one.ctypes.data, zero.ctypes.data
 
 
-def _stored(spec: _Csr) -> int:
-    return spec.indices.shape[0]
+def _stored(spec: Any) -> int:
+    return int(spec.matrix_indices.size)
 
 
-def _layout(spec: _Csr) -> tuple[object, ...]:
+def _layout(spec: Any) -> tuple[object, ...]:
     """What tells the structure of a matrix from others."""
-    indptr, indices = spec.indptr, spec.indices
-    return indptr.block, *array_key(indptr), indices.block, *array_key(indices)
+    indptr, indices = spec.matrix_indptr, spec.matrix_indices
+    return spec.matrix, indptr.block, *array_key(indptr), indices.block, *array_key(indices)
 
 
-def _structure(spec: SpmvCsrSpec) -> _Structure:
-    """What tells a product from others and is checked with it: all but where values and vectors lie."""
-    data, x, out = spec.data, spec.x, spec.out
-    return (
-        *(spec.rows, spec.columns, data.shape, x.shape, out.shape),
-        # Types are compared by identity: cheaper than their hash, which is NumPy's.
-        *(id(data.dtype), id(x.dtype), id(out.dtype)),
-        *_layout(spec),
-    )
-
-
-def _refuse_faulty(spec: _Csr, words: StatusArray) -> None:
+def _refuse_faulty(spec: Any, words: StatusArray) -> None:
     """Raise what a kernel has found wrong with a structure, in words."""
     if words[0]:
-        text = _FAULTS[int(words[0])].format(
-            rows=spec.rows, more=spec.rows + 1, columns=spec.columns, stored=_stored(spec)
-        )
+        rows, columns = spec.matrix
+        text = _FAULTS[int(words[0])].format(rows=rows, more=rows + 1, columns=columns, stored=_stored(spec))
         raise LibraryError(text, library="sparse", code="invalid_value")

@@ -1,4 +1,8 @@
-"""Which transforms cuFFT can do from one array to another, with its advanced data layout."""
+"""Which transforms one plan of a GPU's library can do from one array to another.
+
+The libraries of the vendors have the same plans, cuFFT's: of up to three axes and one batch, with a stride, a
+distance and storage dimensions on either side.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,8 @@ import math
 
 import attrs
 
-from ...base import DType
-from ...base.ops import contiguous_strides
-from ..runtime._device_array import DeviceArray
+from .dtypes import DType
+from .ops import contiguous_strides
 
 __all__ = ["MOST_AXES", "OUT", "SOURCE", "Fit", "PlanKey", "View", "fit"]
 
@@ -37,10 +40,6 @@ class View:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     is_aligned: bool = True
-
-    def at(self, addresses: list[int]) -> DeviceArray:
-        """The array, once it is known where the buffers lie."""
-        return DeviceArray(addresses[self.buffer], self.dtype, self.shape, self.strides)
 
     def cut(self, shape: tuple[int, ...]) -> View:
         """The part that it has in common with an array of another shape."""

@@ -1,4 +1,4 @@
-"""How a transform is made of what cuFFT has: plans of up to three axes and one batch, and copies."""
+"""How a transform is made of what a GPU's library has: plans of up to three axes and a batch, and copies."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 import attrs
 
-from ...base import DType
-from ...base.ops import ArraySpec, FftSpec, complex_of
-from ._fft_layout import MOST_AXES, OUT, SOURCE, Fit, View, fit
+from .dtypes import DType
+from .fft_layouts import MOST_AXES, OUT, SOURCE, Fit, View, fit
+from .ops import ArraySpec, FftSpec, complex_of
 
 __all__ = ["TEMPORARIES", "Convert", "Transform", "TransformPlan", "Zero"]
 
@@ -67,8 +67,8 @@ class TransformPlan:
         # Where the numbers are now.
         self._at = self._source
         self._scale = _scale(spec)
-        # cuFFT transforms from real numbers forward and to them backward: the other way is the conjugate,
-        # of the result or of the source.
+        # The libraries transform from real numbers forward and to them backward: the other way is the
+        # conjugate, of the result or of the source.
         self._conjugate = (spec.kind, spec.direction) in (("r2c", "inverse"), ("c2r", "forward"))
         self._is_forward = spec.direction == "forward" if spec.kind == "c2c" else spec.kind == "r2c"
         self._plan()
@@ -109,7 +109,7 @@ class TransformPlan:
         return rest[: len(rest) - len(group)]
 
     def _to_real(self, rest: list[int]) -> None:
-        """Transform to real numbers, from a copy: cuFFT destroys what it transforms to them."""
+        """Transform to real numbers, from a copy: a library destroys what it transforms to them."""
         dtype, real = self._source.dtype, self._out.dtype
         if self._lengths[self._halved] == 1:
             # Real parts are what copying to real numbers leaves.
@@ -156,7 +156,7 @@ class TransformPlan:
 
     @property
     def _needs_packing(self) -> bool:
-        """Whether the source is shorter than the transform somewhere, or is not aligned for cuFFT."""
+        """Whether the source is shorter than the transform somewhere, or is not aligned for the library."""
         shape = self._shape(self._source.dtype)
         return self._is_shorter(shape) or not self._source.is_aligned
 
