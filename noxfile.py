@@ -17,7 +17,7 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2025.10.16"  # `download_python` of a session
-nox.options.sessions = ["lint", "types", "tests", "machines", "stand_in", "docs", "examples"]
+nox.options.sessions = ["lint", "types", "tests", "machines", "stand_in", "third", "docs", "examples"]
 nox.options.error_on_missing_interpreters = True
 
 ROOT = Path(__file__).parent
@@ -25,6 +25,11 @@ ROOT = Path(__file__).parent
 STAND_IN = (
     *("arrays", "backends", "devices", "fft", "graphs", "interop", "jit", "linalg", "programs", "random"),
     *("sparse", "testing", "weights"),
+)
+# What holds any backend to its protocols, and to the numbers.
+CONFORMANCE = (
+    *(f"tests/{folder}" for folder in ("arrays", "backends", "fft", "jit", "linalg", "random", "sparse")),
+    *(f"tests/devices/test_{module}.py" for module in ("hazards", "memory", "out_arrays")),
 )
 # And what has no device, or one of its own.
 NO_DEVICE = (
@@ -206,6 +211,17 @@ def _test_on_machine(session: nox.Session, machine: str, *arguments: str) -> Non
 def stand_in(session: nox.Session) -> None:
     """Run a sample of the tests of the CUDA backend without a GPU: on a driver that the tests compile."""
     _test_on_stand_in(session, *SAMPLE_ON_STAND_IN)
+
+
+@nox.session(venv_backend="none", requires=["env"])
+def third(session: nox.Session) -> None:
+    """Run the conformance tests on a third backend, `tests/third_backend.py`; it has no workers."""
+    ignored = [
+        f"--ignore={path}"
+        for path in ("tests/backends/cpu", "tests/backends/cuda", "tests/jit/test_faults.py")
+    ]
+    chosen = session.posargs or [*SAMPLE, *TWO_AT_A_TIME, *ignored, *CONFORMANCE]
+    _python(session, "-m", "pytest", *chosen, env={"TRIO_ACCEL_BACKEND": "third"})
 
 
 def _test_on_stand_in(session: nox.Session, *sample: str) -> None:

@@ -21,6 +21,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import machines  # noqa: F401  before anything looks at this machine
+import third_backend
 from chosen import BACKEND, IS_STAND_IN
 from driver_spy import Spy, spy_on
 from kept_launcher import KeptLink
@@ -28,6 +29,7 @@ from recorded import OperationRecorder
 
 import trio_accel as ta
 from trio_accel.actors._cell import Cell
+from trio_accel.backends import resolve
 from trio_accel.backends.base import AccelDevice, Isolation
 from trio_accel.backends.base.fast_paths import FastPaths, use_fast_paths
 from trio_accel.backends.cpu import CpuBackend
@@ -41,6 +43,9 @@ _SELF = Path("/proc/self")
 _TESTS = Path(__file__).parent
 # Where one test function has parameter sets by the hundred: operations, dtypes, layouts, isolations.
 SAMPLED = ("backends", "devices", "fft", "interop", "linalg", "random", "sparse", "testing", "weights")
+
+if BACKEND == third_backend.BACKEND:
+    third_backend.register_third()
 
 # Markers of tests that have launcher processes of their own.
 OWN_LAUNCHER = ("own_launcher", "alone", "gpu")
@@ -103,6 +108,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chosen.update(sorted(those, key=lambda item: zlib.crc32(item.nodeid.encode()))[:size])
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
+
+
+@pytest.fixture(autouse=True)
+def _the_backend_has_the_isolation(request: pytest.FixtureRequest) -> None:
+    spec = getattr(request.node, "callspec", None)
+    wanted = None if spec is None else spec.params.get("isolation")
+    if isinstance(wanted, str) and BACKEND == third_backend.BACKEND:
+        info = resolve(BACKEND)[1]
+        if wanted not in info.isolations:
+            pytest.skip(f"{info.name} has the isolations {info.isolations}")
 
 
 @pytest.fixture

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
+from chosen import ROOT, SEARCHED
+from counts import code_lines
 
-from trio_accel.backends import list_devices, resolve
+from trio_accel.backends import list_devices, register, resolve
 from trio_accel.backends.base import NotSupportedError
 
 VARIABLE = "TRIO_ACCEL_BACKEND"
@@ -72,6 +75,37 @@ def test_a_backend_without_a_device_says_why(spec, monkeypatch):
     monkeypatch.setenv(VARIABLE, spec)
     with pytest.raises(NotSupportedError, match=VARIABLE):
         resolve(None)
+
+
+def test_a_backend_of_another_package():
+    program = (
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "from trio_accel import backends\n"
+        "backends.register('third', 'third_backend:ThirdBackend')\n"
+        "assert 'third_backend' not in sys.modules\n"
+        "assert backends.resolve('third')[1].name == 'third:0'\n"
+        "assert [info.backend for info in backends.list_devices()][-2:] == ['cpu', 'third']\n"
+    )
+    env = {**os.environ, "PYTHONPATH": SEARCHED}
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, env=env)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("Third", "is no name of a backend"),
+        ("a:0", "is no name"),
+        ("", "is no name"),
+        ("cpu", "already, trio"),
+    ],
+)
+def test_a_name_that_a_backend_cannot_have(name, text):
+    with pytest.raises(ValueError, match=text):
+        register(name, "nowhere:Nothing")
+
+
+def test_a_backend_needs_few_lines():
+    assert 100 < code_lines(ROOT / "tests" / "third_backend.py") <= 400
 
 
 def test_finding_the_devices_is_light():

@@ -10,7 +10,15 @@ from typing import cast
 
 from .base import AccelBackend, BackendReport, DeviceInfo, NotSupportedError
 
-__all__ = ["candidates", "describe", "driver_checks", "list_devices", "resolve", "resolve_for_worker"]
+__all__ = [
+    "candidates",
+    "describe",
+    "driver_checks",
+    "list_devices",
+    "register",
+    "resolve",
+    "resolve_for_worker",
+]
 
 _VARIABLE = "TRIO_ACCEL_BACKEND"
 
@@ -21,6 +29,25 @@ _BACKENDS = {
 }
 
 _SPEC = re.compile(r"(?P<backend>[a-z]+)(?::(?P<index>[0-9]{1,6}))?")
+
+
+def register(name: str, path: str) -> None:
+    """Make a backend of another package known, in this process; nothing of it is loaded yet.
+
+    Its devices come behind those of the others. A worker is another process: only devices of the package's
+    own backends can have one.
+
+    Args:
+        name: What devices are named by: small letters, such as ``"rocm"`` for ``"rocm:0"``.
+        path: Import path of a class that implements `AccelBackend`, ``"package.module:Class"``.
+
+    Raises:
+        ValueError: The name is none, or another backend has it.
+    """
+    if _SPEC.fullmatch(name) is None or ":" in name:
+        raise ValueError(f"name: {name!r} is no name of a backend; it has small letters only")
+    if _BACKENDS.setdefault(name, path) != path:
+        raise ValueError(f"name: there is a backend {name!r} already, {_BACKENDS[name]}")
 
 
 def list_devices() -> tuple[DeviceInfo, ...]:

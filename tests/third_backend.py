@@ -1,0 +1,550 @@
+"""A third backend: another kind of GPU, as far as the engine can tell; its kernels compute by NumPy.
+
+It is written against the protocols of `trio_accel.backends.base` alone, as a backend of another vendor would
+be: memory that the host cannot address, streams that are queues of commands, events, copies that are
+commands too, and completion that is told from a thread of the device. What computes are the functions of the
+CPU's libraries: a kernel is called as ``kernel(spec, call)`` on every backend, so they run here with another
+`Call`.
+
+`register_third()` makes it known as ``"third"``; ``nox -s third`` runs the conformance tests on it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from trio_accel.backends import register
+from trio_accel.backends.base import (
+    AccelDevice,
+    AccelError,
+    AccelEvent,
+    AccelStream,
+    BackendReport,
+    BlockMemory,
+    ChunkKeeper,
+    ContextPoisonedError,
+    DeviceInfo,
+    DeviceReport,
+    LibraryUsage,
+    MemoryStatistics,
+    NotSupportedError,
+    PlacedBlock,
+    Poison,
+    Waker,
+    as_bits,
+    scalar,
+)
+from trio_accel.backends.base.chunks import ALIGNMENT
+from trio_accel.backends.base.kernels import Kernel, kernel, kernels_of, load_module_kernels
+from trio_accel.backends.base.library import TableLibrary
+from trio_accel.backends.base.manifest import LibraryEntry
+from trio_accel.backends.base.ops import (
+    ArraySpec,
+    CopyFromHostSpec,
+    CopySpec,
+    CopyToHostSpec,
+    FillSpec,
+    HostUse,
+    OperationSpec,
+    Peers,
+    StackSpec,
+    StatusArray,
+)
+
+BACKEND = "third"
+_MEMORY = 8 << 30
+# What the CPU has, as functions; graphs and programs are classes there, and this device has none.
+_COMPUTING = ("arrays", "blas", "fft", "jit", "random", "solver", "sparse")
+LIBRARIES: Mapping[str, LibraryEntry] = {
+    name: LibraryEntry(f"trio_accel.backends.cpu.libraries.{name}") for name in _COMPUTING
+}
+
+Array = npt.NDArray[Any]
+Command = Callable[[], object]
+
+
+class Context:
+    """What the streams of a device share: whether it is lost, and why."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self.reason: str | None = None
+
+    def failure(self) -> ContextPoisonedError | None:
+        """A new error each time, as each asker may raise it."""
+        if self.reason is None:
+            return None
+        return ContextPoisonedError(f"the context is lost: {self.reason}", device=self._device)
+
+
+class Event:
+    """A point in a stream."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.passed = threading.Event()
+        self._wakers: list[Waker] = []
+        # A waker is rung by `notify` or by `signal`, and not by both.
+        self._lock = threading.Lock()
+
+    @property
+    def is_done(self) -> bool:
+        return self.passed.is_set()
+
+    def notify(self, waker: Waker) -> None:
+        with self._lock:
+            if not self.is_done:
+                self._wakers.append(waker)
+                return
+        waker.ring()
+
+    def signal(self, error: Exception | None, *, is_lost: bool) -> None:
+        """Tell that the stream is here; a device that is lost calls nobody back."""
+        with self._lock:
+            self.error = error
+            self.passed.set()
+            wakers, self._wakers = self._wakers, []
+        for waker in () if is_lost else wakers:
+            waker.ring()
+
+
+class Hold:
+    """What keeps a stream from going on."""
+
+    def __init__(self, waker: Waker | None = None, memory: Array | None = None) -> None:
+        self._released = threading.Event()
+        self._waker = waker
+        self._memory = memory
+
+    def release(self) -> None:
+        self._released.set()
+
+    def __call__(self) -> None:
+        if self._waker is not None:
+            self._waker.ring()
+        for byte in itertools.cycle(range(256)):
+            if self._memory is not None:
+                self._memory[...] = byte
+            if self._released.wait(None if self._memory is None else 0.0001):
+                return
+
+
+class Stream:
+    """A queue of commands, and the thread of the device that takes them in order."""
+
+    def __init__(self, name: str, context: Context) -> None:
+        self._name = name
+        self._context = context
+        self._commands: queue.SimpleQueue[Command | Event | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def failure(self) -> Exception | None:
+        return self._context.failure()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._is_closed and (self._thread is None or not self._thread.is_alive())
+
+    def launch(self, command: Command) -> None:
+        """Put a command behind all others, unless the context is lost."""
+        failure = self.failure
+        if failure is not None and not self._is_closed:
+            raise failure
+        self._put(command)
+
+    def record(self) -> Event:
+        event = Event()
+        self._put(event)
+        return event
+
+    def wait(self, event: AccelEvent) -> None:
+        if not isinstance(event, Event):
+            raise TypeError(f"event: the third backend waits for its own kind, not {event!r}")
+        if not event.is_done:
+            self._put(event.passed.wait)
+
+    def hold(self, waker: Waker | None = None) -> Hold:
+        hold = Hold(waker)
+        self.launch(hold)
+        return hold
+
+    def crash(self) -> None:
+        self.launch(partial(signal.raise_signal, signal.SIGSEGV))
+
+    def notify(self, event: AccelEvent, waker: Waker) -> None:
+        if not isinstance(event, Event):
+            raise TypeError(f"event: the third backend knows its own kind, not {event!r}")
+        event.notify(waker)
+
+    def synchronize(self) -> None:
+        passed = threading.Event()
+        try:
+            self._put(_Latch(passed))
+        except RuntimeError:
+            self.join(None)
+        else:
+            passed.wait()
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._commands.put(None)
+
+    def join(self, deadline: float | None) -> None:
+        if self._thread is not None:
+            self._thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def _put(self, command: Command | Event) -> None:
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError(f"stream {self._name!r} is closed and takes no more work")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._commands.put(command)
+
+    def _run(self) -> None:
+        error: Exception | None = None
+        with np.errstate(all="ignore"):
+            while (command := self._commands.get()) is not None:
+                lost = self._context.failure()
+                if isinstance(command, Event):
+                    command.signal(lost or error, is_lost=lost is not None)
+                    error = None
+                elif isinstance(command, _Latch):
+                    command()
+                elif lost is None:
+                    error = _call(command) or error
+                command = None  # an idle thread holds no array
+
+
+class _Latch:
+    """A command that runs also where the context is lost: somebody waits for it."""
+
+    def __init__(self, passed: threading.Event) -> None:
+        self._passed = passed
+
+    def __call__(self) -> None:
+        self._passed.set()
+
+
+def _call(command: Command) -> Exception | None:
+    try:
+        command()
+    except BaseException as error:  # noqa: BLE001  # the thread goes on, and the next event tells
+        failure = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+        return failure.with_traceback(None)
+    return None
+
+
+class Chunks:
+    """Where the memory of the device comes from."""
+
+    first = 64 << 20
+    keep = 256 << 20
+
+    def make(self, nbytes: int) -> tuple[Array, int]:
+        whole = np.empty(nbytes + ALIGNMENT, np.uint8)
+        start = -whole.ctypes.data % ALIGNMENT
+        return whole[start : start + nbytes], nbytes
+
+    def make_kept(self, nbytes: int, keeper: ChunkKeeper, chunk: int) -> NoReturn:
+        raise NotImplementedError
+
+    def map(self, nbytes: int, descriptor: int) -> NoReturn:
+        raise NotImplementedError
+
+    def drop(self, chunk: Array) -> None:
+        """It goes with the last array over it."""
+
+    def block(self, chunk: Array, offset: int, nbytes: int) -> Array:
+        return chunk[offset : offset + nbytes]
+
+    def available(self) -> int:
+        return _MEMORY
+
+
+class Call:
+    """One launch, as its kernel sees it; see `trio_accel.backends.base.Call`."""
+
+    def __init__(self, device: Device, stream: Stream, plan: Any) -> None:
+        self.device = device
+        self.stream = stream
+        self.plan = plan
+        self._rooms: list[Array] = []
+
+    def array(self, array: ArraySpec) -> Array:
+        return self.device.array(array)
+
+    def at(self, array: ArraySpec) -> int:
+        return int(self.array(array).ctypes.data)
+
+    def peers(self, peers: Peers) -> NoReturn:
+        raise NotSupportedError("one device reaches no other", backend=BACKEND)
+
+    def workspace(self, nbytes: int) -> int:
+        self._rooms.append(np.empty(max(nbytes, 0), np.uint8))
+        return int(self._rooms[-1].ctypes.data) if nbytes > 0 else 0
+
+    def status(self, words: StatusArray) -> int:
+        words.fill(0)
+        return int(words.ctypes.data)
+
+
+class Library(TableLibrary):
+    """A library of an open device: a launch is a command of the stream."""
+
+    backend: ClassVar[str] = BACKEND
+    has_threads: ClassVar[bool] = True
+
+    def __init__(self, name: str, device: Device, kernels: Mapping[str, Kernel]) -> None:
+        self.name = name
+        self._device = device
+        super().__init__(device, kernels)
+
+    def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
+        if not isinstance(stream, Stream):
+            raise TypeError(f"stream: the third backend enqueues on its own streams, not on {stream!r}")
+        one = self._kernel_of(spec)
+        try:
+            plan = self._plan_of(spec, one)
+        except AccelError as error:
+            error.device = self._device.info.name
+            raise
+        if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec)):
+            # Until the stream gets there, the engine may withdraw the copy.
+            spec.note_use(HostUse(as_bits(spec.host)))
+        stream.launch(partial(self._run, one, spec, Call(self._device, stream, plan)))
+
+    def _run(self, one: Kernel, spec: OperationSpec, call: Call) -> None:
+        try:
+            one.function(spec, call)
+            if spec.descriptor().has_status:
+                spec.check_status()
+        except AccelError as error:
+            error.device = self._device.info.name
+            raise
+        except MemoryError as error:
+            raise self._device.blocks.exhausted(0) from error
+
+    def close(self) -> None:
+        """There is no handle."""
+
+
+def _with_host(spec: CopyFromHostSpec | CopyToHostSpec, copy: Callable[[Array], None]) -> None:
+    assert spec.use is not None
+    host = spec.use.begin()
+    if host is not None:
+        try:
+            copy(host)
+        finally:
+            spec.use.end()
+
+
+@kernel(CopyFromHostSpec, backend=BACKEND)
+def copy_from_host(spec: CopyFromHostSpec, call: Call) -> None:
+    _with_host(spec, partial(np.copyto, as_bits(call.array(spec.out))))
+
+
+@kernel(CopyToHostSpec, backend=BACKEND)
+def copy_to_host(spec: CopyToHostSpec, call: Call) -> None:
+    source = as_bits(call.array(spec.source))
+    _with_host(spec, lambda host: np.copyto(host, source))
+
+
+@kernel(CopySpec, backend=BACKEND)
+def copy(spec: CopySpec, call: Call) -> None:
+    source, out = call.array(spec.source), call.array(spec.out)
+    if spec.source.dtype is spec.out.dtype:
+        source, out = as_bits(source), as_bits(out)
+    elif spec.source.dtype.kind == "complex" and spec.out.dtype.kind in ("float", "int", "uint"):
+        source = np.real(source)
+    np.copyto(out, source, casting="unsafe")
+
+
+@kernel(FillSpec, backend=BACKEND)
+def fill(spec: FillSpec, call: Call) -> None:
+    np.copyto(as_bits(call.array(spec.out)), as_bits(scalar(spec.value, spec.out.dtype)))
+
+
+@kernel(StackSpec, backend=BACKEND)
+def stack(spec: StackSpec, call: Call) -> None:
+    out = as_bits(call.array(spec.out))
+    if spec.is_padded:
+        np.copyto(out, as_bits(scalar(spec.pad, spec.out.dtype)))
+    for index, source in enumerate(spec.sources):
+        place: tuple[Any, ...] = (index, *map(slice, source.shape), ...)
+        np.copyto(out[place], as_bits(call.array(source)))
+
+
+class Device:
+    """An open device."""
+
+    def __init__(self, info: DeviceInfo, memory_limit: int) -> None:
+        self.info = info
+        self.libraries = tuple(sorted([*LIBRARIES, "memory"]))
+        self.blocks: BlockMemory[Array, Array] = BlockMemory(info.name, memory_limit, Chunks())
+        self._context = Context(info.name)
+        self._streams: list[Stream] = []
+        self._is_closed = False
+
+    def array(self, array: ArraySpec) -> Array:
+        """An array as kernels of the device see it."""
+        memory, _ = self.blocks.block(array.block)
+        return np.ndarray(array.shape, array.dtype.dtype, memory.data, array.offset, array.strides)
+
+    def open_stream(self, name: str, priority: int = 0) -> Stream:
+        self._check_open()
+        self._streams = [one for one in self._streams if not one.has_ended]
+        self._streams.append(stream := Stream(name, self._context))
+        return stream
+
+    def open_library(self, name: str) -> Library:
+        self._check_open()
+        if name == "memory":
+            return Library(name, self, kernels_of(globals(), BACKEND))
+        if name not in LIBRARIES:
+            return Library(name, self, load_module_kernels(name, BACKEND, self.libraries, self.info.name))
+        return Library(name, self, kernels_of(vars(LIBRARIES[name].load(None)), "cpu"))
+
+    def allocate(self, block: int, nbytes: int) -> None:
+        self._check_open()
+        self.blocks.allocate(block, nbytes)
+
+    def free(self, block: int) -> None:
+        self.blocks.free(block)
+
+    def renew(self, block: int) -> None:
+        """Nothing is known of what was there."""
+
+    def register_host(self, array: Array) -> None:
+        """Copies need no memory that is pinned."""
+
+    def unregister_host(self, array: Array) -> None:
+        """Nothing was done."""
+
+    def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> NoReturn:
+        os.close(descriptor)
+        raise RuntimeError("the device was opened without a keeper")
+
+    def unmap_chunk(self, chunk: int) -> NoReturn:
+        raise KeyError(chunk)
+
+    def expect(self, blocks: Iterable[PlacedBlock]) -> NoReturn:
+        raise RuntimeError("the device was opened without a keeper")
+
+    adopt = expect
+
+    def placement(self, block: int) -> PlacedBlock:
+        return self.blocks.placement(block)
+
+    def spin(self, stream: AccelStream, block: int | None = None) -> Hold:
+        if not isinstance(stream, Stream):
+            raise TypeError(f"stream: the third backend has its own streams, not {stream!r}")
+        hold = Hold(memory=None if block is None else self.blocks.block(block)[0])
+        stream.launch(hold)
+        return hold
+
+    def poison(self, reason: str, how: Poison = "illegal_address", stream: AccelStream | None = None) -> None:
+        self._context.reason = reason
+
+    def give_up(self, reason: str) -> None:
+        self._context.reason = self._context.reason or reason
+
+    @property
+    def is_dead(self) -> bool:
+        return False
+
+    def check_peer(self, other: AccelDevice) -> NoReturn:
+        raise NotSupportedError("one device reaches no other", backend=BACKEND)
+
+    def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> NoReturn:
+        raise NotSupportedError("lease: the host cannot address the memory", backend=BACKEND)
+
+    def memory(self) -> MemoryStatistics:
+        return self.blocks.statistics()
+
+    def usage(self) -> dict[str, LibraryUsage]:
+        return {}
+
+    def close(self, grace: float) -> bool:
+        self._is_closed = True
+        deadline = time.monotonic() + grace
+        for stream in self._streams:
+            stream.close()
+        for stream in self._streams:
+            stream.join(deadline)
+        self.blocks.clear()
+        has_ended = all(stream.has_ended for stream in self._streams)
+        if not has_ended:
+            self.give_up("the device was closed")
+        return has_ended
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError(f"device {self.info.name} is closed")
+
+
+class ThirdBackend:
+    """One device, which is always there."""
+
+    name = BACKEND
+    shares_memory_with_host = False
+    preload: tuple[str, ...] = ()
+    driver_check: str | None = None
+
+    def list_devices(self) -> tuple[DeviceInfo, ...]:
+        return (
+            DeviceInfo(
+                backend=BACKEND, index=0, description="NumPy behind the protocols of a GPU",
+                total_memory=_MEMORY, compute_units=1, isolations=("inline",),
+            ),
+        )  # fmt: skip
+
+    def unavailable_reason(self, index: int | None = None) -> str | None:
+        return None
+
+    def describe(self) -> BackendReport:
+        (info,) = self.list_devices()
+        return BackendReport(name=BACKEND, devices=(DeviceReport(info=info, libraries=tuple(LIBRARIES)),))
+
+    def open_device(
+        self, index: int, *, memory_limit: int | None, keeper: ChunkKeeper | None = None
+    ) -> Device:
+        if index != 0:
+            raise ValueError(f"index: there is no device {BACKEND}:{index}; there is {BACKEND}:0")
+        if memory_limit is not None and memory_limit < 0:
+            raise ValueError(f"memory_limit: {memory_limit} is negative")
+        if keeper is not None:
+            raise NotSupportedError("its memory ends with its process", backend=BACKEND)
+        return Device(self.list_devices()[0], _MEMORY if memory_limit is None else memory_limit)
+
+    def prepare_worker(self) -> None:
+        """It has no workers."""
+
+    def map_host(self, descriptor: int, nbytes: int) -> NoReturn:
+        raise NotSupportedError("the host cannot address its memory", backend=BACKEND)
+
+
+def register_third() -> None:
+    """Make it known by its name."""
+    register(BACKEND, f"{__name__}:ThirdBackend")
