@@ -14,13 +14,13 @@ import resource
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from trio_accel.devices.worker.launcher._link import EndOfLink, LauncherLink, Report
+from trio_accel.devices.worker.launcher._link import EndOfLink, LauncherLink
 
 # Of each test: workers are told, and forks of a launcher cannot show it.
 _OF_A_TEST = ("PYTEST_CURRENT_TEST", "TRIO_ACCEL_TEST_MARK")
@@ -118,7 +118,7 @@ class KeptLink(LauncherLink):
             left.chunks.discard(number)
 
     @enable_ki_protection
-    async def receive(self) -> Report:
+    async def receive(self) -> Any:
         report = await super().receive()
         if self._left is not None:
             if report.kind in ("imported", "unimported"):
@@ -172,6 +172,6 @@ def _is_lasting(module: str) -> bool:
     return spec is not None and spec.origin is not None and _FOLDER in Path(spec.origin).parents
 
 
-def _close(report: Report) -> None:
+def _close(report: Any) -> None:
     for descriptor in report.descriptors:
         os.close(descriptor)

@@ -38,8 +38,8 @@ from trio_accel.actors import (
     Request,
     System,
     handles,
+    quick,
 )
-from trio_accel.actors._handlers import quick
 
 TINY = MailboxOptions(capacity=1)
 wait = trio.testing.wait_all_tasks_blocked

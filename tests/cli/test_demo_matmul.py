@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import trio_accel as ta
-from trio_accel.devices.front._device import OpenDevice
+from trio_accel.devices import OpenDevice
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -31,7 +31,7 @@ from trio_accel.backends.base.host import map_shared
 from trio_accel.backends.base.ops import ArraySpec, OperationSpec
 from trio_accel.backends.cpu.manifest import open_library
 from trio_accel.backends.cpu.runtime._loan import HostLoan
-from trio_accel.backends.cpu.runtime._memory import CpuMemory, HostArray
+from trio_accel.backends.cpu.runtime._memory import CpuMemory
 
 LIBRARIES = ("blas", "fft", "memory", "sparse")
 
@@ -271,7 +271,7 @@ class ManualDevice:
     def check_peer(self, other: AccelDevice) -> None:
         """Nothing to refuse."""
 
-    def host_view(self, array: ArraySpec) -> HostArray:
+    def host_view(self, array: ArraySpec) -> npt.NDArray[Any]:
         return self.blocks.view(array)
 
     def exhausted(self, requested: int) -> ta.OutOfMemoryError:

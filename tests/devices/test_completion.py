@@ -20,11 +20,9 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base import Waker
-from trio_accel.devices import Put
+from trio_accel.devices import CompletionPort, Phase, Put
 from trio_accel.devices.completion import _adaptive
-from trio_accel.devices.completion._port import CompletionPort
 from trio_accel.devices.engine import _watchdog
-from trio_accel.devices.operations._hooks import Phase
 
 STRATEGIES = [
     ta.HostCallbackCompletion(),

@@ -14,8 +14,8 @@ import trio
 from chosen import BACKEND, IS_STAND_IN
 
 import trio_accel as ta
+from trio_accel.devices import OpenDevice
 from trio_accel.devices.front import _transfer
-from trio_accel.devices.front._device import OpenDevice
 
 ISOLATIONS = ("inline", "process")
 

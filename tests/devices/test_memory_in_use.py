@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_accel.backends.base import OutOfMemoryError
-from trio_accel.devices.engine._in_flight import BlockUse, MemoryInUse
+from trio_accel.devices.engine._in_flight import MemoryInUse
 
 SIZES = st.sampled_from([8, 16])
 STREAM: Any = object()
@@ -68,7 +68,7 @@ def let_go(blocks: Iterable[int]) -> Any:
     return Table(blocks)
 
 
-def written(memory: MemoryInUse, block: int) -> BlockUse:
+def written(memory: MemoryInUse, block: int) -> Any:
     """Something in flight writes a block."""
     use = memory.pin(block)
     use.write(STREAM, EVENT)

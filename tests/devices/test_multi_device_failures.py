@@ -15,8 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base import ops
-from trio_accel.devices import MultiDeviceOperation, PartPlanner, Phase, PlannedParts
-from trio_accel.devices.front._device import opened
+from trio_accel.devices import MultiDeviceOperation, PartPlanner, Phase, PlannedParts, opened
 from trio_accel.devices.inline._dispatch import InlineDispatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:open_device:RuntimeWarning")

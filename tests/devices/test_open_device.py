@@ -17,7 +17,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
-from trio_accel.devices.front._device import OpenDevice
+from trio_accel.devices import OpenDevice
 
 
 def stream_threads() -> list[str]:

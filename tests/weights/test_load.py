@@ -17,7 +17,7 @@ from chosen import BACKEND
 from weight_files import WORDS, dtype_of, encoded, noise, used
 
 import trio_accel as ta
-from trio_accel.devices.front._device import OpenDevice
+from trio_accel.devices import OpenDevice
 from trio_accel.weights import _files, _load
 
 

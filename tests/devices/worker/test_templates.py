@@ -31,7 +31,7 @@ from trio_accel.backends.base.ops import (
     specification,
     writes,
 )
-from trio_accel.devices.operations._operation import Launch
+from trio_accel.devices import Launch
 from trio_accel.devices.worker.back import _templates as _back
 from trio_accel.devices.worker.back._blocks import WorkerBlocks
 from trio_accel.devices.worker.back._templates import LaunchTemplate

@@ -20,11 +20,11 @@ pytest.importorskip("cuda.bindings")
 from cuda.bindings import driver
 
 from trio_accel.backends.base import DType, LibraryError, OutOfMemoryError
+from trio_accel.backends.base.device_array import DeviceArray
 from trio_accel.backends.base.kernels import kernel
 from trio_accel.backends.base.ops import ArraySpec, OperationSpec
 from trio_accel.backends.cuda.kit._call import Call
 from trio_accel.backends.cuda.kit._workspace import Workspace
-from trio_accel.backends.cuda.runtime._device_array import DeviceArray
 
 pytestmark = pytest.mark.usefixtures("only_cuda")
 

@@ -299,9 +299,9 @@ def test_two_that_are_open_at_once_do_not_take_each_others_memory(open_rig: Any,
 @pytest.fixture
 def few(rig: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Room for two, one of which may make way whenever there is no room."""
-    from trio_accel.backends.cuda.runtime import _launch_cache
+    from trio_accel.backends.base import launch_cache
 
-    monkeypatch.setattr(_launch_cache, "_PATIENCE", 1)
+    monkeypatch.setattr(launch_cache, "_PATIENCE", 1)
     rig.library("blas")
     rig.device.graphs._cache.most = 2
     return rig

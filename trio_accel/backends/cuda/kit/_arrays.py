@@ -7,8 +7,8 @@ import struct
 from cuda.bindings import driver
 
 from ...base import DType, scalar
+from ...base.device_array import DeviceArray
 from ..runtime._context import CudaContext
-from ..runtime._device_array import DeviceArray
 from ..runtime._kernels import Kernels
 from ..runtime._stream import CudaStream
 

@@ -13,12 +13,12 @@ import numpy.typing as npt
 from cuda.bindings import driver
 
 from ...base import DType
+from ...base.device_array import DeviceArray
+from ...base.device_matrices import transposed
 from ...base.ops import ArraySpec, OperationSpec, Peers, StatusArray
-from ..runtime._device_array import DeviceArray
 from ..runtime._stream import CudaStream
 from ._arena import Lot
 from ._device import LibraryDevice
-from ._matrices import transposed
 
 __all__ = ["Call", "Order"]
 

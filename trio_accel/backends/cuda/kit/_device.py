@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable
 
 from ...base import ChunkKeeper, DeviceInfo, KernelLibrary, LibraryUsage
+from ...base.device_array import DeviceArray
 from ...base.memory import no_such_block
 from ...base.ops import ArraySpec
 from ..runtime._context import CudaContext
-from ..runtime._device_array import DeviceArray
 from ..runtime._graphs import Graphs
 from ..runtime._kernels import Kernels
 from ..runtime._memory import CudaMemory

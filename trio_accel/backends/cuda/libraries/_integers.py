@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 
-from ..kit._layouts import broadcast_operands
-from ..runtime._device_array import DeviceArray
+from ...base.device_array import DeviceArray
+from ...base.product_layouts import broadcast_operands
 from ..runtime._kernels import Kernels
 from ..runtime._stream import CudaStream
 

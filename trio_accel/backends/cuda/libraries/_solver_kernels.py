@@ -6,8 +6,8 @@ import struct
 from typing import Literal
 
 from ...base.checks import NATIVE
-from ..kit._matrices import stacked
-from ..runtime._device_array import DeviceArray
+from ...base.device_array import DeviceArray
+from ...base.device_matrices import stacked
 from ..runtime._kernels import Kernels
 
 __all__ = ["POINTER", "SolverKernels"]

@@ -9,14 +9,14 @@ from nvmath.bindings import cublas
 
 from ...base import DType
 from ...base.checks import INEXACT, NATIVE, check_dtype
+from ...base.device_array import DeviceArray
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec
+from ...base.product_layouts import vectors
 from ..kit._call import Call
 from ..kit._checks import factor_of
 from ..kit._device import LibraryDevice
-from ..kit._layouts import vectors
 from ..kit._library import CudaLibrary
-from ..runtime._device_array import DeviceArray
 from ._cublas import DEVICE, HOST, KINDS, Cublas, Kind
 
 __all__ = ["VectorLibrary"]

@@ -11,16 +11,15 @@ from nvmath.bindings import cublas
 
 from ...base import AccelStream, DType
 from ...base.checks import INEXACT
+from ...base.device_array import DeviceArray
 from ...base.kernels import kernel
+from ...base.launch_cache import GraphCall, Key
 from ...base.ops import MatmulSpec, OperationSpec
+from ...base.product_layouts import Product, broadcast_operands, plan_gemm, plan_matmul, vectors
 from ..kit._call import Call
 from ..kit._checks import factor_of
 from ..kit._device import LibraryDevice
-from ..kit._layouts import Product, broadcast_operands, plan_gemm, plan_matmul, vectors
 from ..kit._library import Errors
-from ..runtime._device_array import DeviceArray
-from ..runtime._graphs import Call as GraphCall
-from ..runtime._graphs import Key
 from ..runtime._stream import CudaStream
 from ._cublas import DEFAULT, HOST, KINDS, Factors, Kind
 from ._integers import IntegerProducts

@@ -11,6 +11,7 @@ import attrs
 from nvmath.bindings import cufft
 
 from ...base.checks import NATIVE
+from ...base.device_array import DeviceArray
 from ...base.fft_layouts import PlanKey, View
 from ...base.fft_steps import Convert, Transform, TransformPlan, Zero
 from ...base.kernels import kernel
@@ -18,7 +19,6 @@ from ...base.ops import FftSpec
 from ..kit._call import Call
 from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary, Errors
-from ..runtime._device_array import DeviceArray
 from ._fft_plans import VendorPlan
 
 __all__ = ["FftLibrary"]

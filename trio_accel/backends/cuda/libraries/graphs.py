@@ -12,6 +12,7 @@ import attrs
 
 from ...base import AccelError, AccelStream, InThread, LibraryError, NotSupportedError
 from ...base.kernels import kernel
+from ...base.launch_cache import GraphCall, Key, LaunchCache
 from ...base.ops import (
     BranchSpec,
     GraphNode,
@@ -25,8 +26,6 @@ from ..kit._call import Call
 from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary
 from ..runtime._capture import CaptureStream, Executable
-from ..runtime._launch_cache import Call as GraphCall
-from ..runtime._launch_cache import Key, LaunchCache
 from ..runtime._stream import CudaStream
 from ._conditions import Conditions
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from cuda.bindings import driver
 
 from ...base import CopyFromForeignSpec, DriverError, LibraryError, NotSupportedError
+from ...base.device_array import DeviceArray
 from ...base.foreign import ForeignArray
 from ...base.kernels import kernel
 from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, HostUse, StackSpec
 from ..kit._call import Call
 from ..kit._library import CudaLibrary
-from ..runtime._device_array import DeviceArray
 from ..runtime._foreign import follow
 
 __all__ = ["MemoryLibrary"]

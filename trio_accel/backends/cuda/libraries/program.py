@@ -15,13 +15,13 @@ import numpy.typing as npt
 from cuda.bindings import driver
 
 from ...base import AccelError
+from ...base.device_array import DeviceArray
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
 from ...base.programs import ProgramHost
 from ..kit._call import Call
 from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary
-from ..runtime._device_array import DeviceArray
 from ..runtime._program_array import ProgramArray, described, foreign_array
 from ..runtime._stream import CudaStream
 

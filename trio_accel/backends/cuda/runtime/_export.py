@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from cuda.core.utils import StridedMemoryView
 
     from ...base import DeviceInfo
+    from ...base.device_array import DeviceArray
     from ._context import CudaContext
-    from ._device_array import DeviceArray
 
 __all__ = ["CudaArray"]
 

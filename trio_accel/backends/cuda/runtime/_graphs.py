@@ -11,12 +11,12 @@ from typing import Any
 from cuda.bindings import driver
 
 from ...base.fast_paths import current_fast_paths
+from ...base.launch_cache import Key, LaunchCache
 from ._context import CudaContext
 from ._driver import is_sticky
-from ._launch_cache import Call, Key, LaunchCache
 from ._stream import CudaStream
 
-__all__ = ["Call", "Graphs", "Key"]
+__all__ = ["Graphs"]
 
 MOST = 128
 """So many are cached for a device. One takes 114 KiB of its memory."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ...base import ContextPoisonedError, DeviceInfo
+from ...base.device_array import DeviceArray
 from ._context import CudaContext
-from ._device_array import DeviceArray
 from ._export import CudaArray
 from ._foreign import follow, handle_of
 from ._stream import CudaEvent, CudaStream

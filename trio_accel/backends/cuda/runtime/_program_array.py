@@ -8,9 +8,9 @@ from typing import Any, SupportsIndex, cast
 from cuda.bindings import driver
 
 from ...base import DeviceInfo, DType, StaleRefError
+from ...base.device_array import DeviceArray
 from ...base.foreign import ForeignArray
 from ._context import CudaContext
-from ._device_array import DeviceArray
 from ._export import CudaArray
 from ._stream import CudaStream
 

@@ -6,8 +6,8 @@ import math
 
 import attrs
 
-from ...base import DType
-from ...base.ops import contiguous_strides
+from .dtypes import DType
+from .ops import contiguous_strides
 
 __all__ = ["DeviceArray"]
 

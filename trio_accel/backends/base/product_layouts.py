@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import attrs
 
-from ...base.blas import leading
-from ...base.ops import Transpose, contiguous_strides
+from .blas import leading
+from .ops import Transpose, contiguous_strides
 
 __all__ = [
     "Group",

@@ -9,14 +9,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-pytest.importorskip("cuda.bindings")
-
-from trio_accel.backends.cuda.runtime import _launch_cache
-from trio_accel.backends.cuda.runtime._launch_cache import Call, Key, LaunchCache
+from trio_accel.backends.base import launch_cache
+from trio_accel.backends.base.launch_cache import GraphCall, Key, LaunchCache
 
 ROOM = 3
 OWNERS = ("first", "second")
-CALLS = [Call(OWNERS[number % 2]) for number in range(4)]
+CALLS = [GraphCall(OWNERS[number % 2]) for number in range(4)]
 KEYS: list[Key] = [(call, "stream", place) for call in CALLS for place in range(2)]
 
 
@@ -108,7 +106,7 @@ def turn(cache: LaunchCache[int], keys: Iterable[Key]) -> int:
 
 
 def keys_of(count: int) -> list[Key]:
-    call = Call(None)
+    call = GraphCall(None)
     return [(call, None, number) for number in range(count)]
 
 
@@ -138,4 +136,4 @@ def test_what_is_seen_once_is_not_kept_in_mind() -> None:
     for _ in range(5):
         turn(cache, keys_of(3000))
     assert not cache.entries
-    assert len(cache._counts) <= _launch_cache._MOST_COUNTED
+    assert len(cache._counts) <= launch_cache._MOST_COUNTED

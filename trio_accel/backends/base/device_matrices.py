@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ...base.ops import ArraySpec
-from ..runtime._device_array import DeviceArray
+from .device_array import DeviceArray
+from .ops import ArraySpec
 
 __all__ = ["broadcast", "diagonals", "first_rows", "stacked", "transposed"]
 

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import attrs
 
-__all__ = ["CacheEntry", "Call", "Key", "LaunchCache"]
+__all__ = ["CacheEntry", "GraphCall", "Key", "LaunchCache"]
 
 _VALUE = TypeVar("_VALUE")
 _SOON = 3
@@ -17,7 +17,7 @@ _MOST_REFUSED = 16
 
 
 @attrs.define(eq=False)
-class Call:
+class GraphCall:
     """What is done: all but its stream, addresses and factors. Known by its identity, which a key holds.
 
     Whether it can be cached may depend on the factors, and is taken not to depend on the rest. What cannot is
@@ -41,7 +41,7 @@ class Call:
             self._refused.add(_factors_of(key))
 
 
-Key: TypeAlias = tuple[Call, Any, *tuple[int | bytes, ...]]
+Key: TypeAlias = tuple[GraphCall, Any, *tuple[int | bytes, ...]]
 """A call, its stream, and whatever else it was made for: addresses, and last its factors, if it has any."""
 
 

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("cuda.bindings")
-
-from trio_accel.backends.cuda.kit._layouts import Product, plan_gemm, plan_matmul, vectors
+from trio_accel.backends.base.product_layouts import Product, plan_gemm, plan_matmul, vectors
 
 N, T, C = 0, 1, 2
 
