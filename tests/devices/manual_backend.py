@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import attrs
+import numpy.typing as npt
 import trio
 
 import trio_accel as ta
