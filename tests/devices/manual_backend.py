@@ -31,7 +31,7 @@ from trio_accel.backends.base import (
 from trio_accel.backends.base.host import map_shared
 from trio_accel.backends.base.ops import ArraySpec, OperationSpec
 from trio_accel.backends.cpu.manifest import open_library
-from trio_accel.backends.cpu.runtime._loan import HostLoan
+from trio_accel.backends.cpu.runtime._lease import HostLease
 from trio_accel.backends.cpu.runtime._memory import CpuMemory
 
 LIBRARIES = ("blas", "fft", "memory", "sparse")
@@ -278,8 +278,8 @@ class ManualDevice:
     def exhausted(self, requested: int) -> ta.OutOfMemoryError:
         return self.blocks.exhausted(requested)
 
-    def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> HostLoan:
-        return HostLoan(self.blocks.view(array), write=write, stream=stream)
+    def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> HostLease:
+        return HostLease(self.blocks.view(array), write=write, stream=stream)
 
     def memory(self) -> MemoryStatistics:
         return self.blocks.statistics()

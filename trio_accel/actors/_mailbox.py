@@ -1,4 +1,4 @@
-"""The bounded queue of an actor, owned by its cell, with a control lane that goes first."""
+"""The bounded queue of an actor, owned by its cell, with a control queue that goes first."""
 
 from __future__ import annotations
 
@@ -203,9 +203,9 @@ class Mailbox:
         """Take a queued message out again; it never runs."""
         envelope.state = EnvelopeState.DONE
         envelope.task = None
-        for lane in (self._waiting, self._stash, self._queue):
-            if lane is not None and envelope in lane:
-                lane.remove(envelope)
+        for queue in (self._waiting, self._stash, self._queue):
+            if queue is not None and envelope in queue:
+                queue.remove(envelope)
         # One that was stashed has begun.
         if envelope.started_at is not None:
             self._outcomes.observe_end(envelope, cancelled=True)

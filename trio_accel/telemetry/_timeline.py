@@ -40,7 +40,7 @@ _logger = logging.getLogger("trio_accel.telemetry")
 # Seconds after which what was written is given to the file system: a program may be killed.
 _FLUSHED = 1.0
 
-# Process, name and lane.
+# Process, name and track.
 _Row: TypeAlias = tuple[int, str, int]
 _Asked: TypeAlias = tuple[int, _Row]
 
@@ -89,24 +89,24 @@ class Timeline(OperationWatch[_Asked]):
         self._flushed = time.monotonic()
         self._pid = os.getpid()
         self._ids = itertools.count(1)
-        # Rows by process, name and lane; lanes in use by name.
+        # Rows by process, name and track; tracks in use by name.
         self._rows: dict[_Row, int] = {}
-        self._lanes: dict[str, set[int]] = {}
+        self._tracks: dict[str, set[int]] = {}
         self._processes: set[int] = set()
-        # Messages that are served: since when, and on which lane.
+        # Messages that are served: since when, and on which track.
         self._served: dict[tuple[str, int], tuple[int, int, str]] = {}
         self._serving: dict[str, list[int]] = {}
         # When the last operation of a row was complete.
         self._over: dict[tuple[int, str], int] = {}
-        # The lanes of tasks that ask now.
+        # The tracks of tasks that ask now.
         self._asking: dict[trio.lowlevel.Task, _Row] = {}
         self._write_text("[\n")
 
     def end(self) -> None:
         """Write what is open still, and the end."""
         now = time.monotonic_ns()
-        for (path, _), (begun, lane, name) in self._served.items():
-            self._slice((self._pid, path, lane), name, "message", begun, now, {"outcome": "unfinished"})
+        for (path, _), (begun, track, name) in self._served.items():
+            self._slice((self._pid, path, track), name, "message", begun, now, {"outcome": "unfinished"})
         self._served.clear()
         self._write_text("\n]\n")
         file, self._file = self._file, None
@@ -121,10 +121,10 @@ class Timeline(OperationWatch[_Asked]):
     def _observe(self, event: Event) -> None:
         if isinstance(event, MessageStarted):
             if event.context is not None:
-                lane = self._take_lane(event.path)
+                track = self._take_track(event.path)
                 key = event.path, event.number
-                self._served[key] = time.monotonic_ns(), lane, event.message_type
-                self._serving.setdefault(event.path, []).append(lane)
+                self._served[key] = time.monotonic_ns(), track, event.message_type
+                self._serving.setdefault(event.path, []).append(track)
         elif isinstance(event, MessageEvent):
             self._end_message(event)
         elif isinstance(event, ActorRestarted):
@@ -133,7 +133,7 @@ class Timeline(OperationWatch[_Asked]):
         elif isinstance(event, ActorTerminated):
             self._instant(event.path, "end", {"reason": event.reason})
             # Its row is not used again.
-            self._lanes.pop(event.path, None)
+            self._tracks.pop(event.path, None)
             for row in [row for row in self._rows if row[1] == event.path]:
                 del self._rows[row]
 
@@ -144,13 +144,13 @@ class Timeline(OperationWatch[_Asked]):
                 what = "dropped" if isinstance(event, MessageDropped) else "withdrawn"
                 self._instant(event.path, f"{what} {event.message_type}", {})
             return
-        begun, lane, name = served
+        begun, track, name = served
         about: dict[str, object] = {"outcome": _outcome_of(event)}
         if isinstance(event, (MessageCompleted, MessageFailed, MessageCancelled)):
             about["queued_us"] = round(event.queue_time * 1e6, 3)
-        self._slice((self._pid, event.path, lane), name, "message", begun, time.monotonic_ns(), about)
-        self._lanes.get(event.path, set[int]()).discard(lane)
-        self._serving[event.path].remove(lane)
+        self._slice((self._pid, event.path, track), name, "message", begun, time.monotonic_ns(), about)
+        self._tracks.get(event.path, set[int]()).discard(track)
+        self._serving[event.path].remove(track)
         if not self._serving[event.path]:
             del self._serving[event.path]
 
@@ -167,8 +167,8 @@ class Timeline(OperationWatch[_Asked]):
         if path is not None and path in self._serving:
             # The message that it serves is what is shown.
             return await ask(operation)
-        begun, lane = time.monotonic_ns(), self._take_lane(task.name)
-        row = self._asking[task] = self._pid, task.name, lane
+        begun, track = time.monotonic_ns(), self._take_track(task.name)
+        row = self._asking[task] = self._pid, task.name, track
         outcome = "completed"
         try:
             return await ask(operation)
@@ -181,7 +181,7 @@ class Timeline(OperationWatch[_Asked]):
         finally:
             name: str = getattr(operation, "operation", type(operation).__name__)
             self._slice(row, f"ask {name}", "ask", begun, time.monotonic_ns(), {"outcome": outcome})
-            self._lanes[task.name].discard(lane)
+            self._tracks[task.name].discard(track)
             del self._asking[task]
 
     def _validated(self, launch: Launch) -> _Asked:
@@ -221,12 +221,12 @@ class Timeline(OperationWatch[_Asked]):
 
     # The file.
 
-    def _take_lane(self, name: str) -> int:
-        """The first lane of a row that is free."""
-        lanes = self._lanes.setdefault(name, set())
-        lane = next(lane for lane in itertools.count() if lane not in lanes)
-        lanes.add(lane)
-        return lane
+    def _take_track(self, name: str) -> int:
+        """The first track of a row that is free."""
+        tracks = self._tracks.setdefault(name, set())
+        track = next(track for track in itertools.count() if track not in tracks)
+        tracks.add(track)
+        return track
 
     def _us(self, moment: int) -> float:
         """Microseconds since the begin."""
@@ -242,13 +242,13 @@ class Timeline(OperationWatch[_Asked]):
         self._event((self._pid, path, 0), {**event, "args": about})
 
     def _event(self, row: _Row, event: dict[str, object]) -> None:
-        process, name, lane = row
+        process, name, track = row
         number = self._rows.get(row)
         if number is None:
             if process not in self._processes:
                 self._name_process(process, "program")
             number = self._rows[row] = next(self._ids)
-            shown = f"{name} ({lane + 1})" if lane else name
+            shown = f"{name} ({track + 1})" if track else name
             self._write(process, number, {"ph": "M", "name": "thread_name", "args": {"name": shown}})
         self._write(process, number, event)
 

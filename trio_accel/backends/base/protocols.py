@@ -27,8 +27,8 @@ __all__ = [
     "Hold",
     "InThread",
     "KernelLibrary",
+    "Lease",
     "LibraryUsage",
-    "Loan",
     "MemoryStatistics",
     "PlacedBlock",
     "Poison",
@@ -134,7 +134,7 @@ class Hold(Protocol):
         """Let the stream go on. From any thread; more than once does nothing."""
 
 
-class Loan(Protocol):
+class Lease(Protocol):
     """An array that the program has for a while, without a copy."""
 
     @property
@@ -448,10 +448,10 @@ class AccelDevice(Protocol):
             NotSupportedError: They cannot.
         """
 
-    def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> Loan:
+    def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> Lease:
         """Let the program have an array without a copy, with which nothing is left to be done.
 
-        The memory is not freed until the loan is taken back and its event is done; `close` waits for
+        The memory is not freed until the lease is taken back and its event is done; `close` waits for
         both within its grace.
 
         Args:

@@ -20,7 +20,7 @@ from ..base import (
 from ..base.ops import ArraySpec
 from .kit._library import CpuLibrary
 from .manifest import LIBRARIES, open_library
-from .runtime._loan import HostLoan
+from .runtime._lease import HostLease
 from .runtime._memory import CpuMemory, HostArray
 from .runtime._stream import CpuFault, CpuHold, CpuStream
 
@@ -144,9 +144,9 @@ class CpuDevice:
     def check_peer(self, other: AccelDevice) -> None:
         """Nothing to refuse: all memory is the processor's."""
 
-    def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> HostLoan:
+    def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> HostLease:
         """Let the program have a host array over a block; see `AccelDevice.lend`."""
-        return HostLoan(self._memory.view(array), write=write, stream=stream)
+        return HostLease(self._memory.view(array), write=write, stream=stream)
 
     def memory(self) -> MemoryStatistics:
         """Count the memory."""

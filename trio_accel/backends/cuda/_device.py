@@ -29,7 +29,7 @@ from .kit._library import CudaLibrary, ModuleLibrary
 from .manifest import LIBRARIES
 from .runtime._faults import CudaFaults
 from .runtime._foreign import reserved_by_others
-from .runtime._loan import CudaLoan, Lending
+from .runtime._lease import CudaLease, Lending
 from .runtime._notifier import EventNotifier
 from .runtime._status_words import StatusWords
 from .runtime._stream import CudaHold, CudaStream
@@ -220,7 +220,7 @@ class CudaDevice(LibraryDevice):
                     backend=self.info.backend,
                 )
 
-    def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> CudaLoan:
+    def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> CudaLease:
         """Let other libraries of the process have an array; see `AccelDevice.lend`."""
         self._check_open()
         failure = self.context.failure()

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import trio
 
-from ...backends.base import AccelDevice, AccelEvent, AccelStream, ContextPoisonedError, Loan
+from ...backends.base import AccelDevice, AccelEvent, AccelStream, ContextPoisonedError, Lease
 from ...backends.base.ops import ArraySpec
 from ..arrays._blocks import Block
 from ..base._order import Turn
@@ -99,14 +99,14 @@ class Leases:
                 raise self._lost()
             block.check("lease")
             try:
-                loan = self._device.lend(spec, write=write, stream=stream)
+                lease = self._device.lend(spec, write=write, stream=stream)
             except ContextPoisonedError as error:
                 self._lose(error)
                 raise
             try:
-                yield loan.array
+                yield lease.array
             finally:
-                self._end(loan, block, write=write)
+                self._end(lease, block, write=write)
 
     def hold(self, block: int, *, write: bool) -> AbstractAsyncContextManager[None]:
         """Hold a block that is given out elsewhere; its turn is that of this call."""
@@ -158,10 +158,10 @@ class Leases:
         finally:
             self._order.leave_lease(turn)
 
-    def _end(self, loan: Loan, block: Block, *, write: bool) -> None:
+    def _end(self, lease: Lease, block: Block, *, write: bool) -> None:
         """Take an array back, before the turn of later operations comes."""
         try:
-            last = loan.take_back()
+            last = lease.take_back()
         except Exception as error:
             # Nobody knows when the program's work is over: the memory is never anybody else's.
             self._memory.pin(block.id)

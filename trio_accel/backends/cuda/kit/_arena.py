@@ -51,10 +51,10 @@ class Arena:
             found[self._users.get(stream, "")] += size
         return found
 
-    def begin(self, stream: CudaStream, library: str) -> Lot:
+    def begin(self, stream: CudaStream, library: str) -> Region:
         """Take the area of a stream for one operation of a library: until it ends, nobody gives it back."""
         self._users[stream] = library
-        return Lot(self, stream, *self._areas.pop(stream, (0, 0)))
+        return Region(self, stream, *self._areas.pop(stream, (0, 0)))
 
     def take(self, stream: CudaStream, nbytes: int) -> int:
         """Take memory in the order of a stream.
@@ -126,7 +126,7 @@ class Arena:
             self.drop(stream)
 
 
-class Lot:
+class Region:
     """What one operation takes of its stream's area: piece after piece, all free again behind it.
 
     Args:

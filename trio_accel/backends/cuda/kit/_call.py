@@ -17,7 +17,7 @@ from ...base.device_array import DeviceArray
 from ...base.device_matrices import transposed
 from ...base.ops import ArraySpec, OperationSpec, Peers, StatusArray
 from ..runtime._stream import CudaStream
-from ._arena import Lot
+from ._arena import Region
 from ._device import LibraryDevice
 
 __all__ = ["Call", "Order"]
@@ -38,7 +38,7 @@ class Call:
         plan: What the kernel's `plan` function has made; None if it has none.
     """
 
-    __slots__ = ("_behind", "_judges", "_library", "_lot", "_spec", "_words", "device", "plan", "stream")
+    __slots__ = ("_behind", "_judges", "_library", "_region", "_spec", "_words", "device", "plan", "stream")
 
     def __init__(
         self, device: LibraryDevice, spec: OperationSpec, stream: CudaStream, plan: Any, library: str
@@ -48,7 +48,7 @@ class Call:
         self.plan: Any = plan
         self._spec = spec
         self._library = library
-        self._lot: Lot | None = None
+        self._region: Region | None = None
         # What is to be enqueued behind the kernel.
         self._behind: list[Callable[[], None]] = []
         # Status words: where they are on the device and on the host, and what looks at them.
@@ -80,9 +80,9 @@ class Call:
         """
         if nbytes <= 0:
             return 0
-        if self._lot is None:
-            self._lot = self.device.arena.begin(self.stream, self._library)
-        return self._lot.take(nbytes)
+        if self._region is None:
+            self._region = self.device.arena.begin(self.stream, self._library)
+        return self._region.take(nbytes)
 
     def workspace_array(self, dtype: DType, shape: tuple[int, ...]) -> DeviceArray:
         """An array without gaps in workspace; raises as `workspace` does."""
@@ -200,8 +200,8 @@ class Call:
 
     def release(self) -> None:
         """The kernel is enqueued, or has failed: the workspace is the next operation's."""
-        if self._lot is not None:
-            self._lot.end()
+        if self._region is not None:
+            self._region.end()
 
     def _fetch_words(self) -> None:
         """Have the status words copied to pinned memory, and looked at when the operation is complete."""

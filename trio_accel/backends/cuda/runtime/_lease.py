@@ -12,13 +12,13 @@ from ._export import CudaArray
 from ._foreign import follow, handle_of
 from ._stream import CudaEvent, CudaStream
 
-__all__ = ["CudaLoan", "Lending"]
+__all__ = ["CudaLease", "Lending"]
 
 
 class Lending:
     """What of a device the program has, and the streams on which later work waits for what it does with it.
 
-    Each loan has a stream of its own for as long as its event is not done: on a shared one, a program whose
+    Each lease has a stream of its own for as long as its event is not done: on a shared one, a program whose
     stream waits for another of its own could wait for itself.
 
     Args:
@@ -31,25 +31,25 @@ class Lending:
         context: As given.
     """
 
-    __slots__ = ("_loans", "_open_stream", "_returned", "context", "info")
+    __slots__ = ("_leases", "_open_stream", "_returned", "context", "info")
 
     def __init__(self, info: DeviceInfo, context: CudaContext, open_stream: Callable[[], CudaStream]) -> None:
         self.info: DeviceInfo = info
         self.context: CudaContext = context
         self._open_stream = open_stream
-        self._loans: set[CudaLoan] = set()
+        self._leases: set[CudaLease] = set()
         self._returned: list[CudaEvent] = []
 
     @property
     def is_idle(self) -> bool:
         """Whether the program has nothing; what it has enqueued is on streams of the device."""
-        return not self._loans
+        return not self._leases
 
-    def lend(self, array: DeviceArray, *, write: bool, stream: object) -> CudaLoan:
-        """Make a loan; see `AccelDevice.lend`."""
-        loan = CudaLoan(self, array, write=write, stream=stream)
-        self._loans.add(loan)
-        return loan
+    def lend(self, array: DeviceArray, *, write: bool, stream: object) -> CudaLease:
+        """Make a lease; see `AccelDevice.lend`."""
+        lease = CudaLease(self, array, write=write, stream=stream)
+        self._leases.add(lease)
+        return lease
 
     def stream(self) -> CudaStream:
         """A stream with nothing on it."""
@@ -59,14 +59,14 @@ class Lending:
                 return event.stream
         return self._open_stream()
 
-    def returned(self, loan: CudaLoan, event: CudaEvent | None) -> None:
-        """A loan is over."""
-        self._loans.discard(loan)
+    def returned(self, lease: CudaLease, event: CudaEvent | None) -> None:
+        """A lease is over."""
+        self._leases.discard(lease)
         if event is not None:
             self._returned.append(event)
 
 
-class CudaLoan:
+class CudaLease:
     """An array that the program has.
 
     Attributes:
@@ -89,7 +89,7 @@ class CudaLoan:
             raise
 
     def take_back(self) -> tuple[CudaStream, CudaEvent] | None:
-        """Follow what the program has enqueued; see `Loan.take_back`."""
+        """Follow what the program has enqueued; see `Lease.take_back`."""
         self.array.end()
         event: CudaEvent | None = None
         try:

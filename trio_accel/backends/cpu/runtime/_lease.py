@@ -5,10 +5,10 @@ from __future__ import annotations
 from ...base import NotSupportedError
 from ._memory import HostArray
 
-__all__ = ["HostLoan"]
+__all__ = ["HostLease"]
 
 
-class HostLoan:
+class HostLease:
     """A host array that the program has; what it does with it is done when it gives it back.
 
     Args:
