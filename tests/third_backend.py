@@ -46,7 +46,7 @@ from trio_accel.backends.base import (
     scalar,
 )
 from trio_accel.backends.base.chunks import ALIGNMENT
-from trio_accel.backends.base.kernels import Kernel, kernel, kernels_of, load_module_kernels
+from trio_accel.backends.base.kernels import KernelEntry, kernel, kernels_of, load_module_kernels
 from trio_accel.backends.base.library import TableLibrary
 from trio_accel.backends.base.manifest import LibraryEntry
 from trio_accel.backends.base.ops import (
@@ -316,7 +316,7 @@ class Library(TableLibrary):
     backend: ClassVar[str] = BACKEND
     has_threads: ClassVar[bool] = True
 
-    def __init__(self, name: str, device: Device, kernels: Mapping[str, Kernel]) -> None:
+    def __init__(self, name: str, device: Device, kernels: Mapping[str, KernelEntry]) -> None:
         self.name = name
         self._device = device
         super().__init__(device, kernels)
@@ -335,7 +335,7 @@ class Library(TableLibrary):
             spec.note_use(HostUse(as_bits(spec.host)))
         stream.launch(partial(self._run, one, spec, Call(self._device, stream, plan)))
 
-    def _run(self, one: Kernel, spec: OperationSpec, call: Call) -> None:
+    def _run(self, one: KernelEntry, spec: OperationSpec, call: Call) -> None:
         try:
             one.function(spec, call)
             if spec.descriptor().has_status:

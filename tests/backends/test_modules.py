@@ -13,7 +13,7 @@ import pytest
 from own_modules import Every, Moved, install
 
 from trio_accel.backends.base import DType, NotSupportedError
-from trio_accel.backends.base.kernels import Call, Kernel, kernel, kernels_of
+from trio_accel.backends.base.kernels import Call, KernelEntry, kernel, kernels_of
 from trio_accel.backends.base.ops import CopySpec
 
 
@@ -123,8 +123,8 @@ def test_one_kernel_by_two_names_and_for_two_specifications() -> None:
     kernel(Every, backend="cuda")(function)
     names = {"first": function, "second": function, "other": 5}
     moved, every = Moved.operation, Every.operation
-    assert kernels_of(names, "cpu") == {name: Kernel(name, "cpu", function) for name in (moved, every)}
-    assert kernels_of(names, "cuda") == {every: Kernel(every, "cuda", function)}
+    assert kernels_of(names, "cpu") == {name: KernelEntry(name, "cpu", function) for name in (moved, every)}
+    assert kernels_of(names, "cuda") == {every: KernelEntry(every, "cuda", function)}
     assert kernels_of(names, "another") == {}
 
 

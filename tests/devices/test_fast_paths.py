@@ -20,7 +20,7 @@ from trio_accel.devices.base._availability import Availability
 from trio_accel.devices.completion._adaptive import AdaptivePort
 from trio_accel.devices.completion._strategies import window_of
 from trio_accel.devices.worker.front._link import WorkerLink
-from trio_accel.devices.worker.transport._frames import WorkerConfig
+from trio_accel.devices.worker.transport._protocol import WorkerConfig
 
 NAMES = [field.name for field in attrs.fields(FastPaths)]
 WAYS = {

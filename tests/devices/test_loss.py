@@ -16,7 +16,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel import linalg
-from trio_accel.backends.base.kernels import Call, Kernel
+from trio_accel.backends.base.kernels import Call, KernelEntry
 from trio_accel.backends.cpu import manifest
 
 AT_ONCE = ta.Backoff(initial=0.0, base=0.0, jitter=0.0)
@@ -33,9 +33,9 @@ class Gate:
         self.leave = threading.Event()
         load = manifest.load_library
 
-        def load_library(name: str) -> tuple[Any, Mapping[str, Kernel]]:
+        def load_library(name: str) -> tuple[Any, Mapping[str, KernelEntry]]:
             module, kernels = load(name)
-            own = {linalg.scal.spec.operation: Kernel(linalg.scal.spec.operation, "cpu", self._work)}
+            own = {linalg.scal.spec.operation: KernelEntry(linalg.scal.spec.operation, "cpu", self._work)}
             return module, {**kernels, **own} if name == "blas" else kernels
 
         monkeypatch.setattr(manifest, "load_library", load_library)

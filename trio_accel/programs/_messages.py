@@ -26,7 +26,7 @@ from ..devices import AccelRef, Operand, Operation, Planned, Planner
 from ._actor import PATH, ProgramActor
 from ._method import Method
 
-__all__ = ["Call", "Fetch", "Ready", "Result", "StateArray", "TellResult", "call_tree", "message_class"]
+__all__ = ["Fetch", "MethodCall", "Ready", "Result", "StateArray", "TellResult", "call_tree", "message_class"]
 
 MessageT = TypeVar("MessageT", bound="_ProgramMessage")
 
@@ -97,7 +97,7 @@ class Ready(_ProgramMessage):
 
 
 @attrs.define(eq=False, slots=False)
-class Call(_ProgramMessage):
+class MethodCall(_ProgramMessage):
     """A call of a method; replies with its result, or with a `Result` if that is not declared.
 
     Attributes:

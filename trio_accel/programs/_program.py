@@ -15,7 +15,7 @@ from ..backends.base import ContextPoisonedError, LibraryError
 from ..backends.base.programs import GONE
 from ..backends.base.trees import build
 from ..devices import Device, Operation
-from ._messages import Call, Fetch, Result, StateArray, TellResult, message_class
+from ._messages import Fetch, MethodCall, Result, StateArray, TellResult, message_class
 from ._method import Method, describe_function, find_method
 
 __all__ = ["FunctionProgram", "OpenProgram", "Opened", "Program"]
@@ -125,7 +125,7 @@ class OpenProgram:
         try:
             if method.out is None:
                 return await self._ask_unknown(method, state, bound)
-            message = message_class(Call, method.where)
+            message = message_class(MethodCall, method.where)
             call = message(self._opened.library, method, bound, out, self._opened.frozen, state, None, ())
             return await self.device.ask(call)
         finally:
@@ -135,7 +135,7 @@ class OpenProgram:
 
     async def _ask_unknown(self, method: Method, state: Sequence[StateArray], bound: Any) -> Any:
         """Ask for a call, and fetch what it has returned."""
-        message = message_class(Call, method.where)
+        message = message_class(MethodCall, method.where)
         library, changes = self._opened.library, bool(method.updates or method.state)
         for number in itertools.count():
             slot, generation = next(self._slots), self.device.generation
@@ -219,7 +219,7 @@ class Program(OpenProgram, Generic[T]):
 
     def operation(self, method: Callable[Concatenate[T, ...], Any] | str) -> type[Operation[Any, Any]]:
         """The class of the operations that call a method: `trio_accel.testing.inject_fault` takes it."""
-        return message_class(Call, self._find(method).where)
+        return message_class(MethodCall, self._find(method).where)
 
     def _find(self, given: object) -> Method:
         return find_method(cast("type[object]", self._opened.target), given)
@@ -234,7 +234,7 @@ class FunctionProgram(OpenProgram, Generic[P]):
 
     def operation(self) -> type[Operation[Any, Any]]:
         """The class of the operations that call it: `trio_accel.testing.inject_fault` takes it."""
-        return message_class(Call, self._find(None).where)
+        return message_class(MethodCall, self._find(None).where)
 
     def _find(self, given: object) -> Method:
         return describe_function(self._opened.target)

@@ -14,7 +14,7 @@ import pytest
 from trio_accel import linalg
 from trio_accel.backends import resolve
 from trio_accel.backends.base import DType, OutOfMemoryError
-from trio_accel.backends.base.kernels import Kernel
+from trio_accel.backends.base.kernels import KernelEntry
 from trio_accel.backends.base.ops import (
     ArraySpec,
     CopyFromHostSpec,
@@ -136,7 +136,7 @@ def test_a_kernel_without_memory_for_itself_says_how_much_it_wanted(device, monk
 def test_a_memory_error_that_names_no_size(device):
     stream, library = device.open_stream("main"), device.open_library("memory")
     array = array_in(device, 1, (2,))
-    library._kernels = {FillSpec.operation: Kernel(FillSpec.operation, "cpu", _exhausted)}
+    library._kernels = {FillSpec.operation: KernelEntry(FillSpec.operation, "cpu", _exhausted)}
     library.enqueue(FillSpec(0, array), stream)
     event = stream.record()
     stream.synchronize()

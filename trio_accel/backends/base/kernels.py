@@ -15,7 +15,7 @@ from .dtypes import DType
 from .errors import NotSupportedError
 from .ops import ArraySpec, OperationSpec, Peers, StatusArray
 
-__all__ = ["Call", "DTypes", "Kernel", "kernel", "kernels_of", "load_module_kernels"]
+__all__ = ["Call", "DTypes", "KernelEntry", "kernel", "kernels_of", "load_module_kernels"]
 
 _KERNELS = "_trio_accel_kernels"
 # In the namespace of a module or a class: the kernels that were declared there.
@@ -80,12 +80,12 @@ class Call(Protocol):
         ...
 
 
-def _prepares(kernel: Kernel) -> bool:
+def _prepares(kernel: KernelEntry) -> bool:
     return kernel.is_blocking or (kernel.plan is not None and not kernel.is_quick)
 
 
 @attrs.frozen
-class Kernel:
+class KernelEntry:
     """What runs the operations of one specification class.
 
     Attributes:
@@ -164,7 +164,7 @@ def kernel(
         _check_signature(function, ("spec", "call"), is_method=is_method, where=where)
         if plan is not None:
             _check_signature(plan, ("spec", "device"), is_method=is_method, where=_where(plan, place))
-        made = Kernel(name, backend, function, plan, allowed, is_quick, is_blocking, where)
+        made = KernelEntry(name, backend, function, plan, allowed, is_quick, is_blocking, where)
         if is_method or frame.f_code.co_name == "<module>":
             _enter(made, frame.f_locals)
         setattr(function, _KERNELS, (*getattr(function, _KERNELS, ()), made))
@@ -229,9 +229,9 @@ def _check_signature(
         raise TypeError(f"{where}: {name} must take {wanted}, it takes {signature}") from None
 
 
-def _enter(made: Kernel, namespace: dict[str, Any]) -> None:
+def _enter(made: KernelEntry, namespace: dict[str, Any]) -> None:
     """Note a kernel of a module or a class; refuse a second one for the same operation."""
-    table: dict[tuple[str, str], Kernel] = namespace.setdefault(_TABLE, {})
+    table: dict[tuple[str, str], KernelEntry] = namespace.setdefault(_TABLE, {})
     key = made.operation, made.backend
     other = table.get(key)
     # The same place again is a module that is loaded anew; another file a cell of a notebook.
@@ -240,24 +240,24 @@ def _enter(made: Kernel, namespace: dict[str, Any]) -> None:
     table[key] = made
 
 
-def _file(kernel: Kernel) -> str:
+def _file(kernel: KernelEntry) -> str:
     return kernel.where.rpartition(":")[0]
 
 
-def _two_kernels(first: Kernel, second: Kernel) -> str:
+def _two_kernels(first: KernelEntry, second: KernelEntry) -> str:
     return (
         f"{second.where}: {first.operation} has two kernels for backend {first.backend!r}: {_name_of(first)} "
         f"at {first.where}, and {_name_of(second)}"
     )
 
 
-def kernels_of(names: Mapping[str, Any], backend: str) -> dict[str, Kernel]:
+def kernels_of(names: Mapping[str, Any], backend: str) -> dict[str, KernelEntry]:
     """The kernels for a backend that a module or a class has, by the names of their operations.
 
     Raises:
         ValueError: An operation has two.
     """
-    found: dict[str, Kernel] = {}
+    found: dict[str, KernelEntry] = {}
     for declared in _declared(names):
         if declared.backend != backend:
             continue
@@ -267,11 +267,11 @@ def kernels_of(names: Mapping[str, Any], backend: str) -> dict[str, Kernel]:
     return found
 
 
-def _name_of(kernel: Kernel) -> str:
+def _name_of(kernel: KernelEntry) -> str:
     return getattr(kernel.function, "__qualname__", repr(kernel.function))
 
 
-def _declared(names: Mapping[str, Any]) -> Iterable[Kernel]:
+def _declared(names: Mapping[str, Any]) -> Iterable[KernelEntry]:
     # Several functions may have had one name, such as `_`.
     yield from names.get(_TABLE, {}).values()
     # Others are imported; a function may be there by several names.
@@ -281,7 +281,9 @@ def _declared(names: Mapping[str, Any]) -> Iterable[Kernel]:
             yield from declared
 
 
-def load_module_kernels(library: str, backend: str, known: Iterable[str], device: str) -> dict[str, Kernel]:
+def load_module_kernels(
+    library: str, backend: str, known: Iterable[str], device: str
+) -> dict[str, KernelEntry]:
     """Import a module of kernels that has the name of a library; blocks.
 
     Args:

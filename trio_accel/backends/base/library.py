@@ -12,7 +12,7 @@ import attrs
 from .checks import check_dtypes, check_shapes
 from .device_info import DeviceInfo
 from .errors import AccelError, NotSupportedError
-from .kernels import Kernel, kernels_of
+from .kernels import KernelEntry, kernels_of
 from .ops import OperationSpec
 from .protocols import CacheCounts, InThread
 
@@ -58,7 +58,7 @@ class TableLibrary:
     def __init__(
         self,
         device: Described,
-        kernels: Mapping[str, Kernel] | None = None,
+        kernels: Mapping[str, KernelEntry] | None = None,
         counts: CacheCounts | None = None,
     ) -> None:
         self._for_plans = device
@@ -73,9 +73,9 @@ class TableLibrary:
         # What was asked last: an operation is prepared, and then enqueued.
         self._last: tuple[OperationSpec | None, Any] = (None, None)
 
-    def _methods(self) -> dict[str, Kernel]:
+    def _methods(self) -> dict[str, KernelEntry]:
         """The kernels that the class declares, as methods of this object."""
-        found: dict[str, Kernel] = {}
+        found: dict[str, KernelEntry] = {}
         for cls in reversed(type(self).__mro__):
             found.update(kernels_of(vars(cls), self.backend))
         return {
@@ -102,10 +102,10 @@ class TableLibrary:
             return _PLANNED if is_planned else InThread(self._planning(spec, kernel))
         return None if self._find_plan(spec) is not None else self._planning(spec, kernel)
 
-    def _planning(self, spec: OperationSpec, kernel: Kernel) -> Callable[[], None]:
+    def _planning(self, spec: OperationSpec, kernel: KernelEntry) -> Callable[[], None]:
         return partial(self._prepare, spec, kernel)
 
-    def _prepare(self, spec: OperationSpec, kernel: Kernel) -> None:
+    def _prepare(self, spec: OperationSpec, kernel: KernelEntry) -> None:
         """Make a plan ahead of the launch, in a thread."""
         try:
             self._make_plan(spec, kernel)
@@ -113,7 +113,7 @@ class TableLibrary:
             error.device = self._for_plans.info.name
             raise
 
-    def _kernel_of(self, spec: OperationSpec) -> Kernel:
+    def _kernel_of(self, spec: OperationSpec) -> KernelEntry:
         """The kernel of an operation.
 
         Raises:
@@ -140,7 +140,7 @@ class TableLibrary:
             self._last = spec, plan
         return plan
 
-    def _make_plan(self, spec: OperationSpec, kernel: Kernel) -> Any:
+    def _make_plan(self, spec: OperationSpec, kernel: KernelEntry) -> Any:
         """Look whether an operation may be launched, and make its plan.
 
         Raises:
@@ -156,7 +156,7 @@ class TableLibrary:
         self._last = spec, plan
         return plan
 
-    def _plan_of(self, spec: OperationSpec, kernel: Kernel) -> Any:
+    def _plan_of(self, spec: OperationSpec, kernel: KernelEntry) -> Any:
         """The plan of an operation, which is made now if it was not prepared; None if it needs none."""
         if kernel.plan is None:
             if kernel.dtypes:

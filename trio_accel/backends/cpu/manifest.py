@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import ModuleType
 
-from ..base.kernels import Kernel, kernels_of, load_module_kernels
+from ..base.kernels import KernelEntry, kernels_of, load_module_kernels
 from ..base.manifest import LibraryEntry
 from .kit._library import CpuLibrary, HostDevice
 
@@ -50,7 +50,7 @@ def open_library(name: str, device: HostDevice) -> CpuLibrary:
     return library
 
 
-def load_library(name: str) -> tuple[ModuleType, Mapping[str, Kernel]]:
+def load_library(name: str) -> tuple[ModuleType, Mapping[str, KernelEntry]]:
     """Import a library of the backend; blocks.
 
     Returns:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from ...base import AccelDevice, AccelError, AccelStream, OutOfMemoryError
-from ...base.kernels import Kernel
+from ...base.kernels import KernelEntry
 from ...base.library import TableLibrary
 from ...base.ops import ArraySpec, OperationSpec, Peers, StatusArray
 from ..runtime._memory import HostArray
@@ -133,7 +133,7 @@ class CpuLibrary(TableLibrary):
     backend: ClassVar[str] = "cpu"
     has_threads: ClassVar[bool] = True
 
-    def __init__(self, name: str, device: HostDevice, kernels: Mapping[str, Kernel]) -> None:
+    def __init__(self, name: str, device: HostDevice, kernels: Mapping[str, KernelEntry]) -> None:
         self.name = name
         self._device = device
         super().__init__(device, kernels)

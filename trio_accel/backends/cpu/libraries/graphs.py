@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from ...base import AccelError, NotSupportedError
-from ...base.kernels import Kernel, kernel
+from ...base.kernels import KernelEntry, kernel
 from ...base.ops import BranchSpec, GraphSpec, LoopSpec, OperationSpec, graph_recipe
 from ..kit._library import Call, CpuLibrary, HostDevice
 from ..runtime._stream import check_usable
@@ -25,7 +25,7 @@ class GraphLibrary(CpuLibrary):
         kernels: None but its own.
     """
 
-    def __init__(self, name: str, device: HostDevice, kernels: Mapping[str, Kernel]) -> None:
+    def __init__(self, name: str, device: HostDevice, kernels: Mapping[str, KernelEntry]) -> None:
         super().__init__(name, device, kernels)
         self._libraries: dict[str, CpuLibrary] = {}
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from ...base import DType
-from ...base.kernels import Kernel, kernel
+from ...base.kernels import KernelEntry, kernel
 from ...base.ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
 from ...base.programs import ProgramHost
 from ..kit._library import Call, CpuLibrary, HostDevice
@@ -27,7 +27,9 @@ class ProgramLibrary(CpuLibrary):
         argument: Text of its definition.
     """
 
-    def __init__(self, name: str, device: HostDevice, kernels: Mapping[str, Kernel], argument: str) -> None:
+    def __init__(
+        self, name: str, device: HostDevice, kernels: Mapping[str, KernelEntry], argument: str
+    ) -> None:
         super().__init__(name, device, kernels)
         self._arrays = _Arrays(device)
         self._host = ProgramHost(argument, self._arrays)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import ClassVar, TypeAlias
 
 from ...base import AccelError, AccelStream, LibraryError, NotSupportedError, OutOfMemoryError
-from ...base.kernels import Kernel, load_module_kernels
+from ...base.kernels import KernelEntry, load_module_kernels
 from ...base.library import TableLibrary
 from ...base.ops import OperationSpec
 from ..runtime._driver import CudaMemoryError
@@ -48,7 +48,7 @@ class CudaLibrary(TableLibrary):
     refused: ClassVar[frozenset[str]] = frozenset()
     is_captured: ClassVar[bool] = True
 
-    def __init__(self, device: LibraryDevice, kernels: Mapping[str, Kernel] | None = None) -> None:
+    def __init__(self, device: LibraryDevice, kernels: Mapping[str, KernelEntry] | None = None) -> None:
         self._device = device
         self._context = device.context
         self._is_closed = False
@@ -59,7 +59,7 @@ class CudaLibrary(TableLibrary):
         """The device that it is open on."""
         return self._device
 
-    def _planning(self, spec: OperationSpec, kernel: Kernel) -> Callable[[], None]:
+    def _planning(self, spec: OperationSpec, kernel: KernelEntry) -> Callable[[], None]:
         return partial(self._in_context, self._make_plan, spec, kernel)
 
     def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
@@ -88,7 +88,7 @@ class CudaLibrary(TableLibrary):
             if is_foreign:
                 context.restore()
 
-    def _run(self, kernel: Kernel, spec: OperationSpec, stream: CudaStream) -> None:
+    def _run(self, kernel: KernelEntry, spec: OperationSpec, stream: CudaStream) -> None:
         """Have a kernel enqueue an operation, with what belongs behind it."""
         call = Call(self._device, spec, stream, self._plan_of(spec, kernel), self.name)
         try:

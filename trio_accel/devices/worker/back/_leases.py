@@ -7,7 +7,7 @@ from typing import Any
 import trio
 
 from ..transport._channel import Channel
-from ..transport._frames import plain_address
+from ..transport._protocol import plain_address
 from ._requests import WorkerRequests
 
 __all__ = ["WorkerLeases"]

@@ -14,8 +14,8 @@ from ....backends.base.fast_paths import use_fast_paths
 from ...front._system import System
 from ..transport._answers import ANSWERS
 from ..transport._channel import Channel, EndOfChannel
-from ..transport._frames import WorkerConfig
 from ..transport._page import SharedPage
+from ..transport._protocol import WorkerConfig
 from ..transport._spin_wait import SpinWait
 from ._heartbeat import Heartbeat
 from ._logs import LogForwarder

@@ -12,7 +12,7 @@ from ....backends.base import AccelDevice, AccelStream, Hold, KernelLibrary
 from ....backends.base.ops import CopyFromHostSpec, CopyToHostSpec, OperationSpec
 from ...base._bridge import LoopNotifier
 from ..transport._codec import Message
-from ..transport._frames import plain_array
+from ..transport._protocol import plain_array
 
 __all__ = ["RemoteArray", "RemoteCopies"]
 

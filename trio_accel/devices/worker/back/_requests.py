@@ -16,9 +16,9 @@ from ...engine._engine import Engine
 from ...operations._operation import Launch
 from ..transport._answers import ANSWERS
 from ..transport._channel import Channel
-from ..transport._frames import Address
 from ..transport._launch_format import ALLOCATIONS, NAME, OUTPUTS
 from ..transport._page import SharedPage
+from ..transport._protocol import Address
 from ..transport._wire_errors import encode_error
 from ._blocks import WorkerBlocks
 from ._launch_decoding import decode_launch

@@ -23,9 +23,9 @@ from ...engine._library_opener import CloseLibrary
 from ...operations._hooks import EngineHook
 from ...operations._operation import Launch
 from ..transport._channel import Channel, EndOfChannel
-from ..transport._frames import WorkerConfig, placed_block
 from ..transport._framing import Received
 from ..transport._page import SharedPage
+from ..transport._protocol import WorkerConfig, placed_block
 from ..transport._wire_errors import encode_error
 from ._blocks import WorkerBlocks
 from ._events import EventForwarder

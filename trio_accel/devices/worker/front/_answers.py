@@ -20,8 +20,8 @@ from ...base._shortage import lost_descriptors, out_of_descriptors
 from ...engine._device_state import DeviceState
 from ...operations._operation import LaunchTimes
 from ..transport._codec import NonsenseError
-from ..transport._frames import Address
 from ..transport._framing import LOST, Received, close_all
+from ..transport._protocol import Address
 from ._actors import WorkerActors
 from ._calls import Calls
 from ._chunks import ChunkTable

@@ -16,7 +16,7 @@ from ....backends.base.chunks import ALIGNMENT
 from ....backends.base.ops import ArraySpec
 from ...base._shortage import out_of_descriptors
 from ..transport._codec import NonsenseError
-from ..transport._frames import Address
+from ..transport._protocol import Address
 
 if TYPE_CHECKING:
     from ..launcher._launcher import Launcher

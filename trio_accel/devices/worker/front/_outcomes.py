@@ -17,7 +17,7 @@ from ...arrays._blocks import Block
 from ...engine._device_state import DeviceState
 from ...operations._hooks import Phase, notify
 from ...operations._operation import Launch
-from ..transport._frames import Address
+from ..transport._protocol import Address
 from ._copy_service import CopyService
 from ._link import WorkerLink
 from ._request import LeaseRequest, OperationRequest, RemoteRequest

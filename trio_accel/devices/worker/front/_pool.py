@@ -22,8 +22,8 @@ from ..launcher._launcher import Launcher, LauncherError
 from ..launcher._program import program_arguments
 from ..transport._answers import ANSWERS
 from ..transport._channel import Channel
-from ..transport._frames import WorkerConfig
 from ..transport._page import SharedPage
+from ..transport._protocol import WorkerConfig
 from ._chunks import Chunk, ChunkTable
 from ._link import MessageHandler, WorkerLink
 from ._slab_table import SlabTable

@@ -18,7 +18,7 @@ from ...base._order import Turn
 from ...host._host_pool import Region
 from ...operations._operation import Launch
 from ..transport._codec import Message
-from ..transport._frames import Address
+from ..transport._protocol import Address
 from ._launch_encoding import TemplateTable, encode_array, encode_launch
 from ._staging import HostCopy, Staging
 
