@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import zlib
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import suppress
@@ -142,11 +143,19 @@ class Remains:
 
     def check(self, before: Remains) -> None:
         left = self.children - before.children
-        assert not left, f"processes are alive, or were not reaped: {left}"
+        assert not left, f"processes are alive, or were not reaped: {sorted(map(_described, left))}"
         left_open = self.descriptors - before.descriptors
         assert not left_open, f"descriptors are open: {sorted(left_open)}"
         left_mapped = self.mapped - before.mapped
         assert not left_mapped, f"shared memory is mapped: {sorted(left_mapped)}"
+
+
+def _described(process: int) -> str:
+    try:
+        # Number, name and state.
+        return (_SELF.parent / str(process) / "stat").read_text().partition(" ")[2][:40] + f" ({process})"
+    except OSError:
+        return f"{process}, which has ended since"
 
 
 def _children() -> frozenset[int]:
@@ -244,6 +253,10 @@ def nothing_left_behind(
     # `type`, not `isinstance`: proxies among the objects must not be woken.
     alive = [item.path for item in gc.get_objects() if type(item) is Cell and item.terminated is None]
     assert not alive, f"actors are alive: {alive}"
+    # A process may need a moment to end, too.
+    deadline = time.monotonic() + _JOIN
+    while _children() - before.children and time.monotonic() < deadline:
+        time.sleep(0.01)
     Remains.now().check(before)
 
 
