@@ -15,9 +15,9 @@ from counts import EXECUTED, code_lines, count_lines, executed_files, package_li
 import trio_accel as ta
 
 # The most there may be. A change that needs fewer lowers the bound.
-FILES = {"inline": 20, "process": 19}
+FILES = {"inline": 20, "process": 20}
 LINES_PER_FUNCTION = 90
-LINES = 46_640
+LINES = 46_614
 PRIVATE_NAMES = 150
 
 

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from functools import partial
 from typing import Any, TypeVar
 
+import outcome
 import trio
 from trio.lowlevel import enable_ki_protection
 
@@ -214,7 +215,7 @@ class WorkerDispatch:
                     partial(self._answers.is_waited_for, request),
                 )
                 if request.is_over:
-                    request.take_result().unwrap()
+                    request.take()
                     return planned.result()
             await request.wait(self._cancel)
         finally:
@@ -237,11 +238,11 @@ class WorkerDispatch:
         pending = Pending(request.launch.name, planned)
         settle = window.enter(operation.library, pending)
 
-        def done(error: BaseException | None) -> None:
+        def done(result: outcome.Outcome[None]) -> None:
             request.launch.forget()
-            settle(error)
+            settle(result.error if isinstance(result, outcome.Error) else None)
 
-        request.call_back(done)
+        request.on_done = done
         self._requests.add(request)
         return pending
 

@@ -72,11 +72,15 @@ class MeasuredRequest(OperationRequest):
         self._sent = self._measures.now()
         return super().message(word, released, templates)
 
-    def _deliver(self, result: outcome.Outcome[None] | None, error: BaseException | None) -> None:
+    def settle(self, result: outcome.Outcome[None]) -> None:
+        """Count the launch, and give its outcome."""
         measured = self._measures.of(self.launch)
         if measured is not None:
             now = self._measures.now()
             sent = now if self._sent is None else self._sent
-            is_cancelled = error is None and isinstance(result, outcome.Error)
-            note_end(measured, sent - self._began, now - sent, error, cancelled=is_cancelled)
-        super()._deliver(result, error)
+            error = result.error if isinstance(result, outcome.Error) else None
+            # A cancellation and Ctrl-C are no errors of a launch.
+            is_cancelled = error is not None and not isinstance(error, Exception)
+            failure = None if is_cancelled else error
+            note_end(measured, sent - self._began, now - sent, failure, cancelled=is_cancelled)
+        super().settle(result)

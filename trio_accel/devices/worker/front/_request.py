@@ -11,7 +11,7 @@ import numpy.typing as npt
 import outcome
 import trio
 
-from ....actors import WOKEN
+from ....actors import WOKEN, Waiter
 from ....backends.base import DType
 from ....backends.base.ops import ArraySpec, CopyFromHostSpec, CopyToHostSpec
 from ...base._order import Turn
@@ -25,7 +25,7 @@ from ._staging import HostCopy, Staging
 __all__ = ["HostArrays", "LeaseRequest", "OperationRequest", "RemoteRequest"]
 
 
-class RemoteRequest:
+class RemoteRequest(Waiter):
     """One request, from the moment it is handed over until its outcome; it may see several workers.
 
     Attributes:
@@ -37,20 +37,15 @@ class RemoteRequest:
         turn: Its place behind those that it must follow, while it waits in the application.
         copies: What uses its host arrays now: copies that run, and a lost worker that is not dead yet.
         failure: Why one of these failed.
-        is_cancelled: Whether the asker wants out.
         is_left: Whether the asker waits no longer than for copies of its arrays; the worker may go on.
         is_over: Whether it has its outcome.
     """
 
     __slots__ = (
         "_end",
-        "_on_done",
-        "_raise_cancel",
-        "_result",
-        "_task",
+        "_on_cancel",
         "copies",
         "failure",
-        "is_cancelled",
         "is_left",
         "is_over",
         "library",
@@ -62,6 +57,7 @@ class RemoteRequest:
     )
 
     def __init__(self, number: int, library: str, reads: frozenset[int], writes: frozenset[int]) -> None:
+        super().__init__()
         self.number: int = number
         self.library: str = library
         self.reads: frozenset[int] = reads
@@ -70,15 +66,11 @@ class RemoteRequest:
         self.turn: Turn | None = None
         self.copies: int = 0
         self.failure: Exception | None = None
-        self.is_cancelled: bool = False
         self.is_left: bool = False
         self.is_over: bool = False
         # How it ends when no copy runs any more.
         self._end: Callable[[], bool] | None = None
-        self._result: outcome.Outcome[None] | None = None
-        self._task: trio.lowlevel.Task | None = None
-        self._raise_cancel: Callable[[], NoReturn] | None = None
-        self._on_done: Callable[[BaseException | None], None] | None = None
+        self._on_cancel: Callable[[RemoteRequest], bool] | None = None
 
     def message(self, word: int, released: tuple[int, ...], templates: TemplateTable) -> Message:
         """What is sent to the worker that has these templates."""
@@ -89,15 +81,11 @@ class RemoteRequest:
         """Whether there is host memory for the staged transfers of its host arrays."""
         return True
 
-    def call_back(self, on_done: Callable[[BaseException | None], None]) -> None:
-        """Hand the outcome to a function."""
-        self._on_done = on_done
-
     @property
     def context(self) -> Context:
         """Context variables of the task that waits."""
-        assert self._task is not None
-        return self._task.context
+        assert self.task is not None
+        return self.task.context
 
     async def wait(self, on_cancel: Callable[[RemoteRequest], bool]) -> None:
         """Wait for the outcome.
@@ -106,38 +94,28 @@ class RemoteRequest:
             on_cancel: Called when the waiting task is cancelled; returns whether the request is withdrawn
                 at once. Otherwise its end is waited for.
         """
-        if self._result is not None:
+        if self.result is not None:
             await trio.lowlevel.cancel_shielded_checkpoint()
-            self.take_result().unwrap()
+            self.take()
             return
-        self._task = trio.lowlevel.current_task()
+        self._on_cancel = on_cancel
+        await self.park()
 
-        def abort(raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
-            if on_cancel(self):
-                self._task = None
-                self.is_over = True
-                self._let_go()
-                return trio.lowlevel.Abort.SUCCEEDED
-            self._raise_cancel = raise_cancel
-            self.is_cancelled = True
-            return trio.lowlevel.Abort.FAILED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
-
-    def take_result(self) -> outcome.Outcome[None]:
-        """The outcome of a request that is over, and that nobody has waited for; to be unwrapped at once.
-
-        An error has a traceback, and that what the asker had: whoever kept both would keep them until garbage
-        is collected.
-        """
-        result, self._result = self._result, None
-        return WOKEN if result is None else result
+    def abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
+        """Withdraw the request of a cancelled task, or note that the task waits for its end."""
+        assert self._on_cancel is not None  # `wait` was called with it
+        if not self._on_cancel(self):
+            return super().abort(raise_cancel)
+        self.task = None
+        self.is_over = True
+        self._let_go()
+        return trio.lowlevel.Abort.SUCCEEDED
 
     def finish(self, error: BaseException | None) -> bool:
         """Give the outcome; a second one does nothing and returns False."""
         if self.is_left:
             return self.unwind()
-        return self._settle(None if error is None else outcome.Error(error), error)
+        return self._end_once(WOKEN if error is None else outcome.Error(error))
 
     def finish_after_copies(self, error: BaseException | None) -> None:
         """Give the outcome when nothing uses the program's arrays any more; a copy may fail until then."""
@@ -146,7 +124,7 @@ class RemoteRequest:
             return
         if error is None:
             error = self.failure
-        self._settle(None if error is None else outcome.Error(error), error)
+        self._end_once(WOKEN if error is None else outcome.Error(error))
 
     def unwind_after_copies(self) -> None:
         """Let a cancelled asker go when nothing uses the program's arrays any more, whatever the outcome."""
@@ -169,8 +147,7 @@ class RemoteRequest:
         """
         self.is_left = True
         if not self.copies and not self.is_over:
-            assert self._raise_cancel is not None
-            self._deliver(outcome.capture(self._raise_cancel), None)
+            self.settle(self.cancellation())
 
     def retire(self) -> None:
         """Nothing works on it any more: give back what it holds."""
@@ -187,34 +164,26 @@ class RemoteRequest:
 
     def unwind(self) -> bool:
         """Give a cancelled asker its cancellation."""
-        assert self._raise_cancel is not None
-        is_news = self._settle(outcome.capture(self._raise_cancel), None)
+        is_news = self._end_once(self.cancellation())
         if self.is_left:
             # Its asker leaves that to the end of the request.
             self.retire()
         return is_news
 
-    def _settle(self, result: outcome.Outcome[None] | None, error: BaseException | None) -> bool:
-        """Give the outcome; None if it is done and there is nothing to say."""
+    def _end_once(self, result: outcome.Outcome[None]) -> bool:
+        """Give the outcome, unless there is one."""
         if self.is_over:
             if self.is_left:
                 self.retire()
             return False
         self._let_go()
-        self._deliver(result, error)
+        self.settle(result)
         return True
 
-    def _deliver(self, result: outcome.Outcome[None] | None, error: BaseException | None) -> None:
+    def settle(self, result: outcome.Outcome[None]) -> None:
+        """Give the outcome to the task or the function, or keep it for the task to come."""
         self.is_over = True
-        task, on_done = self._task, self._on_done
-        if task is not None:
-            self._task = None
-            trio.lowlevel.reschedule(task, WOKEN if result is None else result)
-        elif on_done is not None:
-            self._on_done = None
-            on_done(error)
-        else:
-            self._result = WOKEN if result is None else result
+        super().settle(result)
 
 
 class HostArrays:
