@@ -2,6 +2,7 @@
 
 from ..backends.base.values import in_range
 from ._options import DeviceOptions
+from ._preload import Preload
 from .arrays._pending import Pending
 from .arrays._ref import AccelRef, Device, device_of
 from .base._cancel_grace import cancel_grace
@@ -82,6 +83,7 @@ __all__ = [
     "PlannedParts",
     "Planner",
     "PolledCompletion",
+    "Preload",
     "Put",
     "PutFirst",
     "PutPart",

@@ -6,6 +6,7 @@ import attrs
 
 from ..actors import Backoff, Intensity, named_options
 from ..backends.base import Isolation
+from ._preload import Preload
 from .base._streams import PerActorStreams, StreamStrategy
 from .completion._port import CompletionStrategy
 
@@ -49,15 +50,17 @@ def _paths(
 
 
 def _modules(
-    instance: DeviceOptions, attribute: attrs.Attribute[tuple[str, ...]], value: tuple[str, ...]
+    instance: DeviceOptions,
+    attribute: attrs.Attribute[tuple[str | Preload, ...]],
+    value: tuple[str | Preload, ...],
 ) -> None:
-    if not isinstance(value, tuple) or not all(isinstance(name, str) for name in value):
-        raise TypeError(f"DeviceOptions: preload must be a tuple of names of modules, got {value!r}")
-    for name in value:
-        if name == "__main__" or not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError(
-                f"DeviceOptions: preload: {name!r} is no name of a module that another process can import"
-            )
+    if not isinstance(value, tuple) or not all(isinstance(each, (str, Preload)) for each in value):
+        raise TypeError(
+            f"DeviceOptions: preload must be a tuple of names of modules or of Preload, got {value!r}"
+        )
+    for each in value:
+        if isinstance(each, str):
+            Preload(each)
 
 
 def _seconds(instance: DeviceOptions, attribute: attrs.Attribute[float], value: float) -> None:
@@ -167,8 +170,8 @@ class DeviceOptions:
             context; others are opened on first use.
         preload: Modules that the launcher of the workers imports before the first of them, such as
             ``("torch", "encoder")``, so that every worker begins with them. Each is tried in a process of its
-            own first. One that a fork could not use, or that cannot be imported, is left to the workers, with
-            a warning in the logs. None inline.
+            own first. What a fork could not use, or what cannot be imported, is left to the workers, with a
+            warning in the logs that names the culprit. `Preload` takes that risk for a module. None inline.
         nvtx: Whether each launch of an operation is a range in profilers of NVIDIA, in the process that
             launches. Needs the extra ``nvtx``: without it, opening the device raises `NotSupportedError`.
     """
@@ -189,5 +192,5 @@ class DeviceOptions:
     heartbeat_timeout: float = attrs.field(default=15.0, validator=_above_zero)
     memory_limit: int | None = attrs.field(default=None, validator=attrs.validators.optional(_positive))
     libraries: tuple[str, ...] = attrs.field(default=(), validator=_paths)
-    preload: tuple[str, ...] = attrs.field(default=(), validator=_modules)
+    preload: tuple[str | Preload, ...] = attrs.field(default=(), validator=_modules)
     nvtx: bool = attrs.field(default=False, validator=_switch)

@@ -321,7 +321,7 @@ def test_a_child_that_has_seen_to_its_alarm_is_killed(monkeypatch: pytest.Monkey
     trials, started, reported = trials_of(Forks())
     monkeypatch.setattr(_launcher_trial, "_LONGEST", 0.0)
     assert trials.patience() is None
-    order = {"preload": [], "checks": [], "path": [], "arguments": [], "module": "slow"}
+    order = {"preload": [], "checks": [], "path": [], "arguments": [], "module": "slow", "trusted": False}
     trials.add(1, order, {}, os.open(".", os.O_PATH))
     assert trials.patience() == 0
     trials.look()
@@ -331,7 +331,9 @@ def test_a_child_that_has_seen_to_its_alarm_is_killed(monkeypatch: pytest.Monkey
     assert child.wait() == -signal.SIGKILL
     assert not trials.ended(child.pid + 1, 0)
     assert trials.ended(child.pid, signal.SIGKILL)
-    assert reported == [("unimported", 1, "its import did not end within 30 s")]
+    ((kind, number, verdict),) = reported
+    assert (kind, number, verdict["ahead"]) == ("unimported", 1, "refused")
+    assert verdict["reason"] == "its import did not end within 30 s"
 
 
 @pytest.mark.parametrize("name", ["__main__", "", "a b", "a..b", ".a", "a/b", "a.py:C"])
@@ -396,3 +398,165 @@ def test_the_log_of_a_refused_module_is_a_warning(caplog: pytest.LogCaptureFixtu
     trio.run(main)
     (record,) = [record for record in caplog.records if "imported ahead" in record.getMessage()]
     assert record.levelno == logging.WARNING
+
+
+# Threads of a library that runs no Python: one rests, another answers, and a third holds a lock for ever.
+LIBRARY = """
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <unistd.h>
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static volatile int is_asked, is_held;
+static void *rest(void *_) { for (;;) pause(); }
+static void *answer(void *_) { for (;;) { usleep(100); is_asked = 0; } }
+static void *hold(void *_) { pthread_mutex_lock(&lock); is_held = 1; return rest(_); }
+static void in_a_child(void) { pthread_mutex_lock(&lock); }
+static void start(void *(*run)(void *)) {
+    pthread_t thread;
+    pthread_create(&thread, 0, run, 0);
+    pthread_setname_np(thread, "of the library");
+}
+void start_resting(void) { start(rest); }
+void start_answering(void) { start(answer); }
+void start_holding(void) { start(hold); while (!is_held) usleep(100); pthread_atfork(0, 0, in_a_child); }
+void ask(void) { is_asked = 1; while (is_asked) usleep(100); }
+"""
+
+
+@pytest.fixture
+async def library(modules: Modules) -> str:
+    """The beginning of a module that has a library which can start threads."""
+    gcc = shutil.which("gcc")
+    if gcc is None:
+        pytest.skip("there is no gcc to make a library with")
+    path = modules.folder / "libthreads.so"
+    compiler = [gcc, "-shared", "-fPIC", "-pthread", "-x", "c", "-", "-o", str(path)]
+    await trio.run_process(compiler, stdin=LIBRARY.encode())
+    return f"import ctypes\nLIBRARY = ctypes.CDLL({str(path)!r})\n"
+
+
+ASKING = "class Asking:\n    @classmethod\n    def rehearse(cls): LIBRARY.ask()\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        pytest.param("LIBRARY.start_resting()\n", None, id="at rest"),
+        pytest.param("LIBRARY.start_answering()\n", None, id="not needed"),
+        pytest.param(f"LIBRARY.start_answering()\n{ASKING}", "did not end within 3 s", id="needed"),
+        pytest.param("LIBRARY.start_holding()\n", "did not end within 3 s", id="with a lock"),
+    ],
+)
+async def test_a_thread_of_a_library_is_judged_by_a_fork_that_does_without(
+    workshop: Launcher,
+    modules: Modules,
+    library: str,
+    caplog: pytest.LogCaptureFixture,
+    source: str,
+    why: str | None,
+) -> None:
+    modules.write("threads", library + source)
+    modules.write("good")
+    await workshop.import_ahead(("threads", "good"), BASE)
+    assert await loaded_in_a_worker(workshop, "threads", "good") == [why is None, True]
+    judgement = workshop.judgements["threads"]
+    assert judgement.ahead == ("fully" if why is None else "refused")
+    assert [message.count("of the library") for message in warned(caplog)] == [1] * (why is not None)
+    assert (why or "") in (judgement.reason or "")
+
+
+async def test_a_thread_that_runs_python_is_named(workshop: Launcher, modules: Modules) -> None:
+    modules.write(
+        "bad",
+        "import threading\nhas = threading.Event()\nlock = threading.Lock()\n"
+        "def hold():\n    lock.acquire()\n    has.set()\n    threading.Event().wait()\n"
+        "threading.Thread(target=hold, name='holder', daemon=True).start()\nhas.wait()\n",
+    )
+    await workshop.import_ahead(("bad",), BASE)
+    judgement = workshop.judgements["bad"]
+    assert judgement.ahead == "refused"
+    assert "holder" in (judgement.reason or "")
+
+
+THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, name='spoiler').start()\n"
+
+
+async def test_what_a_refused_module_imports_is_imported_all_the_same(
+    workshop: Launcher, modules: Modules, caplog: pytest.LogCaptureFixture
+) -> None:
+    modules.write("first")
+    modules.write("second", "FILE = open('/dev/zero')\n")
+    modules.write("third", "import first, json\n")
+    modules.write("culprit", f"import third\n{THREAD}")
+    modules.write("between", "import culprit\n")
+    modules.write("late", "def use():\n    import culprit\n")
+    modules.write("whole", "import first, between, second, third, late, culprit\n")
+    names = ("first", "third", "late", "second", "culprit", "between", "whole")
+    await workshop.import_ahead(("whole",), BASE)
+    assert await loaded_in_a_worker(workshop, *names) == [True, True, True, False, False, False, False]
+    judgement = workshop.judgements["whole"]
+    assert (judgement.ahead, judgement.culprit) == ("partly", "culprit")
+    (message,) = warned(caplog)
+    assert message.startswith("module whole is imported ahead only in part")
+    assert "the import of culprit has started a thread that runs Python: spoiler" in message
+    assert set(names[3:]).isdisjoint(name for name in names if launcher() in modules.importers(name))
+
+
+async def test_a_trusted_module_is_imported_whatever_it_leaves_behind(
+    workshop: Launcher, modules: Modules, caplog: pytest.LogCaptureFixture
+) -> None:
+    modules.write("risky", f"FILE = open('/dev/zero')\nimport signal\nsignal.signal(15, print)\n{THREAD}")
+    modules.write("broken", "1 / 0\n")
+    modules.write("good")
+    trusted = (ta.Preload("risky", trusted=True), ta.Preload("broken", trusted=True), "good")
+    await workshop.import_ahead(trusted, BASE)
+    assert await loaded_in_a_worker(workshop, "risky", "broken", "good") == [True, False, True]
+    (message,) = warned(caplog)
+    assert "module broken is not imported ahead" in message
+
+
+async def test_a_class_is_rehearsed_before_workers_begin(workshop: Launcher, modules: Modules) -> None:
+    modules.write(
+        "stage",
+        "class Played:\n    times = 0\n    @classmethod\n    def rehearse(cls): cls.times += 1\n"
+        "class Plain:\n    def rehearse(self): 1 / 0\n",
+    )
+    modules.write("bad", "import stage\nclass Failed:\n    @classmethod\n    def rehearse(cls): 1 / 0\n")
+    await workshop.import_ahead(("stage", "bad"), BASE)
+    reader, writer = os.pipe()
+    worker = await workshop.start_worker(
+        ("-c", SAY + "import stage; say(stage.Played.times)"), [writer], BASE
+    )
+    os.close(writer)
+    await worker.wait()
+    assert json.loads(os.read(reader, 100)) == 1
+    os.close(reader)
+    assert workshop.judgements["stage"].ahead == "fully"
+    assert "rehearsal failed: ZeroDivisionError" in str(workshop.judgements["bad"])
+
+
+@pytest.mark.parametrize("start", ["LIBRARY.start_resting()\n", "import pyarrow\n"])
+async def test_a_module_with_a_thread_of_a_library_comes_back_without_its_import(
+    system: ta.System, modules: Modules, library: str, start: str
+) -> None:
+    if "pyarrow" in start:
+        pytest.importorskip("pyarrow")
+    modules.write("one", f"import time\ntime.sleep(1.5)\n{library}{start}")
+    seconds: list[float] = []
+    async with system.open_device("cpu", options=options(preload=("one",))) as device:
+        x = await device.put(np.arange(3.0))
+        for _ in range(3):
+            began = trio.current_time()
+            await replace_worker(device)
+            assert (await x.to_host()).tolist() == [0.0, 1.0, 2.0]
+            seconds.append(trio.current_time() - began)
+            assert is_fork(device.dispatch.process.pid)
+    assert min(seconds) < 0.4
+    assert len(set(modules.importers("one"))) == 2
+
+
+@pytest.mark.parametrize("value", [0, None, "yes"])
+def test_trust_is_a_plain_word(value: Any) -> None:
+    with pytest.raises(TypeError, match="trusted"):
+        ta.Preload("torch", trusted=value)
+    assert ta.DeviceOptions(preload=("torch", ta.Preload("timm", trusted=True))).preload[1] != "timm"

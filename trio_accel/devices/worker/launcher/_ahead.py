@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from typing import Any, Literal
 
 import attrs
 import trio
@@ -13,11 +14,41 @@ from ....backends.base import NotSupportedError
 from ._link import LauncherLink, Report
 from ._program import interpreter_options
 
-__all__ = ["ImportsAhead"]
+__all__ = ["ImportsAhead", "Judgement"]
 
 # A launcher that has died twice while a module was to be imported may have died of it.
 _MOST_DEATHS = 2
 _logger = logging.getLogger("trio_accel.devices")
+
+
+@attrs.frozen
+class Judgement:
+    """What became of a module that was to be imported ahead.
+
+    Attributes:
+        module: Its name.
+        ahead: Whether workers begin with it: ``"fully"``; ``"partly"``, with what it imports from other
+            packages, as far as that is no obstacle; or ``"refused"``, not at all.
+        culprit: The package that is the obstacle, where one was found.
+        reason: What the obstacle is; None if there is none.
+        seconds: How long its trial and import have taken. For what is not imported ahead a worker takes up to
+            as long.
+    """
+
+    module: str
+    ahead: Literal["fully", "partly", "refused"]
+    culprit: str | None = None
+    reason: str | None = None
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        if self.ahead == "fully":
+            return f"module {self.module} is imported ahead"
+        how = "imported ahead only in part" if self.ahead == "partly" else "not imported ahead"
+        why = self.reason or ""
+        if self.culprit is not None and self.culprit != self.module:
+            why = why.replace("its import", f"the import of {self.culprit}")
+        return f"module {self.module} is {how}, so each worker that needs it takes longer to start: {why}"
 
 
 @attrs.define(eq=False)
@@ -30,7 +61,8 @@ class _Module:
         number: Of the order that is not answered; 0 if there is none.
         is_importing: Whether the launcher itself is importing it: it has passed its trial.
         deaths: How many launchers in a row have died before they had it.
-        is_refused: Whether it is not to be imported by any launcher.
+        is_trusted: Whether what its import leaves behind is no obstacle.
+        judgement: What became of it, once that is known.
         is_over: Set when the first launcher has it, or it is refused.
     """
 
@@ -39,7 +71,8 @@ class _Module:
     number: int = 0
     is_importing: bool = False
     deaths: int = 0
-    is_refused: bool = False
+    is_trusted: bool = False
+    judgement: Judgement | None = None
     is_over: trio.Event = attrs.field(factory=trio.Event)
 
 
@@ -56,19 +89,25 @@ class ImportsAhead:
         """Whether the launcher is still to say what became of one."""
         return any(module.number for module in self._modules.values())
 
-    def want(self, name: str, preload: tuple[str, ...]) -> trio.Event:
+    @property
+    def judgements(self) -> dict[str, Judgement]:
+        """What became of each module, of those of which that is known."""
+        return {name: each.judgement for name, each in self._modules.items() if each.judgement is not None}
+
+    def want(self, name: str, preload: tuple[str, ...], *, is_trusted: bool = False) -> trio.Event:
         """Have a module imported, unless it was asked for before.
 
         Args:
             name: The module, which workers find by the `sys.path` of this program.
             preload: What is imported before it, as in `StartWorker`.
+            is_trusted: Whether what its import leaves behind is no obstacle.
 
         Returns:
             What is set when the launcher has it, or a warning has said why it will not.
         """
         module = self._modules.get(name)
         if module is None:
-            module = self._modules[name] = _Module(name, preload)
+            module = self._modules[name] = _Module(name, preload, is_trusted=is_trusted)
             self._order(module)
         return module.is_over
 
@@ -95,13 +134,11 @@ class ImportsAhead:
             module.is_importing = True
             return
         module.number, module.is_importing, module.deaths = 0, False, 0
-        if report.kind == "imported":
-            module.is_over.set()
-        else:
-            self._refuse(module, str(report.detail))
+        detail: Any = report.detail
+        self._judge(module, Judgement(module.name, **detail))
 
     def _order(self, module: _Module) -> None:
-        if self._link is None or module.is_refused:
+        if self._link is None or (module.judgement is not None and module.judgement.ahead == "refused"):
             return
         number = next(self._numbers)
         try:
@@ -112,6 +149,7 @@ class ImportsAhead:
                 preload=module.preload,
                 module=module.name,
                 checks=driver_checks(),
+                is_trusted=module.is_trusted,
             )
         except (OSError, NotSupportedError) as error:
             self._refuse(module, str(error))
@@ -120,10 +158,11 @@ class ImportsAhead:
             self._link.ask()
 
     def _refuse(self, module: _Module, why: str) -> None:
-        module.is_refused = True
+        self._judge(module, Judgement(module.name, "refused", reason=why))
+
+    def _judge(self, module: _Module, judgement: Judgement) -> None:
+        is_new = module.judgement is None or module.judgement.ahead != judgement.ahead
+        module.judgement = judgement
         module.is_over.set()
-        _logger.warning(
-            "module %s is not imported ahead, so each worker that needs it takes longer to start: %s",
-            module.name,
-            why,
-        )
+        if is_new and judgement.ahead != "fully":
+            _logger.warning("%s", judgement)

@@ -27,8 +27,9 @@ from ....actors import (
     handles,
 )
 from ....backends.base import AccelError, NotSupportedError
+from ..._preload import Preload
 from ...base._shortage import lost_descriptors
-from ._ahead import ImportsAhead
+from ._ahead import ImportsAhead, Judgement
 from ._link import EndOfLink, LauncherError, LauncherLink, Report, describe_exit
 from ._program import interpreter_options
 from ._worker import WorkerProcess
@@ -292,18 +293,27 @@ class Launcher:
                 self._asking.discard(scope)
         raise LauncherError(f"a worker process was not started: {self._refusal}") from self._refusal
 
-    async def import_ahead(self, modules: Iterable[str], preload: Iterable[str]) -> None:
+    @property
+    def judgements(self) -> dict[str, Judgement]:
+        """What became of each module that was to be imported ahead, of those of which that is known."""
+        return self.ahead.judgements
+
+    async def import_ahead(self, modules: Iterable[str | Preload], preload: Iterable[str]) -> None:
         """Have modules imported for all workers that start from then on; each is tried in a child first.
 
         What cannot be imported, or what no fork could use then, is told by a warning of the logs. Each
         launcher process that takes over imports them again. A cancelled caller leaves that as it is.
 
         Args:
-            modules: Their names; they are found by the `sys.path` of this program.
+            modules: Their names, or those of modules that are trusted; they are found by the `sys.path` of
+                this program.
             preload: What is imported before them, as in `StartWorker`.
         """
         before = tuple(preload)
-        over = [self.ahead.want(module, before) for module in modules]
+        over = [
+            self.ahead.want(each.module, before, is_trusted=each.trusted)
+            for each in (Preload(module) if isinstance(module, str) else module for module in modules)
+        ]
         with trio.CancelScope() as scope:
             self._asking.add(scope)
             try:

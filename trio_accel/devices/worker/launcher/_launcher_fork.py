@@ -11,16 +11,21 @@ import gc
 import importlib
 import linecache
 import os
+import select
 import signal
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import ModuleType
 from typing import NoReturn
 
 _LONGEST = 30  # seconds for imports
+_PATIENCE = 3.0  # seconds for a fork that tries what was imported
+# Their library ends or locks them before a fork, and sees to the child afterwards.
+_KNOWN_THREADS = {"jemalloc_bg_thd"}
 _COMMAND = "-c"
 # This interpreter is isolated, too, and whether it writes bytecode can be changed.
 _OPTIONS = frozenset({"-I", "-B"})
@@ -48,6 +53,10 @@ class Forks:
         # What the modules have done to the environment, and a worker is to find.
         self._changes: dict[str, str | None] = {}
         self._is_open: str | None = None
+        # Why forks would not do for the threads that there are.
+        self._thread: str | None = None
+        # Those that run Python, and are no obstacle.
+        self._trusted: set[int] = set()
 
     def lacks(self, modules: Sequence[str]) -> bool:
         """Whether some of the modules are not imported yet."""
@@ -79,22 +88,46 @@ class Forks:
             self._import(missing, path, environment, directory)
         for name in missing:
             why = why or self._failed.get(name)
-        if why is None and _threads() > 1:
-            why = "an imported module has started a thread"
+        if why is None and self._thread is not None:
+            why = f"an imported module {self._thread}"
         return why or self._is_open
 
-    def add(self, module: str, path: list[str], environment: Mapping[str, str], directory: int) -> str | None:
-        """Import a module of the application; the arguments are those of `prepare`.
+    def add(
+        self,
+        module: str,
+        path: list[str],
+        environment: Mapping[str, str],
+        directory: int,
+        *,
+        pieces: Sequence[str] | None = None,
+        is_trusted: bool = False,
+    ) -> str | None:
+        """Import a module of the application, and rehearse its classes.
+
+        Args:
+            module: Its name.
+            path: The application's `sys.path`.
+            environment: The application's environment now.
+            directory: Descriptor of its working directory.
+            pieces: What it imports, which is imported instead of it.
+            is_trusted: Whether forks may be made whatever the import leaves behind.
 
         Returns:
             Why forks of this process are not what they should be; None if they are.
         """
-        before = dict(self._changes)
-        self._import([module], path, environment, directory)
-        if module in self._failed:
-            return self._failed[module]
-        if _threads() > 1:
-            return "its import has started a thread"
+        before, was_open = dict(self._changes), self._is_open
+        if pieces is None:
+            self._import([module], path, environment, directory, _rehearsals)
+            if module in self._failed:
+                return self._failed[module]
+        else:
+            self._import(pieces, path, environment, directory)
+        if is_trusted:
+            self._thread, self._is_open = None, was_open
+            self._trusted.update(sys._current_frames())  # noqa: SLF001  # documented
+            return None
+        if self._thread is not None:
+            return f"its import {self._thread}"
         changed = [name for name, value in self._changes.items() if before.get(name, "") != value]
         for name in sorted(changed):
             if name.startswith((*_OF_THE_SYSTEM, *_OF_LIBRARIES)):
@@ -145,7 +178,12 @@ class Forks:
             os._exit(status)
 
     def _import(
-        self, modules: Sequence[str], path: list[str], environment: Mapping[str, str], directory: int
+        self,
+        modules: Sequence[str],
+        path: list[str],
+        environment: Mapping[str, str],
+        directory: int,
+        rehearsals_of: Callable[[ModuleType], list[Callable[[], object]]] | None = None,
     ) -> None:
         before = _descriptors()
         given = _changed(environment, self._changes)
@@ -155,15 +193,22 @@ class Forks:
         os.fchdir(directory)
         # One that hangs ends this process, even where no Python runs; the application does without then.
         signal.alarm(_LONGEST)
-        name = modules[0]
-        try:
-            self._settle(path)
-            for name in modules:
-                importlib.import_module(name)
+        self._settle(path)
+        rehearsals: list[Callable[[], object]] = []
+        for name in modules:
+            try:
+                module = importlib.import_module(name)
+                if rehearsals_of is not None:
+                    rehearsals += rehearsals_of(module)
                 self._imported.add(name)
-        except BaseException as error:  # noqa: ASYNC103, BLE001  # the worker meets it again, and tells
-            self._failed[name] = f"an import failed: {error!r}"
-        _end_threads()
+            except BaseException as error:  # noqa: ASYNC103, BLE001  # the worker meets it again, and tells
+                self._failed[name] = f"an import failed: {error!r}"
+        try:
+            for rehearse in rehearsals:
+                rehearse()
+        except BaseException as error:  # noqa: ASYNC103, BLE001  # the same
+            self._failed[modules[0]] = f"its rehearsal failed: {error!r}"
+        self._thread = _judge_threads(rehearsals, self._trusted)
         signal.alarm(0)
         os.chdir("/")
         now = dict(os.environ)
@@ -215,23 +260,84 @@ def _difference(
     return None
 
 
-def _threads() -> int:
-    return len(os.listdir(f"{_SELF}/task"))
+def _rehearsals(module: ModuleType) -> list[Callable[[], object]]:
+    """Find the class methods `rehearse` of a module's own classes."""
+    return [
+        getattr(each, "rehearse")  # noqa: B009  # of any class
+        for each in vars(module).values()
+        if isinstance(each, type)
+        and each.__module__ == module.__name__
+        and isinstance(vars(each).get("rehearse"), classmethod)
+    ]
 
 
-def _end_threads() -> None:
-    """Have libraries end the threads that they started when they were imported.
+def _judge_threads(rehearsals: Sequence[Callable[[], object]], trusted: set[int]) -> str | None:
+    """Say of the threads that imports have left what keeps a fork from doing without them; None if nothing.
 
-    OpenBLAS does so before each fork. In the forked process it starts as many when it first needs them.
+    Libraries may end theirs before each fork, as OpenBLAS does: in the forked process it starts as many when
+    it first needs them. Threads that run Python may hold any lock. Others are judged by a fork, which is used
+    as a worker would be.
     """
-    if _threads() == 1:
-        return
+    if not _threads():
+        return None
+    why = _try_fork(None)
+    names = _threads()
+    if running := sys._current_frames().keys() - {threading.get_ident()} - trusted:  # noqa: SLF001  # documented
+        known = [thread.name for thread in threading.enumerate() if thread.ident in running]
+        return f"has started a thread that runs Python: {', '.join(known) or 'without a name'}"
+    if not names <= _KNOWN_THREADS:
+        why = why or _try_fork(rehearsals)
+    return f"has started a thread, {min(names, default='which has ended')}, and {why}" if why else None
+
+
+def _threads() -> set[str]:
+    """Names of the threads beside this one, as the kernel has them."""
+    names: set[str] = set()
+    for task in set(os.listdir(f"{_SELF}/task")) - {str(os.getpid())}:
+        with suppress(OSError), open(f"{_SELF}/task/{task}/comm") as name:
+            names.add(name.read().strip())
+    return names
+
+
+def _try_fork(rehearsals: Sequence[Callable[[], object]] | None) -> str | None:
+    """Have a fork do what workers do, or nothing, and say how it failed; None if it did not."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         pid = os.fork()
     if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
+        if rehearsals is None:
+            os._exit(0)
+        _be_used(rehearsals)
+    child, poll = os.pidfd_open(pid), select.poll()
+    poll.register(child, select.POLLIN)
+    is_over = bool(poll.poll(_PATIENCE * 1000))
+    os.close(child)
+    if not is_over:
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    if not is_over:
+        return f"a fork without it did not end within {_PATIENCE:g} s"
+    return f"a fork without it ended with {os.waitstatus_to_exitcode(status)}" if status else None
+
+
+def _be_used(rehearsals: Sequence[Callable[[], object]]) -> NoReturn:
+    """In the forked child: import, allocate, compute, start a thread, and end."""
+    status = 1
+    try:
+        for rehearse in rehearsals:
+            rehearse()
+        importlib.import_module("wave")
+        del [bytearray(1 << size) for size in range(4, 24)][:]
+        for name in ("numpy", "torch"):
+            # Products take the threads of a library, where there are any.
+            if ones := getattr(sys.modules.get(name), "ones", None):
+                float((ones((256, 256)) @ ones((256, 256))).sum())
+        thread = threading.Thread(target=gc.collect)
+        thread.start()
+        thread.join()
+        status = 0
+    finally:
+        os._exit(status)
 
 
 def _changed(environment: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:

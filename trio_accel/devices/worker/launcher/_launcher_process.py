@@ -226,7 +226,9 @@ class Launcher:
                     return
                 os.waitpid(pid, 0)
 
-    def _report(self, kind: str, number: int, detail: int | str, *descriptors: int) -> None:
+    def _report(
+        self, kind: str, number: int, detail: int | str | dict[str, object], *descriptors: int
+    ) -> None:
         # Never waits: the application may be busy, and its end has to be noticed all the same.
         self._outbox.append((json.dumps([kind, number, detail]).encode(), tuple(map(os.dup, descriptors))))
         self._flush()

@@ -10,12 +10,14 @@ Loaded by the launcher with the first such module. It must import nothing but th
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
 
 if TYPE_CHECKING:
@@ -25,9 +27,9 @@ if TYPE_CHECKING:
 
 # Seconds for the import of a child: an alarm ends it after 30, unless the module has seen to that.
 _LONGEST = 32.0
-_MOST = 1 << 15  # bytes of what a child says; a pipe has room for more
 _VERDICT = 3  # the child's descriptor for what it says
-_GOOD = "good"
+_MOST_TRIALS = 4  # of a module and of what is left of it
+_BLAME = Path(__file__).with_name("_launcher_blame.py")
 _SELF = "/proc/self"
 _MASKS = (b"SigBlk", b"SigIgn", b"SigCgt")
 # Handled by readline from its import on, which debuggers import: it tells of the size of a terminal.
@@ -46,6 +48,12 @@ class Candidate(NamedTuple):
         arguments: The command line of a worker.
         environment: The application's environment now.
         directory: Descriptor of its working directory; it belongs to the trials.
+        is_trusted: Whether what the import leaves behind is no obstacle.
+        pieces: What it imports and is to be tried instead, as it is refused itself; None for the module.
+        refusals: How often it was refused.
+        culprit: The package that the first refusal was for, and why.
+        reason: The same.
+        began: When the first trial began.
     """
 
     number: int
@@ -56,6 +64,26 @@ class Candidate(NamedTuple):
     arguments: list[str]
     environment: Mapping[str, str]
     directory: int
+    is_trusted: bool
+    pieces: Sequence[str] | None = None
+    refusals: int = 0
+    culprit: str | None = None
+    reason: str | None = None
+    began: float = 0.0
+
+
+class Verdict(NamedTuple):
+    """What a child says of a module, or what is known of its end.
+
+    Attributes:
+        reason: Why no launcher is to import it; None if one may.
+        culprit: The package that is to blame, where one was found.
+        pieces: What it imports and may be imported all the same.
+    """
+
+    reason: str | None
+    culprit: str | None = None
+    pieces: Sequence[str] = ()
 
 
 class Trials:
@@ -73,7 +101,7 @@ class Trials:
         self,
         forks: Forks,
         start: Callable[[int, Callable[[int], object], list[int]], tuple[int, int]],
-        report: Callable[[str, int, int | str], None],
+        report: Callable[[str, int, int | str | dict[str, object]], None],
         load: Callable[[str], ModuleType],
     ) -> None:
         self._load = load
@@ -81,10 +109,10 @@ class Trials:
         self._start = start
         self._report = report
         self._waiting: deque[Candidate] = deque()
-        # The one whose child runs; the child, the end of its pipe, and when it has run for too long.
+        # The one whose child runs; the child, the file of what it says, and when it has run for too long.
         self._tried: Candidate | None = None
         self._child = 0
-        self._pipe = 0
+        self._said = 0
         self._deadline = 0.0
         self._is_late = False
 
@@ -102,9 +130,9 @@ class Trials:
         preload, checks, path, arguments = (
             cast("list[str]", order[name]) for name in ("preload", "checks", "path", "arguments")
         )
-        module = cast("str", order["module"])
+        module, is_trusted = cast("str", order["module"]), cast("bool", order["trusted"])
         self._waiting.append(
-            Candidate(number, module, preload, checks, path, arguments, environment, directory)
+            Candidate(number, module, preload, checks, path, arguments, environment, directory, is_trusted)
         )
         self._go_on()
 
@@ -125,34 +153,52 @@ class Trials:
         if self._tried is None or self._child != pid:
             return False
         tried, self._tried = self._tried, None
-        try:
-            verdict = os.read(self._pipe, _MOST).decode(errors="replace")
-        except BlockingIOError:
-            # It has said nothing, and what it has started held the other end.
-            verdict = ""
-        os.close(self._pipe)
+        with open(self._said, "rb") as file:
+            file.seek(0)
+            said = file.read()
         if self._is_late or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM):
-            verdict = "its import did not end within 30 s"
-        elif not verdict:
-            verdict = f"its import ended the process: {_describe(status)}"
-        if verdict == _GOOD:
+            verdict = Verdict("its import did not end within 30 s")
+        elif not said:
+            verdict = Verdict(f"its import ended the process: {_describe(status)}")
+        else:
+            verdict = Verdict(*json.loads(said))
+        if verdict.reason is None:
             # For so long no answer is to be expected.
             self._report("importing", tried.number, tried.module)
-            why = self._forks.add(tried.module, tried.path, tried.environment, tried.directory)
-            self._tell(tried, why)
+            self._tell(tried, self._import(self._forks, tried, tried.directory))
         else:
-            self._tell(tried, verdict)
+            self._refuse(tried, verdict)
         self._go_on()
         return True
+
+    def _refuse(self, tried: Candidate, verdict: Verdict) -> None:
+        """Go on with what is left of a module, or with nothing."""
+        tried = tried._replace(
+            refusals=tried.refusals + 1,
+            culprit=tried.culprit or verdict.culprit,
+            reason=tried.reason or verdict.reason,
+            pieces=verdict.pieces,
+        )
+        if verdict.pieces and tried.refusals < _MOST_TRIALS:
+            self._waiting.appendleft(tried)
+        else:
+            self._tell(tried, tried.reason)
 
     def _go_on(self) -> None:
         while self._waiting and self._tried is None:
             candidate = self._waiting.popleft()
-            _, module, preload, _, path, arguments, environment, directory = candidate
-            if self._forks.lacks(preload):
+            if not candidate.began:
+                candidate = candidate._replace(began=time.monotonic())
+            if self._forks.lacks(candidate.preload):
                 self._report("importing", candidate.number, 0)
-            why = self._forks.prepare(preload, path, arguments, environment, directory)
-            if why is None and self._forks.lacks([module]):
+            why = self._forks.prepare(
+                candidate.preload,
+                candidate.path,
+                candidate.arguments,
+                candidate.environment,
+                candidate.directory,
+            )
+            if why is None and self._forks.lacks([candidate.module]):
                 why = self._try(candidate)
             if self._tried is None:
                 self._tell(candidate, why)
@@ -160,28 +206,43 @@ class Trials:
     def _try(self, candidate: Candidate) -> str | None:
         """Start a child; returns why there is none."""
         try:
-            reader, writer = os.pipe()
+            self._said = os.memfd_create("verdict", os.MFD_CLOEXEC)
         except OSError as error:
             return f"it could not be tried: {error}"
-        os.set_blocking(reader, False)
         try:
-            descriptors = [candidate.directory, writer]
+            descriptors = [candidate.directory, self._said]
             _, self._child = self._start(candidate.number, partial(self._be, candidate), descriptors)
         except OSError as error:
-            os.close(reader)
+            os.close(self._said)
             return f"it could not be tried: {error}"
-        finally:
-            os.close(writer)
-        self._tried, self._pipe, self._is_late = candidate, reader, False
+        self._tried, self._is_late = candidate, False
         self._deadline = time.monotonic() + _LONGEST
         return None
 
     def _tell(self, candidate: Candidate, why: str | None) -> None:
         os.close(candidate.directory)
-        if why is None:
-            self._report("imported", candidate.number, candidate.module)
-        else:
-            self._report("unimported", candidate.number, why)
+        is_partly = why is None and candidate.pieces is not None
+        self._report(
+            "imported" if why is None else "unimported",
+            candidate.number,
+            {
+                "ahead": "partly" if is_partly else "fully" if why is None else "refused",
+                "culprit": candidate.culprit,
+                "reason": candidate.reason or why,
+                "seconds": time.monotonic() - candidate.began,
+            },
+        )
+
+    @staticmethod
+    def _import(forks: Forks, candidate: Candidate, directory: int) -> str | None:
+        return forks.add(
+            candidate.module,
+            candidate.path,
+            candidate.environment,
+            directory,
+            pieces=candidate.pieces,
+            is_trusted=candidate.is_trusted,
+        )
 
     def _be(self, candidate: Candidate, free: int) -> NoReturn:
         """In the child: import the module, say what that has left behind, and end."""
@@ -194,12 +255,16 @@ class Trials:
             # What the import prints, the next one prints again.
             os.dup2(null, 2)
             checks = [self._load(path).driver_in_use for path in candidate.checks]
-            before = Traces()
-            why = self._forks.add(candidate.module, candidate.path, candidate.environment, directory)
+            before, watch = Traces(), self._load(str(_BLAME)).Watch()
+            with watch:
+                why = self._import(self._forks, candidate, directory)
             # That it initialises a driver says more than the threads that the driver has started.
             in_use = next((text for check in checks if (text := check()) is not None), None)
-            said = in_use or why or before.left() or _GOOD
-            os.write(_VERDICT, said.encode(errors="replace")[:_MOST])
+            said = Verdict(in_use or why or (None if candidate.is_trusted else before.left()))
+            if said.reason is not None:
+                culprit = watch.culprit(candidate.module, said.reason)
+                said = Verdict(said.reason, culprit, watch.pieces(candidate.module, culprit))
+            os.write(_VERDICT, json.dumps(said).encode())
         finally:
             os._exit(0)
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Self, cast
+from typing import Any, BinaryIO, Self, cast
 
 import attrs
 import trio
@@ -61,13 +61,13 @@ class Report:
         kind: ``ready``, ``started``, ``failed``, ``exited``, ``fresh``: a worker will be no fork,
             ``importing``: nothing more is said until that is done, ``imported``, ``unimported``, or ``pong``.
         number: Number of the order that it is about.
-        detail: A pid, the text of an error, a wait status, why, or the module of an order to import it.
+        detail: A pid, the text of an error, a wait status, why, or what became of a module.
         descriptors: Received with it; they belong to the receiver.
     """
 
     kind: str
     number: int
-    detail: int | str
+    detail: int | str | dict[str, Any]
     descriptors: tuple[int, ...]
 
 
@@ -146,6 +146,7 @@ class LauncherLink:
         preload: Sequence[str] = (),
         module: str | None = None,
         checks: Sequence[str] = (),
+        is_trusted: bool = False,
     ) -> None:
         """Send an order for a process like this one; see `send`.
 
@@ -157,6 +158,7 @@ class LauncherLink:
             preload: Modules that the launcher imports before.
             module: The module that is to be imported on trial.
             checks: Files that say whether it has initialised a driver; see `AccelBackend.driver_check`.
+            is_trusted: Whether what its import leaves behind is no obstacle.
 
         Raises:
             NotSupportedError: The interpreter is not known.
@@ -169,7 +171,7 @@ class LauncherLink:
         if preload:
             detail.update(preload=preload, path=search_path())
         if module is not None:
-            detail.update(module=module, checks=checks)
+            detail.update(module=module, checks=checks, trusted=is_trusted)
         directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
         try:
             self.send(kind, number, detail, (directory, *descriptors))
@@ -238,7 +240,7 @@ class LauncherLink:
             await trio.lowlevel.cancel_shielded_checkpoint()
             if not data:
                 raise EndOfLink
-            kind, number, detail = cast("tuple[str, int, int | str]", json.loads(data))
+            kind, number, detail = cast("tuple[str, int, int | str | dict[str, Any]]", json.loads(data))
             assert kind in _MAY_BE
             self._silence = 0.0
             self._may_be_silent = _IMPORTING if kind == "importing" else _SILENCE
