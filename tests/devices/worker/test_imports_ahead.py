@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -123,6 +124,10 @@ BAD: dict[str, tuple[str, str]] = {
         # Not in half a minute, but as it would be then.
         "import signal\nsignal.setitimer(signal.ITIMER_REAL, 0.01)\nwhile True: signal.pause()\n",
         "did not end within 30 s",
+    ),
+    "a process": (
+        "import signal\nif not os.fork():\n    signal.pause()\n",
+        "left a process running",
     ),
     "a child that lives on": (
         "if not os.fork():\n    import signal\n    signal.pause()\nos._exit(4)\n",
@@ -363,6 +368,21 @@ async def test_the_first_worker_of_a_device_begins_with_them(system: ta.System, 
         assert (await x.to_host()).tolist() == [0.0, 1.0, 2.0]
         assert {is_fork(pid) for pid in workers(launcher())} == {True}
     assert len(modules.importers("one")) == 2
+
+
+async def test_a_program_of_a_module_that_is_ahead_imports_nothing_again(
+    system: ta.System, modules: Modules
+) -> None:
+    modules.write(
+        "answering", "class Answer:\n    def __init__(self, x): pass\n    def get(self): return 42\n"
+    )
+    answering = importlib.import_module("answering")
+    async with system.open_device("cpu", options=options(preload=("answering",), spares=1)) as device:
+        program: Any = await ta.open_program(device, answering.Answer, np.ones(2))
+        await replace_worker(device)
+        assert await program.ask("get") == 42
+    # Here, in the child that has tried it, and in the launcher.
+    assert len(modules.importers("answering")) == 3
 
 
 async def test_a_backend_that_names_nothing_can_have_modules_ahead(

@@ -16,6 +16,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
@@ -278,6 +279,9 @@ class Traces:
 
     def left(self) -> str | None:
         """Say what has been left behind since then that no fork may have; None if there is nothing."""
+        with suppress(ChildProcessError):
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            return "its import has left a process running"
         files, signals = _files(), _signals()
         opened = sorted(target for place, target in files.items() if self._files.get(place) != target)
         if opened:
