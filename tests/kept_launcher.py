@@ -157,7 +157,8 @@ class KeptLink(LauncherLink):
 
     def _descendants(self) -> str:
         """It adopts what its workers leave behind."""
-        return Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+        found = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return "".join(pid for pid in found if "template" not in Path(f"/proc/{pid}/comm").read_text())
 
     def _be_new(self) -> None:
         assert KeptLink.idle is None or KeptLink.idle is self

@@ -55,8 +55,9 @@ def launcher(parent: int | None = None) -> int:
 
 
 def workers(launcher: int) -> set[int]:
-    """What lives of the launcher's session besides itself."""
-    return in_session(launcher) - {launcher}
+    """What lives of the launcher's session besides itself, and the process that workers are forked from."""
+    others = in_session(launcher) - {launcher}
+    return {pid for pid in others if _read(PROC / str(pid) / "comm") != b"accel template\n"}
 
 
 def descriptors(pid: int | None = None) -> dict[int, str]:

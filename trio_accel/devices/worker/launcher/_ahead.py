@@ -59,7 +59,6 @@ class _Module:
         name: Its name.
         preload: What is imported before it.
         number: Of the order that is not answered; 0 if there is none.
-        is_importing: Whether the launcher itself is importing it: it has passed its trial.
         deaths: How many launchers in a row have died before they had it.
         is_trusted: Whether what its import leaves behind is no obstacle.
         judgement: What became of it, once that is known.
@@ -69,7 +68,6 @@ class _Module:
     name: str
     preload: tuple[str, ...]
     number: int = 0
-    is_importing: bool = False
     deaths: int = 0
     is_trusted: bool = False
     judgement: Judgement | None = None
@@ -123,17 +121,14 @@ class ImportsAhead:
         for module in self._modules.values():
             if module.number:
                 module.deaths += 1
-                if module.is_importing or module.deaths >= _MOST_DEATHS:
+                if module.deaths >= _MOST_DEATHS:
                     self._refuse(module, f"the launcher of worker processes {how} meanwhile")
-                module.number, module.is_importing = 0, False
+                module.number = 0
 
     def take(self, report: Report) -> None:
         """Take what the process says of one."""
         module = next(module for module in self._modules.values() if module.number == report.number)
-        if report.kind == "importing":
-            module.is_importing = True
-            return
-        module.number, module.is_importing, module.deaths = 0, False, 0
+        module.number, module.deaths = 0, 0
         detail: Any = report.detail
         self._judge(module, Judgement(module.name, **detail))
 

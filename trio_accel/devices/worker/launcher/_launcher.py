@@ -176,9 +176,9 @@ class LauncherActor(Actor):
         if report.kind == "fresh":
             self._begin_fresh(number, str(detail))
             return
-        if report.kind == "pong" or (report.kind == "importing" and not detail):
+        if report.kind in ("pong", "importing"):
             return
-        if report.kind in ("importing", "imported", "unimported"):
+        if report.kind in ("imported", "unimported"):
             self._front.ahead.take(report)
             return
         assert isinstance(detail, int)

@@ -140,7 +140,9 @@ class Launcher:
         started: tuple[int, int] | OSError
         try:
             order = _read_order(detail, descriptors)
-            started = self._begin(number, self._program(number, order, descriptors[0]), descriptors)
+            program = self._program(number, order, descriptors)
+            pid = program if isinstance(program, int) else _spawn(program, descriptors, os.getpid())
+            started = self._watch(number, pid)
         except OSError as error:
             started = error
         # Before the report: its reader may rely on no other process holding them.
@@ -152,11 +154,15 @@ class Launcher:
             worker, pid = started
             self._report("started", number, pid, worker)
 
-    def _begin(
-        self, number: int, program: Callable[[int], object], descriptors: Sequence[int]
-    ) -> tuple[int, int]:
-        """Start a child, and look after it; the arguments are those of `_spawn`, which may fail."""
-        worker, pid = _spawn(program, descriptors)
+    def _watch(self, number: int, pid: int) -> tuple[int, int]:
+        """Look after a child; returns its descriptor and its pid."""
+        try:
+            worker = os.pidfd_open(pid)
+        except OSError:
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            raise
         self._workers[worker] = (number, pid)
         self._poll.register(worker, select.POLLIN)
         return worker, pid
@@ -173,11 +179,15 @@ class Launcher:
         if self._trials is None:
             self._forks = self._forks or _load_forks()
             trials = cast("type[Trials]", _load(_TRIAL).Trials)
-            self._trials = trials(self._forks, self._begin, self._report, _load)
+            self._trials = trials(self._forks, _spawn, _receive, self._watch, self._report, _load)
         self._trials.add(number, order, _environment_of(order), descriptors[0])
 
-    def _program(self, number: int, order: Mapping[str, object], directory: int) -> Callable[[int], object]:
+    def _program(
+        self, number: int, order: Mapping[str, object], descriptors: Sequence[int]
+    ) -> Callable[[int], object] | int:
         """What a worker does when all is in its place; with modules to be imported ahead, import them now.
+
+        Returns a pid where the process that has imported modules of the application has forked it already.
 
         That takes half a second, in which this process sees nothing: the end of the application, which it
         meets right after, and the ends of other workers. It dies of SIGALRM if it takes far too long.
@@ -191,8 +201,14 @@ class Launcher:
             if forks.lacks(modules):
                 # For so long no answer is to be expected.
                 self._report("importing", number, 0)
-            why = forks.prepare(modules, path, arguments, environment, directory)
+            why = forks.prepare(modules, path, arguments, environment, descriptors[0])
             if why is None:
+                settled = {"preload": modules, "path": path, "arguments": arguments}
+                pid = self._trials and self._trials.start(
+                    {**settled, "environment": environment}, descriptors
+                )
+                if pid:
+                    return pid
                 return lambda free: forks.run(arguments, environment, path, free)
             self._report("fresh", number, why)
         return lambda _: _execute(arguments, environment)
@@ -207,14 +223,20 @@ class Launcher:
         self._poll.unregister(worker)
         os.close(worker)
         _, status = os.waitpid(pid, 0)
+        # First: what a trial has left may be a process that workers are to be forked from.
+        is_trial = self._trials is not None and self._trials.ended(pid, status)
         self._end_orphans()
-        if self._trials is None or not self._trials.ended(pid, status):
+        if not is_trial:
             self._report("exited", number, status)
+
+    def _orphans(self) -> set[int]:
+        found = _children().difference(pid for _, pid in self._workers.values())
+        return found if self._trials is None else found - self._trials.awaited(found)
 
     def _end_orphans(self) -> None:
         """Kill what dead workers have left; the death of each may make more."""
         deadline = time.monotonic() + _UNWIND
-        while orphans := _children().difference(pid for _, pid in self._workers.values()):
+        while orphans := self._orphans():
             for pid in orphans:
                 os.kill(pid, signal.SIGKILL)
             for pid in orphans:
@@ -335,24 +357,24 @@ def _load(path: str | Path) -> ModuleType:
     return module
 
 
-def _spawn(program: Callable[[int], object], descriptors: Sequence[int]) -> tuple[int, int]:
-    """Start a worker; returns its descriptor and its pid when its program has begun.
+def _spawn(program: Callable[[int], object], descriptors: Sequence[int], launcher: int) -> int:
+    """Start a child of the launcher; returns its pid when its program has begun.
 
     Args:
         program: Takes the place of the forked child, given the first descriptor that is not its own.
         descriptors: Of its working directory, and those it is to have.
+        launcher: Pid of the launcher, which may be another process that adopts it.
 
     Raises:
         OSError: It could not be started.
     """
     directory, *given = descriptors
-    launcher = os.getpid()
     reader, writer = os.pipe()
     try:
         with warnings.catch_warnings():
             # Where an imported module has started a thread; what follows is an `execve` then.
             warnings.filterwarnings("ignore", category=DeprecationWarning)
-            pid = os.fork()
+            pid = _fork(launcher)
         if pid == 0:
             _become(program, directory, given, launcher, writer)
     except OSError:
@@ -364,14 +386,36 @@ def _spawn(program: Callable[[int], object], descriptors: Sequence[int]) -> tupl
         # Ends without a word as soon as the program takes the place of this one.
         failure = pipe.read()
     if failure:
-        os.waitpid(pid, 0)
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
         raise OSError(failure.decode())
-    try:
-        return os.pidfd_open(pid), pid
-    except OSError:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        raise
+    return pid
+
+
+def _fork(launcher: int) -> int:
+    """Fork a child of the launcher, which adopts it if this is another process; otherwise like `os.fork`."""
+    if launcher == os.getpid():
+        return os.fork()
+    # An orphan goes to the nearest ancestor that adopts any.
+    _prctl(_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    reader, writer = os.pipe()
+    between = os.fork()
+    if between == 0:
+        between = os.getpid()
+        if (pid := os.fork()) != 0:
+            os.write(writer, str(pid).encode())
+            os._exit(0)
+        while os.getppid() == between:
+            time.sleep(0.0002)
+        return 0
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        # As far as the parent of the child has said it: the child has the other end, too.
+        said = os.read(pipe.fileno(), 20)
+    os.waitpid(between, 0)
+    if not said:
+        raise OSError("no process could be forked")
+    return int(said)
 
 
 def _environment_of(order: Mapping[str, object]) -> dict[str, str]:

@@ -2,8 +2,10 @@
 
 A module may do anything when it is imported: start threads, open files, initialise a driver, or end its
 process. The launcher could not take that back, and its forks would be of no use. So a child imports the
-module, looks at what that has left behind, and says so. Then the launcher imports it. Each backend brings a
-file that knows whether its driver was initialised.
+module, looks at what that has left behind, and says so. If that is no obstacle, a fork of the child is the
+template from then on: the process that forks workers, and children that try more modules. The launcher adopts
+them all, so it has imported nothing of the application. Each backend brings a file that knows whether its
+driver was initialised.
 
 Loaded by the launcher with the first such module. It must import nothing but the standard library.
 """
@@ -12,14 +14,16 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -28,7 +32,11 @@ if TYPE_CHECKING:
 
 # Seconds for the import of a child: an alarm ends it after 30, unless the module has seen to that.
 _LONGEST = 32.0
-_VERDICT = 3  # the child's descriptor for what it says
+_VERDICT, _CONTROL = 3, 4  # the child's descriptors for what it says, and of the socket that the template has
+_TEMPLATE = b"accel template"
+_NO_ORDER = -1  # instead of the number of an order for a worker
+_PATIENCE = 2.0  # seconds for the template to fork; the launcher is deaf for so long
+_MOST_DEATHS = 5  # of templates, until what they had is left to the workers
 _MOST_TRIALS = 4  # of a module and of what is left of it
 _BLAME = Path(__file__).with_name("_launcher_blame.py")
 _SELF = "/proc/self"
@@ -55,6 +63,7 @@ class Candidate(NamedTuple):
         culprit: The package that the first refusal was for, and why.
         reason: The same.
         began: When the first trial began.
+        is_told: Whether the application knows what became of it.
     """
 
     number: int
@@ -71,20 +80,23 @@ class Candidate(NamedTuple):
     culprit: str | None = None
     reason: str | None = None
     began: float = 0.0
+    is_told: bool = False
 
 
 class Verdict(NamedTuple):
     """What a child says of a module, or what is known of its end.
 
     Attributes:
-        reason: Why no launcher is to import it; None if one may.
+        reason: What the obstacle is; None if there is none.
         culprit: The package that is to blame, where one was found.
         pieces: What it imports and may be imported all the same.
+        template: Pid of the process that has it imported.
     """
 
     reason: str | None
     culprit: str | None = None
     pieces: Sequence[str] = ()
+    template: int = 0
 
 
 class Trials:
@@ -92,8 +104,10 @@ class Trials:
 
     Args:
         forks: What the launcher has imported.
-        start: Starts a child: given a number, what it runs, and descriptors of its directory and of its pipe.
-            Returns its descriptor and its pid.
+        spawn: Starts a child of the launcher: given what it runs, descriptors of its directory and others,
+            and the launcher's pid. Returns its own.
+        receive: Takes a packet and its descriptors from a socket.
+        watch: Has the launcher look after a child.
         report: Tells the application.
         load: Loads a module by its path.
     """
@@ -101,19 +115,31 @@ class Trials:
     def __init__(
         self,
         forks: Forks,
-        start: Callable[[int, Callable[[int], object], list[int]], tuple[int, int]],
+        spawn: Callable[[Callable[[int], object], Sequence[int], int], int],
+        receive: Callable[[socket.socket], tuple[bytes, list[int]]],
+        watch: Callable[[int, int], tuple[int, int]],
         report: Callable[[str, int, int | str | dict[str, object]], None],
         load: Callable[[str], ModuleType],
     ) -> None:
         self._load = load
         self._forks = forks
-        self._start = start
+        self._spawn = spawn
+        self._receive = receive
+        self._watch = watch
+        self._launcher = os.getpid()
+        # The process that has imported modules, the socket to it, and what it has.
+        self._template = 0
+        self._control: socket.socket | None = None
+        self._held: dict[str, Candidate] = {}
+        self._deaths = 0
+        self._replaced: set[int] = set()
         self._report = report
         self._waiting: deque[Candidate] = deque()
         # The one whose child runs; the child, the file of what it says, and when it has run for too long.
         self._tried: Candidate | None = None
         self._child = 0
         self._said = 0
+        self._ours: socket.socket | None = None
         self._deadline = 0.0
         self._is_late = False
 
@@ -151,26 +177,89 @@ class Trials:
 
     def ended(self, pid: int, status: int) -> bool:
         """A child of the launcher is dead and reaped; returns whether it was one of these."""
+        if pid in self._replaced:
+            self._replaced.remove(pid)
+            return True
+        if pid == self._template:
+            self._lose_template()
+            return True
         if self._tried is None or self._child != pid:
             return False
         tried, self._tried = self._tried, None
         with open(self._said, "rb") as file:
             file.seek(0)
             said = file.read()
+        if not said and self._ours is not None:
+            self._ours.close()
         if self._is_late or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM):
             verdict = Verdict("its import did not end within 30 s")
         elif not said:
             verdict = Verdict(f"its import ended the process: {_describe(status)}")
         else:
             verdict = Verdict(*json.loads(said))
+        if verdict.reason is None and not self._adopt(verdict.template):
+            verdict = Verdict("the process that had imported it has ended")
         if verdict.reason is None:
-            # For so long no answer is to be expected.
-            self._report("importing", tried.number, tried.module)
-            self._tell(tried, self._import(self._forks, tried, tried.directory))
+            self._held[tried.module] = self._tell(tried, None)
         else:
             self._refuse(tried, verdict)
         self._go_on()
         return True
+
+    def start(self, order: Mapping[str, object], descriptors: Sequence[int]) -> int:
+        """Have the template fork a worker; returns its pid, 0 if there is no template that may."""
+        return self._ask("start", order, descriptors)
+
+    def awaited(self, orphans: set[int]) -> set[int]:
+        """Find a template that has been forked, and of which the child is still to tell."""
+        if self._tried is None:
+            return set()
+        found: set[int] = set()
+        for pid in orphans:
+            with suppress(OSError), open(f"/proc/{pid}/comm", "rb") as name:
+                if name.read().strip() == _TEMPLATE:
+                    found.add(pid)
+        return found
+
+    def _ask(self, kind: str, detail: Mapping[str, object], descriptors: Sequence[int]) -> int:
+        if self._control is None:
+            return 0
+        with open(os.memfd_create("order", os.MFD_CLOEXEC), "wb") as file:
+            file.write(json.dumps([kind, detail]).encode())
+            file.flush()
+            try:
+                socket.send_fds(self._control, [b"order"], [*descriptors, file.fileno()])
+                poll = select.poll()
+                poll.register(self._control, select.POLLIN)
+                if poll.poll(_PATIENCE * 1000):
+                    return int(self._control.recv(20) or b"0")
+            except ConnectionError:
+                return 0
+        os.kill(self._template, signal.SIGKILL)
+        return 0
+
+    def _adopt(self, template: int) -> bool:
+        """Go on with a process that has one module more; returns whether it lives."""
+        try:
+            self._watch(_NO_ORDER, template)
+        except OSError:
+            return False
+        if self._control is not None:
+            self._control.close()
+            self._replaced.add(self._template)
+        self._template, self._control, self._ours = template, self._ours, None
+        return True
+
+    def _lose_template(self) -> None:
+        """Import again what a template had that is dead, unless that happens all the time."""
+        assert self._control is not None
+        self._control.close()
+        self._control, self._template = None, 0
+        self._deaths += 1
+        if self._deaths <= _MOST_DEATHS:
+            self._waiting.extendleft(reversed(self._held.values()))
+        self._held.clear()
+        self._go_on()
 
     def _refuse(self, tried: Candidate, verdict: Verdict) -> None:
         """Go on with what is left of a module, or with nothing."""
@@ -190,6 +279,10 @@ class Trials:
             candidate = self._waiting.popleft()
             if not candidate.began:
                 candidate = candidate._replace(began=time.monotonic())
+            if (held := self._held.get(candidate.module)) is not None:
+                self._tell(held._replace(number=candidate.number, is_told=False), None)
+                os.close(candidate.directory)
+                continue
             if self._forks.lacks(candidate.preload):
                 self._report("importing", candidate.number, 0)
             why = self._forks.prepare(
@@ -199,7 +292,7 @@ class Trials:
                 candidate.environment,
                 candidate.directory,
             )
-            if why is None and self._forks.lacks([candidate.module]):
+            if why is None:
                 why = self._try(candidate)
             if self._tried is None:
                 self._tell(candidate, why)
@@ -210,18 +303,27 @@ class Trials:
             self._said = os.memfd_create("verdict", os.MFD_CLOEXEC)
         except OSError as error:
             return f"it could not be tried: {error}"
-        try:
-            descriptors = [candidate.directory, self._said]
-            _, self._child = self._start(candidate.number, partial(self._be, candidate), descriptors)
-        except OSError as error:
-            os.close(self._said)
-            return f"it could not be tried: {error}"
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                descriptors = [candidate.directory, self._said, theirs.fileno()]
+                self._child = self._ask("try", candidate._asdict(), descriptors) or self._spawn(
+                    partial(self._be, candidate), descriptors, self._launcher
+                )
+                self._watch(_NO_ORDER, self._child)
+            except OSError as error:
+                os.close(self._said)
+                self._ours.close()
+                return f"it could not be tried: {error}"
         self._tried, self._is_late = candidate, False
         self._deadline = time.monotonic() + _LONGEST
         return None
 
-    def _tell(self, candidate: Candidate, why: str | None) -> None:
-        os.close(candidate.directory)
+    def _tell(self, candidate: Candidate, why: str | None) -> Candidate:
+        if why is not None:
+            os.close(candidate.directory)
+        if candidate.is_told:
+            return candidate
         is_partly = why is None and candidate.pieces is not None
         self._report(
             "imported" if why is None else "unimported",
@@ -234,40 +336,80 @@ class Trials:
             },
         )
 
-    @staticmethod
-    def _import(forks: Forks, candidate: Candidate, directory: int) -> str | None:
-        return forks.add(
-            candidate.module,
-            candidate.path,
-            candidate.environment,
-            directory,
-            pieces=candidate.pieces,
-            is_trusted=candidate.is_trusted,
-        )
+        return candidate._replace(is_told=True)
 
     def _be(self, candidate: Candidate, free: int) -> NoReturn:
         """In the child: import the module, say what that has left behind, and end."""
         try:
-            for place in _files():
-                # Nothing of the launcher is here, for the import to close.
-                if place >= free:
-                    os.close(place)
-            null, directory = os.open(os.devnull, os.O_WRONLY), os.open(".", os.O_PATH | os.O_DIRECTORY)
-            # What the import prints, the next one prints again.
-            os.dup2(null, 2)
+            _close_from(free)
+            _rename(b"accel trial")
+            directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
             checks = [self._load(path).driver_in_use for path in candidate.checks]
             before, watch = Traces(), self._load(str(_BLAME)).Watch()
             with watch:
-                why = self._import(self._forks, candidate, directory)
+                why = self._forks.add(
+                    candidate.module,
+                    candidate.path,
+                    candidate.environment,
+                    directory,
+                    pieces=candidate.pieces,
+                    is_trusted=candidate.is_trusted,
+                )
             # That it initialises a driver says more than the threads that the driver has started.
             in_use = next((text for check in checks if (text := check()) is not None), None)
             said = Verdict(in_use or why or (None if candidate.is_trusted else before.left()))
-            if said.reason is not None:
+            if said.reason is None:
+                # Inherited from its first moment on.
+                _rename(_TEMPLATE)
+                given = [directory, _CONTROL]
+                said = said._replace(template=self._spawn(self._serve, given, self._launcher))
+            else:
                 culprit = watch.culprit(candidate.module, said.reason)
                 said = Verdict(said.reason, culprit, watch.pieces(candidate.module, culprit))
             os.write(_VERDICT, json.dumps(said).encode())
         finally:
             os._exit(0)
+
+    def _serve(self, free: int) -> NoReturn:
+        """In the template: fork what the launcher wants, until that has gone or has another."""
+        try:
+            _close_from(free)
+            control = socket.socket(fileno=_VERDICT)
+            while descriptors := self._receive(control)[1]:
+                with open(descriptors.pop(), "rb") as file:
+                    file.seek(0)
+                    kind, detail = json.load(file)
+                try:
+                    pid = self._fork(kind, detail, descriptors)
+                except OSError:
+                    pid = 0
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                control.send(str(pid).encode())
+        finally:
+            os._exit(0)
+
+    def _fork(self, kind: str, detail: dict[str, Any], descriptors: list[int]) -> int:
+        if kind == "try":
+            return self._spawn(partial(self._be, Candidate(**detail)), descriptors, self._launcher)
+        arguments, environment, path = detail["arguments"], detail["environment"], detail["path"]
+        why = self._forks.prepare(detail["preload"], path, arguments, environment, descriptors[0])
+        if why is not None:
+            return 0
+        run = self._forks.run
+        return self._spawn(lambda free: run(arguments, environment, path, free), descriptors, self._launcher)
+
+
+def _rename(name: bytes) -> None:
+    with suppress(OSError), open(f"{_SELF}/comm", "wb") as file:
+        file.write(name)
+
+
+def _close_from(first: int) -> None:
+    """Close what is the launcher's or the template's own, for imports not to do it."""
+    for place in _files():
+        if place >= first:
+            os.close(place)
 
 
 class Traces:
