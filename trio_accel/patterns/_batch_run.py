@@ -57,13 +57,15 @@ BatchModel = Callable[[list[ItemT]], Awaitable[BatchResults[ResultT]]]
 def may_be_one_request(error: Exception) -> bool:
     """Whether a batch may have failed because of one of its requests; the default of `Batcher.divides`.
 
-    Not so for a context or device that was lost or hung, an actor that crashed, stopped or has no room
-    (`ActorError`), a device that takes no more (`QueueFullError`), and results that are none
-    (`ModelOutputError`). Of a group, each member counts.
+    Not so for a device that was lost or hung, a context that was lost to something else, an actor that
+    crashed, stopped or has no room (`ActorError`), a device that takes no more (`QueueFullError`), and
+    results that are none (`ModelOutputError`). Of a group, each member counts.
     """
     if isinstance(error, ExceptionGroup):
         group = cast("ExceptionGroup[Exception]", error)
         return group.subgroup((*_OF_ALL, ModelOutputError)) is None
+    if isinstance(error, ContextPoisonedError):
+        return error.is_to_blame
     return not isinstance(error, (*_OF_ALL, ModelOutputError))
 
 

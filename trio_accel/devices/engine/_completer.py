@@ -101,6 +101,15 @@ class Completer:
             if queue.operations and queue.operations[0].event.is_done:
                 self._reap(queue)
 
+    def reap_ended(self) -> None:
+        """Reply to what had ended well when the context was lost."""
+        for queue in tuple(self.queues.all):
+            operations, load = queue.operations, queue.load
+            while operations and operations[0].event.is_done and operations[0].event.error is None:
+                load.outstanding -= 1
+                load.finished += 1
+                self._finish(operations.popleft(), queue)
+
     def _reap(self, queue: StreamQueue) -> None:
         operations, load = queue.operations, queue.load
         was_full = load.outstanding >= MOST_ON_A_STREAM
