@@ -150,6 +150,9 @@ class DeviceOptions:
         retry: How often an operation that was in flight when the context was lost runs again instead of
             failing, if it changes no array that was there before. Inline, where memory is lost with the
             context, only what uses no array at all can run again.
+        retry_suspects: Whether `retry` is for operations, too, that may have caused a fault of the device.
+            They run again behind the others, each alone. False: if there is only one, it fails at once, so
+            that a bad request costs one loss.
         intensity: Restarts that the device allows its context, and the context its libraries. None takes the
             default recovery policy: 3 within 60 seconds, of which those are none that follow progress. A
             context has made progress when it has completed a request without an error, and so has a library.
@@ -184,6 +187,7 @@ class DeviceOptions:
     # (H200).
     in_flight: int = attrs.field(default=64, validator=_positive)
     retry: int = attrs.field(default=0, validator=_count)
+    retry_suspects: bool = attrs.field(default=True, validator=attrs.validators.instance_of(bool))
     intensity: Intensity | None = attrs.field(default=None, validator=_intensity)
     backoff: Backoff | None = attrs.field(default=None, validator=_backoff)
     cancel_grace: float = attrs.field(default=0.0, validator=_seconds)

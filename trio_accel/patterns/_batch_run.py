@@ -11,7 +11,13 @@ import outcome
 import trio
 
 from ..actors import ActorError
-from ..backends.base import CompletionTimeoutError, ContextPoisonedError, DeviceLostError, QueueFullError
+from ..backends.base import (
+    CompletionTimeoutError,
+    ContextPoisonedError,
+    DeviceLostError,
+    QueueFullError,
+    Refused,
+)
 from ._batch_queue import Entry
 from ._call import without_cancellation
 from ._outputs import ModelOutputError
@@ -51,13 +57,15 @@ BatchModel = Callable[[list[ItemT]], Awaitable[BatchResults[ResultT]]]
 def may_be_one_request(error: Exception) -> bool:
     """Whether a batch may have failed because of one of its requests; the default of `Batcher.divides`.
 
-    Not so for a context or device that was lost or hung, an actor that crashed, stopped or has no room
-    (`ActorError`), a device that takes no more (`QueueFullError`), and results that are none
-    (`ModelOutputError`). Of a group, each member counts.
+    Not so for a device that was lost or hung, a context that was lost to something else, an actor that
+    crashed, stopped or has no room (`ActorError`), a device that takes no more (`QueueFullError`), and
+    results that are none (`ModelOutputError`). Of a group, each member counts.
     """
     if isinstance(error, ExceptionGroup):
         group = cast("ExceptionGroup[Exception]", error)
         return group.subgroup((*_OF_ALL, ModelOutputError)) is None
+    if isinstance(error, ContextPoisonedError):
+        return error.is_to_blame
     return not isinstance(error, (*_OF_ALL, ModelOutputError))
 
 
@@ -139,7 +147,8 @@ class BatchRun(Generic[ItemT, ResultT]):
             await trio.lowlevel.checkpoint_if_cancelled()
             parts, failed = failed, list[tuple[list[Entry[ItemT, ResultT]], Exception]]()
             for part, of_part in parts:
-                may_go_on = works or level < self._blame.splits
+                is_refused = self._blame.splits > 0 and _is_refusal(of_part)
+                may_go_on = works or level < self._blame.splits or is_refused
                 if len(part) < 2 or not may_go_on or not self._divides(of_part):
                     self._fail(part, of_part)
                     continue
@@ -184,6 +193,11 @@ class BatchRun(Generic[ItemT, ResultT]):
         for number, entry in enumerate(waiting):
             # Several tasks that raise one exception would write to one traceback.
             self._counts.failed += entry.reply.fail(_copy(error) if number else error)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether a program has refused the batch, and goes on: then it pays to look for the bad request."""
+    return isinstance(error, Refused) or isinstance(error.__cause__, Refused)
 
 
 def _one_for_each(results: BatchResults[ResultT], count: int) -> list[ResultT]:

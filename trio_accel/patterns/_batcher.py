@@ -81,10 +81,12 @@ class Batcher(Servant[ItemT, ResultT]):
     has succeeded, the model works, and parts that fail are halved on until the calls that fail are alone. If
     no part succeeds, halving ends after `splits` steps, and all calls get the error of their part. So one bad
     call among n fails alone, after 2·⌈log2(n)⌉ more launches at most. A model that always fails is called
-    three times in all. A call may be executed several times for that: use ``splits=0`` where that does harm.
+    three times in all. A batch that a program refuses (`trio_accel.programs.Refused`) is halved to the end:
+    the program works. A call may be executed several times for that: use ``splits=0`` where that does harm.
     The parts take the place of the batch in `max_in_flight`.
 
-    Some errors are of no call: a lost context or device, or an actor that crashed (see `may_be_one_request`).
+    Some errors are of no call: a lost context that the batch is not to blame for, a lost device, or an actor
+    that crashed (see `may_be_one_request`).
     All calls of the batch get such an error at once, and nothing is executed again. The same is so for a
     model that returns too few or too many results (`ModelOutputError`). Errors go to the askers, as
     they are; the actor lives on. A model that knows which item is bad returns ``outcome.Error(error)`` in its

@@ -1,5 +1,6 @@
 """Programs: your own classes and functions as supervised actors of a device; their arrays survive them."""
 
+from ..backends.base import Refused
 from ._actor import ProgramActor
 from ._method import Array, method
 from ._open import ProgramOpening, open_program
@@ -11,6 +12,7 @@ __all__ = [
     "Program",
     "ProgramActor",
     "ProgramOpening",
+    "Refused",
     "method",
     "open_program",
 ]

@@ -8,6 +8,10 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import attrs
 
+from ..actors import ActorError
+from ..backends.base import AccelError, Refused
+from ..backends.base.programs import REFUSES
+
 __all__ = ["Array", "Method", "describe_function", "find_method", "method", "state_of"]
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -34,9 +38,12 @@ _DECLARED = "_trio_accel_program_method"
 class _Declared:
     out: Callable[..., Any] | None
     updates: tuple[str, ...]
+    refuses: tuple[type[Exception], ...] = ()
 
 
-def method(*, out: _Rule | None = None, updates: Sequence[str] = ()) -> Callable[[FunctionT], FunctionT]:
+def method(
+    *, out: _Rule | None = None, updates: Sequence[str] = (), refuses: Sequence[type[Exception]] = ()
+) -> Callable[[FunctionT], FunctionT]:
     """Declare what a method of a program, or a function, writes. One without it may return any arrays.
 
     Args:
@@ -48,6 +55,13 @@ def method(*, out: _Rule | None = None, updates: Sequence[str] = ()) -> Callable
         updates: Names of parameters whose arrays are changed in place, and with ``"self."`` before them those
             of the constructor's. Such a call is never run twice: where its context is lost, its arrays are
             damaged, and the asker is told.
+        refuses: Classes of errors by which it refuses a request. Such an error is raised where it was asked,
+            with its class and text, and the program goes on as if it had not been asked. Any other error
+            restarts the program, but for `Refused`, which needs no declaration. Not together with `updates`:
+            there ``raise Refused("...", unchanged=True)`` says that no array has changed.
+
+    Raises:
+        TypeError: An argument that is none of these.
 
     >>> class Counter:
     ...     def __init__(self, counts: Array) -> None:
@@ -61,12 +75,32 @@ def method(*, out: _Rule | None = None, updates: Sequence[str] = ()) -> Callable
         raise TypeError(f"method: out must be a function of the arguments, got {out!r}")
     if isinstance(updates, str) or not all(isinstance(cast("object", name), str) for name in updates):
         raise TypeError(f"method: updates must be a sequence of parameter names, got {updates!r}")
+    classes = _check_refuses(refuses, updates)
 
     def declare(function: FunctionT) -> FunctionT:
-        setattr(function, _DECLARED, _Declared(out, tuple(updates)))
+        setattr(function, _DECLARED, _Declared(out, tuple(updates), classes))
+        setattr(function, REFUSES, classes)
         return function
 
     return declare
+
+
+def _check_refuses(refuses: Sequence[object], updates: Sequence[str]) -> tuple[type[Exception], ...]:
+    classes = tuple(refuses) if isinstance(refuses, (tuple, list)) else (refuses,)
+    for cls in classes:
+        if not isinstance(cls, type) or not issubclass(cls, Exception):
+            raise TypeError(f"method: refuses must be a tuple of classes of exceptions, got {refuses!r}")
+        if issubclass(cls, (AccelError, ActorError, MemoryError)) and cls is not Refused:
+            raise TypeError(
+                f"method: {cls.__name__} cannot be a refusal, as it says how a device or an actor is; "
+                "raise Refused, or an error of your own"
+            )
+    if updates and set(classes) - {Refused}:
+        raise TypeError(
+            "method: a method that updates arrays cannot refuse by other errors than Refused, as half of the "
+            'update may be done; raise Refused("...", unchanged=True) before it changes anything'
+        )
+    return cast("tuple[type[Exception], ...]", classes)
 
 
 @attrs.frozen(eq=False)
@@ -81,6 +115,7 @@ class Method:
         takes_out: Whether it has a parameter `out` for them.
         updates: Parameters whose arrays it changes.
         state: Parameters of the constructor whose arrays it changes.
+        refuses: Classes of errors by which it refuses a request.
     """
 
     name: str
@@ -90,6 +125,7 @@ class Method:
     takes_out: bool
     updates: frozenset[str]
     state: frozenset[str]
+    refuses: tuple[type[Exception], ...]
 
     def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> inspect.BoundArguments:
         """Find out which argument of a call is which.
@@ -176,7 +212,16 @@ def _describe(
         if plain not in known:
             raise TypeError(f"{where}: updates names {declared_name!r}, which is no parameter")
         names.add(plain)
-    return Method(name, where, signature, declared.out, takes_out, frozenset(updates), frozenset(state))
+    return Method(
+        name,
+        where,
+        signature,
+        declared.out,
+        takes_out,
+        frozenset(updates),
+        frozenset(state),
+        declared.refuses,
+    )
 
 
 def _module(target: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
@@ -11,7 +12,7 @@ import attrs
 import trio
 
 from ..actors import ActorStoppedError
-from ..backends.base import ContextPoisonedError, LibraryError
+from ..backends.base import ContextPoisonedError, LibraryError, Refused
 from ..backends.base.programs import GONE
 from ..backends.base.trees import build
 from ..devices import Device, Operation
@@ -128,6 +129,8 @@ class OpenProgram:
             message = message_class(MethodCall, method.where)
             call = message(self._opened.library, method, bound, out, self._opened.frozen, state, None, ())
             return await self.device.ask(call)
+        except Refused as refused:
+            raise _own_error(refused, method)  # noqa: B904  # its cause is set there
         finally:
             self._asking -= 1
             if not self._asking:
@@ -209,7 +212,9 @@ class Program(OpenProgram, Generic[T]):
         Raises:
             TypeError, ValueError, AttributeError: There is no such method, or it does not take the arguments.
             StaleRefError: An array was released or lost; also one that the program was opened with.
-            ActorFailedError: The method raised: its error is the cause. The program is made anew meanwhile.
+            Refused: The method refuses the request, and so do errors of the classes that it declares by
+                ``method(refuses=...)``: these are raised here as they are. The program goes on.
+            ActorFailedError: The method raised another error, which is the cause. The program is made anew.
                 Or it has failed more often than its intensity allows, and has ended.
             ActorStoppedError: The program is closed.
 
@@ -246,6 +251,28 @@ def _one_of_each_block(state: Sequence[StateArray], method: Method) -> Sequence[
     for array in sorted(state, key=lambda array: array.parameter not in method.state):
         found.setdefault(id(array.ref.block), array)
     return tuple(found.values())
+
+
+def _own_error(refused: Refused, method: Method) -> Exception:
+    """The error by which a method has refused a request, of the class that the method declares."""
+    cause, refused.__cause__ = refused.__cause__, None
+    if refused.code not in range(len(method.refuses)):
+        refused.__cause__ = cause
+        return refused
+    cls = method.refuses[cast("int", refused.code)]
+    error = cause
+    if not isinstance(error, cls):
+        # It comes from a worker, which sends a class of the program's own as text.
+        text = refused.message
+        with suppress(Exception):
+            error = cls(str(cause).removeprefix(f"{cls.__module__}.{cls.__qualname__}: "))
+            for note in getattr(cause, "__notes__", ()):
+                error.add_note(note)
+        if not isinstance(error, cls):
+            return Refused(text, device=refused.device, operation=refused.operation)
+    # By this `Batcher` knows a refusal.
+    error.__cause__ = refused
+    return error
 
 
 def _lost(method: Method, error: LibraryError, *, changes: bool) -> ContextPoisonedError:

@@ -86,6 +86,7 @@ def inject_fault(
     kill: bool = False,
     how: FaultHow | None = None,
     count: int = 1,
+    again: bool = False,
 ) -> FaultInjection:
     """Make something happen to the next requests for an operation. Exactly one of the faults is given.
 
@@ -114,6 +115,7 @@ def inject_fault(
             that is ``"writing"`` to what the operation has written, again and again. ``kill``: with
             ``"writing"``, while such a kernel runs.
         count: How many requests are hit.
+        again: A request that runs again (`retry` of `DeviceOptions`) is hit again, as one that is bad is.
 
     Raises:
         ValueError: Not exactly one fault, a count below 1, a delay that is no time, or a `how` that
@@ -143,7 +145,7 @@ def inject_fault(
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < float("inf"):
         raise ValueError(f"inject_fault: delay must be seconds of at least 0, got {delay!r}")
     fault = Fault(kind=cast("FaultKind", kind), how=how, error=fail, seconds=seconds)
-    plan = FaultPlan(name, fault, count)
+    plan = FaultPlan(name, fault, count, again=again)
     opened(device).state.faults.add(plan)
     return FaultInjection(device, plan)
 

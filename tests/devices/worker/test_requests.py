@@ -18,7 +18,7 @@ actions = st.lists(
         st.tuples(st.just("add"), st.sampled_from(LIBRARIES), blocks, blocks),
         st.tuples(st.just("done"), st.integers(0, 9)),
         st.tuples(st.just("withdraw"), st.integers(0, 9)),
-        st.tuples(st.just("lose"), st.sets(st.integers(0, 9))),
+        st.tuples(st.just("lose"), st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9))),
         st.tuples(st.just("open")),
     ),
     max_size=40,
@@ -34,6 +34,7 @@ class World:
     waiting: list[RemoteRequest] = attrs.field(factory=list)
     had: list[RemoteRequest] = attrs.field(factory=list)
     is_open: bool = True
+    last: int = 0
 
     def __attrs_post_init__(self) -> None:
         self.table = RequestTable(LIMIT, self.sent)
@@ -42,10 +43,15 @@ class World:
     def sent(self, request: RemoteRequest) -> None:
         assert self.is_open
         assert request in self.waiting
+        # Nothing runs beside a suspect.
+        assert not any(other.is_suspect for other in self.had)
+        assert not (request.is_suspect and self.had)
+        if any(other.is_suspect for other in self.waiting) and not request.is_suspect:
+            assert request.number <= self.last
         for other in self.waiting:
             if other.number < request.number:
                 # None that waits and came before is of its library, or touches what it touches.
-                assert other.library != request.library
+                assert other.library != request.library or other.is_suspect != request.is_suspect
                 assert not (other.writes & (request.reads | request.writes))
                 assert not (other.reads & request.writes)
         self.waiting.remove(request)
@@ -74,13 +80,17 @@ class World:
                 self.waiting.remove(request)
             assert self.table.withdraw(request) is is_waiting
 
-    def lose(self, ended: set[int]) -> None:
+    def lose(self, ended: set[int], suspects: set[int]) -> None:
         self.is_open = False
         had = self.table.close()
         assert had == sorted(self.had, key=lambda request: request.number)
         again = [request for number, request in enumerate(had) if number not in ended]
+        for number, request in enumerate(again):
+            # A lease launches nothing.
+            request.is_suspect = request.is_suspect or (number in suspects and bool(request.library))
         self.had.clear()
         self.waiting = sorted([*self.waiting, *again], key=lambda request: request.number)
+        self.last = max((request.number for request in self.waiting), default=0)
         self.table.put_back(again)
 
     def open(self) -> None:
@@ -94,12 +104,14 @@ class World:
             # Nothing waits for nothing.
             assert self.had
             first = min(self.waiting, key=lambda request: request.number)
+            if any(request.is_suspect for request in (*self.waiting, *self.had)):
+                return
             assert first.library
             assert sum(one.library == first.library for one in self.had) == LIMIT
 
 
 NONE, ONE = frozenset[int](), frozenset([0])
-CLOSED = [("add", "", NONE, NONE), ("lose", set())]
+CLOSED = [("add", "", NONE, NONE), ("lose", set(), set())]
 
 
 @settings(max_examples=400, deadline=None)

@@ -86,7 +86,15 @@ def arguments(cls: type[AccelError]) -> dict[str, Any]:
         "source": "saxpy.cu",
     }
     numbers = {"generation": 3, "requested": 2**40, "free": 0, "total": 7, "code": "SINGULAR"}
-    known = {**texts, **numbers, "is_memory_damaged": True, "index": (3, 1), "options": ("-DN=4",)}
+    known = {
+        **texts,
+        **numbers,
+        "is_memory_damaged": True,
+        "is_unchanged": True,
+        "is_to_blame": True,
+        "index": (3, 1),
+        "options": ("-DN=4",),
+    }
     return {field.alias: known[field.name] for field in attrs.fields(cls)}
 
 

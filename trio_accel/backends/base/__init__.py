@@ -17,6 +17,7 @@ from .errors import (
     NotSupportedError,
     OutOfMemoryError,
     QueueFullError,
+    Refused,
     StaleRefError,
 )
 from .findings import BackendReport, DeviceReport, Software
@@ -82,6 +83,7 @@ __all__ = [
     "Placement",
     "Poison",
     "QueueFullError",
+    "Refused",
     "SharesCudaMemory",
     "Software",
     "StaleRefError",

@@ -26,6 +26,7 @@ __all__ = [
     "NotSupportedError",
     "OutOfMemoryError",
     "QueueFullError",
+    "Refused",
     "StaleRefError",
 ]
 
@@ -70,9 +71,12 @@ class ContextPoisonedError(AccelError):
     Attributes:
         is_memory_damaged: Whether the hardware reported an uncorrectable error of its memory: the contents of
             no array on the device can be trusted.
+        is_to_blame: Whether no other operation can have caused the loss: it was a fault of the device, and
+            this one ran alone, or was the only one that had begun.
     """
 
     is_memory_damaged: bool = attrs.field(default=False, kw_only=True, repr=False)
+    is_to_blame: bool = attrs.field(default=False, kw_only=True, repr=False)
 
 
 @attrs.define(eq=False, slots=False)
@@ -148,6 +152,22 @@ class LinAlgError(LibraryError, np.linalg.LinAlgError):
     """
 
     index: tuple[int, ...] = attrs.field(default=(), kw_only=True)
+
+
+@attrs.define(eq=False, slots=False)
+class Refused(LibraryError):  # noqa: N818  # it is raised by users, about a request, and reads as one word
+    """A program does not answer a request: its asker gets this, and the program goes on.
+
+    Raise it in a method of a program. A method that updates arrays must say that it has changed none of them:
+    ``raise Refused("a negative price", unchanged=True)``. Otherwise it counts as any other error.
+
+    Attributes:
+        is_unchanged: Whether all arrays that the call was given have the contents that they had before.
+    """
+
+    library: str = attrs.field(default="program", kw_only=True)
+    code: int | str = attrs.field(default="refused", kw_only=True)
+    is_unchanged: bool = attrs.field(default=False, kw_only=True, alias="unchanged")
 
 
 @attrs.define(eq=False, slots=False)

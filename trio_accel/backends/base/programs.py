@@ -16,16 +16,20 @@ from typing import Any, Protocol, cast
 import attrs
 import numpy as np
 
-from ...actors import ActorError
-from .errors import AccelError, LibraryError
+from ...actors import ActorError, describe
+from .errors import AccelError, LibraryError, Refused
 from .ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
 from .program_definition import MOST_TEXT, ProgramDefinition
 from .trees import build, flatten, text_of, tree_of
 
-__all__ = ["GONE", "ProgramArrays", "ProgramHost", "load_target"]
+__all__ = ["GONE", "REFUSES", "ProgramArrays", "ProgramHost", "load_target"]
 
 GONE = "gone"
 """Code of the `LibraryError` of a result that is not kept any more: the program was made anew since."""
+
+
+REFUSES = "_trio_accel_refuses"
+"""Attribute of a method: classes of the errors that are its asker's own."""
 
 
 class ProgramArrays(Protocol):
@@ -130,6 +134,7 @@ class ProgramHost:
             outputs: Views of its `written`.
 
         Raises:
+            Refused: The method refuses the request; of a declared class, the error is the cause.
             Exception: What the method raised, with a note that names it.
             TypeError: It returned something else than was declared, or what no device has.
         """
@@ -141,14 +146,25 @@ class ProgramHost:
             out = build(tree_of(spec.results), outputs) if spec.results else None
             if takes_out and spec.results:
                 kwargs["out"] = out
+            refused: Refused | None = None
             with _Named(where):
-                returned = function(*args, **kwargs)
-                if isinstance(spec, ProgramReturn):
-                    self._keep(where, spec, returned)
-                elif takes_out:
-                    _check_written(where, returned, out, outputs)
+                try:
+                    returned = function(*args, **kwargs)
+                except Exception as error:
+                    refused = _refusal(function, error, where)
+                    # Half of an update may be done. Only the code that raised the error can know better.
+                    if refused is None or (spec.updated and not refused.is_unchanged):
+                        raise
                 else:
-                    self._copy(where, spec, returned, outputs)
+                    if isinstance(spec, ProgramReturn):
+                        self._keep(where, spec, returned)
+                    elif takes_out:
+                        _check_written(where, returned, out, outputs)
+                    else:
+                        self._copy(where, spec, returned, outputs)
+            if refused is not None:
+                # Here, as an error of the engine's own class does not get past `_Named`.
+                raise refused
         finally:
             self._arrays.end([*inputs, *updated, *outputs])
 
@@ -263,6 +279,23 @@ def load_target(path: str, where: str) -> Any:
         text = f"{where}: module {module!r} has no {qualname}"
         raise ImportError(text, name=module)  # noqa: TRY004  # as if it were imported from there
     return found
+
+
+def _refusal(function: Callable[..., Any], error: Exception, where: str) -> Refused | None:
+    """What a method has raised as the refusal of a request; None if it is none."""
+    if isinstance(error, Refused):
+        with suppress(Exception):
+            error.add_note(f"in {where}")
+        return error
+    for number, cls in enumerate(getattr(function, REFUSES, ())):
+        # That memory ran out is told by the backend, with how much there is.
+        if isinstance(error, cls) and not isinstance(error, (AccelError, ActorError, MemoryError)):
+            with suppress(Exception):
+                error.add_note(f"in {where}")
+            refused = Refused(f"{where} refuses the request: {describe(error)}", code=number)
+            refused.__cause__ = error
+            return refused
+    return None
 
 
 def _check_written(where: str, returned: object, out: object, outputs: Sequence[object]) -> None:

@@ -13,10 +13,11 @@ from ...backends.base import (
     LibraryError,
     NotSupportedError,
     OutOfMemoryError,
+    Refused,
     StaleRefError,
 )
 
-__all__ = ["FailureClass", "WithdrawnError", "classify", "damage_to_memory", "locate"]
+__all__ = ["FailureClass", "WithdrawnError", "classify", "damage_to_memory", "leaves_unchanged", "locate"]
 
 
 class WithdrawnError(Exception):
@@ -56,6 +57,11 @@ def classify(error: Exception) -> FailureClass:
         if isinstance(error, cls):
             return failure
     return FailureClass.SUSPECT
+
+
+def leaves_unchanged(error: BaseException | None) -> bool:
+    """Whether a failed operation has left alone all that it may change."""
+    return isinstance(error, Refused) and error.is_unchanged
 
 
 def damage_to_memory(error: BaseException | None) -> ContextPoisonedError | None:

@@ -6,11 +6,13 @@ from functools import partial
 from typing import cast
 
 from ...actors import DirectReply
+from ...backends.base import Refused
 from ..arrays._blocks import bare
 from ..base._alarms import Alarms
-from ..base._errors import FailureClass, classify
+from ..base._errors import FailureClass, classify, leaves_unchanged
 from ..completion._port import CompletionPort, CompletionStrategy
 from ..operations._hooks import Phase, notify
+from ..operations._operation import Launch
 from ._context_state import ContextState, EngineObserver
 from ._in_flight import InFlight, MemoryInUse, Reply
 from ._leases import Leases
@@ -99,6 +101,15 @@ class Completer:
             if queue.operations and queue.operations[0].event.is_done:
                 self._reap(queue)
 
+    def reap_ended(self) -> None:
+        """Reply to what had ended well when the context was lost."""
+        for queue in tuple(self.queues.all):
+            operations, load = queue.operations, queue.load
+            while operations and operations[0].event.is_done and operations[0].event.error is None:
+                load.outstanding -= 1
+                load.finished += 1
+                self._finish(operations.popleft(), queue)
+
     def _reap(self, queue: StreamQueue) -> None:
         operations, load = queue.operations, queue.load
         was_full = load.outstanding >= MOST_ON_A_STREAM
@@ -148,20 +159,25 @@ class Completer:
         self.completed += 1
         notify(self._hooks, Phase.COMPLETE, launch)
         made = {block for block, _ in launch.allocations}
-        is_suspect = classify(error) is FailureClass.SUSPECT
-        for output in launch.outputs:
-            # What refuses an operation has not begun to change anything.
-            if is_suspect or output.id in made:
-                output.spoil(launch.name, error)
+        # A library that refuses has not begun to change anything; a method of a program may have.
+        is_damaged = classify(error) is FailureClass.SUSPECT or isinstance(error, Refused)
+        self._spoil(launch, error, is_damaged=is_damaged)
         self._memory.release_all(made)
         if reply is not None:
             self._tell(operation, reply, error)
         notify(self._hooks, Phase.REPLY, launch)
 
     def _report(self, operation: InFlight, reply: Reply, error: Exception) -> None:
-        for block in operation.launch.outputs:
-            block.spoil(operation.launch.name, error)
+        self._spoil(operation.launch, error, is_damaged=True)
         self._tell(operation, reply, error)
+
+    def _spoil(self, launch: Launch, error: Exception, *, is_damaged: bool) -> None:
+        """Refuse the use of what a failed operation has made, and of what it has changed if it is damaged."""
+        made = {block for block, _ in launch.allocations}
+        is_damaged = is_damaged and not leaves_unchanged(error)
+        for output in launch.outputs:
+            if is_damaged or output.id in made:
+                output.spoil(launch.name, error)
 
     def _tell(self, operation: InFlight, reply: Reply, error: Exception) -> None:
         self._context.locate(error, operation.launch)

@@ -214,6 +214,8 @@ class Engine(ContextState):
         """The context is gone: end everything in flight, and have the context replaced."""
         if not self.is_lost:
             self._close_grace = min(self._close_grace, _GRACE_OF_A_LOST_CONTEXT)
+            # So that what is in flight still, and nothing else, can be to blame.
+            self.completer.reap_ended()
             self.fail_all(cause)
             self.device.give_up(str(cause))
             self._lose(cause)

@@ -18,6 +18,7 @@ from ...backends.base import (
     PlacedBlock,
 )
 from ..arrays._blocks import BlockTable
+from ..base._errors import leaves_unchanged
 from ..operations._operation import Launch
 
 __all__ = ["NOT_YET", "BlockUse", "BlockUses", "InFlight", "MemoryInUse", "Reply"]
@@ -159,7 +160,7 @@ class InFlight:
     def _failed_input(self, producers: list[InFlight]) -> InputFailedError | None:
         for producer in producers:
             cause = producer.failure()
-            if cause is not None:
+            if cause is not None and not leaves_unchanged(cause):
                 failed = InputFailedError(
                     f"an input was being written by {producer.launch.name}, which failed; "
                     "make the input again, then ask again"

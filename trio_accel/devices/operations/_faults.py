@@ -115,6 +115,7 @@ class FaultPlan:
         remaining: How many more it hits.
         hit: How many it has hit.
         is_removed: Whether it is to hit no more.
+        again: Whether it hits a request again that runs again.
     """
 
     operation: str
@@ -122,6 +123,7 @@ class FaultPlan:
     remaining: int
     hit: int = attrs.field(default=0, init=False)
     is_removed: bool = attrs.field(default=False, init=False)
+    again: bool = attrs.field(default=False, kw_only=True)
 
 
 class FaultHit:
@@ -129,13 +131,15 @@ class FaultHit:
 
     Attributes:
         fault: What is to happen to it.
+        comes_again: Whether it happens again if the request runs again.
         is_struck: Whether it has happened, or was given back.
     """
 
-    __slots__ = ("_faults", "_plan", "fault", "is_struck")
+    __slots__ = ("_faults", "_plan", "comes_again", "fault", "is_struck")
 
     def __init__(self, plan: FaultPlan, faults: Faults) -> None:
         self.fault: Fault = plan.fault
+        self.comes_again: bool = plan.again
         self.is_struck: bool = False
         self._plan = plan
         self._faults = faults

@@ -254,8 +254,8 @@ class Launch(Request[Any, None]):
             raise failed
 
     def without_fault(self) -> Launch:
-        """The same, with nothing happening to it on purpose; it shares what is held."""
-        return self if self.fault is None else attrs.evolve(self, fault=None)
+        """The same to be run again, with nothing happening to it on purpose; it shares what is held."""
+        return self if self.fault is None or self.fault.comes_again else attrs.evolve(self, fault=None)
 
     def forget(self) -> None:
         """Hold nothing any more: the operation is over.

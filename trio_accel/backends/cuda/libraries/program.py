@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from cuda.bindings import driver
 
-from ...base import AccelError
+from ...base import AccelError, Refused
 from ...base.device_array import DeviceArray
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
@@ -87,12 +87,14 @@ class ProgramLibrary(CudaLibrary):
 
     def _told(self, error: Exception) -> Exception:
         """What failed, in the errors of backends: what the program's libraries met may be the end of CUDA."""
-        if not isinstance(error, AccelError):
+        # A declared refusal may be how the program's library tells of the end of CUDA.
+        raised = error.__cause__ or error if isinstance(error, Refused) else error
+        if not isinstance(error, AccelError) or isinstance(error, Refused):
             self._context.look()
             failure = self._context.failure()
             if failure is not None:
                 return failure
-            if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            if isinstance(raised, MemoryError) or type(raised).__name__ == "OutOfMemoryError":
                 # CuPy's is a MemoryError, PyTorch's is not.
                 return self._exhausted()
         return super()._told(error)

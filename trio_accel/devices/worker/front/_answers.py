@@ -13,6 +13,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ....actors import ActorEvent, ActorFailedError, Event, MessageEvent
+from ....backends.base import ContextPoisonedError
 from ....backends.base.ops import ArraySpec
 from ...base._alarms import Alarms
 from ...base._errors import locate
@@ -178,6 +179,7 @@ class AnswerHandler:
 
     def _on_lost(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
         error, link.is_silent = message
+        link.has_faulted = isinstance(error, ContextPoisonedError) and not error.is_memory_damaged
         self._lose(link, error)
         link.condemn(f"lost its context: {error}", error)
 

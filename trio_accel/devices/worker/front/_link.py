@@ -54,6 +54,7 @@ class WorkerLink:
         is_started: Whether it serves a generation.
         is_serving: Whether requests go to it: it has started, and its context is not lost.
         is_distrusted: Whether it has sent what makes no sense: nothing that it sent after that counts.
+        has_faulted: Whether a fault of the device has ended its context, by what it was asked.
         is_silent: Whether nothing of its context writes to memory any more, dead or not.
         is_stuck: Whether it was killed because its loop stood still over an operation that does not end.
         is_asked: Tells whether it has requests that it has not answered.
@@ -84,6 +85,7 @@ class WorkerLink:
         self.is_started: bool = False
         self.is_serving: bool = False
         self.is_distrusted: bool = False
+        self.has_faulted: bool = False
         self.is_silent: bool = False
         self.is_stuck: bool = False
         self.is_asked: Callable[[], bool] = bool

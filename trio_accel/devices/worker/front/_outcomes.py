@@ -26,6 +26,8 @@ __all__ = ["OutcomePolicy", "TryAgainError"]
 
 # What a worker would tell of an operation if there were anything to be told.
 _FINE: Any = "done", True, False, None, ()
+# The library of copies from the host and to it.
+_COPIES = "trio_accel.devices:MemoryActor"
 _PHASES = (Phase.ENQUEUE, Phase.COMPLETE, Phase.REPLY, Phase.RELEASE)
 
 
@@ -135,9 +137,23 @@ class OutcomePolicy:
         Returns:
             Those that the next worker gets.
         """
-        if link.is_stuck:
-            requests = self._without_stuck(requests, link)
-        return [request for request in requests if self._runs_again(request, link, cause, retry)]
+        requests = self._without_stuck(requests, link) if link.is_stuck else list(requests)
+        suspects = self._suspects(requests, link)
+        return [request for request in requests if self._runs_again(request, link, cause, retry, suspects)]
+
+    def _suspects(self, requests: Iterable[RemoteRequest], link: WorkerLink) -> list[OperationRequest] | None:
+        """Find those that may have brought a fault of the device about; None where there was no fault.
+
+        A stream runs in order, and the worker has told of all that ended before the fault. So of each
+        library only the first that was begun can be to blame; copies only where nothing else was begun.
+        """
+        if not link.has_faulted:
+            return None
+        firsts: dict[str, OperationRequest] = {}
+        for request in requests:
+            if isinstance(request, OperationRequest) and request.number <= link.started(request.library):
+                firsts.setdefault(request.library, request)
+        return [first for library, first in firsts.items() if library != _COPIES] or list(firsts.values())
 
     def _without_stuck(self, requests: Iterable[RemoteRequest], link: WorkerLink) -> list[RemoteRequest]:
         """Fail the operation that was begun first, which the others wait for; returns the others."""
@@ -156,16 +172,28 @@ class OutcomePolicy:
                 break
         return left
 
-    def _runs_again(self, request: RemoteRequest, link: WorkerLink, cause: Exception, retry: int) -> bool:
+    def _runs_again(
+        self,
+        request: RemoteRequest,
+        link: WorkerLink,
+        cause: Exception,
+        retry: int,
+        suspects: list[OperationRequest] | None,
+    ) -> bool:
         if isinstance(request, LeaseRequest):
             # The memory is still there, and so is the program's view of it.
             return not request.is_given_back
         assert isinstance(request, OperationRequest)
         if request.number <= link.started(request.library):
-            request.losses += 1
+            is_innocent = suspects is not None and request not in suspects
+            request.is_suspect = suspects is not None and not is_innocent
+            # An innocent one may meet as many faults as there are bad requests.
+            request.losses += not is_innocent
             _strike(request.launch)
-            if request.losses > retry or not request.makes_all_it_writes:
-                self._fail_in_flight(request, cause)
+            is_to_blame = suspects == [request]
+            is_over = is_to_blame and not self._device.options.retry_suspects
+            if not retry or request.losses > retry or is_over or not request.makes_all_it_writes:
+                self._fail_in_flight(request, cause, is_to_blame=is_to_blame)
                 return False
             request.launch = request.launch.without_fault()
         if request.is_cancelled:
@@ -174,14 +202,16 @@ class OutcomePolicy:
             return False
         return not request.is_over
 
-    def _fail_in_flight(self, request: OperationRequest, cause: Exception) -> None:
+    def _fail_in_flight(self, request: OperationRequest, cause: Exception, *, is_to_blame: bool) -> None:
         launch, device = request.launch, self._device
         error: DeviceLostError | ContextPoisonedError
         if self.is_closing:
             error = DeviceLostError("the device was closed while this operation was in flight")
         else:
+            why = "; no other operation can have caused it" if is_to_blame else ""
             error = ContextPoisonedError(
-                f"the device's context was lost while this operation was in flight; {launch.advice}"
+                f"the device's context was lost while this operation was in flight{why}; {launch.advice}",
+                is_to_blame=is_to_blame,
             )
             error.__cause__ = cause
         error.device, error.operation, error.generation = device.name, launch.name, device.generation

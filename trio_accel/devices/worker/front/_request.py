@@ -39,6 +39,7 @@ class RemoteRequest(Waiter):
         failure: Why one of these failed.
         is_left: Whether the asker waits no longer than for copies of its arrays; the worker may go on.
         is_over: Whether it has its outcome.
+        is_suspect: Whether it may have brought a fault of the device about: it runs alone.
     """
 
     __slots__ = (
@@ -48,6 +49,7 @@ class RemoteRequest(Waiter):
         "failure",
         "is_left",
         "is_over",
+        "is_suspect",
         "library",
         "losses",
         "number",
@@ -68,6 +70,7 @@ class RemoteRequest(Waiter):
         self.failure: Exception | None = None
         self.is_left: bool = False
         self.is_over: bool = False
+        self.is_suspect: bool = False
         # How it ends when no copy runs any more.
         self._end: Callable[[], bool] | None = None
         self._on_cancel: Callable[[RemoteRequest], bool] | None = None

@@ -29,6 +29,8 @@ _LARGE = 64 << 20
 _MANY = 64
 # Seconds between two looks for what was dropped, while there are requests.
 _DRAINED = 0.1
+# Where suspects wait, in place of the queue of their library; no library has this name.
+_SUSPECTS = "?"
 
 
 class RequestTable:
@@ -37,6 +39,9 @@ class RequestTable:
     A request waits while its window is full, while one before it in the same library waits, and while
     one that it must follow (because of the memory they touch) waits. So the worker gets those that
     depend on each other in the order in which they were made, and puts them in order from there.
+
+    Suspects of a fault run behind all that was put back with them, one at a time, with nothing beside them.
+    What comes later waits until they are done.
 
     Args:
         limit: The most of a library that the worker has at a time.
@@ -55,6 +60,9 @@ class RequestTable:
         self._is_mixed = False
         self._is_open = False
         self._is_careful = False
+        # The suspect that runs alone, and the last of the others that go before those that wait.
+        self._alone: RemoteRequest | None = None
+        self._last_innocent = 0
         self.waiting: int = 0
 
     def __len__(self) -> int:
@@ -105,23 +113,29 @@ class RequestTable:
         is_moving = self._is_open and self.waiting > 0
         while is_moving:
             is_moving = False
-            queues = [queue for queue in self._queues.values() if queue]
+            queues = [queue for library, queue in self._queues.items() if queue and library != _SUSPECTS]
             for queue in queues:
                 while queue and self._is_open and self._may_go(queue[0]):
                     self._unqueue(queue.popleft())
                     # One of another library may have waited for it.
                     is_moving = len(queues) > 1
+        suspects = self._queues.get(_SUSPECTS)
+        if suspects and self._is_open and not self._sent and self._may_go(suspects[0]):
+            self._alone = suspects.popleft()
+            self._unqueue(self._alone)
 
     def done(self, number: int) -> RemoteRequest | None:
         """The worker is done with a request; returns it, if it was known."""
         request = self._sent.pop(number, None)
         if request is not None:
             self._counts[request.library] -= 1
+            if request is self._alone:
+                self._alone = None
         return request
 
     def withdraw(self, request: RemoteRequest) -> bool:
         """Take a request back that the worker does not have; returns whether it was waiting."""
-        queue = self._queues.get(request.library, ())
+        queue = self._queues.get(_queue_name(request), ())
         if request not in queue:
             return False
         assert isinstance(queue, deque)
@@ -133,6 +147,7 @@ class RequestTable:
     def close(self) -> list[RemoteRequest]:
         """The worker is gone; returns what it had, in order."""
         self._is_open = self._is_careful = False
+        self._alone = None
         had = list(self._sent.values())
         self._sent.clear()
         self._counts.clear()
@@ -144,6 +159,7 @@ class RequestTable:
         for queue in self._queues.values():
             again.update((request.number, request) for request in queue)
         self._forget_waiting()
+        self._last_innocent = max(again, default=0)
         for number in sorted(again):
             self._queue(again[number])
 
@@ -155,7 +171,12 @@ class RequestTable:
 
     def forget_library(self, library: str) -> bool:
         """Keep nothing of a library that has no requests; returns whether it has none."""
-        if self._counts.get(library) or self._queues.get(library):
+        suspects = self._queues.get(_SUSPECTS, ())
+        if (
+            self._counts.get(library)
+            or self._queues.get(library)
+            or any(s.library == library for s in suspects)
+        ):
             return False
         self._counts.pop(library, None)
         self._queues.pop(library, None)
@@ -168,9 +189,10 @@ class RequestTable:
             in_flight: How many the worker has launched; the others that it has wait there.
         """
         counts: dict[str, QueueStatistics] = {}
-        for library in {*self._queues, *self._counts} - {""}:
+        waits = Counter(request.library for queue in self._queues.values() for request in queue)
+        for library in {*waits, *self._counts} - {""}:
             launched = in_flight.get(library, 0)
-            waiting = self._counts.get(library, 0) + len(self._queues.get(library, ())) - launched
+            waiting = self._counts.get(library, 0) + waits[library] - launched
             if launched or waiting:
                 counts[library] = QueueStatistics(waiting=waiting, in_flight=launched)
         return counts
@@ -189,6 +211,10 @@ class RequestTable:
     def _may_go(self, request: RemoteRequest) -> bool:
         if self._is_careful and self._sent:
             return False
+        if self._alone is not None:
+            return False
+        if not request.is_suspect and request.number > self._last_innocent and self._queues.get(_SUSPECTS):
+            return False
         # A lease launches nothing.
         if request.library and self._counts.get(request.library, 0) >= self._limit:
             return False
@@ -199,9 +225,10 @@ class RequestTable:
         return request.has_room or not self._sent
 
     def _queue(self, request: RemoteRequest) -> deque[RemoteRequest]:
-        queue = self._queues.get(request.library)
+        name = _queue_name(request)
+        queue = self._queues.get(name)
         if queue is None:
-            queue = self._queues[request.library] = deque()
+            queue = self._queues[name] = deque()
         queue.append(request)
         self.waiting += 1
         request.turn = None
@@ -239,6 +266,10 @@ class RequestTable:
         self._sent[request.number] = request
         self._counts[request.library] = self._counts.get(request.library, 0) + 1
         self._send(request)
+
+
+def _queue_name(request: RemoteRequest) -> str:
+    return _SUSPECTS if request.is_suspect else request.library
 
 
 class RequestSender:

@@ -76,7 +76,7 @@ class Watch:
             return self._import(name, globals, locals, fromlist, level)
 
     def _watched_module(self, name: str, package: str | None = None) -> ModuleType:
-        importer = _top(sys._getframe(1).f_globals.get("__name__", ""))  # noqa: SLF001  # the caller's
+        importer = _top(sys._getframe(1).f_globals.get("__name__", ""))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         with self._noted(importer, _top(name) or _top(package or ""), name):
             return self._import_module(name, package)
 

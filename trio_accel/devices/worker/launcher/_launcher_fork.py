@@ -124,7 +124,7 @@ class Forks:
             self._import(pieces, path, environment, directory)
         if is_trusted:
             self._thread, self._is_open = None, was_open
-            self._trusted.update(sys._current_frames())  # noqa: SLF001  # documented
+            self._trusted.update(sys._current_frames())  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
             return None
         if self._thread is not None:
             return f"its import {self._thread}"
@@ -282,7 +282,7 @@ def _judge_threads(rehearsals: Sequence[Callable[[], object]], trusted: set[int]
         return None
     why = _try_fork(None)
     names = _threads()
-    if running := sys._current_frames().keys() - {threading.get_ident()} - trusted:  # noqa: SLF001  # documented
+    if running := sys._current_frames().keys() - {threading.get_ident()} - trusted:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         known = [thread.name for thread in threading.enumerate() if thread.ident in running]
         return f"has started a thread that runs Python: {', '.join(known) or 'without a name'}"
     if not names <= _KNOWN_THREADS:

@@ -1,0 +1,154 @@
+"""Who pays for a fault of the device: the request that caused it, and nobody beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from isolated import options, wait_at_worker
+from processes import until
+
+import trio_accel as ta
+from trio_accel.patterns import Batcher, Call
+from trio_accel.testing import inject_fault
+
+BAD = "fft.Fft"
+EYE = np.eye(8) + 0j
+
+
+class Load:
+    """Askers of products, and of what else is asked meanwhile."""
+
+    def __init__(self, device: ta.Device) -> None:
+        self.device = device
+        self.good = 0
+        self.errors: list[Exception] = []
+
+    async def multiply(self, x: ta.AccelRef) -> None:
+        while True:
+            try:
+                product = await ta.linalg.matmul(x, x)
+                np.testing.assert_array_equal(await product.to_host(), 4.0 * EYE)
+                self.good += 1
+            except ta.AccelError as error:
+                self.errors.append(error)
+
+    async def answers(self, count: int) -> None:
+        """Wait for so many more."""
+        wanted = self.good + count
+        await until(lambda: self.good >= wanted)
+
+    async def ask_bad(self, x: ta.AccelRef) -> None:
+        inject_fault(self.device, ta.fft.Fft, poison=True, again=True)
+        with pytest.raises(ta.ContextPoisonedError) as caught:
+            await ta.fft.fft(x)
+        assert caught.value.operation == BAD
+        assert caught.value.is_to_blame
+        assert "no other operation can have caused it" in str(caught.value)
+
+
+@pytest.mark.parametrize(("suspects", "losses"), [(True, 2), (False, 1)])
+async def test_a_bad_request_costs_its_own_error(system: ta.System, *, suspects: bool, losses: int) -> None:
+    chosen = options(retry=1, spares=1, retry_suspects=suspects)
+    async with system.open_device("cpu", options=chosen) as device:
+        load, x = Load(device), await device.put(2.0 * EYE)
+        await ta.fft.fft(x)
+        async with trio.open_nursery() as nursery:
+            for _ in range(12):
+                nursery.start_soon(load.multiply, x)
+            for number in range(4):
+                generation = device.generation
+                await load.ask_bad(x)
+                await load.answers(24)
+                # Products may have been begun at that moment, too: then there are two suspects.
+                assert generation + losses <= device.generation <= generation + 2, number
+            nursery.cancel_scope.cancel()
+        assert load.errors == []
+        np.testing.assert_array_equal(await x.to_host(), 2.0 * EYE)
+
+
+async def test_two_bad_requests_at_once(system: ta.System) -> None:
+    async with system.open_device("cpu", options=options(retry=1, spares=1)) as device:
+        load, x = Load(device), await device.put(2.0 * EYE)
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                nursery.start_soon(load.multiply, x)
+            inject_fault(device, ta.fft.Fft, poison=True, again=True, count=2)
+
+            async def bad() -> None:
+                with pytest.raises(ta.ContextPoisonedError):
+                    await ta.fft.fft(x)
+
+            async with trio.open_nursery() as bad_ones:
+                bad_ones.start_soon(bad)
+                bad_ones.start_soon(bad)
+            # Each once among others, and once alone.
+            assert device.generation <= 5
+            await load.answers(12)
+            nursery.cancel_scope.cancel()
+        assert load.errors == []
+
+
+async def test_the_first_of_a_stream_is_the_suspect(system: ta.System) -> None:
+    async with system.open_device("cpu", options=options(retry=1, retry_suspects=False)) as device:
+        # A product of it takes long enough for the others to be begun.
+        x = await device.put(2.0 * np.eye(1500))
+        await ta.linalg.matmul(x, x)
+        inject_fault(device, ta.linalg.Matmul, poison=True)
+        found: dict[int, Any] = {}
+
+        async def multiply(number: int) -> None:
+            try:
+                found[number] = await ta.linalg.matmul(x, x)
+            except ta.ContextPoisonedError as error:
+                found[number] = error
+
+        async with trio.open_nursery() as nursery:
+            for number in range(6):
+                nursery.start_soon(multiply, number)
+            # All have been begun by the time of the fault.
+            await wait_at_worker(device, 6)
+        assert sum(isinstance(result, Exception) for result in found.values()) == 1
+        assert device.generation == 2
+
+
+async def test_a_worker_that_is_killed_blames_nobody(system: ta.System) -> None:
+    async with system.open_device("cpu", options=options(retry=1, retry_suspects=False)) as device:
+        x = await device.put(2.0 * EYE)
+        inject_fault(device, ta.linalg.Matmul, kill=True)
+        product = await ta.linalg.matmul(x, x)
+        np.testing.assert_array_equal(await product.to_host(), 4.0 * EYE)
+        assert device.generation == 2
+
+
+@pytest.mark.parametrize("suspects", [True, False])
+async def test_a_batcher_finds_the_item(system: ta.System, *, suspects: bool) -> None:
+    chosen = options(retry=1, spares=1, retry_suspects=suspects)
+    async with system.open_device("cpu", options=chosen) as device, trio.open_nursery() as nursery:
+
+        async def transform(rows: list[np.ndarray]) -> np.ndarray:
+            # Bad is what has a negative number, in whatever company.
+            if any(row[0] < 0 for row in rows):
+                inject_fault(device, ta.fft.Fft, poison=True, again=True)
+            x = await device.put(np.stack(rows) + 0j)
+            return await (await ta.fft.fft(x)).to_host()
+
+        batcher = await system.spawn(
+            Batcher[Any, Any], transform, max_size=8, max_wait=1.0, adaptive=False, name="batcher"
+        )
+        found: dict[int, Any] = {}
+
+        async def ask(number: int) -> None:
+            row = np.full(4, -1.0 if number == 5 else 1.0 + number)
+            try:
+                found[number] = await batcher.ask(Call(row))
+            except ta.ContextPoisonedError as error:
+                found[number] = error
+
+        for number in range(8):
+            nursery.start_soon(ask, number)
+    assert isinstance(found.pop(5), ta.ContextPoisonedError)
+    for number, result in found.items():
+        np.testing.assert_allclose(result, np.fft.fft(np.full(4, 1.0 + number)))
