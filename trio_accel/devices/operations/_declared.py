@@ -130,11 +130,8 @@ class Declaration:
         named = {*inputs, *[item.name for item in line.outputs]}
         for name, kind in self.parameters.items():
             if (kind == "array" or isinstance(kind, type)) is not (name in named):
-                what = (
-                    "in the shapes: annotate it as Operand or AccelRef"
-                    if name in named
-                    else "an array, and not in the shapes"
-                )
+                array = "in the shapes: annotate it as Operand or AccelRef"
+                what = array if name in named else "an array, and not in the shapes"
                 raise ValueError(f"parameter {name!r} is {what}")
             if kind == "other":
                 raise TypeError(f"parameter {name!r} has an annotation that does not say what it is")
@@ -143,11 +140,11 @@ class Declaration:
 class DeclaredSpec(OperationSpec):
     """Base of the specifications that follow from declarations, by whose names kernels are registered.
 
-    The fields are the parameters of the function, in their order, then the arrays that the operation makes. An
-    operand that is several arrays is its shape, and then these: ``matrix``, ``matrix_data``. Last comes `info`
-    where there are status words: one for each matrix of the stack of the first array, in C order,
-    all written by the kernel, 0 where it succeeded and -1 for a matrix with a NaN or an infinity that no
-    routine was given. A result that another line of shapes makes is None.
+    The fields are the parameters of the function, in their order, then the arrays that the operation makes.
+    An operand that is several arrays is its shape, and then these: ``matrix``, ``matrix_data``. Last comes
+    `info` where there are status words: one for each matrix of the stack of the first array, in C order, all
+    written by the kernel, 0 where it succeeded and -1 for a matrix with a NaN or an infinity that no routine
+    was given. A result that another line of shapes makes is None.
     """
 
     __slots__ = ()
@@ -296,12 +293,7 @@ def operation(
         place = f"{code.co_filename}:{code.co_firstlineno}"
         name, package = function.__name__.lstrip("_"), _public(function.__module__)
         try:
-            if not package or package == "__main__" or function.__module__ == "__main__":
-                # By its public name a worker imports it.
-                raise ValueError(
-                    f"it is declared in module {function.__module__!r}, which cannot be imported by a public "
-                    "name; declare it in a module that can, and import it from there"
-                )
+            _check_module(function.__module__, package)
             declaration = Declaration(
                 name=f"{package.rpartition('.')[2]}.{name}",
                 function=name,
@@ -336,6 +328,15 @@ def _lines(shapes: str | Mapping[Any, str], *, is_planned: bool) -> dict[tuple[o
     return {
         key if isinstance(key, tuple) else (key,): parse_shapes(line) for key, line in keyed.items() if line
     }
+
+
+def _check_module(module: str, package: str) -> None:
+    """Refuse a module that no worker imports by a public name."""
+    if module == "__main__" or not package:
+        raise ValueError(
+            f"it is declared in module {module!r}, which cannot be imported by a public name; declare it in "
+            "a module that can, and import it from there"
+        )
 
 
 def _public(module: str) -> str:
