@@ -61,6 +61,7 @@ TABLE: dict[type[Exception], Said] = {
     ta.DriverError: "perhaps",
     ta.CompletionTimeoutError: "perhaps",
     ta.NotSupportedError: "perhaps",
+    ta.programs.Refused: "perhaps",
     ModelOutputError: "perhaps",
     ModelRetiredError: "perhaps",
     ExpertsFailedError: "perhaps",

@@ -45,7 +45,7 @@ class World:
         assert request in self.waiting
         # Nothing runs beside a suspect.
         assert not any(other.is_suspect for other in self.had)
-        assert not (request.is_suspect and self.had)
+        assert not (request.is_suspect and any(other.library for other in self.had))
         if any(other.is_suspect for other in self.waiting) and not request.is_suspect:
             assert request.number <= self.last
         for other in self.waiting:
@@ -191,3 +191,46 @@ def test_carefully_opened_it_hands_over_one_at_a_time_until_it_is_told_to_hurry(
     table.put_back(table.close())
     table.open()
     assert sorted(sent[5:]) == [2, 3, 4, 5]
+
+
+def test_a_suspect_that_is_refused_at_once_keeps_nobody_waiting() -> None:
+    sent: list[int] = []
+
+    def send(request: RemoteRequest) -> None:
+        sent.append(request.number)
+        if request.is_suspect:
+            # Its array was damaged by the one before.
+            table.done(request.number)
+
+    table = RequestTable(LIMIT, send)
+    requests = [RemoteRequest(table.next_number(), library, NONE, NONE) for library in "abc"]
+    table.open()
+    for request in requests:
+        table.add(request)
+    had = table.close()
+    for request in had[:2]:
+        request.is_suspect = True
+    table.put_back(had)
+    later = RemoteRequest(table.next_number(), "d", NONE, NONE)
+    table.add(later)
+    sent.clear()
+    table.open()
+    assert sent == [3]
+    table.done(3)
+    table.pump()
+    assert sent == [3, 1, 2, 4]
+    assert table.waiting == 0
+
+
+def test_a_lease_that_is_held_keeps_no_suspect_waiting() -> None:
+    sent: list[int] = []
+    table = RequestTable(LIMIT, lambda request: sent.append(request.number))
+    lease, request = (RemoteRequest(table.next_number(), library, NONE, NONE) for library in ("", "a"))
+    table.open()
+    table.add(lease)
+    table.add(request)
+    request.is_suspect = True
+    table.put_back(table.close())
+    sent.clear()
+    table.open()
+    assert sent == [1, 2]

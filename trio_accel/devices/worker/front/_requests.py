@@ -110,6 +110,19 @@ class RequestTable:
 
     def pump(self) -> None:
         """Hand over what may be handed over now."""
+        self._pump_innocent()
+        while self._queues.get(_SUSPECTS) and self._may_begin_alone():
+            self._alone = self._queues[_SUSPECTS].popleft()
+            self._unqueue(self._alone)
+            # It may have been refused at once.
+            self._pump_innocent()
+
+    def _may_begin_alone(self) -> bool:
+        # A lease launches nothing, and may be held until later requests are served.
+        is_quiet = self._is_open and not any(request.library for request in self._sent.values())
+        return is_quiet and self._may_go(self._queues[_SUSPECTS][0])
+
+    def _pump_innocent(self) -> None:
         is_moving = self._is_open and self.waiting > 0
         while is_moving:
             is_moving = False
@@ -119,10 +132,6 @@ class RequestTable:
                     self._unqueue(queue.popleft())
                     # One of another library may have waited for it.
                     is_moving = len(queues) > 1
-        suspects = self._queues.get(_SUSPECTS)
-        if suspects and self._is_open and not self._sent and self._may_go(suspects[0]):
-            self._alone = suspects.popleft()
-            self._unqueue(self._alone)
 
     def done(self, number: int) -> RemoteRequest | None:
         """The worker is done with a request; returns it, if it was known."""
