@@ -45,7 +45,7 @@ CONTRADICTIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "shapes of what is no array": (
         no_array,
         {"shapes": "a(n) -> out(n)"},
-        "parameter 'a' is in the shapes, and no array",
+        "parameter 'a' is in the shapes: annotate it as Operand or AccelRef",
     ),
     "a letter without a source": (one, {"shapes": "a(n) -> out(n, k)"}, "k"),
     "leading axes without a source": (one, {"shapes": "a(n) -> out(..., n)"}, r"\.\.\."),
@@ -54,7 +54,7 @@ CONTRADICTIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a set of dtypes that no backend has": (
         one,
         {"shapes": "a(n) -> out(n)", "dtypes": ("float23",)},
-        "'float23', which no backend has",
+        r"dtypes must be a tuple of DType.*'float23'",
     ),
     "all arrays with dtypes of their own": (
         one,
@@ -209,3 +209,30 @@ async def test_what_each_declared_operation_refuses(
         elif kind in ("real", "number"):
             with pytest.raises((TypeError, ValueError), match=parameter):
                 await ask(device, function, {**given, parameter: "much"})
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [Operand, "Operand", "devices.Operand", "ta.AccelRef", AccelRef, AccelRef | None, "Operand | None"],
+    ids=str,
+)
+def test_annotations_of_arrays(annotation: Any) -> None:
+    async def own(a: Any) -> Any: ...
+
+    own.__annotations__["a"] = annotation
+    try:
+        declared = operation("a(n) -> out(n)", actor=OwnActor)(own)
+        assert declared.declaration.parameters == {"a": "array"}
+    finally:
+        DECLARED.pop("test_declared.own", None)
+
+
+@pytest.mark.parametrize("module", ["__main__", "_ops", "_pk._ops"])
+def test_a_module_that_has_no_public_name_is_refused(module: str) -> None:
+    async def own(a: Operand) -> AccelRef: ...
+
+    own.__module__ = module
+    with pytest.raises(
+        TypeError, match=rf"test_declared.py:\d+: operation own: it is declared in module '{module}'"
+    ):
+        operation("a(n) -> out(n)", actor=OwnActor)(own)

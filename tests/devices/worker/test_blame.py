@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from isolated import options, wait_at_worker
+from isolated import options
 from processes import until
 
 import trio_accel as ta
@@ -93,24 +93,19 @@ async def test_two_bad_requests_at_once(system: ta.System) -> None:
 
 async def test_the_first_of_a_stream_is_the_suspect(system: ta.System) -> None:
     async with system.open_device("cpu", options=options(retry=1, retry_suspects=False)) as device:
-        # A product of it takes long enough for the others to be begun.
+        # A product of it takes long enough for those behind it to be begun.
         x = await device.put(2.0 * np.eye(1500))
         await ta.linalg.matmul(x, x)
+        before = device.submit(ta.linalg.Matmul(x, x))
         inject_fault(device, ta.linalg.Matmul, poison=True)
-        found: dict[int, Any] = {}
-
-        async def multiply(number: int) -> None:
-            try:
-                found[number] = await ta.linalg.matmul(x, x)
-            except ta.ContextPoisonedError as error:
-                found[number] = error
-
-        async with trio.open_nursery() as nursery:
-            for number in range(6):
-                nursery.start_soon(multiply, number)
-            # All have been begun by the time of the fault.
-            await wait_at_worker(device, 6)
-        assert sum(isinstance(result, Exception) for result in found.values()) == 1
+        bad, *behind = [device.submit(ta.linalg.Matmul(x, x)) for _ in range(5)]
+        await before.wait()
+        with pytest.raises(ta.ContextPoisonedError) as caught:
+            await bad.wait()
+        assert caught.value.is_to_blame
+        for pending in behind:
+            await pending.wait()
+            assert (await pending.value.to_host())[7, 7] == 4.0
         assert device.generation == 2
 
 

@@ -123,10 +123,17 @@ class CpuDevice:
     def poison(self, reason: str, how: Poison = "illegal_address", stream: AccelStream | None = None) -> None:
         """Make the context unusable; see `AccelDevice.poison`.
 
-        What has not run yet does not, events are done with the error, and nobody is rung: the same
+        What has not run by then does not, events are done with the error, and nobody is rung: the same
         as on a GPU whose context is lost.
         """
-        self._fault.reason = reason
+
+        def fail() -> None:
+            self._fault.reason = reason
+
+        if isinstance(stream, CpuStream):
+            stream.enqueue(fail)
+        else:
+            fail()
 
     def give_up(self, reason: str) -> None:
         """Count the context as lost; see `AccelDevice.give_up`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import re
 from collections.abc import Callable, Coroutine, Mapping
 from functools import lru_cache
 from types import FunctionType
@@ -47,7 +48,7 @@ from ...backends.base.ops import (
     writes,
 )
 from ..arrays._ref import device_of
-from ._operation import Operation, Planned, Planner
+from ._operation import Operand, Operation, Planned, Planner
 from ._plan_source import PlanSource, Structured, refuse_value
 
 __all__ = ["DECLARED", "Declaration", "Declared", "DeclaredSpec", "message_of", "operation"]
@@ -111,9 +112,8 @@ class Declaration:
         Raises:
             TypeError, ValueError: They contradict each other.
         """
-        wrong = [one for one in self.dtypes if not isinstance(one, DType)]
-        if wrong:
-            raise TypeError(f"dtypes has {wrong[0]!r}, which no backend has")
+        if not isinstance(self.dtypes, tuple) or not all(isinstance(one, DType) for one in self.dtypes):
+            raise TypeError(f"dtypes must be a tuple of DType, such as (DType.float64,), got {self.dtypes!r}")
         for key, line in self.variants.items():
             if len(key) != len(self.by):
                 raise ValueError(f"shapes of {key!r}: it is not one value for each of {self.by}")
@@ -130,7 +130,8 @@ class Declaration:
         named = {*inputs, *[item.name for item in line.outputs]}
         for name, kind in self.parameters.items():
             if (kind == "array" or isinstance(kind, type)) is not (name in named):
-                what = "in the shapes, and no array" if name in named else "an array, and not in the shapes"
+                array = "in the shapes: annotate it as Operand or AccelRef"
+                what = array if name in named else "an array, and not in the shapes"
                 raise ValueError(f"parameter {name!r} is {what}")
             if kind == "other":
                 raise TypeError(f"parameter {name!r} has an annotation that does not say what it is")
@@ -139,11 +140,11 @@ class Declaration:
 class DeclaredSpec(OperationSpec):
     """Base of the specifications that follow from declarations, by whose names kernels are registered.
 
-    The fields are the parameters of the function, in their order, then the arrays that the operation makes,
-    An operand that is several arrays is its shape, and then these: ``matrix``, ``matrix_data``.
-    then `info` where there are status words: one for each matrix of the stack of the first array, in C order,
-    all written by the kernel, 0 where it succeeded and -1 for a matrix with a NaN or an infinity that no
-    routine was given. A result that another line of shapes makes is None.
+    The fields are the parameters of the function, in their order, then the arrays that the operation makes.
+    An operand that is several arrays is its shape, and then these: ``matrix``, ``matrix_data``. Last comes
+    `info` where there are status words: one for each matrix of the stack of the first array, in C order, all
+    written by the kernel, 0 where it succeeded and -1 for a matrix with a NaN or an infinity that no routine
+    was given. A result that another line of shapes makes is None.
     """
 
     __slots__ = ()
@@ -292,6 +293,7 @@ def operation(
         place = f"{code.co_filename}:{code.co_firstlineno}"
         name, package = function.__name__.lstrip("_"), _public(function.__module__)
         try:
+            _check_module(function.__module__, package)
             declaration = Declaration(
                 name=f"{package.rpartition('.')[2]}.{name}",
                 function=name,
@@ -328,6 +330,15 @@ def _lines(shapes: str | Mapping[Any, str], *, is_planned: bool) -> dict[tuple[o
     }
 
 
+def _check_module(module: str, package: str) -> None:
+    """Refuse a module that no worker imports by a public name."""
+    if module == "__main__" or not package:
+        raise ValueError(
+            f"it is declared in module {module!r}, which cannot be imported by a public name; declare it in "
+            "a module that can, and import it from there"
+        )
+
+
 def _public(module: str) -> str:
     """The package that exports what a module has."""
     return ".".join(part for part in module.split(".") if not part.startswith("_"))
@@ -341,7 +352,9 @@ def _tuple(*results: Any) -> tuple[Any, ...]:
     return results
 
 
+# `Operand` is a text: of a module without `from __future__ import annotations` this is the annotation.
 _ARRAYS = ("Operand", "Operand | None", "AccelRef", "AccelRef | None")
+_QUALIFIED = re.compile(r"\w+\.")
 _KINDS = {bool: "bool", int: "whole", str: "text", float: "real", complex: "number"}
 
 
@@ -354,7 +367,8 @@ def _kind(function: FunctionType, parameter: inspect.Parameter) -> Any:
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         raise TypeError(f"{parameter} has no place in a message")
     note = parameter.annotation
-    if (note if isinstance(note, str) else getattr(note, "__name__", "")) in _ARRAYS:
+    text = note if isinstance(note, str) else getattr(note, "__name__", str(note))
+    if text == Operand or _QUALIFIED.sub("", text) in _ARRAYS:
         return "array"
     kind = eval(note, function.__globals__) if isinstance(note, str) else note  # noqa: S307  # its own annotation
     if hasattr(kind, "operand_fields"):
