@@ -220,7 +220,7 @@ class Cell:
         return self.state is CellState.QUARANTINED
 
     def quarantine(self) -> None:
-        """Give it up: it was cancelled and does not end. Nobody waits for its replies any more."""
+        """Give it up: it was cancelled and does not end. Its replies are waited for no more."""
         if self.is_quarantined:
             return
         self.state = CellState.QUARANTINED

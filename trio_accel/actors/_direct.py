@@ -186,7 +186,7 @@ async def _look_once(look: Callable[[], None]) -> None:
 
 
 def idle_actor(ref: Ref[ActorT], reply: DirectReply) -> ActorT | None:
-    """Find the actor itself while it waits for a message, and nobody sees every one; else None.
+    """Find the actor itself while it waits for a message, and no observer wants every one; else None.
 
     Then its owner may call it as its own task would, on the Trio thread and without waiting, and counts that
     with `DirectReply.served`. There is no envelope: no stash, no deadline and no event.

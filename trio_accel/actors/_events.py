@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextvars import Context
 from time import perf_counter
-from types import TracebackType
 from typing import Self, TypeAlias
 
 import attrs
@@ -217,7 +216,7 @@ class Observers:
             served past its mailbox, and other processes tell nothing of theirs.
         numbers: Those of messages.
         meter: Who measures messages, if anyone.
-        sees_messages: Whether anyone observes or measures them; while nobody does, these cost nothing.
+        sees_messages: Whether anyone observes or measures them; while it is false, these cost nothing.
         now: Trio's clock, but for where it begins.
     """
 
@@ -324,7 +323,23 @@ def _without(observer: Observer, observers: tuple[Observer, ...]) -> tuple[Obser
     return tuple(known for known in observers if known != observer)
 
 
-class Subscription:
+class _Closeable:
+    """A context manager that closes itself at the end."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Listen no more."""
+        raise NotImplementedError
+
+
+class Subscription(_Closeable):
     """An observer's subscription; close it, or use it as a context manager."""
 
     __slots__ = ("_is_closed", "_observer", "_observers")
@@ -333,17 +348,6 @@ class Subscription:
         self._observers = observers
         self._observer = observer
         self._is_closed = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def deliver(self, event: Event) -> None:
         """Pass an event on."""
@@ -356,24 +360,13 @@ class Subscription:
         self._observers.remove(self.deliver)
 
 
-class Measuring:
+class Measuring(_Closeable):
     """The measuring of a system's messages; close it, or use it as a context manager."""
 
     __slots__ = ("_observers",)
 
     def __init__(self, observers: Observers) -> None:
         self._observers: Observers | None = observers
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Measure no more."""

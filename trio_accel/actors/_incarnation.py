@@ -85,7 +85,7 @@ class Incarnation:
         self.current: Envelope | None = None
         self.pending_crash: BaseException | None = None
         self.is_finished: bool = False
-        # Name of the message that it crashed over, if that was told: nobody waits for its outcome.
+        # Name of the message that it crashed over, if that was told: no asker waits for its outcome.
         self.told: str | None = None
         self.watched: set[_Watched] | None = None
         self._timers: set[_Timer] | None = None
@@ -248,7 +248,7 @@ class Incarnation:
                 await _take_context(task, envelope.context)
             running = handler.function(self.actor, envelope.message)
             if envelope.is_told or envelope.on_done is not None:
-                # Nobody can cancel it.
+                # It has no asker that could cancel it.
                 reply = await running
             else:
                 with trio.CancelScope() as scope:

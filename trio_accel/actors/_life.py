@@ -172,7 +172,7 @@ class Life:
     def _log_crash(self, error: BaseException, told: str | None) -> None:
         cell = self._cell
         where = "" if cell.pid is None else f" in process {cell.pid}"
-        # Of a message that was told, nobody else hears.
+        # A message that was told has no asker who hears of it.
         over = "" if told is None else f" over {told}"
         level = logging.ERROR if over else logging.WARNING
         text = "actor %s%s crashed%s: %s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -187,7 +188,7 @@ class Outcomes:
                 times += (queue_time, run_time)
                 if len(times) >= measured.most:
                     measured.count()
-        # One that began while nobody observed, but somebody measured, has no number.
+        # One that began while it was measured, and not observed, has no number.
         if observers.of_messages and hasattr(envelope, "number"):
             self._emit_end(envelope, queue_time, run_time, error, cancelled=cancelled)
 
@@ -200,38 +201,20 @@ class Outcomes:
         *,
         cancelled: bool,
     ) -> None:
-        number, context = envelope.number, envelope.context
-        path, message_type = self.path, envelope.message.operation
-        event: MessageCancelled | MessageFailed | MessageCompleted
-        if cancelled:
-            event = MessageCancelled(
-                path=path,
-                message_type=message_type,
-                number=number,
-                context=context,
+        make: Callable[..., MessageCancelled | MessageFailed | MessageCompleted]
+        make = MessageCancelled if cancelled else MessageCompleted
+        if error is not None and not cancelled:
+            make = partial(MessageFailed, error=error)
+        self.observers.emit(
+            make(
+                path=self.path,
+                message_type=envelope.message.operation,
+                number=envelope.number,
+                context=envelope.context,
                 queue_time=queue_time,
                 run_time=run_time,
             )
-        elif error is not None:
-            event = MessageFailed(
-                path=path,
-                message_type=message_type,
-                number=number,
-                context=context,
-                queue_time=queue_time,
-                run_time=run_time,
-                error=error,
-            )
-        else:
-            event = MessageCompleted(
-                path=path,
-                message_type=message_type,
-                number=number,
-                context=context,
-                queue_time=queue_time,
-                run_time=run_time,
-            )
-        self.observers.emit(event)
+        )
 
     def measured(self, meter: Meter, message: AnyMessage) -> Measured:
         """Who measures messages of this type for this actor."""

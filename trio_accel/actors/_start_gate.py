@@ -88,7 +88,7 @@ class StartGate:
             self._pause.cancel(reason=reason)
 
     def end(self) -> None:
-        """The actor has ended: nobody waits for its start any more."""
+        """The actor has ended: its start is waited for no more."""
         self._release()
         if self.swept is not None:
             self.swept.set()

@@ -1,4 +1,4 @@
-"""Errors that nobody else is told of, on stderr, in a program that has not configured logging."""
+"""Errors that reach no asker, on stderr, in a program that has not configured logging."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Supervisor:
         self.system: SystemState = system
         self.children: dict[str, Cell] = {}
         self.stopping: bool = False
-        # Names that its children must not have; shared with what else lies under its path.
+        # Names that its children must not have; shared with what else is under its path.
         self.taken: Mapping[str, object] = _NOTHING
         # Told of each restart, besides those who observe the system.
         self.on_restart: Callable[[ActorRestarted], None] | None = None
@@ -298,7 +298,7 @@ class Supervisor:
                     await cell.stop(reason)
         except BaseException:
             # Only Ctrl-C gets through the shield around this. The nursery waits for the children, and
-            # they listen to nobody else.
+            # they listen to no other supervisor.
             for cell in self.children.values():
                 cell.cancel(f"{reason}; that was interrupted")
             raise

@@ -207,7 +207,7 @@ class System(SystemState, _Spawner):
             observer: What to call.
             messages: Whether it wants those of messages too; otherwise those of actors alone.
             every: Whether it wants them of all messages. Otherwise operations of devices stay as fast as they
-                are while nobody observes, and some or all of them have no events.
+                are without observers, and some or all of them have no events.
 
         Returns:
             The subscription: ``close()`` it, or use it in a ``with``.

@@ -92,7 +92,7 @@ class Timer:
         envelope.on_done = self._served
         self._sent = envelope
         try:
-            # It may have to wait for room; nobody waits for that.
+            # It may have to wait for room; no task waits for that.
             self._cell.mailbox.put(envelope, is_own=True)
         except MailboxFullError:
             # A dead letter: it was counted and the observers know.

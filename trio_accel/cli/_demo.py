@@ -18,23 +18,13 @@ from trio_accel.cli._run import run_async, run_for_json
 from trio_accel.cli._screen import Screen, make_console, open_screen
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Protocol
+    from collections.abc import Awaitable, Callable, Sequence
 
     from trio_accel.cli._device import Isolation
     from trio_accel.cli._results import Step, StepResult
 
-    class _Opening(Protocol):
-        """`open_device` with the choices of the command line."""
-
-        async def __call__(
-            self,
-            system: ta.System,
-            *,
-            preferred: Isolation | None = None,
-            stuck_after: float | None = None,
-        ) -> ta.Device: ...
-
+    # `open_device` with the choices of the command line.
+    _Opening = Callable[..., Awaitable[ta.Device]]
 
 __all__ = ["run_demo"]
 

@@ -13,6 +13,7 @@ import numpy as np
 import trio
 
 import trio_accel as ta
+from trio_accel.cli._results import relative_error, worst_of
 from trio_accel.cli._run import in_thread
 
 if TYPE_CHECKING:
@@ -95,8 +96,7 @@ class Products:
 
     def error(self, index: int, product: NDArray[np.generic]) -> float:
         """The relative error (Frobenius norm) of a product."""
-        reference = self.references[index]
-        return float(np.linalg.norm(product - reference) / np.linalg.norm(reference))
+        return relative_error(product, self.references[index])
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -224,9 +224,7 @@ class Load:
 
 def worst_error(fates: Sequence[Fate]) -> float:
     """The largest error of the completed requests; NaN if one is NaN, or none was completed."""
-    errors = [math.nan if fate.error is None else fate.error for fate in fates if fate.is_completed]
-    # `max` would pass over a NaN that does not come first.
-    return math.nan if any(map(math.isnan, errors)) else max(errors, default=math.nan)
+    return worst_of([math.nan if fate.error is None else fate.error for fate in fates if fate.is_completed])
 
 
 def _describe(failure: Exception) -> str:

@@ -13,7 +13,7 @@ import trio
 
 import trio_accel as ta
 from trio_accel.cli._errors import InputError
-from trio_accel.cli._results import Bench, Check, StepResult
+from trio_accel.cli._results import Bench, Check, StepResult, relative_error, worst_of
 from trio_accel.cli._run import in_thread
 
 if TYPE_CHECKING:
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["LARGEST_SIZE", "MatmulData", "MatmulRow", "MatmulStep"]
+__all__ = ["MatmulData", "MatmulRow", "MatmulStep"]
 
-LARGEST_SIZE = 16384
 # Relative error of one product and sum in the dtype; it grows with the root of the number of terms.
 _TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 _ROUND_SECONDS = 0.05
@@ -188,8 +187,7 @@ async def _largest_error(operands: _Operands) -> tuple[float, int]:
     for right, out in zip(operands.rights, operands.outs, strict=True):
         product = await out.to_host()
         errors.append(await in_thread(_relative_error, operands.left, right, product, rows))
-    # `max` would pass over a NaN that does not come first.
-    return math.nan if any(map(math.isnan, errors)) else max(errors), rows.size
+    return worst_of(errors), rows.size
 
 
 def _relative_error(
@@ -199,8 +197,7 @@ def _relative_error(
     rows: NDArray[np.intp],
 ) -> float:
     reference = left[rows].astype(np.float64) @ right.astype(np.float64)
-    difference = np.asarray(product[rows], np.float64) - reference
-    return float(np.linalg.norm(difference) / np.linalg.norm(reference))
+    return relative_error(np.asarray(product[rows], np.float64), reference)
 
 
 def _random_matrices(size: int, count: int, dtype: str) -> list[NDArray[np.floating]]:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from trio_accel.cli._stft import Stft
-    from trio_accel.cli._wav import Recording
+    from trio_accel.cli._wav import Recording, Stft
 
 __all__ = ["draw_spectrogram", "require_matplotlib"]
 

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import attrs
+import numpy as np
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     import trio_accel as ta
 
-__all__ = ["Bench", "Check", "Progress", "Step", "StepResult", "as_json", "count_of"]
+__all__ = [
+    "Bench",
+    "Check",
+    "Progress",
+    "Step",
+    "StepResult",
+    "as_json",
+    "count_of",
+    "relative_error",
+    "worst_of",
+]
 
 
 @attrs.frozen(kw_only=True)
@@ -114,6 +127,17 @@ class Step(Protocol):
             InputError: The work showed that an input cannot be used.
         """
         ...
+
+
+def relative_error(result: NDArray[Any], reference: NDArray[Any]) -> float:
+    """Compare a result with a reference, relative to its Frobenius norm."""
+    return float(np.linalg.norm(result - reference) / np.linalg.norm(reference))
+
+
+def worst_of(errors: Sequence[float]) -> float:
+    """Find the largest error; NaN if one is NaN, or if there is none."""
+    # `max` would pass over a NaN that does not come first.
+    return math.nan if any(map(math.isnan, errors)) else max(errors, default=math.nan)
 
 
 def count_of(number: int, noun: str) -> str:

@@ -15,7 +15,7 @@ from trio_accel.cli._errors import InputError
 from trio_accel.cli._inputs import check_output, describe_os_error, read_recording
 from trio_accel.cli._results import Bench, Check, StepResult, count_of
 from trio_accel.cli._run import in_thread
-from trio_accel.cli._stft import Stft
+from trio_accel.cli._wav import Stft
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -202,7 +202,7 @@ class _Top:
             self._changed.set()
             async for snapshot in observation:
                 self._take(snapshot)
-        # Nobody asks without a pause where connections are closed again and again.
+        # There is a pause where connections are closed again and again.
         await trio.sleep(_AGAIN_SECONDS)
         return self._newest is not before
 

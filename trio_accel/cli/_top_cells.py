@@ -69,7 +69,7 @@ def format_count(number: float) -> str:
 
 
 def format_clock(seconds: float) -> str:
-    """The time of day, of seconds since the epoch; nothing for what lies beyond all calendars."""
+    """The time of day, of seconds since the epoch; nothing for what is beyond all calendars."""
     try:
         return time.strftime("%H:%M:%S", time.localtime(seconds))
     except (OverflowError, ValueError, OSError):

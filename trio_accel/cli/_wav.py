@@ -9,6 +9,7 @@ Format: Microsoft/IBM "Multimedia Programming Interface and Data Specifications 
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from trio_accel.cli._errors import InputError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["MOST_CHANNELS", "MOST_FRAMES", "MOST_RATE", "Recording", "is_wav", "parse_wav"]
+__all__ = ["MOST_CHANNELS", "MOST_FRAMES", "MOST_RATE", "Recording", "Stft", "is_wav", "parse_wav"]
 
 MOST_RATE = 1_000_000
 """Samples per second of the fastest recording that is read."""
@@ -43,6 +44,10 @@ _ENCODINGS = {
 }
 # Samples of all channels that are decoded at once: float64 takes more memory than the file itself.
 _DECODED = 1 << 20
+_WINDOW_SECONDS = 0.032
+_LARGEST_COLUMNS = 2000
+# The largest bounds the picture: 2000 columns of 4097 levels.
+_SMALLEST_WINDOW, _LARGEST_WINDOW = 16, 8192
 _FORMS = {b"RIFF": "<", b"RIFX": ">", b"RF64": "<"}
 
 
@@ -68,6 +73,32 @@ class Recording:
     def seconds(self) -> float:
         """Its length in seconds."""
         return self.samples.size / self.rate
+
+
+@attrs.frozen(kw_only=True)
+class Stft:
+    """How a recording is cut into frames: a Hann window that is a power of two long, three quarters overlap.
+
+    Attributes:
+        window: Samples of one frame.
+        hop: Samples from one frame to the next.
+        frames: Number of frames; the last ones are padded with silence.
+        mean_of: Neighbouring frames whose power is averaged into one column of the picture.
+    """
+
+    window: int
+    hop: int
+    frames: int
+    mean_of: int
+
+    @classmethod
+    def for_recording(cls, recording: Recording) -> Stft:
+        """Frames of about 32 ms; any rate may be in a file, so their number of samples has bounds."""
+        window = 2 ** round(math.log2(recording.rate * _WINDOW_SECONDS))
+        window = min(max(window, _SMALLEST_WINDOW), _LARGEST_WINDOW)
+        hop = window // 4
+        frames = 1 + math.ceil(max(0, recording.samples.size - window) / hop)
+        return cls(window=window, hop=hop, frames=frames, mean_of=math.ceil(frames / _LARGEST_COLUMNS))
 
 
 @attrs.frozen(kw_only=True)

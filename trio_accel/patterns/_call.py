@@ -57,7 +57,7 @@ class Servant(Actor, Generic[ItemT, ResultT]):
         raise NotImplementedError(f"{type(self).__name__} does not say how it serves a call")
 
     def statistics(self) -> object:
-        """What it has counted so far, as a frozen record; None if it counts nothing."""
+        """Tell what was counted so far, as a frozen record; None if it counts nothing."""
         return None
 
     @handles(GetStatistics)

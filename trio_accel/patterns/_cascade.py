@@ -169,7 +169,7 @@ class _Counted(Tally):
 class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT]):
     """Asks its stages in order until one is confident enough: a `Servant` whose reply is a `CascadeAnswer`.
 
-    Each call runs in a task of its own, so a slow stage holds up nobody else. For errors, cancellation and
+    Each call runs in a task of its own, so a slow stage holds up no other. For errors, cancellation and
     restarts see `TaskServant`. Its statistics are `CascadeStatistics`.
 
     Args:
@@ -236,7 +236,7 @@ class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT
         return self._without_confidence(passed, results)
 
     def statistics(self) -> CascadeStatistics:
-        """What it has counted so far."""
+        """Tell what was counted so far."""
         return CascadeStatistics(
             **attrs.asdict(self._tally),
             stages=tuple(

@@ -175,7 +175,7 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
         return reply
 
     def statistics(self) -> FairStatistics:
-        """What it has done."""
+        """Tell what was done."""
         queue = self._queue
         return FairStatistics(
             requests=self._requests,

@@ -333,7 +333,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         except Exception:
             if loaded is None or not loaded.retire.is_set():
                 raise
-            # Nobody needs it any more.
+            # No request needs it any more.
             _logger.exception("%s: closing the old model %s failed", self.context.path, version)
         finally:
             if loaded is not None:
@@ -342,7 +342,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
                     self._previous = None
 
     def statistics(self) -> HotSwapStatistics:
-        """What it has done."""
+        """Tell what was done."""
         return HotSwapStatistics(
             version=self._current.version,
             next=self._next,

@@ -54,7 +54,7 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
         top_k: How many experts a token chooses.
         capacity_factor: An expert takes ``ceil(capacity_factor * tokens * top_k / experts)`` tokens at
             once. None: as many as choose it.
-        overflow: What happens to a choice whose expert is full. ``"drop"``: nobody computes it, and its
+        overflow: What happens to a choice whose expert is full. ``"drop"``: no expert computes it, and its
             weight is missing in the sum. ``"next_best"``: it goes to the likeliest other expert that has
             room left when all choices are placed, and is dropped if there is none. ``"wait"``: the expert is
             called again.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Hashable
-from types import TracebackType
 from typing import TypeVar
 
 import attrs
@@ -27,7 +26,7 @@ class RateLimitError(NotExecutedError):
     """More was asked for than a `RateLimit` allows; it was never executed.
 
     Attributes:
-        retry_after: Seconds until there are tokens for it, if nobody else takes them.
+        retry_after: Seconds until there are tokens for it, if no other call takes them.
     """
 
     may_go_elsewhere = False
@@ -62,7 +61,7 @@ class RateLimit:
     taken.
 
     Each key has a bucket of its own, made when it is first seen. A full bucket is forgotten, since a new one
-    would be the same. Beyond `max_keys`, those that miss the fewest tokens are forgotten; nobody's bucket is
+    would be the same. Beyond `max_keys`, those that miss the fewest tokens are forgotten; no bucket is
     that waits.
 
     ``async with limit:`` is `acquire` without a key. The object is used in one Trio run.
@@ -93,9 +92,7 @@ class RateLimit:
     async def __aenter__(self) -> None:
         await self.acquire()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Nothing is given back: tokens are for what begins."""
 
     @property
@@ -125,7 +122,7 @@ class RateLimit:
             bucket.waiting -= 1
 
     def try_acquire(self, key: Hashable = None, *, cost: float = 1.0) -> bool:
-        """Take tokens if they are there and nobody waits for the same key.
+        """Take tokens if they are there and no call waits for the same key.
 
         Returns:
             Whether it did.
@@ -141,7 +138,7 @@ class RateLimit:
         return True
 
     def delay(self, key: Hashable = None, *, cost: float = 1.0) -> float:
-        """Seconds until the tokens are there, if nobody else takes them; 0 if they are.
+        """Seconds until the tokens are there, if no other call takes them; 0 if they are.
 
         Raises:
             ValueError, TypeError: As for `acquire`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import cast
 
 import attrs
@@ -44,9 +43,7 @@ class Tally:
         self.begun += 1
         self.in_flight += 1
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.in_flight -= 1
         if error is None:
             self.answered += 1

@@ -30,7 +30,7 @@ class _Known:
     Attributes:
         statistics: Its own counts, as it told them last.
         told_at: When it did, on Trio's clock.
-        asking: Set when the device, which is being asked, has answered or failed; None while nobody asks.
+        asking: Set when the device, which is being asked, has answered or failed; None while it is not asked.
         scope: Around who asks.
         lost_at: When its context was lost, while there is no other.
         recovery_time: Seconds that the last recovery took.
@@ -47,7 +47,7 @@ class _Known:
 class DeviceRows:
     """The devices of a system, as they were when they last answered.
 
-    A device answers from its worker process, which may hang. So nobody who looks waits for that: tasks of
+    A device answers from its worker process, which may hang. So a snapshot does not wait for that: tasks of
     their own ask, at most one for each device.
     """
 
@@ -103,7 +103,7 @@ class DeviceRows:
             asking.set()
 
     def close(self) -> None:
-        """Ask nobody any more."""
+        """Stop asking."""
         self._is_closed = True
         for known in self._known.values():
             known.scope.cancel(reason="recording ends")

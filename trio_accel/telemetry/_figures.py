@@ -95,18 +95,18 @@ def _memory(snapshot: SystemSnapshot) -> Iterator[Sample]:
                 yield (device.path, kind), getattr(memory, kind)
 
 
-def _libraries(snapshot: SystemSnapshot) -> Iterator[Sample]:
-    for device in snapshot.devices:
-        for library in device.libraries:
-            yield (device.path, library.library, "waiting"), library.waiting
-            yield (device.path, library.library, "in_flight"), library.in_flight
+def _of_libraries(
+    figures: Callable[[LibraryRow], Mapping[str, float]],
+) -> Callable[[SystemSnapshot], Iterable[Sample]]:
+    """Some values for each library of a device, by the last label; it has none where that is empty."""
 
+    def samples(snapshot: SystemSnapshot) -> Iterator[Sample]:
+        for device in snapshot.devices:
+            for library in device.libraries:
+                for label, value in figures(library).items():
+                    yield (device.path, library.library, *filter(None, [label])), value
 
-def _workspace(snapshot: SystemSnapshot) -> Iterator[Sample]:
-    for device in snapshot.devices:
-        for library in device.libraries:
-            if library.workspace:
-                yield (device.path, library.library), library.workspace
+    return samples
 
 
 def _arrays(snapshot: SystemSnapshot) -> Iterator[Sample]:
@@ -115,20 +115,8 @@ def _arrays(snapshot: SystemSnapshot) -> Iterator[Sample]:
             yield (device.path, actor.path), actor.used
 
 
-def _caches(
-    cache: Callable[[LibraryRow], CacheRow],
-) -> Callable[[SystemSnapshot], Iterable[Sample]]:
-    """The counts of a cache of each library."""
-
-    def samples(snapshot: SystemSnapshot) -> Iterator[Sample]:
-        for device in snapshot.devices:
-            for library in device.libraries:
-                counts = cache(library)
-                if counts != _UNUSED:
-                    for event in ("found", "made", "evicted"):
-                        yield (device.path, library.library, event), getattr(counts, event)
-
-    return samples
+def _cache(row: CacheRow) -> Mapping[str, float]:
+    return attrs.asdict(row) if row != _UNUSED else {}
 
 
 def _quantiles(snapshot: SystemSnapshot) -> Iterator[Sample]:
@@ -188,12 +176,12 @@ _READ: Mapping[str, Callable[[SystemSnapshot], Iterable[Sample]]] = {
     "device_age": _of_devices(lambda device: device.age),
     "device_launches": _of_devices(lambda device: None if device.age is None else device.launched),
     "device_in_flight": _of_devices(lambda device: None if device.age is None else device.in_flight),
-    "device_requests": _libraries,
-    "device_plans": _caches(lambda library: library.plans),
-    "device_templates": _caches(lambda library: library.templates),
+    "device_requests": _of_libraries(lambda row: {"waiting": row.waiting, "in_flight": row.in_flight}),
+    "device_plans": _of_libraries(lambda row: _cache(row.plans)),
+    "device_templates": _of_libraries(lambda row: _cache(row.templates)),
     "device_memory": _memory,
     "device_arrays": _arrays,
-    "device_workspace": _workspace,
+    "device_workspace": _of_libraries(lambda row: {"": row.workspace} if row.workspace else {}),
     "device_memory_limit": _of_devices(lambda device: None if device.memory is None else device.memory.limit),
 }
 

@@ -175,7 +175,7 @@ def _probe(path: Path) -> ObservedProgram | None:
 
 
 def _listen(path: Path) -> socket.socket:
-    """Clean up, and take a name that no running program has. Nobody else does so meanwhile."""
+    """Clean up, and take a name that no running program has. The lock keeps others out."""
     for old in path.parent.glob(f"*{_SUFFIX}"):
         _remove_if_dead(old)
     taken = _probe(path)

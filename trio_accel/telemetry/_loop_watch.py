@@ -104,7 +104,7 @@ class LoopWatch:
         while not self._end.wait(min(self.bound / _LOOKS, threading.TIMEOUT_MAX)):
             before, now = now, time.perf_counter()
             used_before, used = used, self._processor_time()
-            # A call that keeps the interpreter's lock lets nobody look before it is over.
+            # A call that keeps the interpreter's lock hides the loop until it is over.
             is_late = now - before >= self.bound and used - used_before >= self.bound * _MOSTLY
             if self._has_turned and not is_late:
                 seen, self._has_turned = None, False
@@ -193,7 +193,7 @@ def watch_loop(bound: float = 0.1) -> Generator[LoopWatch, None, None]:
 
     A thread looks at the loop four times within the bound, so a step is surely seen if it is half as long
     again as the bound. Two steps of a task may count as one, if nothing came between. Where a call computes
-    and keeps the interpreter's lock, nobody can look: it is reported when it is over (on Linux). Tasks pay
+    and keeps the interpreter's lock, no thread can look: it is reported when it is over (on Linux). Tasks pay
     nothing for being watched.
 
     Args:

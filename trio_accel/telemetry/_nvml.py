@@ -209,7 +209,7 @@ def _process(process: Any) -> GpuProcess:
 class XidEvents:
     """Errors that the driver reports of all GPUs, from the moment in which this is opened.
 
-    Each GPU has an event set of its own: the sets queue, so nobody has to wait for events.
+    Each GPU has an event set of its own: the sets queue, so no call has to wait for events.
     """
 
     report: Callable[[int, XidEvent], None]

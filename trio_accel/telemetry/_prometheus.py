@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ..backends.base.extras import import_extra
@@ -38,14 +38,14 @@ def prometheus(recorder: Recorder) -> Collector:
         NotSupportedError: `prometheus-client` is not installed.
     """
     import_extra("prometheus_client", _EXTRA)
-    return _collector(recorder)
+    return _collector(lambda: _metrics(recorder))
 
 
 def prometheus_gpus(watch: GpuWatch) -> Collector:
     """Make a collector of `prometheus-client` for GPUs, to be registered. Needs the extra ``metrics``.
 
-    It has the last readings of `watch_gpus`, and asks nobody. What is None in a reading is left out. The
-    label ``gpu`` is the UUID, or the number where the UUID is not known.
+    It has the last readings of `watch_gpus`, and waits for no new ones. What is None in a reading is left
+    out. The label ``gpu`` is the UUID, or the number where the UUID is not known.
 
     Args:
         watch: Who reads.
@@ -54,34 +54,26 @@ def prometheus_gpus(watch: GpuWatch) -> Collector:
         NotSupportedError: `prometheus-client` is not installed.
     """
     import_extra("prometheus_client", _EXTRA)
+    return _collector(lambda: _gpus(watch))
+
+
+def _gpus(watch: GpuWatch) -> Iterator[Metric]:
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
-    from prometheus_client.registry import Collector
 
-    class GpuCollector(Collector):
-        def collect(self) -> Iterator[Metric]:
-            readings = watch.latest
-            yield GaugeMetricFamily(
-                f"{_PREFIX}gpu_age", "Seconds since GPUs were read.", watch.age, unit="seconds"
-            )
-            up = GaugeMetricFamily(
-                f"{_PREFIX}gpu_up", "1 if a GPU answers, 0 if it does not.", labels=("gpu",)
-            )
-            for reading in readings:
-                up.add_metric([_plain(reading.uuid or str(reading.index))], reading.error is None)
-            yield up
-            for name, unit, text in _OF_GPUS:
-                family = CounterMetricFamily if name.startswith("ecc") else GaugeMetricFamily
-                metric = family(f"{_PREFIX}gpu_{name}", text, labels=("gpu",), unit=unit)
-                for reading in readings:
-                    value: float | None = getattr(reading, name)
-                    if value is not None:
-                        metric.add_metric([_plain(reading.uuid or str(reading.index))], value)
-                yield metric
-
-        def describe(self) -> list[Metric]:
-            return []
-
-    return GpuCollector()
+    readings = watch.latest
+    yield GaugeMetricFamily(f"{_PREFIX}gpu_age", "Seconds since GPUs were read.", watch.age, unit="seconds")
+    up = GaugeMetricFamily(f"{_PREFIX}gpu_up", "1 if a GPU answers, 0 if it does not.", labels=("gpu",))
+    for reading in readings:
+        up.add_metric([_plain(reading.uuid or str(reading.index))], reading.error is None)
+    yield up
+    for name, unit, text in _OF_GPUS:
+        family = CounterMetricFamily if name.startswith("ecc") else GaugeMetricFamily
+        metric = family(f"{_PREFIX}gpu_{name}", text, labels=("gpu",), unit=unit)
+        for reading in readings:
+            value: float | None = getattr(reading, name)
+            if value is not None:
+                metric.add_metric([_plain(reading.uuid or str(reading.index))], value)
+        yield metric
 
 
 # Attribute of a reading, unit and meaning.
@@ -113,28 +105,32 @@ def exposition(recorder: Recorder, *, openmetrics: bool = False) -> str:
     from prometheus_client.exposition import choose_encoder
 
     registry = CollectorRegistry()
-    registry.register(_collector(recorder))
+    registry.register(_collector(lambda: _metrics(recorder)))
     encode, _ = choose_encoder("application/openmetrics-text" if openmetrics else "")
     return encode(registry).decode()
 
 
-def _collector(recorder: Recorder) -> Collector:
+def _collector(metrics: Callable[[], Iterator[Metric]]) -> Collector:
     # Its base is only there with the extra.
     from prometheus_client.registry import Collector
 
-    class RecorderCollector(Collector):
+    class MetricsCollector(Collector):
         def collect(self) -> Iterator[Metric]:
-            snapshot = recorder.snapshot()
-            for figure in FIGURES:
-                yield _metric(figure, snapshot)
-            for what, text in HISTOGRAMS.items():
-                yield _histogram(what, text, snapshot)
+            return metrics()
 
         def describe(self) -> list[Metric]:
             # Nothing is asked when it is registered: the system may be another thread's.
             return []
 
-    return RecorderCollector()
+    return MetricsCollector()
+
+
+def _metrics(recorder: Recorder) -> Iterator[Metric]:
+    snapshot = recorder.snapshot()
+    for figure in FIGURES:
+        yield _metric(figure, snapshot)
+    for what, text in HISTOGRAMS.items():
+        yield _histogram(what, text, snapshot)
 
 
 def _metric(figure: Figure, snapshot: SystemSnapshot) -> Metric:

@@ -42,7 +42,7 @@ class Recorder:
         return f"<Recorder of {self.system.name}, {len(self._tallies.by_key)} operations>"
 
     def snapshot(self) -> SystemSnapshot:
-        """See the system now. It asks nobody, so it works while actors and workers hang.
+        """See the system now. It waits for no answer, so it works while actors and workers hang.
 
         Counts of devices come from their workers: those that came last are shown, with their `age`, and new
         ones are asked for in the background.

@@ -13,6 +13,9 @@ from typing import Any, Self, TypeVar, cast
 
 import attrs
 
+from ..backends.base import MemoryStatistics
+from ..devices import CacheStatistics
+
 __all__ = [
     "ActorMemoryRow",
     "ActorRow",
@@ -36,8 +39,8 @@ class Histogram:
     """Seconds that something took, counted by ranges.
 
     Attributes:
-        bounds: Upper ends of the ranges, in rising order; a value that equals one lies below it.
-        counts: How many values lie in each range; one more than there are bounds, for those above the last.
+        bounds: Upper ends of the ranges, in rising order; a value that equals one counts as below it.
+        counts: How many values are in each range; one more than there are bounds, for those above the last.
         total: Sum of all values.
     """
 
@@ -66,7 +69,7 @@ class Histogram:
             share: From 0 to 1, such as 0.99.
 
         Returns:
-            None if there are no values. The last bound if it lies above that.
+            None if there are no values. The last bound if it is above that.
         """
         if not 0 <= share <= 1:
             raise ValueError(f"quantile: share must be from 0 to 1, got {share!r}")
@@ -178,12 +181,8 @@ class OperationRow:
 
 
 @attrs.frozen(kw_only=True)
-class CacheRow:
+class CacheRow(CacheStatistics):
     """What became of the entries of a cache; as `CacheStatistics`."""
-
-    found: int = 0
-    made: int = 0
-    evicted: int = 0
 
     @property
     def share(self) -> float | None:
@@ -213,16 +212,8 @@ class LibraryRow:
 
 
 @attrs.frozen(kw_only=True)
-class MemoryRow:
+class MemoryRow(MemoryStatistics):
     """Memory of a device, in bytes; as `MemoryStatistics`."""
-
-    used: int
-    reserved: int
-    peak: int
-    blocks: int
-    limit: int
-    workspace: int = 0
-    foreign: int = 0
 
 
 @attrs.frozen(kw_only=True)

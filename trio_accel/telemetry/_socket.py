@@ -77,7 +77,7 @@ async def open_socket(system: System, name: str | None = None) -> AsyncGenerator
     JSON. They cannot change anything.
 
     It is a Unix socket of mode 0600 in ``$XDG_RUNTIME_DIR/trio_accel``, or in ``trio_accel-<uid>`` in the
-    folder for temporary files. Nobody else may enter that folder. On Linux, the kernel also tells whether a
+    folder for temporary files. No other user may enter that folder. On Linux, the kernel also tells whether a
     peer is this user or root; others are refused.
 
     No client holds the program. At most 8 are connected, what is kept for one is bounded, and one that does
@@ -211,7 +211,7 @@ class _SharedLine:
         return self._line
 
     def forget(self) -> None:
-        """Nobody looks: keep nothing."""
+        """Keep nothing, as no client is left."""
         self._line = None
 
 
