@@ -68,7 +68,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.programs": _names("ProgramActor"),
     "trio_accel.backends.base": _names(
         "BackendReport BlockMemory ChunkAllocator ChunkSource CopyFromForeignSpec DeviceReport ForeignArray "
-        "Hold Lease PlacedBlock Placement Poison SharesCudaMemory Software as_bits checks ops scalar"
+        "Hold Lease PlacedBlock Placement Poison SharesCudaMemory Software as_bits checks ops scalar Refused"
     ),
     "trio_accel.backends.base.ops": _names(
         "ProgramCall ProgramFetch ProgramResult ProgramReturn RESULT_WORDS "
