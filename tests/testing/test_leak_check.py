@@ -94,8 +94,11 @@ async def test_a_program_with_a_system_of_its_own_passes(isolation: Any) -> None
 
 
 @pytest.mark.parametrize("spares", [0, 1])
-async def test_a_context_that_was_replaced_is_no_leak(system: ta.System, spares: int) -> None:
-    options = ta.DeviceOptions(isolation="process", spares=spares)
+@pytest.mark.parametrize("preload", [(), ("colorsys",)], ids=["", "preload"])
+async def test_a_context_that_was_replaced_is_no_leak(
+    system: ta.System, spares: int, preload: tuple[str, ...]
+) -> None:
+    options = ta.DeviceOptions(isolation="process", spares=spares, preload=preload)
     async with system.open_device(BACKEND, options=options) as device, leak_check(device):
         await program(device)
         ta.testing.inject_fault(device, ta.linalg.Nrm2, kill=True)

@@ -25,6 +25,7 @@ LeakKind = Literal["device", "array", "memory", "chunk", "descriptor", "shared m
 # Trio keeps the threads of `to_thread.run_sync` for a while, to use them again.
 _CACHED_THREAD = "Trio thread "
 _LAUNCHER = "_launcher_process.py"
+_TEMPLATE = "accel template"
 _LAUNCHER_CLASS = "LauncherSupervisor"
 # Memory of isolated devices on the CPU backend, and host arrays.
 _CHUNK = "/memfd:trio_accel"
@@ -151,7 +152,15 @@ class Census:
         # One that was replaced has another number: so these are counted.
         left = _last([item for item in new if item in launchers], len(launchers) - self.launchers)
         left += _last([item for item in new if item in workers], len(workers) - self.workers)
-        left += [item for item in new if item not in launchers and item not in workers]
+        # A launcher has a template for itself, which workers are forked from.
+        of_launchers = {launcher.pid for launcher in launchers}
+        left += [
+            item
+            for item in new
+            if item not in launchers
+            and item not in workers
+            and not (item.name == _TEMPLATE and item.parent in of_launchers)
+        ]
         yield from (Leak("process", str(process)) for process in left)
 
     def _opened_since(self, before: Census) -> Iterator[Leak]:
@@ -182,7 +191,8 @@ class Census:
         forked_from = {process.pid for process in named}
         launchers = [process for process in named if process.parent not in forked_from]
         pids = {process.pid for process in launchers}
-        return launchers, [process for process in self.processes if process.parent in pids]
+        children = [process for process in self.processes if process.parent in pids]
+        return launchers, [process for process in children if process.name != _TEMPLATE]
 
 
 def everything(device: OpenDevice) -> bool:

@@ -27,12 +27,14 @@ class Process:
         started: When it was started, in ticks since the machine was: a number may be given again.
         parent: Number of its parent.
         command: Its command line; empty if it is dead and was not reaped.
+        name: Its name, which a forked process may have changed.
     """
 
     pid: int
     started: int
     parent: int
     command: str
+    name: str = ""
 
     def __str__(self) -> str:
         return f"{self.pid} ({self.command or 'dead, not reaped'})"
@@ -75,7 +77,8 @@ def descendants() -> tuple[Process, ...]:
         parent = parents.pop()
         for pid, started in children.get(parent, ()):
             command = _read(_PROC / str(pid) / "cmdline").replace(b"\0", b" ").decode(errors="replace")
-            found.append(Process(pid, started, parent, command.strip()))
+            name = _read(_PROC / str(pid) / "comm").decode(errors="replace")
+            found.append(Process(pid, started, parent, command.strip(), name.strip()))
             parents.append(pid)
     return tuple(found)
 
