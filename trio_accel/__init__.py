@@ -107,7 +107,7 @@ from .devices import (
     cancel_grace,
     open_system,
 )
-from .programs import open_program
+from .programs import open_program, run
 
 if _TYPE_CHECKING:
     from . import patterns, telemetry
@@ -217,6 +217,7 @@ __all__ = [
     "patterns",
     "programs",
     "random",
+    "run",
     "sparse",
     "telemetry",
     "testing",

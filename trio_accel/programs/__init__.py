@@ -5,6 +5,7 @@ from ._actor import ProgramActor
 from ._method import Array, method
 from ._open import ProgramOpening, open_program
 from ._program import FunctionProgram, Program
+from ._run import run
 
 __all__ = [
     "Array",
@@ -15,4 +16,5 @@ __all__ = [
     "Refused",
     "method",
     "open_program",
+    "run",
 ]

@@ -23,7 +23,7 @@ from ._messages import Ready, StateArray, call_tree, message_class
 from ._method import describe_function, state_of
 from ._program import FunctionProgram, Opened, OpenProgram, Program
 
-__all__ = ["ProgramOpening", "open_program"]
+__all__ = ["Plan", "ProgramOpening", "open_program"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,7 +36,7 @@ _names: WeakKeyDictionary[Device, set[str]] = WeakKeyDictionary()
 class ProgramOpening(Generic[ProgramT_co]):
     """Opens a program by ``await``, or by ``async with``, which closes it. Made by `open_program`."""
 
-    def __init__(self, plan: _Plan, make: Callable[[Opened], ProgramT_co]) -> None:
+    def __init__(self, plan: Plan, make: Callable[[Opened], ProgramT_co]) -> None:
         self._plan = plan
         self._make = make
         self._program: OpenProgram | None = None
@@ -121,12 +121,12 @@ def open_program(
         NotSupportedError: The backend runs no programs.
         Exception: What the constructor or `warm_up` raised, with a note that names it.
     """
-    plan = _Plan(device, program, args, kwargs, name, intensity, backoff)
+    plan = Plan(device, program, args, kwargs, name, intensity, backoff)
     make: Any = Program if isinstance(program, type) else FunctionProgram
     return ProgramOpening(plan, make)
 
 
-class _Plan:
+class Plan:
     """A program that is to be opened."""
 
     def __init__(
@@ -138,6 +138,9 @@ class _Plan:
         name: str | None,
         intensity: Intensity | None,
         backoff: Backoff | None,
+        *,
+        asked_by: str = "open_program",
+        refuses_all: bool = False,
     ) -> None:
         given: object = device
         if not isinstance(given, Device):
@@ -148,7 +151,7 @@ class _Plan:
                 raise TypeError(f"open_program: {option} must be {cls.__name__} or None, got {value!r}")
         self._device = device
         self._target = target
-        self._path = _import_path(target)
+        self._path = _import_path(target, asked_by)
         self._is_class = isinstance(target, type)
         self._bound = _bind(target, args, kwargs) if self._is_class else None
         if not self._is_class:
@@ -160,6 +163,7 @@ class _Plan:
         self._name = _check_name(name)
         self._intensity = intensity
         self._backoff = backoff
+        self._refuses_all = refuses_all
 
     async def open(self) -> Opened:
         """Open it."""
@@ -184,6 +188,7 @@ class _Plan:
                 ),
                 intensity=self._intensity,
                 backoff=self._backoff,
+                refuses_all=self._refuses_all,
             )
             library = f"{PATH}?{definition.encode()}"
             changed = {array.ref.block for array in arrays if array.parameter in updated}
@@ -276,7 +281,7 @@ def _check_name(name: object) -> str | None:
     return name
 
 
-def _import_path(target: Any) -> str:
+def _import_path(target: Any, asked_by: str) -> str:
     """Where another process finds a class or function.
 
     Raises:
@@ -285,8 +290,8 @@ def _import_path(target: Any) -> str:
     """
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if not (callable(target) and isinstance(module, str) and isinstance(name, str)):
-        raise TypeError(f"open_program: program must be a class or a function, got {target!r}")
-    shown = f"open_program: {module}.{name}"
+        raise TypeError(f"{asked_by}: program must be a class or a function, got {target!r}")
+    shown = f"{asked_by}: {module}.{name}"
     if module == "__main__":
         raise ValueError(
             f"{shown} is defined in __main__, which the worker does not import; move it to a module"

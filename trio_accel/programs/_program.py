@@ -94,6 +94,11 @@ class OpenProgram:
         """Whether it was closed."""
         return self._is_closed
 
+    @property
+    def is_asking(self) -> bool:
+        """Whether a call has not ended."""
+        return self._asking > 0
+
     async def aclose(self) -> None:
         """End the program, and let go of its arrays, once it has served what it was asked.
 
@@ -148,6 +153,8 @@ class OpenProgram:
                 found = await self.device.ask(call)
                 self._left.difference_update(forget)
                 return await self._fetch(method, slot, found)
+            except Refused:
+                raise  # nothing was kept
             except LibraryError as error:
                 self._left.add(slot)
                 if error.code != GONE:
@@ -270,6 +277,10 @@ def _own_error(refused: Refused, method: Method) -> Exception:
                 error.add_note(note)
         if not isinstance(error, cls):
             return Refused(text, device=refused.device, operation=refused.operation)
+    if isinstance(error, (StopIteration, StopAsyncIteration)):
+        # No coroutine can raise them.
+        refused.__cause__ = error
+        return refused
     # By this `Batcher` knows a refusal.
     error.__cause__ = refused
     return error

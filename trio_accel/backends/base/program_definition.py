@@ -31,6 +31,7 @@ class ProgramDefinition:
         updated: Numbers of those that a method may change.
         intensity: How often it may be restarted; None for the device's.
         backoff: Waiting before a restart; None for the device's.
+        refuses_all: Whether each error of a call is its asker's own, and restarts nothing.
     """
 
     name: str
@@ -41,6 +42,7 @@ class ProgramDefinition:
     updated: frozenset[int]
     intensity: Intensity | None
     backoff: Backoff | None
+    refuses_all: bool = False
 
     def encode(self) -> str:
         """As text: its name, then the rest; the name ends at the first space behind it.
@@ -61,7 +63,9 @@ class ProgramDefinition:
         intensity = None if self.intensity is None else attrs.asdict(self.intensity)
         backoff = None if self.backoff is None else attrs.asdict(self.backoff)
         rest: list[Any] = [self.number, self.target, self.arguments, arrays, sorted(self.updated)]
-        text = json.dumps([*rest, intensity, backoff], separators=(",", ":"), ensure_ascii=False)
+        text = json.dumps(
+            [*rest, intensity, backoff, self.refuses_all], separators=(",", ":"), ensure_ascii=False
+        )
         if len(text) > MOST_TEXT:
             raise ValueError(
                 f"program {self.name!r}: its arguments are {len(text)} characters as text, at most "
@@ -73,7 +77,7 @@ class ProgramDefinition:
     def decode(cls, text: str) -> ProgramDefinition:
         """Read what `encode` made."""
         name, _, rest = text.partition(" ")
-        number, target, arguments, arrays, updated, intensity, backoff = json.loads(rest)
+        number, target, arguments, arrays, updated, intensity, backoff, refuses_all = json.loads(rest)
         return cls(
             name=name,
             number=number,
@@ -86,6 +90,7 @@ class ProgramDefinition:
             updated=frozenset(updated),
             intensity=None if intensity is None else Intensity(**intensity),
             backoff=None if backoff is None else Backoff(**backoff),
+            refuses_all=refuses_all,
         )
 
 

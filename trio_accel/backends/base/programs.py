@@ -150,18 +150,17 @@ class ProgramHost:
             with _Named(where):
                 try:
                     returned = function(*args, **kwargs)
-                except Exception as error:
-                    refused = _refusal(function, error, where)
-                    # Half of an update may be done. Only the code that raised the error can know better.
-                    if refused is None or (spec.updated and not refused.is_unchanged):
-                        raise
-                else:
                     if isinstance(spec, ProgramReturn):
                         self._keep(where, spec, returned)
                     elif takes_out:
                         _check_written(where, returned, out, outputs)
                     else:
                         self._copy(where, spec, returned, outputs)
+                except Exception as error:
+                    refused = self._refusal(function, error, where)
+                    # Half of an update may be done. Only the code that raised the error can know better.
+                    if refused is None or (spec.updated and not refused.is_unchanged):
+                        raise
             if refused is not None:
                 # Here, as an error of the engine's own class does not get past `_Named`.
                 raise refused
@@ -244,6 +243,25 @@ class ProgramHost:
 
         return leaf
 
+    def _refusal(self, function: Callable[..., Any], error: Exception, where: str) -> Refused | None:
+        """What a method has raised as the refusal of a request; None if it is none."""
+        if isinstance(error, Refused):
+            with suppress(Exception):
+                error.add_note(f"in {where}")
+            return error
+        classes = getattr(function, REFUSES, ())
+        if self.definition.refuses_all:
+            classes = (*classes, Exception)
+        for number, cls in enumerate(classes):
+            # That memory ran out is told by the backend, with how much there is.
+            if isinstance(error, cls) and not isinstance(error, (AccelError, ActorError, MemoryError)):
+                with suppress(Exception):
+                    error.add_note(f"in {where}")
+                refused = Refused(f"{where} refuses the request: {describe(error)}", code=number)
+                refused.__cause__ = error
+                return refused
+        return None
+
     def _kept_in(self, slot: int) -> _Kept:
         kept = self._kept.get(slot)
         if kept is None:
@@ -279,23 +297,6 @@ def load_target(path: str, where: str) -> Any:
         text = f"{where}: module {module!r} has no {qualname}"
         raise ImportError(text, name=module)  # noqa: TRY004  # as if it were imported from there
     return found
-
-
-def _refusal(function: Callable[..., Any], error: Exception, where: str) -> Refused | None:
-    """What a method has raised as the refusal of a request; None if it is none."""
-    if isinstance(error, Refused):
-        with suppress(Exception):
-            error.add_note(f"in {where}")
-        return error
-    for number, cls in enumerate(getattr(function, REFUSES, ())):
-        # That memory ran out is told by the backend, with how much there is.
-        if isinstance(error, cls) and not isinstance(error, (AccelError, ActorError, MemoryError)):
-            with suppress(Exception):
-                error.add_note(f"in {where}")
-            refused = Refused(f"{where} refuses the request: {describe(error)}", code=number)
-            refused.__cause__ = error
-            return refused
-    return None
 
 
 def _check_written(where: str, returned: object, out: object, outputs: Sequence[object]) -> None:
