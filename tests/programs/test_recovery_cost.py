@@ -146,7 +146,7 @@ trio.run(main)
 def test_a_first_program_that_configures_no_logs_is_told_once(tmp_path: Path) -> None:
     (tmp_path / "first_price.py").write_text(SOURCE.format(obstacle=OBSTACLE))
     (tmp_path / "first.py").write_text(FIRST)
-    done = subprocess.run(  # noqa: S603  # our own interpreter
+    done = subprocess.run(
         [sys.executable, str(tmp_path / "first.py")], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr

@@ -19,11 +19,11 @@ class ProgramCost:
     Attributes:
         program: Its name.
         module: The module of its class or function.
-        imports: Seconds that the last worker took to import the module; 0.0 where the next one begins with it.
+        imports: Seconds that the last worker took to import the module; 0.0 if the next one begins with it.
         makes: Seconds that constructor and `warm_up` took the last time.
         ahead: Whether the next worker begins with the module: ``"fully"``; ``"partly"``, with some of what it
-            imports; ``"refused"``, not at all; ``"pending"``, where that is being tried. ``"inline"``: there is
-            no worker, and the module stays imported.
+            imports; ``"refused"``, not at all; ``"pending"``, where that is being tried. ``"inline"``: there
+            is no worker, and the module stays imported.
         reason: Why a worker imports the module, or a part of it; None if none does.
     """
 

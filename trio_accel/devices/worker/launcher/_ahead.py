@@ -168,4 +168,4 @@ class ImportsAhead:
         module.judgement = judgement
         module.is_over.set()
         if is_new and judgement.ahead != "fully":
-            _logger.warning("%s", judgement)
+            _logger.warning("%s", judgement, extra={"is_untold": True})
