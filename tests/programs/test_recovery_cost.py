@@ -57,7 +57,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def slow_module(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, obstacle: str) -> Any:
-    monkeypatch.syspath_prepend(folder)
+    monkeypatch.syspath_prepend(folder)  # pyright: ignore[reportUnknownMemberType]
     (folder / f"{name}.py").write_text(SOURCE.format(obstacle=obstacle))
     return importlib.import_module(name)
 
@@ -113,7 +113,10 @@ async def test_what_is_imported_ahead_costs_no_recovery_its_import(
         cost = program.recovery
         assert cost.programs[0].imports == 0.0
         assert cost.reason is None
-        assert MAKE <= (cost.seconds or 0.0) < IMPORT
+        # Without the worker, whose start a busy machine makes long.
+        assert cost.context is not None
+        assert cost.seconds is not None
+        assert MAKE <= cost.seconds - cost.context < IMPORT
 
 
 async def test_inline_the_module_stays_imported(
