@@ -127,8 +127,11 @@ async def test_inline_the_module_stays_imported(
         program: Any = await ta.open_program(device, slow.Slow, np.arange(4.0))
         cost = program.recovery
         assert (cost.programs[0].ahead, cost.programs[0].imports) == ("inline", 0.0)
-        assert MAKE <= (cost.seconds or 0.0) < 3 * MAKE
-        assert str(cost).startswith("restart 0.")
+        assert MAKE <= cost.programs[0].makes < 3 * MAKE
+        assert cost.context is not None
+        assert cost.seconds == cost.context + cost.programs[0].makes
+        assert cost.reason is None
+        assert "import" not in str(cost)
 
 
 FIRST = """

@@ -179,7 +179,9 @@ def _devices(devices: Sequence[DeviceRow], width: int) -> Iterator[Text]:
         yield joined(parts, width)
         # The parts are worth a line where a person waits for them.
         if device.recovery_text is not None and (device.recovery_cost or 0.0) >= _LONG_RESTART:
-            yield one_line(f"  {device.recovery_text}", width, "yellow")
+            # The reason has a line of its own: it is what a person can change.
+            for text in device.recovery_text.split("; ", 1):
+                yield one_line(f"  {text}", width, "yellow")
 
 
 def _bar(used: int, limit: int) -> str:
