@@ -16,14 +16,17 @@ class StderrUnlessConfigured(logging.Handler):
     """Prints a record in one line, unless another handler gets it.
 
     `logging` has the same for programs without any handler, but prints warnings too. Those of this package
-    are told to somebody already, such as the asker whose request crashed an actor.
+    are told to somebody already, such as the asker whose request crashed an actor. One that is not says so by
+    ``extra={"is_untold": True}``, and is printed.
     """
 
     def __init__(self) -> None:
-        super().__init__(logging.ERROR)
+        super().__init__(logging.WARNING)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record, if no other handler of its logger or of those above does anything with it."""
+        if record.levelno < logging.ERROR and not getattr(record, "is_untold", False):
+            return
         if self._is_alone(record.name) and sys.stderr is not None:
             try:
                 sys.stderr.write(f"{record.name}: {_in_one_line(record)}\n")

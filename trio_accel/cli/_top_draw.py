@@ -44,6 +44,8 @@ _MOST_FAILURES = 3
 # Rows of the tree that stay visible when devices and failures are many.
 _LEAST_ROWS = 4
 _BAR_WIDTH = 8
+# Seconds from which on a restart is told of in a line of its own.
+_LONG_RESTART = 1.0
 _LEAST_ERROR = 24
 _HINT = "q quit  ? keys  / filter  s sort  enter fold  e failures  o messages  p pause"
 
@@ -169,10 +171,17 @@ def _devices(devices: Sequence[DeviceRow], width: int) -> Iterator[Text]:
         parts.append((f"{device.in_flight} in flight", ""))
         if device.recovery_time is not None:
             parts.append((f"recovered in {format_seconds(device.recovery_time)}", ""))
+        if device.recovery_cost is not None:
+            parts.append((f"restart {format_seconds(device.recovery_cost)}", ""))
         if device.pending:
             parts.append((f"{device.pending} waiting", "yellow"))
         parts.append((device.isolation if device.pid is None else f"process {device.pid}", "dim"))
         yield joined(parts, width)
+        # The parts are worth a line where a person waits for them.
+        if device.recovery_text is not None and (device.recovery_cost or 0.0) >= _LONG_RESTART:
+            # The reason has a line of its own: it is what a person can change.
+            for text in device.recovery_text.split("; ", 1):
+                yield one_line(f"  {text}", width, "yellow")
 
 
 def _bar(used: int, limit: int) -> str:

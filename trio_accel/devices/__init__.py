@@ -6,6 +6,7 @@ from ._preload import Preload
 from .arrays._pending import Pending
 from .arrays._ref import AccelRef, Device, device_of
 from .base._cancel_grace import cancel_grace
+from .base._recovery_cost import ProgramCost, RecoveryCost
 from .base._statistics import CacheStatistics, DeviceStatistics, LibraryStatistics, QueueStatistics
 from .base._streams import (
     PerActorStreams,
@@ -84,11 +85,13 @@ __all__ = [
     "Planner",
     "PolledCompletion",
     "Preload",
+    "ProgramCost",
     "Put",
     "PutFirst",
     "PutPart",
     "QueueStatistics",
     "Recorded",
+    "RecoveryCost",
     "SingleStream",
     "Stack",
     "StreamPool",

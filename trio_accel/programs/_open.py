@@ -17,8 +17,8 @@ import trio
 from ..actors import Backoff, Intensity
 from ..backends.base.program_definition import ProgramDefinition
 from ..backends.base.trees import flatten
-from ..devices import AccelRef, Device, DeviceOpening
-from ._actor import PATH
+from ..devices import AccelRef, Device, DeviceOpening, opened
+from ._actor import PATH, ProgramActor
 from ._messages import Ready, StateArray, call_tree, message_class
 from ._method import describe_function, state_of
 from ._program import FunctionProgram, Opened, OpenProgram, Program
@@ -191,6 +191,12 @@ class Plan:
                 refuses_all=self._refuses_all,
             )
             library = f"{PATH}?{definition.encode()}"
+            recoveries, kernels = (
+                opened(device).state.recoveries,
+                ProgramActor.library_of(definition.encode()),
+            )
+            recoveries.expect(kernels, name, self._path.partition(":")[0])
+            held.callback(recoveries.forget, kernels)
             changed = {array.ref.block for array in arrays if array.parameter in updated}
             frozen = [array for array in arrays if array.ref.block not in changed]
             for array in frozen:

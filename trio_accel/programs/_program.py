@@ -15,7 +15,8 @@ from ..actors import ActorStoppedError
 from ..backends.base import ContextPoisonedError, LibraryError, Refused
 from ..backends.base.programs import GONE
 from ..backends.base.trees import build
-from ..devices import Device, Operation
+from ..devices import Device, Operation, RecoveryCost, opened
+from ._actor import ProgramActor
 from ._messages import Fetch, MethodCall, Result, StateArray, TellResult, message_class
 from ._method import Method, describe_function, find_method
 
@@ -98,6 +99,15 @@ class OpenProgram:
     def is_asking(self) -> bool:
         """Whether a call has not ended."""
         return self._asking > 0
+
+    @property
+    def recovery(self) -> RecoveryCost:
+        """How long it takes after a loss until this program is there again, as measured by now, and why.
+
+        Once the program is closed, only the context is left of it.
+        """
+        library = ProgramActor.library_of(self._opened.library.partition("?")[2])
+        return opened(self.device).state.recoveries.cost([library])
 
     async def aclose(self) -> None:
         """End the program, and let go of its arrays, once it has served what it was asked.

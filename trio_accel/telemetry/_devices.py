@@ -132,7 +132,7 @@ class DeviceRows:
 
 
 def _row(device: Device, known: _Known, actors: dict[str, ActorSnapshot]) -> DeviceRow:
-    context = actors.get(f"{device.path}/context")
+    context, cost = actors.get(f"{device.path}/context"), device.recovery
     row = DeviceRow(
         path=device.path,
         name=device.name,
@@ -142,6 +142,8 @@ def _row(device: Device, known: _Known, actors: dict[str, ActorSnapshot]) -> Dev
         generation=device.generation,
         losses=device.losses,
         recovery_time=known.recovery_time,
+        recovery_cost=cost.seconds,
+        recovery_text=None if cost.seconds is None else str(cost),
         pending=device.pending,
         pid=None if context is None else context.pid,
     )

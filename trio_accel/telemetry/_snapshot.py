@@ -245,6 +245,8 @@ class DeviceRow:
         generation: Which context this is, from 1.
         losses: Contexts that it has lost since it was opened.
         recovery_time: Seconds from the last loss that was seen to the next context; None without one.
+        recovery_cost: Seconds that the next recovery takes without a spare; see `RecoveryCost`.
+        recovery_text: Of which parts that is made, and why modules are imported again, in one line.
         pending: Requests that wait while the context is being rebuilt.
         pid: Process of the worker, if it has one.
         age: Seconds since the rest was true; None if it was never known.
@@ -264,6 +266,8 @@ class DeviceRow:
     generation: int
     losses: int = 0
     recovery_time: float | None = None
+    recovery_cost: float | None = None
+    recovery_text: str | None = None
     pending: int = 0
     pid: int | None = None
     age: float | None = None

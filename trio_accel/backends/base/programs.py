@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from types import TracebackType
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import attrs
 import numpy as np
@@ -22,7 +23,7 @@ from .ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramRet
 from .program_definition import MOST_TEXT, ProgramDefinition
 from .trees import build, flatten, text_of, tree_of
 
-__all__ = ["GONE", "REFUSES", "ProgramArrays", "ProgramHost", "load_target"]
+__all__ = ["GONE", "REFUSES", "ImportsCode", "ProgramArrays", "ProgramHost", "load_target"]
 
 GONE = "gone"
 """Code of the `LibraryError` of a result that is not kept any more: the program was made anew since."""
@@ -30,6 +31,17 @@ GONE = "gone"
 
 REFUSES = "_trio_accel_refuses"
 """Attribute of a method: classes of the errors that are its asker's own."""
+
+
+@runtime_checkable
+class ImportsCode(Protocol):
+    """A library whose opening imports a module of the user's.
+
+    Attributes:
+        import_seconds: How long that import has taken.
+    """
+
+    import_seconds: float
 
 
 class ProgramArrays(Protocol):
@@ -80,6 +92,7 @@ class ProgramHost:
 
     Attributes:
         definition: What it is made of.
+        import_seconds: How long the import of its module has taken.
 
     Raises:
         ImportError: This process does not have the module.
@@ -97,7 +110,9 @@ class ProgramHost:
         self._kept: dict[int, _Kept] = {}
         definition = self.definition
         where = f"program {definition.name!r}: {definition.target}"
+        began = time.perf_counter()
         target = load_target(definition.target, where)
+        self.import_seconds: float = time.perf_counter() - began
         self._program: Any = target
         if definition.arguments is not None:
             with within():

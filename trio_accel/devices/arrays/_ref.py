@@ -20,6 +20,7 @@ from ...actors import Request, System
 from ...backends.base import DeviceInfo, DType, DTypeLike, Isolation, SharesCudaMemory
 from ...backends.base.ops import ArraySpec
 from .._options import DeviceOptions
+from ..base._recovery_cost import RecoveryCost
 from ..base._refusals import NoOperators, NotAwaited, what_to_do
 from ..base._statistics import DeviceStatistics
 from ..base._views import Index, indexed, reshaped, transposed
@@ -327,6 +328,11 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def losses(self) -> int:
         """Contexts that it has lost since it was opened."""
+
+    @property
+    @abc.abstractmethod
+    def recovery(self) -> RecoveryCost:
+        """How long the next recovery takes, as measured by now, and why."""
 
     @property
     @abc.abstractmethod

@@ -31,6 +31,9 @@ class EngineObserver(Protocol):
     def looked(self, number: int, /) -> None:
         """Note that the engine has looked after what is in flight so often; 0 when nothing is any more."""
 
+    def made(self, library: str, seconds: float, imports: float, /) -> None:
+        """Note that a program was made: the library's name, the seconds in all, and those of its import."""
+
     def is_alone(self) -> bool:
         """Whether nothing else is asked for than the operation that is being launched."""
         ...

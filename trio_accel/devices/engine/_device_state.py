@@ -11,6 +11,7 @@ from ...backends.base import AccelBackend, DeviceInfo, DeviceLostError, Isolatio
 from .._options import DeviceOptions
 from ..arrays._blocks import BlockTable
 from ..base._availability import Availability
+from ..base._recovery_cost import Recoveries
 from ..host._host_pool import HostPool
 from ..operations._faults import Faults
 from ..operations._hooks import EngineHook, Phase
@@ -39,6 +40,7 @@ class DeviceState:
         availability: Whether it has a context, and which.
         faults: What is to happen to its operations on purpose.
         losses: Counts the contexts that it has lost.
+        recoveries: What was measured of recoveries.
         hooks: Who sees its operations.
         on_hooks: Called when there are others.
         window: How much may be submitted ahead.
@@ -70,6 +72,7 @@ class DeviceState:
         self.availability: Availability = Availability()
         self.faults: Faults = Faults()
         self.losses: Losses = Losses(path, self.availability)
+        self.recoveries: Recoveries = Recoveries()
         self.hooks: list[EngineHook] = []
         self.on_hooks: Callable[[], None] = _nobody
         self.window: SubmitWindow = SubmitWindow(info.name, options.in_flight)

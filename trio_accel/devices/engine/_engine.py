@@ -86,7 +86,7 @@ class Engine(ContextState):
     ) -> None:
         super().__init__(device.info.name, generation)
         self.device = device
-        self.libraries: KernelLibraries = KernelLibraries(device)
+        self.libraries: KernelLibraries = KernelLibraries(device, observer.made)
         self.named: dict[str, str] = {}
         self._memory = memory
         self._lose = lose

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...actors import ActorStoppedError
 from ...backends.base import AccelDevice, KernelLibrary
+from ...backends.base.programs import ImportsCode
 
 __all__ = ["KernelLibraries"]
 
@@ -30,10 +34,13 @@ class KernelLibraries:
 
     Args:
         device: The device of the context.
+        made: Called with the name of a program's library, when it is open, the seconds that this took, and
+            those of the import.
     """
 
-    def __init__(self, device: AccelDevice) -> None:
+    def __init__(self, device: AccelDevice, made: Callable[[str, float, float], None]) -> None:
         self._device = device
+        self._made = made
         self._nursery: trio.Nursery
         self._openings: dict[str, list[_Opening]] = {}
 
@@ -98,7 +105,11 @@ class KernelLibraries:
     async def _open(self, opening: _Opening) -> None:
         name = opening.name
         try:
-            opening.library = await trio.to_thread.run_sync(self._device.open_library, name)
+            began = time.perf_counter()
+            library = await trio.to_thread.run_sync(self._device.open_library, name)
+            opening.library = library
+            if isinstance(library, ImportsCode):
+                self._made(name, time.perf_counter() - began, library.import_seconds)
         except Exception as error:  # noqa: BLE001  # told to the actor that waits for it
             opening.error = error
         finally:

@@ -28,6 +28,7 @@ from ...backends.base import (
 from .._options import DeviceOptions
 from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef, Device, DeviceRequest
+from ..base._recovery_cost import RecoveryCost
 from ..base._refusals import NotAwaited, what_to_do
 from ..base._statistics import DeviceStatistics
 from ..engine._device_state import DeviceState
@@ -115,6 +116,11 @@ class OpenDevice(Device):
     def losses(self) -> int:
         """See `Device.losses`."""
         return self.state.losses.count
+
+    @property
+    def recovery(self) -> RecoveryCost:
+        """See `Device.recovery`."""
+        return self.state.recoveries.cost()
 
     @property
     def isolation(self) -> Isolation:

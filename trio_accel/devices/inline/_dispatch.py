@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -139,6 +140,10 @@ class InlineDispatch:
     def looked(self, number: int, /) -> None:
         """Do nothing: no other process watches over this loop."""
 
+    def made(self, library: str, seconds: float, imports: float, /) -> None:
+        """Note how long a program took."""
+        self._device.recoveries.made(library, seconds, imports)
+
     def is_alone(self) -> bool:
         """Whether only one task asks for anything."""
         return self._asking == 1
@@ -151,7 +156,10 @@ class InlineDispatch:
     def open_device(self) -> AccelDevice:
         """Open the device; blocks."""
         device = self._device
-        return device.backend.open_device(device.info.index, memory_limit=device.options.memory_limit)
+        began = time.perf_counter()
+        opened = device.backend.open_device(device.info.index, memory_limit=device.options.memory_limit)
+        device.recoveries.context = time.perf_counter() - began
+        return opened
 
     def attach(self, session: Session) -> None:
         """A context is ready: start its generation."""

@@ -95,7 +95,7 @@ function devices(snapshot) {
   keyed($("devices"), snapshot.devices, (device) => device.path,
     (device) => {
       const list = make("dl");
-      for (const name of ["generation", "losses", "last recovery", "in flight", "completed", "memory", "process"])
+      for (const name of ["generation", "losses", "last recovery", "next recovery", "in flight", "completed", "memory", "process"])
         list.append(make("dt", "", name), make("dd"));
       return make("div", "device", make("h3", "", make("span", "", device.path), make("span", "state")),
         make("div", "bar", make("i")), list, make("dl", "held"));
@@ -107,7 +107,8 @@ function devices(snapshot) {
       const memory = device.memory;
       element.querySelector("i").style.width = memory && memory.limit ? `${100 * memory.used / memory.limit}%` : "0";
       const values = [
-        String(device.generation), String(device.losses), seconds(device.recovery_time), number(device.in_flight),
+        String(device.generation), String(device.losses), seconds(device.recovery_time),
+        (device.recovery_text ?? "–").replace(/^restart /, ""), number(device.in_flight),
         number(device.completed), memory ? `${bytes(memory.used)} of ${bytes(memory.limit)}` : "–",
         device.pid === null ? device.isolation : String(device.pid),
       ];

@@ -33,6 +33,7 @@ class ProgramLibrary(CpuLibrary):
         super().__init__(name, device, kernels)
         self._arrays = _Arrays(device)
         self._host = ProgramHost(argument, self._arrays)
+        self.import_seconds: float = self._host.import_seconds
 
     def close(self) -> None:
         """Let go of the program."""

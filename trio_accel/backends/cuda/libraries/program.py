@@ -53,6 +53,7 @@ class ProgramLibrary(CudaLibrary):
         try:
             # The module is imported before: it may be what imports PyTorch.
             self._host = ProgramHost(argument, self._arrays, partial(self._streams.current, self._first))
+            self.import_seconds: float = self._host.import_seconds
             check(driver.cuStreamSynchronize(self._first))
         except BaseException as error:
             told = self._told(error) if isinstance(error, Exception) else error

@@ -136,6 +136,10 @@ class WorkerServer:
         if isinstance(error, Exception) and not self._requests.is_closing:
             self._lose(error)
 
+    def made(self, library: str, seconds: float, imports: float) -> None:
+        """Tell how long a program took."""
+        self._channel.send(("made", library, int(seconds * 1e9), int(imports * 1e9)))
+
     def is_alone(self) -> bool:
         """Whether the application has sent nothing else."""
         return self._received == 1 and len(self._serving) == 1

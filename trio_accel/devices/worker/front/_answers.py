@@ -87,6 +87,7 @@ class AnswerHandler:
         self._handlers: dict[Any, Callable[[WorkerLink, Any, tuple[int, ...]], None]] = {
             "ready": self._on_ready,
             "started": self._on_started,
+            "made": self._on_made,
             "times": self._on_times,
             "done": self._on_done,
             "granted": self._on_granted,
@@ -171,6 +172,10 @@ class AnswerHandler:
         _expect(link.is_ready and not link.is_started, "started: it was not told to")
         link.is_started = True
         link.notify()
+
+    def _on_made(self, _: WorkerLink, message: Any, __: tuple[int, ...]) -> None:
+        library, taken, imports = message
+        self._device.recoveries.made(library, taken * 1e-9, imports * 1e-9)
 
     def _on_closed(self, link: WorkerLink, _: Any, __: tuple[int, ...]) -> None:
         _expect(self._outcomes.is_closing, "closed: it was not told to")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import socket
+import time
 from collections.abc import Callable, Iterable
 
 import trio
@@ -14,6 +15,7 @@ from ....actors import describe
 from ....backends.base import NotSupportedError
 from ....backends.base.fast_paths import current_fast_paths
 from ...base._libraries_in_use import LibrariesInUse
+from ...base._recovery_cost import Ahead
 from ...base._shortage import is_shortage
 from ...completion._strategies import SyncCompletion, window_of
 from ...engine._device_state import DeviceState
@@ -103,6 +105,7 @@ class WorkerPool:
         is_by_value = isinstance(options.completion, SyncCompletion)
         self._limit = _MOST_BY_VALUE if is_by_value else _LARGEST_ANSWER
         self._window = window_of(options.completion, device.info)
+        self._recoveries = device.recoveries
         self._chunks = chunks
         self._slabs = SlabTable(device.host_pool, lambda: self.links)
         self._handle: MessageHandler
@@ -146,7 +149,17 @@ class WorkerPool:
         self._nursery = nursery
         self._handle = handle
         self._on_end = on_end
+        self._recoveries.judge, self._recoveries.spares = self._judge, lambda: self.spares
         self._slabs.open(launcher)
+
+    def _judge(self, module: str) -> tuple[Ahead, str | None]:
+        """Whether the next worker begins with a module, and why not."""
+        if not self._preload:
+            return "refused", "the backend has nothing imported ahead"
+        judgement = self._launcher.judgements.get(module)
+        if judgement is None:
+            return "pending", "it is still being tried whether it can be imported ahead"
+        return judgement.ahead, None if judgement.ahead == "fully" else judgement.why
 
     async def take(self) -> WorkerLink:
         """A worker that is ready, alone: those before it are dead, and write to memory no more.
@@ -291,6 +304,7 @@ class WorkerPool:
     async def _start(self) -> WorkerLink:
         if self._options.preload:
             await self._launcher.import_ahead(self._options.preload, self._preload)
+        began = time.perf_counter()
         page = SharedPage.create()
         try:
             ours, theirs = socket.socketpair()
@@ -337,6 +351,7 @@ class WorkerPool:
                 self._prepare(link, library)
             self._slabs.tell(link)
             await link.wait(lambda: link.is_ready)
+            self._recoveries.context = time.perf_counter() - began
         except BaseException:
             link.condemn("was not needed")
             raise

@@ -45,10 +45,18 @@ class Judgement:
         if self.ahead == "fully":
             return f"module {self.module} is imported ahead"
         how = "imported ahead only in part" if self.ahead == "partly" else "not imported ahead"
+        longer = f"up to {self.seconds:.1f} s longer" if self.seconds >= 0.05 else "longer"
+        return (
+            f"module {self.module} is {how}, so each worker that needs it takes {longer} to start: {self.why}"
+        )
+
+    @property
+    def why(self) -> str:
+        """The obstacle in words, with the package that it comes from."""
         why = self.reason or ""
         if self.culprit is not None and self.culprit != self.module:
             why = why.replace("its import", f"the import of {self.culprit}")
-        return f"module {self.module} is {how}, so each worker that needs it takes longer to start: {why}"
+        return why
 
 
 @attrs.define(eq=False)
@@ -160,4 +168,4 @@ class ImportsAhead:
         module.judgement = judgement
         module.is_over.set()
         if is_new and judgement.ahead != "fully":
-            _logger.warning("%s", judgement)
+            _logger.warning("%s", judgement, extra={"is_untold": True})

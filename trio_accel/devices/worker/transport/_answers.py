@@ -395,6 +395,7 @@ def _of(*reads: Callable[[Any], Any]) -> Callable[..., Message]:
 _READERS: dict[str, Callable[..., Message]] = {
     "ready": _of(functools.partial(_each, _text)),
     "started": _of(),
+    "made": _of(_text, _count, _count),
     "done": _read_done,
     "chunk": _of(_count, _count),
     "unchunk": _of(_count),

@@ -39,6 +39,8 @@ From the worker, which is not trusted; `_answers` says how they are encoded:
 ================  ==========================================================================================
 ready             names of the libraries: the device is open
 started           the context serves
+made              name of a program's library that is open now, nanoseconds that this took, those of them
+                  for the import of its module
 times             number, when its launch began, when it was complete, in nanoseconds: ahead of "done"
 done              number, blocks as in start, bytes of host arrays, and None if it was launched and all went
                   well, otherwise "done" or "withdrawn", whether it was launched, whether its fault has
