@@ -153,7 +153,7 @@ async def test_who_asks_waits_and_runs_on_the_new_state(device: ta.Device, tmp_p
 
         async with trio.open_nursery() as nursery, running(program, tmp_path / "pipe"):
             for start in (100.0, 200.0):
-                nursery.start_soon(lambda start=start: program.reset(counts=np.full(2, start)))
+                nursery.start_soon(program.reset, np.full(2, start))
                 await wait_all_tasks_blocked()
             for _ in range(50):
                 nursery.start_soon(ask)
@@ -236,7 +236,7 @@ async def test_a_program_that_has_ended_lives_again(system: ta.System, device: t
             assert await counted(program) == 0.0
     async with ta.open_program(device, scaled, intensity=ta.Intensity(0, 60.0)) as function:
         with pytest.raises(ta.ActorFailedError):
-            await function.ask(np.ones(2), "no factor")
+            await function.ask(np.ones(2), "no factor")  # type: ignore[arg-type]
         await function.reset()
         np.testing.assert_array_equal(await (await function.ask(np.ones(2))).to_host(), [2, 2])
         with pytest.raises(TypeError):
@@ -314,7 +314,6 @@ async def test_inline_all_arrays_come_anew_after_a_loss(system: ta.System) -> No
                 await program.ask(Tally.add)
             with pytest.raises(ta.StaleRefError):
                 await program.ask(Tally.add)
-                await program.ask(Tally.add)
             assert program.is_damaged
             with pytest.raises(ta.StaleRefError, match=r"reset: factors.* lost with generation 1"):
                 await program.reset(counts=np.full(2, 6.0))
@@ -348,8 +347,9 @@ async def test_a_loss_during_a_reset(system: ta.System, tmp_path: Path) -> None:
                 nursery.start_soon(_reset_or_lost, program, float(number))
                 for _ in range(2 * number):
                     await trio.lowlevel.checkpoint()
-                process = device.statistics
-                os.kill((await process()).pid, signal.SIGKILL)
+                pid = (await device.statistics()).pid
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
             assert await counted(program) in {0.0, number}
             await program.reset(counts=np.zeros(2))
 

@@ -331,15 +331,16 @@ class Program(OpenProgram, Generic[T]):
         stay as they are.
 
         Calls that are running end first. Those that come meanwhile wait, 1024 at most, and run on the new
-        instance. Several resets run one after the other, before the calls that wait. If one fails or is cancelled, nothing is replaced:
-        the program has the arrays of before, and the next call makes an instance of these.
+        instance. Several resets run one after the other, before the calls that wait. If one fails or is
+        cancelled, nothing is replaced: the program has the arrays of before, and the next call makes an
+        instance of these.
 
-        Restarts are counted from zero, and a program that has ended for good lives again. As both instances'
-        arrays exist until it is done, it takes memory for both.
+        Restarts are counted from zero, and a program that has ended for good lives again. As the arrays of
+        before exist until it is done, it takes memory for both.
 
         Args:
-            args: Arguments of the constructor, as for `open_program`. Arrays have the dtype and shape of those
-                that they replace.
+            args: Arguments of the constructor, as for `open_program`. Arrays have the dtype and shape of
+                those that they replace.
             kwargs: The same, by name.
 
         Raises:
