@@ -20,6 +20,7 @@ ISOLATED = (
     "surviving_worker.py",
     "own_library.py",
     "own_program.py",
+    "checkpoint.py",
     "blend.py",
     "decay.py",
     "jit_saxpy.py",
@@ -87,6 +88,15 @@ generation 3, 4 MiB intact
         """
 40 steps, 2 workers lost, loss 0[.]0[0-9]{2}, [0-3] wrong
 weights as without a device: right
+""",
+    ),
+    (
+        "checkpoint.py",
+        "--faults 2",
+        """
+lost after 15 steps, back to 10
+lost after 25 steps, back to 20
+sums as without a device: right
 """,
     ),
     (

@@ -36,7 +36,16 @@ from .operations._declared import DECLARED, Declaration, Declared, DeclaredSpec,
 from .operations._faults import Fault, FaultHow, FaultKind, FaultPlan, anew
 from .operations._hooks import Around, Ask, EngineHook, Phase
 from .operations._multi_device import MultiDeviceOperation, PartPlanner, PlannedParts
-from .operations._operation import Launch, LaunchTimes, Operand, Operation, Planned, Planner, operation_name
+from .operations._operation import (
+    Launch,
+    LaunchTimes,
+    Operand,
+    Operation,
+    Planned,
+    Planner,
+    operation_name,
+    refuse_recording,
+)
 
 __all__ = [
     "DECLARED",
@@ -111,4 +120,5 @@ __all__ = [
     "operation",
     "operation_name",
     "record",
+    "refuse_recording",
 ]

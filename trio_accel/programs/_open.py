@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import itertools
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
@@ -16,12 +17,12 @@ import trio
 
 from ..actors import Backoff, Intensity
 from ..backends.base.program_definition import ProgramDefinition
-from ..backends.base.trees import flatten
+from ..backends.base.trees import build, flatten
 from ..devices import AccelRef, Device, DeviceOpening, opened
 from ._actor import PATH, ProgramActor
 from ._messages import Ready, StateArray, call_tree, message_class
 from ._method import describe_function, state_of
-from ._program import FunctionProgram, Opened, OpenProgram, Program
+from ._program import Anew, FunctionProgram, Opened, OpenProgram, Program
 
 __all__ = ["Plan", "ProgramOpening", "open_program"]
 
@@ -172,45 +173,74 @@ class Plan:
         name = self._name or self._free_name(names)
         if name in names:
             raise ValueError(f"open_program: {device.path} has a program named {name!r} already")
-        with ExitStack() as held:
-            names.add(name)
-            held.callback(names.discard, name)
-            arrays, tree = await self._arguments()
-            updated = state_of(cast("type[object]", self._target)) if self._is_class else frozenset[str]()
-            definition = ProgramDefinition(
-                name=name,
-                number=next(_numbers),
-                target=self._path,
-                arguments=tree,
-                arrays=tuple(array.ref.spec for array in arrays),
-                updated=frozenset(
-                    number for number, array in enumerate(arrays) if array.parameter in updated
-                ),
-                intensity=self._intensity,
-                backoff=self._backoff,
-                refuses_all=self._refuses_all,
-            )
-            library = f"{PATH}?{definition.encode()}"
-            recoveries, kernels = (
-                opened(device).state.recoveries,
-                ProgramActor.library_of(definition.encode()),
-            )
-            recoveries.expect(kernels, name, self._path.partition(":")[0])
-            held.callback(recoveries.forget, kernels)
-            changed = {array.ref.block for array in arrays if array.parameter in updated}
-            frozen = [array for array in arrays if array.ref.block not in changed]
-            for array in frozen:
-                held.enter_context(_frozen(array.ref.block, name))
-            await self._start(library, arrays)
-            return Opened(
-                device=device,
-                name=name,
-                target=self._target,
-                library=library,
-                frozen=frozen,
-                state=[array for array in arrays if array.ref.block in changed],
-                on_close=held.pop_all().close,
-            )
+        names.add(name)
+        try:
+            made = await self._prepare(name, None if self._bound is None else self._bound.arguments)
+            return await made.start()
+        except BaseException:
+            names.discard(name)
+            raise
+
+    async def _prepare(self, name: str, arguments: Mapping[str, object] | None) -> Anew:
+        """Have everything ready to make it of these arguments of the constructor; None for a function."""
+        trees, arrays = await self._arguments(arguments)
+        updated = state_of(cast("type[object]", self._target)) if self._is_class else frozenset[str]()
+        definition = ProgramDefinition(
+            name=name,
+            number=next(_numbers),
+            target=self._path,
+            arguments=None if self._bound is None else call_tree(self._bound.signature, trees),
+            arrays=tuple(array.ref.spec for array in arrays),
+            updated=frozenset(number for number, array in enumerate(arrays) if array.parameter in updated),
+            intensity=self._intensity,
+            backoff=self._backoff,
+            refuses_all=self._refuses_all,
+        )
+        library = f"{PATH}?{definition.encode()}"
+        changed = {array.ref.block for array in arrays if array.parameter in updated}
+        refs = [array.ref for array in arrays]
+        # With the arrays of the device in place of NumPy's: whoever makes it again means these.
+        kept = {parameter: build(tree, refs) for parameter, tree in trees.items()}
+
+        async def start() -> Opened:
+            with ExitStack() as held:
+                recoveries = opened(self._device).state.recoveries
+                kernels = ProgramActor.library_of(definition.encode())
+                recoveries.expect(kernels, name, self._path.partition(":")[0])
+                held.callback(recoveries.forget, kernels)
+                frozen = [array for array in arrays if array.ref.block not in changed]
+                for array in frozen:
+                    held.enter_context(_frozen(array.ref.block, name))
+                await self._start(library, arrays)
+                return Opened(
+                    device=self._device,
+                    name=name,
+                    target=self._target,
+                    library=library,
+                    frozen=frozen,
+                    state=[array for array in arrays if array.ref.block in changed],
+                    again=lambda args, kwargs: self._prepare_again(name, kept, arrays, args, kwargs),
+                    thaw=held.pop_all().close,
+                    on_close=partial(_names[self._device].discard, name),
+                )
+
+        return Anew(arrays, start)
+
+    async def _prepare_again(
+        self,
+        name: str,
+        before: Mapping[str, object],
+        arrays: Sequence[StateArray],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> Anew:
+        """The same with other arguments in place of some of those before."""
+        if self._bound is None:
+            return await self._prepare(name, None)
+        merged = _merged(self._target, self._bound.signature, before, args, kwargs)
+        anew = await self._prepare(name, merged)
+        _check_alike(f"reset: {self._where}", arrays, anew.arrays)
+        return anew
 
     async def _start(self, library: str, arrays: list[StateArray]) -> None:
         """Have it made, in this context; what fails leaves nothing behind."""
@@ -228,15 +258,17 @@ class Plan:
         module, _, qualname = self._path.partition(":")
         return f"{module.rpartition('.')[2]}.{qualname}"
 
-    async def _arguments(self) -> tuple[list[StateArray], Any]:
-        """The arrays among the arguments of the constructor, and the tree of these."""
+    async def _arguments(
+        self, arguments: Mapping[str, object] | None
+    ) -> tuple[dict[str, Any], list[StateArray]]:
+        """The trees of the constructor's arguments, and the arrays among them."""
         state: list[StateArray] = []
-        if self._bound is None:
-            await trio.lowlevel.checkpoint()
-            return state, None
-        hosts: dict[int, AccelRef] = {}
         trees: dict[str, Any] = {}
-        for parameter, value in self._bound.arguments.items():
+        if arguments is None:
+            await trio.lowlevel.checkpoint()
+            return trees, state
+        hosts: dict[int, AccelRef] = {}
+        for parameter, value in arguments.items():
             found: list[tuple[str, Any]] = []
             trees[parameter] = flatten(f"{self._where}: {parameter}", value, _collect(found, len(state)))
             for where, array in found:
@@ -244,7 +276,7 @@ class Plan:
                 if ref is None:
                     ref = hosts[id(array)] = await self._device.put(array)
                 state.append(StateArray(parameter, where.partition(": ")[2], ref))
-        return state, call_tree(self._bound.signature, trees)
+        return trees, state
 
     def _free_name(self, names: set[str]) -> str:
         stem = self._path.rpartition(":")[2].rpartition(".")[2].lower()
@@ -258,7 +290,10 @@ def _frozen(block: Any, name: str) -> Generator[None, None, None]:
     try:
         yield
     finally:
-        block.frozen_by = tuple(other for other in block.frozen_by if other != name)
+        # Once: while a program is made again, its arrays are frozen by the next one, too.
+        names = list(block.frozen_by)
+        names.remove(name)
+        block.frozen_by = tuple(names)
 
 
 def _collect(found: list[tuple[str, Any]], first: int) -> Callable[[str, Any], int | None]:
@@ -277,6 +312,44 @@ def _bind(target: Callable[..., Any], args: Any, kwargs: Any) -> inspect.BoundAr
         return signature.bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(f"open_program: {target.__qualname__}{signature}: {error}") from None
+
+
+def _merged(
+    target: Callable[..., Any],
+    signature: inspect.Signature,
+    before: Mapping[str, object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> dict[str, object]:
+    """The arguments of a constructor, with those that are given in place of those before."""
+    try:
+        given = signature.bind_partial(*args, **kwargs).arguments
+    except TypeError as error:
+        raise TypeError(f"reset: {target.__qualname__}{signature}: {error}") from None
+    merged = {**before, **given}
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD and name in before and name in given:
+            merged[name] = {**cast("dict[str, object]", before[name]), **given[name]}
+    return merged
+
+
+def _check_alike(where: str, before: Sequence[StateArray], arrays: Sequence[StateArray]) -> None:
+    """Refuse arrays of other dtypes and shapes, as those who ask the program count on these.
+
+    Raises:
+        ValueError: There is one.
+    """
+    wanted = {array.where: array.ref for array in before}
+    given = {array.where: array.ref for array in arrays}
+    for place in wanted.keys() ^ given.keys():
+        verb = "needs" if place in wanted else "was opened without"
+        raise ValueError(f"{where}: it {verb} an array {place}; for other arrays open another program")
+    for place, ref in wanted.items():
+        if (given[place].dtype, given[place].shape) != (ref.dtype, ref.shape):
+            raise ValueError(
+                f"{where}: {place} must be {ref.dtype} of shape {ref.shape}, as it was opened with, got "
+                f"{given[place].dtype} of shape {given[place].shape}"
+            )
 
 
 def _check_name(name: object) -> str | None:

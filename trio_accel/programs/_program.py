@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
@@ -12,15 +12,15 @@ import attrs
 import trio
 
 from ..actors import ActorStoppedError
-from ..backends.base import ContextPoisonedError, LibraryError, Refused
+from ..backends.base import ContextPoisonedError, LibraryError, QueueFullError, Refused
 from ..backends.base.programs import GONE
 from ..backends.base.trees import build
-from ..devices import Device, Operation, RecoveryCost, opened
+from ..devices import Device, Operation, RecoveryCost, opened, refuse_recording
 from ._actor import ProgramActor
 from ._messages import Fetch, MethodCall, Result, StateArray, TellResult, message_class
 from ._method import Method, describe_function, find_method
 
-__all__ = ["FunctionProgram", "OpenProgram", "Opened", "Program"]
+__all__ = ["Anew", "FunctionProgram", "OpenProgram", "Opened", "Program"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,6 +28,8 @@ T = TypeVar("T")
 # Calls whose results were kept, and went with an error of the program, are made so often again.
 _MOST_REPEATS = 2
 _MOST_FORGOTTEN = 64
+# As many as wait for a context.
+_MOST_PARKED = 1024
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -41,6 +43,8 @@ class Opened:
         library: Import path of its actor, with its definition.
         frozen: Arrays that it was opened with, and none of its methods changes.
         state: The others.
+        again: Has everything ready to make it once more, with other arguments of the constructor.
+        thaw: Lets others write to the arrays in `frozen`.
         on_close: Called when it is closed.
     """
 
@@ -50,7 +54,35 @@ class Opened:
     library: str
     frozen: Sequence[StateArray]
     state: Sequence[StateArray]
+    again: Callable[[Sequence[object], Mapping[str, object]], Awaitable[Anew]]
+    thaw: Callable[[], None]
     on_close: Callable[[], None]
+
+
+@attrs.frozen(eq=False)
+class Anew:
+    """A program that is ready to be made.
+
+    Attributes:
+        arrays: All arrays of its constructor.
+        start: Makes it; what fails leaves nothing behind.
+    """
+
+    arrays: Sequence[StateArray]
+    start: Callable[[], Awaitable[Opened]]
+
+    def check(self, device: Device) -> None:
+        """Refuse arrays that must not be used.
+
+        Raises:
+            StaleRefError: One is damaged, lost or released.
+            ValueError: One is on another device.
+        """
+        for array in self.arrays:
+            if array.ref.device is not device:
+                place = f"is on {array.ref.device.path}, not on {device.path}"
+                raise ValueError(f"reset: {array.where}: the array {place}")
+            array.ref.block.check(f"reset: {array.where}")
 
 
 class OpenProgram:
@@ -74,6 +106,10 @@ class OpenProgram:
         self._left: set[int] = set()
         self._asking = 0
         self._idle = trio.Event()
+        # One reset after the other; until all are over, those who ask are parked.
+        self._turn = trio.Lock()
+        self._resets = 0
+        self._parked = trio.lowlevel.ParkingLot()
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "open"
@@ -109,6 +145,15 @@ class OpenProgram:
         library = ProgramActor.library_of(self._opened.library.partition("?")[2])
         return opened(self.device).state.recoveries.cost([library])
 
+    @property
+    def is_damaged(self) -> bool:
+        """Whether an array that it was opened with is damaged, lost or released.
+
+        Calls are refused then, until `reset` gives it another one.
+        """
+        arrays = (*self._opened.frozen, *self._opened.state)
+        return not all(array.ref.block.is_usable for array in arrays)
+
     async def aclose(self) -> None:
         """End the program, and let go of its arrays, once it has served what it was asked.
 
@@ -117,23 +162,80 @@ class OpenProgram:
         refers to them. Closing it twice does nothing.
         """
         was_closed, self._is_closed = self._is_closed, True
-        opened = self._opened
         if was_closed:
             await trio.lowlevel.checkpoint()
             return
         try:
-            while self._asking:
-                self._idle = trio.Event()
-                await self._idle.wait()
+            async with self._turn:
+                await self._wait_idle()
         finally:
-            with trio.move_on_after(opened.device.options.close_grace + 1.0, shield=True):
-                await opened.device.close_library(opened.library)
-            self._opened = attrs.evolve(opened, frozen=(), state=())
+            opened = self._opened
+            await _end(opened)
+            self._opened = attrs.evolve(opened, frozen=(), state=(), again=_never)
             self._methods.clear()
+            opened.thaw()
             opened.on_close()
+
+    async def _wait_idle(self) -> None:
+        """Wait until nobody asks; only who has the turn does."""
+        while self._asking:
+            self._idle = trio.Event()
+            await self._idle.wait()
+
+    async def _reset(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+        """Make it anew, with other arguments in place of some; see `Program.reset`."""
+        refuse_recording("reset", "reset the program before the capture, or after a replay")
+        self._resets += 1
+        try:
+            async with self._turn:
+                self._check_open()
+                anew = await self._opened.again(args, kwargs)
+                await self._wait_idle()
+                self._check_open()
+                anew.check(self.device)
+                await self._replace(anew)
+        finally:
+            self._resets -= 1
+            if not self._resets:
+                self._parked.unpark_all()
+
+    async def _replace(self, anew: Anew) -> None:
+        """Make an instance in place of the one of before, which stays if that fails."""
+        before = self._opened
+        await _end(before)
+        opened = await anew.start()
+        if self._is_closed:
+            # Who closed it was cancelled, and did not wait.
+            await _end(opened)
+            opened.thaw()
+            self._check_open()
+        self._opened = opened
+        self._methods.clear()
+        self._left.clear()
+        before.thaw()
+
+    async def _wait_reset(self) -> None:
+        """Wait until the program was made anew.
+
+        Raises:
+            QueueFullError: So many wait already.
+        """
+        while self._resets:
+            if len(self._parked) >= _MOST_PARKED:
+                raise QueueFullError(
+                    f"{_MOST_PARKED} calls wait already for the reset of program {self.name!r}",
+                    device=self.device.name,
+                )
+            await self._parked.park()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ActorStoppedError(f"program {self.name!r} is closed", path=self.device.path)
 
     async def _ask(self, given: object, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
         """Ask for a call of a method."""
+        if self._resets:
+            await self._wait_reset()
         method, state = self._method(given)
         bound = method.bind(args, kwargs)
         out = bound.arguments.pop("out", None) if method.takes_out else None
@@ -193,8 +295,7 @@ class OpenProgram:
         return build(found.tree, arrays)
 
     def _method(self, given: object) -> tuple[Method, Sequence[StateArray]]:
-        if self._is_closed:
-            raise ActorStoppedError(f"program {self.name!r} is closed", path=self.device.path)
+        self._check_open()
         known = self._methods.get(given)
         if known is None:
             method = self._find(given)
@@ -239,6 +340,37 @@ class Program(OpenProgram, Generic[T]):
         """
         return await self._ask(method, args, kwargs)
 
+    async def reset(self, /, *args: object, **kwargs: object) -> None:
+        """Make the program anew, in place of closing it and opening another one.
+
+        Its constructor gets the arguments of before, with these in place of those of the same parameters. So
+        ``reset(weights=saved)`` gives new contents for damaged or lost ``weights``. Arrays that are not named
+        stay as they are.
+
+        Calls that are running end first. Those that come meanwhile wait, 1024 at most, and run on the new
+        instance. Several resets run one after the other, before the calls that wait. If one fails or is
+        cancelled, nothing is replaced: the program has the arrays of before, and the next call makes an
+        instance of these.
+
+        Restarts are counted from zero, and a program that has ended for good lives again. As the arrays of
+        before exist until it is done, it takes memory for both.
+
+        Args:
+            args: Arguments of the constructor, as for `open_program`. Arrays have the dtype and shape of
+                those that they replace.
+            kwargs: The same, by name.
+
+        Raises:
+            TypeError, ValueError: Arguments that the constructor does not take; an array of another dtype,
+                shape or device.
+            StaleRefError: An array that is not replaced, or a new one, is damaged, lost or released.
+            ContextPoisonedError: The context was lost meanwhile, and more often than `retry` says.
+            ActorStoppedError: The program is closed.
+            NotSupportedError: In the step of a graph.
+            Exception: What the constructor or `warm_up` raised, with a note that names it.
+        """
+        await self._reset(args, kwargs)
+
     def operation(self, method: Callable[Concatenate[T, ...], Any] | str) -> type[Operation[Any, Any]]:
         """The class of the operations that call a method: `trio_accel.testing.inject_fault` takes it."""
         return message_class(MethodCall, self._find(method).where)
@@ -254,12 +386,26 @@ class FunctionProgram(OpenProgram, Generic[P]):
         """Call the function where it runs, and wait for its result; see `Program.ask`."""
         return await self._ask(None, args, kwargs)
 
+    async def reset(self) -> None:
+        """Make it anew; it lives again if it has ended for good. See `Program.reset`."""
+        await self._reset((), {})
+
     def operation(self) -> type[Operation[Any, Any]]:
         """The class of the operations that call it: `trio_accel.testing.inject_fault` takes it."""
         return message_class(MethodCall, self._find(None).where)
 
     def _find(self, given: object) -> Method:
         return describe_function(self._opened.target)
+
+
+async def _end(opened: Opened) -> None:
+    """Have no context make it any more; takes a bounded time, also if a call does not end."""
+    with trio.move_on_after(opened.device.options.close_grace + 1.0, shield=True):
+        await opened.device.close_library(opened.library)
+
+
+async def _never(args: Sequence[object], kwargs: Mapping[str, object]) -> Anew:
+    raise AssertionError  # pragma: no cover  # a closed program is not made again
 
 
 def _one_of_each_block(state: Sequence[StateArray], method: Method) -> Sequence[StateArray]:
