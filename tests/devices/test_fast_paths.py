@@ -16,7 +16,7 @@ from trio_accel.backends.base import Isolation
 from trio_accel.backends.base.fast_paths import FastPaths, current_fast_paths, use_fast_paths
 from trio_accel.devices import AdaptiveCompletion
 from trio_accel.devices.arrays._blocks import BlockTable
-from trio_accel.devices.base._availability import Availability
+from trio_accel.devices.base._waits import Availability
 from trio_accel.devices.completion._adaptive import AdaptivePort
 from trio_accel.devices.completion._strategies import window_of
 from trio_accel.devices.worker.front._link import WorkerLink

@@ -8,12 +8,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+import attrs
+
 from ...actors import describe
 from ...backends.base import StaleRefError
 from ...backends.base.fast_paths import current_fast_paths
 from ...backends.base.ops import ArraySpec
-from ..base._availability import Availability
 from ..base._bridge import LoopNotifier
+from ..base._waits import Availability
 
 __all__ = ["Block", "BlockTable", "Owner", "bare"]
 
@@ -41,6 +43,7 @@ class Owner(Protocol):
         ...
 
 
+@attrs.define(eq=False)
 class Block:
     """One block of device memory, shared by the references to it.
 
@@ -59,36 +62,15 @@ class Block:
         table: Where it goes then: that of its device.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "damaged_by",
-        "failure",
-        "frozen_by",
-        "generation",
-        "id",
-        "is_released",
-        "nbytes",
-        "spec",
-        "table",
-    )
-
-    def __init__(
-        self,
-        table: BlockTable,
-        nbytes: int,
-        generation: int,
-        number: int,
-        spec: ArraySpec | None = None,
-    ) -> None:
-        self.id: int = number
-        self.nbytes: int = nbytes
-        self.generation: int = generation
-        self.damaged_by: str | None = None
-        self.failure: BaseException | None = None
-        self.frozen_by: tuple[str, ...] = ()
-        self.is_released: bool = False
-        self.spec: ArraySpec | None = spec
-        self.table: BlockTable = table
+    table: BlockTable
+    nbytes: int
+    generation: int
+    id: int
+    spec: ArraySpec | None = None
+    damaged_by: str | None = attrs.field(default=None, init=False)
+    failure: BaseException | None = attrs.field(default=None, init=False)
+    frozen_by: tuple[str, ...] = attrs.field(default=(), init=False)
+    is_released: bool = attrs.field(default=False, init=False)
 
     def release(self) -> None:
         """Give the memory back; later use of any reference to it is refused."""

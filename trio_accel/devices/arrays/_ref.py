@@ -20,9 +20,8 @@ from ...actors import Request, System
 from ...backends.base import DeviceInfo, DType, DTypeLike, Isolation, SharesCudaMemory
 from ...backends.base.ops import ArraySpec
 from .._options import DeviceOptions
-from ..base._recovery_cost import RecoveryCost
 from ..base._refusals import NoOperators, NotAwaited, what_to_do
-from ..base._statistics import DeviceStatistics
+from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..base._views import Index, indexed, reshaped, transposed
 from ._blocks import Block
 from ._pending import Pending

@@ -290,6 +290,7 @@ class PartInFlight(InFlight):
         return self.came.error or self.ran.error or super().failure()
 
 
+@attrs.define(eq=False)
 class Part:
     """Launches a part, in the steps in which all parts of an operation are launched.
 
@@ -298,43 +299,18 @@ class Part:
         reply: The reply to its asker, set before it comes to the rendezvous.
     """
 
-    __slots__ = (
-        "_came",
-        "_completer",
-        "_context",
-        "_enqueuer",
-        "_gate",
-        "_in_flight",
-        "_is_begun",
-        "_kernels",
-        "_launch",
-        "_queue",
-        "failure",
-        "reply",
-    )
-
-    def __init__(
-        self,
-        launch: PartLaunch,
-        kernels: KernelLibrary,
-        queue: StreamQueue,
-        context: ActorContext,
-        gate: LaunchGate,
-        enqueuer: Enqueuer,
-        completer: Completer,
-    ) -> None:
-        self._launch = launch
-        self._kernels = enqueuer.kernels_for(launch, kernels)
-        self._queue = queue
-        self._context = context
-        self._gate = gate
-        self._enqueuer = enqueuer
-        self._completer = completer
-        self._is_begun = False
-        self._came: AccelEvent
-        self._in_flight: PartInFlight | None = None
-        self.failure: Exception | None = None
-        self.reply: DeferredReply[None] | None = None
+    _launch: PartLaunch
+    _kernels: KernelLibrary
+    _queue: StreamQueue
+    _context: ActorContext
+    _gate: LaunchGate
+    _enqueuer: Enqueuer
+    _completer: Completer
+    _is_begun: bool = attrs.field(default=False, init=False)
+    _came: AccelEvent = attrs.field(init=False)
+    _in_flight: PartInFlight | None = attrs.field(default=None, init=False)
+    failure: Exception | None = attrs.field(default=None, init=False)
+    reply: DeferredReply[None] | None = attrs.field(default=None, init=False)
 
     @property
     def is_launched(self) -> bool:
@@ -356,7 +332,7 @@ class Part:
         """Enqueue the kernel."""
         launch, stream = self._launch, self._queue.stream
         with self._abandoned_if_failed():
-            self._kernels.enqueue(launch.spec, stream)
+            self._enqueuer.call_of(launch, self._kernels)(launch.spec, stream)
             self._enqueuer.end_call(launch, stream)
 
     def leave(self) -> tuple[PartInFlight, StreamQueue]:

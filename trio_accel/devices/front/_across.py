@@ -11,10 +11,9 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...backends.base import ContextPoisonedError, NotSupportedError
-from ..base._cancel_grace import grace_in
 from ..base._errors import WithdrawnError
 from ..completion._strategies import SyncCompletion
-from ..engine._cancel_grace import leave_hosts
+from ..engine._cancel_grace import grace_in, leave_hosts
 from ..engine._rendezvous import PartFailedError, PartLaunch, Rendezvous
 from ..inline._dispatch import InlineDispatch
 from ..operations._multi_device import (

@@ -28,19 +28,16 @@ from ...backends.base import (
 from .._options import DeviceOptions
 from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef, Device, DeviceRequest
-from ..base._recovery_cost import RecoveryCost
 from ..base._refusals import NotAwaited, what_to_do
-from ..base._statistics import DeviceStatistics
+from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
 from ..inline._dispatch import InlineDispatch
 from ..operations._hooks import Around, Ask, EngineHook
 from ..operations._operation import Operation, check_operation, refuse_recording
 from ..worker import LeftMemory, WorkerDispatch
-from ._device_actor import DeviceActor
-from ._dispatch import Dispatch
-from ._memory import Copy, Empty, Fill, Put, ToHost
-from ._transfer import copy_between
+from ._dispatch import DeviceActor, Dispatch
+from ._memory import Copy, Empty, Fill, Put, ToHost, copy_between
 
 __all__ = ["OpenDevice", "opened"]
 

@@ -1,10 +1,13 @@
-"""Where the operations of a device go."""
+"""Where the operations of a device go, and the supervised address that holds it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from ...actors import Actor, ActorContext
+from ..engine._device_state import DeviceState
 
 if TYPE_CHECKING:
     from ...actors import ActorContext
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
     from ..base._statistics import DeviceStatistics
     from ..operations._operation import Operation
 
-__all__ = ["Dispatch"]
+__all__ = ["DeviceActor", "Dispatch"]
 
 LibraryT = TypeVar("LibraryT")
 ReplyT = TypeVar("ReplyT")
@@ -74,3 +77,24 @@ class Dispatch(Protocol):
 
     def poison(self, reason: str) -> None:
         """See `trio_accel.testing.poison`."""
+
+
+class DeviceActor(Actor):
+    """Restarts the context of a device, within the device's intensity."""
+
+    def __init__(self, state: DeviceState, dispatch: Dispatch) -> None:
+        self._state = state
+        self._dispatch = dispatch
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Hold the context; when it is given up, so is the device."""
+        state = self._state
+        try:
+            async with self._dispatch.open(context):
+                context.observe_restarts(state.losses.restarted)
+                await self._dispatch.start_context(context)
+                yield
+        finally:
+            # One whose opening failed was never a device.
+            state.end(is_given_up=state.actor is not None and not context.is_stopping)

@@ -30,10 +30,10 @@ from ...backends.base.values import check_conversion, factor
 from ..arrays._blocks import Block, BlockTable
 from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef, DeviceRequest
-from ..base._arrival import Arrival
 from ..base._refusals import what_to_do
 from ..base._statistics import LaunchTimes
 from ..base._views import overlaps
+from ..base._waits import Arrival
 from ._faults import FaultHit, Faults
 
 __all__ = [
@@ -590,10 +590,11 @@ class Planner:
         if spec is None or spec.shape != shape or spec.dtype is not dtype:
             spec = ArraySpec(number, 0, dtype, shape, strides)
         block = Block(table, nbytes, table.availability.generation, number, spec)
+        ref = AccelRef(block, spec)
         table.makers[number] = actor_path_of(current_task()), nbytes
         self._allocations += ((number, nbytes),)
         self._keep.append(block)
-        return AccelRef(block, spec)
+        return ref
 
 
 @lru_cache

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ....backends.base import DType
 from ....backends.base.ops import ArraySpec, Descriptor, OperationSpec
 from ...arrays._blocks import Block
-from ...base._arrival import Arrival
+from ...base._waits import Arrival
 from ...operations._faults import FaultHit, FaultPlan, Faults
 from ...operations._operation import Launch
 from ..transport._launch_format import ARRAY, COMPLEX, DTYPES, HOST, TUPLE, Wire, decode_fault

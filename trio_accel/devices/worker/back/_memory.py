@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from ....backends.base import AccelDevice
-from ...base._shortage import lost_descriptors
+from ...base._errors import lost_descriptors
 from ..transport._channel import Channel
 from ..transport._framing import LOST
 from ._slabs import WorkerSlabs

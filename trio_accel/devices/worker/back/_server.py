@@ -17,7 +17,7 @@ from ....backends import resolve_for_worker
 from ....backends.base import AccelDevice, AccelError, PlacedBlock
 from ..._options import DeviceOptions
 from ...arrays._blocks import BlockTable
-from ...base._availability import Availability
+from ...base._waits import Availability
 from ...engine._context import ContextActor, Session, context_policy
 from ...engine._library_opener import CloseLibrary
 from ...operations._hooks import EngineHook
@@ -71,7 +71,6 @@ class WorkerServer:
         self._events = EventForwarder(system, channel, config.path)
         self._clock = LaunchClock(channel, self.hooks)
         # The engine calls them with each operation, and with each look.
-        self.counts_launches: bool = True
         self.launching: Callable[[Launch], None] = self._requests.launching
         self.looked: Callable[[int], None] = page.look
         self._serving = self._requests.serving

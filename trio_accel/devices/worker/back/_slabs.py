@@ -18,7 +18,7 @@ import trio
 
 from ....backends.base import AccelDevice, DType
 from ....backends.base.host import map_shared
-from ...base._arrival import Arrival
+from ...base._waits import Arrival
 
 __all__ = ["WorkerSlabs"]
 

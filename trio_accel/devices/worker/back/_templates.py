@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ....backends.base.ops import ArraySpec, OperationSpec, map_arrays
 from ...arrays._blocks import Block
-from ...base._arrival import Arrival
+from ...base._waits import Arrival
 from ...operations._operation import Launch
 from ._blocks import WorkerBlocks
 from ._launch_decoding import decode_spec, no_host

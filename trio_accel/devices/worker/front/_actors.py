@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import attrs
 
 from ....actors import ActorRestarted, ActorSnapshot, ActorStarted, ActorTerminated, Event
-from ...base._import_paths import is_actor_of
+from ...base._library_paths import is_actor_of
 from ...base._statistics import QueueStatistics
 
 __all__ = ["WorkerActors"]

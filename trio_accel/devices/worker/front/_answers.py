@@ -15,9 +15,8 @@ from trio.lowlevel import enable_ki_protection
 from ....actors import ActorEvent, ActorFailedError, Event, MessageEvent
 from ....backends.base import ContextPoisonedError
 from ....backends.base.ops import ArraySpec
-from ...base._alarms import Alarms
-from ...base._errors import locate
-from ...base._shortage import lost_descriptors, out_of_descriptors
+from ...base._errors import locate, lost_descriptors, out_of_descriptors
+from ...base._waits import Alarms
 from ...engine._device_state import DeviceState
 from ...operations._operation import LaunchTimes
 from ..transport._codec import NonsenseError

@@ -10,7 +10,7 @@ import attrs
 import trio
 
 from ....backends.base import CacheCounts, MemoryStatistics
-from ...base._import_paths import by_title
+from ...base._library_paths import by_title
 from ...base._statistics import CacheStatistics, DeviceStatistics, LibraryStatistics
 from ...engine._device_state import DeviceState
 from ..transport._answers import MEMORY, USAGE

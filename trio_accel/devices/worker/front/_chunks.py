@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ....backends.base import AccelBackend
 from ....backends.base.chunks import ALIGNMENT
 from ....backends.base.ops import ArraySpec
-from ...base._shortage import out_of_descriptors
+from ...base._errors import out_of_descriptors
 from ..transport._codec import NonsenseError
 from ..transport._protocol import Address
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...host._copying import COPIES_AT_ONCE, Copying
+from ...host._host_pool import COPIES_AT_ONCE, Copying
 from ._request import OperationRequest, RemoteRequest
 from ._staging import HostCopy
 

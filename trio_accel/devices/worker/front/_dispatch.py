@@ -16,13 +16,13 @@ from ....actors import ActorContext
 from ....backends.base import DeviceLostError
 from ...arrays._pending import Pending
 from ...arrays._ref import AccelRef
-from ...base._alarms import Alarms
-from ...base._cancel_grace import grace_in
 from ...base._statistics import DeviceStatistics
+from ...base._waits import Alarms
 from ...completion._strategies import SyncCompletion
+from ...engine._cancel_grace import grace_in
 from ...engine._context import context_policy
 from ...engine._device_state import DeviceState
-from ...host._copying import SMALL
+from ...host._host_pool import SMALL
 from ...operations._operation import Operation, Planned, Planner, admit, recording_now
 from ..launcher._launcher import Launcher, WorkerProcess, open_launcher
 from ._calls import Calls

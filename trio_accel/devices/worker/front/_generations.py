@@ -12,8 +12,8 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ....actors import ActorContext, ActorSnapshot
-from ...base._alarms import Alarms
 from ...base._errors import damage_to_memory
+from ...base._waits import Alarms
 from ...engine._device_state import DeviceState
 from ..launcher._launcher import Launcher
 from ._answers import AnswerHandler

@@ -28,6 +28,7 @@ __all__ = ["OutcomePolicy", "TryAgainError"]
 _FINE: Any = "done", True, False, None, ()
 # The library of copies from the host and to it.
 _COPIES = "trio_accel.devices:MemoryActor"
+# Of a launch in a worker all is told at its end; `Launch.times` says when it was.
 _PHASES = (Phase.ENQUEUE, Phase.COMPLETE, Phase.REPLY, Phase.RELEASE)
 
 
@@ -97,7 +98,7 @@ class OutcomePolicy:
         if invalid or request.failure is not None:
             self._invalidate(request, invalid, error)
         if is_launched and device.hooks:
-            self._notify(launch)
+            notify(device.hooks, launch, *_PHASES)
         request.finish_after_copies(error)
         return [address for address in addresses if address[0] in made] if addresses else (), error
 
@@ -221,7 +222,7 @@ class OutcomePolicy:
         launch = request.launch
         for output in launch.outputs:
             output.spoil(launch.name, error)
-        self._notify(launch)
+        notify(self._device.hooks, launch, *_PHASES)
         self._copies.cancel(request)
         request.finish_after_copies(error)
 
@@ -251,10 +252,6 @@ class OutcomePolicy:
     def closed(self) -> DeviceLostError:
         """The error of a request that came too late."""
         return DeviceLostError("the device is closed", device=self._device.name)
-
-    def _notify(self, launch: Launch) -> None:
-        for phase in _PHASES:
-            notify(self._device.hooks, phase, launch)
 
 
 def _strike(launch: Launch) -> None:

@@ -14,9 +14,9 @@ from trio.lowlevel import enable_ki_protection
 from ....actors import describe
 from ....backends.base import NotSupportedError
 from ....backends.base.fast_paths import current_fast_paths
-from ...base._libraries_in_use import LibrariesInUse
-from ...base._recovery_cost import Ahead
-from ...base._shortage import is_shortage
+from ...base._errors import is_shortage
+from ...base._library_paths import LibrariesInUse
+from ...base._statistics import Ahead
 from ...completion._strategies import SyncCompletion, window_of
 from ...engine._device_state import DeviceState
 from ...engine._library_opener import blocks_of, modules_of

@@ -13,7 +13,7 @@ from ....backends.base import DeviceLostError
 from ...base._errors import locate
 from ...base._order import SubmissionOrder
 from ...base._statistics import QueueStatistics
-from ...base._task_notifier import TaskNotifier
+from ...base._waits import TaskNotifier
 from ...engine._device_state import DeviceState
 from ._chunks import ChunkTable
 from ._copy_service import CopyService

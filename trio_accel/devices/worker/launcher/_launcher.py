@@ -27,8 +27,8 @@ from ....actors import (
     handles,
 )
 from ....backends.base import AccelError, NotSupportedError
-from ..._preload import Preload
-from ...base._shortage import lost_descriptors
+from ..._options import Preload
+from ...base._errors import lost_descriptors
 from ._ahead import ImportsAhead, Judgement
 from ._link import EndOfLink, LauncherError, LauncherLink, Report, describe_exit
 from ._program import interpreter_options

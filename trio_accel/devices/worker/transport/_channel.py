@@ -15,7 +15,7 @@ from typing import cast
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...base._task_notifier import TaskNotifier
+from ...base._waits import TaskNotifier
 from ...completion._port import LONGEST_LOOK
 from ._codec import PICKLED, Codec, Message, NonsenseError
 from ._framing import (

@@ -11,7 +11,7 @@ from contextlib import suppress
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...base._task_notifier import TaskNotifier
+from ...base._waits import TaskNotifier
 from ._codec import Codec, Message
 from ._framing import BUFFER, HEADER, MAX_DESCRIPTORS, MAX_LENGTH, RETRY, TRANSIENT, close_all, duplicates
 from ._shared_frame import SharedFrame

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from math import inf
 
-from ...completion._latency import LatencyEstimator
+from ...completion._adaptive import LatencyEstimator
 
 __all__ = ["SpinWait"]
 
