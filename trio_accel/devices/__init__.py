@@ -20,6 +20,7 @@ from .base._streams import (
     StreamSource,
     StreamStrategy,
 )
+from .base._views import overlaps
 from .completion._port import CompletionPort, CompletionStrategy
 from .completion._strategies import (
     AdaptiveCompletion,
@@ -30,7 +31,7 @@ from .completion._strategies import (
 from .engine._cancel_grace import cancel_grace
 from .engine._context import ContextActor
 from .engine._library import LibraryActor, OwnSupervision
-from .front._across import ask_across
+from .front._across import MultiDeviceOperation, PartPlanner, PlannedParts, ask_across
 from .front._device import OpenDevice, opened
 from .front._dispatch import DeviceActor
 from .front._memory import Copy, Empty, Fill, MemoryActor, Put, PutFirst, PutPart, Stack, ToHost
@@ -39,7 +40,6 @@ from .front._system import DeviceOpening, System, open_system
 from .operations._declared import DECLARED, Declaration, Declared, DeclaredSpec, message_of, operation
 from .operations._faults import Fault, FaultHow, FaultKind, FaultPlan, anew
 from .operations._hooks import Around, Ask, EngineHook, Phase
-from .operations._multi_device import MultiDeviceOperation, PartPlanner, PlannedParts
 from .operations._operation import (
     Launch,
     LaunchTimes,
@@ -123,6 +123,7 @@ __all__ = [
     "opened",
     "operation",
     "operation_name",
+    "overlaps",
     "record",
     "refuse_recording",
 ]

@@ -17,12 +17,14 @@ from ..backends.base.ops import (
     graph_recipe,
     map_arrays,
 )
-from ..devices import AccelRef, Recorded
+from ..devices import AccelRef, Recorded, overlaps
 
 __all__ = ["Constant", "Input", "Layout", "Use", "dot_of", "lay_out", "map_reply"]
 
 Use: TypeAlias = Literal["read", "update", "write", "none"]
 """What a graph does with an array: an update reads and changes it, a write overwrites all of it."""
+
+ReplyT = TypeVar("ReplyT")
 
 _ALIGNMENT = 256
 
@@ -194,26 +196,7 @@ def _followed(earlier: Sequence[GraphNode], node: GraphNode) -> Iterator[int]:
 
 def _meet(first: Sequence[ArraySpec], second: Sequence[ArraySpec]) -> bool:
     """Whether arrays of two operations may share an element."""
-    return any(_overlap(one, other) for one in first for other in second)
-
-
-def _overlap(one: ArraySpec, other: ArraySpec) -> bool:
-    if one.block != other.block:
-        return False
-    (start, end), (first, last) = _reach(one), _reach(other)
-    return start < last and first < end
-
-
-def _reach(array: ArraySpec) -> tuple[int, int]:
-    """The bytes between which the elements of an array lie."""
-    if not array.size:
-        return 0, 0
-    reaches = [(extent - 1) * stride for extent, stride in zip(array.shape, array.strides, strict=True)]
-    start = array.offset + sum(reach for reach in reaches if reach < 0)
-    return start, array.offset + sum(reach for reach in reaches if reach > 0) + array.dtype.itemsize
-
-
-ReplyT = TypeVar("ReplyT")
+    return any(overlaps(one, other) for one in first for other in second)
 
 
 def map_reply(reply: ReplyT, function: Callable[[AccelRef], AccelRef]) -> ReplyT:

@@ -80,26 +80,21 @@ class Session:
 
 
 class ContextOwner(EngineObserver, Protocol):
-    """Whom a context belongs to: a device, or a worker process."""
+    """Whom a context belongs to: a device, or a worker process.
 
-    @property
-    def options(self) -> DeviceOptions:
-        """Options of the device."""
-        ...
+    Attributes:
+        options: Options of the device.
+        blocks: Where dropped blocks go.
+        variables: Context variables of submitted operations; None for those of the submitter.
+    """
 
-    @property
-    def blocks(self) -> BlockTable:
-        """Where dropped blocks go."""
-        ...
+    options: DeviceOptions
+    blocks: BlockTable
+    variables: Context | None
 
     @property
     def next_generation(self) -> int:
         """Number of the context that is being opened; 0 where it stands ready and has none yet."""
-        ...
-
-    @property
-    def variables(self) -> Context | None:
-        """Context variables of submitted operations; None for those of the submitter."""
         ...
 
     @property
@@ -219,24 +214,20 @@ class _Submitted:
     posted: Posted | None = None
 
 
+@attrs.define(eq=False)
 class Submissions:
     """The operations of one generation that were submitted and are not done.
 
     A library that is not open yet is opened; what is submitted meanwhile waits here, in order.
     """
 
-    __slots__ = ("_context", "_engine", "_libraries", "_opening", "_submitted")
-
-    def __init__(
-        self, engine: Engine, libraries: dict[str, Ref[LibraryActor]], context: Context | None = None
-    ) -> None:
-        # In a worker, where requests bring no context variables, all share one; and no program is called from
-        # there, whose variables an error would keep, so that operations are launched as they come.
-        self._context = context
-        self._engine = engine
-        self._libraries = libraries
-        self._opening: dict[str, list[_Submitted]] = {}
-        self._submitted: dict[Launch, _Submitted] = {}
+    _engine: Engine
+    _libraries: dict[str, Ref[LibraryActor]]
+    # In a worker, where requests bring no context variables, all share one; and no program is called from
+    # there, whose variables an error would keep, so that operations are launched as they come.
+    _context: Context | None = None
+    _opening: dict[str, list[_Submitted]] = attrs.field(factory=dict[str, list[_Submitted]], init=False)
+    _submitted: dict[Launch, _Submitted] = attrs.field(factory=dict[Launch, _Submitted], init=False)
 
     def submit(
         self, context: Ref[LibraryOpener], launch: Launch, on_done: OnDone, *, invalidates: bool = True

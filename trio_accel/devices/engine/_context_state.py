@@ -22,21 +22,17 @@ __all__ = ["ContextState", "EngineObserver", "Watchdog"]
 
 
 class EngineObserver(Protocol):
-    """Sees what an engine does: the owner of the context, a device or a worker process."""
+    """Sees what an engine does: the owner of the context, a device or a worker process.
 
-    @property
-    def hooks(self) -> list[EngineHook]:
-        """See every operation at every step."""
-        ...
+    Attributes:
+        hooks: See every operation at every step.
+        launching: Called with each operation that is about to be launched, whatever becomes of it. Not a
+            hook: it is there with every launch of a worker, and hooks take a slower way. None where no other
+            process has to know.
+    """
 
-    @property
-    def launching(self) -> Callable[[Launch], None] | None:
-        """Called with each operation that is about to be launched, whatever becomes of it.
-
-        Not a hook: it is there with every launch of a worker, and hooks take a slower way. None where no
-        other process has to know.
-        """
-        ...
+    hooks: list[EngineHook]
+    launching: Callable[[Launch], None] | None
 
     def looked(self, number: int, /) -> None:
         """Note that the engine has looked after what is in flight so often; 0 when nothing is any more."""

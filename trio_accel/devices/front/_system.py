@@ -28,28 +28,25 @@ from ..worker import LeftMemory, WorkerDispatch, free_left_memory
 from ._device import OpenDevice, opened
 from ._dispatch import DeviceActor
 
-__all__ = ["DeviceOpening", "System", "check_adoption", "open_system", "options_of_heir", "take_memory"]
+__all__ = ["DeviceOpening", "System", "open_system"]
 
 _logger = logging.getLogger("trio_accel.devices")
 
 
+@attrs.define(eq=False)
 class DeviceOpening(NotAwaited):
     """A device being opened: await it, or use it in ``async with``, which closes the device at the end."""
 
-    __slots__ = ("_adopt", "_device", "_options", "_spec", "_system")
     what_to_do: ClassVar[str] = (
         "the device is not open yet: device = await system.open_device(...), "
         "or async with system.open_device(...) as device"
     )
 
-    def __init__(
-        self, system: System, spec: str | None, options: DeviceOptions | None, adopt: Device | None
-    ) -> None:
-        self._system = system
-        self._spec = spec
-        self._options = options
-        self._adopt = adopt
-        self._device: Device | None = None
+    _system: System
+    _spec: str | None
+    _options: DeviceOptions | None
+    _adopt: Device | None
+    _device: Device | None = attrs.field(default=None, init=False)
 
     def __await__(self) -> Generator[Any, Any, Device]:
         if self._adopt is not None:
@@ -184,12 +181,12 @@ async def _open_adopting(
 ) -> Device:
     """Open a device with the memory of one that was given up, which keeps it if that fails."""
     system.check_run("open_device")
-    await check_adoption(system, old)
-    options = options_of_heir(old, options)
+    await _check_adoption(system, old)
+    options = _options_of_heir(old, options)
     *_, (backend, info) = await trio.to_thread.run_sync(candidates, spec or old.name)
     _check_isolation(info, options)
     name = _free_name(system, info)
-    memory = take_memory(old, f"{system.name}/{name}", backend, info, options)
+    memory = _take_memory(old, f"{system.name}/{name}", backend, info, options)
     try:
         heir = OpenDevice(backend, info, options, f"{system.name}/{name}", system, memory)
         return await _start(system, heir, name)
@@ -284,7 +281,7 @@ async def _start(system: System, device: OpenDevice, name: str) -> Device:
     return device
 
 
-def options_of_heir(old: OpenDevice, options: DeviceOptions | None) -> DeviceOptions:
+def _options_of_heir(old: OpenDevice, options: DeviceOptions | None) -> DeviceOptions:
     """Options of the device that adopts: as for the old one, where none are given.
 
     Raises:
@@ -300,7 +297,7 @@ def options_of_heir(old: OpenDevice, options: DeviceOptions | None) -> DeviceOpt
     return attrs.evolve(options, isolation="process")
 
 
-async def check_adoption(system: System, old: OpenDevice) -> None:
+async def _check_adoption(system: System, old: OpenDevice) -> None:
     """Refuse a device that leaves nothing; waits for the end of one that is just being given up.
 
     Raises:
@@ -336,7 +333,7 @@ async def check_adoption(system: System, old: OpenDevice) -> None:
         )
 
 
-def take_memory(
+def _take_memory(
     old: OpenDevice, heir: str, backend: AccelBackend, info: DeviceInfo, options: DeviceOptions
 ) -> LeftMemory:
     """Take the memory of a device that was given up.
@@ -357,7 +354,7 @@ def take_memory(
             f"open {old.name!r}"
         )
     dispatch = old.dispatch
-    assert isinstance(dispatch, WorkerDispatch)  # as `check_adoption` has seen
+    assert isinstance(dispatch, WorkerDispatch)  # as `_check_adoption` has seen
     memory = dispatch.left
     if memory is None:
         # While this was on its way.

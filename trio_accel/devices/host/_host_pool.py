@@ -59,6 +59,7 @@ class Slab:
         return self.memory.nbytes
 
 
+@attrs.define(eq=False)
 class Region:
     """Memory for one array, in a slab: it goes back to the pool when nothing refers to it any more.
 
@@ -66,16 +67,11 @@ class Region:
     that cannot be an array itself: every view of whatever depth holds on to this.
     """
 
-    __slots__ = ("__weakref__", "_drop", "_number", "nbytes", "offset", "slab")
-
-    def __init__(
-        self, number: int, slab: Slab, offset: int, nbytes: int, drop: Callable[[int, int], None]
-    ) -> None:
-        self.slab: Slab = slab
-        self.offset: int = offset
-        self.nbytes: int = nbytes
-        self._number = number
-        self._drop = drop
+    _number: int
+    slab: Slab
+    offset: int
+    nbytes: int
+    _drop: Callable[[int, int], None]
 
     @property
     def __array_interface__(self) -> dict[str, object]:

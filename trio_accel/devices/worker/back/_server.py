@@ -55,7 +55,7 @@ class WorkerServer:
         )
         self.hooks: list[EngineHook] = []
         self.next_generation: int = 0
-        self.variables: Context = copy_context()
+        self.variables: Context | None = copy_context()
         self._grace = config.options.close_grace
         self._system = system
         self._channel = channel
@@ -71,7 +71,7 @@ class WorkerServer:
         self._events = EventForwarder(system, channel, config.path)
         self._clock = LaunchClock(channel, self.hooks)
         # The engine calls them with each operation, and with each look.
-        self.launching: Callable[[Launch], None] = self._requests.launching
+        self.launching: Callable[[Launch], None] | None = self._requests.launching
         self.looked: Callable[[int], None] = page.look
         self._serving = self._requests.serving
         self._device: AccelDevice

@@ -87,7 +87,7 @@ class OutcomePolicy:
                 _strike(launch)
         if error is not None or request.hosts.is_used:
             self._copy(request, results, error)
-        generation = device.generation
+        generation = device.availability.generation
         made: list[int] = []
         for block in launch.keep:
             # Of an asker that has gone, nobody has the arrays, and they are released already.
