@@ -286,12 +286,7 @@ def extents(name: str, what: str, given: Any) -> Dim3:
     """
     if type(given) is int:
         return given, 1, 1
-    try:
-        is_several = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
-        several = cast("Sequence[Any]", given if is_several else (given,))
-        numbers = [operator.index(each) for each in several]
-    except TypeError:
-        numbers = []
+    numbers = _whole_numbers(given) or []
     if not 1 <= len(numbers) <= _AXES:
         raise TypeError(f"{name}: {what} must be a whole number, or one to three of them, got {given!r}")
     x, y, z = (*numbers, 1, 1)[:_AXES]
@@ -300,17 +295,21 @@ def extents(name: str, what: str, given: Any) -> Dim3:
 
 def shape_of(name: str, parameter: str, given: Any) -> tuple[int, ...]:
     """The shape that a rule gives an output."""
-    try:
-        is_several = isinstance(given, Sequence) and not isinstance(given, str)
-        several = cast("Sequence[Any]", given if is_several else (given,))
-        shape = tuple(operator.index(each) for each in several)
-    except TypeError:
-        shape = (-1,)
-    if any(extent < 0 for extent in shape):
+    shape = _whole_numbers(given)
+    if shape is None or any(extent < 0 for extent in shape):
         raise ValueError(
             f"{name}: the shape of {parameter} must be whole numbers of at least 0, got {given!r}"
         )
-    return shape
+    return tuple(shape)
+
+
+def _whole_numbers(given: Any) -> list[int] | None:
+    """One whole number or several; None for anything else."""
+    is_several = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
+    try:
+        return [operator.index(each) for each in cast("Sequence[Any]", given if is_several else (given,))]
+    except TypeError:
+        return None
 
 
 def check_grid(name: str, grid: Dim3, cluster: Dim3 | None, *, may_be_empty: bool) -> None:

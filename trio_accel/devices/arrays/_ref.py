@@ -9,7 +9,6 @@ import abc
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Self, SupportsIndex, TypeVar
 
 import numpy.typing as npt
@@ -285,12 +284,7 @@ class Device(abc.ABC):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()  # noqa: ASYNC102  # it shields itself
 
     @property

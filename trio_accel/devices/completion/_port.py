@@ -92,22 +92,13 @@ class HostCallbackPort(CompletionPort):
         self._notifier.close()
 
 
-@attrs.frozen
-class SyncPort(CompletionPort):
+class SyncPort(HostCallbackPort):
     """Waits for each event at once, and the loop with it."""
-
-    _notifier: LoopNotifier
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         stream.synchronize()
         # The launch is not finished yet: the reply follows when the loop goes on.
         self._notifier.notify()
-
-    async def run(self) -> None:
-        await trio.lowlevel.checkpoint()
-
-    def close(self) -> None:
-        self._notifier.close()
 
 
 class WatchedPort(CompletionPort):

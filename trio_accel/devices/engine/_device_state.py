@@ -132,16 +132,6 @@ class DeviceState:
                 f"{_MAX_PENDING} requests wait already for the context to be rebuilt", device=self.name
             )
 
-    def add_hook(self, hook: EngineHook) -> None:
-        """Have one more see the operations from now on."""
-        self.hooks.append(hook)
-        self.on_hooks()
-
-    def remove_hook(self, hook: EngineHook) -> None:
-        """Have one see no more operations."""
-        self.hooks.remove(hook)
-        self.on_hooks()
-
     def validated(self, launch: Launch) -> None:
         """Tell the hooks of an operation that was validated."""
         for hook in tuple(self.hooks):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import attrs
 import trio
@@ -16,6 +16,7 @@ from ..arrays._ref import Device
 from ..base._errors import WithdrawnError
 from ..completion._strategies import SyncCompletion
 from ..engine._cancel_grace import grace_in, leave_hosts
+from ..engine._context import Session
 from ..engine._rendezvous import PartFailedError, PartLaunch, Rendezvous
 from ..inline._dispatch import InlineDispatch
 from ..operations._operation import (
@@ -29,18 +30,7 @@ from ..operations._operation import (
 )
 from ._device import OpenDevice, opened
 
-if TYPE_CHECKING:
-    from ..engine._context import Session
-
-__all__ = [
-    "MultiDeviceOperation",
-    "PartPlanner",
-    "PlannedParts",
-    "ask_across",
-    "check_parts",
-    "launch_of",
-    "peers_of",
-]
+__all__ = ["MultiDeviceOperation", "PartPlanner", "PlannedParts", "ask_across"]
 
 ReplyT = TypeVar("ReplyT")
 
@@ -171,15 +161,15 @@ def _plan(
         for number, ((device, _), session) in enumerate(zip(devices, sessions, strict=True))
     ]
     planned = operation.plan(planners)
-    check_parts(name, planned, [session.engine.device for session in sessions])
+    _check_parts(name, planned, [session.engine.device for session in sessions])
     rendezvous = Rendezvous(name, len(planners))
     launches: list[PartLaunch] = []
     try:
         for planner, spec in zip(planners, planned.specs, strict=True):
-            launch = launch_of(planner, spec)
+            launch = _launch_of(planner, spec)
             fields = {field: getattr(launch, field) for field in _FIELDS}
             launches.append(PartLaunch(**fields, rendezvous=rendezvous, part=planner.part))
-            peers = peers_of(spec)
+            peers = _peers_of(spec)
             if peers is not None:
                 rendezvous.add_peers(peers)
         for (device, _), launch in zip(devices, launches, strict=True):
@@ -394,7 +384,7 @@ class PartPlanner(Planner):
         return Peers(arrays)
 
 
-def check_parts(name: str, planned: PlannedParts[Any], owners: Sequence[AccelDevice]) -> None:
+def _check_parts(name: str, planned: PlannedParts[Any], owners: Sequence[AccelDevice]) -> None:
     """Refuse specifications that do not fit the devices, or each other.
 
     Args:
@@ -418,7 +408,7 @@ def check_parts(name: str, planned: PlannedParts[Any], owners: Sequence[AccelDev
         if not isinstance(spec, OperationSpec):
             raise TypeError(f"{name}: plan() must return specifications, got {type(spec).__name__}")
     for spec, owner in zip(specs, owners, strict=True):
-        peers = peers_of(spec)
+        peers = _peers_of(spec)
         for peer in () if peers is None else peers.arrays:
             owner.check_peer(owners[peer.part])
             reads, writes = specs[peer.part].blocks()
@@ -429,7 +419,7 @@ def check_parts(name: str, planned: PlannedParts[Any], owners: Sequence[AccelDev
                 )
 
 
-def peers_of(spec: OperationSpec) -> Peers | None:
+def _peers_of(spec: OperationSpec) -> Peers | None:
     """The arrays of other devices that a part uses, if any."""
     field = spec.descriptor().peers
     peers: object = getattr(spec, field) if field else None
@@ -437,6 +427,6 @@ def peers_of(spec: OperationSpec) -> Peers | None:
     return peers if isinstance(peers, Peers) else None
 
 
-def launch_of(planner: PartPlanner, spec: OperationSpec) -> Launch:
+def _launch_of(planner: PartPlanner, spec: OperationSpec) -> Launch:
     """Put what was planned for one device together; raises as `Planner.launch` does."""
     return planner.launch(Planned(spec))

@@ -34,7 +34,7 @@ from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
 from ..inline._dispatch import InlineDispatch
 from ..operations._hooks import Around, Ask, EngineHook
-from ..operations._operation import Operation, check_operation, refuse_recording
+from ..operations._operation import Operation, refuse_recording
 from ..worker import LeftMemory, WorkerDispatch
 from ._dispatch import DeviceActor, Dispatch
 from ._memory import Copy, Empty, Fill, Put, ToHost, copy_between
@@ -172,7 +172,8 @@ class OpenDevice(Device):
                 behind the validation are told at the end, and `Launch.times` says when they were.
             around: Makes what is asked in place of the dispatch, in the task of the asker.
         """
-        self.state.add_hook(hook)
+        self.state.hooks.append(hook)
+        self.state.on_hooks()
         self._around.append(around)
         self._set_ask()
         try:
@@ -180,7 +181,8 @@ class OpenDevice(Device):
         finally:
             self._around.remove(around)
             self._set_ask()
-            self.state.remove_hook(hook)
+            self.state.hooks.remove(hook)
+            self.state.on_hooks()
 
     def _set_ask(self) -> None:
         cls = type(self)
@@ -192,8 +194,6 @@ class OpenDevice(Device):
 
     def submit(self, operation: DeviceRequest[LibraryT, ReplyT], /) -> Pending[ReplyT]:
         """See `Device.submit`."""
-        check_operation(operation, "submit")
-        self.state.check_run("submit")
         return self.dispatch.submit(cast("Operation[LibraryT, ReplyT]", operation))
 
     async def put(self, host: npt.ArrayLike | SharesCudaMemory) -> AccelRef:

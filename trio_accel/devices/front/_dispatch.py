@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ...actors import Actor, ActorContext
+from ..arrays._pending import Pending
+from ..arrays._ref import AccelRef
+from ..base._statistics import DeviceStatistics
 from ..engine._device_state import DeviceState
-
-if TYPE_CHECKING:
-    from ...actors import ActorContext
-    from ..arrays._pending import Pending
-    from ..arrays._ref import AccelRef
-    from ..base._statistics import DeviceStatistics
-    from ..operations._operation import Operation
+from ..operations._operation import Operation
 
 __all__ = ["DeviceActor", "Dispatch"]
 

@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack, asynccontextmanager
-from types import TracebackType
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -59,12 +58,7 @@ class DeviceOpening(NotAwaited):
         return self._device
 
     @enable_ki_protection
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._device is not None:
             await self._device.close()  # noqa: ASYNC102  # it shields itself
 

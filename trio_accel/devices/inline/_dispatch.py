@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from contextvars import Context
+from typing import Any, TypeVar, cast
 
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -20,27 +21,22 @@ from ...actors import (
     idle_actor,
 )
 from ...backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, QueueFullError
+from .._options import DeviceOptions
+from ..arrays._blocks import BlockTable
 from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef
 from ..base._library_paths import LibrariesInUse, by_title
 from ..base._statistics import CacheStatistics, DeviceStatistics, LibraryStatistics
-from ..engine._context import ContextActor, Session, context_policy
+from ..engine._context import ContextActor, OnDone, Session, context_policy
 from ..engine._device_state import DeviceState
+from ..engine._engine import Engine
 from ..engine._library import LibraryActor
 from ..engine._library_opener import CloseLibrary, OpenLibrary
+from ..engine._rendezvous import PartLaunch
 from ..host._registrar import HostRegistrar
-from ..operations._operation import Launch, Operation, Planner, admit, recording_now
+from ..operations._hooks import EngineHook
+from ..operations._operation import Launch, Operation, Planner, admit
 from ._copies import WITH_HOST, InlineCopies, Travel
-
-if TYPE_CHECKING:
-    from contextvars import Context
-
-    from .._options import DeviceOptions
-    from ..arrays._blocks import BlockTable
-    from ..engine._context import OnDone
-    from ..engine._engine import Engine
-    from ..engine._rendezvous import PartLaunch
-    from ..operations._hooks import EngineHook
 
 __all__ = ["InlineDispatch"]
 
@@ -251,7 +247,7 @@ class InlineDispatch:
     @enable_ki_protection
     def submit(self, operation: Operation[LibraryT, ReplyT]) -> Pending[ReplyT]:
         """See `Device.submit`."""
-        recording = recording_now()
+        recording = admit(self._device, operation, "submit")
         if recording is not None:
             return recording.submit(self._device, operation)
         session, context = self.session, self._context_ref

@@ -23,7 +23,7 @@ from ...engine._cancel_grace import grace_in
 from ...engine._context import context_policy
 from ...engine._device_state import DeviceState
 from ...host._host_pool import SMALL
-from ...operations._operation import Operation, Planned, Planner, admit, recording_now
+from ...operations._operation import Operation, Planned, Planner, admit
 from ..launcher._launcher import Launcher, WorkerProcess, open_launcher
 from ._calls import Calls
 from ._chunks import ChunkTable
@@ -226,7 +226,7 @@ class WorkerDispatch:
     @enable_ki_protection
     def submit(self, operation: Operation[LibraryT, ReplyT]) -> Pending[ReplyT]:
         """See `Device.submit`."""
-        recording = recording_now()
+        recording = admit(self._device, operation, "submit")
         if recording is not None:
             return recording.submit(self._device, operation)
         if self._device.availability.is_ended:
