@@ -32,8 +32,7 @@ from .engine._cancel_grace import cancel_grace
 from .engine._context import ContextActor
 from .engine._library import LibraryActor, OwnSupervision
 from .front._across import MultiDeviceOperation, PartPlanner, PlannedParts, ask_across
-from .front._device import OpenDevice, opened
-from .front._dispatch import DeviceActor
+from .front._device import DeviceActor, OpenDevice, opened
 from .front._memory import Copy, Empty, Fill, MemoryActor, Put, PutFirst, PutPart, Stack, ToHost
 from .front._recording import Recorded, record
 from .front._system import DeviceOpening, System, open_system

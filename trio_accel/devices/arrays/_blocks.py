@@ -44,7 +44,6 @@ class Owner(Protocol):
         ...
 
 
-@attrs.define(eq=False)
 class Block:
     """One block of device memory, shared by the references to it.
 
@@ -63,15 +62,18 @@ class Block:
         table: Where it goes then: that of its device.
     """
 
-    table: BlockTable
-    nbytes: int
-    generation: int
-    id: int
-    spec: ArraySpec | None = None
-    damaged_by: str | None = attrs.field(default=None, init=False)
-    failure: BaseException | None = attrs.field(default=None, init=False)
-    frozen_by: tuple[str, ...] = attrs.field(default=(), init=False)
-    is_released: bool = attrs.field(default=False, init=False)
+    def __init__(
+        self, table: BlockTable, nbytes: int, generation: int, number: int, spec: ArraySpec | None = None
+    ) -> None:
+        self.id: int = number
+        self.nbytes: int = nbytes
+        self.generation: int = generation
+        self.damaged_by: str | None = None
+        self.failure: BaseException | None = None
+        self.frozen_by: tuple[str, ...] = ()
+        self.is_released: bool = False
+        self.spec: ArraySpec | None = spec
+        self.table: BlockTable = table
 
     def release(self) -> None:
         """Give the memory back; later use of any reference to it is refused."""

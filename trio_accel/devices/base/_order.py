@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import attrs
 import trio
 
 __all__ = ["SubmissionOrder", "Turn"]
 
 
-@attrs.define(eq=False)
 class Turn:
     """One operation's place in the order. Made by `SubmissionOrder.enter`.
 
@@ -30,14 +28,15 @@ class Turn:
         is_over: Whether it has given its place up.
     """
 
-    reads: frozenset[int]
-    writes: frozenset[int]
-    waits_for: int = attrs.field(default=0, init=False)
-    followers: list[Turn] | None = attrs.field(default=None, init=False)
-    ready: trio.Event | None = attrs.field(default=None, init=False)
-    is_leaving: bool = attrs.field(default=False, init=False)
-    is_over: bool = attrs.field(default=False, init=False)
-    _is_released: bool = attrs.field(default=False, init=False)
+    def __init__(self, reads: frozenset[int], writes: frozenset[int]) -> None:
+        self.reads: frozenset[int] = reads
+        self.writes: frozenset[int] = writes
+        self.waits_for: int = 0
+        self.followers: list[Turn] | None = None
+        self.ready: trio.Event | None = None
+        self.is_leaving: bool = False
+        self.is_over: bool = False
+        self._is_released = False
 
     @property
     def is_ready(self) -> bool:

@@ -38,7 +38,6 @@ class _NotYet:
 NOT_YET = _NotYet()
 
 
-@attrs.define(eq=False)
 class InFlight:
     """An operation that the backend has, and what is held until it is done.
 
@@ -55,17 +54,19 @@ class InFlight:
         is_given_up: Its asker was cancelled, has waited for its grace and has left it.
     """
 
-    launch: Launch
-    event: AccelEvent
-    number: int
-    uses: list[BlockUse] = attrs.field(factory=list["BlockUse"], init=False)
-    after: list[InFlight] | None = attrs.field(default=None, init=False)
-    reply: Reply | None = attrs.field(default=None, init=False)
-    crash: Callable[[Exception], None] | None = attrs.field(default=None, init=False)
-    has_grace: bool = attrs.field(default=False, init=False)
-    is_lost: bool = attrs.field(default=False, init=False)
-    is_given_up: bool = attrs.field(default=False, init=False)
-    _failure: Exception | None = attrs.field(default=None, init=False)
+    # By hand: one is made with each operation, and attrs looks up each default that is no argument.
+    def __init__(self, launch: Launch, event: AccelEvent, number: int) -> None:
+        self.launch: Launch = launch
+        self.event: AccelEvent = event
+        self.number: int = number
+        self.uses: list[BlockUse] = []
+        self.after: list[InFlight] | None = None
+        self.reply: Reply | None = None
+        self.crash: Callable[[Exception], None] | None = None
+        self.has_grace: bool = False
+        self.is_lost: bool = False
+        self.is_given_up: bool = False
+        self._failure: Exception | None = None
 
     def occupy(self, uses: BlockUses, stream: AccelStream, *, is_whole: bool) -> None:
         """Pin the blocks that it uses, until `vacate`, and remember its reads and writes.
@@ -156,7 +157,6 @@ class InFlight:
         return None
 
 
-@attrs.define(eq=False)
 class BlockUse:
     """The use of one block.
 
@@ -170,13 +170,14 @@ class BlockUse:
         reads: Those since then, if any: the last of each stream.
     """
 
-    block: int
-    is_allocated: bool = attrs.field(default=False, kw_only=True)
-    is_dropped: bool = attrs.field(default=False, init=False)
-    pins: int = attrs.field(default=0, init=False)
-    writer: InFlight | None = attrs.field(default=None, init=False)
-    last_write: tuple[AccelStream, AccelEvent] | None = attrs.field(default=None, init=False)
-    reads: dict[AccelStream, AccelEvent] | None = attrs.field(default=None, init=False)
+    def __init__(self, block: int, *, is_allocated: bool = False) -> None:
+        self.block: int = block
+        self.is_allocated: bool = is_allocated
+        self.is_dropped: bool = False
+        self.pins: int = 0
+        self.writer: InFlight | None = None
+        self.last_write: tuple[AccelStream, AccelEvent] | None = None
+        self.reads: dict[AccelStream, AccelEvent] | None = None
 
     def order(self, stream: AccelStream, *, is_write: bool) -> None:
         """Make a stream wait for what a read must follow, or a write."""

@@ -253,8 +253,6 @@ class PartInFlight(InFlight):
         ran: Done when its kernel is.
     """
 
-    __slots__ = ("_rendezvous", "came", "ran")
-
     _rendezvous: Rendezvous
     came: AccelEvent
     ran: AccelEvent

@@ -1,4 +1,4 @@
-"""A device that is open: the front of its dispatch."""
+"""A device that is open: the front of its dispatch, and its supervised address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import Directive, System
+from ...actors import Actor, ActorContext, Directive, System
 from ...backends.base import (
     AccelBackend,
     DeviceInfo,
@@ -36,10 +36,9 @@ from ..inline._dispatch import InlineDispatch
 from ..operations._hooks import Around, Ask, EngineHook
 from ..operations._operation import Operation, refuse_recording
 from ..worker import LeftMemory, WorkerDispatch
-from ._dispatch import DeviceActor, Dispatch
 from ._memory import Copy, Empty, Fill, Put, ToHost, copy_between
 
-__all__ = ["OpenDevice", "opened"]
+__all__ = ["DeviceActor", "OpenDevice", "opened"]
 
 LibraryT = TypeVar("LibraryT")
 ReplyT = TypeVar("ReplyT")
@@ -50,7 +49,7 @@ class OpenDevice(Device):
 
     Attributes:
         state: What its parts share.
-        dispatch: Where its operations go.
+        dispatch: Where its operations go, over all its generations: in this process, or to workers.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class OpenDevice(Device):
             # Generations are counted on, so that none of an array's is above the device's.
             self.state.availability.generation = adopted.generation
         self._have_blocks()
-        self.dispatch: Dispatch = (
+        self.dispatch: InlineDispatch | WorkerDispatch = (
             WorkerDispatch(self.state, adopted) if self.isolation == "process" else InlineDispatch(self.state)
         )
         self._around: list[Around] = []
@@ -363,3 +362,24 @@ def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:
     if isinstance(shape, Iterable):
         return tuple(shape)
     raise TypeError(f"shape must be a size or a sequence of sizes, got {shape!r}")
+
+
+class DeviceActor(Actor):
+    """Restarts the context of a device, within the device's intensity."""
+
+    def __init__(self, state: DeviceState, dispatch: InlineDispatch | WorkerDispatch) -> None:
+        self._state = state
+        self._dispatch = dispatch
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Hold the context; when it is given up, so is the device."""
+        state = self._state
+        try:
+            async with self._dispatch.open(context):
+                context.observe_restarts(state.losses.restarted)
+                await self._dispatch.start_context(context)
+                yield
+        finally:
+            # One whose opening failed was never a device.
+            state.end(is_given_up=state.actor is not None and not context.is_stopping)

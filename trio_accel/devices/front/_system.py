@@ -24,8 +24,7 @@ from .._options import DeviceOptions
 from ..arrays._ref import Device
 from ..base._refusals import NotAwaited
 from ..worker import LeftMemory, WorkerDispatch, free_left_memory
-from ._device import OpenDevice, opened
-from ._dispatch import DeviceActor
+from ._device import DeviceActor, OpenDevice, opened
 
 __all__ = ["DeviceOpening", "System", "open_system"]
 

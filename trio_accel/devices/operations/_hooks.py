@@ -1,4 +1,4 @@
-"""Who sees every operation at every step."""
+"""Who sees every operation at every step: the one place where phases are told (decision 142)."""
 
 from __future__ import annotations
 
