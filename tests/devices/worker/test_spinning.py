@@ -28,10 +28,9 @@ import trio_accel as ta
 from trio_accel.devices.completion import _strategies
 from trio_accel.devices.worker.front._link import WorkerLink
 from trio_accel.devices.worker.transport import _channel
-from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel
-from trio_accel.devices.worker.transport._framing import Received
+from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel, SpinWait
+from trio_accel.devices.worker.transport._frames import Received
 from trio_accel.devices.worker.transport._page import SharedPage
-from trio_accel.devices.worker.transport._spin_wait import SpinWait
 
 
 class Peers:

@@ -7,21 +7,21 @@ import logging
 import os
 import socket
 import sys
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import trio
 
 from ....backends.base.fast_paths import use_fast_paths
 from ...front._system import System
 from ..transport._answers import ANSWERS
-from ..transport._channel import Channel, EndOfChannel
+from ..transport._channel import Channel, EndOfChannel, SpinWait
 from ..transport._page import SharedPage
 from ..transport._protocol import WorkerConfig
-from ..transport._spin_wait import SpinWait
-from ._heartbeat import Heartbeat
-from ._logs import LogForwarder
 from ._server import WorkerServer
 
-__all__ = ["main"]
+__all__ = ["Heartbeat", "LogForwarder", "main"]
 
 _SOCKET, _PAGE = 3, 4
 # Seconds after which a thread is asked for the interpreter's lock. Python's own 5 ms let what is done wait
@@ -83,3 +83,48 @@ async def _main(page: SharedPage) -> None:
             with system.subscribe(server.observe_life, messages=False):
                 await server.run(received[1:])
         nursery.cancel_scope.cancel(reason="the worker ends")
+
+
+_INTERVAL = 0.1
+
+
+class Heartbeat:
+    """A thread that beats: an operation that keeps the worker's loop busy is no silence."""
+
+    def __init__(self, page: SharedPage) -> None:
+        self._page = page
+        self._is_over = threading.Event()
+        # A daemon: whatever else fails, the process must end.
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Beat no more."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(_INTERVAL):
+            self._page.beat()
+
+
+_LONGEST = 1 << 16
+
+
+class LogForwarder(logging.Handler):
+    """Sends records to the application, where they go to the logger of the same name.
+
+    Args:
+        send: Sends a message.
+    """
+
+    def __init__(self, send: Callable[[tuple[Any, ...]], None]) -> None:
+        super().__init__()
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send one record as text."""
+        self._send(("log", record.name, record.levelno, self.format(record)[:_LONGEST]))

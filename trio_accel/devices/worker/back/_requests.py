@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy.typing as npt
+import trio
 
 from ....actors import DirectReply, Ref, idle_actor
 from ...arrays._blocks import BlockTable
@@ -16,16 +17,13 @@ from ...engine._engine import Engine
 from ...operations._operation import Launch
 from ..transport._answers import ANSWERS
 from ..transport._channel import Channel
-from ..transport._launch_format import ALLOCATIONS, NAME, OUTPUTS
 from ..transport._page import SharedPage
-from ..transport._protocol import Address
-from ..transport._wire_errors import encode_error
-from ._blocks import WorkerBlocks
-from ._launch_decoding import decode_launch
-from ._slabs import WorkerSlabs
-from ._templates import LaunchTemplate
+from ..transport._protocol import ALLOCATIONS, NAME, OUTPUTS, Address, plain_address
+from ..transport._wire_values import encode_error
+from ._launch_decoding import LaunchTemplate, decode_launch
+from ._memory import WorkerBlocks, WorkerSlabs
 
-__all__ = ["WorkerRequests"]
+__all__ = ["WorkerLeases", "WorkerRequests"]
 
 
 class WorkerRequests:
@@ -303,3 +301,46 @@ def _all_addresses(allocations: Iterable[tuple[int, int]], engine: Engine) -> tu
 def _addresses(blocks: Iterable[int], engine: Engine) -> tuple[Address, ...]:
     """Where blocks lie; nothing of those that are freed."""
     return tuple([address[:] for block in blocks if (address := engine.placed(block)) is not None])
+
+
+class WorkerLeases:
+    """Holds blocks in their order among operations, until the application gives them back.
+
+    Args:
+        channel: Where the application is told.
+        requests: Has the context.
+    """
+
+    def __init__(self, channel: Channel, requests: WorkerRequests) -> None:
+        self._channel = channel
+        self._requests = requests
+        self._over: dict[int, trio.Event] = {}
+
+    def begin(self, nursery: trio.Nursery, number: int, block: int, *, write: bool) -> None:
+        """Hold a block, and say where it lies once it is its turn."""
+        session = self._requests.session
+        if session is not None:
+            over = self._over[number] = trio.Event()
+            # The order is that of the messages, so its turn is taken before the next one is read.
+            lease = session.engine.leases.hold(block, write=write)
+            nursery.start_soon(self._hold, number, block, lease, over)
+
+    async def _hold(self, number: int, block: int, lease: Any, over: trio.Event) -> None:
+        session = self._requests.session
+        async with lease:
+            address = None if session is None else session.engine.placed(block)
+            if address is not None and not over.is_set():
+                self._channel.send(("granted", number, plain_address(address)), now=True)
+                await over.wait()
+        del self._over[number]
+        self._channel.send(("done", number, (), (), None), now=True)
+
+    def end(self, number: int) -> None:
+        """The application has given a block back."""
+        if number in self._over:
+            self._over[number].set()
+
+    def end_all(self) -> None:
+        """The context is to end."""
+        for over in self._over.values():
+            over.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from contextvars import Context, copy_context
@@ -12,7 +13,7 @@ from typing import Any
 import attrs
 import trio
 
-from ....actors import ActorError, Event, Ref, Restart, System
+from ....actors import ActorError, ActorStarted, Event, MessageEvent, Ref, Restart, Subscription, System
 from ....backends import resolve_for_worker
 from ....backends.base import AccelDevice, AccelError, PlacedBlock
 from ..._options import DeviceOptions
@@ -20,23 +21,18 @@ from ...arrays._blocks import BlockTable
 from ...base._availability import Availability
 from ...engine._context import ContextActor, Session, context_policy
 from ...engine._library_opener import CloseLibrary
-from ...operations._hooks import EngineHook
+from ...operations._hooks import EngineHook, Phase
 from ...operations._operation import Launch
 from ..transport._channel import Channel, EndOfChannel
-from ..transport._framing import Received
+from ..transport._frames import Received
 from ..transport._page import SharedPage
-from ..transport._protocol import WorkerConfig, placed_block
-from ..transport._wire_errors import encode_error
-from ._blocks import WorkerBlocks
-from ._events import EventForwarder
-from ._leases import WorkerLeases
-from ._memory import WorkerMemory
+from ..transport._protocol import Message, WorkerConfig, placed_block
+from ..transport._wire_values import encode_error, encode_event
+from ._memory import RemoteCopies, WorkerBlocks, WorkerMemory
 from ._prepared import PreparedLibraries
-from ._remote_copies import RemoteCopies
-from ._requests import WorkerRequests
-from ._times import LaunchClock
+from ._requests import WorkerLeases, WorkerRequests
 
-__all__ = ["WorkerServer"]
+__all__ = ["EventForwarder", "LaunchClock", "WorkerServer"]
 
 # So many messages are taken before other tasks have their turn.
 _IN_A_ROW = 16
@@ -317,3 +313,86 @@ class WorkerServer:
     def observe_life(self, event: Event) -> None:
         """Tell the application of the life of the actors below the context."""
         self._events.tell(event)
+
+
+class EventForwarder:
+    """Tells of the actors below the context: of their lives always, of their messages if somebody observes.
+
+    Args:
+        system: The worker's own.
+        channel: Where the application is told.
+        path: Path of the device's actor.
+    """
+
+    def __init__(self, system: System, channel: Channel, path: str) -> None:
+        self._system = system
+        self._channel = channel
+        self._below = f"{path}/context/"
+        self._subscription: Subscription | None = None
+        # Events of the time in which the worker stood ready.
+        self._early: list[Message] | None = []
+
+    def begin(self) -> None:
+        """The worker serves: its actors are shown from now on."""
+        early, self._early = self._early, None
+        for message in early or ():
+            self._channel.send(message)
+
+    def observe(self, is_observed: bool) -> None:
+        """Begin or end to tell of messages."""
+        if is_observed and self._subscription is None:
+            self._subscription = self._system.subscribe(self._observe_message)
+        elif not is_observed and self._subscription is not None:
+            self._subscription.close()
+            self._subscription = None
+
+    def tell(self, event: Event) -> None:
+        """Tell of an event."""
+        path = event.path
+        if not path.startswith(self._below):
+            return
+        actor_class = ""
+        if isinstance(event, ActorStarted):
+            with suppress(KeyError):
+                actor_class = self._system.tree().find(path).actor_class
+        message: Message = ("event", encode_event(event), actor_class)
+        if self._early is None:
+            self._channel.send(message)
+        else:
+            # The tree shows the actors of the worker that serves.
+            self._early.append(message)
+
+    def _observe_message(self, event: Event) -> None:
+        if isinstance(event, MessageEvent):
+            self.tell(event)
+
+
+class LaunchClock:
+    """Notes when operations are launched and when they are complete.
+
+    Args:
+        channel: Where the application is told.
+        hooks: Those of the worker's engine.
+    """
+
+    def __init__(self, channel: Channel, hooks: list[EngineHook]) -> None:
+        self._channel = channel
+        self._hooks = hooks
+        self._begun: dict[int, int] = {}
+
+    def run(self, *, is_timed: bool) -> None:
+        """Begin or end to note times."""
+        if is_timed and self._see not in self._hooks:
+            self._hooks.append(self._see)
+        elif not is_timed and self._see in self._hooks:
+            self._hooks.remove(self._see)
+            self._begun.clear()
+
+    def _see(self, phase: Phase, launch: Launch) -> None:
+        if phase is Phase.ENQUEUE:
+            self._begun[launch.number] = time.monotonic_ns()
+        elif phase is Phase.COMPLETE:
+            begun = self._begun.pop(launch.number, None)
+            if begun is not None:
+                # The answer follows.
+                self._channel.post(("times", launch.number, begun, time.monotonic_ns()))

@@ -20,21 +20,19 @@ from ...base._errors import locate
 from ...base._shortage import lost_descriptors, out_of_descriptors
 from ...engine._device_state import DeviceState
 from ...operations._operation import LaunchTimes
-from ..transport._codec import NonsenseError
-from ..transport._framing import LOST, Received, close_all
-from ..transport._protocol import Address
+from ..transport._frames import LOST, Received, close_all
+from ..transport._protocol import Address, NonsenseError
 from ._actors import WorkerActors
 from ._calls import Calls
 from ._chunks import ChunkTable
 from ._copy_service import CopyService
 from ._link import WorkerLink
-from ._logs import record_of
 from ._outcomes import OutcomePolicy, TryAgainError
 from ._pool import WorkerPool
 from ._request import LeaseRequest, OperationRequest, RemoteRequest
 from ._requests import RequestTable
 
-__all__ = ["AnswerHandler"]
+__all__ = ["AnswerHandler", "record_of"]
 
 # Seconds between two attempts to get a descriptor for which there was no room.
 _ASKED_AGAIN = 0.1
@@ -430,3 +428,21 @@ def _close_descriptors(received: Iterable[Received]) -> None:
     """Close what came with messages that are not taken."""
     for _, descriptors in received:
         close_all(descriptors)
+
+
+def record_of(name: str, level: int, text: str, pid: int, device: str) -> logging.LogRecord:
+    """A record of a worker, as the application logs it: with the number of the worker's process.
+
+    Args:
+        name: Name of the logger.
+        level: Its level.
+        text: What the worker has made of it.
+        pid: Number of the worker's process.
+        device: Path of the device.
+    """
+    record = logging.LogRecord(name, level, __file__, 0, "%s", (text,), None)
+    record.process = pid
+    record.processName = "trio_accel worker"
+    # As `extra` would set them.
+    vars(record).update(pid=pid, device=device)
+    return record

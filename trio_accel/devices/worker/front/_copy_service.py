@@ -12,8 +12,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...host._copying import COPIES_AT_ONCE, Copying
-from ._request import OperationRequest, RemoteRequest
-from ._staging import HostCopy
+from ._request import HostCopy, OperationRequest, RemoteRequest
 
 __all__ = ["CopyService"]
 

@@ -25,19 +25,15 @@ from ...engine._device_state import DeviceState
 from ...host._copying import SMALL
 from ...operations._operation import Operation, Planned, Planner, admit, recording_now
 from ..launcher._launcher import Launcher, WorkerProcess, open_launcher
-from ._calls import Calls
-from ._chunks import ChunkTable
-from ._context import WorkerContextActor
+from ._actors import MeasuredRequest, Measures
+from ._calls import Calls, Leases
+from ._chunks import INTACT, ChunkTable, LeftMemory
 from ._copy_service import CopyService
-from ._generations import Generations
-from ._leases import Leases
-from ._left_memory import INTACT, LeftMemory
-from ._measures import MeasuredRequest, Measures
+from ._generations import Generations, WorkerContextActor
 from ._outcomes import OutcomePolicy
 from ._pool import WorkerPool, check_options
-from ._request import HostArrays, OperationRequest, RemoteRequest
+from ._request import HostArrays, OperationRequest, RemoteRequest, Staging
 from ._requests import RequestSender
-from ._staging import Staging
 
 __all__ = ["WorkerDispatch"]
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
+from typing import ClassVar, TypeAlias
 
 import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ....actors import ActorContext, ActorSnapshot
+from ....actors import Actor, ActorContext, ActorSnapshot
+from ....backends.base import ContextPoisonedError
 from ...base._alarms import Alarms
 from ...base._errors import damage_to_memory
 from ...engine._device_state import DeviceState
@@ -26,7 +28,7 @@ from ._pool import WorkerPool
 from ._request import OperationRequest, RemoteRequest
 from ._requests import RequestSender
 
-__all__ = ["Generations"]
+__all__ = ["Generations", "WorkerContextActor"]
 
 _logger = logging.getLogger("trio_accel.devices")
 
@@ -234,3 +236,22 @@ class Generations:
             await link.wait_gone()
         for request in written:
             request.copy_over()
+
+
+_Serve: TypeAlias = Callable[[ActorContext], AbstractAsyncContextManager[None]]
+
+
+class WorkerContextActor(Actor):
+    """One incarnation is one generation of the device, served by one worker."""
+
+    # The device logs each loss.
+    expected_crashes: ClassVar[tuple[type[Exception], ...]] = (ContextPoisonedError,)
+
+    def __init__(self, serve: _Serve) -> None:
+        self._serve = serve
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Hold a worker; when it is lost, the incarnation ends with it."""
+        async with self._serve(context):
+            yield

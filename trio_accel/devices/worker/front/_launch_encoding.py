@@ -31,8 +31,8 @@ from ....backends.base.ops import (
     value_key,
 )
 from ...operations._operation import Launch
-from ..transport._codec import Message
-from ..transport._launch_format import ARRAY, COMPLEX, ENUM, HOST, TUPLE, Wire, encode_fault
+from ..transport._protocol import ARRAY, COMPLEX, ENUM, HOST, TUPLE, Message, Wire
+from ..transport._wire_values import encode_fault
 
 __all__ = ["HostEncoder", "TemplateTable", "encode_array", "encode_launch", "encode_spec"]
 

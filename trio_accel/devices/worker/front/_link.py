@@ -12,12 +12,10 @@ from trio.lowlevel import enable_ki_protection
 
 from ....backends.base import ContextPoisonedError
 from ..launcher._launcher import WorkerProcess
-from ..transport._channel import Channel, EndOfChannel
-from ..transport._codec import NonsenseError
-from ..transport._framing import Received
+from ..transport._channel import Channel, EndOfChannel, SpinWait
+from ..transport._frames import Received
 from ..transport._page import FIRST_WORD, WORDS, SharedPage
-from ..transport._protocol import WorkerConfig
-from ..transport._spin_wait import SpinWait
+from ..transport._protocol import NonsenseError, WorkerConfig
 from ._chunks import Chunk
 from ._launch_encoding import TemplateTable
 

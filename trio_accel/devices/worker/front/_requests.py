@@ -19,8 +19,7 @@ from ._chunks import ChunkTable
 from ._copy_service import CopyService
 from ._link import WorkerLink
 from ._outcomes import OutcomePolicy
-from ._request import OperationRequest, RemoteRequest
-from ._staging import HostCopy
+from ._request import HostCopy, OperationRequest, RemoteRequest
 
 __all__ = ["RequestSender", "RequestTable"]
 

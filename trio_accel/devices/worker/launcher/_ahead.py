@@ -11,8 +11,7 @@ import trio
 
 from ....backends import driver_checks
 from ....backends.base import NotSupportedError
-from ._link import LauncherLink, Report
-from ._program import interpreter_options
+from ._link import LauncherLink, Report, interpreter_options
 
 __all__ = ["ImportsAhead", "Judgement"]
 

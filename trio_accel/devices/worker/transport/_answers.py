@@ -20,9 +20,8 @@ import attrs
 
 from ....backends.base import CacheCounts, DType, MemoryStatistics
 from ....backends.base.ops import ArraySpec
-from ._codec import Codec, Message, NonsenseError
-from ._events import decode_event
-from ._wire_errors import decode_error
+from ._protocol import Codec, Message, NonsenseError
+from ._wire_values import decode_error, decode_event
 
 __all__ = ["ANSWERS", "MEMORY", "USAGE"]
 

@@ -1,4 +1,4 @@
-"""Errors as plain tuples: what a worker process says went wrong.
+"""Errors, events of actors and faults as plain tuples: what a worker process says of itself.
 
 No exception is pickled: unpickling one calls whatever its class says, and a class that one end can
 import the other may not. Instead the classes that mean something to both ends are registered here.
@@ -17,10 +17,33 @@ import attrs
 import trio
 
 from .... import actors
-from ....actors import ActorError
+from ....actors import (
+    ActorError,
+    ActorRestarted,
+    ActorStarted,
+    ActorTerminated,
+    Event,
+    MessageCancelled,
+    MessageCompleted,
+    MessageDropped,
+    MessageFailed,
+    MessageStarted,
+    MessageWithdrawn,
+    SupervisorFailed,
+)
 from ....backends.base import AccelError, errors
+from ...operations._faults import Fault
+from ._protocol import Message
 
-__all__ = ["WireError", "decode_error", "encode_error"]
+__all__ = [
+    "WireError",
+    "decode_error",
+    "decode_event",
+    "decode_fault",
+    "encode_error",
+    "encode_event",
+    "encode_fault",
+]
 
 Fields: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
 """Positional arguments and keywords that make an exception."""
@@ -80,7 +103,7 @@ class _Encoder:
             fields,
             f"{_name(error)}: {text}",
             _notes(error),
-            _frames(error),
+            _traceback(error),
             None if cause is None or not self._has_room(depth) else self.encode(cause, depth - 1),
         )
 
@@ -265,7 +288,7 @@ def _notes(error: BaseException) -> tuple[str, ...]:
         return ()
 
 
-def _frames(error: BaseException) -> str:
+def _traceback(error: BaseException) -> str:
     """The traceback as text: nothing may keep the frames, and the arrays in them, alive."""
     try:
         return "".join(traceback.format_tb(error.__traceback__, limit=-_MAX_FRAMES)).rstrip()
@@ -305,3 +328,76 @@ def _exact(text: str) -> str:
     # A subclass of `str` may have methods of its own.
     exact = text if type(text) is str else str.__str__(text)
     return exact if len(exact) <= _MAX_TEXT else f"{exact[:_MAX_TEXT]} ... ({len(exact)} characters)"
+
+
+_EVENTS: dict[str, type[Any]] = {
+    cls.__name__: cls
+    for cls in (
+        ActorStarted,
+        ActorRestarted,
+        ActorTerminated,
+        SupervisorFailed,
+        MessageStarted,
+        MessageCompleted,
+        MessageFailed,
+        MessageCancelled,
+        MessageWithdrawn,
+        MessageDropped,
+    )
+}
+
+
+# By the annotation of a field.
+_TYPES_OF_FIELDS: dict[object, Any] = {
+    "str": str,
+    "bool": bool,
+    "int": int,
+    "int | None": (int, type(None)),
+    "float": (float, int),
+    "object": object,
+    "Context | None": type(None),
+    "BaseException": BaseException,
+    "BaseException | None": (BaseException, type(None)),
+}
+
+
+def encode_event(event: Event) -> Message:
+    """An event as plain values; of a dead letter only the name of its message is sent, and no context."""
+    fields: dict[str, object] = {}
+    for field in attrs.fields(type(event)):
+        value: object = getattr(event, field.name)
+        if isinstance(value, BaseException):
+            value = encode_error(value)
+        elif field.name in ("message", "context"):
+            value = None
+        fields[field.name] = value
+    return type(event).__name__, fields
+
+
+def decode_event(data: Any) -> Event:
+    """What `encode_event` made.
+
+    Raises:
+        Exception: It is nothing that `encode_event` makes.
+    """
+    name, fields = data
+    values: dict[str, object] = dict(fields)
+    error: Any = fields.get("error")
+    if error is not None:
+        values["error"] = decode_error(error)
+    event: Event = _EVENTS[name](**values)
+    for field in attrs.fields(_EVENTS[name]):
+        if not isinstance(values[field.name], _TYPES_OF_FIELDS[field.type]):
+            raise TypeError(f"{name}: {field.name} is no {field.type}")
+    return event
+
+
+def encode_fault(fault: Fault) -> Message:
+    """Make plain values of a fault."""
+    return fault.kind, fault.how, fault.seconds, None if fault.error is None else encode_error(fault.error)
+
+
+def decode_fault(data: Any) -> Fault:
+    """Make a fault of what `encode_fault` made of it."""
+    kind, how, seconds, error = data
+    return Fault(kind=kind, how=how, seconds=seconds, error=None if error is None else decode_error(error))
