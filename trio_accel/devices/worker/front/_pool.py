@@ -7,6 +7,7 @@ import pickle
 import socket
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import trio
@@ -160,7 +161,7 @@ class WorkerPool:
         """Whether the next worker begins with a module, and why not."""
         if not self._preload:
             return "refused", "the backend has nothing imported ahead"
-        judgement = self._launcher.judgements.get(module)
+        judgement = self._launcher.ahead.judgements.get(module)
         if judgement is None:
             return "pending", "it is still being tried whether it can be imported ahead"
         return judgement.ahead, None if judgement.ahead == "fully" else judgement.why
@@ -272,7 +273,9 @@ class WorkerPool:
                 if self._failures:
                     await trio.sleep(min(_LEAST_PAUSE * 2 ** min(self._failures, _DOUBLINGS), _LONGEST_PAUSE))
                 try:
-                    await self._add_spare()
+                    spare = await self._start()
+                    # Only now: meanwhile, a loss may have put another list in the place of this one.
+                    self._spares.append(spare)
                 except Exception as error:  # noqa: BLE001  # whatever it is, the device goes on without
                     if self._is_closed:
                         return
@@ -285,11 +288,6 @@ class WorkerPool:
 
     def _wants_spare(self) -> bool:
         return not self._is_closed and len(self._spares) < self._options.spares
-
-    async def _add_spare(self) -> None:
-        spare = await self._start()
-        # Only now: meanwhile, a loss may have put another list in the place of this one.
-        self._spares.append(spare)
 
     async def _start_when_possible(self) -> WorkerLink:
         """Start a worker; where this process has too few descriptors for that, try again for a while."""
@@ -309,20 +307,16 @@ class WorkerPool:
         if self._options.preload:
             await self._launcher.import_ahead(self._options.preload, self._preload)
         began = time.perf_counter()
-        page = SharedPage.create()
-        try:
+        with ExitStack() as undo:
+            page = SharedPage.create()
+            undo.callback(page.close)
             ours, theirs = socket.socketpair()
+            undo.callback(ours.close)
             with theirs:
-                try:
-                    process = await self._launcher.start_worker(
-                        program_arguments(), (theirs.fileno(), page.descriptor), self._preload
-                    )
-                except BaseException:
-                    ours.close()
-                    raise
-        except BaseException:
-            page.close()
-            raise
+                process = await self._launcher.start_worker(
+                    program_arguments(), (theirs.fileno(), page.descriptor), self._preload
+                )
+            undo.pop_all()
         link = WorkerLink(
             process,
             Channel(ours, receives=ANSWERS, limit=self._limit),
@@ -338,19 +332,19 @@ class WorkerPool:
         in_use = self.in_use.paths
         placed = [library for library in in_use if blocks_of(library)]
         try:
-            link.configure(
-                WorkerConfig(
-                    device=self._device,
-                    path=self._path,
-                    options=self._options,
-                    in_use=tuple([library for library in in_use if library not in placed]),
-                    is_observed=self._is_observed,
-                    is_timed=self._is_timed,
-                    window=min(self._window, _WINDOW),
-                    fast_paths=current_fast_paths(),
-                ),
-                tuple(self._chunks.chunks.values()),
+            config = WorkerConfig(
+                device=self._device,
+                path=self._path,
+                options=self._options,
+                in_use=tuple([library for library in in_use if library not in placed]),
+                is_observed=self._is_observed,
+                is_timed=self._is_timed,
+                window=min(self._window, _WINDOW),
+                fast_paths=current_fast_paths(),
             )
+            link.send(("config", config))
+            for chunk in self._chunks.chunks.values():
+                link.send_chunk(chunk)
             for library in placed:
                 self._prepare(link, library)
             self._slabs.tell(link)
@@ -382,7 +376,7 @@ class SlabTable:
     def __init__(self, pool: HostPool | None, links: Callable[[], Iterable[WorkerLink]]) -> None:
         self._pool = pool
         self._links = links
-        self._launcher: Launcher | None = None
+        self._launcher: Launcher
         # What the launcher calls them.
         self._kept: dict[int, int] = {}
 
@@ -408,8 +402,7 @@ class SlabTable:
 
     def _share(self, slab: Slab) -> None:
         assert slab.descriptor is not None
-        if self._launcher is not None:
-            self._kept[slab.number] = self._launcher.keep_chunk(slab.descriptor)
+        self._kept[slab.number] = self._launcher.keep_chunk(slab.descriptor)
         for link in self._links():
             _send(link, slab)
 
@@ -420,7 +413,7 @@ class SlabTable:
 
     def _forget(self, slab: Slab) -> None:
         kept = self._kept.pop(slab.number, None)
-        if kept is not None and self._launcher is not None:
+        if kept is not None:
             self._launcher.forget_chunk(kept)
 
 

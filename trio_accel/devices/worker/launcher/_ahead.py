@@ -11,7 +11,7 @@ import trio
 
 from ....backends import driver_checks
 from ....backends.base import NotSupportedError
-from ._link import LauncherLink, Report, interpreter_options
+from ._link import LauncherLink, Report
 
 __all__ = ["ImportsAhead", "Judgement"]
 
@@ -147,11 +147,11 @@ class ImportsAhead:
             self._link.order(
                 "import",
                 number,
-                [*interpreter_options(), "-c", ""],
+                ("-c", ""),
                 preload=module.preload,
                 module=module.name,
                 checks=driver_checks(),
-                is_trusted=module.is_trusted,
+                trusted=module.is_trusted,
             )
         except (OSError, NotSupportedError) as error:
             self._refuse(module, str(error))

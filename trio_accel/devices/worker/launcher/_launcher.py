@@ -9,8 +9,8 @@ import signal
 import sys
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import attrs
 import trio
@@ -31,8 +31,8 @@ from ....actors import (
 from ....backends.base import AccelError, NotSupportedError
 from ..._preload import Preload
 from ...base._shortage import lost_descriptors
-from ._ahead import ImportsAhead, Judgement
-from ._link import EndOfLink, LauncherError, LauncherLink, Report, describe_exit, interpreter_options, is_dead
+from ._ahead import ImportsAhead
+from ._link import EndOfLink, LauncherError, LauncherLink, Report, describe_exit, is_dead
 
 __all__ = ["Launcher", "LauncherActor", "LauncherError", "StartWorker", "WorkerProcess", "open_launcher"]
 
@@ -42,6 +42,12 @@ _POLICY = Policy(backoff=Backoff(base=0.1, maximum=2.0, reset_after=1.0))
 # Its failures are those of the devices that order workers, which count them; never the system's.
 _ALWAYS = Policy(intensity=Intensity(sys.maxsize, 1.0), grace=2 * _POLICY.grace)
 _logger = logging.getLogger("trio_accel.devices")
+
+# Of the fields of a process's stat file that come after its name; see proc_pid_stat(5).
+_FLAGS, _STATUS = 6, -1
+_IS_EXITING = 0x4
+# CPUCLOCK_SCHED of the kernel: all that its threads have run.
+_SCHEDULED = 2
 
 
 @attrs.frozen
@@ -153,8 +159,7 @@ class LauncherActor(Actor):
 
     def _send(self, number: int, message: StartWorker) -> None:
         preload = message.preload if self._front.preloads else ()
-        arguments = (*interpreter_options(), *message.arguments)
-        self._link.order("start", number, arguments, message.descriptors, preload=preload)
+        self._link.order("start", number, message.arguments, message.descriptors, preload=preload)
 
     @enable_ki_protection
     async def _read(self) -> None:
@@ -251,13 +256,14 @@ class Launcher:
     Attributes:
         preloads: Whether it imports modules ahead: not once a launcher process has died meanwhile.
         ahead: What it imports ahead for programs.
+        ref: Address of its actor, once it is open.
     """
 
     def __init__(self) -> None:
         self.preloads: bool = True
         self.ahead: ImportsAhead = ImportsAhead()
         self._supervisor: Ref[LauncherSupervisor] | None = None
-        self._ref: Ref[LauncherActor] | None = None
+        self.ref: Ref[LauncherActor]
         self._link: LauncherLink | None = None
         self._opening = trio.Lock()
         self._numbers = itertools.count(1)
@@ -268,13 +274,7 @@ class Launcher:
         self._refusal: Exception | None = None
 
     def __repr__(self) -> str:
-        return f"<Launcher {self._ref!r}, {len(self._chunks)} chunks>"
-
-    @property
-    def ref(self) -> Ref[LauncherActor]:
-        """Address of its actor."""
-        assert self._ref is not None
-        return self._ref
+        return f"<Launcher {self._supervisor!r}, {len(self._chunks)} chunks>"
 
     async def start_worker(
         self, arguments: Iterable[str], descriptors: Iterable[int] = (), preload: Iterable[str] = ()
@@ -285,18 +285,9 @@ class Launcher:
             LauncherError: As there; or the launcher that is to start it does not start itself.
         """
         message = StartWorker(tuple(arguments), tuple(descriptors), tuple(preload))
-        with trio.CancelScope() as scope:
-            self._asking.add(scope)
-            try:
-                return await self.ref.ask(message)
-            finally:
-                self._asking.discard(scope)
+        with self._unless_refused():
+            return await self.ref.ask(message)
         raise LauncherError(f"a worker process was not started: {self._refusal}") from self._refusal
-
-    @property
-    def judgements(self) -> dict[str, Judgement]:
-        """What became of each module that was to be imported ahead, of those of which that is known."""
-        return self.ahead.judgements
 
     async def import_ahead(self, modules: Iterable[str | Preload], preload: Iterable[str]) -> None:
         """Have modules imported for all workers that start from then on; each is tried in a child first.
@@ -314,11 +305,17 @@ class Launcher:
             self.ahead.want(each.module, before, is_trusted=each.trusted)
             for each in (Preload(module) if isinstance(module, str) else module for module in modules)
         ]
+        with self._unless_refused():
+            for each in over:
+                await each.wait()
+
+    @contextmanager
+    def _unless_refused(self) -> Generator[None, None, None]:
+        """Leave the block once no launcher starts."""
         with trio.CancelScope() as scope:
             self._asking.add(scope)
             try:
-                for each in over:
-                    await each.wait()
+                yield
             finally:
                 self._asking.discard(scope)
 
@@ -396,10 +393,6 @@ class Launcher:
             name = next(name for name in names if name not in taken)
             self._supervisor = await system.spawn(LauncherSupervisor, self, name=name, policy=_ALWAYS)
 
-    async def open_process(self, context: ActorContext) -> None:
-        """Start the actor that holds the process; for its supervisor."""
-        self._ref = await context.spawn(LauncherActor, self, name="process", policy=_POLICY)
-
 
 class LauncherSupervisor(Actor):
     """Has the actor of the launcher process restarted as often as it fails."""
@@ -410,7 +403,7 @@ class LauncherSupervisor(Actor):
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Start that actor."""
-        await self._front.open_process(context)
+        self._front.ref = await context.spawn(LauncherActor, self._front, name="process", policy=_POLICY)
         yield
 
 
@@ -436,13 +429,6 @@ async def open_launcher(system: System) -> Launcher:
         _launchers[system] = weakref.ref(launcher)
     await launcher.open_in(system)
     return launcher
-
-
-# Of the fields of a process's stat file that come after its name; see proc_pid_stat(5).
-_FLAGS, _STATUS = 6, -1
-_IS_EXITING = 0x4
-# CPUCLOCK_SCHED of the kernel: all that its threads have run.
-_SCHEDULED = 2
 
 
 class WorkerProcess:
