@@ -23,20 +23,15 @@ from ..transport._protocol import ARRAY, COMPLEX, DTYPES, HOST, TUPLE, Wire
 from ..transport._wire_values import decode_fault
 from ._memory import RemoteArray, WorkerBlocks
 
-__all__ = [
-    "Binding",
-    "HostDecoder",
-    "LaunchTemplate",
-    "decode_array",
-    "decode_launch",
-    "decode_spec",
-    "no_host",
-]
+__all__ = ["LaunchTemplate", "decode_array", "decode_launch", "decode_spec", "no_host"]
 
 HostDecoder: TypeAlias = Callable[[Any], npt.NDArray[Any]]
 """Called with what was sent for a host array; returns the array."""
 
 T = TypeVar("T")
+
+# Of one template: a program that drops its results has the same blocks again and again.
+_MOST_BINDINGS = 256
 
 
 def decode_launch(
@@ -179,10 +174,6 @@ def no_host(array: Any) -> NoReturn:
     raise TypeError(f"a host array where there is none: {reprlib.repr(array)}")
 
 
-# Of one template: a program that drops its results has the same blocks again and again.
-_MOST_BINDINGS = 256
-
-
 @attrs.frozen
 class _HostAddress:
     """Where a host array lies that a template has."""
@@ -241,24 +232,6 @@ class LaunchTemplate:
     Raises:
         ImportError: This process does not have the specification's module.
     """
-
-    __slots__ = (
-        "_allocations",
-        "_arrays",
-        "_bindings",
-        "_fields",
-        "_hosts",
-        "_library",
-        "_make_spec",
-        "_many",
-        "_name",
-        "_outputs",
-        "_packed",
-        "_reads",
-        "_uses",
-        "_values",
-        "_writes",
-    )
 
     def __init__(self, data: Any) -> None:
         self._allocations: tuple[tuple[int, int], ...]

@@ -23,12 +23,15 @@ from ....backends.base.ops import CopyFromHostSpec, CopyToHostSpec, OperationSpe
 from ...arrays._blocks import Block, BlockTable
 from ...base._arrival import Arrival
 from ...base._bridge import LoopNotifier
-from ...base._shortage import lost_descriptors
 from ..transport._channel import Channel
-from ..transport._frames import LOST
-from ..transport._protocol import Message, plain_array
 
 __all__ = ["RemoteArray", "RemoteCopies", "WorkerBlocks", "WorkerMemory", "WorkerSlabs"]
+
+Change: TypeAlias = Callable[[], Awaitable[None]]
+_logger = logging.getLogger("trio_accel.devices")
+# Then all of a slab are forgotten: they are made again in a moment.
+_MOST_ARRAYS = 256
+_Copy: TypeAlias = CopyFromHostSpec | CopyToHostSpec
 
 
 class WorkerBlocks(dict[int, Block]):
@@ -83,13 +86,6 @@ class WorkerBlocks(dict[int, Block]):
                 # Without waking the loop, which is awake.
                 block.is_released = True
                 dropped.append((number, block.nbytes, None))
-
-
-Change: TypeAlias = Callable[[], Awaitable[None]]
-
-_logger = logging.getLogger("trio_accel.devices")
-# Then all of a slab are forgotten: they are made again in a moment.
-_MOST_ARRAYS = 256
 
 
 @attrs.frozen(eq=False)
@@ -223,18 +219,16 @@ class WorkerMemory:
 
     Args:
         channel: Where the application is told.
-        give_up: Called where the device would serve without a part of the memory.
 
     Attributes:
         device: The device, once it is open.
         slabs: The slabs that it has been told of.
     """
 
-    def __init__(self, channel: Channel, give_up: Callable[[BaseException], None]) -> None:
+    def __init__(self, channel: Channel) -> None:
         self.device: AccelDevice
         self.slabs: WorkerSlabs = WorkerSlabs()
         self._channel = channel
-        self._give_up = give_up
         # Size and descriptor of chunks that the application has not acknowledged.
         self._told: dict[int, tuple[int, int]] = {}
 
@@ -276,9 +270,6 @@ class WorkerMemory:
 
     def add_chunk(self, number: int, nbytes: int, descriptor: int) -> None:
         """Have the device map a chunk that there is."""
-        if descriptor == LOST:
-            self._give_up(lost_descriptors())
-            return
         self.device.map_chunk(number, nbytes, descriptor)
 
     def remove_chunk(self, number: int) -> None:
@@ -289,14 +280,7 @@ class WorkerMemory:
 
     def add_slab(self, number: int, nbytes: int, descriptor: int) -> None:
         """Have the device know host memory of the application."""
-        if descriptor == LOST:
-            self._give_up(lost_descriptors())
-            return
         self.slabs.add(self.device, number, nbytes, descriptor)
-
-    def remove_slab(self, number: int, wait_idle: Callable[[], Awaitable[None]]) -> None:
-        """No array of the application lies in a slab any more; see `WorkerSlabs.remove`."""
-        self.slabs.remove(self.device, number, wait_idle)
 
 
 @attrs.frozen
@@ -310,9 +294,6 @@ class RemoteArray:
 
     request: int
     index: int
-
-
-_Copy: TypeAlias = CopyFromHostSpec | CopyToHostSpec
 
 
 class RemoteCopies:
@@ -336,15 +317,8 @@ class RemoteCopies:
         host = cast("RemoteArray", copy.host)
         place = device.placement(array.block)
         transfer = next(self._numbers)
-        message: Message = (
-            "copy",
-            transfer,
-            host.request,
-            host.index,
-            place.chunk,
-            place.offset,
-            plain_array(array),
-        )
+        plain = array.block, array.offset, array.dtype.value, array.shape, array.strides
+        message = "copy", transfer, host.request, host.index, place.chunk, place.offset, plain
         notifier = LoopNotifier(lambda: self._send(message, now=True))
         self._waiting[transfer] = stream.hold(notifier), notifier
 
@@ -372,24 +346,20 @@ class _Device:
 
     def open_library(self, name: str) -> KernelLibrary:
         library = self._device.open_library(name)
-        return _Memory(library, self._device, self._copies) if name == "memory" else library
+        if name != "memory":
+            return library
+        return _Memory(library.name, library.operations, library, self._device, self._copies)
 
 
 @attrs.frozen(eq=False)
 class _Memory:
     """A memory library that has the application copy its own arrays."""
 
+    name: str
+    operations: frozenset[str]
     _library: KernelLibrary
     _device: AccelDevice
     _copies: RemoteCopies
-
-    @property
-    def name(self) -> str:
-        return self._library.name
-
-    @property
-    def operations(self) -> frozenset[str]:
-        return self._library.operations
 
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
         return self._library.prepare(spec)

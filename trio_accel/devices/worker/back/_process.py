@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,9 +22,11 @@ from ..transport._page import SharedPage
 from ..transport._protocol import WorkerConfig
 from ._server import WorkerServer
 
-__all__ = ["Heartbeat", "LogForwarder", "main"]
+__all__ = ["main"]
 
 _SOCKET, _PAGE = 3, 4
+# Seconds between two beats, and the most characters of a record of the logs.
+_INTERVAL, _LONGEST = 0.1, 1 << 16
 # Seconds after which a thread is asked for the interpreter's lock. Python's own 5 ms let what is done wait
 # for its reply while others are launched: 64 askers of 64×64 products got 7000 of them a second, and 11 000
 # with this.
@@ -37,13 +40,19 @@ def main() -> None:
         faulthandler.enable()
     _keep_to_itself(_SOCKET, _PAGE)
     page = SharedPage(_PAGE)
-    heartbeat = Heartbeat(page)
-    heartbeat.start()
+    # An operation that keeps the loop busy is no silence. And whatever else fails, the process must end.
+    threading.Thread(target=_beat, args=(page,), name="heartbeat", daemon=True).start()
     # The loop and the threads of the streams take turns with the interpreter's lock for microseconds each.
     sys.setswitchinterval(_SWITCH)
     trio.run(_main, page)
     # Streams that are stuck are no reason to stay.
     os._exit(0)
+
+
+def _beat(page: SharedPage) -> None:
+    while True:
+        time.sleep(_INTERVAL)
+        page.beat()
 
 
 def _keep_to_itself(*descriptors: int) -> None:
@@ -80,38 +89,9 @@ async def _main(page: SharedPage) -> None:
             nursery.start_soon(channel.listen)
         async with System.open(config.path) as system:
             server = WorkerServer(system, channel, page, config)
-            with system.subscribe(server.observe_life, messages=False):
+            with system.subscribe(server.events.tell, messages=False):
                 await server.run(received[1:])
         nursery.cancel_scope.cancel(reason="the worker ends")
-
-
-_INTERVAL = 0.1
-
-
-class Heartbeat:
-    """A thread that beats: an operation that keeps the worker's loop busy is no silence."""
-
-    def __init__(self, page: SharedPage) -> None:
-        self._page = page
-        self._is_over = threading.Event()
-        # A daemon: whatever else fails, the process must end.
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-
-    def start(self) -> None:
-        """Begin to beat."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Beat no more."""
-        self._is_over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._is_over.wait(_INTERVAL):
-            self._page.beat()
-
-
-_LONGEST = 1 << 16
 
 
 class LogForwarder(logging.Handler):

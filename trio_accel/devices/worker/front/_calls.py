@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
@@ -21,10 +21,6 @@ from ._request import LeaseRequest
 from ._requests import RequestSender
 
 __all__ = ["Calls", "Leases"]
-
-
-class _CallLostError(Exception):
-    """The worker is gone and has not answered; the next one can be asked."""
 
 
 @attrs.define(eq=False)
@@ -73,20 +69,14 @@ class Calls:
             sender.send_released()
             self._last += 1
             number = self._last
-            self._calls[number] = _Call(what)
+            call = self._calls[number] = _Call(what)
             sender.link.send(("call", number, what, *arguments), now=True)
-            with suppress(_CallLostError):
-                return await self._wait(number)
-
-    async def _wait(self, number: int) -> Any:
-        call = self._calls[number]
-        try:
-            await call.done.wait()
-        finally:
-            self._calls.pop(number, None)
-        if call.is_lost:
-            raise _CallLostError
-        return call.value
+            try:
+                await call.done.wait()
+            finally:
+                del self._calls[number]
+            if not call.is_lost:
+                return call.value
 
     def answer(self, pid: int, number: int, value: Any) -> None:
         """A worker has answered; perhaps nobody waits any more.
@@ -103,21 +93,14 @@ class Calls:
         if number > self._last or (call is not None and (value is None) is (call.what == "count")):
             raise NonsenseError(f"result: it answers no call that was made, {number}")
         # Counted now, and not when its asker runs: more may have happened by then.
-        counted = None if value is None else self._count(pid, *value)
+        counted = None if value is None else self._count(pid, value)
         if call is not None:
             call.value = counted
             call.done.set()
 
-    def _count(
-        self,
-        pid: int,
-        launched: int,
-        completed: int,
-        in_flight: dict[str, int],
-        memory: tuple[int, ...],
-        usage: dict[str, tuple[int, ...]],
-    ) -> DeviceStatistics:
+    def _count(self, pid: int, value: Any) -> DeviceStatistics:
         """Add what the worker counts to what waits here: whatever it had done by then is known here."""
+        launched, completed, in_flight, memory, usage = value
         return DeviceStatistics(
             generation=self._device.generation,
             pid=pid,

@@ -31,6 +31,9 @@ _UNKNOWN = 0, inf, 0, 0
 # More than the allocator of a worker makes.
 _MOST = 4096
 
+INTACT = "; its arrays are intact: system.open_device(adopt=device) opens a device that has them"
+"""What is said behind the reason for which a device was given up, if it left any."""
+
 
 @attrs.define(eq=False)
 class Chunk:
@@ -206,10 +209,6 @@ class ChunkTable:
         """Give everything back."""
         self.blocks.clear()
         self.drop_empty()
-
-
-INTACT = "; its arrays are intact: system.open_device(adopt=device) opens a device that has them"
-"""What is said behind the reason for which a device was given up, if it left any."""
 
 
 @attrs.define(eq=False)

@@ -67,23 +67,14 @@ class WorkerDispatch:
         else:
             self._chunks = adopted.chunks
             self._chunks.on_drop = self._unshare
-        self._copies = CopyService()
-        self._outcomes = OutcomePolicy(device, self._copies)
-        self._pool = WorkerPool(device, self._chunks)
-        self._sender = RequestSender(device, self._chunks, self._copies, self._outcomes)
-        self._requests = self._sender.requests
-        self._calls = Calls(device, self._sender)
-        self._alarms = Alarms()
-        self._generations = Generations(
-            device,
-            self._chunks,
-            self._copies,
-            self._outcomes,
-            pool=self._pool,
-            sender=self._sender,
-            calls=self._calls,
-            alarms=self._alarms,
-        )
+        self._copies = copies = CopyService()
+        self._outcomes = outcomes = OutcomePolicy(device, copies)
+        self._pool = pool = WorkerPool(device, self._chunks)
+        self._sender = sender = RequestSender(device, self._chunks, copies, outcomes)
+        self._requests = sender.requests
+        self._calls = calls = Calls(device, sender)
+        self._alarms = alarms = Alarms()
+        self._generations = Generations(device, self._chunks, copies, outcomes, pool, sender, calls, alarms)
         self._answers = self._generations.answers
         self._measures = Measures(device, self._answers.actors)
         self._leases = Leases(device, self._sender, self._chunks)
@@ -204,9 +195,9 @@ class WorkerDispatch:
         try:
             self._requests.add(request)
             link = self._sender.link
-            if link is not None and self._requests.sent == 1 and link.may_spin:
+            if link is not None and self._requests.sent == 1 and link.channel.may_spin:
                 # Its asker sees its end by itself, as long as it is alone.
-                await link.spin(
+                await link.channel.spin(
                     partial(self._answers.take_own, link, request),
                     partial(self._answers.is_waited_for, request),
                 )

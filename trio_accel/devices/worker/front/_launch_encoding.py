@@ -97,8 +97,6 @@ class TemplateTable:
         counts: What became of templates, by the import path of the library.
     """
 
-    __slots__ = ("_is_on", "_last", "_numbers", "_post", "counts")
-
     def __init__(self, post: Callable[[Message], None]) -> None:
         self._post = post
         self._is_on = current_fast_paths().templates
@@ -317,7 +315,8 @@ def _encode_value(value: object, host: HostEncoder) -> object:
     if kind in _PLAIN:
         return value
     if kind is ArraySpec:
-        return _encode_array_spec(cast("ArraySpec", value))
+        array = cast("ArraySpec", value)
+        return ARRAY, int(array.block), _layout_of(array.offset, id(array.dtype), array.shape, array.strides)
     if kind is tuple:
         return TUPLE, *[_encode_value(item, host) for item in cast("tuple[object, ...]", value)]
     if isinstance(value, enum.Enum):
@@ -327,10 +326,6 @@ def _encode_value(value: object, host: HostEncoder) -> object:
     if isinstance(value, np.ndarray):
         return HOST, host(cast("npt.NDArray[Any]", value))
     raise _CannotCrossError
-
-
-def _encode_array_spec(spec: ArraySpec) -> object:
-    return ARRAY, int(spec.block), _layout_of(spec.offset, id(spec.dtype), spec.shape, spec.strides)
 
 
 @functools.lru_cache(1024)

@@ -20,20 +20,7 @@ from ...base._task_notifier import TaskNotifier
 from ._page import SharedFrame
 from ._protocol import Codec, Message, NonsenseError
 
-__all__ = [
-    "BUFFER",
-    "HEADER",
-    "LOST",
-    "MAX_DESCRIPTORS",
-    "MAX_LENGTH",
-    "RETRY",
-    "TRANSIENT",
-    "Inbox",
-    "Outbox",
-    "Received",
-    "close_all",
-    "duplicates",
-]
+__all__ = ["LOST", "MAX_LENGTH", "RETRY", "Inbox", "Outbox", "Received", "close_all"]
 
 Received: TypeAlias = tuple[Message, tuple[int, ...]]
 """A message and the descriptors that came with it, which belong to the receiver.
@@ -64,6 +51,19 @@ A socket counts as ready all the same, so one looks again after `RETRY` seconds.
 
 RETRY = 0.005
 
+# A frame from this size on is sent alone, which saves a copy.
+_LARGE = 64 * 1024
+# So many messages that were posted go in one frame.
+_POSTED = 64
+# So many system calls in a row before the writer lets other tasks run.
+_BURST = 8
+_NO_SIGNAL = int(getattr(socket, "MSG_NOSIGNAL", 0))
+_ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+# As plain numbers: members of an enumeration are put together by Python code.
+# Other systems have no workers, but import this.
+_CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+_TRUNCATED = int(socket.MSG_CTRUNC)
+
 
 def duplicates(descriptors: Sequence[int]) -> tuple[int, ...]:
     """Duplicate descriptors.
@@ -85,15 +85,6 @@ def close_all(descriptors: Iterable[int]) -> None:
     for descriptor in descriptors:
         if descriptor != LOST:
             os.close(descriptor)
-
-
-# A frame from this size on is sent alone, which saves a copy.
-_LARGE = 64 * 1024
-# So many messages that were posted go in one frame.
-_POSTED = 64
-# So many system calls in a row before the writer lets other tasks run.
-_BURST = 8
-_NO_SIGNAL = int(getattr(socket, "MSG_NOSIGNAL", 0))
 
 
 def _ignore() -> None:
@@ -119,26 +110,6 @@ class Outbox:
         asks: First items of the messages that are answered.
         on_asked: Called when one of them was sent, or shown.
     """
-
-    __slots__ = (
-        "_attached",
-        "_codec",
-        "_encode",
-        "_frames",
-        "_held",
-        "_is_asking",
-        "_is_refused",
-        "_posted",
-        "_queue",
-        "_rest",
-        "_sock",
-        "_work",
-        "asks",
-        "is_broken",
-        "on_asked",
-        "pending_bytes",
-        "shown",
-    )
 
     def __init__(self, sock: socket.socket, codec: Codec) -> None:
         self.is_broken: bool = False
@@ -356,13 +327,6 @@ def _transmit(sock: socket.socket, data: bytes | memoryview, descriptors: tuple[
     return sock.sendmsg([data], [rights], _NO_SIGNAL)
 
 
-_ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
-# As plain numbers: members of an enumeration are put together by Python code.
-# Other systems have no workers, but import this.
-_CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
-_TRUNCATED = int(socket.MSG_CTRUNC)
-
-
 class Inbox:
     """What was read and not yet returned: frames of the socket, and those that the peer shows in memory.
 
@@ -376,21 +340,6 @@ class Inbox:
         is_refused: The kernel had no memory to read with, for now.
         seen: Where the peer shows frames.
     """
-
-    __slots__ = (
-        "_buffer",
-        "_descriptors",
-        "_end",
-        "_last",
-        "_limit",
-        "_read_payload",
-        "_start",
-        "_view",
-        "error",
-        "is_at_end",
-        "is_refused",
-        "seen",
-    )
 
     def __init__(self, decode: Callable[[bytes | memoryview], Message | list[Message]], limit: int) -> None:
         self._read_payload = decode

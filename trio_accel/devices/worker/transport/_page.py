@@ -21,6 +21,16 @@ _AHEAD = 128
 # Processors that show stores, and make loads, in the order of the program.
 _ORDERED = frozenset({"x86_64", "amd64"})
 
+# One page in all.
+_FRAMES = 2048
+_MIDDLE = _FRAMES + SIZE
+_BYTES = _MIDDLE + SIZE
+FIRST_WORD = 2
+"""Number of the first word of a library."""
+
+WORDS = _FRAMES // 8
+"""How many words there are."""
+
 
 class SharedFrame:
     """Where one process shows a frame to another that looks for it, instead of sending it.
@@ -110,18 +120,6 @@ def _barrier() -> None:
     """Have all stores seen before anything is loaded: an instruction with the lock prefix does so."""
     with _LOCK:
         pass
-
-
-# One page in all.
-_FRAMES = 2048
-_MIDDLE = _FRAMES + SIZE
-_BYTES = _MIDDLE + SIZE
-
-FIRST_WORD = 2
-"""Number of the first word of a library."""
-
-WORDS = _FRAMES // 8
-"""How many words there are."""
 
 
 class SharedPage:

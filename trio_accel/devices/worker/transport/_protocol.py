@@ -73,13 +73,12 @@ from __future__ import annotations
 import functools
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import attrs
 
-from ....backends.base import DType, PlacedBlock
+from ....backends.base import DType
 from ....backends.base.fast_paths import FastPaths
-from ....backends.base.ops import ArraySpec
 from ..._options import DeviceOptions
 
 __all__ = [
@@ -99,9 +98,6 @@ __all__ = [
     "NonsenseError",
     "Wire",
     "WorkerConfig",
-    "placed_block",
-    "plain_address",
-    "plain_array",
 ]
 
 Message: TypeAlias = tuple[object, ...]
@@ -174,18 +170,3 @@ class WorkerConfig:
     is_timed: bool
     window: float
     fast_paths: FastPaths
-
-
-def plain_address(block: PlacedBlock) -> Address:
-    """A placed block as plain values."""
-    return block[:]
-
-
-def placed_block(data: Any) -> PlacedBlock:
-    """What `plain_address` made."""
-    return PlacedBlock(*data)
-
-
-def plain_array(array: ArraySpec) -> Message:
-    """An array as plain values."""
-    return array.block, array.offset, array.dtype.value, array.shape, array.strides
