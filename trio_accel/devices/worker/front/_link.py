@@ -69,11 +69,11 @@ class WorkerLink:
     process: WorkerProcess
     channel: Channel
     page: SharedPage
-    _device: str = attrs.field(kw_only=True)
-    _path: str = attrs.field(kw_only=True)
+    _device: str = attrs.field(alias="device", kw_only=True)
+    _path: str = attrs.field(alias="path", kw_only=True)
     _timeout: float = attrs.field(alias="heartbeat_timeout", kw_only=True)
-    _stuck_after: float | None = attrs.field(kw_only=True)
-    _window: float = attrs.field(default=0.0, kw_only=True)
+    _stuck_after: float | None = attrs.field(alias="stuck_after", kw_only=True)
+    _window: float = attrs.field(alias="window", default=0.0, kw_only=True)
     libraries: tuple[str, ...] = attrs.field(default=(), init=False)
     is_ready: bool = attrs.field(default=False, init=False)
     how: str | None = attrs.field(default=None, init=False)

@@ -104,8 +104,7 @@ class OutcomePolicy:
             self._copies.cancel(request)
         else:
             request.hosts.fill(results)
-            if request.hosts.copies:
-                self._copies.fetch(request)
+            self._copies.fetch(request)
 
     def _invalidate(self, request: OperationRequest, invalid: Any, error: BaseException | None) -> None:
         """Make invalid what the worker says, or all that it writes if a copy has failed."""

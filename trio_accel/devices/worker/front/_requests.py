@@ -365,8 +365,7 @@ class RequestSender:
         if isinstance(request, OperationRequest) and request.hosts.is_used:
             # It may be large.
             link.send(message, now=is_alone)
-            if request.hosts.copies:
-                self._copies.stage(request, self._filled)
+            self._copies.stage(request, self._filled)
             return
         link.post(message, now=is_alone)
 
