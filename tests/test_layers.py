@@ -76,9 +76,9 @@ THREADS_TOO = {
     "trio_accel.backends.cuda.runtime._reclaim": "to unmap may wait for a stream that Trio's thread holds",
     "trio_accel.backends.cuda.runtime._transfers": "copies of pageable memory, which make their caller wait",
     "trio_accel.backends.cuda.runtime._status_words": "a lock: holds are released from any thread",
-    "trio_accel.devices.worker.back._heartbeat": "the heartbeat: a sign of life must not depend on the loop",
+    "trio_accel.devices.worker.back._process": "the heartbeat: a sign of life must not depend on the loop",
     "trio_accel.devices.worker.launcher._launcher_fork": "a fork that tries whether threads start in it",
-    "trio_accel.devices.worker.transport._shared_frame": "a lock: taken, it is a barrier",
+    "trio_accel.devices.worker.transport._page": "a lock: taken, it is a barrier",
     "trio_accel.telemetry._loop_watch": "a watchdog: only another thread can look at a loop that is held",
     "trio_accel.testing._census": "the leak check looks at the threads there are, and starts none",
 }

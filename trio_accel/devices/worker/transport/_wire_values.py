@@ -1,4 +1,4 @@
-"""Errors as plain tuples: what a worker process says went wrong.
+"""Errors, events of actors and faults as plain tuples: what a worker process says of itself.
 
 No exception is pickled: unpickling one calls whatever its class says, and a class that one end can
 import the other may not. Instead the classes that mean something to both ends are registered here.
@@ -11,16 +11,20 @@ import operator
 import os
 import traceback
 from collections.abc import Callable
-from typing import Any, SupportsIndex, TypeAlias, cast
+from typing import Any, SupportsIndex, TypeAlias, TypeVar, cast
 
 import attrs
 import trio
 
 from .... import actors
-from ....actors import ActorError
+from ....actors import ActorError, Event
 from ....backends.base import AccelError, errors
+from ...operations._faults import Fault
+from ._protocol import Message
 
-__all__ = ["WireError", "decode_error", "encode_error"]
+__all__ = ["decode_error", "decode_event", "decode_fault", "encode_error", "encode_event", "encode_fault"]
+
+T = TypeVar("T")
 
 Fields: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
 """Positional arguments and keywords that make an exception."""
@@ -74,13 +78,13 @@ class _Encoder:
         self.left -= 1
         text = _text(error)
         name, fields = self._describe(error, text, depth)
-        cause = _cause(error)
+        cause = _had(lambda: error.__cause__, None)
         return (
             name,
             fields,
             f"{_name(error)}: {text}",
-            _notes(error),
-            _frames(error),
+            _had(lambda: _notes(error), tuple[str, ...]()),
+            _had(lambda: _traceback(error), ""),
             None if cause is None or not self._has_room(depth) else self.encode(cause, depth - 1),
         )
 
@@ -159,14 +163,14 @@ def _os_fields(error: OSError, prefix: str, text: str) -> Fields:
     return tuple(map(_plain, arguments)), {}
 
 
-def _import_fields(error: ImportError, prefix: str, text: str) -> Fields:
-    arguments, _ = _plain_fields(error, prefix, text)
-    return arguments, {"name": _plain(error.name), "path": _plain(error.path)}
+def _named_fields(*names: str) -> Callable[[Any, str, str], Fields]:
+    """Make the function for a class that keeps its arguments, and fields of these names."""
 
+    def fields(error: BaseException, prefix: str, text: str) -> Fields:
+        arguments, _ = _plain_fields(error, prefix, text)
+        return arguments, {name: _plain(getattr(error, name)) for name in names}
 
-def _name_fields(error: NameError | AttributeError, prefix: str, text: str) -> Fields:
-    arguments, _ = _plain_fields(error, prefix, text)
-    return arguments, {"name": _plain(error.name)}
+    return fields
 
 
 def _unicode_fields(error: UnicodeDecodeError | UnicodeEncodeError, prefix: str, text: str) -> Fields:
@@ -190,9 +194,9 @@ _FIELDS: tuple[tuple[type[BaseException], Callable[[Any, str, str], Fields]], ..
     (AccelError, _accel_fields),
     (ActorError, _actor_fields),
     (OSError, _os_fields),
-    (ImportError, _import_fields),
-    (NameError, _name_fields),
-    (AttributeError, _name_fields),
+    (ImportError, _named_fields("name", "path")),
+    (NameError, _named_fields("name")),
+    (AttributeError, _named_fields("name")),
     (UnicodeDecodeError, _unicode_fields),
     (UnicodeEncodeError, _unicode_fields),
 )
@@ -209,17 +213,17 @@ _FROM_TRIO = (
 
 
 def _registry() -> dict[str, type[Exception]]:
-    found: dict[str, type[Exception]] = {}
-    for value in vars(builtins).values():
-        if isinstance(value, type) and issubclass(value, Exception) and not issubclass(value, ExceptionGroup):
-            found[value.__name__] = value
-    for cls in _FROM_TRIO:
-        found[f"trio.{cls.__name__}"] = cls
-    for module, base in ((errors, AccelError), (actors, ActorError)):
-        for name in module.__all__:
+    found: dict[str, type[Exception]] = {f"trio.{cls.__name__}": cls for cls in _FROM_TRIO}
+    sources = (
+        ("", builtins, Exception),
+        ("trio_accel.", errors, AccelError),
+        ("trio_accel.", actors, ActorError),
+    )
+    for prefix, module, base in sources:
+        for name in getattr(module, "__all__", vars(module)):
             value = getattr(module, name)
-            if isinstance(value, type) and issubclass(value, base):
-                found[f"trio_accel.{name}"] = value
+            if isinstance(value, type) and issubclass(value, base) and not issubclass(value, ExceptionGroup):
+                found[f"{prefix}{value.__name__}"] = value
     return found
 
 
@@ -243,34 +247,28 @@ def _name(error: BaseException) -> str:
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
 
 
+def _had(get: Callable[[], T], otherwise: T) -> T:
+    """Get something of an exception; a stranger's class may break anything it defines."""
+    try:
+        return get()
+    except Exception:  # noqa: BLE001 - as it says
+        return otherwise
+
+
 def _text(error: BaseException) -> str:
-    try:
-        return _exact(str(error))
-    except Exception:  # noqa: BLE001 - a stranger's __str__
-        return "(its text cannot be had: __str__ fails)"
-
-
-def _cause(error: BaseException) -> BaseException | None:
-    try:
-        return error.__cause__
-    except Exception:  # noqa: BLE001 - a stranger's property
-        return None
+    return _had(lambda: _exact(str(error)), "(its text cannot be had: __str__ fails)")
 
 
 def _notes(error: BaseException) -> tuple[str, ...]:
-    try:
-        notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
-        return tuple(_exact(note) for note in notes[:_MAX_NOTES])
-    except Exception:  # noqa: BLE001 - anything may have been put there
-        return ()
+    # Anything may have been put there.
+    notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
+    return tuple(_exact(note) for note in notes[:_MAX_NOTES])
 
 
-def _frames(error: BaseException) -> str:
+def _traceback(error: BaseException) -> str:
     """The traceback as text: nothing may keep the frames, and the arrays in them, alive."""
-    try:
-        return "".join(traceback.format_tb(error.__traceback__, limit=-_MAX_FRAMES)).rstrip()
-    except Exception:  # noqa: BLE001 - source lines come from whatever loader the module names
-        return ""
+    # Source lines come from whatever loader the module names.
+    return "".join(traceback.format_tb(error.__traceback__, limit=-_MAX_FRAMES)).rstrip()
 
 
 _EXACT = frozenset({type(None), bool, int, float, complex, str, bytes})
@@ -295,13 +293,83 @@ def _plain(value: object) -> object:
         return operator.index(value)
     if isinstance(value, os.PathLike):
         return _plain(os.fspath(cast("os.PathLike[str]", value)))
-    try:
-        return _exact(repr(value))
-    except Exception:  # noqa: BLE001 - a stranger's __repr__
-        return f"({type(value).__qualname__}: __repr__ fails)"
+    return _had(lambda: _exact(repr(value)), f"({type(value).__qualname__}: __repr__ fails)")
 
 
 def _exact(text: str) -> str:
     # A subclass of `str` may have methods of its own.
     exact = text if type(text) is str else str.__str__(text)
     return exact if len(exact) <= _MAX_TEXT else f"{exact[:_MAX_TEXT]} ... ({len(exact)} characters)"
+
+
+_EVENTS: dict[str, type[Any]] = {
+    cls.__name__: cls
+    for cls in (
+        actors.ActorStarted,
+        actors.ActorRestarted,
+        actors.ActorTerminated,
+        actors.SupervisorFailed,
+        actors.MessageStarted,
+        actors.MessageCompleted,
+        actors.MessageFailed,
+        actors.MessageCancelled,
+        actors.MessageWithdrawn,
+        actors.MessageDropped,
+    )
+}
+
+
+# By the annotation of a field.
+_TYPES_OF_FIELDS: dict[object, Any] = {
+    "str": str,
+    "bool": bool,
+    "int": int,
+    "int | None": (int, type(None)),
+    "float": (float, int),
+    "object": object,
+    "Context | None": type(None),
+    "BaseException": BaseException,
+    "BaseException | None": (BaseException, type(None)),
+}
+
+
+def encode_event(event: Event) -> Message:
+    """An event as plain values; of a dead letter only the name of its message is sent, and no context."""
+    fields: dict[str, object] = {}
+    for field in attrs.fields(type(event)):
+        value: object = getattr(event, field.name)
+        if isinstance(value, BaseException):
+            value = encode_error(value)
+        elif field.name in ("message", "context"):
+            value = None
+        fields[field.name] = value
+    return type(event).__name__, fields
+
+
+def decode_event(data: Any) -> Event:
+    """What `encode_event` made.
+
+    Raises:
+        Exception: It is nothing that `encode_event` makes.
+    """
+    name, fields = data
+    values: dict[str, object] = dict(fields)
+    error: Any = fields.get("error")
+    if error is not None:
+        values["error"] = decode_error(error)
+    event: Event = _EVENTS[name](**values)
+    for field in attrs.fields(_EVENTS[name]):
+        if not isinstance(values[field.name], _TYPES_OF_FIELDS[field.type]):
+            raise TypeError(f"{name}: {field.name} is no {field.type}")
+    return event
+
+
+def encode_fault(fault: Fault) -> Message:
+    """Make plain values of a fault."""
+    return fault.kind, fault.how, fault.seconds, None if fault.error is None else encode_error(fault.error)
+
+
+def decode_fault(data: Any) -> Fault:
+    """Make a fault of what `encode_fault` made of it."""
+    kind, how, seconds, error = data
+    return Fault(kind=kind, how=how, seconds=seconds, error=None if error is None else decode_error(error))

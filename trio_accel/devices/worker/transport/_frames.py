@@ -1,22 +1,55 @@
-"""What an end of a channel has to send."""
+"""Frames: how messages and descriptors lie in a stream, and what an end of a channel writes and reads."""
 
 from __future__ import annotations
 
 import array
+import errno
+import mmap
+import os
 import socket
+import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from typing import TypeAlias, cast
 
 import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...base._waits import TaskNotifier
-from ._codec import Codec, Message
-from ._framing import BUFFER, HEADER, MAX_DESCRIPTORS, MAX_LENGTH, RETRY, TRANSIENT, close_all, duplicates
-from ._shared_frame import SharedFrame
+from ._page import SharedFrame
+from ._protocol import Codec, Message, NonsenseError
 
-__all__ = ["Outbox"]
+__all__ = ["LOST", "MAX_LENGTH", "RETRY", "Inbox", "Outbox", "Received", "close_all"]
+
+Received: TypeAlias = tuple[Message, tuple[int, ...]]
+"""A message and the descriptors that came with it, which belong to the receiver.
+
+`LOST` stands for all of them if too many files are open in the process that receives.
+"""
+
+MAX_DESCRIPTORS = 16
+"""Descriptors that one message can carry."""
+
+LOST = -1
+"""In place of the descriptors of a message that were lost."""
+
+HEADER = struct.Struct("<IBQ")
+"""What stands before each payload: its length, the number of descriptors, the number of the frame."""
+
+MAX_LENGTH = 2**32 - 1
+"""The most bytes of a payload."""
+
+BUFFER = 256 * 1024
+"""One read takes at most so many bytes, and one write gathers about so many."""
+
+TRANSIENT = frozenset({errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS})
+"""The kernel has no memory, or too many descriptors are on their way to processes that do not read.
+
+A socket counts as ready all the same, so one looks again after `RETRY` seconds.
+"""
+
+RETRY = 0.005
 
 # A frame from this size on is sent alone, which saves a copy.
 _LARGE = 64 * 1024
@@ -25,6 +58,33 @@ _POSTED = 64
 # So many system calls in a row before the writer lets other tasks run.
 _BURST = 8
 _NO_SIGNAL = int(getattr(socket, "MSG_NOSIGNAL", 0))
+_ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+# As plain numbers: members of an enumeration are put together by Python code.
+# Other systems have no workers, but import this.
+_CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+_TRUNCATED = int(socket.MSG_CTRUNC)
+
+
+def duplicates(descriptors: Sequence[int]) -> tuple[int, ...]:
+    """Duplicate descriptors.
+
+    Raises:
+        OSError: One cannot be duplicated; then none is.
+    """
+    copies: list[int] = []
+    try:
+        copies.extend(os.dup(descriptor) for descriptor in descriptors)
+    except BaseException:
+        close_all(copies)
+        raise
+    return tuple(copies)
+
+
+def close_all(descriptors: Iterable[int]) -> None:
+    """Close descriptors that came with a message, or were to go with one."""
+    for descriptor in descriptors:
+        if descriptor != LOST:
+            os.close(descriptor)
 
 
 def _ignore() -> None:
@@ -50,26 +110,6 @@ class Outbox:
         asks: First items of the messages that are answered.
         on_asked: Called when one of them was sent, or shown.
     """
-
-    __slots__ = (
-        "_attached",
-        "_codec",
-        "_encode",
-        "_frames",
-        "_held",
-        "_is_asking",
-        "_is_refused",
-        "_posted",
-        "_queue",
-        "_rest",
-        "_sock",
-        "_work",
-        "asks",
-        "is_broken",
-        "on_asked",
-        "pending_bytes",
-        "shown",
-    )
 
     def __init__(self, sock: socket.socket, codec: Codec) -> None:
         self.is_broken: bool = False
@@ -285,3 +325,153 @@ def _transmit(sock: socket.socket, data: bytes | memoryview, descriptors: tuple[
         return sock.send(data, _NO_SIGNAL)
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
     return sock.sendmsg([data], [rights], _NO_SIGNAL)
+
+
+class Inbox:
+    """What was read and not yet returned: frames of the socket, and those that the peer shows in memory.
+
+    Args:
+        decode: Reads a payload.
+        limit: The most bytes that one may have.
+
+    Attributes:
+        is_at_end: There is nothing more to read.
+        error: Why, where the peer did not simply close its end.
+        is_refused: The kernel had no memory to read with, for now.
+        seen: Where the peer shows frames.
+    """
+
+    def __init__(self, decode: Callable[[bytes | memoryview], Message | list[Message]], limit: int) -> None:
+        self._read_payload = decode
+        self._limit = limit
+        self._buffer = memoryview(bytearray(BUFFER))
+        # The buffer, or a larger one that holds just the frame that is coming.
+        self._view = self._buffer
+        self._start = 0
+        self._end = 0
+        self._descriptors: deque[int] = deque()
+        # Number of the last frame that was returned.
+        self._last = 0
+        self.is_at_end: bool = False
+        self.is_refused: bool = False
+        self.error: Exception | None = None
+        self.seen: SharedFrame | None = None
+
+    def poll(self) -> list[Received]:
+        """The next message, if it is shown in memory."""
+        seen = self.seen
+        if seen is None:
+            return []
+        number = self._last + 1
+        payload = seen.take(number)
+        if payload is None:
+            return []
+        self._last = number
+        try:
+            return _alone(self._read_payload(payload))
+        except Exception as error:  # noqa: BLE001 - as in `read`
+            self.is_at_end = True
+            self.error = error.with_traceback(None)
+            return []
+
+    def read(self, sock: socket.socket) -> list[Received]:
+        """Read once; return the messages that are complete by then."""
+        received: list[Received] = []
+        self.is_refused = False
+        try:
+            size, ancillary, flags, _ = sock.recvmsg_into(
+                [self._view[self._end :] if self._end else self._view], _ANCILLARY, _CLOSE_ON_EXEC
+            )
+            if ancillary or flags & _TRUNCATED:
+                self._take(ancillary, flags)
+            self._end += size
+            self.is_at_end = not size
+            self._decode(received)
+        except (BlockingIOError, InterruptedError):
+            pass
+        except Exception as error:  # noqa: BLE001 - a peer that sends nonsense is as good as gone
+            self.is_refused = isinstance(error, OSError) and error.errno in TRANSIENT
+            if not self.is_refused:
+                self.is_at_end = True
+                self.error = error.with_traceback(None)
+        if self.is_at_end:
+            # What it has shown at last was there before.
+            received += self.poll()
+        return received
+
+    def close(self) -> None:
+        """Drop everything; descriptors whose message was not returned are closed."""
+        self.is_at_end = True
+        self.seen = None
+        close_all(self._descriptors)
+        self._descriptors.clear()
+
+    def _take(self, ancillary: list[tuple[int, int, bytes]], flags: int) -> None:
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors = array.array("i")
+                descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+                self._descriptors.extend(descriptors)
+        if len(self._descriptors) > MAX_DESCRIPTORS:
+            raise NonsenseError(f"{len(self._descriptors)} descriptors came that no message names")
+        if flags & _TRUNCATED:
+            # Of the message that is being read: the kernel hands over those of one at a time.
+            self._descriptors.append(LOST)
+
+    def _decode(self, received: list[Received]) -> None:
+        """Append the messages that are complete, and make room for the next one."""
+        view, start, end, ahead = self._view, self._start, self._end, HEADER.size
+        needed = ahead
+        while end - start >= ahead:
+            length, count, number = HEADER.unpack_from(view, start)
+            if length > self._limit:
+                raise NonsenseError(f"a message of {length} bytes is too large; allowed: {self._limit}")
+            begin = start + ahead
+            if begin + length > end:
+                needed += length
+                break
+            if number > self._last + 1:
+                raise NonsenseError(f"frame {number} came behind frame {self._last}: others are missing")
+            if number > self._last:
+                self._last = number
+                message = self._read_payload(view[begin : begin + length])
+                if type(message) is not list:
+                    received.append((cast("Message", message), self._claim(count) if count else ()))
+                elif count:
+                    raise NonsenseError("several messages came with descriptors")
+                else:
+                    # Several that were posted.
+                    received.extend([(one, ()) for one in message])
+            start = self._start = begin + length
+        if start == end:
+            self._view = self._buffer
+            self._start = self._end = 0
+        elif start + needed > len(view):
+            self._make_room(needed)
+
+    def _claim(self, count: int) -> tuple[int, ...]:
+        """Take the descriptors of the next message that has some; `LOST` if one of them was."""
+        claimed: list[int] = []
+        while len(claimed) < count:
+            descriptor = self._descriptors.popleft() if self._descriptors else None
+            if descriptor is None or descriptor == LOST:
+                close_all(claimed)
+                if descriptor is None:
+                    raise NonsenseError(f"a message came with {len(claimed)} descriptors instead of {count}")
+                return (LOST,)
+            claimed.append(descriptor)
+        return tuple(claimed)
+
+    def _make_room(self, needed: int) -> None:
+        """Move the beginning of a frame to where the whole of it fits; happens once for each frame."""
+        rest = self._view[self._start : self._end]
+        # Memory that the system gives as it is filled: the frame may be announced, and never come.
+        self._view = self._buffer if needed <= BUFFER else memoryview(mmap.mmap(-1, needed))
+        self._view[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)
+
+
+def _alone(message: Message | list[Message]) -> list[Received]:
+    if type(message) is list:
+        raise NonsenseError("a frame that is shown holds one message")
+    return [(cast("Message", message), ())]
