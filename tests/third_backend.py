@@ -47,8 +47,7 @@ from trio_accel.backends.base import (
 )
 from trio_accel.backends.base.chunks import ALIGNMENT
 from trio_accel.backends.base.kernels import KernelEntry, kernel, kernels_of, load_module_kernels
-from trio_accel.backends.base.library import TableLibrary
-from trio_accel.backends.base.manifest import LibraryEntry
+from trio_accel.backends.base.library import LibraryEntry, TableLibrary
 from trio_accel.backends.base.ops import (
     ArraySpec,
     CopyFromHostSpec,

@@ -411,7 +411,7 @@ class TestStreamsThatAreNone:
         """While it is not empty, no event can be recorded; of a bad handle a driver may die."""
         from cuda.bindings import driver
 
-        from trio_accel.backends.cuda.runtime import _foreign
+        from trio_accel.backends.cuda.runtime import _context
 
         refusing: list[int] = []
 
@@ -421,7 +421,7 @@ class TestStreamsThatAreNone:
                     return lambda *_: (driver.CUresult.CUDA_ERROR_INVALID_HANDLE,)
                 return getattr(driver, name)
 
-        monkeypatch.setattr(_foreign, "driver", Refusing())
+        monkeypatch.setattr(_context, "driver", Refusing())
         return refusing
 
 

@@ -1,8 +1,9 @@
-"""From files to arrays of a device, piece by piece."""
+"""From files to arrays of a device, piece by piece, which are found by their names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import attrs
@@ -22,9 +23,8 @@ from ..backends.base import (
 from ..devices import AccelRef, Device, Operation, Pending, PutFirst, PutPart
 from ._files import OpenFile, OpenFiles, StrPath, paths_of
 from ._header import TensorInfo, WeightsError
-from ._weights import Weights
 
-__all__ = ["Progress", "load"]
+__all__ = ["Progress", "Weights", "load"]
 
 _PIECE = 4 << 20
 # While one is on its way to the device, the next is read.
@@ -316,3 +316,43 @@ def _check_names(names: Iterable[str]) -> list[str]:
     if isinstance(names, str):
         raise TypeError(f"load: names must be several names, got the text {names!r}; give [{names!r}]")
     return list(names)
+
+
+class Weights(Mapping[str, AccelRef]):
+    """Arrays of a device by their names, in the order of their files, with the files' text.
+
+    Args:
+        arrays: The arrays.
+        metadata: Text by name.
+    """
+
+    def __init__(self, arrays: Mapping[str, AccelRef], metadata: Mapping[str, str]) -> None:
+        self._arrays = dict(arrays)
+        self._metadata = MappingProxyType(dict(metadata))
+
+    def __repr__(self) -> str:
+        return f"<Weights: {len(self)} arrays, {self.nbytes} bytes>"
+
+    def __getitem__(self, name: str) -> AccelRef:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """Text by name that the writer of the file has added; the first of several files has its way."""
+        return self._metadata
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays on the device."""
+        return sum(array.nbytes for array in self._arrays.values())
+
+    def release(self) -> None:
+        """Give the memory of all arrays back now; see `AccelRef.release`."""
+        for array in self._arrays.values():
+            array.release()

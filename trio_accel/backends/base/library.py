@@ -1,10 +1,13 @@
-"""A library of a backend: a table of kernels, and the plans of their operations."""
+"""A library of a backend: where it is, its table of kernels, and the plans of their operations."""
 
 from __future__ import annotations
 
+import importlib
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import ModuleType
 from typing import Any, ClassVar, Protocol
 
 import attrs
@@ -16,7 +19,38 @@ from .kernels import KernelEntry, kernels_of
 from .ops import OperationSpec
 from .protocols import CacheCounts, InThread
 
-__all__ = ["Described", "PlanCache", "TableLibrary"]
+__all__ = ["Described", "LibraryEntry", "PlanCache", "TableLibrary"]
+
+# Modules of SciPy import one another in circles, which two threads must not enter at different ends.
+_importing = threading.Lock()
+
+
+@attrs.frozen
+class LibraryEntry:
+    """A library of a backend.
+
+    Attributes:
+        module: Its module, below the backend's package.
+        cls: Its class in that module; empty where the module's kernels are functions.
+        needs: What the vendor must have installed for it, as the backend names it; empty for nothing.
+    """
+
+    module: str
+    cls: str = ""
+    needs: str = ""
+
+    def load(self, package: str | None) -> ModuleType:
+        """Import the module; blocks.
+
+        Args:
+            package: Of the backend.
+
+        Raises:
+            ImportError: It, or what it needs, cannot be imported.
+        """
+        with _importing:
+            return importlib.import_module(self.module, package)
+
 
 _PLANNED = InThread()
 

@@ -13,8 +13,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from .device_info import DeviceInfo
-from .findings import BackendReport
+from .device_info import BackendReport, DeviceInfo
 from .ops import ArraySpec, OperationSpec
 
 __all__ = [

@@ -11,8 +11,7 @@ from ..base import BackendReport, ChunkKeeper, DeviceInfo, DeviceReport, NotSupp
 from ..base.host import has_shared_memory, map_shared, total_bytes
 from ._device import CpuDevice
 from .manifest import LIBRARIES, load_library
-from .runtime._malloc import keep_freed_memory
-from .runtime._processor import model_name, usable_cores
+from .runtime._machine import keep_freed_memory, model_name, usable_cores
 
 __all__ = ["CpuBackend"]
 

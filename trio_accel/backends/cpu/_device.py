@@ -20,8 +20,7 @@ from ..base import (
 from ..base.ops import ArraySpec
 from .kit._library import CpuLibrary
 from .manifest import LIBRARIES, open_library
-from .runtime._lease import HostLease
-from .runtime._memory import CpuMemory, HostArray
+from .runtime._memory import CpuMemory, HostArray, HostLease
 from .runtime._stream import CpuFault, CpuHold, CpuStream
 
 __all__ = ["CpuDevice"]

@@ -59,7 +59,7 @@ class CudaBackend:
     @property
     def driver_check(self) -> str:
         """A file that asks whether CUDA was initialised."""
-        return str(Path(__file__).with_name("_driver_in_use.py"))
+        return str(Path(__file__).with_name("_probe_process.py"))
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """Describe the GPUs that can be used; child processes ask the driver and look for libraries."""
@@ -188,7 +188,7 @@ def _open(
     info: DeviceInfo, limit: int, facts: DeviceFacts, libraries: Installed, keeper: ChunkKeeper | None
 ) -> CudaDevice:
     from ._device import CudaDevice
-    from .runtime._driver import CudaMemoryError
+    from .runtime._context import CudaMemoryError
 
     try:
         return CudaDevice(info, limit, facts.architecture, libraries, keeper)

@@ -27,11 +27,9 @@ from ._installed import Installed
 from .kit._device import LibraryDevice
 from .kit._library import CudaLibrary, ModuleLibrary
 from .manifest import LIBRARIES
-from .runtime._faults import CudaFaults
-from .runtime._foreign import reserved_by_others
-from .runtime._lease import CudaLease, Lending
-from .runtime._notifier import EventNotifier
-from .runtime._status_words import StatusWords
+from .runtime._foreign import CudaLease, Lending, reserved_by_others
+from .runtime._kernels import CudaFaults
+from .runtime._signals import EventNotifier, StatusWords
 from .runtime._stream import CudaHold, CudaStream
 
 __all__ = ["CudaDevice"]

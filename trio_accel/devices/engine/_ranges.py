@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 
 from ...backends.base import AccelStream
-from ...backends.base.extras import import_extra
+from ...backends.base.modules import import_extra
 from ...backends.base.ops import OperationSpec
 from ..operations._operation import Launch
 from ._enqueuer import Enqueuer, Kernels

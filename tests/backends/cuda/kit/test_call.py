@@ -23,7 +23,7 @@ from trio_accel.backends.base import DType, LibraryError, OutOfMemoryError
 from trio_accel.backends.base.device_array import DeviceArray
 from trio_accel.backends.base.kernels import kernel
 from trio_accel.backends.base.ops import ArraySpec, OperationSpec
-from trio_accel.backends.cuda.kit._call import Call
+from trio_accel.backends.cuda.kit._library import Call
 from trio_accel.backends.cuda.kit._workspace import Workspace
 
 pytestmark = pytest.mark.usefixtures("only_cuda")

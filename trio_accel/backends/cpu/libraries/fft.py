@@ -12,8 +12,8 @@ from scipy.fft._backend import _ScipyBackend  # pyright: ignore[reportPrivateUsa
 from ...base.checks import NATIVE
 from ...base.kernels import Call, kernel
 from ...base.ops import FftSpec
+from ..runtime._machine import usable_cores
 from ..runtime._memory import HostArray
-from ..runtime._processor import usable_cores
 
 __all__ = ["fft"]
 

@@ -11,12 +11,10 @@ from ...base.memory import no_such_block
 from ...base.ops import ArraySpec
 from ..runtime._context import CudaContext
 from ..runtime._graphs import Graphs
-from ..runtime._kernels import Kernels
+from ..runtime._kernels import ArrayKernels, Kernels
 from ..runtime._memory import CudaMemory
-from ..runtime._pinned import PinnedMemory
-from ..runtime._transfers import Transfers
-from ._arena import Arena
-from ._arrays import ArrayKernels
+from ..runtime._transfers import PinnedMemory, Transfers
+from ._workspace import Arena
 
 __all__ = ["LibraryDevice"]
 

@@ -13,10 +13,9 @@ from cuda.bindings import driver
 
 from ...base import AccelError, CompilationError, DriverError, LibraryError
 from ...base.ops import Dim3, KernelDefinition, KernelInfoSpec, KernelSpec, scalar_offsets
+from ..runtime._compiler import CompiledKernel, kernels_in, ptx_log
 from ..runtime._context import CudaContext
-from ..runtime._last_uses import LastUses
-from ..runtime._stream import CudaStream
-from ._compile import CompiledKernel, kernels_in, ptx_log
+from ..runtime._stream import CudaStream, LastUses
 
 __all__ = ["LoadedKernel"]
 

@@ -12,8 +12,7 @@ from nvmath.bindings import cublas
 
 from ...base import DType
 from ..kit._device import LibraryDevice
-from ..kit._scratch import scratch
-from ..kit._workspace import Workspace
+from ..kit._workspace import Workspace, scratch
 from ..runtime._stream import CudaStream
 
 __all__ = ["DEFAULT", "DEVICE", "HOST", "KINDS", "Cublas", "Factors", "Kind"]

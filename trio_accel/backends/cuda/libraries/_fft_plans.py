@@ -10,8 +10,7 @@ from nvmath.bindings import cufft
 
 from ...base.fft_layouts import PlanKey
 from ..runtime._context import CudaContext
-from ..runtime._last_uses import LastUses
-from ..runtime._stream import CudaStream
+from ..runtime._stream import CudaStream, LastUses
 
 __all__ = ["VendorPlan"]
 

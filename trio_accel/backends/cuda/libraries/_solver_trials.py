@@ -6,7 +6,7 @@ import attrs
 import numpy as np
 from cuda.bindings import driver
 
-from ..kit._scratch import scratch
+from ..kit._workspace import scratch
 from ..runtime._context import CudaContext
 from ._cusolver import Routine, Vendor
 from ._solver_kernels import POINTER, SolverKernels

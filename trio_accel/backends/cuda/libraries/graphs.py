@@ -22,9 +22,8 @@ from ...base.ops import (
     OperationSpec,
     graph_recipe,
 )
-from ..kit._call import Call
 from ..kit._device import LibraryDevice
-from ..kit._library import CudaLibrary
+from ..kit._library import Call, CudaLibrary
 from ..runtime._capture import CaptureStream, Executable
 from ..runtime._stream import CudaStream
 from ._conditions import Conditions

@@ -10,8 +10,7 @@ import attrs
 from cuda.bindings import driver
 
 from ...base import NotSupportedError
-from ._context import CudaContext
-from ._driver import is_sticky
+from ._context import CudaContext, is_sticky
 from ._stream import CudaStream
 
 __all__ = ["CaptureStream", "Executable"]

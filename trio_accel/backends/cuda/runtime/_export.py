@@ -1,11 +1,13 @@
-"""An array as other CUDA libraries of the process take it, without a copy."""
+"""An array as other CUDA libraries of the process and programs take it, without a copy."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, NoReturn
+import operator
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, cast
 
 import numpy as np
+from cuda.bindings import driver
 
 from ...base import DType, StaleRefError
 
@@ -15,9 +17,12 @@ if TYPE_CHECKING:
     from ...base import DeviceInfo
     from ...base.device_array import DeviceArray
     from ._context import CudaContext
+    from ._stream import CudaStream
 
-__all__ = ["CudaArray"]
+__all__ = ["CudaArray", "ProgramArray"]
 
+_LEGACY = int(driver.CU_STREAM_LEGACY)
+_NO_ORDER = -1
 # As in dlpack.h.
 _CUDA = 2
 _VERSIONED = (1, 0)
@@ -189,6 +194,72 @@ class CudaArray:
                 itemsize=size,
                 dtype=carrier,
                 is_readonly=is_read_only,
+            )
+
+
+class ProgramArray(CudaArray):
+    """An array of a program: an argument of a call, or of its constructor.
+
+    Libraries take it without a copy. What they enqueue on the call's stream is in order; on another stream
+    they wait for that, as their protocols say. An array that is only read is marked so where a library can
+    read the mark: PyTorch refuses `__cuda_array_interface__` with it, and DLPack has it from version 1.0 on.
+
+    Args:
+        array: Where it lies.
+        info: What the device is.
+        context: Its context.
+        stream: The stream of the call; None where everything is done with it.
+        is_read_only: Whether it must not be written to.
+    """
+
+    __slots__ = ("_stream",)
+
+    def __init__(
+        self,
+        array: DeviceArray,
+        info: DeviceInfo,
+        context: CudaContext,
+        stream: CudaStream | None,
+        *,
+        is_read_only: bool,
+    ) -> None:
+        super().__init__(array, info, context, is_read_only=is_read_only)
+        self._stream = stream
+
+    @property
+    def array(self) -> DeviceArray:
+        """Where it lies."""
+        return self._array
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The array by version 3 of Numba's protocol; see `CudaArray`."""
+        interface = self._interface()
+        address, _ = interface["data"]
+        handle = None if self._stream is None else self._stream.handle
+        return {**interface, "data": (address, False), "stream": handle}
+
+    def __dlpack__(
+        self,
+        *,
+        stream: object = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """The array as a DLPack capsule over the same memory; the consumer's stream waits for the call's."""
+        self._check()
+        self._check_export(dl_device, copy)
+        consumer = _LEGACY if stream is None else operator.index(cast("SupportsIndex", stream))
+        if self._stream is not None and consumer not in (_NO_ORDER, self._stream.handle):
+            self._context.order(self._stream.handle, consumer)
+        return self._capsule(max_version)
+
+    def _check(self) -> None:
+        if self._is_over:
+            raise StaleRefError(
+                "the call is over for which the program got this array; copy what is to be kept",
+                device=self._info.name,
             )
 
 

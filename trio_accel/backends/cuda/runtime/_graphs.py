@@ -12,8 +12,7 @@ from cuda.bindings import driver
 
 from ...base.fast_paths import current_fast_paths
 from ...base.launch_cache import Key, LaunchCache
-from ._context import CudaContext
-from ._driver import is_sticky
+from ._context import CudaContext, is_sticky
 from ._stream import CudaStream
 
 __all__ = ["Graphs"]

@@ -11,8 +11,7 @@ import attrs
 from cuda.bindings import driver
 
 from ...base import AccelError, BlockMemory, ChunkKeeper
-from ._context import CudaContext
-from ._driver import CudaMemoryError
+from ._context import CudaContext, CudaMemoryError
 from ._reclaim import Reclaimer
 
 __all__ = ["CudaMemory", "DeviceChunk"]

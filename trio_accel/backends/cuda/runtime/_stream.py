@@ -10,12 +10,10 @@ from contextlib import contextmanager, suppress
 from cuda.bindings import driver
 
 from ...base import AccelEvent, ContextPoisonedError, Waker
-from ._context import CudaContext
-from ._driver import is_sticky
-from ._notifier import EventNotifier
-from ._status_words import StatusWord, StatusWords
+from ._context import CudaContext, is_sticky
+from ._signals import EventNotifier, StatusWord, StatusWords
 
-__all__ = ["CudaEvent", "CudaHold", "CudaStream"]
+__all__ = ["CudaEvent", "CudaHold", "CudaStream", "LastUses"]
 
 _MASK = 0xFFFFFFFF
 _AT_LEAST = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
@@ -344,3 +342,17 @@ class CudaHold:
         # Once it is passed, the word is another's.
         self._status_words.advance(self._word, self._sequence)
         self._word = None
+
+
+class LastUses(dict[CudaStream, int]):
+    """By stream, the number of its event after the last use of something there."""
+
+    __slots__ = ()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a stream may not have got past the last use."""
+        for stream, number in tuple(self.items()):
+            if stream.is_destroyed or stream.refresh() >= number:
+                self.pop(stream, None)
+        return bool(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ....backends.base.search_path import search_path
+from ....backends.base.modules import search_path
 
 __all__ = ["interpreter_options", "program_arguments"]
 

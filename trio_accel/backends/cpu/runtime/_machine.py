@@ -1,10 +1,29 @@
-"""What the C library does with memory that is given back to it."""
+"""What the machine tells of its processor, and what its C library is told."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import os
+import platform
 
-__all__ = ["keep_freed_memory"]
+from ...base.host import table_entry
+
+__all__ = ["keep_freed_memory", "model_name", "usable_cores"]
+
+
+@functools.cache
+def model_name() -> str:
+    """The vendor's name of the processor, as far as the system tells."""
+    return table_entry("/proc/cpuinfo", "model name") or platform.processor() or platform.machine() or "CPU"
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on: fewer than there are where it is bound to some of them."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
 
 # glibc's malloc.h; others have no such function, or take no notice.
 _TRIM_THRESHOLD = -1

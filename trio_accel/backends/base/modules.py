@@ -1,0 +1,46 @@
+"""Where modules are looked for: those of packages that are not always there, and those of other processes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from types import ModuleType
+
+from .errors import NotSupportedError
+
+__all__ = ["import_extra", "search_path"]
+
+
+def import_extra(module: str, extra: str) -> ModuleType:
+    """Import a module of a package that an extra brings.
+
+    Raises:
+        NotSupportedError: It is not installed; the error names the extra.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise NotSupportedError(
+            f"the package {package} cannot be imported ({error}); pip install 'trio-accel[{extra}]'"
+        ) from error
+
+
+def search_path() -> list[str]:
+    """Give `sys.path` as a process that this one starts is to have it.
+
+    An entry that is a path but no string becomes one; what is no path is left out. Entries that depend on the
+    working directory, "" among them, come last: that directory may be another one by now, and what lies in it
+    must never be taken for a module of the standard library or of an installed package.
+    """
+    entries = [text for entry in sys.path if (text := _as_text(entry)) is not None]
+    return sorted(entries, key=lambda entry: not os.path.isabs(entry))
+
+
+def _as_text(entry: object) -> str | None:
+    try:
+        # What else than strings is in the list, the list's type does not say.
+        return os.fsdecode(entry)  # type: ignore[arg-type]
+    except TypeError:
+        return None
