@@ -67,7 +67,7 @@ THREADS = re.compile(
 THREADS_TOO = {
     "trio_accel.actors._runs": "the number of a thread: each Trio run has one, and nothing is started",
     "trio_accel.backends.base.memory": "a lock: memory is given out on one thread and closed on another",
-    "trio_accel.backends.base.library": "a lock: two libraries may be imported at once, in two threads",
+    "trio_accel.backends.base.modules": "a lock: two libraries may be imported at once, in two threads",
     "trio_accel.backends.cuda.runtime._signals": "the bridge from host functions, and holds of any thread",
     "trio_accel.backends.cuda.runtime._context": "a context is current in a thread, and lost in any",
     "trio_accel.backends.cuda.runtime._graphs": "locks: launched on one thread, cleared up on another",

@@ -233,7 +233,7 @@ class TestMemory:
             async with ref.lease(stream=stream):
                 pass
             await device.synchronize()
-            counts.add(len(opened._streams))
+            counts.add(len(opened.streams))
         assert len(counts) == 1
 
 

@@ -114,7 +114,7 @@ def test_ended_streams_are_forgotten(device):
         stream = device.open_stream(f"stream {number}")
         stream.record()
         stream.close()
-        assert stream.join(None)
+        stream.join()
     device.open_stream("last")
     assert len(device._streams) == 1
 

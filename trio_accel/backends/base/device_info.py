@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import attrs
 
-__all__ = ["BackendReport", "DeviceInfo", "DeviceReport", "Isolation", "Software"]
+__all__ = ["BackendReport", "DeviceInfo", "DeviceReport", "Isolation", "Software", "choose"]
 
 Isolation = Literal["process", "inline"]
 
@@ -98,3 +99,26 @@ class BackendReport:
     devices: tuple[DeviceReport, ...] = ()
     software: tuple[Software, ...] = ()
     problem: str | None = None
+
+
+def choose(
+    devices: Iterable[DeviceInfo], backend: str, index: int, memory_limit: int | None
+) -> tuple[DeviceInfo, int]:
+    """Find the device to open, and the most bytes that its blocks may take.
+
+    Args:
+        devices: Those that can be opened.
+        backend: Name of the backend.
+        index: Number of the device.
+        memory_limit: What was asked for; None for what there is.
+
+    Raises:
+        ValueError: No device has that index, or the limit is negative.
+    """
+    found = {info.index: info for info in devices}
+    if index not in found:
+        names = ", ".join(info.name for info in found.values()) or "none"
+        raise ValueError(f"index: there is no device {backend}:{index}; there is {names}")
+    if memory_limit is not None and memory_limit < 0:
+        raise ValueError(f"memory_limit: {memory_limit} is negative")
+    return found[index], found[index].total_memory if memory_limit is None else memory_limit

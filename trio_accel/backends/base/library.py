@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,13 +14,13 @@ from .checks import check_dtypes, check_shapes
 from .device_info import DeviceInfo
 from .errors import AccelError, NotSupportedError
 from .kernels import KernelEntry, kernels_of
+from .modules import import_alone
 from .ops import OperationSpec
 from .protocols import CacheCounts, InThread
 
 __all__ = ["Described", "LibraryEntry", "PlanCache", "TableLibrary"]
 
-# Modules of SciPy import one another in circles, which two threads must not enter at different ends.
-_importing = threading.Lock()
+_PLANNED = InThread()
 
 
 @attrs.frozen
@@ -48,11 +46,7 @@ class LibraryEntry:
         Raises:
             ImportError: It, or what it needs, cannot be imported.
         """
-        with _importing:
-            return importlib.import_module(self.module, package)
-
-
-_PLANNED = InThread()
+        return import_alone(self.module, package)
 
 
 class Described(Protocol):

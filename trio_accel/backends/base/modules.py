@@ -1,15 +1,21 @@
-"""Where modules are looked for: those of packages that are not always there, and those of other processes."""
+"""How modules are imported: of packages that are not always there, ahead of their use, in other processes."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
 from types import ModuleType
 
 from .errors import NotSupportedError
 
-__all__ = ["import_extra", "search_path"]
+__all__ = ["import_ahead", "import_alone", "import_extra", "search_path"]
+
+# Modules of SciPy import one another in circles, which two threads must not enter at different ends.
+_importing = threading.Lock()
 
 
 def import_extra(module: str, extra: str) -> ModuleType:
@@ -25,6 +31,25 @@ def import_extra(module: str, extra: str) -> ModuleType:
         raise NotSupportedError(
             f"the package {package} cannot be imported ({error}); pip install 'trio-accel[{extra}]'"
         ) from error
+
+
+def import_alone(module: str, package: str | None = None) -> ModuleType:
+    """Import a module while no other thread imports one by this function; blocks."""
+    with _importing:
+        return importlib.import_module(module, package)
+
+
+def import_ahead(modules: Iterable[str]) -> None:
+    """Import what libraries need when a device is opened, and not with their first operations; blocks.
+
+    Such an import holds the interpreter's lock for many milliseconds, whichever thread makes it, and a
+    program that has a device open serves others meanwhile. A worker is the fork of a process that has done
+    so, or has no others to serve.
+    """
+    for module in modules:
+        # One that cannot be imported is no error until a program asks for its library.
+        with suppress(ImportError):
+            import_alone(module)
 
 
 def search_path() -> list[str]:

@@ -7,7 +7,6 @@ import faulthandler
 import itertools
 import queue
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -126,7 +125,7 @@ class CpuStream:
         try:
             self._put(latch)
         except RuntimeError:
-            self.join(None)
+            self.join()
         else:
             latch.wait()
 
@@ -137,20 +136,10 @@ class CpuStream:
                 self._is_closed = True
                 self._items.put(None)
 
-    def join(self, deadline: float | None) -> bool:
-        """Block until the closed stream's thread has ended.
-
-        Args:
-            deadline: When to give up, by `time.monotonic`; None for never.
-
-        Returns:
-            Whether it has ended.
-        """
-        thread = self._thread
-        if thread is not None:
-            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
-            thread.join(None if remaining is None else min(remaining, threading.TIMEOUT_MAX))
-        return self.has_ended
+    def join(self) -> None:
+        """Block until the closed stream's thread has ended."""
+        if self._thread is not None:
+            self._thread.join()
 
     def _put(self, item: _Item) -> None:
         with self._lock:
