@@ -220,7 +220,7 @@ class TestMemory:
             assert opened._has_ended
 
     def _open_when_closing(self, opened: Any, library: Library) -> None:
-        while not opened._is_closed:
+        while not opened.is_closed:
             pass
         assert not opened._has_ended
         library.gate.open()
@@ -304,7 +304,7 @@ class TestEnds:
             ref.release()
             ta.testing.poison(device, "by a test")
         with trio.fail_after(5):
-            while not lost._is_closed:  # noqa: ASYNC110  # it has no event
+            while not lost.is_closed:  # noqa: ASYNC110  # it has no event
                 await trio.sleep(0.001)
         # What comes too late writes to memory that is still there.
         assert not lost.close(0.1)

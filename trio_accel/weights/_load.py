@@ -116,31 +116,27 @@ class _Buffer:
     nbytes: int = 0
 
 
+@attrs.define(eq=False)
 class _Loading:
     """One try to load tensors."""
 
-    def __init__(
-        self,
-        device: Device,
-        files: OpenFiles,
-        tensors: list[_Tensor],
-        *,
-        packed: bool,
-        progress: Progress | None,
-    ) -> None:
-        self._device = device
-        self._files = files
-        self._tensors = tensors
-        self._packed = packed
-        self._progress = progress
-        self._total = sum(tensor.info.nbytes for tensor in tensors)
-        self._done = 0
-        # Blocks of memory as arrays of one axis; in which of them a tensor lies, and from which element on.
-        self._sizes: dict[str, int] = {}
-        self._places = {tensor.info.name: self._place(tensor) for tensor in tensors}
-        self._blocks: dict[str, AccelRef] = {}
-        # Of tensors that are converted, a piece as it is in the file.
-        self._raw = np.empty(0, np.uint8)
+    _device: Device
+    _files: OpenFiles
+    _tensors: list[_Tensor]
+    _packed: bool = attrs.field(kw_only=True)
+    _progress: Progress | None = attrs.field(kw_only=True)
+    _total: int = attrs.field(init=False)
+    _done: int = attrs.field(default=0, init=False)
+    # Blocks of memory as arrays of one axis; in which of them a tensor lies, and from which element on.
+    _sizes: dict[str, int] = attrs.field(factory=dict[str, int], init=False)
+    _places: dict[str, tuple[str, int]] = attrs.field(init=False)
+    _blocks: dict[str, AccelRef] = attrs.field(factory=dict[str, AccelRef], init=False)
+    # Of tensors that are converted, a piece as it is in the file.
+    _raw: npt.NDArray[np.uint8] = attrs.field(factory=lambda: np.empty(0, np.uint8), init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._total = sum(tensor.info.nbytes for tensor in self._tensors)
+        self._places = {tensor.info.name: self._place(tensor) for tensor in self._tensors}
 
     async def run(self) -> Weights:
         """Load them all, or leave nothing."""

@@ -13,7 +13,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -102,21 +102,14 @@ def _follow(text: str, folder: Path | None, waiting: list[tuple[str, Path | None
 
 
 def _find(name: str, near: Path | None, folders: Sequence[Path]) -> Path | None:
-    for path in _candidates(name, near, folders):
+    for folder in folders if near is None else (near, *folders):
         try:
-            if path.is_file():
+            if (path := folder / name).is_file():
                 return path
         except (OSError, ValueError):
             # A name that no file can have.
             continue
     return None
-
-
-def _candidates(name: str, near: Path | None, folders: Sequence[Path]) -> Iterator[Path]:
-    if near is not None:
-        yield near / name
-    for folder in folders:
-        yield folder / name
 
 
 def _content(path: Path) -> bytes | None:
@@ -184,6 +177,7 @@ def code_key(**parts: str | bytes | int | tuple[str | bytes, ...]) -> bytes:
     return digest.digest()
 
 
+@attrs.define(eq=False)
 class CodeCache:
     """A folder of compiled code, which any number of threads and processes read and write at once.
 
@@ -203,24 +197,15 @@ class CodeCache:
             kept.
     """
 
-    def __init__(self, folder: Path | None, *, cap: int = _DEFAULT_CAP) -> None:
-        if cap < 1:
-            raise ValueError(f"cap: must be at least 1 byte, got {cap}")
-        self._folder = folder
-        self._cap = cap
-        # Bytes until this object looks at the folder again; it looks before its first write.
-        self._unseen = 0
-        self._has_warned = False
+    folder: Path | None
+    cap: int = attrs.field(default=_DEFAULT_CAP, kw_only=True)
+    # Bytes until this object looks at the folder again; it looks before its first write.
+    _unseen: int = attrs.field(default=0, init=False)
+    _has_warned: bool = attrs.field(default=False, init=False)
 
-    @property
-    def folder(self) -> Path | None:
-        """Where it is; None if there is none."""
-        return self._folder
-
-    @property
-    def cap(self) -> int:
-        """Most bytes in it."""
-        return self._cap
+    def __attrs_post_init__(self) -> None:
+        if self.cap < 1:
+            raise ValueError(f"cap: must be at least 1 byte, got {self.cap}")
 
     def compiled(self, key: bytes | None, compiler: Callable[[], CompiledCode]) -> CompiledCode:
         """Find code, or compile it and keep it; blocks.
@@ -242,27 +227,27 @@ class CodeCache:
         data: bytes | None = None
         with self._quietly("read"), self._opened(make=False) as folder:
             if folder is not None:
-                data = _read(_name_of(key), folder, self._cap)
+                data = _read(_name_of(key), folder, self.cap)
         return None if data is None else _decoded(key, data)
 
     def store(self, key: bytes, code: CompiledCode) -> None:
         """Keep code under a key, if that can be done."""
         data = _encoded(key, code)
-        if len(data) > self._cap // _FREE_PART:
+        if len(data) > self.cap // _FREE_PART:
             return
         with self._quietly("written to"), self._opened(make=True) as folder:
             if folder is None:
                 return
             if len(data) > self._unseen:
-                _evict(folder, self._cap - self._cap // _FREE_PART - len(data))
-                self._unseen = max(self._cap // _LOOK_EVERY, len(data))
+                _evict(folder, self.cap - self.cap // _FREE_PART - len(data))
+                self._unseen = max(self.cap // _LOOK_EVERY, len(data))
             self._unseen -= len(data)
             _write(_name_of(key), folder, data)
 
     @contextmanager
     def _opened(self, *, make: bool) -> Generator[int | None, None, None]:
         """The folder's descriptor, if it is one to be trusted; None where there is no folder."""
-        path = self._folder
+        path = self.folder
         if path is None:
             yield None
             return
@@ -296,7 +281,7 @@ class CodeCache:
                 _logger.warning(
                     "the cache of compiled kernels, %s, cannot be %s: %s; kernels are compiled instead. "
                     "TRIO_ACCEL_CACHE_PATH names another folder, TRIO_ACCEL_CACHE_DISABLE=1 does without",
-                    self._folder,
+                    self.folder,
                     what,
                     error,
                 )

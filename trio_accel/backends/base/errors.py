@@ -79,7 +79,6 @@ class ContextPoisonedError(AccelError):
     is_to_blame: bool = attrs.field(default=False, kw_only=True, repr=False)
 
 
-@attrs.define(eq=False, slots=False)
 class DeviceLostError(AccelError):
     """The device gave up: more losses than its intensity allows, or no way to rebuild its context."""
 
@@ -99,12 +98,10 @@ class OutOfMemoryError(AccelError):
     total: int = attrs.field(kw_only=True)
 
 
-@attrs.define(eq=False, slots=False)
 class StaleRefError(AccelError):
     """The memory behind a reference is gone (released, closed, lost), or damaged by an operation."""
 
 
-@attrs.define(eq=False, slots=False)
 class InputFailedError(AccelError):
     """An operation did not run because the one that makes its input failed (see ``__cause__``)."""
 
@@ -181,12 +178,10 @@ class DriverError(AccelError):
     code: int | str = attrs.field(kw_only=True)
 
 
-@attrs.define(eq=False, slots=False)
 class CompletionTimeoutError(AccelError):
     """An operation did not complete within the time that the device's options allow."""
 
 
-@attrs.define(eq=False, slots=False)
 class QueueFullError(AccelError, NotExecutedError):
     """Too many requests wait for a device; the message names the limit. It was never executed."""
 

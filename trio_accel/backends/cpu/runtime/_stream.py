@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
@@ -267,14 +268,12 @@ def _crash() -> None:
     ctypes.string_at(0)
 
 
+@attrs.define(eq=False)
 class CpuFault:
     """The state of a context that all its streams share: usable, or lost for a reason."""
 
-    __slots__ = ("_device", "reason")
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self.reason: str | None = None
+    _device: str
+    reason: str | None = None
 
     def error(self) -> ContextPoisonedError | None:
         """A new error that says why the context is lost; None while it is usable."""

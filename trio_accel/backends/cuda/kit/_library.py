@@ -87,10 +87,8 @@ class CudaLibrary(TableLibrary):
             else:
                 self._run(kernel, spec, stream)
         except Exception as error:
-            told = self._told(error)
-            if told is error:
-                raise
-            raise told from error
+            self._raise_told(error)
+            raise
         finally:
             if is_foreign:
                 context.restore()
@@ -125,9 +123,13 @@ class CudaLibrary(TableLibrary):
             with self._context:
                 function(*arguments)
         except Exception as error:
-            told = self._told(error)
-            if told is error:
-                raise
+            self._raise_told(error)
+            raise
+
+    def _raise_told(self, error: Exception) -> None:
+        """Raise what failed in the errors of backends, if it is none of these."""
+        told = self._told(error)
+        if told is not error:
             raise told from error
 
     def _told(self, error: Exception) -> Exception:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
+import attrs
 from cuda.bindings import driver
 
 from ...base import OutOfMemoryError
@@ -129,6 +130,7 @@ class Arena:
             self.drop(stream)
 
 
+@attrs.define(eq=False)
 class Region:
     """What one operation takes of its stream's area: piece after piece, all free again behind it.
 
@@ -139,16 +141,13 @@ class Region:
         size: Its size.
     """
 
-    __slots__ = ("_address", "_arena", "_more", "_size", "_stream", "_used")
-
-    def __init__(self, arena: Arena, stream: CudaStream, address: int, size: int) -> None:
-        self._arena = arena
-        self._stream = stream
-        self._address = address
-        self._size = size
-        self._used = 0
-        # Pieces for which the area had no room.
-        self._more: list[tuple[int, int]] = []
+    _arena: Arena
+    _stream: CudaStream
+    _address: int
+    _size: int
+    _used: int = attrs.field(default=0, init=False)
+    # Pieces for which the area had no room.
+    _more: list[tuple[int, int]] = attrs.field(factory=list[tuple[int, int]], init=False)
 
     def take(self, nbytes: int) -> int:
         """The address of so many bytes; raises as `Arena.take` does."""

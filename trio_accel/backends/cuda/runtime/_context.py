@@ -130,21 +130,6 @@ class CudaContext:
         is_dead: Whether the driver says so: it takes nothing back any more.
     """
 
-    __slots__ = (
-        "_address",
-        "_before_loss",
-        "_device",
-        "_handle",
-        "_is_alone",
-        "_is_memory_damaged",
-        "_lock",
-        "_loss",
-        "_number",
-        "_pushed",
-        "is_dead",
-        "is_lost",
-    )
-
     def __init__(self, index: int, device: str, *, is_alone: bool = False) -> None:
         self._device = device
         self._is_alone = is_alone
@@ -265,6 +250,18 @@ class CudaContext:
             finally:
                 # Both streams keep what they need of it.
                 driver.cuEventDestroy(event)
+
+    def load(self, code: bytes) -> Any:
+        """Load what was compiled; returns the driver's library. The context is current."""
+        return self.check(driver.cuLibraryLoadData(code, None, None, 0, None, None, 0))
+
+    def function_of(self, kernel: Any) -> Any:
+        """The function of a loaded kernel, ready to be launched. The context is current."""
+        function = self.check(driver.cuKernelGetFunction(kernel))
+        with suppress(RuntimeError):
+            # Else its first launch may load it; drivers before CUDA 12.4 have no such function.
+            self.check(driver.cuFuncLoad(function))
+        return function
 
     def before_loss(self, callback: Callable[[], None]) -> None:
         """Call something at the moment when the context counts as lost, in whatever thread sees it."""

@@ -6,6 +6,7 @@ import ctypes
 import operator
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, cast
 
+import attrs
 import numpy as np
 from cuda.bindings import driver
 
@@ -37,6 +38,7 @@ _pointer.restype = ctypes.c_void_p
 _pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
+@attrs.define(eq=False, repr=False)
 class CudaArray:
     """An array of a CUDA device, as long as it is leased. Made by `AccelRef.lease`.
 
@@ -47,16 +49,11 @@ class CudaArray:
             cupy.asarray(array)[0] = 1.0
     """
 
-    __slots__ = ("_array", "_context", "_info", "_is_over", "_is_read_only")
-
-    def __init__(
-        self, array: DeviceArray, info: DeviceInfo, context: CudaContext, *, is_read_only: bool
-    ) -> None:
-        self._array = array
-        self._info = info
-        self._context = context
-        self._is_read_only = is_read_only
-        self._is_over = False
+    _array: DeviceArray
+    _info: DeviceInfo
+    _context: CudaContext
+    _is_read_only: bool = attrs.field(kw_only=True)
+    _is_over: bool = attrs.field(default=False, init=False)
 
     def __repr__(self) -> str:
         state = ", lease over" if self._is_over else ", read-only" if self._is_read_only else ""
@@ -197,6 +194,7 @@ class CudaArray:
             )
 
 
+@attrs.define(eq=False, repr=False)
 class ProgramArray(CudaArray):
     """An array of a program: an argument of a call, or of its constructor.
 
@@ -212,19 +210,7 @@ class ProgramArray(CudaArray):
         is_read_only: Whether it must not be written to.
     """
 
-    __slots__ = ("_stream",)
-
-    def __init__(
-        self,
-        array: DeviceArray,
-        info: DeviceInfo,
-        context: CudaContext,
-        stream: CudaStream | None,
-        *,
-        is_read_only: bool,
-    ) -> None:
-        super().__init__(array, info, context, is_read_only=is_read_only)
-        self._stream = stream
+    _stream: CudaStream | None
 
     @property
     def array(self) -> DeviceArray:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, SupportsIndex
 
+import attrs
 from cuda.bindings import driver
 
 from ...base import ContextPoisonedError, DeviceInfo, DType
@@ -22,6 +23,7 @@ __all__ = ["CudaLease", "Lending", "described", "foreign_array", "handle_of", "r
 _LEGACY = int(driver.CU_STREAM_LEGACY)
 
 
+@attrs.define(eq=False)
 class Lending:
     """What of a device the program has, and the streams on which later work waits for what it does with it.
 
@@ -38,14 +40,11 @@ class Lending:
         context: As given.
     """
 
-    __slots__ = ("_leases", "_open_stream", "_returned", "context", "info")
-
-    def __init__(self, info: DeviceInfo, context: CudaContext, open_stream: Callable[[], CudaStream]) -> None:
-        self.info: DeviceInfo = info
-        self.context: CudaContext = context
-        self._open_stream = open_stream
-        self._leases: set[CudaLease] = set()
-        self._returned: list[CudaEvent] = []
+    info: DeviceInfo
+    context: CudaContext
+    _open_stream: Callable[[], CudaStream]
+    _leases: set[CudaLease] = attrs.field(factory=set["CudaLease"], init=False)
+    _returned: list[CudaEvent] = attrs.field(factory=list[CudaEvent], init=False)
 
     @property
     def is_idle(self) -> bool:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
+import attrs
 import numpy as np
 from cuda.bindings import driver
 
@@ -22,7 +22,7 @@ from ._context import CudaContext
 from ._signals import StatusWords
 from ._stream import CudaHold, CudaStream, LastUses
 
-__all__ = ["ArrayKernels", "CudaFaults", "Function", "Kernels", "Module"]
+__all__ = ["ArrayKernels", "CudaFaults", "Function", "Kernels", "LoadedCode", "Module"]
 
 _FOLDER = Path(__file__).parents[1] / "kernels"
 _THREADS = 256
@@ -70,23 +70,16 @@ class Function:
         )
 
 
-class Module:
-    """Loaded kernels that may be unloaded again.
+@attrs.define(eq=False)
+class LoadedCode:
+    """Code that the driver has loaded, and that may be unloaded again."""
 
-    Attributes:
-        functions: The kernels, in the order in which they were named.
-    """
-
-    __slots__ = ("_module", "_runs", "functions")
-
-    def __init__(self, module: Any, functions: tuple[Function, ...]) -> None:
-        self._module = module
-        self.functions: tuple[Function, ...] = functions
-        self._runs = LastUses()
+    _library: Any
+    _runs: LastUses = attrs.field(factory=LastUses, init=False)
 
     def note_use(self, stream: CudaStream) -> None:
         """One of the kernels has been launched on a stream."""
-        self._runs[stream] = stream.timeline.sequence + 1
+        self._runs.note(stream)
 
     @property
     def is_busy(self) -> bool:
@@ -95,7 +88,19 @@ class Module:
 
     def close(self) -> None:
         """Unload it: nothing of it runs any more. The context is current."""
-        driver.cuLibraryUnload(self._module)
+        if self._library is not None:
+            driver.cuLibraryUnload(self._library)
+
+
+@attrs.define(eq=False)
+class Module(LoadedCode):
+    """Loaded kernels that may be unloaded again.
+
+    Attributes:
+        functions: The kernels, in the order in which they were named.
+    """
+
+    functions: tuple[Function, ...]
 
 
 class Kernels:
@@ -144,13 +149,8 @@ class Kernels:
         return self._most
 
     def _function(self, module: Any, name: str, nbytes: int, offsets: Sequence[int] = (0,)) -> Function:
-        check = self._context.check
-        kernel = check(driver.cuLibraryGetKernel(module, name.encode()))
-        function = check(driver.cuKernelGetFunction(kernel))
-        with suppress(RuntimeError):
-            # Else its first launch may; drivers before CUDA 12.4 have no such function.
-            check(driver.cuFuncLoad(function))
-        return Function(self._context, function, nbytes, self._most, offsets)
+        kernel = self._context.check(driver.cuLibraryGetKernel(module, name.encode()))
+        return Function(self._context, self._context.function_of(kernel), nbytes, self._most, offsets)
 
     def close(self) -> None:
         """Unload everything; no kernel runs any more. The context is current."""
@@ -167,14 +167,11 @@ class Kernels:
             return self._modules[source]
 
     def _loaded(self, text: str) -> Any:
-        code = self._compile(text)
-        return self._context.check(driver.cuLibraryLoadData(code, None, None, 0, None, None, 0))
-
-    def _compile(self, text: str) -> bytes:
         from cuda.core import ProgramOptions
 
         # Products and sums are rounded one by one, as NumPy does.
-        return compiled(text, ProgramOptions(arch=f"sm_{self._architecture}", fma=False)).code
+        options = ProgramOptions(arch=f"sm_{self._architecture}", fma=False)
+        return self._context.load(compiled(text, options).code)
 
 
 # As in arrays.cu.

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
+import attrs
 from cuda.bindings import driver
 
 from ...base import AccelEvent, ContextPoisonedError, Waker
@@ -287,16 +288,14 @@ class CudaStream:
         return f"<CudaStream {self._name!r} ({'closed' if self.is_closed else 'open'})>"
 
 
+@attrs.define(eq=False, repr=False)
 class CudaEvent:
     """A point in a stream: done when the stream has written its number, or never will."""
 
-    __slots__ = ("_error", "finishers", "sequence", "stream")
-
-    def __init__(self, stream: CudaStream, sequence: int) -> None:
-        self.stream: CudaStream = stream
-        self.sequence: int = sequence
-        self.finishers: tuple[Callable[[], None], ...] = ()
-        self._error: Exception | None = None
+    stream: CudaStream
+    sequence: int
+    finishers: tuple[Callable[[], None], ...] = ()
+    _error: Exception | None = None
 
     @property
     def is_done(self) -> bool:
@@ -348,6 +347,10 @@ class LastUses(dict[CudaStream, int]):
     """By stream, the number of its event after the last use of something there."""
 
     __slots__ = ()
+
+    def note(self, stream: CudaStream) -> None:
+        """Something there is used on a stream now."""
+        self[stream] = stream.timeline.sequence + 1
 
     @property
     def is_busy(self) -> bool:
