@@ -52,15 +52,8 @@ class AccelError(Exception):
         return _rebuild, (type(self), fields)
 
     def __str__(self) -> str:
-        where = [
-            f"{label} {value}"
-            for label, value in (
-                ("device", self.device),
-                ("operation", self.operation),
-                ("generation", self.generation),
-            )
-            if value is not None
-        ]
+        values = {name: getattr(self, name) for name in ("device", "operation", "generation")}
+        where = [f"{name} {value}" for name, value in values.items() if value is not None]
         return f"{self.message} ({', '.join(where)})" if where else self.message
 
 

@@ -7,11 +7,17 @@ import numpy.typing as npt
 
 from ..base import AccelBackend, BackendReport, ChunkKeeper, DeviceInfo, DeviceReport, NotSupportedError
 from ..base.device_info import choose
-from ..base.host import has_shared_memory, map_shared, total_bytes
+from ..base.host import (
+    has_shared_memory,
+    keep_freed_memory,
+    map_shared,
+    model_name,
+    total_bytes,
+    usable_cores,
+)
 from ..base.modules import import_ahead
 from ._device import CpuDevice
 from .manifest import LIBRARIES
-from .runtime._machine import keep_freed_memory, model_name, usable_cores
 
 __all__ = ["CpuBackend"]
 

@@ -51,7 +51,7 @@ class CpuDevice(BlockDevice[CpuStream, HostArray, HostArray]):
         """Hold a stream back by what does not end; see `AccelDevice.spin`."""
         if not isinstance(stream, CpuStream):
             raise TypeError(f"stream: the CPU backend has its own streams, not {stream!r}")
-        return stream.hold() if block is None else stream.hold_writing(self.blocks.block(block)[0])
+        return stream.hold(memory=None if block is None else self.blocks.block(block)[0])
 
     def poison(self, reason: str, how: Poison = "illegal_address", stream: AccelStream | None = None) -> None:
         """Make the context unusable; see `AccelDevice.poison`.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaBackend"]
 
-_UUID_DIGITS = 32
-
 
 class CudaBackend(AccelBackend):
     """Computes with NVIDIA's libraries. Nothing of CUDA is imported before a device is opened."""
@@ -101,7 +99,7 @@ class CudaBackend(AccelBackend):
         assert libraries is not None  # there is a device that can be used
         if keeper is not None and not facts.keeps_memory:
             raise NotSupportedError(
-                f"{facts.name} cannot export memory to other processes; use isolation='inline'",
+                f"{facts.info.description} cannot export memory to other processes; use isolation='inline'",
                 backend=self.name,
                 device=info.name,
             )
@@ -119,42 +117,21 @@ class CudaBackend(AccelBackend):
         libraries = None
         if found.version is not None and found.devices:
             libraries = installed(found.version, is_worker=self._is_worker)
-        devices = tuple(_report(index, facts, libraries) for index, facts in enumerate(found.devices))
+        devices = tuple(_report(facts, libraries) for facts in found.devices)
         return found, devices, libraries
 
 
-def _report(index: int, facts: DeviceFacts, libraries: Installed | None) -> DeviceReport:
+def _report(facts: DeviceFacts, libraries: Installed | None) -> DeviceReport:
     problem = facts.why_not
     if problem is None and libraries is not None:
-        problem = libraries.reason or libraries.refusal(facts.name, facts.capability)
+        problem = libraries.reason or libraries.refusal(facts.info.description, facts.capability)
     major, minor = facts.capability
     return DeviceReport(
-        info=_info(index, facts),
+        info=facts.info,
         libraries=() if problem is not None or libraries is None else libraries.libraries,
         properties=(("compute capability", f"{major}.{minor}"), ("compute mode", facts.mode)),
         problem=problem,
     )
-
-
-def _info(index: int, facts: DeviceFacts) -> DeviceInfo:
-    return DeviceInfo(
-        backend="cuda",
-        index=index,
-        description=facts.name,
-        total_memory=facts.total_memory,
-        compute_units=facts.multiprocessors,
-        isolations=("process", "inline") if facts.keeps_memory else ("inline",),
-        completion="adaptive",
-        is_exclusive=facts.is_exclusive,
-        uuid=_uuid(facts.uuid),
-    )
-
-
-def _uuid(digits: str) -> str | None:
-    """As NVML and `nvidia-smi` write it; None if the driver has not told it."""
-    if len(digits) != _UUID_DIGITS or not digits.strip("0"):
-        return None
-    return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def _open(
@@ -169,7 +146,7 @@ def _open(
         # Another process was quicker, in a mode that allows one.
         if error.code != "CUDA_ERROR_DEVICE_UNAVAILABLE":
             raise
-        raise NotSupportedError(taken(facts.name), backend="cuda", device=info.name) from error
+        raise NotSupportedError(taken(facts.info.description), backend="cuda", device=info.name) from error
     except CudaMemoryError as error:
         raise OutOfMemoryError(
             "there is not enough memory left for a context; `nvidia-smi` shows which processes have it",

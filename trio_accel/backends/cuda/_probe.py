@@ -17,6 +17,7 @@ from typing import Any
 
 import attrs
 
+from ..base import DeviceInfo
 from . import _probe_process
 
 __all__ = ["ChildError", "DeviceFacts", "Probe", "ask", "probe"]
@@ -26,6 +27,7 @@ _MODULE = Path("/sys/module/nvidia/version")
 _PATIENCE = 60.0
 _LOOK = "see what `nvidia-smi` and the system's log say"
 _OLDEST = 12000
+_UUID_DIGITS = 32
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ORDER = "CUDA_DEVICE_ORDER"
 _MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
@@ -54,24 +56,16 @@ class DeviceFacts:
     """What the driver tells of a device without a context.
 
     Attributes:
-        name: The product.
-        uuid: What NVML and other processes know it by, as hexadecimal digits.
-        total_memory: Bytes.
-        multiprocessors: How many it has.
+        info: What it is.
         capability: Compute capability, such as ``(9, 0)``.
         mode: Compute mode.
-        is_exclusive: Whether it takes the context of one process only.
         keeps_memory: Whether memory can be exported as a descriptor.
         why_not: Why it cannot be used; None if it can.
     """
 
-    name: str
-    uuid: str
-    total_memory: int
-    multiprocessors: int
+    info: DeviceInfo
     capability: tuple[int, int]
     mode: str
-    is_exclusive: bool
     keeps_memory: bool
     why_not: str | None
 
@@ -149,7 +143,7 @@ def _understood(answer: dict[str, Any], visible: str | None) -> Probe:
         return Probe(version=version, reason=refusal, is_passing=answer["detail"] in _PASSING)
     if number < _OLDEST:
         return Probe(version=version, reason=_too_old(version or (0, 0)))
-    devices = tuple(map(_facts, answer["devices"]))
+    devices = tuple(_facts(*each) for each in enumerate(answer["devices"]))
     is_passing = any(device["context"] in _PASSING for device in answer["devices"])
     reason = devices[0].why_not if devices else _none(visible)
     if any(device.why_not is None for device in devices):
@@ -184,18 +178,32 @@ def _too_old(version: tuple[int, int]) -> str:
     return f"the NVIDIA driver is for CUDA {major}.{minor}, and 12.0 is needed: install driver 525 or later"
 
 
-def _facts(device: dict[str, Any]) -> DeviceFacts:
+def _facts(index: int, device: dict[str, Any]) -> DeviceFacts:
+    keeps_memory = device["has_descriptors"] == 1
     return DeviceFacts(
-        name=device["name"],
-        uuid=device["uuid"],
-        total_memory=device["total_memory"],
-        multiprocessors=device["multiprocessors"],
+        info=DeviceInfo(
+            backend="cuda",
+            index=index,
+            description=device["name"],
+            total_memory=device["total_memory"],
+            compute_units=device["multiprocessors"],
+            isolations=("process", "inline") if keeps_memory else ("inline",),
+            completion="adaptive",
+            is_exclusive=device["compute_mode"] == _EXCLUSIVE,
+            uuid=_uuid(device["uuid"]),
+        ),
         capability=(device["major"], device["minor"]),
         mode=_MODES.get(device["compute_mode"], "unknown"),
-        is_exclusive=device["compute_mode"] == _EXCLUSIVE,
-        keeps_memory=device["has_descriptors"] == 1,
+        keeps_memory=keeps_memory,
         why_not=_why_not(device),
     )
+
+
+def _uuid(digits: str) -> str | None:
+    """As NVML and `nvidia-smi` write it; None if the driver has not told it."""
+    if len(digits) != _UUID_DIGITS or not digits.strip("0"):
+        return None
+    return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def _why_not(device: dict[str, Any]) -> str | None:

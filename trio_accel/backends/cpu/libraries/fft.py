@@ -10,9 +10,9 @@ import scipy.fft
 from scipy.fft._backend import _ScipyBackend  # pyright: ignore[reportPrivateUsage]
 
 from ...base.checks import NATIVE
+from ...base.host import usable_cores
 from ...base.kernels import Call, kernel
 from ...base.ops import FftSpec
-from ..runtime._machine import usable_cores
 from ..runtime._memory import HostArray
 
 __all__ = ["fft"]

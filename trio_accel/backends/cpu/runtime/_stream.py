@@ -93,21 +93,15 @@ class CpuStream:
         if not event.is_done:
             self._put(partial(_wait_until_done, event))
 
-    def hold(self, waker: Waker | None = None) -> CpuHold:
-        """Hold back what is enqueued from now on; see `AccelStream.hold`."""
-        hold = CpuHold(waker)
-        self.enqueue(hold.wait)
-        return hold
+    def hold(self, waker: Waker | None = None, memory: npt.NDArray[np.uint8] | None = None) -> CpuHold:
+        """Hold back what is enqueued from now on; see `AccelStream.hold`.
 
-    def hold_writing(self, memory: npt.NDArray[np.uint8]) -> CpuHold:
-        """Hold back what is enqueued from now on, and write to memory for as long.
-
-        Raises:
-            RuntimeError: The stream is closed.
-            ContextPoisonedError: The context is lost.
+        Args:
+            waker: Rung when the stream gets there.
+            memory: Written to for as long.
         """
-        hold = CpuHold(None)
-        self.enqueue(partial(hold.write_to, memory))
+        hold = CpuHold(waker, memory)
+        self.enqueue(hold.wait)
         return hold
 
     def crash(self) -> None:
@@ -209,31 +203,27 @@ class CpuEvent:
         return f"<CpuEvent ({'done' if self._is_done else 'pending'}, error {self._error!r})>"
 
 
+@attrs.define(eq=False)
 class CpuHold:
     """What holds a stream back: its thread waits for the release."""
 
-    __slots__ = ("_released", "_waker")
-
-    def __init__(self, waker: Waker | None) -> None:
-        self._released = threading.Event()
-        self._waker = waker
+    _waker: Waker | None
+    _memory: npt.NDArray[np.uint8] | None
+    _released: threading.Event = attrs.field(factory=threading.Event, init=False)
 
     def release(self) -> None:
         """Let the stream go on. From any thread; more than once does nothing."""
         self._released.set()
 
     def wait(self) -> None:
-        """Block until the release; called in the stream's thread."""
+        """Block, or write to the memory, until the release; called in the stream's thread."""
         if self._waker is not None:
             self._waker.ring()
-        self._released.wait()
-
-    def write_to(self, memory: npt.NDArray[np.uint8]) -> None:
-        """Write until the release; called in the stream's thread."""
         for byte in itertools.cycle(range(256)):
-            memory[...] = byte
+            if self._memory is not None:
+                self._memory[...] = byte
             # In between others get the interpreter's lock.
-            if self._released.wait(_WRITING):
+            if self._released.wait(None if self._memory is None else _WRITING):
                 return
 
 

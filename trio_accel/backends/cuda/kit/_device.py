@@ -10,13 +10,13 @@ from ...base.device import BlockDevice
 from ...base.device_array import DeviceArray
 from ...base.memory import no_such_block
 from ...base.ops import ArraySpec
+from ...base.workspace import Arena
 from ..runtime._context import CudaContext
 from ..runtime._graphs import Graphs
 from ..runtime._kernels import ArrayKernels, Kernels
 from ..runtime._memory import CudaMemory, DeviceChunk
 from ..runtime._stream import CudaStream
 from ..runtime._transfers import PinnedMemory, Transfers
-from ._workspace import Arena
 
 __all__ = ["LibraryDevice"]
 

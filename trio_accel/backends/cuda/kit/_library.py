@@ -18,10 +18,10 @@ from ...base.device_array import DeviceArray, transposed
 from ...base.kernels import KernelEntry, load_module_kernels
 from ...base.library import TableLibrary
 from ...base.ops import ArraySpec, OperationSpec, Peers, StatusArray
+from ...base.workspace import Region
 from ..runtime._context import CudaMemoryError
 from ..runtime._stream import CudaStream
 from ._device import LibraryDevice
-from ._workspace import Region
 
 __all__ = ["Call", "CudaLibrary", "Errors", "ModuleLibrary", "Order", "factor_of"]
 

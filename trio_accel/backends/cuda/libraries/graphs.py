@@ -24,7 +24,7 @@ from ...base.ops import (
 )
 from ..kit._device import LibraryDevice
 from ..kit._library import Call, CudaLibrary
-from ..runtime._capture import CaptureStream, Executable
+from ..runtime._graphs import CaptureStream, Executable
 from ..runtime._stream import CudaStream
 from ._conditions import Conditions
 

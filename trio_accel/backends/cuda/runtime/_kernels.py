@@ -17,10 +17,11 @@ from cuda.bindings import driver
 
 from ...base import DType, Poison, scalar
 from ...base.device_array import DeviceArray
+from ...base.workspace import LastUses
 from ._compiler import compiled
 from ._context import CudaContext
 from ._signals import StatusWords
-from ._stream import CudaHold, CudaStream, LastUses
+from ._stream import CudaHold, CudaStream
 
 __all__ = ["ArrayKernels", "CudaFaults", "Function", "Kernels", "LoadedCode", "Module"]
 

@@ -16,6 +16,7 @@ import attrs
 from cuda.bindings import driver
 
 from ...base import AccelEvent, Waker
+from ...base.pools import PagePool
 from ._context import CudaContext
 
 __all__ = ["EventNotifier", "StatusWord", "StatusWords"]
@@ -54,32 +55,15 @@ class StatusWord:
         self._view[self._index] = value & 0xFFFFFFFF
 
 
-class StatusWords:
-    """The status words of one device; pages are given back when it is closed."""
+@attrs.define(eq=False)
+class StatusWords(PagePool[StatusWord]):
+    """The status words of one device. A word is taken, and a page made or freed, with the context current."""
 
-    def __init__(self, context: CudaContext) -> None:
-        self._context = context
-        self._free: list[StatusWord] = []
-        self._pages: list[int] = []
-        self._lock = threading.Lock()
-        # In the thread that opens the device: pinned memory takes the driver a while.
-        with context:
-            self._add_page()
+    _context: CudaContext
 
-    def take(self) -> StatusWord:
-        """A word that nobody uses. The context is current."""
-        while True:
-            with self._lock:
-                if self._free:
-                    return self._free.pop()
-            # Without the lock: a fault that shows here has what others hold given back.
-            self._add_page()
-
-    def give_back(self, word: StatusWord) -> None:
-        """Let others have it: nothing that was enqueued waits for more than it holds."""
-        with self._lock:
-            if self._pages:
-                self._free.append(word)
+    def __attrs_post_init__(self) -> None:
+        with self._context:
+            self.add_page()
 
     def advance(self, word: StatusWord | None, sequence: int) -> None:
         """Write to a word, once for each number; nothing when the device is closed. From any thread."""
@@ -89,25 +73,21 @@ class StatusWords:
                 word.written = sequence
                 word.write(sequence)
 
-    def close(self) -> None:
-        """Free the pages: no stream uses one any more, and no host thread. The context is current."""
-        with self._lock:
-            self._free.clear()
-            pages, self._pages = self._pages, []
-        for page in pages:
-            driver.cuMemFreeHost(page)
-
-    def _add_page(self) -> None:
+    def make_page(self) -> tuple[int, list[StatusWord]]:
+        """Get a page of words that are zero."""
         flags = driver.CU_MEMHOSTALLOC_DEVICEMAP | driver.CU_MEMHOSTALLOC_PORTABLE
         host = int(self._context.check(driver.cuMemHostAlloc(_BYTES, flags)))
         device = int(self._context.check(driver.cuMemHostGetDevicePointer(host, 0)))
         ctypes.memset(host, 0, _BYTES)
-        self._pages.append(host)
         view = memoryview((ctypes.c_uint32 * (_BYTES // 4)).from_address(host)).cast("B").cast("I")
-        for offset in range(_BYTES - _APART, -1, -_APART):
-            self._free.append(
-                StatusWord(device + offset, driver.CUdeviceptr(device + offset), 0, 0, view, offset // 4)
-            )
+        return host, [
+            StatusWord(device + offset, driver.CUdeviceptr(device + offset), 0, 0, view, offset // 4)
+            for offset in range(_BYTES - _APART, -1, -_APART)
+        ]
+
+    def free_page(self, page: int) -> None:
+        """Give a page back: no host thread uses it any more either."""
+        driver.cuMemFreeHost(page)
 
 
 _SIZE_OF_A_SEMAPHORE = 64

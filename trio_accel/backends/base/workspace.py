@@ -1,46 +1,102 @@
-"""Memory that kernels and libraries need for themselves while they compute.
+"""Memory that kernels and libraries of a GPU need for themselves while they compute.
 
-It is from the driver's stream-ordered pool.
+It is taken and given back in the order of streams, so that nothing has to be waited for.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Protocol
 
 import attrs
-from cuda.bindings import driver
 
-from ...base import OutOfMemoryError
-from ..runtime._context import CudaContext, CudaMemoryError
-from ..runtime._memory import CudaMemory
-from ..runtime._stream import CudaStream
+from .errors import OutOfMemoryError
+from .memory import BlockMemory
 
-__all__ = ["Arena", "Workspace", "scratch"]
+__all__ = ["Arena", "LastUses", "OrderedStream", "Region", "Workspace"]
 
-# As the driver aligns what it gives.
+# As drivers align what they give.
 _ALIGNMENT = 256
+
+
+class LosableContext(AbstractContextManager[None], Protocol):
+    """The context of a device: within its block the driver can be called."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing is enqueued any more."""
+        ...
+
+
+class OrderedStream(Protocol):
+    """A stream in whose order memory is taken and given back."""
+
+    @property
+    def is_destroyed(self) -> bool:
+        """Whether it has ended and was given back."""
+        ...
+
+    @property
+    def launched(self) -> int:
+        """The number of its last event."""
+        ...
+
+    def refresh(self) -> int:
+        """Look how far it is; returns the number of its last event that is done."""
+        ...
+
+    def take_memory(self, nbytes: int) -> int:
+        """Take memory of the device, for what is enqueued from now on; returns its address.
+
+        Raises:
+            MemoryError: There is not so much.
+        """
+        ...
+
+    def free_memory(self, address: int) -> None:
+        """Give memory back, behind what was enqueued; at once where the stream has ended."""
+
+    def synchronize(self) -> None:
+        """Block until everything enqueued is done."""
+
+
+class LastUses(dict[OrderedStream, int]):
+    """By stream, the number of its event after the last use of something that is to make way."""
+
+    __slots__ = ()
+
+    def note(self, stream: OrderedStream) -> None:
+        """Something there is used on a stream now."""
+        self[stream] = stream.launched + 1
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a stream may not have got past the last use."""
+        for stream, number in tuple(self.items()):
+            if stream.is_destroyed or stream.refresh() >= number:
+                self.pop(stream, None)
+        return bool(self)
 
 
 class Arena:
     """The workspace of a device: the operations of a stream use one area, one after the other.
 
-    From the driver's stream-ordered pool, and not from the chunks of arrays: it is lost with the context. It
-    counts as memory of the device. When blocks need the room, areas of idle streams are given back.
+    In the order of streams, and not from the chunks of arrays: it is lost with the context. It counts as
+    memory of the device. When blocks need the room, areas of idle streams are given back.
 
     Args:
         context: The device's context.
         memory: Counts the bytes.
     """
 
-    def __init__(self, context: CudaContext, memory: CudaMemory) -> None:
+    def __init__(self, context: LosableContext, memory: BlockMemory[Any, Any]) -> None:
         self._context = context
         self._memory = memory
         # By stream: where its area begins, and its size.
-        self._areas: dict[CudaStream, tuple[int, int]] = {}
+        self._areas: dict[OrderedStream, tuple[int, int]] = {}
         # By stream: the library that used its area last.
-        self._users: dict[CudaStream, str] = {}
+        self._users: dict[OrderedStream, str] = {}
         memory.relieve = self.give_back_idle
 
     @property
@@ -55,42 +111,39 @@ class Arena:
             found[self._users.get(stream, "")] += size
         return found
 
-    def begin(self, stream: CudaStream, library: str) -> Region:
+    def begin(self, stream: OrderedStream, library: str) -> Region:
         """Take the area of a stream for one operation of a library: until it ends, nobody gives it back."""
         self._users[stream] = library
         return Region(self, stream, *self._areas.pop(stream, (0, 0)))
 
-    def take(self, stream: CudaStream, nbytes: int) -> int:
+    def take(self, stream: OrderedStream, nbytes: int) -> int:
         """Take memory in the order of a stream.
 
         Raises:
             OutOfMemoryError: The limit leaves not so much.
-            CudaMemoryError: The device has not so much.
+            MemoryError: The device has not so much.
         """
         self._memory.take_workspace(nbytes)
         try:
-            return int(self._context.check(driver.cuMemAllocAsync(nbytes, stream.orders_memory.handle)))
+            return stream.take_memory(nbytes)
         except BaseException:
             self._memory.give_workspace(nbytes)
             raise
 
-    def free(self, stream: CudaStream, address: int, nbytes: int) -> None:
+    def free(self, stream: OrderedStream, address: int, nbytes: int) -> None:
         """Give memory back, behind what the stream has been given."""
         self._memory.give_workspace(nbytes)
-        if not self._context.is_dead:
-            # Of a stream that has ended, nothing uses it any more.
-            order = stream.orders_memory
-            driver.cuMemFreeAsync(address, 0 if order.is_destroyed else order.handle)
+        stream.free_memory(address)
 
-    def put(self, stream: CudaStream, address: int, nbytes: int) -> None:
+    def put(self, stream: OrderedStream, address: int, nbytes: int) -> None:
         """Make this the area of a stream."""
         self._areas[stream] = address, nbytes
 
-    def place(self, stream: CudaStream) -> tuple[int, int]:
+    def place(self, stream: OrderedStream) -> tuple[int, int]:
         """Where the area of a stream begins, and its size: what was captured uses it there."""
         return self._areas.get(stream, (0, 0))
 
-    def reserve(self, stream: CudaStream, nbytes: int) -> None:
+    def reserve(self, stream: OrderedStream, nbytes: int) -> None:
         """Make the area of a stream as large as this at least; raises as `take` does."""
         address, size = self.place(stream)
         if size < nbytes:
@@ -99,7 +152,7 @@ class Arena:
                 self.free(stream, address, size)
             self.put(stream, larger, nbytes)
 
-    def drop(self, stream: CudaStream) -> None:
+    def drop(self, stream: OrderedStream) -> None:
         """Give the area of a stream back."""
         self._users.pop(stream, None)
         address, nbytes = self._areas.pop(stream, (0, 0))
@@ -112,7 +165,7 @@ class Arena:
         idle = [
             stream
             for stream in tuple(self._areas)
-            if stream.is_destroyed or stream.refresh() >= stream.timeline.sequence
+            if stream.is_destroyed or stream.refresh() >= stream.launched
         ]
         if not idle or self._context.is_lost:
             return False
@@ -120,8 +173,8 @@ class Arena:
             for stream in idle:
                 self.drop(stream)
                 if not stream.is_destroyed:
-                    # It has nothing to do, so this does not block; the driver's pool gives back what is free.
-                    driver.cuStreamSynchronize(stream.handle)
+                    # It has nothing to do, so this does not block; the pool gives back what is free.
+                    stream.synchronize()
         return True
 
     def close(self) -> None:
@@ -142,7 +195,7 @@ class Region:
     """
 
     _arena: Arena
-    _stream: CudaStream
+    _stream: OrderedStream
     _address: int
     _size: int
     _used: int = attrs.field(default=0, init=False)
@@ -178,40 +231,40 @@ class Region:
         for address, nbytes in pieces:
             arena.free(stream, address, nbytes)
         # The operation has what it needs. If there is no room for one area, the next one says so.
-        with suppress(OutOfMemoryError, CudaMemoryError):
+        with suppress(OutOfMemoryError, MemoryError):
             arena.put(stream, arena.take(stream, self._used), self._used)
 
 
+@attrs.define(eq=False)
 class Workspace:
     """One area for each stream, which grows to what was needed at most; the stream orders its uses.
 
-    From the driver's stream-ordered pool, and not from the chunks of arrays: it is lost with the context. It
-    counts in the statistics of the device's memory, and the limit concerns it not.
+    In the order of streams, and not from the chunks of arrays: it is lost with the context. It counts in the
+    statistics of the device's memory, and the limit concerns it not.
 
     Args:
-        context: The device's context.
         memory: Counts the bytes.
         library: Name of the library.
     """
 
-    def __init__(self, context: CudaContext, memory: CudaMemory, library: str) -> None:
-        self._context = context
-        self._memory = memory
-        self._library = library
-        self._areas: dict[CudaStream, tuple[int, int]] = {}
+    _memory: BlockMemory[Any, Any]
+    _library: str
+    _areas: dict[OrderedStream, tuple[int, int]] = attrs.field(
+        factory=dict["OrderedStream", tuple[int, int]], init=False
+    )
 
-    def reserve(self, stream: CudaStream, nbytes: int) -> int:
+    def reserve(self, stream: OrderedStream, nbytes: int) -> int:
         """The address of at least so many bytes, free for the next operation on a stream.
 
         Raises:
-            CudaMemoryError: There is not so much.
+            MemoryError: There is not so much.
         """
         address, size = self._areas.get(stream, (0, 0))
         if size >= nbytes:
             return address
-        larger = int(self._context.check(driver.cuMemAllocAsync(nbytes, stream.orders_memory.handle)))
+        larger = stream.take_memory(nbytes)
         if size:
-            self._context.check(driver.cuMemFreeAsync(address, stream.orders_memory.handle))
+            stream.free_memory(address)
         self._areas[stream] = larger, nbytes
         self._memory.add_fixed_workspace(self._library, nbytes - size)
         return larger
@@ -220,33 +273,6 @@ class Workspace:
         """Give everything back, behind what uses it. The context is current."""
         for stream, (address, size) in self._areas.items():
             self._memory.add_fixed_workspace(self._library, -size)
-            order = stream.orders_memory
-            if order.is_destroyed:
-                # It has ended, and with it all that used the area.
-                driver.cuMemFreeAsync(address, 0)
-            else:
-                # Closed or not: work that nobody waits for any more may be on it.
-                self._context.check(driver.cuMemFreeAsync(address, order.handle))
+            # Closed or not: work that nobody waits for any more may be on the stream.
+            stream.free_memory(address)
         self._areas.clear()
-
-
-_NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
-_LEAST = 256
-
-
-@contextmanager
-def scratch(context: CudaContext, *rooms: int) -> Generator[tuple[int, list[int]]]:
-    """A stream, and the addresses of so many bytes each, zero at first; at the end waits for the stream."""
-    check, rooms = context.check, tuple(max(room, _LEAST) for room in rooms)
-    stream = int(check(driver.cuStreamCreate(_NON_BLOCKING)))
-    try:
-        places = [int(check(driver.cuMemAllocAsync(room, stream))) for room in rooms]
-        for place, room in zip(places, rooms, strict=True):
-            check(driver.cuMemsetD8Async(place, 0, room, stream))
-        yield stream, places
-        for place in places:
-            check(driver.cuMemFreeAsync(place, stream))
-        check(driver.cuStreamSynchronize(stream))
-        context.settle()
-    finally:
-        driver.cuStreamDestroy(stream)
