@@ -116,7 +116,7 @@ def test_ended_streams_are_forgotten(device):
         stream.close()
         stream.join()
     device.open_stream("last")
-    assert len(device._streams) == 1
+    assert len(device.streams) == 1
 
 
 def test_a_kernel_without_memory_for_itself_says_how_much_it_wanted(device, monkeypatch):
