@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from ..backends.base import NotSupportedError
-from ..backends.base.extras import import_extra
+from ..backends.base.modules import import_extra
 
 __all__ = ["GpuProcess", "GpuReading", "XidEvent", "XidEvents", "nvml_library", "read_all"]
 

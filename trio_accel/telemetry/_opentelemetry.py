@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ..backends.base.extras import import_extra
+from ..backends.base.modules import import_extra
 from ._figures import FIGURES, HISTOGRAMS, Figure, Sample
 from ._recorder import Recorder
 from ._snapshot import Histogram, SystemSnapshot

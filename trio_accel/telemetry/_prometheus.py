@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from ..backends.base.extras import import_extra
+from ..backends.base.modules import import_extra
 from ._figures import FIGURES, HISTOGRAMS, Figure
 from ._gpus import GpuWatch
 from ._recorder import Recorder

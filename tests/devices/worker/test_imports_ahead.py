@@ -24,7 +24,7 @@ from processes import children, command, descriptors, launcher, until, workers
 
 import trio_accel as ta
 from trio_accel.backends.cpu import CpuBackend
-from trio_accel.backends.cuda import _driver_in_use
+from trio_accel.backends.cuda import _probe_process
 from trio_accel.devices.worker.launcher import _launcher_trial
 from trio_accel.devices.worker.launcher._launcher import Launcher, open_launcher
 
@@ -218,12 +218,12 @@ def test_a_descriptor_of_the_driver_is_cuda(monkeypatch: pytest.MonkeyPatch) -> 
     with monkeypatch.context() as patched:
         patched.setattr(os, "listdir", lambda folder: [Path(path).name for path in files])
         patched.setattr(os, "readlink", files.__getitem__)
-        patched.setattr(_driver_in_use, "_is_initialised", bool)
-        why = _driver_in_use.driver_in_use()
+        patched.setattr(_probe_process, "_is_initialised", bool)
+        why = _probe_process.driver_in_use()
         assert why is not None
         assert "initialises CUDA" in why
         del files["/proc/self/fd/7"]
-        assert _driver_in_use.driver_in_use() is None
+        assert _probe_process.driver_in_use() is None
 
 
 async def test_what_an_import_does_to_the_environment_is_found_by_forks(

@@ -16,7 +16,7 @@ from isolated import options, replace_worker
 from processes import LAUNCHER, command
 
 import trio_accel as ta
-from trio_accel.backends.base.search_path import search_path
+from trio_accel.backends.base.modules import search_path
 from trio_accel.backends.cpu import CpuBackend
 from trio_accel.devices.worker.launcher._launcher import open_launcher
 from trio_accel.devices.worker.launcher._link import interpreter_options

@@ -10,8 +10,7 @@ import numpy as np
 from ...base import DType, ops
 from ...base.checks import INEXACT, LOW_PRECISION, NATIVE, check_dtype, scalar_of
 from ...base.kernels import Call, kernel
-from ..kit._pieces import pieces
-from ..runtime._memory import HostArray
+from ..runtime._memory import HostArray, pieces
 from ._fortran import LONGEST
 from ._routines import Routine, find
 

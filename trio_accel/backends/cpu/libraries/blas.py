@@ -13,8 +13,7 @@ from ...base.blas import plan_routine
 from ...base.checks import INEXACT, LOW_PRECISION, NATIVE, scalar_of
 from ...base.kernels import Call, kernel
 from ...base.ops import ArraySpec, Transpose
-from ..kit._pieces import convert, to_float32
-from ..runtime._memory import HostArray
+from ..runtime._memory import HostArray, convert, to_float32
 from ._fortran import LONGEST, Blas
 from ._routines import find
 from ._vectors import asum, axpy, dot, iamax, nrm2, rot, scal, swap

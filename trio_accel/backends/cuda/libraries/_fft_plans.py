@@ -9,8 +9,8 @@ from typing import TypeAlias
 from nvmath.bindings import cufft
 
 from ...base.fft_layouts import PlanKey
+from ...base.workspace import LastUses
 from ..runtime._context import CudaContext
-from ..runtime._last_uses import LastUses
 from ..runtime._stream import CudaStream
 
 __all__ = ["VendorPlan"]
@@ -87,7 +87,7 @@ class VendorPlan:
         if area != self._area and self.size:
             cufft.set_work_area(self._handle, area)
             self._area = area
-        self._runs[stream] = stream.timeline.sequence + 1
+        self._runs.note(stream)
         self._execute(self._handle, source, out, *self._signs[is_forward])
 
     def destroy(self) -> None:

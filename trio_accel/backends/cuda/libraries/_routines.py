@@ -13,12 +13,11 @@ from cuda.bindings import driver
 
 from ...base.blas import Factor, Matrix, Plan, Routine, plan_routine
 from ...base.checks import NATIVE
-from ...base.device_matrices import broadcast
+from ...base.device_array import broadcast
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec, OperationSpec, contiguous_strides
-from ..kit._call import Call
-from ..kit._checks import factor_of
 from ..kit._device import LibraryDevice
+from ..kit._library import Call, factor_of
 from ._cublas import HOST, KINDS, Kind
 from ._vectors import VectorLibrary
 

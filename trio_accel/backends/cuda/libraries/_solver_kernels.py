@@ -6,8 +6,7 @@ import struct
 from typing import Literal
 
 from ...base.checks import NATIVE
-from ...base.device_array import DeviceArray
-from ...base.device_matrices import stacked
+from ...base.device_array import DeviceArray, stacked
 from ..runtime._kernels import Kernels
 
 __all__ = ["POINTER", "SolverKernels"]

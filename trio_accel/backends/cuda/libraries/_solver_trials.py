@@ -6,8 +6,8 @@ import attrs
 import numpy as np
 from cuda.bindings import driver
 
-from ..kit._scratch import scratch
 from ..runtime._context import CudaContext
+from ..runtime._stream import scratch
 from ._cusolver import Routine, Vendor
 from ._solver_kernels import POINTER, SolverKernels
 

@@ -13,10 +13,8 @@ from ...base.device_array import DeviceArray
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec
 from ...base.product_layouts import vectors
-from ..kit._call import Call
-from ..kit._checks import factor_of
 from ..kit._device import LibraryDevice
-from ..kit._library import CudaLibrary
+from ..kit._library import Call, CudaLibrary, factor_of
 from ._cublas import DEVICE, HOST, KINDS, Cublas, Kind
 
 __all__ = ["VectorLibrary"]

@@ -16,10 +16,8 @@ from ...base.kernels import kernel
 from ...base.launch_cache import GraphCall, Key
 from ...base.ops import MatmulSpec, OperationSpec
 from ...base.product_layouts import Product, broadcast_operands, plan_gemm, plan_matmul, vectors
-from ..kit._call import Call
-from ..kit._checks import factor_of
 from ..kit._device import LibraryDevice
-from ..kit._library import Errors
+from ..kit._library import Call, Errors, factor_of
 from ..runtime._stream import CudaStream
 from ._cublas import DEFAULT, HOST, KINDS, Factors, Kind
 from ._integers import IntegerProducts

@@ -16,9 +16,8 @@ from ...base.fft_layouts import PlanKey, View
 from ...base.fft_steps import Convert, Transform, TransformPlan, Zero
 from ...base.kernels import kernel
 from ...base.ops import FftSpec
-from ..kit._call import Call
 from ..kit._device import LibraryDevice
-from ..kit._library import CudaLibrary, Errors
+from ..kit._library import Call, CudaLibrary, Errors
 from ._fft_plans import VendorPlan
 
 __all__ = ["FftLibrary"]

@@ -22,10 +22,9 @@ from ...base.ops import (
     OperationSpec,
     graph_recipe,
 )
-from ..kit._call import Call
 from ..kit._device import LibraryDevice
-from ..kit._library import CudaLibrary
-from ..runtime._capture import CaptureStream, Executable
+from ..kit._library import Call, CudaLibrary
+from ..runtime._graphs import CaptureStream, Executable
 from ..runtime._stream import CudaStream
 from ._conditions import Conditions
 

@@ -16,9 +16,8 @@ from ...base import DType, LibraryError
 from ...base.checks import NATIVE, scalar_of
 from ...base.kernels import kernel
 from ...base.ops import StatusArray, array_key
-from ..kit._call import Call
 from ..kit._device import LibraryDevice
-from ..kit._library import CudaLibrary, Errors
+from ..kit._library import Call, CudaLibrary, Errors
 from ..runtime._stream import CudaStream
 
 __all__ = ["SparseLibrary"]

@@ -21,7 +21,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ....backends.base import AccelError, NotSupportedError
-from ....backends.base.search_path import search_path
+from ....backends.base.modules import search_path
 
 __all__ = ["EndOfLink", "LauncherError", "LauncherLink", "Report", "describe_exit", "program_arguments"]
 

@@ -1,4 +1,8 @@
-"""Tells when a stream gets somewhere, without the driver ever running Python."""
+"""How host and device tell each other where a stream is, without the driver ever running Python.
+
+Streams write to status words in pinned host memory how far they are, and wait for the host's words; a thread
+rings when a stream gets somewhere.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,83 @@ import mmap
 import threading
 from typing import Any
 
+import attrs
 from cuda.bindings import driver
 
 from ...base import AccelEvent, Waker
+from ...base.pools import PagePool
+from ._context import CudaContext
 
-__all__ = ["EventNotifier"]
+__all__ = ["EventNotifier", "StatusWord", "StatusWords"]
+
+_BYTES = 64 << 10
+# A cache line each: the host polls one while the device writes the next.
+_APART = 64
+
+
+@attrs.define(eq=False)
+class StatusWord:
+    """One word of 32 bits, that host and device see at once; a timeline semaphore if its numbers grow.
+
+    Attributes:
+        address: Where the device finds it.
+        native: The same, as the bindings want it.
+        sequence: The last number that a stream was told to write to it, without a limit. A word that goes to
+            another stream counts on, as the numbers of the previous stream may still be waited for.
+        written: The last number that the host wrote.
+    """
+
+    address: int
+    native: driver.CUdeviceptr
+    sequence: int = 0
+    written: int = 0
+    _view: Any = None
+    _index: int = 0
+
+    def read(self) -> int:
+        """What stands there."""
+        value: int = self._view[self._index]
+        return value
+
+    def write(self, value: int) -> None:
+        """Let the device see a number."""
+        self._view[self._index] = value & 0xFFFFFFFF
+
+
+@attrs.define(eq=False)
+class StatusWords(PagePool[StatusWord]):
+    """The status words of one device. A word is taken, and a page made or freed, with the context current."""
+
+    _context: CudaContext
+
+    def __attrs_post_init__(self) -> None:
+        with self._context:
+            self.add_page()
+
+    def advance(self, word: StatusWord | None, sequence: int) -> None:
+        """Write to a word, once for each number; nothing when the device is closed. From any thread."""
+        with self._lock:
+            # Threads may come here together with one hold; and its page may be gone.
+            if word is not None and self._pages and word.written < sequence:
+                word.written = sequence
+                word.write(sequence)
+
+    def make_page(self) -> tuple[int, list[StatusWord]]:
+        """Get a page of words that are zero."""
+        flags = driver.CU_MEMHOSTALLOC_DEVICEMAP | driver.CU_MEMHOSTALLOC_PORTABLE
+        host = int(self._context.check(driver.cuMemHostAlloc(_BYTES, flags)))
+        device = int(self._context.check(driver.cuMemHostGetDevicePointer(host, 0)))
+        ctypes.memset(host, 0, _BYTES)
+        view = memoryview((ctypes.c_uint32 * (_BYTES // 4)).from_address(host)).cast("B").cast("I")
+        return host, [
+            StatusWord(device + offset, driver.CUdeviceptr(device + offset), 0, 0, view, offset // 4)
+            for offset in range(_BYTES - _APART, -1, -_APART)
+        ]
+
+    def free_page(self, page: int) -> None:
+        """Give a page back: no host thread uses it any more either."""
+        driver.cuMemFreeHost(page)
+
 
 _SIZE_OF_A_SEMAPHORE = 64
 
