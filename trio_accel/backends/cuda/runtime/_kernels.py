@@ -156,8 +156,10 @@ class Kernels:
     def _module(self, source: str) -> Any:
         with self._lock:
             if source not in self._modules:
-                text = (_FOLDER / f"{source}.cu").read_text(encoding="utf-8")
-                self._modules[source] = self._loaded(text)
+                common, own = (
+                    (_FOLDER / name).read_text(encoding="utf-8") for name in ("common.cuh", f"{source}.cu")
+                )
+                self._modules[source] = self._loaded(f'{common}#line 1 "{source}.cu"\n{own}')
             return self._modules[source]
 
     def _loaded(self, text: str) -> Any:
