@@ -15,17 +15,15 @@ What all refuse, before anything is launched:
 * `NotSupportedError`: the backend does not have it, or not for this dtype; of solvers, a `TypeError`.
 """
 
-from . import _matrices, _results, _spectra, _systems, _vectors
+from . import _matrices, _spectra, _systems, _vectors
 from ._actor import BlasActor, SolverActor
 from ._matrices import *
-from ._results import *
 from ._spectra import *
 from ._systems import *
 from ._vectors import *
 
 __all__: list[str] = ["BlasActor", "SolverActor"]
 __all__ += _matrices.__all__
-__all__ += _results.__all__
 __all__ += _spectra.__all__
 __all__ += _systems.__all__
 __all__ += _vectors.__all__

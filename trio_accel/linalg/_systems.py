@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Literal, TypeAlias, cast, overload
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -14,16 +14,56 @@ from ..backends.base.ops import ArraySpec, OperationSpec, Transpose
 from ..devices import AccelRef, DeclaredSpec, Operand, Operation, device_of, message_of, operation
 from ._actor import BlasActor, SolverActor
 from ._matrices import gemm, matmul, trsm
-from ._results import LstsqResult, LUResult, QRResult, SlogdetResult, SVDResult
-from ._spectra import Svd
+from ._spectra import Svd, SVDResult
 from ._vectors import axpy
 
 __all__ = [
-    "CheckDiagonal", "Cholesky", "Det", "Inv", "Lu", "LuSolve", "Qr", "Slogdet", "Solve", "SolveTriangular",
-    "cholesky", "det", "inv", "lstsq", "lu", "lu_solve", "qr", "slogdet", "solve", "solve_triangular",
+    "CheckDiagonal", "Cholesky", "Det", "Inv", "LUResult", "LstsqResult", "Lu", "LuSolve", "QRResult", "Qr",
+    "Slogdet", "SlogdetResult", "Solve", "SolveTriangular", "cholesky", "det", "inv", "lstsq", "lu",
+    "lu_solve", "qr", "slogdet", "solve", "solve_triangular",
 ]  # fmt: skip
 
 SINGULAR = "is singular: its pivot {} is zero"
+
+
+class LUResult(NamedTuple):
+    """An LU factorization; see `lu`."""
+
+    lu: AccelRef
+    """Both triangular factors, of the shape of the matrices."""
+    piv: AccelRef
+    """Row exchanges: int32, from 0."""
+
+
+class QRResult(NamedTuple):
+    """A QR factorization; see `qr`."""
+
+    Q: AccelRef
+    """Orthonormal columns."""
+    R: AccelRef
+    """Upper triangular matrices."""
+
+
+class SlogdetResult(NamedTuple):
+    """A determinant that may be too large for its dtype; see `slogdet`."""
+
+    sign: AccelRef
+    """0, or a number of absolute value 1."""
+    logabsdet: AccelRef
+    """The natural logarithm of the absolute value, a real number."""
+
+
+class LstsqResult(NamedTuple):
+    """A solution by least squares; see `lstsq`."""
+
+    x: AccelRef
+    """The solution."""
+    residuals: AccelRef
+    """Sums of squares, where the solution is the only one and not exact."""
+    rank: int
+    """How many singular values count."""
+    s: AccelRef
+    """The singular values, the largest first."""
 
 
 @operation(
