@@ -13,8 +13,7 @@ import numpy.typing as npt
 from cuda.bindings import driver
 
 from ...base import DType
-from ...base.device_array import DeviceArray
-from ...base.device_matrices import transposed
+from ...base.device_array import DeviceArray, transposed
 from ...base.ops import ArraySpec, OperationSpec, Peers, StatusArray
 from ..runtime._stream import CudaStream
 from ._arena import Region

@@ -18,16 +18,13 @@ from nvmath.bindings import cublas, cusolver
 
 from ...base import DType, NotSupportedError
 from ...base.checks import NATIVE
-from ...base.device_array import DeviceArray
-from ...base.device_matrices import broadcast, diagonals, first_rows, stacked, transposed
+from ...base.device_array import DeviceArray, broadcast, diagonals, first_rows, stacked, transposed
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec, real_of
 from ..kit._call import Call, Order
 from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary, Errors
-from ._cusolver import LOWER, UPPER, Routine, Vendor
-from ._solver_kernels import POINTER, SolverKernels
-from ._solver_trials import Trials
+from ._cusolver import LOWER, POINTER, UPPER, Routine, SolverKernels, Trials, Vendor
 
 __all__ = ["SolverLibrary"]
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,12 @@ class Function:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+    def run(self, stream: int, count: int, layout: Struct, *values: object, threads: int = _THREADS) -> None:
+        """Pack values as a structure has them, and launch it; see `launch`."""
+        with self as arguments:
+            layout.pack_into(arguments, 0, *values)
+            self.launch(stream, count, threads=threads)
 
     def launch(self, stream: int, count: int, *, threads: int = _THREADS, most: int | None = None) -> None:
         """Launch it for so many elements, in blocks of so many threads, with what the buffer holds.
