@@ -90,17 +90,17 @@ __device__ double power_of_e(double number) { return exp(number); }
 // Makes of uniform or normal numbers what is wanted.
 template <typename Number> __device__ void finish(const PhiloxArguments &arguments, i64 counter, Four<Number> four)
 {
-    for (int place = 0; place < 4; place++) {
-        Number &number = four.number[place];
-        if (arguments.kind == EXPONENTIAL || arguments.kind == EXPONENTIAL_DOUBLE)
+    if (arguments.kind == EXPONENTIAL || arguments.kind == EXPONENTIAL_DOUBLE)
+        for (Number &number : four.number)
             number = -logarithm(number);
-        if (arguments.is_moved) {
+    if (arguments.is_moved)
+        for (Number &number : four.number) {
             number = number * (Number)arguments.width;
             number = number + (Number)arguments.low;
         }
-        if (arguments.kind == LOGNORMAL || arguments.kind == LOGNORMAL_DOUBLE)
+    if (arguments.kind == LOGNORMAL || arguments.kind == LOGNORMAL_DOUBLE)
+        for (Number &number : four.number)
             number = power_of_e(number);
-    }
     store(arguments, counter, four);
 }
 
