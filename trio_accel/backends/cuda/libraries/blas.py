@@ -28,8 +28,6 @@ from ._routines import RoutineLibrary
 
 __all__ = ["BlasLibrary"]
 
-_WITH_INTEGERS = (*INEXACT, *INTEGERS)
-
 # As in integers.cu.
 _AXES = 64
 _INTEGER_PRODUCT = struct.Struct("<QQQqqqqqqqqii")
@@ -133,10 +131,6 @@ class BlasLibrary(RoutineLibrary):
         run = partial(self._multiply_by_graph, kind, product, graph)
         return _Multiply(run, graph, (span(spec.a), span(spec.b), span(spec.out)))
 
-    @kernel(MatmulSpec, backend="cuda", dtypes=_WITH_INTEGERS, plan=_plan_matmul, is_quick=True)
-    def _matmul(self, spec: MatmulSpec, call: Call) -> None:
-        call.plan.run(spec, call)
-
     def _multiply_plain(self, kind: Kind, product: Product, spec: MatmulSpec, call: Call) -> None:
         factors = self._blas.plain[kind.is_double]
         self._multiply(call, kind, product, factors, spec, call.at(spec.out))
@@ -152,12 +146,8 @@ class BlasLibrary(RoutineLibrary):
 
     def _multiply_integers(self, spec: MatmulSpec, call: Call) -> None:
         """By a thread for each element, without tiles: right, and far from what the device could do."""
-        multiply, a, b, out = (
-            self._load_integers(),
-            call.array(spec.a),
-            call.array(spec.b),
-            call.array(spec.out),
-        )
+        multiply = self._load_integers()
+        a, b, out = call.array(spec.a), call.array(spec.b), call.array(spec.out)
         batch, left, right = broadcast_operands((a.shape, b.shape), (a.strides, b.strides))
         with multiply as arguments:
             _INTEGER_PRODUCT.pack_into(
@@ -185,8 +175,9 @@ class BlasLibrary(RoutineLibrary):
         graph = GraphCall(self) if _is_one_call(product) else None
         return _Multiply(partial(self._multiply_with_factors, kind, product, graph))
 
+    @kernel(MatmulSpec, backend="cuda", dtypes=(*INEXACT, *INTEGERS), plan=_plan_matmul, is_quick=True)
     @kernel("linalg.gemm", backend="cuda", dtypes=INEXACT, plan=_plan_gemm, is_quick=True)
-    def _gemm(self, spec: Any, call: Call) -> None:
+    def _product(self, spec: Any, call: Call) -> None:
         call.plan.run(spec, call)
 
     def _scale_only(self, spec: Any, call: Call) -> None:
