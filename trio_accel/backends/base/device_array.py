@@ -1,4 +1,4 @@
-"""An array as kernels and libraries of a GPU want it, and the stacks of matrices in it: nothing is copied."""
+"""Arrays as kernels and libraries want them, and stacks of matrices seen otherwise: nothing is copied."""
 
 from __future__ import annotations
 

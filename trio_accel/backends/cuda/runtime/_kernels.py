@@ -9,6 +9,7 @@ import struct
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from struct import Struct
 from typing import Any, get_args
 
 import attrs
@@ -59,6 +60,12 @@ class Function:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+    def run(self, stream: int, count: int, layout: Struct, *values: object, threads: int = _THREADS) -> None:
+        """Pack values as a structure has them, and launch it; see `launch`."""
+        with self as arguments:
+            layout.pack_into(arguments, 0, *values)
+            self.launch(stream, count, threads=threads)
 
     def launch(self, stream: int, count: int, *, threads: int = _THREADS, most: int | None = None) -> None:
         """Launch it for so many elements, in blocks of so many threads, with what the buffer holds.
@@ -163,8 +170,10 @@ class Kernels:
     def _module(self, source: str) -> Any:
         with self._lock:
             if source not in self._modules:
-                text = (_FOLDER / f"{source}.cu").read_text(encoding="utf-8")
-                self._modules[source] = self._loaded(text)
+                common, own = (
+                    (_FOLDER / name).read_text(encoding="utf-8") for name in ("common.cuh", f"{source}.cu")
+                )
+                self._modules[source] = self._loaded(f'{common}#line 1 "{source}.cu"\n{own}')
             return self._modules[source]
 
     def _loaded(self, text: str) -> Any:

@@ -1,4 +1,4 @@
-"""Reductions along axes."""
+"""Functions of arrays, and the actor that serves them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,22 @@ import functools
 from collections.abc import Sequence
 
 from ..backends.base import DType, DTypeLike
-from ..devices import AccelRef, Operand
+from ..devices import AccelRef, LibraryActor, Operand
 from ..expressions import Reduction
-from ._actor import LIBRARY
 
-__all__ = ["sum"]
+__all__ = ["LIBRARY", "ArraysActor", "sum"]
+
+LIBRARY = "trio_accel.arrays:ArraysActor"
+"""Import path of the actor."""
+
+
+class ArraysActor(LibraryActor):
+    """Serves functions of arrays, on a stream of its own.
+
+    CPU backend: NumPy. CUDA: kernels that are made of expressions.
+    """
+
+    library = "arrays"
 
 
 async def sum(  # noqa: A001  # the standard's name, in a module of its own
