@@ -1,10 +1,8 @@
 """Typed, supervised actors on Trio tasks. Usable alone: nothing here knows of devices."""
 
-from ._actor import Actor
+from ._actor import Actor, ActorContext, RestartInfo
 from ._cell import Terminated
-from ._context import ActorContext, RestartInfo
 from ._direct import DirectReply, idle_actor
-from ._envelope import Waiter
 from ._errors import (
     ActorError,
     ActorFailedError,
@@ -13,6 +11,7 @@ from ._errors import (
     AskCycleError,
     MailboxFullError,
     NotExecutedError,
+    describe,
 )
 from ._events import (
     ActorEvent,
@@ -20,6 +19,7 @@ from ._events import (
     ActorStarted,
     ActorTerminated,
     Event,
+    Measured,
     Measuring,
     MessageCancelled,
     MessageCompleted,
@@ -28,14 +28,14 @@ from ._events import (
     MessageFailed,
     MessageStarted,
     MessageWithdrawn,
+    Meter,
     Observer,
     Subscription,
     SupervisorFailed,
+    note_end,
 )
-from ._failures import describe
 from ._handlers import NOT_NOW, handles, message_target, quick
-from ._messages import Message, Request
-from ._meters import Measured, Meter, note_end
+from ._messages import Message, Request, Waiter
 from ._options import (
     Backoff,
     Directive,
@@ -48,8 +48,8 @@ from ._options import (
     SystemOptions,
     named_options,
 )
+from ._outcomes import DeferredReply
 from ._ref import Posted, Ref
-from ._replies import DeferredReply
 from ._system import SupervisorScope, System, around_each_system, check_name, open_system
 from ._tasks import WOKEN, actor_path_of
 from ._timers import Timer

@@ -12,7 +12,7 @@ import attrs
 from trio.lowlevel import disable_ki_protection, enable_ki_protection
 
 from ._messages import AnyMessage, Message, MessageClass, Request, RequestClass
-from ._replies import DeferredReply
+from ._outcomes import DeferredReply
 
 __all__ = [
     "NOT_NOW",

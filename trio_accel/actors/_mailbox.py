@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from contextvars import Context
 
+import attrs
 import outcome
 import trio
 
-from ._envelope import Envelope, EnvelopeState
 from ._errors import ActorError, ActorRestartingError, ActorStoppedError, MailboxFullError
+from ._handlers import HandlerTable
+from ._messages import Envelope, EnvelopeState
 from ._options import MailboxOptions, Overflow
+from ._outcomes import Outcomes
 from ._tasks import WOKEN
-
-if TYPE_CHECKING:
-    from contextvars import Context
-
-    from ._handlers import HandlerTable
-    from ._outcomes import Outcomes
 
 __all__ = ["Mailbox"]
 
@@ -25,6 +22,7 @@ __all__ = ["Mailbox"]
 _IN_A_ROW = 8
 
 
+@attrs.define(eq=False, repr=False)
 class Mailbox:
     """Messages in arrival order.
 
@@ -35,39 +33,21 @@ class Mailbox:
     `_control`.
     """
 
-    __slots__ = (
-        "_control",
-        "_handlers",
-        "_in_a_row",
-        "_options",
-        "_outcomes",
-        "_queue",
-        "_replaced",
-        "_stash",
-        "_waiting",
-        "_woken",
-        "dropped",
-        "peak",
-        "receiver",
-        "refusal",
-    )
-
-    def __init__(self, outcomes: Outcomes, handlers: HandlerTable, options: MailboxOptions) -> None:
-        self._outcomes = outcomes
-        self._handlers = handlers
-        self._options = options
-        self._queue: deque[Envelope] = deque()
-        # Most actors never use these: an empty deque takes 600 bytes.
-        self._waiting: deque[Envelope] | None = None
-        self._stash: deque[Envelope] | None = None
-        self._control: deque[Envelope] | None = None
-        self.receiver: trio.lowlevel.Task | None = None
-        self._replaced: trio.lowlevel.Task | None = None
-        self._woken = False
-        self._in_a_row = 0
-        self.refusal: tuple[type[ActorError], str] | None = None
-        self.peak: int = 0
-        self.dropped: int = 0
+    _outcomes: Outcomes
+    _handlers: HandlerTable
+    _options: MailboxOptions
+    _queue: deque[Envelope] = attrs.field(factory=deque, init=False)
+    # Most actors never use these: an empty deque takes 600 bytes.
+    _waiting: deque[Envelope] | None = attrs.field(default=None, init=False)
+    _stash: deque[Envelope] | None = attrs.field(default=None, init=False)
+    _control: deque[Envelope] | None = attrs.field(default=None, init=False)
+    receiver: trio.lowlevel.Task | None = attrs.field(default=None, init=False)
+    _replaced: trio.lowlevel.Task | None = attrs.field(default=None, init=False)
+    _woken: bool = attrs.field(default=False, init=False)
+    _in_a_row: int = attrs.field(default=0, init=False)
+    refusal: tuple[type[ActorError], str] | None = attrs.field(default=None, init=False)
+    peak: int = attrs.field(default=0, init=False)
+    dropped: int = attrs.field(default=0, init=False)
 
     @property
     def depth(self) -> int:

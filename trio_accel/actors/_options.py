@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import attrs
 
-from ._failures import leaves
+from ._errors import leaves
 
 __all__ = [
     "Backoff",

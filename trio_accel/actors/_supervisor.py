@@ -7,24 +7,23 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, TypeVar, get_origin
+from typing import Protocol, TypeVar, get_origin
 
+import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
 from ._cell import Cell
-from ._envelope import AwaitedStart
-from ._errors import ActorFailedError
+from ._errors import ActorFailedError, describe
 from ._events import ActorRestarted, SupervisorFailed
-from ._failures import describe
 from ._handlers import ActorBase
+from ._messages import AwaitedStart
 from ._options import Directive, Intensity, MailboxOptions, Policy, Restart, Strategy, must_be
 from ._ref import Ref
 from ._restarts import Restarts
+from ._system_state import SystemState
 from ._tasks import cell_of_task
-
-if TYPE_CHECKING:
-    from ._system_state import SystemState
+from ._tree import ActorSnapshot
 
 __all__ = ["Supervisor", "check_options"]
 
@@ -44,6 +43,7 @@ class _LifeClass(Protocol):
     ) -> _Life: ...
 
 
+@attrs.define(eq=False, repr=False)
 class Supervisor:
     """Children in start order, restarted by one strategy, within an intensity.
 
@@ -52,48 +52,22 @@ class Supervisor:
     failure after the other (`_turns`).
     """
 
-    __slots__ = (
-        "_counter",
-        "_intensity",
-        "_life",
-        "_nursery",
-        "_path",
-        "_restarting",
-        "_restarts",
-        "_strategy",
-        "_turns",
-        "children",
-        "on_restart",
-        "stopping",
-        "system",
-        "taken",
-    )
-
-    def __init__(
-        self,
-        system: SystemState,
-        path: str,
-        nursery: trio.Nursery,
-        strategy: Strategy,
-        intensity: Intensity,
-        life: _LifeClass,
-    ) -> None:
-        self.system: SystemState = system
-        self.children: dict[str, Cell] = {}
-        self.stopping: bool = False
-        # Names that its children must not have; shared with what else is under its path.
-        self.taken: Mapping[str, object] = _NOTHING
-        # Told of each restart, besides those who observe the system.
-        self.on_restart: Callable[[ActorRestarted], None] | None = None
-        self._path = path
-        self._nursery = nursery
-        self._strategy = strategy
-        self._intensity = intensity
-        self._life = life
-        self._restarts: Restarts | None = None
-        self._turns: trio.Lock | None = None
-        self._restarting: trio.CancelScope | None = None
-        self._counter = 0
+    system: SystemState
+    _path: str
+    _nursery: trio.Nursery
+    _strategy: Strategy
+    _intensity: Intensity
+    _life: _LifeClass
+    children: dict[str, Cell] = attrs.field(factory=dict, init=False)
+    stopping: bool = attrs.field(default=False, init=False)
+    # Names that its children must not have; shared with what else is under its path.
+    taken: Mapping[str, object] = attrs.field(default=MappingProxyType({}), init=False)
+    # Told of each restart, besides those who observe the system.
+    on_restart: Callable[[ActorRestarted], None] | None = attrs.field(default=None, init=False)
+    _restarts: Restarts | None = attrs.field(default=None, init=False)
+    _turns: trio.Lock | None = attrs.field(default=None, init=False)
+    _restarting: trio.CancelScope | None = attrs.field(default=None, init=False)
+    _counter: int = attrs.field(default=0, init=False)
 
     @enable_ki_protection
     async def spawn(
@@ -123,7 +97,7 @@ class Supervisor:
             checked,
             restart=restart,
             policy=policy or _DEFAULT_POLICY,
-            mailbox=mailbox or _DEFAULT_MAILBOX,
+            mailbox_options=mailbox or _DEFAULT_MAILBOX,
         )
         self.children[name] = cell
         cell.gate.expect_begin()
@@ -303,6 +277,22 @@ class Supervisor:
                 cell.cancel(f"{reason}; that was interrupted")
             raise
 
+    def snapshots(self) -> tuple[ActorSnapshot, ...]:
+        """Take snapshots of the children, and of all below them."""
+        # Parents before children on the way down, so children before parents on the way back: a tree may be
+        # deeper than Python's stack.
+        below: list[tuple[Cell, tuple[Cell, ...]]] = []
+        left = list(self.children.values())
+        while left:
+            cell = left.pop()
+            own = tuple(cell.children.values())
+            below.append((cell, own))
+            left += own
+        done: dict[Cell, ActorSnapshot] = {}
+        for cell, own in reversed(below):
+            done[cell] = cell.snapshot(tuple(done.pop(child) for child in own))
+        return tuple(done[cell] for cell in self.children.values())
+
     def forget(self, cell: Cell) -> None:
         """Take a child that has ended for good out of the tree."""
         name = cell.path.rpartition("/")[2]
@@ -336,7 +326,6 @@ async def _sleep(delay: float) -> None:
         await trio.lowlevel.checkpoint()
 
 
-_NOTHING: Mapping[str, object] = MappingProxyType({})
 _DEFAULT_POLICY = Policy()
 _DEFAULT_MAILBOX = MailboxOptions()
 

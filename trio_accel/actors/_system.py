@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Self, TypeVar, TypeVarTuple
+from typing import Self, TypeVar, TypeVarTuple
 
 import trio
 from trio.lowlevel import enable_ki_protection
 
 from ._actor import Actor
-from ._events import Measuring, Observer, Subscription
-from ._failures import check_printable
+from ._errors import check_printable
+from ._events import Measuring, Meter, Observer, Subscription
 from ._life import Life
-from ._meters import Meter
 from ._options import Intensity, MailboxOptions, Policy, Restart, Strategy, SystemOptions
-from ._snapshots import snapshot_all
+from ._ref import Ref
 from ._supervisor import Supervisor, check_options
 from ._system_state import SystemState
 from ._tasks import running_cells
 from ._tree import ActorSnapshot
-
-if TYPE_CHECKING:
-    from ._ref import Ref
 
 __all__ = ["SupervisorScope", "System", "around_each_system", "check_name", "open_system"]
 
@@ -87,7 +83,7 @@ class SupervisorScope(_Spawner):
             path=self.path,
             actor_class="supervisor",
             state="stopping" if self._supervisor.stopping else "running",
-            children=snapshot_all(self._supervisor.children),
+            children=self._supervisor.snapshots(),
         )
 
 
@@ -194,7 +190,7 @@ class System(SystemState, _Spawner):
             path=self.name,
             actor_class=type(self).__name__,
             state="stopping" if self._supervisor.stopping else "running",
-            children=snapshot_all(self._supervisor.children) + scopes,
+            children=self._supervisor.snapshots() + scopes,
         )
 
     def subscribe(self, observer: Observer, *, messages: bool = True, every: bool = True) -> Subscription:

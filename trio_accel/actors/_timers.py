@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import math
 from contextvars import copy_context
-from typing import TYPE_CHECKING
 
+import outcome
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._envelope import Envelope, EnvelopeState
-from ._errors import MailboxFullError
-from ._failures import safe_repr
-
-if TYPE_CHECKING:
-    import outcome
-
-    from ._cell import Cell
-    from ._incarnation import Incarnation
-    from ._messages import AnyMessage
+from ._cell import Cell
+from ._errors import MailboxFullError, safe_repr
+from ._incarnation import Incarnation
+from ._messages import AnyMessage, Envelope, EnvelopeState
 
 __all__ = ["Timer", "check_seconds"]
 
