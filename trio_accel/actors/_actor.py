@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from contextvars import Context, copy_context
 from functools import partial
-from typing import Any, ClassVar, Protocol, TypeVar, TypeVarTuple
+from typing import Any, ClassVar, TypeVar, TypeVarTuple
 
 import attrs
 import trio
@@ -19,10 +19,9 @@ from ._events import ActorRestarted
 from ._handlers import ActorBase, HandlerTable, collect_handlers
 from ._incarnation import Incarnation
 from ._messages import AnyMessage, Envelope, EnvelopeState, Message
-from ._options import MailboxOptions, Policy, Restart
 from ._outcomes import DeferredReply
 from ._ref import Ref, cell_behind
-from ._supervisor import Supervisor
+from ._supervisor import Spawner, Supervisor
 from ._timers import Timer, check_seconds
 from ._tree import ActorSnapshot
 
@@ -85,11 +84,8 @@ class RestartInfo:
     error: BaseException | None
 
 
-class _Parent(Protocol):
-    def supervisor_of_children(self) -> Supervisor: ...
-
-
-class ActorContext:
+@attrs.define(eq=False, repr=False)
+class ActorContext(Spawner):
     """The surroundings of one incarnation.
 
     Its methods are for the Trio thread of its system; in another thread or run they raise `RuntimeError`.
@@ -98,13 +94,10 @@ class ActorContext:
         restart: Why this incarnation exists.
     """
 
-    __slots__ = ("_cell", "_incarnation", "_parent", "restart")
-
-    def __init__(self, cell: Cell, incarnation: Incarnation, restart: RestartInfo, parent: _Parent) -> None:
-        self._cell = cell
-        self._incarnation = incarnation
-        self._parent = parent
-        self.restart: RestartInfo = restart
+    _cell: Cell
+    _incarnation: Incarnation
+    restart: RestartInfo
+    _supervisor_of_children: Callable[[], Supervisor]
 
     @property
     def path(self) -> str:
@@ -127,25 +120,11 @@ class ActorContext:
         current = self._cell.current
         return float("inf") if current is None else current.ends_at
 
-    async def spawn(
-        self,
-        actor_class: Callable[[*Ts], ActorT],
-        /,
-        *args: *Ts,
-        name: str | None = None,
-        restart: Restart = Restart.PERMANENT,
-        policy: Policy | None = None,
-        mailbox: MailboxOptions | None = None,
-        **kwargs: object,
-    ) -> Ref[ActorT]:
-        """Start a child of this incarnation; it ends with it. See `System.spawn`."""
+    def _supervisor_of(self, actor_class: Callable[..., object]) -> Supervisor:
         if self._cell.incarnation is not self._incarnation:
-            raise RuntimeError(
-                f"spawn: this incarnation of {self.path} has ended and starts no {actor_class.__name__}"
-            )
-        return await self._parent.supervisor_of_children().spawn(
-            actor_class, args, kwargs, name=name, restart=restart, policy=policy, mailbox=mailbox
-        )
+            name = getattr(actor_class, "__name__", actor_class)
+            raise RuntimeError(f"spawn: this incarnation of {self.path} has ended and starts no {name}")
+        return self._supervisor_of_children()
 
     @enable_ki_protection
     def defer(self, *, on_cancel: Callable[[], None] | None = None) -> DeferredReply[Any]:
@@ -342,7 +321,7 @@ class ActorContext:
                 the place of the first.
         """
         if self._cell.incarnation is self._incarnation:
-            self._parent.supervisor_of_children().on_restart = observer
+            self._supervisor_of_children().on_restart = observer
 
     @property
     def is_stopping(self) -> bool:

@@ -199,7 +199,7 @@ class Incarnation:
                 raise
         return True  # noqa: ASYNC104  # it is no fatal one
 
-    async def _dispatch(  # noqa: C901, PLR0912  # calls that would make it shorter take as long as what they do
+    async def _dispatch(  # noqa: C901  # calls that would make it shorter take as long as what they do
         self, handler: Handler, envelope: Envelope, task: trio.lowlevel.Task, *, was_tried: bool = False
     ) -> None:
         """Serve one message; its envelope is resolved, deferred or stashed when this returns or raises.
@@ -214,12 +214,8 @@ class Incarnation:
         if handler.attempt is None:
             if (envelope.raise_cancel is not None or envelope.deadline != _NEVER) and self._is_over(envelope):
                 return  # noqa: ASYNC910  # the mailbox checkpoints
-            observers = outcomes.observers
-            if observers.sees_messages:
-                if observers.of_messages:
-                    outcomes.observe_start(envelope)
-                elif envelope.started_at is None:
-                    envelope.started_at = observers.now()
+            if outcomes.observers.sees_messages:
+                outcomes.observe_start(envelope)
         elif not was_tried and self._serve_now(handler.attempt, envelope, task):
             return  # noqa: ASYNC910  # the mailbox checkpoints
         reply: object = None

@@ -108,7 +108,10 @@ class Life:
             assert isinstance(actor, Actor)  # its class was checked
             incarnation.actor = actor
             actor.context = ActorContext(
-                cell, incarnation, RestartInfo(number=number, error=cell.last_error), self
+                cell,
+                incarnation,
+                RestartInfo(number=number, error=cell.last_error),
+                self.supervisor_of_children,
             )
             try:
                 if type(actor).lifespan is Actor.lifespan:
@@ -158,9 +161,7 @@ class Life:
 
     async def _stop_children(self) -> None:  # noqa: ASYNC910  # most have no children
         if self._children is not None:
-            # The supervisor bounds this by the children's own graces.
-            with trio.CancelScope(shield=True):
-                await self._children.stop_all("its supervisor ended")
+            await self._children.stop_all("its supervisor ended")
 
     def _log_crash(self, error: BaseException, told: str | None) -> None:
         cell = self._cell

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from contextvars import Context
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
 import outcome
@@ -15,6 +15,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ._errors import ActorFailedError, describe, is_fatal, safe_repr
 from ._events import (
+    Event,
     Measured,
     MessageCancelled,
     MessageCompleted,
@@ -143,16 +144,9 @@ class Outcomes:
         envelope.started_at = now = observers.now()
         if not observers.of_messages:
             return
-        envelope.number = next(observers.numbers)
-        observers.emit(
-            MessageStarted(
-                path=self.path,
-                message_type=envelope.message.operation,
-                number=envelope.number,
-                context=envelope.context,
-                queue_time=now - (now if envelope.queued_at is None else envelope.queued_at),
-            )
-        )
+        envelope.number = number = next(observers.numbers)
+        queue_time = now - (now if envelope.queued_at is None else envelope.queued_at)
+        self._emit(MessageStarted, envelope, number, queue_time=queue_time)
 
     def observe_end(
         self, envelope: Envelope, error: BaseException | None = None, *, cancelled: bool = False
@@ -169,40 +163,20 @@ class Outcomes:
             measured = self._measured.get(envelope.message.__class__)
             if measured is None or self._meter is not observers.meter:
                 measured = self.measured(observers.meter, envelope.message)
-            if cancelled or error is not None:
-                note_end(measured, queue_time, run_time, error, cancelled=cancelled)
-            else:
-                # As `note_end`, without the call.
-                times = measured.times
-                times += (queue_time, run_time)
-                if len(times) >= measured.most:
-                    measured.count()
+            note_end(measured, queue_time, run_time, error, cancelled=cancelled)
         # One that began while it was measured, and not observed, has no number.
         if observers.of_messages and hasattr(envelope, "number"):
-            self._emit_end(envelope, queue_time, run_time, error, cancelled=cancelled)
+            make: Callable[..., MessageCancelled | MessageFailed | MessageCompleted]
+            make = MessageCancelled if cancelled else MessageCompleted
+            if error is not None and not cancelled:
+                make = partial(MessageFailed, error=error)
+            self._emit(make, envelope, envelope.number, queue_time=queue_time, run_time=run_time)
 
-    def _emit_end(
-        self,
-        envelope: Envelope,
-        queue_time: float,
-        run_time: float,
-        error: BaseException | None,
-        *,
-        cancelled: bool,
-    ) -> None:
-        make: Callable[..., MessageCancelled | MessageFailed | MessageCompleted]
-        make = MessageCancelled if cancelled else MessageCompleted
-        if error is not None and not cancelled:
-            make = partial(MessageFailed, error=error)
+    def _emit(self, make: Callable[..., Event], envelope: Envelope, number: int = 0, **told: object) -> None:
+        """Tell the observers of a message: what all events of one say, and what this one says."""
+        message_type = envelope.message.operation
         self.observers.emit(
-            make(
-                path=self.path,
-                message_type=envelope.message.operation,
-                number=envelope.number,
-                context=envelope.context,
-                queue_time=queue_time,
-                run_time=run_time,
-            )
+            make(path=self.path, message_type=message_type, number=number, context=envelope.context, **told)
         )
 
     def measured(self, meter: Meter, message: AnyMessage) -> Measured:
@@ -221,14 +195,8 @@ class Outcomes:
     def observe_withdrawal(self, envelope: Envelope) -> None:
         """Tell the observers that an asker has taken its request back, which was queued."""
         queued_at = envelope.queued_at
-        self.observers.emit(
-            MessageWithdrawn(
-                path=self.path,
-                message_type=envelope.message.operation,
-                context=envelope.context,
-                queue_time=0.0 if queued_at is None else self.observers.now() - queued_at,
-            )
-        )
+        queue_time = 0.0 if queued_at is None else self.observers.now() - queued_at
+        self._emit(MessageWithdrawn, envelope, queue_time=queue_time)
 
     def observe_drop(self, envelope: Envelope, reason: str) -> None:
         """Count a dead letter and tell the observers."""
@@ -237,16 +205,8 @@ class Outcomes:
         if observers.meter is not None:
             self.measured(observers.meter, envelope.message).dropped()
         if observers.of_messages:
-            observers.emit(
-                MessageDropped(
-                    path=self.path,
-                    message_type=envelope.message.operation,
-                    number=0 if envelope.started_at is None else envelope.number,
-                    context=envelope.context,
-                    reason=reason,
-                    message=envelope.message,
-                )
-            )
+            number = 0 if envelope.started_at is None else envelope.number
+            self._emit(MessageDropped, envelope, number, reason=reason, message=envelope.message)
 
 
 def crash_error(path: str, message: AnyMessage, error: BaseException) -> ActorFailedError:
@@ -327,23 +287,19 @@ class DeferredReply(Generic[ReplyT_contra]):
         Raises:
             RuntimeError: Called from another thread or Trio run; the reply is still open.
         """
-        envelope, outcomes = self._envelope, self._outcomes
-        if thread_ident() != outcomes.system.thread:
-            raise self._foreign("set")
-        outcomes.settle(envelope)
-        is_settled = envelope.resolve(outcome.Value(value))
-        if is_settled and envelope.started_at is not None:
-            outcomes.observe_end(envelope)
-        return is_settled
+        return self._give("set", outcome.Value(value))
 
     @enable_ki_protection
     def fail(self, error: Exception) -> bool:
         """Reply with an error, which is raised in the asker as it is; see `set`."""
+        return self._give("fail", outcome.Error(error), error)
+
+    def _give(self, verb: str, result: outcome.Outcome[Any], error: Exception | None = None) -> bool:
         envelope, outcomes = self._envelope, self._outcomes
         if thread_ident() != outcomes.system.thread:
-            raise self._foreign("fail")
+            raise self._foreign(verb)
         outcomes.settle(envelope)
-        is_settled = envelope.fail(error)
+        is_settled = envelope.resolve(result)
         if is_settled and envelope.started_at is not None:
             outcomes.observe_end(envelope, error)
         return is_settled

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Protocol, TypeVar, get_origin
+from typing import Protocol, TypeVar, TypeVarTuple, get_origin
 
 import attrs
 import trio
@@ -25,9 +25,10 @@ from ._system_state import SystemState
 from ._tasks import cell_of_task
 from ._tree import ActorSnapshot
 
-__all__ = ["Supervisor", "check_options"]
+__all__ = ["Spawner", "Supervisor", "check_name", "check_options"]
 
 ActorT = TypeVar("ActorT", bound=ActorBase)
+Ts = TypeVarTuple("Ts")
 _logger = logging.getLogger("trio_accel.actors")
 
 
@@ -262,17 +263,19 @@ class Supervisor:
         return failed
 
     async def stop_all(self, reason: str) -> None:  # noqa: ASYNC910  # its caller checkpoints
-        """Stop the children in reverse start order."""
+        """Stop the children in reverse start order, also in a task that is cancelled."""
         self.stopping = True
         if self._restarting is not None:
             self._restarting.cancel(reason=reason)
         try:
-            for cell in reversed(tuple(self.children.values())):
-                if not cell.is_quarantined:
-                    await cell.stop(reason)
+            # The graces of the children bound this.
+            with trio.CancelScope(shield=True):
+                for cell in reversed(tuple(self.children.values())):
+                    if not cell.is_quarantined:
+                        await cell.stop(reason)
         except BaseException:
-            # Only Ctrl-C gets through the shield around this. The nursery waits for the children, and
-            # they listen to no other supervisor.
+            # Only Ctrl-C gets through the shield. The nursery waits for the children, and they listen to no
+            # other supervisor.
             for cell in self.children.values():
                 cell.cancel(f"{reason}; that was interrupted")
             raise
@@ -302,8 +305,7 @@ class Supervisor:
 
     def check_new(self, name: object, verb: str) -> str:
         """Refuse a new child if its name is malformed or taken, or if this stops."""
-        if not isinstance(name, str) or not name or "/" in name:
-            raise ValueError(f"{verb}: name must be a non-empty string without '/', got {name!r}")
+        name = check_name(name, verb)
         if name in self.children or name in self.taken:
             raise ValueError(f"{verb}: {self._path} has a child named {name!r} already; choose another name")
         if self.stopping:
@@ -318,6 +320,53 @@ class Supervisor:
                 return name
 
 
+class Spawner:
+    """Starts actors: a system, a supervisor within one, or the context of an actor."""
+
+    __slots__ = ()
+
+    def _supervisor_of(self, actor_class: Callable[..., object]) -> Supervisor:
+        """The supervisor of an actor that is to be started."""
+        raise NotImplementedError
+
+    async def spawn(
+        self,
+        actor_class: Callable[[*Ts], ActorT],
+        /,
+        *args: *Ts,
+        name: str | None = None,
+        restart: Restart = Restart.PERMANENT,
+        policy: Policy | None = None,
+        mailbox: MailboxOptions | None = None,
+        **kwargs: object,
+    ) -> Ref[ActorT]:
+        """Start an actor; returns when its first incarnation takes messages.
+
+        When cancelled, the actor is ended again before this returns. What an actor starts by its context is a
+        child of its incarnation, and ends with it.
+
+        Args:
+            actor_class: Subclass of `Actor`.
+            *args: Arguments of its constructor, used again at each restart.
+            name: Name among its siblings; by default made from the class name.
+            restart: When it is started again after it ended.
+            policy: Directives, back-off and grace; strategy and intensity for its own children.
+            mailbox: Capacity and overflow.
+            **kwargs: Keyword arguments of its constructor.
+
+        Raises:
+            Exception: What the first incarnation's constructor or `lifespan` raised; there is no
+                actor then.
+            TypeError: The class is no `Actor`, or its constructor does not take the arguments.
+            ValueError: The name is taken or malformed.
+            RuntimeError: The supervisor is stopping, or the incarnation has ended; or this is another thread
+                or Trio run.
+        """
+        return await self._supervisor_of(actor_class).spawn(
+            actor_class, args, kwargs, name=name, restart=restart, policy=policy, mailbox=mailbox
+        )
+
+
 async def _sleep(delay: float) -> None:
     if delay > 0:
         await trio.sleep(delay)
@@ -328,6 +377,17 @@ async def _sleep(delay: float) -> None:
 
 _DEFAULT_POLICY = Policy()
 _DEFAULT_MAILBOX = MailboxOptions()
+
+
+def check_name(name: object, verb: str = "open_system") -> str:
+    """Refuse what is no name of a system or an actor.
+
+    Raises:
+        ValueError: It is empty, or has a slash in it.
+    """
+    if not isinstance(name, str) or not name or "/" in name:
+        raise ValueError(f"{verb}: name must be a non-empty string without '/', got {name!r}")
+    return name
 
 
 def check_options(verb: str, **options: tuple[object, type] | tuple[object, type, None]) -> None:
