@@ -23,7 +23,7 @@ from ._system_state import SystemState, check_run, thread_ident
 from ._tasks import cells, lend
 from ._tree import ActorSnapshot
 
-__all__ = ["Cell", "CellState", "Terminated"]
+__all__ = ["Terminated"]
 
 _logger = logging.getLogger("trio_accel.actors")
 

@@ -18,14 +18,7 @@ __all__ = [
     "AskCycleError",
     "MailboxFullError",
     "NotExecutedError",
-    "StderrUnlessConfigured",
-    "check_printable",
     "describe",
-    "drop_frames",
-    "is_fatal",
-    "leaves",
-    "safe_repr",
-    "single",
 ]
 
 

@@ -31,7 +31,6 @@ __all__ = [
     "MessageWithdrawn",
     "Meter",
     "Observer",
-    "Observers",
     "Subscription",
     "SupervisorFailed",
     "note_end",

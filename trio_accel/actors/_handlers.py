@@ -14,17 +14,7 @@ from trio.lowlevel import disable_ki_protection, enable_ki_protection
 from ._messages import AnyMessage, Message, MessageClass, Request, RequestClass
 from ._outcomes import DeferredReply
 
-__all__ = [
-    "NOT_NOW",
-    "ActorBase",
-    "Group",
-    "Handler",
-    "HandlerTable",
-    "collect_handlers",
-    "handles",
-    "message_target",
-    "quick",
-]
+__all__ = ["NOT_NOW", "handles", "message_target", "quick"]
 
 ActorT = TypeVar("ActorT")
 MessageT = TypeVar("MessageT")

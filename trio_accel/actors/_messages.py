@@ -14,20 +14,7 @@ import trio
 
 from ._system_state import SystemState
 
-__all__ = [
-    "EXPIRED",
-    "AnyMessage",
-    "AwaitedStart",
-    "Envelope",
-    "EnvelopeState",
-    "Message",
-    "MessageClass",
-    "Party",
-    "Request",
-    "RequestClass",
-    "Waiter",
-    "no_look",
-]
+__all__ = ["Message", "Request", "Waiter"]
 
 ActorT_contra = TypeVar("ActorT_contra", contravariant=True)
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)

@@ -25,7 +25,6 @@ __all__ = [
     "Restart",
     "Strategy",
     "SystemOptions",
-    "must_be",
     "named_options",
 ]
 

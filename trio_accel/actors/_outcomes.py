@@ -31,7 +31,7 @@ from ._messages import AnyMessage, Envelope, EnvelopeState
 from ._options import Directive, Policy
 from ._system_state import SystemState, foreign_reply, thread_ident
 
-__all__ = ["DeferredReply", "Outcomes", "crash_error"]
+__all__ = ["DeferredReply"]
 
 _logger = logging.getLogger("trio_accel.actors")
 

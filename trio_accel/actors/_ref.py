@@ -26,7 +26,7 @@ from ._messages import (
 from ._options import Overflow
 from ._tasks import cell_of_task, cells
 
-__all__ = ["Posted", "Ref", "cell_behind"]
+__all__ = ["Posted", "Ref"]
 
 ActorT_co = TypeVar("ActorT_co", covariant=True)
 ReplyT = TypeVar("ReplyT")

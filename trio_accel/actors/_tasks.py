@@ -11,7 +11,7 @@ import trio
 
 from ._messages import Party
 
-__all__ = ["WOKEN", "actor_path_of", "cell_of_task", "cells", "lend", "running", "running_cells"]
+__all__ = ["WOKEN", "actor_path_of"]
 
 cells: dict[trio.lowlevel.Task, Party] = {}
 """The actors that tasks are running for, of all systems: an actor of one may ask an actor of another.

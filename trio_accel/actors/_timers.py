@@ -14,7 +14,7 @@ from ._errors import MailboxFullError, safe_repr
 from ._incarnation import Incarnation
 from ._messages import AnyMessage, Envelope, EnvelopeState
 
-__all__ = ["Timer", "check_seconds"]
+__all__ = ["Timer"]
 
 
 class Timer:

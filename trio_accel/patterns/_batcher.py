@@ -12,10 +12,19 @@ import attrs
 import trio
 
 from ..actors import ActorContext, DeferredReply, MailboxFullError, Overflow, handles, quick
-from ._batch_queue import BatchLimits, BatchQueue, Entry
-from ._batch_run import BatchModel, BatchResults, BatchRun, Blame, Counts, may_be_one_request
-from ._call import Call, Model, Servant, as_callable, refuse_unbegun
+from ._batches import (
+    BatchLimits,
+    BatchModel,
+    BatchQueue,
+    BatchResults,
+    BatchRun,
+    Blame,
+    Counts,
+    Entry,
+    may_be_one_request,
+)
 from ._numbers import must_be_count, must_be_positive
+from ._servants import Call, Model, Servant, as_callable, refuse_unbegun
 
 __all__ = ["Batcher", "BatcherStatistics"]
 

@@ -19,10 +19,9 @@ from ..actors import (
     Request,
     handles,
 )
-from ._call import Model, as_callable
 from ._fair_queue import FairQueue, Queued, QueueFull, Weights, must_be_cost
 from ._numbers import must_be_count
-from ._tasks import TaskServant
+from ._servants import Model, TaskServant, as_callable
 
 __all__ = ["FairCall", "FairScheduler", "FairStatistics", "UnknownTenantError"]
 
