@@ -118,7 +118,12 @@ class ActorContext(Spawner):
         for a request that its asker leaves to itself (`abandon_on_cancel`).
         """
         current = self._cell.current
-        return float("inf") if current is None else current.ends_at
+        if current is None:
+            return float("inf")
+        if current.last_look is not None and not current.is_abandonable:
+            # It is served in the task that asks, whose scopes were not looked at before.
+            return trio.current_effective_deadline()
+        return current.ends_at
 
     def _supervisor_of(self, actor_class: Callable[..., object]) -> Supervisor:
         if self._cell.incarnation is not self._incarnation:
