@@ -90,7 +90,7 @@ class Cell:
     terminated: Terminated | None = attrs.field(default=None, init=False)
     _cancel_reason: str | None = attrs.field(default=None, init=False)
     _ended: trio.Event | None = attrs.field(default=None, init=False)
-    _watchers: dict[Incarnation, Callable[[Terminated], None]] | None = attrs.field(default=None, init=False)
+    _watchers: dict[Incarnation, Callable[[Terminated], None]] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.handlers = self.actor_class.__handlers__
@@ -240,19 +240,13 @@ class Cell:
         if self.terminated is not None:
             notify(self.terminated)
             return
-        if self._watchers is None:
-            self._watchers = {}
         self._watchers[watcher] = notify
-        if watcher.watched is None:
-            watcher.watched = set()
         watcher.watched.add(self)
 
     def remove_watcher(self, watcher: Incarnation) -> None:
         """Do not call back."""
-        if watcher.watched is not None:
-            watcher.watched.discard(self)
-        if self._watchers is not None:
-            self._watchers.pop(watcher, None)
+        watcher.watched.discard(self)
+        self._watchers.pop(watcher, None)
 
     def snapshot(self, children: tuple[ActorSnapshot, ...]) -> ActorSnapshot:
         """Take a snapshot of this actor, above those of its children."""
@@ -322,8 +316,8 @@ class Cell:
         self.gate.end()
         if self._ended is not None:
             self._ended.set()
-        watchers, self._watchers = self._watchers, None
-        for notify in tuple((watchers or {}).values()):
+        watchers, self._watchers = self._watchers, {}
+        for notify in tuple(watchers.values()):
             notify(terminated)
         if self.system.observers.is_anyone:
             self.system.observers.emit_life(

@@ -64,8 +64,9 @@ class Incarnation:
     is_finished: bool = attrs.field(default=False, init=False)
     # Name of the message that it crashed over, if that was told: no asker waits for its outcome.
     told: str | None = attrs.field(default=None, init=False)
-    watched: set[_Watched] | None = attrs.field(default=None, init=False)
-    _timers: set[_Timer] | None = attrs.field(default=None, init=False)
+    watched: set[_Watched] = attrs.field(factory=set, init=False)
+    # Those that may still send a message: they are cancelled when this ends.
+    timers: set[_Timer] = attrs.field(factory=set, init=False)
     # Whether it serves no message any more.
     has_served: bool = attrs.field(default=False, init=False)
     # Actors below this one that live elsewhere, for the tree.
@@ -102,26 +103,13 @@ class Incarnation:
 
     def unwatch_all(self) -> None:
         """Hear no more of the ends of others."""
-        for watched in tuple(self.watched or ()):
+        for watched in tuple(self.watched):
             watched.remove_watcher(self)
-
-    def add_timer(self, timer: _Timer) -> None:
-        """Cancel a timer when this ends."""
-        if self._timers is None:
-            self._timers = set()
-        self._timers.add(timer)
-
-    def remove_timer(self, timer: _Timer) -> bool:
-        """Forget a timer; returns whether it was known."""
-        if self._timers is None or timer not in self._timers:
-            return False
-        self._timers.remove(timer)
-        return True
 
     def end_serving(self) -> None:
         """No message is served any more: cancel the timers."""
         self.has_served = True
-        for timer in tuple(self._timers or ()):
+        for timer in tuple(self.timers):
             timer.cancel()
 
     async def serve(self, own: Context) -> None:  # noqa: ASYNC910  # the mailbox checkpoints
@@ -168,7 +156,7 @@ class Incarnation:
         if not cell.is_draining:
             return False
         if self.outcomes.deferred:
-            self.outcomes.call_when_settled(cell.mailbox.wake)
+            self.outcomes.on_settled = cell.mailbox.wake
         return bool(self.outcomes.deferred) or any(self._running.values()) or not cell.mailbox.is_empty
 
     def _serve_row(self, task: trio.lowlevel.Task) -> Envelope | None:

@@ -89,10 +89,6 @@ class Outcomes:
         if callback is not None:
             callback()
 
-    def call_when_settled(self, callback: Callable[[], None]) -> None:
-        """Call back once, when the last of the deferred requests has its reply."""
-        self.on_settled = callback
-
     def unwind(self, envelope: Envelope) -> bool:
         """Give a cancelled asker its cancellation, unless it has an outcome: the request has unwound."""
         is_unwound = envelope.unwind()

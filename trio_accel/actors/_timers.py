@@ -37,7 +37,7 @@ class Timer:
         self._scope = trio.CancelScope()
         # The last message, until it was served.
         self._sent: Envelope | None = None
-        incarnation.add_timer(self)
+        incarnation.timers.add(self)
         incarnation.nursery.start_soon(self._run, name=f"timer of {cell.path}")
 
     def __repr__(self) -> str:
@@ -56,8 +56,9 @@ class Timer:
             RuntimeError: Called from another thread or Trio run.
         """
         self._cell.check_run("cancel")
-        if not self._incarnation.remove_timer(self):
+        if self not in self._incarnation.timers:
             return False
+        self._incarnation.timers.remove(self)
         self._scope.cancel(reason="the timer was cancelled")
         sent, self._sent = self._sent, None
         if sent is None:
@@ -96,7 +97,7 @@ class Timer:
         """The message was served, or dropped by the mailbox."""
         self._sent = None
         if self._period is None:
-            self._incarnation.remove_timer(self)
+            self._incarnation.timers.discard(self)
 
 
 def check_seconds(verb: str, seconds: float, *, is_period: bool) -> None:

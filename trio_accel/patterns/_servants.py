@@ -104,11 +104,17 @@ async def outcome_of(work: Awaitable[ResultT]) -> outcome.Value[ResultT] | outco
         return outcome.Error(rest)
 
 
-def refuse_unbegun(context: ActorContext, reply: DeferredReply[Any]) -> None:
-    """Fail a request that the incarnation has not begun when it ends, as no later one knows of it."""
+def end_with_incarnation(context: ActorContext, reply: DeferredReply[Any], *, has_begun: bool) -> None:
+    """Fail a request that is open when the incarnation ends, as no later one knows of it.
+
+    One that may have been executed is failed by the runtime if the actor ends for good.
+    """
     path = context.path
-    kind = ActorStoppedError if context.is_stopping else ActorRestartingError
-    reply.fail(kind(f"{path} ended before the request was begun: it was never executed", path=path))
+    if not has_begun:
+        kind = ActorStoppedError if context.is_stopping else ActorRestartingError
+        reply.fail(kind(f"{path} ended before the request was begun: it was never executed", path=path))
+    elif not (context.is_stopping or reply.is_done):
+        reply.fail_as_crash(RuntimeError("the incarnation of the actor ended meanwhile"))
 
 
 @attrs.frozen(kw_only=True)
@@ -239,11 +245,4 @@ class TaskServant(Servant[ItemT, ResultT]):
                 reply.fail(trio.TooSlowError("the deadline with which it was asked has passed"))
         finally:
             if not reply.is_done:
-                self._ended(reply, has_begun=has_begun())
-
-    def _ended(self, reply: DeferredReply[ResultT], *, has_begun: bool) -> None:
-        """The incarnation ends, and no later one knows of the request."""
-        if not has_begun:
-            refuse_unbegun(self.context, reply)
-        elif not self.context.is_stopping:
-            reply.fail_as_crash(RuntimeError("the incarnation of the actor ended meanwhile"))
+                end_with_incarnation(self.context, reply, has_begun=has_begun())
