@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import pytest
@@ -454,13 +454,13 @@ async def test_an_asker_that_leaves_costs_the_same_however_many_wait(system: Sys
             # A collection looks at all that wait, whatever is done to them.
             gc.collect()
             gc.disable()
-            began = perf_counter()
+            began = process_time()
             nursery.cancel_scope.cancel()
-            took = perf_counter() - began
+            took = process_time() - began
             gc.enable()
         return took / count
 
     few = min([await cost_of_each(250) for _ in range(3)])
     many = min([await cost_of_each(8000) for _ in range(2)])
-    # 32 times as many wait.
-    assert many < 5 * few
+    # 32 times as many wait. To look for each among the others took 20 times as long; caches cost some, too.
+    assert many < 10 * few
