@@ -1,12 +1,16 @@
-"""States by key, for keys that come from outside and never end."""
+"""What is remembered of the outside in bounded memory: states by key, and counts of the last seconds."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["KeyedStates"]
+import attrs
+import trio
+
+__all__ = ["KeyedStates", "RecentCounts"]
 
 StateT = TypeVar("StateT")
 
@@ -66,3 +70,51 @@ class KeyedStates(Generic[StateT]):
         left = {key for _, key in debts}
         self._states = {key: state for key, state in self._states.items() if key in left}
         self._sweep_at = min(max(_FEW, 2 * len(left)), max(self._limit, len(left) + len(left) // 10 + 1))
+
+
+_SLOTS = 10
+
+
+@attrs.define(eq=False)
+class _Slot:
+    number: int
+    all: int = 0
+    marked: int = 0
+
+
+class RecentCounts:
+    """How many things happened lately, and how many of these are marked.
+
+    Time is cut into slots of a tenth of the window. Counted are the running slot and the nine before, so at
+    least nine tenths of the window.
+
+    Args:
+        within: Length of the window in seconds.
+    """
+
+    def __init__(self, within: float) -> None:
+        self._width = within / _SLOTS
+        self._slots: deque[_Slot] = deque()
+
+    def add(self, *, count: int = 0, marked: int = 0) -> None:
+        """Count things now, and things that are marked now; these are counts of their own."""
+        number = self._drop_old()
+        if not self._slots or self._slots[-1].number != number:
+            self._slots.append(_Slot(number))
+        self._slots[-1].all += count
+        self._slots[-1].marked += marked
+
+    def totals(self) -> tuple[int, int]:
+        """The counts of the window: of things, and of marked ones."""
+        self._drop_old()
+        return sum(slot.all for slot in self._slots), sum(slot.marked for slot in self._slots)
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._slots.clear()
+
+    def _drop_old(self) -> int:
+        number = int(trio.current_time() // self._width)
+        while self._slots and self._slots[0].number <= number - _SLOTS:
+            self._slots.popleft()
+        return number
