@@ -7,7 +7,7 @@ import attrs
 import numpy as np
 import pytest
 
-from trio_accel.cli._results import Check, StepResult, as_json
+from trio_accel.cli._board import Check, StepResult, as_json
 
 
 @attrs.frozen(kw_only=True)
