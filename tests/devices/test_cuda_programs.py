@@ -224,7 +224,7 @@ async def test_a_program_that_imports_pytorch_has_its_own_stream_from_the_constr
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setitem(sys.modules, "test_cuda_programs", sys.modules[__name__])
     # The context's process imports it: this one has the class by its path alone.
-    monkeypatch.setattr(ta.programs._open, "_import_path", lambda target: "imports_torch:Program")
+    monkeypatch.setattr(ta.programs._open, "_import_path", lambda *_: "imports_torch:Program")
     try:
         async with await ta.open_program(device, _Teller) as program:
             (stream,) = await program.ask(_Teller.tell)
