@@ -290,16 +290,13 @@ def _summarize(data: RecoverData) -> str:
 
 def _checks(data: RecoverData, limit: float) -> list[Check]:
     """Everything that must hold; see `Check`."""
+    lost = abs(data.requests - len(data.fates))
     unfelt = sum(report.recovery_ms is None for report in data.faults)
     wrong = sum(
         abs(report.generation_after - report.generation_before - report.losses) for report in data.faults
     )
     return [
-        Check(
-            name="requests lost: neither result nor error",
-            value=abs(data.requests - len(data.fates)),
-            limit=0,
-        ),
+        Check(name="requests lost: neither result nor error", value=lost, limit=0),
         Check(name="requests failed for another reason", value=_strange(data), limit=0),
         Check(name="faults not felt, or not recovered from", value=unfelt, limit=0),
         Check(name="generations more or less than contexts lost", value=wrong, limit=0),

@@ -183,9 +183,8 @@ def _table(
     columns = _fitting(width, wanted)
     name = width - sum(column.width + 1 for column in columns)
     name = max(1, min(name, max(wanted, _LEAST_NAME)))
-    yield _header(
-        columns, name, view, width, f"actor {len(lines)}/{count}" if len(lines) < count else "actor"
-    )
+    title = f"actor {len(lines)}/{count}" if len(lines) < count else "actor"
+    yield _header(columns, name, view, width, title)
     for line in lines:
         is_selected = has_cursor and line.row.path == view.selected
         yield _row(line, columns, name, devices.get(line.row.path), width, is_selected=is_selected)

@@ -128,8 +128,10 @@ def _callback(
     from opentelemetry.metrics import Observation
 
     def observe(_: CallbackOptions) -> Iterable[Observation]:
-        if latest.recorder is not None and (is_first or latest.snapshot is None):
-            latest.snapshot = latest.recorder.snapshot()
+        # Read once: this may be a thread of the reader, and the loop may end `export_metrics` meanwhile.
+        recorder = latest.recorder
+        if recorder is not None and (is_first or latest.snapshot is None):
+            latest.snapshot = recorder.snapshot()
         snapshot = latest.snapshot
         if snapshot is None:
             return []
@@ -174,7 +176,8 @@ def add_histograms(exporter: MetricExporter) -> MetricExporter:
         def export(
             self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: object
         ) -> MetricExportResult:
-            snapshots = [one.snapshot for one in self.sources if one.snapshot is not None]
+            # Each is read once: the loop may end `export_metrics` meanwhile.
+            snapshots = [found for one in self.sources if (found := one.snapshot) is not None]
             added = [_metric(what, snapshots) for what in HISTOGRAMS] if snapshots else []
             data = _with(metrics_data, added)
             # The base says nothing of these arguments' types.
