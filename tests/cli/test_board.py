@@ -6,6 +6,7 @@ import math
 import attrs
 import numpy as np
 import pytest
+from rich.text import Text
 
 from trio_accel.cli._board import Check, StepResult, as_json
 
@@ -14,6 +15,9 @@ from trio_accel.cli._board import Check, StepResult, as_json
 class Data:
     numbers: tuple[float, ...]
     name: str | None
+
+    def figures(self) -> Text:
+        return Text()
 
 
 @pytest.mark.parametrize(

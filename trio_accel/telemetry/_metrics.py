@@ -85,7 +85,7 @@ def _outcomes(snapshot: SystemSnapshot) -> Iterator[Sample]:
 
 def _states(snapshot: SystemSnapshot) -> Iterator[Sample]:
     states = ("starting", "running", "restarting", "stopping", "quarantined")
-    counts = Counter(dict.fromkeys(states, 0))
+    counts = Counter[str](dict.fromkeys(states, 0))
     counts.update(actor.state for actor in snapshot.actors)
     for state, count in counts.items():
         yield (state,), count

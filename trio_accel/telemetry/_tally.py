@@ -78,9 +78,8 @@ class MessageTally:
     _recent: deque[tuple[float, Seconds]] = attrs.field(factory=deque[tuple[float, "Seconds"]], init=False)
     _history: deque[tuple[float, int]] = attrs.field(init=False)
 
-    @_history.default
-    def _begun(self) -> deque[tuple[float, int]]:
-        return deque([(self._since, 0)])
+    def __attrs_post_init__(self) -> None:
+        self._history = deque([(self._since, 0)])
 
     def failed(self, error: BaseException) -> None:
         """See `Measured.failed`."""
