@@ -65,7 +65,7 @@ THREADS = re.compile(
 )
 # And these, for the reason given.
 THREADS_TOO = {
-    "trio_accel.actors._system_state": "the number of a thread: each Trio run has one, and nothing is started",
+    "trio_accel.actors._system_state": "the number of a thread: a Trio run has one; nothing is started",
     "trio_accel.backends.base.memory": "a lock: memory is given out on one thread and closed on another",
     "trio_accel.backends.base.pools": "to unmap may wait for a stream that Trio's thread holds; a lock",
     "trio_accel.backends.base.modules": "a lock: two libraries may be imported at once, in two threads",

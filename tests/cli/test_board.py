@@ -6,14 +6,18 @@ import math
 import attrs
 import numpy as np
 import pytest
+from rich.text import Text
 
-from trio_accel.cli._results import Check, StepResult, as_json
+from trio_accel.cli._board import Check, StepResult, as_json
 
 
 @attrs.frozen(kw_only=True)
 class Data:
     numbers: tuple[float, ...]
     name: str | None
+
+    def figures(self) -> Text:
+        return Text()
 
 
 @pytest.mark.parametrize(
