@@ -7,43 +7,24 @@ A request is charged to its tenant (`RateLimit`), waits for its tenant's turn (`
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 import trio
-from search_model import SentenceModel, Vocabulary, file_of
+from search_model import PROBE, VERSIONS, Task, check, cost_of, kind_of, load_model
 
 import trio_accel as ta
 from trio_accel import patterns
 
-BATCH = MOST_TEXTS = 64
-# Texts that the model works on or gathers at once: enough for a batch that runs, and the next one.
+BATCH = MOST_TASKS = 64
+# Requests of a tenant at once. Those beyond it are refused before they are read.
+AT_ONCE = 16
+# Tasks that the model works on or gathers at once: enough for a batch that runs, and the next one.
 IN_FLIGHT = 2 * BATCH
-
-
-@attrs.frozen
-class Task:
-    """What is asked of the model for one text.
-
-    Attributes:
-        kind: Whether its vector is wanted, or the nearest sentences.
-        text: The text.
-        count: How many sentences.
-    """
-
-    kind: Literal["embed", "similar"]
-    text: str
-    count: int = 0
-
-
-def kind_of(task: Task) -> str:
-    """Tasks of one kind go through the model together."""
-    return task.kind
 
 
 @attrs.frozen
@@ -59,45 +40,22 @@ Answers = patterns.BatchResults[Answer]
 
 
 @asynccontextmanager
-async def load_model(
+async def open_model(
     device: ta.Device, folder: Path, version: str
 ) -> AsyncGenerator[patterns.Model[Batch, Answers], None]:
-    """Load a model from its file and open it as a program; what `HotSwap` is given."""
-    weights = await ta.weights.load(device, file_of(folder, version), packed=True)
-    words, sentences = [json.loads(weights.metadata[name]) for name in ("words", "sentences")]
-    vocabulary = Vocabulary({word: number for number, word in enumerate(words)})
-    arrays = weights["table"], weights["corpus"]
-    async with ta.open_program(device, SentenceModel, *arrays, name=version) as program:
-        yield partial(_serve, program, vocabulary, sentences, version)
+    """Open a model whose answers say which one it was; what `HotSwap` is given."""
+    async with load_model(device, folder, version) as model:
 
+        async def serve(batch: Batch) -> list[Answer]:
+            return [Answer(version, value) for value in await model(batch)]
 
-async def _serve(
-    program: ta.programs.Program[SentenceModel],
-    vocabulary: Vocabulary,
-    sentences: Sequence[tuple[str, str]],
-    version: str,
-    batch: Batch,
-) -> list[Answer]:
-    words, shown = vocabulary.batch([task.text for task in batch])
-    if batch[0].kind == "embed":
-        vectors = await (await program.ask(SentenceModel.embed, words, shown)).to_host()
-        return [Answer(version, vector.tolist()) for vector in vectors]
-    most = min(max(task.count for task in batch), len(sentences))
-    found = await program.ask(SentenceModel.similar, words, shown, most)
-    numbers, cosines = [(await array.to_host()).tolist() for array in found]
-    answers: list[Answer] = []
-    for task, places, row in zip(batch, numbers, cosines, strict=True):
-        nearest = zip(places[: task.count], row[: task.count], strict=True)
-        answers.append(Answer(version, [(*sentences[place], cosine) for place, cosine in nearest]))
-    return answers
+        yield serve
 
 
 async def probe(model: Any) -> None:
-    """Try a model before it serves: the nearest sentence of a text is one that is near."""
-    (answer,) = await model([Task("similar", "the worker process was killed", 1)])
-    ((_, _, cosine),) = answer.value
-    if not 0.3 < cosine <= 1.001:
-        raise ValueError(f"the nearest sentence has a cosine of {cosine:.2f}")
+    """Try a model before it serves."""
+    (answer,) = await model([PROBE])
+    check(answer.value)
 
 
 @attrs.frozen
@@ -127,8 +85,8 @@ class Service:
         answers: list[Answer] = [Answer("", None)] * len(tasks)
 
         async def do(place: int, task: Task) -> None:
-            cost = float(max(1, len(task.text.split())))
-            answers[place] = await self.scheduler.ask(patterns.FairCall(task, tenant=tenant, cost=cost))
+            call = patterns.FairCall(task, tenant=tenant, cost=cost_of(task))
+            answers[place] = await self.scheduler.ask(call)
 
         with self.breaker.attempt():
             try:
@@ -142,7 +100,7 @@ class Service:
 
     async def swap(self, version: str) -> patterns.Swapped:
         """Replace the model, while requests are served."""
-        opening = partial(load_model, self.device, self.folder, version)
+        opening = partial(open_model, self.device, self.folder, version)
         return await self.models.ask(patterns.Swap(opening, version))
 
 
@@ -159,7 +117,8 @@ async def open_service(
         tenants: Weights by API key.
         rate: Texts per second that a tenant of weight 1 may ask for in the long run.
     """
-    deployment = patterns.Deployment(partial(load_model, device, folder, "v1"), "v1")
+    first = next(iter(VERSIONS))
+    deployment = patterns.Deployment(partial(open_model, device, folder, first), first)
     models = await system.spawn(
         patterns.HotSwap[Batch, Answers], deployment, probe=probe, drain_for=10.0, name="models"
     )
@@ -172,11 +131,11 @@ async def open_service(
         batcher,
         max_in_flight=IN_FLIGHT,
         weights=weights,
-        max_queued=512,
+        max_queued=AT_ONCE * MOST_TASKS,
         name="scheduler",
     )
     # The largest request of any tenant fits into a full bucket.
-    limit = patterns.RateLimit(rate, burst=max(rate, MOST_TEXTS / min(tenants.values())))
+    limit = patterns.RateLimit(rate, burst=max(rate, MOST_TASKS / min(tenants.values())))
     breaker = patterns.CircuitBreaker(share=0.5, calls=20, within=5.0, open_for=1.0)
     try:
         yield Service(device, folder, tenants, scheduler, models, limit, breaker)
