@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -267,9 +268,8 @@ class _Serving(DirectReply):
     is_launched: bool = False
     addresses: tuple[Address, ...] | None = None
     payload: bytes | None = None
-
-    def __attrs_post_init__(self) -> None:
-        super().__init__(self.launch)
+    # To its library, a launch is the message.
+    message: Launch = attrs.field(init=False, default=attrs.Factory(attrgetter("launch"), takes_self=True))
 
     def poll_first(self, poll: Callable[[], Awaitable[None]]) -> bool:
         """Encode the answer while the device works; no task of the worker waits for the end."""

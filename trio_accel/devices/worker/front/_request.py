@@ -101,7 +101,7 @@ class RemoteRequest(Waiter):
         assert self._on_cancel is not None  # `wait` was called with it
         if not self._on_cancel(self):
             return super().abort(raise_cancel)
-        self.task = None  # type: ignore[misc]  # a slot of the base
+        self.task = None
         self.is_over = True
         self._let_go()
         return trio.lowlevel.Abort.SUCCEEDED
