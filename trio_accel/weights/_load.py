@@ -123,8 +123,8 @@ class _Loading:
     _device: Device
     _files: OpenFiles
     _tensors: list[_Tensor]
-    _packed: bool = attrs.field(kw_only=True)
-    _progress: Progress | None = attrs.field(kw_only=True)
+    _packed: bool = attrs.field(kw_only=True, alias="packed")
+    _progress: Progress | None = attrs.field(kw_only=True, alias="progress")
     _total: int = attrs.field(init=False)
     _done: int = attrs.field(default=0, init=False)
     # Blocks of memory as arrays of one axis; in which of them a tensor lies, and from which element on.

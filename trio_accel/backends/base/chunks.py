@@ -51,9 +51,9 @@ class ChunkAllocator:
     _make_chunk: Callable[[int], tuple[int, int]]
     _drop_chunk: Callable[[int], None]
     _next: int = attrs.field(default=256 << 20, kw_only=True, alias="first")
-    _largest: int = attrs.field(default=4 << 30, kw_only=True)
-    _keep: int = attrs.field(default=256 << 20, kw_only=True)
-    _most: int = attrs.field(default=512, kw_only=True)
+    _largest: int = attrs.field(default=4 << 30, kw_only=True, alias="largest")
+    _keep: int = attrs.field(default=256 << 20, kw_only=True, alias="keep")
+    _most: int = attrs.field(default=512, kw_only=True, alias="most")
     used: int = attrs.field(default=0, init=False)
     _chunks: dict[int, int] = attrs.field(factory=dict[int, int], init=False)
     _placements: dict[int, Placement] = attrs.field(factory=dict[int, Placement], init=False)

@@ -323,7 +323,7 @@ class AccelDevice(Protocol):
         """
         ...
 
-    def allocate(self, block: int, nbytes: int) -> None:
+    def allocate(self, block: int, nbytes: int, /) -> None:
         """Make a memory block under an id that the caller chose.
 
         Raises:
@@ -389,7 +389,7 @@ class AccelDevice(Protocol):
                 chunks. Nothing was taken over.
         """
 
-    def placement(self, block: int) -> PlacedBlock:
+    def placement(self, block: int, /) -> PlacedBlock:
         """Tell where a block lies.
 
         Raises:

@@ -52,7 +52,7 @@ class CudaArray:
     _array: DeviceArray
     _info: DeviceInfo
     _context: CudaContext
-    _is_read_only: bool = attrs.field(kw_only=True)
+    _is_read_only: bool = attrs.field(kw_only=True, alias="is_read_only")
     _is_over: bool = attrs.field(default=False, init=False)
 
     def __repr__(self) -> str:
