@@ -90,7 +90,9 @@ class Cell:
     terminated: Terminated | None = attrs.field(default=None, init=False)
     _cancel_reason: str | None = attrs.field(default=None, init=False)
     _ended: trio.Event | None = attrs.field(default=None, init=False)
-    _watchers: dict[Incarnation, Callable[[Terminated], None]] = attrs.field(factory=dict, init=False)
+    _watchers: dict[Incarnation, Callable[[Terminated], None]] = attrs.field(
+        factory=dict[Incarnation, Callable[[Terminated], None]], init=False
+    )
 
     def __attrs_post_init__(self) -> None:
         self.handlers = self.actor_class.__handlers__

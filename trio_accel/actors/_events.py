@@ -237,7 +237,7 @@ class Observers:
     numbers: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
     # Who wants anything.
     _for_life: tuple[Observer, ...] = ()
-    _on_change: dict[object, Callable[[], None]] = attrs.field(factory=dict)
+    _on_change: dict[object, Callable[[], None]] = attrs.field(factory=dict[object, Callable[[], None]])
 
     @property
     def is_anyone(self) -> bool:

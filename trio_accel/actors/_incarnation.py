@@ -64,16 +64,18 @@ class Incarnation:
     is_finished: bool = attrs.field(default=False, init=False)
     # Name of the message that it crashed over, if that was told: no asker waits for its outcome.
     told: str | None = attrs.field(default=None, init=False)
-    watched: set[_Watched] = attrs.field(factory=set, init=False)
+    watched: set[_Watched] = attrs.field(factory=set[_Watched], init=False)
     # Those that may still send a message: they are cancelled when this ends.
-    timers: set[_Timer] = attrs.field(factory=set, init=False)
+    timers: set[_Timer] = attrs.field(factory=set[_Timer], init=False)
     # Whether it serves no message any more.
     has_served: bool = attrs.field(default=False, init=False)
     # Actors below this one that live elsewhere, for the tree.
     shown: Callable[[], tuple[ActorSnapshot, ...]] | None = attrs.field(default=None, init=False)
     # Messages of groups, by the tasks that serve them.
-    grouped: dict[trio.lowlevel.Task, Envelope] = attrs.field(factory=dict, init=False)
-    _running: dict[Group, int] = attrs.field(factory=dict, init=False)
+    grouped: dict[trio.lowlevel.Task, Envelope] = attrs.field(
+        factory=dict[trio.lowlevel.Task, Envelope], init=False
+    )
+    _running: dict[Group, int] = attrs.field(factory=dict[Group, int], init=False)
     _group_left: trio.Event | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:

@@ -25,6 +25,11 @@ _IN_A_ROW = 8
 _Messages: TypeAlias = OrderedDict[Envelope, None]
 
 
+def _none() -> _Messages:
+    # By `_Messages()` each would keep its type arguments, in a dictionary of its own.
+    return OrderedDict()
+
+
 @attrs.define(eq=False, repr=False)
 class Mailbox:
     """Messages in arrival order.
@@ -43,9 +48,9 @@ class Mailbox:
     _outcomes: Outcomes
     _handlers: HandlerTable
     _options: MailboxOptions
-    _queue: _Messages = attrs.field(factory=OrderedDict, init=False)
-    _waiting: _Messages = attrs.field(factory=OrderedDict, init=False)
-    _stash: _Messages = attrs.field(factory=OrderedDict, init=False)
+    _queue: _Messages = attrs.field(factory=_none, init=False)
+    _waiting: _Messages = attrs.field(factory=_none, init=False)
+    _stash: _Messages = attrs.field(factory=_none, init=False)
     # Most actors never use it: an empty deque takes 700 bytes.
     _control: deque[Envelope] | None = attrs.field(default=None, init=False)
     receiver: trio.lowlevel.Task | None = attrs.field(default=None, init=False)

@@ -67,12 +67,12 @@ class Outcomes:
     handled: int = attrs.field(default=0, init=False)
     failed: int = attrs.field(default=0, init=False)
     expired: int = attrs.field(default=0, init=False)
-    deferred: set[OpenRequest] = attrs.field(factory=set, init=False)
+    deferred: set[OpenRequest] = attrs.field(factory=set[OpenRequest], init=False)
     # Called once when no deferred request is left.
     on_settled: Callable[[], None] | None = attrs.field(default=None, init=False)
     # By the class or name of the message, for this meter.
     _meter: Meter | None = attrs.field(default=None, init=False)
-    _measured: dict[type | str, Measured] = attrs.field(factory=dict, init=False)
+    _measured: dict[type | str, Measured] = attrs.field(factory=dict[type | str, Measured], init=False)
 
     def __attrs_post_init__(self) -> None:
         self.observers = self.system.observers

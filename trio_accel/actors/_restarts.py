@@ -31,8 +31,8 @@ class Restarts:
     _intensity: Intensity
     _random: random.Random
     # When, and whose.
-    _counted: deque[tuple[float, str]] = attrs.field(factory=deque, init=False)
-    _series: dict[str, _Series] = attrs.field(factory=dict, init=False)
+    _counted: deque[tuple[float, str]] = attrs.field(factory=deque[tuple[float, str]], init=False)
+    _series: dict[str, _Series] = attrs.field(factory=dict[str, _Series], init=False)
 
     def is_one_more_allowed(self, path: str, now: float, *, has_progressed: bool) -> bool:
         """Count a restart of a child; returns whether that is within the intensity."""

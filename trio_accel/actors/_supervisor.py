@@ -59,7 +59,7 @@ class Supervisor:
     _strategy: Strategy
     _intensity: Intensity
     _life: _LifeClass
-    children: dict[str, Cell] = attrs.field(factory=dict, init=False)
+    children: dict[str, Cell] = attrs.field(factory=dict[str, Cell], init=False)
     stopping: bool = attrs.field(default=False, init=False)
     # Names that its children must not have; shared with what else is under its path.
     taken: Mapping[str, object] = attrs.field(default=MappingProxyType({}), init=False)
