@@ -124,7 +124,7 @@ class Block:
         """
         if self.is_usable:
             return
-        device, generation = self.table.device_name, self.table.generation
+        device, generation = self.table.device_name, self.table.availability.generation
         if self.is_released:
             why = "its memory was released"
         elif self.is_lost:
@@ -192,11 +192,6 @@ class BlockTable:
         self._keeps, self._looks = self._keeps and reuses, _LOOKS if reuses else 0
         self.kept, self.makers = {}, {}
         self._notifier, self.release = LoopNotifier(self.drain), _nowhere
-
-    @property
-    def generation(self) -> int:
-        """Generation of the device."""
-        return self.availability.generation
 
     def new(self, nbytes: int, number: int | None = None) -> Block:
         """Name a block of the current generation; no memory is taken yet.

@@ -149,7 +149,7 @@ class Watchdog:
         number, blocks = 0, self._blocks
         try:
             while True:
-                if self._leases.is_idle and not any(queue.operations for queue in self._queues):
+                if not self._leases.tails and not any(queue.operations for queue in self._queues):
                     self._observer.looked(0)
                     # In this order: a block that is dropped from now on notifies the loop.
                     blocks.is_watched = False

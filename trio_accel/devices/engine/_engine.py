@@ -203,7 +203,7 @@ class Engine(ContextState):
         Much of a driver waits for all that runs, and holds up every launch meanwhile.
         """
         with trio.move_on_after(_MOST_PATIENCE):
-            while not self.is_lost and (self.in_flight or not self.leases.is_idle):  # noqa: ASYNC110  # rarely
+            while not self.is_lost and (self.in_flight or self.leases.tails):  # noqa: ASYNC110  # rarely
                 await trio.sleep(_IDLE_POLL)
         await self.streams.settle()
 

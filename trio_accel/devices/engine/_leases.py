@@ -61,11 +61,6 @@ class Leases:
     _lost: Callable[[], Exception] | None = attrs.field(default=None, init=False)
 
     @property
-    def is_idle(self) -> bool:
-        """Whether nothing that a program enqueued during a lease may still run."""
-        return not self.tails
-
-    @property
     def failure(self) -> Exception | None:
         """Why the context cannot be used any more, as what was enqueued last shows."""
         return next((failure for tail in self.tails if (failure := tail.stream.failure) is not None), None)

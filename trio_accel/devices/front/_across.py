@@ -355,8 +355,6 @@ class PartPlanner(Planner):
         part: Number of the device among those of the operation.
     """
 
-    __slots__ = ("_owner", "part")
-
     def __init__(
         self, device: PlannedFor, owner: AccelDevice, part: int, operation: MultiDeviceOperation[Any]
     ) -> None:

@@ -226,7 +226,6 @@ class RecordingPlanner(Planner):
     """
 
     is_recording = True
-    __slots__ = ("_recording", "constants")
 
     def __init__(self, recording: _Recording, operation: Operation[Any, Any]) -> None:
         super().__init__(recording, operation)

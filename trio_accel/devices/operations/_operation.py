@@ -341,18 +341,6 @@ class Planner:
     """
 
     is_recording: ClassVar[bool] = False
-    __slots__ = (
-        "_allocations",
-        "_device",
-        "_hosts",
-        "_keep",
-        "_library",
-        "_outputs",
-        "_staged",
-        "_table",
-        "_uses",
-        "name",
-    )
 
     def __init__(self, device: PlannedFor, operation: Operation[Any, Any]) -> None:
         self.name: str = operation.operation
