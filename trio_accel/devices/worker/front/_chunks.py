@@ -236,7 +236,7 @@ class LeftMemory:
     def leave(self, system: System) -> None:
         """No device has it any more."""
         _left.setdefault(system, set()).add(self)
-        self.generation = max(self.generation, self.blocks.generation)
+        self.generation = max(self.generation, self.blocks.availability.generation)
         self.chunks.on_drop = _nobody
         self.blocks.leave(self._release)
         self.chunks.drop_empty()
