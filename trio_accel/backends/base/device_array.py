@@ -41,12 +41,12 @@ class DeviceArray:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements lie in C order without gaps."""
+        """Whether the elements are in C order without gaps."""
         return self.size <= 1 or self.strides == contiguous_strides(self.shape, self.dtype.itemsize)
 
     @classmethod
     def packed(cls, address: int, dtype: DType, shape: tuple[int, ...]) -> DeviceArray:
-        """One whose elements lie in C order without gaps."""
+        """Make an array whose elements are in C order without gaps."""
         return cls(address, dtype, shape, contiguous_strides(shape, dtype.itemsize))
 
 

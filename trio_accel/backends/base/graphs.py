@@ -111,7 +111,7 @@ class Chain:
 
 
 class ChainLibrary(TableLibrary):
-    """Replays chains by libraries of its own: at first one operation after the other.
+    """Replay of chains by libraries of its own: at first one operation after the other.
 
     Base of the library of graphs of a GPU, behind the base of that backend's libraries. Once a chain has run
     some times at the same addresses, it is captured, in a thread. From then on it is launched as a graph. By
@@ -120,7 +120,7 @@ class ChainLibrary(TableLibrary):
     Parts that run on a condition may be nodes of the driver's then. Before, and where the driver has none,
     the host waits for the condition and reads it, in a thread.
 
-    What a vendor has are the methods that raise `NotImplementedError` here.
+    A vendor's library overrides the methods that raise `NotImplementedError` here.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class ChainLibrary(TableLibrary):
         raise NotImplementedError
 
     def _address(self, array: ArraySpec) -> int:
-        """Where an array lies; KeyError where its block has no memory yet."""
+        """Return the place of an array; KeyError where its block has no memory yet."""
         raise NotImplementedError
 
     def _freed(self) -> int:
@@ -221,7 +221,7 @@ class ChainLibrary(TableLibrary):
         try:
             key = self._key(chain, spec, self._stream)
         except KeyError:
-            # What it is to write has no memory yet.
+            # Its outputs have no memory yet.
             return None
         if key not in chain.due or not self._cache.has_room():
             return None
@@ -257,7 +257,7 @@ class ChainLibrary(TableLibrary):
         return Chain(graph_recipe(spec.recipe), GraphCall(self), is_captured, is_blocking, has_conditions)
 
     def _chain_of(self, spec: ChainSpec) -> Chain:
-        """The plan of a chain in another one; it is made now if there is none any more."""
+        """Return the plan of a chain in another one; it is made anew if it has made way."""
         found: Chain | None = self._find_plan(spec)
         made: Chain = found or self._make_plan(spec, self._kernel_of(spec))
         return made
@@ -300,7 +300,7 @@ class ChainLibrary(TableLibrary):
         except Exception as error:
             if self._enqueued == before or stream.is_capturing or self._failure() is not None:
                 raise
-            # What is enqueued by now runs, and its memory is in use.
+            # The operations that were enqueued before the refusal run, and their memory is in use.
             stream.after(partial(_raise, error))
             return
         if chain.is_captured and not stream.is_capturing:
@@ -325,7 +325,7 @@ class ChainLibrary(TableLibrary):
 
     def _enqueue_node(self, node: GraphNode, bound: OperationSpec, stream: Any) -> None:
         if isinstance(bound, CHAINS):
-            # What its operations need is prepared with its plan, which may have made way meanwhile.
+            # The needs of its operations are prepared with its plan, which may have made way meanwhile.
             self._chain_of(bound)
             self._enqueue_chain(bound, stream)
         else:

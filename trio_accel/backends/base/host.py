@@ -41,7 +41,7 @@ def address_of(array: npt.NDArray[Any]) -> int:
     try:
         return _address_of(_first_of(array))
     except (TypeError, ValueError):
-        # Nobody may write to it, it has gaps or no elements, or is of a dtype that has no buffer.
+        # It is read-only, has gaps or no elements, or is of a dtype that has no buffer.
         return array.ctypes.data
 
 
@@ -96,7 +96,7 @@ def available_bytes() -> int:
 
 
 def _left_in_groups() -> Iterator[int]:
-    """What each control group (version 2) that this process is in has left: a container's limit is one."""
+    """Yield the bytes left of each control group (version 2) of this process: a container's limit is one."""
     folder = _GROUPS / table_entry("/proc/self/cgroup", "0").lstrip(":/")
     for group in (folder, *folder.parents):
         if not group.is_relative_to(_GROUPS):
@@ -111,13 +111,13 @@ def _left_in_groups() -> Iterator[int]:
 
 
 def table_entry(path: str, key: str) -> str:
-    """The first entry of that name in one of Linux's tables; empty where there is none."""
+    """Find the first entry of that name in one of Linux's tables; empty where there is none."""
     entries = (line.partition(":") for line in _text(Path(path)).splitlines())
     return next((value.strip() for name, _, value in entries if name.strip() == key and value.strip()), "")
 
 
 def _text(path: Path) -> str:
-    """What a file of the system says; empty where there is none."""
+    """Read a file of the system; empty where there is none."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:  # not Linux, or no such group

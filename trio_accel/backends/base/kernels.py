@@ -37,7 +37,7 @@ class Call(Protocol):
 
     @property
     def plan(self) -> Any:
-        """What the kernel's `plan` function has made; None if it has none."""
+        """Result of the kernel's `plan` function; None if it has none."""
         ...
 
     @property
@@ -51,11 +51,11 @@ class Call(Protocol):
         ...
 
     def array(self, array: ArraySpec) -> Any:
-        """An array as the backend's kernels use it: a NumPy array, or where it is and its strides.
+        """Give an array as the backend's kernels use it: a NumPy array, or its address and strides.
 
         Raises:
-            KeyError: There is no such block.
-            ValueError: The array does not lie within it.
+            KeyError: No block has this id.
+            ValueError: The array is not within it.
         """
         ...
 
@@ -86,7 +86,7 @@ def _prepares(kernel: KernelEntry) -> bool:
 
 @attrs.frozen
 class KernelEntry:
-    """What runs the operations of one specification class.
+    """The kernel of one specification class.
 
     Attributes:
         operation: Names the class; see `OperationSpec.operation`.
@@ -134,7 +134,7 @@ def kernel(
     of a stream, it computes there; otherwise it enqueues. See the guide, "A new kernel".
 
     Args:
-        operation: What it runs: a declared function, a specification class, or the `OperationSpec.operation`
+        operation: The operation: a declared function, a specification class, or the `OperationSpec.operation`
             of one.
         backend: Name of the backend, such as ``"cpu"``.
         dtypes: The dtypes that it has: of the first array of the specification, or by the names of fields. An

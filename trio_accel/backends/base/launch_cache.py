@@ -18,9 +18,9 @@ _MOST_REFUSED = 16
 
 @attrs.define(eq=False)
 class GraphCall:
-    """What is done: all but its stream, addresses and factors. Known by its identity, which a key holds.
+    """A call without its stream, addresses and factors. Known by its identity, which a key holds.
 
-    Whether it can be cached may depend on the factors, and is taken not to depend on the rest. What cannot is
+    Whether it can be cached may depend on the factors, and is taken not to depend on the rest. A refusal is
     remembered for a few factors; a call that was refused with so many is refused with all others.
 
     Attributes:
@@ -57,7 +57,7 @@ class CacheEntry(Generic[_VALUE]):
     Attributes:
         value: The value.
         last: When it was used last, as its stream counts.
-        looked: What `last` was when the clock's hand passed.
+        looked: Value of `last` when the clock's hand passed.
     """
 
     value: _VALUE
@@ -67,7 +67,7 @@ class CacheEntry(Generic[_VALUE]):
 
 @attrs.define(eq=False)
 class LaunchCache(Generic[_VALUE]):
-    """So many values at most, each from the third time on that its key is seen.
+    """A bounded cache; a value is stored from the third time on that its key is seen.
 
     One that has not been used since it was looked at before makes way, by a clock with one hand. It moves by
     one at every eighth call that would be stored if there were room. A program that uses a few more in turn
@@ -114,7 +114,7 @@ class LaunchCache(Generic[_VALUE]):
         self._counts.pop(key, None)
 
     def drop(self, owner: object) -> None:
-        """Throw away what calls of an owner made. What is still in use makes way later."""
+        """Throw away the entries of an owner's calls. Entries that are still in use make way later."""
         for key, entry in tuple(self.entries.items()):
             if key[0].owner is owner and self._is_free(key, entry.last):
                 self._throw_away(key)

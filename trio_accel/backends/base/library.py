@@ -30,7 +30,7 @@ class LibraryEntry:
     Attributes:
         module: Its module, below the backend's package.
         cls: Its class in that module; empty where the module's kernels are functions.
-        needs: What the vendor must have installed for it, as the backend names it; empty for nothing.
+        needs: The vendor's library for it, as the backend names it; empty for none.
     """
 
     module: str
@@ -54,7 +54,7 @@ class Described(Protocol):
 
     @property
     def info(self) -> DeviceInfo:
-        """What it is."""
+        """Description of the device."""
         ...
 
 
@@ -98,7 +98,7 @@ class TableLibrary:
         self._plans = PlanCache(self.most_plans, self._close_plan, self._is_busy, counts or CacheCounts())
         # Keys of operations that have no plan, and may be launched.
         self._checked = PlanCache(self.most_plans)
-        # What was asked last: an operation is prepared, and then enqueued.
+        # The last question and its answer: an operation is prepared, and then enqueued.
         self._last: tuple[OperationSpec | None, Any] = (None, None)
 
     def _methods(self) -> dict[str, KernelEntry]:
@@ -142,7 +142,7 @@ class TableLibrary:
             raise
 
     def _kernel_of(self, spec: OperationSpec) -> KernelEntry:
-        """The kernel of an operation.
+        """Find the kernel of an operation.
 
         Raises:
             NotSupportedError: There is none.
@@ -157,7 +157,7 @@ class TableLibrary:
         return kernel
 
     def _key_of(self, spec: OperationSpec) -> tuple[object, ...]:
-        """What the plan of an operation depends on; by default layouts and exact values."""
+        """Return the key of an operation's plan; by default layouts and exact values."""
         return spec.descriptor().plan_key(spec)
 
     def _find_plan(self, spec: OperationSpec) -> Any:
@@ -233,7 +233,7 @@ class PlanCache:
         return len(self._plans)
 
     def find(self, key: tuple[object, ...]) -> Any:
-        """The plan of a key, which was used last now; None if there is none."""
+        """Return the plan of a key, and note its use; None if there is none."""
         plan = self._plans.get(key)
         if plan is not None:
             self._plans.move_to_end(key)

@@ -1,4 +1,4 @@
-"""What a program is made of, as text that another process reads; and the trees of its arguments.
+"""Definitions of programs, as text that another process reads; and the trees of their arguments.
 
 A tree is nested dicts, lists and tuples of arrays and plain values, as text and a list of the arrays.
 """
@@ -33,12 +33,12 @@ def flatten(where: str, value: object, leaf: Callable[[str, Any], int | None], *
     """Make a tree of a value.
 
     Args:
-        where: What it is called in errors, such as ``"encode: batch['ids']"``.
+        where: Its name in errors, such as ``"encode: batch['ids']"``.
         value: None, numbers, strings, bytes; arrays; mappings with keys of strings, which become dicts, lists
             and tuples of these.
-        leaf: Called with the place and the value of whatever is none of these, and of arrays; returns the
+        leaf: Called with the place and the value of arrays and of all other types; returns the
             number of the array, or None if it is none.
-        depth: How deep it lies.
+        depth: How deep it is nested.
 
     Raises:
         TypeError: It holds something else.
@@ -127,7 +127,7 @@ MOST_TEXT = 1 << 20
 
 @attrs.frozen(kw_only=True)
 class ProgramDefinition:
-    """What a program is made of.
+    """Definition of a program.
 
     Attributes:
         name: Its name in the tree.

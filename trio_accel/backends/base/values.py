@@ -1,6 +1,6 @@
 """Numbers for arrays, conversions between their types, and arrays as the bits that they are.
 
-What is wrong is refused before anything is launched.
+Wrong values are refused before anything is launched.
 """
 
 from __future__ import annotations

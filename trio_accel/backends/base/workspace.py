@@ -112,7 +112,7 @@ class Arena:
         return found
 
     def begin(self, stream: OrderedStream, library: str) -> Region:
-        """Take the area of a stream for one operation of a library: until it ends, nobody gives it back."""
+        """Take the area of a stream for one operation of a library; it is not given back until that ends."""
         self._users[stream] = library
         return Region(self, stream, *self._areas.pop(stream, (0, 0)))
 
@@ -185,7 +185,7 @@ class Arena:
 
 @attrs.define(eq=False)
 class Region:
-    """What one operation takes of its stream's area: piece after piece, all free again behind it.
+    """The share of one operation in its stream's area: piece after piece, all free again behind it.
 
     Args:
         arena: The arena.
@@ -219,7 +219,7 @@ class Region:
         return address
 
     def end(self) -> None:
-        """The operation is enqueued, or was refused: the next one has an area as large as this one needed."""
+        """End the operation; the next one has an area as large as this one needed."""
         arena, stream, pieces = self._arena, self._stream, self._more
         if self._size:
             pieces.append((self._address, self._size))
@@ -230,17 +230,17 @@ class Region:
             return
         for address, nbytes in pieces:
             arena.free(stream, address, nbytes)
-        # The operation has what it needs. If there is no room for one area, the next one says so.
+        # This operation has all its memory. If there is no room for one area, the next operation reports it.
         with suppress(OutOfMemoryError, MemoryError):
             arena.put(stream, arena.take(stream, self._used), self._used)
 
 
 @attrs.define(eq=False)
 class Workspace:
-    """One area for each stream, which grows to what was needed at most; the stream orders its uses.
+    """One area for each stream, which grows to the largest need so far; the stream orders its uses.
 
-    In the order of streams, and not from the chunks of arrays: it is lost with the context. It counts in the
-    statistics of the device's memory, and the limit concerns it not.
+    Its memory is stream-ordered, not from the chunks of arrays, so it is lost with the context. It counts in the
+    statistics of the device's memory, and the limit excludes it.
 
     Args:
         memory: Counts the bytes.
@@ -273,6 +273,6 @@ class Workspace:
         """Give everything back, behind what uses it. The context is current."""
         for stream, (address, size) in self._areas.items():
             self._memory.add_fixed_workspace(self._library, -size)
-            # Closed or not: work that nobody waits for any more may be on the stream.
+            # Also of a closed stream: abandoned work may still run on it.
             stream.free_memory(address)
         self._areas.clear()

@@ -31,7 +31,7 @@ _OLDEST_FOR_13 = (7, 5)
 
 @attrs.frozen(kw_only=True)
 class Installed:
-    """What was found.
+    """Findings on this machine.
 
     Attributes:
         bindings: Version of cuda-bindings; None where it cannot be imported.

@@ -79,10 +79,10 @@ class Expression:
     """Parsed statements.
 
     Attributes:
-        text: What was parsed.
+        text: The source of these.
         inputs: Names of the arguments, in order.
         outputs: Names of the results, in order.
-        statements: What is assigned to which name, in order.
+        statements: Assignments of expressions to names, in order.
         elements: The arguments that are read element by element.
         loads: The arguments that elements are loaded from, and how many indices each takes.
         has_index: Whether there is an index.
@@ -256,7 +256,7 @@ class _Parser:
         make: Callable[[Any, int], Node] | None = self._makers.get(type(node))
         if make is None:
             self._refuse(f"{_what(node)} is not allowed in an expression", node)
-        # What is written as a chain is nested, too.
+        # A chain is nested, too.
         links = len(getattr(node, "values", ())) + len(getattr(node, "comparators", ()))
         return make(node, depth + 1 + links)
 
@@ -366,7 +366,7 @@ class _Parser:
 
 
 def _what(node: ast.AST) -> str:
-    """What a node is, in words."""
+    """Name a node in words."""
     names = {
         "MatMult": "@",
         "Is": "is",

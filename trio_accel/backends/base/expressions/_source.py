@@ -57,7 +57,7 @@ _LOW = {DType.float16: "f16", DType.bfloat16: "bf16"}
 ELEMENT_TYPES = frozenset(_REGISTERS)
 """Dtypes that expressions compute with."""
 
-# What these make of rounded values needs no rounding.
+# Of rounded operands, these make results that need no rounding.
 _EXACT = frozenset(
     {
         *("where", "minimum", "maximum", "fmin", "fmax", "negative", "positive", "absolute", "fabs", "floor"),
@@ -168,10 +168,10 @@ def literal_of(number: complex, dtype: DType) -> str:
 
 @attrs.frozen
 class Layouts:
-    """How the arrays of a kernel lie: compiled for it, whatever the extents are.
+    """Layouts of the arrays of a kernel: it is compiled for them, whatever the extents are.
 
     Attributes:
-        axes: How many axes are left when those that lie in one go are one.
+        axes: How many axes are left when contiguous ones are joined.
         access: With one axis: for each array, results first, how its elements follow each other.
         is_wide: Whether numbers of elements take 64 bits.
     """
@@ -189,13 +189,13 @@ def load(dtype: DType, address: str) -> str:
 def elementwise_source(
     expression: TypedExpression, inputs: Sequence[DType | None], scalars: Sequence[DType], layouts: Layouts
 ) -> str:
-    """The source of a kernel ``elementwise`` that computes every element.
+    """Write the source of a kernel ``elementwise`` that computes every element.
 
     Args:
         expression: The typed expression.
         inputs: Dtypes of its arguments that are arrays; None for those that are scalars.
         scalars: Dtypes of the scalars, in order.
-        layouts: How the arrays lie that are read element by element.
+        layouts: Layouts of the arrays that are read element by element.
     """
     arrays = [dtype for n, dtype in enumerate(inputs) if dtype is not None and n in expression.elements]
     results = expression.dtypes

@@ -31,7 +31,7 @@ class Weak(enum.Enum):
 
     @property
     def carrier(self) -> DType:
-        """What it is computed in as long as it meets no array."""
+        """The type that it is computed in as long as it meets no array."""
         return _CARRIERS[self]
 
 
@@ -104,7 +104,7 @@ def typed(
     Args:
         expression: The expression.
         arguments: Types of its inputs.
-        dtypes: What the results are converted to; None for what they are.
+        dtypes: Types that the results are converted to; None for no conversion.
 
     Raises:
         TypeError: A function has no such types; the message shows where.
@@ -199,7 +199,7 @@ class _Typist:
         if dtype.kind not in ("int", "uint"):
             self._refuse(f"an index is a whole number, got {dtype}: int64(...) makes one", place, TypeError)
         if dtype is DType.uint64:
-            # What int64 does not hold is beyond the end of any array.
+            # An index that int64 does not hold is beyond the end of any array.
             most = self._step(Step("constant", dtype, (), int(np.iinfo(np.int64).max)))
             number = self._step(Step("minimum", dtype, (self._strong(number), most)))
         return self._convert(number, DType.int64, place)
@@ -263,7 +263,7 @@ class _Typist:
         return self._step(Step(function.name, kind.carrier, converted), kind)
 
     def _check_power(self, node: Apply, function: Function, kinds: list[ArgumentType]) -> None:
-        """Refuse a power of whole numbers whose exponent may be negative: its value is none of them."""
+        """Refuse a power of whole numbers whose exponent may be negative: its value is no whole number."""
         if function.name != "power" or not all(_is_whole(kind) for kind in kinds):
             return
         exponent, kind = node.arguments[1], kinds[1]

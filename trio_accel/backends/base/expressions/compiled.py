@@ -32,7 +32,7 @@ __all__ = [
     "reduction_launch",
 ]
 
-# What a kernel may take on every device.
+# Bytes of parameters that a kernel may take on every device.
 _MOST_ARGUMENT_BYTES = 4096
 # Numbers of elements, with a grid's step added, are 32 bits up to here.
 _NARROW = 1 << 30
@@ -93,7 +93,7 @@ class ReductionLaunch:
 
 @attrs.frozen
 class _Elements:
-    """How the elements of an operation lie, when axes that lie in one go are one."""
+    """Layouts of the elements of an operation, with contiguous axes joined."""
 
     shape: _Shape
     strides: _Strides
@@ -114,7 +114,7 @@ class _Reduced:
 
 
 def plan_key(spec: ElementwiseSpec | ReductionSpec) -> tuple[object, ...]:
-    """What the kernel of an operation depends on: types and layouts, whatever the extents are."""
+    """Return the key of an operation's kernel: types and layouts, whatever the extents are."""
     if isinstance(spec, ElementwiseSpec):
         return ElementwiseSpec, spec.expression, _elements(spec).layouts
     return ReductionSpec, spec.reduction, _reduced(spec).layouts
@@ -190,7 +190,7 @@ def reduction_launch(spec: ReductionSpec, source: KernelSource, most_blocks: int
 
     Args:
         spec: The reduction.
-        source: What `make_kernel` made.
+        source: A result of `make_kernel`.
         most_blocks: How many blocks fill the device.
 
     Returns:
@@ -320,7 +320,7 @@ def _flat(strides: _Strides, count: int) -> list[int]:
 
 
 def merged(shape: _Shape, strides: _Strides) -> tuple[_Shape, _Strides]:
-    """Axes in their order, without those of one element, and with those that lie in one go as one."""
+    """Drop axes of one element, and join contiguous ones; the order stays."""
     extents: list[int] = []
     steps: list[list[int]] = [[] for _ in strides]
     for axis, extent in enumerate(shape):

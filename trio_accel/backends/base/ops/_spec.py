@@ -1,4 +1,4 @@
-"""What an operation specification is made of, and its descriptor: what follows from the roles of its fields.
+"""Operation specifications, and their descriptors, which follow from the roles of the fields.
 
 The descriptor drives hazards, checks, the wire, launch templates and plan caches. Its functions are generated
 for each class, because they run at each launch: to look fields up by name would take twice as long.
@@ -68,7 +68,7 @@ class SpecField:
 
 @attrs.frozen(eq=False)
 class Descriptor:
-    """What follows from the roles of a class's fields.
+    """Facts that follow from the roles of a class's fields.
 
     Attributes:
         cls: The class.
@@ -77,7 +77,7 @@ class Descriptor:
         keywords: How the initializer calls the latter.
         values: Gets the values of the fields.
         blocks: Gets the blocks that a specification reads, and those that it changes.
-        plan_key: Gets what a plan depends on: the class, layouts and alignment of its arrays, exact values.
+        plan_key: Gets the key of a plan: the class, layouts and alignment of its arrays, exact values.
             Scalars and addresses are handed over with each launch.
         has_status: Whether there are status words.
         packed: Indexes of the fields with packed scalars.
@@ -171,7 +171,7 @@ class OperationSpec:
 
     @classmethod
     def descriptor(cls) -> Descriptor:
-        """What follows from the roles of the fields; the same object at each call.
+        """Return the descriptor of the class; the same object at each call.
 
         Raises:
             TypeError: The class is not made by attrs.
@@ -207,10 +207,10 @@ class OperationSpec:
         """
 
     def check_status(self) -> None:
-        """Look at the status words of a complete operation, and refuse its outcome if they say so.
+        """Check the status words of a complete operation, and refuse its outcome if they say so.
 
-        Here nothing is refused. Called where the operation ran, once its `status` fields are filled. What it
-        raises is the outcome of the operation: its outputs count as never made.
+        Here nothing is refused. Called where the operation ran, once its `status` fields are filled. An error
+        is the outcome of the operation: its outputs count as never made.
 
         Raises:
             AccelError: The library could not finish the operation, with the reason.
@@ -242,7 +242,7 @@ def array_key(array: ArraySpec) -> tuple[object, ...]:
 
 
 def value_key(value: object) -> tuple[object, ...] | None:
-    """What tells a value that is not an array from others; None if that cannot be told.
+    """Return a key that tells a value that is not an array from others; None if there is none.
 
     The one rule of what counts as the same: zeros of both signs are not, and NaN is the same as itself.
     """

@@ -103,7 +103,7 @@ class GraphNode:
     Attributes:
         operation: Name of the operation, such as ``"linalg.Matmul"``.
         library: Name of the backend's library that runs it.
-        spec: What the library runs. Its arrays have the positions of a graph's arrays in place of blocks, and
+        spec: Its specification. The arrays have the positions of a graph's arrays in place of blocks, and
             offsets from the beginning of these.
     """
 
@@ -153,7 +153,7 @@ def placed(spec: OperationSpec, arrays: Sequence[ArraySpec]) -> OperationSpec:
 
 @functools.lru_cache(256)
 def graph_recipe(encoded: bytes) -> GraphRecipe:
-    """What `GraphRecipe.encode` has made bytes of.
+    """Decode the bytes of `GraphRecipe.encode`.
 
     Raises:
         ImportError: This process does not have the module of a specification's class.

@@ -42,8 +42,8 @@ class ProgramReturn(ProgramCall):
 
     Attributes:
         slot: Number under which they are kept, if there are any arrays, or `words` do not hold the text.
-        forget: Slots that nobody fetches any more.
-        words: What was returned; see `RESULT_WORDS`.
+        forget: Slots whose results are not wanted any more.
+        words: Description of the results; see `RESULT_WORDS`.
     """
 
     slot: int = scalar()

@@ -26,8 +26,8 @@ class HostDevice(AccelDevice, Protocol):
         """Make the array of a specification.
 
         Raises:
-            KeyError: There is no such block.
-            ValueError: The array does not lie within it.
+            KeyError: No block has this id.
+            ValueError: The array is not within it.
         """
         ...
 
@@ -38,12 +38,12 @@ class HostDevice(AccelDevice, Protocol):
 
 @attrs.define(eq=False)
 class Call:
-    """One launch: what its stream runs, and what its kernel is called with, in the thread of the stream.
+    """One launch: its stream runs it, and its kernel is called with it, in the thread of the stream.
 
     Attributes:
         device: The device.
         stream: The stream.
-        plan: What the kernel's `plan` function has made; None if it has none.
+        plan: Result of the kernel's `plan` function; None if it has none.
     """
 
     _function: Callable[..., object]
@@ -100,7 +100,7 @@ class Call:
             error.device = self.device.info.name
             raise
         except MemoryError as error:
-            # What a kernel needs for itself: NumPy tells how much, others do not.
+            # Count the memory of kernels themselves: NumPy tells how much it has, others do not.
             shape, dtype = getattr(error, "shape", ()), getattr(error, "dtype", None)
             requested = math.prod(shape) * dtype.itemsize if isinstance(dtype, np.dtype) else 0
             raise self.device.exhausted(requested) from error

@@ -40,7 +40,7 @@ def elementwise(spec: ElementwiseSpec, call: Call) -> None:
         here = dict(zip(expression.axes, map(_narrow, piece[first:]), strict=True))
         made = evaluate(expression, list(given), here, sources)
         if len(made) > 1:
-            # A result that is an argument as it is may lie where another result is written.
+            # A result that is an argument unchanged may be in memory where another result is written.
             made = [value if value.flags.owndata else value.copy() for value in made]
         for out, value in zip(piece, made, strict=False):
             np.copyto(out, value)

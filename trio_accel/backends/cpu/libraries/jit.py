@@ -108,7 +108,7 @@ def _find(name: str, path: str) -> _Function:
     """Import a function, which may take as long as it likes: this is the stream's thread.
 
     Raises:
-        LibraryError: There is none.
+        LibraryError: There is no such function.
     """
     module, _, attribute = path.partition(":")
     with _told(f"kernel {name!r}: its function {path} for the CPU cannot be imported:"):

@@ -39,8 +39,8 @@ class CpuMemory(BlockMemory[HostArray, HostArray]):
         """Make the array of a specification.
 
         Raises:
-            KeyError: There is no such block.
-            ValueError: The array does not lie within it.
+            KeyError: No block has this id.
+            ValueError: The array is not within it.
         """
         memory, _ = self.block(array.block)
         return np.ndarray(array.shape, array.dtype.dtype, memory.data, array.offset, array.strides)
@@ -108,7 +108,7 @@ class HostLease:
         self.array: HostArray = array
 
     def take_back(self) -> None:
-        """Let nobody write to it any more."""
+        """Make the array read-only."""
         self.array.flags.writeable = False
 
 

@@ -26,7 +26,7 @@ from ._device import LibraryDevice
 __all__ = ["Call", "CudaLibrary", "Errors", "ModuleLibrary", "Order", "factor_of"]
 
 BACKEND = "cuda"
-# What nvmath's bindings raise where a vendor's library has no such function; they do not export the class.
+# Error of nvmath's bindings where a vendor's library has no such function; they do not export the class.
 _NOT_FOUND = "FunctionNotFoundError"
 # Statuses that say the same in all libraries: not enough memory; the library does not have the operation.
 _EXHAUSTED = frozenset({"ALLOC_FAILED", "INSUFFICIENT_RESOURCES"})
@@ -81,7 +81,7 @@ class CudaLibrary(TableLibrary):
         is_foreign = context.make_current()
         try:
             if kernel.is_blocking:
-                # In a thread of the engine: the device may be closed meanwhile.
+                # D111: in a thread of the engine, so the device may be closed meanwhile.
                 with stream.in_use():
                     self._run(kernel, spec, stream)
             else:
@@ -127,13 +127,13 @@ class CudaLibrary(TableLibrary):
             raise
 
     def _raise_told(self, error: Exception) -> None:
-        """Raise what failed in the errors of backends, if it is none of these."""
+        """Raise an error as one of the backends' own, if it is not one already."""
         told = self._told(error)
         if told is not error:
             raise told from error
 
     def _told(self, error: Exception) -> Exception:
-        """What failed, in the errors of backends."""
+        """Make the backends' own error of a failure."""
         if isinstance(error, AccelError):
             error.device = self._device.info.name
             return error
@@ -150,7 +150,7 @@ class CudaLibrary(TableLibrary):
         return self._error_of(error)
 
     def _error_of(self, error: Exception) -> Exception:
-        """What a vendor's status means."""
+        """Describe a vendor's status."""
         # The library may have met what only the driver can name.
         self._context.look()
         failure = self._context.failure()
@@ -190,11 +190,11 @@ class ModuleLibrary(CudaLibrary):
 
 
 Order: TypeAlias = Literal["C", "F"]
-"""How the matrices of an array lie: by rows, or by columns as LAPACK wants them; stacks lie one by one."""
+"""Order of matrices: by rows, or by columns as LAPACK wants them; those of a stack follow one another."""
 
 
 class Call:
-    """One launch: where its arrays lie, and what it needs beside them.
+    """One launch: addresses of its arrays, workspace, status words and plan.
 
     A kernel is called as ``kernel(spec, call)`` and enqueues on `stream`, with the context current. Memory of
     the call is its own until what it has enqueued is done.
@@ -202,7 +202,7 @@ class Call:
     Attributes:
         device: The device.
         stream: Where to enqueue.
-        plan: What the kernel's `plan` function has made; None if it has none.
+        plan: Result of the kernel's `plan` function; None if it has none.
     """
 
     __slots__ = ("_behind", "_judges", "_library", "_region", "_spec", "_words", "device", "plan", "stream")
@@ -216,7 +216,7 @@ class Call:
         self._spec = spec
         self._library = library
         self._region: Region | None = None
-        # What is to be enqueued behind the kernel.
+        # Work to enqueue behind the kernel.
         self._behind: list[Callable[[], None]] = []
         # Status words: where they are on the device and on the host, and what looks at them.
         self._words: list[tuple[int, StatusArray]] = []
@@ -232,11 +232,11 @@ class Call:
         return self.device.address(array)
 
     def array(self, array: ArraySpec) -> DeviceArray:
-        """Where an array lies, and how."""
+        """Return the address and layout of an array."""
         return self.device.at(array)
 
     def peers(self, peers: Peers) -> list[DeviceArray]:
-        """Where the arrays lie that the other parts of an operation lend, in the order of `Peers.arrays`."""
+        """Return the addresses of arrays that the other parts of an operation lend, in their order."""
         return [cast("LibraryDevice", one.owner).lent_to(self.device, one.array) for one in peers.arrays]
 
     def workspace(self, nbytes: int) -> int:
@@ -260,7 +260,7 @@ class Call:
         if nbytes <= 0:
             return 0
         room = np.empty(nbytes, np.uint8)
-        # It lives until the stream has got there.
+        # The driver reads it when the stream gets there, so it must live until then.
         self.stream.after(partial(_let_go, room))
         return int(room.ctypes.data)
 
@@ -268,6 +268,7 @@ class Call:
         """The address of workspace that gets the elements of a host array; they are taken at the call."""
         place, pinned = self.workspace(words.nbytes), self.device.pinned
         host = pinned.take(words.nbytes)
+        # The driver would copy from pageable memory while its caller waits; pinned memory it reads later.
         ctypes.memmove(host, words.ctypes.data, words.nbytes)
         self.device.context.check(driver.cuMemcpyHtoDAsync(place, host, words.nbytes, self.handle))
         self.stream.after(partial(pinned.give_back, words.nbytes, host))
@@ -280,12 +281,12 @@ class Call:
     def copy_of(
         self, array: ArraySpec | DeviceArray, order: Order = "C", *, conjugate: bool = False
     ) -> DeviceArray:
-        """A copy of an array in workspace, without gaps.
+        """Copy an array to workspace, without gaps.
 
         Args:
             array: The array.
-            order: How its matrices are to lie. A matrix by columns is its transpose by rows, which is what
-                the returned array describes.
+            order: Order of its matrices in the copy. A matrix by columns is its transpose by rows, and the
+                returned array describes that transpose.
             conjugate: Whether to conjugate the elements.
         """
         source = _turned(self.array(array) if isinstance(array, ArraySpec) else array, order)
@@ -301,12 +302,14 @@ class Call:
         return source.address if source.is_contiguous else self.copy_of(array, order).address
 
     def result(self, array: ArraySpec, order: Order = "C", *, is_updated: bool = False) -> int:
-        """The address to write an array to, without gaps: its own, or workspace that is copied from there.
+        """Return the address to write an array to, without gaps: its own, or that of workspace.
+
+        Workspace is copied to the array behind the kernel.
 
         Args:
             array: The array.
-            order: How its matrices are to lie.
-            is_updated: Whether what it holds is to be there, too.
+            order: Order of its matrices there.
+            is_updated: Whether the kernel reads its contents, too.
         """
         if array.is_contiguous and (order == "C" or array.ndim < 2):
             return self.device.address(array)
@@ -330,9 +333,9 @@ class Call:
         self.device.arrays.fill(self.stream, out, value)
 
     def status(self, words: StatusArray) -> int:
-        """The address of device memory for status words, which are zero now.
+        """Return the address of device memory for status words, which are zero now.
 
-        What the kernel leaves there is in `words` when the operation is complete; then
+        The kernel's words are in `words` when the operation is complete; then
         `OperationSpec.check_status` is asked.
         """
         if self._spec.check_status not in self._judges:
@@ -388,11 +391,11 @@ class Call:
 
 
 def _let_go(room: object) -> None:
-    """Nothing uses it any more."""
+    """Drop the last reference."""
 
 
 def _turned(array: DeviceArray, order: Order) -> DeviceArray:
-    """An array, or its matrices transposed, which lie by rows where the others lie by columns."""
+    """Return the array, or its matrices transposed, which are by rows where these are by columns."""
     return array if order == "C" or len(array.shape) < 2 else transposed(array)
 
 

@@ -78,7 +78,7 @@ class RoutineLibrary(CudaLibrary):
         return self._plan_vectors(spec, device)
 
     def _vectors(self, call: Call, read: Sequence[ArraySpec], updated: Sequence[ArraySpec] = ()) -> list[int]:
-        """Where each operand lies as a vector, and its step; packed ones where they are none together."""
+        """Return the address of each operand as a vector, and its step; others are packed first."""
         (found,) = call.plan
         if found is None:
             places = [call.packed(array) for array in read]
@@ -206,7 +206,7 @@ class RoutineLibrary(CudaLibrary):
         self._blas.select(call.stream, HOST)
         kind = KINDS[spec.a.dtype]
         batched = _batched(plan)
-        # What is captured would read the lists again when it runs; they are not kept.
+        # D135: a captured graph would read the lists again at each replay, and they are not kept that long.
         if batched is not None and not call.stream.is_capturing:
             lists = {field: call.uploaded(plan.addresses(field, addresses[field])) for field in plan.steps}
             self._invoke(kind, batched, spec, lists)
@@ -271,7 +271,7 @@ class RoutineLibrary(CudaLibrary):
 
 
 def _batched(plan: Plan) -> Routine | None:
-    """The one call for all matrices of a stack, which takes lists of addresses; None where there is none."""
+    """Return the one call for all matrices of a stack, which takes lists of addresses; None without one."""
     if not plan.stack or plan.routine is None or plan.routine.name != "trsm":
         return None
     return Routine("trsm_batched", (*plan.routine.arguments, math.prod(plan.stack)))

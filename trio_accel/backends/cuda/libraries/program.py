@@ -87,7 +87,7 @@ class ProgramLibrary(CudaLibrary):
             self._host.fetch(spec, [self._arrays.view(array, write=True) for array in spec.written])
 
     def _told(self, error: Exception) -> Exception:
-        """What failed, in the errors of backends: what the program's libraries met may be the end of CUDA."""
+        """Make the backends' own error of a failure, which may be the end of CUDA."""
         # A declared refusal may be how the program's library tells of the end of CUDA.
         raised = error.__cause__ or error if isinstance(error, Refused) else error
         if not isinstance(error, AccelError) or isinstance(error, Refused):
@@ -177,7 +177,7 @@ class _Arrays:
         return self._call
 
     def _source(self, value: Any) -> DeviceArray:
-        """Where a returned array lies; it is kept until it is copied."""
+        """Place of a returned array, which is kept until it is copied."""
         if isinstance(value, (ProgramArray, _KeptArray)):
             return value.array
         call = self._in_call()

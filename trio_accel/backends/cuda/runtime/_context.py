@@ -72,7 +72,7 @@ def describe(code: int) -> str:
 
 
 def error_of(code: int, device: str | None = None) -> AccelError | CudaMemoryError:
-    """Make the error for a code that is none of success."""
+    """Make the error for a code of the driver other than success."""
     name = name_of(code)
     if name in _STICKY:
         return ContextPoisonedError(
