@@ -83,7 +83,7 @@ class Ref(Generic[ActorT_co]):
             TypeError: The actor has no handler for it.
             trio.TooSlowError: The deadline with which it was asked has passed, and the asker's was moved
                 meanwhile, so that it is not cancelled.
-            Exception: What the handler raised, where the actor's policy says that it is a reply.
+            Exception: The error of the handler, where the actor's policy says that it is a reply.
         """
         cell = self._cell
         attempt = cell.check(request, Request, "ask").attempt

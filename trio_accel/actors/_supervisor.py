@@ -355,7 +355,7 @@ class Spawner:
             **kwargs: Keyword arguments of its constructor.
 
         Raises:
-            Exception: What the first incarnation's constructor or `lifespan` raised; there is no
+            Exception: The error of the first incarnation's constructor or `lifespan`; there is no
                 actor then.
             TypeError: The class is no `Actor`, or its constructor does not take the arguments.
             ValueError: The name is taken or malformed.

@@ -84,7 +84,7 @@ def run_async(job: Callable[[], Awaitable[int]]) -> int:
 
     Raises:
         InterruptError: A signal came; everything that ``job`` had opened is closed.
-        BaseException: What ``job`` raised; a group that holds one error is unwrapped.
+        BaseException: The error of ``job``; a group that holds one error is unwrapped.
     """
     try:
         return trio.run(_run, job)

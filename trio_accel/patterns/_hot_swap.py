@@ -186,7 +186,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
     Raises:
         TypeError: The deployment is none, or the probe is no function.
         ValueError: `drain_for` is not above 0.
-        Exception: What loading, warming up or probing the first model raised.
+        Exception: The error of loading, warming up or probing the first model.
     """
 
     def __init__(

@@ -115,7 +115,7 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
             ModelOutputError: The gate's logits have another shape, NaN or infinity, or fewer than `top_k`
                 that are finite. The experts return rows of several widths.
             ExpertsFailedError: No expert has returned anything.
-            Exception: What the gate failed with; or an expert, if its failure is to be raised.
+            Exception: The error of the gate failed with; or an expert, if its failure is to be.
         """
         tokens = await item.to_host() if isinstance(item, AccelRef) else np.asarray(item)
         if tokens.ndim != 2 or not len(tokens):

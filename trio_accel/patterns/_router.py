@@ -89,7 +89,7 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
         Raises:
             NoReplicaError: All models have ended for good.
             TypeError: The key of the item is none.
-            Exception: What the model raised.
+            Exception: The error of the model.
         """
         return await self._send(item, [])
 

@@ -119,7 +119,7 @@ def open_program(
         StaleRefError: An array was released or lost.
         ImportError: The worker cannot import the module.
         NotSupportedError: The backend runs no programs.
-        Exception: What the constructor or `warm_up` raised, with a note that names it.
+        Exception: The error of the constructor or `warm_up`, with a note that names it.
     """
     plan = Plan(device, program, args, kwargs, name, intensity, backoff)
     make: Any = Program if isinstance(program, type) else FunctionProgram

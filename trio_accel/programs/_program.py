@@ -367,7 +367,7 @@ class Program(OpenProgram, Generic[T]):
             ContextPoisonedError: The context was lost meanwhile, and more often than `retry` says.
             ActorStoppedError: The program is closed.
             NotSupportedError: In the step of a graph.
-            Exception: What the constructor or `warm_up` raised, with a note that names it.
+            Exception: The error of the constructor or `warm_up`, with a note that names it.
         """
         await self._reset(args, kwargs)
 

@@ -31,7 +31,7 @@ class DeviceState:
 
     Args:
         backend: Its backend.
-        info: What it is.
+        info: Description of the device.
         options: How it is opened.
         path: Path of its actor in the tree.
         system: The system that it is opened in.

@@ -84,7 +84,7 @@ class Enqueuer:
             failure: What its preparation failed with: it is refused with that, as by the library.
 
         Raises:
-            Exception: What the backend raised; nothing is in flight, and what was allocated is freed.
+            Exception: The error of the backend; nothing is in flight, and what was allocated is freed.
         """
         self.begin(launch, queue, failure)
         stream = queue.stream
