@@ -239,8 +239,8 @@ class Region:
 class Workspace:
     """One area for each stream, which grows to the largest need so far; the stream orders its uses.
 
-    Its memory is stream-ordered, not from the chunks of arrays, so it is lost with the context. It counts in the
-    statistics of the device's memory, and the limit excludes it.
+    Its memory is stream-ordered, not from the chunks of arrays, so it is lost with the context. It counts in
+    the statistics of the device's memory, and the limit excludes it.
 
     Args:
         memory: Counts the bytes.

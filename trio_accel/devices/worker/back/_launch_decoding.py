@@ -176,17 +176,17 @@ def no_host(array: Any) -> NoReturn:
 
 @attrs.frozen
 class _HostAddress:
-    """Where a host array lies that a template has."""
+    """Place of a host array in a template."""
 
     plain: Any
 
 
 @attrs.define(eq=False, on_setattr=None)
 class Binding:
-    """A launch template bound to blocks: what all its launches on these blocks have in common.
+    """A launch template bound to blocks: the common part of all its launches on these blocks.
 
     Attributes:
-        spec: What the backend runs; None where host arrays belong to it, of which one was not there yet.
+        spec: The specification; None where it has host arrays, of which one was not there yet.
         reads: Blocks that it reads.
         writes: Blocks that it changes.
         allocations: Id and bytes of the blocks to make first.
@@ -205,7 +205,7 @@ class Binding:
     written: tuple[Block, ...] = attrs.field(default=(), init=False)
     used: tuple[tuple[str, Block], ...] = attrs.field(default=(), init=False)
     _new: tuple[Block, ...] = attrs.field(default=(), init=False)
-    # What the table's `changes` was then.
+    # Value of the table's `changes` at that time.
     _changes: int = attrs.field(default=-1, init=False)
 
     def is_found(self, table: WorkerBlocks) -> bool:
@@ -227,7 +227,7 @@ class LaunchTemplate:
     """Makes launches that differ in their blocks alone.
 
     Args:
-        data: What the application's `TemplateTable` has sent.
+        data: The template, as the application's `TemplateTable` has sent it.
 
     Raises:
         ImportError: This process does not have the specification's module.
@@ -265,7 +265,7 @@ class LaunchTemplate:
         self._bindings: dict[tuple[int, ...], Binding] = {}
 
     def bind(self, blocks: tuple[int, ...]) -> Binding:
-        """What follows from the blocks of a launch, in the order in which they occur."""
+        """Bind the template to the blocks of a launch, in the order in which they occur."""
         binding = self._bindings.get(blocks)
         if binding is None:
             if len(self._bindings) >= _MOST_BINDINGS:
@@ -301,7 +301,7 @@ class LaunchTemplate:
         Args:
             number: Number of the request.
             blocks: Its blocks, in the order in which they occur.
-            binding: What follows from them; its blocks are found.
+            binding: The binding to these; its blocks are found.
             shared: Makes an array over memory of the application's; see `decode_launch`.
             packed: Its packed scalars.
         """

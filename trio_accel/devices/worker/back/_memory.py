@@ -101,8 +101,8 @@ class _Slab:
 class WorkerSlabs:
     """The slabs of the application's pool, mapped and made known to the device.
 
-    What an array in them needs before it is used is the slab's registration, since the driver copies
-    other memory while its caller waits, and the application's copy to it.
+    Before an array in a slab is used, the slab must be registered, since the driver copies other memory while
+    its caller waits, and the application must have copied to it (D60).
     """
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class WorkerSlabs:
         if not slab.registered.is_over:
             arrivals.append(slab.registered)
         if transfer is not None:
-            # The same one again, if the application has sent its request again.
+            # The application sends the same number again with a repeated request.
             arrivals.append(self._copies.setdefault(transfer, Arrival()))
         key, arrays = (offset, dtype, shape), slab.arrays
         array = arrays.get(key)
@@ -183,17 +183,18 @@ class WorkerSlabs:
             arrival.end()
 
     def remove(self, device: AccelDevice, number: int, wait_idle: Callable[[], Awaitable[None]]) -> None:
-        """Forget a slab: no array of the application lies in it.
+        """Forget a slab: no array of the application is in it.
 
         Args:
-            device: What is to forget it, too.
+            device: The device, which forgets it, too.
             number: Which one; the application may not have been able to tell of it.
             wait_idle: Waits until nothing uses it: an operation that failed may have left a transfer behind.
         """
         slab = self._slabs.pop(number, None)
         if slab is not None:
             go = partial(self._unregister, device, slab.memory, wait_idle)
-            # What were forgotten first would then be registered, and unmapped all the same.
+            # A slab that was forgotten before its registration would be registered then, and unmapped all the
+            # same.
             slab.registered.tell(partial(self._going.send_nowait, go))
 
     async def _unregister(
@@ -208,7 +209,7 @@ class WorkerSlabs:
 async def _make(pending: trio.MemoryReceiveChannel[Change]) -> None:
     async for change in pending:
         await change()
-        # Nothing is to hold on to memory while there is nothing to do.
+        # A reference would keep the memory alive while the task waits.
         del change
 
 
@@ -239,7 +240,7 @@ class WorkerMemory:
             MemoryError: There are too many open files.
         """
         try:
-            # The application may have no room for it now, and ask again.
+            # D74: the application may have no descriptor left for it now, and asks again later.
             self._told[chunk] = nbytes, os.dup(descriptor)
             self._tell(chunk)
         except OSError as error:
@@ -274,7 +275,7 @@ class WorkerMemory:
 
     def remove_chunk(self, number: int) -> None:
         """A chunk is gone."""
-        # It may have been given back by this worker itself.
+        # This worker itself may have given it back.
         with suppress(KeyError, ValueError):
             self.device.unmap_chunk(number)
 
@@ -335,7 +336,7 @@ class _Device:
     def __init__(self, device: AccelDevice, copies: RemoteCopies) -> None:
         self._device = device
         self._copies = copies
-        # What every operation uses.
+        # Used by every operation.
         self.allocate = device.allocate
         self.free = device.free
         self.renew = device.renew

@@ -66,8 +66,8 @@ class CopyService:
         """Copy from or to memory of the device: the worker holds a stream there.
 
         Args:
-            request: What it is for; it remembers why a copy failed.
-            copy: What is to be copied.
+            request: Its request, which remembers why a copy failed.
+            copy: The copy.
             view: Makes the array over the device's memory.
             copied: Called when the copy is over.
         """

@@ -115,11 +115,11 @@ class WorkerDispatch:
         self._chunks.open(self._launcher)
 
     def started(self) -> None:
-        """What was adopted is this device's from now on."""
+        """Adopted memory is this device's from now on."""
         self._adopted = None
 
     def _tell_arrays(self) -> str:
-        """What became of the arrays of a device that was given up."""
+        """Fate of the arrays of a device that was given up."""
         if self.adopted_by is not None:
             return f"; its arrays were adopted by the next device, {self.adopted_by}"
         return INTACT if self.left is not None and self.left.chunks.blocks else ""
@@ -282,7 +282,7 @@ class WorkerDispatch:
             # The device itself uses memory of the program.
             return
         if not (request.makes_all_it_writes or request.hosts.is_copied):
-            # What it changes would not be worth anything.
+            # Its changes would have no valid result.
             self._leave_in(request, _COPYING)
             return
         self._copies.cancel(request)
@@ -294,7 +294,7 @@ class WorkerDispatch:
 
     async def synchronize(self) -> None:
         """See `Device.synchronize`."""
-        # What ends while the first is waited for is dropped by the second.
+        # Arrays that end while the first call waits are dropped by the second.
         for _ in range(2):
             self._device.blocks.drain()
             await self._calls.ask("synchronize")

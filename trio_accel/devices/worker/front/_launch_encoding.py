@@ -81,11 +81,11 @@ def encode_launch(launch: Launch, read: HostEncoder, write: HostEncoder, fill: H
 
 
 def _nowhere(host: npt.NDArray[Any]) -> None:
-    """No host array lies where a worker has it, too."""
+    """No host array is in memory that a worker shares."""
 
 
 class TemplateTable:
-    """The launch templates that one worker has.
+    """The launch templates of one worker (D23).
 
     Two launches have one template if they are the same once their blocks are numbered in the order in which
     they occur. The second of them makes it, as many occur only once.
@@ -94,7 +94,7 @@ class TemplateTable:
         post: Sends a message to the worker.
 
     Attributes:
-        counts: What became of templates, by the import path of the library.
+        counts: Counts of templates found and made, by the import path of the library.
     """
 
     def __init__(self, post: Callable[[Message], None]) -> None:
@@ -185,15 +185,14 @@ def _encode(launch: Launch, positions: Mapping[int, int], host: _AddressOf) -> M
 def _spec_key(
     spec: OperationSpec, address: Callable[[npt.NDArray[Any]], Wire | None]
 ) -> tuple[list[Any], list[int], tuple[bytes, ...]] | None:
-    """All of a specification but its blocks and packed scalars, and these.
+    """Split a specification into its key, without blocks and packed scalars, and these.
 
-    What is equal there is the same once it is encoded.
-
-    None where it holds status words, or a value that cannot be told from others.
+    Specifications with equal keys are the same once they are encoded. None where it holds status words, or a
+    value that cannot be told from others.
 
     Args:
         spec: The specification.
-        address: Tells of a host array where it lies; None where that is not all that is to be said of it.
+        address: Returns the place of a host array; None where that does not say all of it.
     """
     described = spec.descriptor()
     if described.keywords or described.has_status:
@@ -236,7 +235,7 @@ def encode_spec(spec: OperationSpec, host: HostEncoder, status: HostEncoder | No
 
     Args:
         spec: Any attrs class that another process can import.
-        host: Called with each host array; what it returns (plain values) is sent instead.
+        host: Called with each host array; returns the plain values to send instead.
         status: The same for status words; `host` if there is none.
 
     Raises:

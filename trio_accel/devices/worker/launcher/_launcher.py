@@ -55,14 +55,14 @@ class StartWorker(Request["LauncherActor", "WorkerProcess"]):
     """Start a worker process; the reply comes when its program has begun.
 
     A cancelled asker gets its cancellation when nothing is left of the worker. With
-    ``abandon_on_cancel`` nobody would have the worker: it would live until the launcher ends.
+    ``abandon_on_cancel`` the worker would have no owner, and live until the launcher ends.
 
     Attributes:
-        arguments: What follows `sys.executable` and `interpreter_options` on its command line.
+        arguments: Its command line behind `sys.executable` and `interpreter_options`.
         descriptors: It has them as 3, 4, 5 and so on. They stay the caller's.
         preload: Modules to import ahead, found by the `sys.path` of this program. The launcher imports them
-            once; the worker is a fork of it, and runs what follows ``-c``. Without, or where a fork would not
-            do, the worker is a fresh interpreter, isolated as the launcher is.
+            once; the worker is a fork of it, and runs the text behind ``-c``. Without, or where a fork would
+            not do, the worker is a fresh interpreter, isolated as the launcher is.
 
     If the launcher dies before that, the next one starts it. If it died of imports, no other tries them.
 
@@ -81,8 +81,8 @@ class Order:
     """A worker to be started, and the asker that is told.
 
     Attributes:
-        message: What was asked for.
-        reply: Where the worker goes.
+        message: The request.
+        reply: Takes the worker.
         is_again: Whether a launcher has died over it.
     """
 
@@ -100,9 +100,9 @@ class LauncherActor(Actor):
         self._numbers = itertools.count(1)
         self._orders: dict[int, Order] = {}
         self._workers: dict[int, WorkerProcess] = {}
-        # What the process has imported, as workers were started with it.
+        # Modules that the process has imported, as workers were started with them.
         self._imported: set[str] = set()
-        # Why some were none of its forks, said already.
+        # Reasons why workers were fresh interpreters that are logged already.
         self._reasons: set[str] = set()
 
     @asynccontextmanager
@@ -210,7 +210,7 @@ class LauncherActor(Actor):
         if self._orders[number].reply.is_cancelled:
             worker.close()
         elif not self._orders.pop(number).reply.set(worker):
-            # Nobody is there any more to take it.
+            # Its asker has gone.
             worker.close()
 
     def _begin_fresh(self, number: int, why: str) -> None:
@@ -255,7 +255,7 @@ class Launcher:
 
     Attributes:
         preloads: Whether it imports modules ahead: not once a launcher process has died meanwhile.
-        ahead: What it imports ahead for programs.
+        ahead: Modules that it imports ahead for programs.
         ref: Address of its actor, once it is open.
     """
 
@@ -292,13 +292,13 @@ class Launcher:
     async def import_ahead(self, modules: Iterable[str | Preload], preload: Iterable[str]) -> None:
         """Have modules imported for all workers that start from then on; each is tried in a child first.
 
-        What cannot be imported, or what no fork could use then, is told by a warning of the logs. Each
+        A warning in the logs names each module that cannot be imported, or that no fork could use then. Each
         launcher process that takes over imports them again. A cancelled caller leaves that as it is.
 
         Args:
             modules: Their names, or those of modules that are trusted; they are found by the `sys.path` of
                 this program.
-            preload: What is imported before them, as in `StartWorker`.
+            preload: Modules that are imported before them, as in `StartWorker`.
         """
         before = tuple(preload)
         over = [
@@ -492,7 +492,7 @@ class WorkerProcess:
         return fields is not None and fields[0] == "D"
 
     def _fields(self) -> list[str] | None:
-        """What the kernel says of it, from its state on."""
+        """Read the kernel's record of it, from its state on."""
         try:
             # Bytes, as a codec may have to be imported.
             with open(f"/proc/{self.pid}/stat", "rb") as file:

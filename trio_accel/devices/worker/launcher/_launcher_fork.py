@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
 
 Order: TypeAlias = Mapping[str, Any]
-"""What a worker is to be; see `_read_order` of the launcher's program."""
+"""Description of a worker; see `_read_order` of the launcher's program."""
 
 _LONGEST = 30  # seconds for imports
 _PATIENCE = 3.0  # seconds for a fork that tries what was imported
@@ -40,7 +40,7 @@ _SELF = "/proc/self"
 
 
 class Forks:
-    """What the launcher has imported, and whether a worker may be a fork of it.
+    """Imports of the launcher, and whether a worker may be a fork of it.
 
     Args:
         inherited: The environment that this process was started with.
@@ -53,7 +53,7 @@ class Forks:
         self._failed: dict[str, str] = {}
         # The application's environment at the first import.
         self._read: Mapping[str, str] = {}
-        # What the modules have done to the environment, and a worker is to find.
+        # Changes of the modules to the environment, which a worker has to find.
         self._changes: dict[str, str | None] = {}
         self._is_open: str | None = None
         # Why forks would not do for the threads that there are.
@@ -69,7 +69,7 @@ class Forks:
         """Import what is not imported yet.
 
         Args:
-            order: What the worker is to be.
+            order: Description of the worker.
             directory: Descriptor of the application's working directory.
 
         Returns:
@@ -89,12 +89,12 @@ class Forks:
         """Import a module of the application, and rehearse its classes.
 
         Args:
-            order: Which one; if it is trusted, forks may be made whatever the import leaves behind.
+            order: The module; if it is trusted, leftovers of its import are no obstacle.
             directory: Descriptor of the application's working directory.
-            pieces: What it imports, which is imported instead of it.
+            pieces: Modules among its imports, which are imported instead of it.
 
         Returns:
-            Why forks of this process are not what they should be; None if they are.
+            Why forks of this process would be damaged; None if they would not.
         """
         before, was_open = dict(self._changes), self._is_open
         if pieces is None:
@@ -118,11 +118,10 @@ class Forks:
     def run(self, order: Order, free: int) -> NoReturn:
         """In the forked child: be the program, until the end.
 
-        Threads are not waited for, and what is registered with `atexit` is not run: both would be the
-        launcher's as much as the worker's.
+        Threads are not waited for, and `atexit` functions are not run: both may be the launcher's.
 
         Args:
-            order: What the worker is to be.
+            order: Description of the worker.
             free: The first descriptor that is not the worker's; all from there on are closed.
 
         Raises:

@@ -5,11 +5,12 @@ nothing but the standard library. It has one thread, the only one that workers m
 parent-death signal comes when the thread that forked has ended.
 
 Orders and reports are JSON, one triple ``[kind, number, detail]`` a packet, with descriptors beside them. The
-detail of an order may be too long for a packet: then it lies in a file, whose descriptor is the last.
+detail of an order may be too long for a packet: then it is in a file, whose descriptor is the last.
 
-What a worker starts dies with it: the worker adopts the orphans among its descendants, and this process
-adopts those that the worker leaves when it dies. They are killed before the end of the worker is reported
-and before the next one starts, as they may hold what was the worker's: sockets, memory, files of the driver.
+Processes that a worker starts die with it (D78): the worker adopts the orphans among its descendants, and
+this process adopts those that the worker leaves when it dies. They are killed before the end of the worker is
+reported and before the next one starts, as they may hold what was the worker's: sockets, memory, files of the
+driver.
 
 A worker is a fresh interpreter, unless its order names modules to be imported ahead: those the launcher
 imports once, and the worker is a fork of it. See `_launcher_fork.py`. Modules of the application itself are
@@ -185,7 +186,7 @@ class Launcher:
     def _program(
         self, number: int, order: Mapping[str, Any], descriptors: Sequence[int]
     ) -> Callable[[int], object] | int:
-        """What a worker does when all is in its place; with modules to be imported ahead, import them now.
+        """Return the body of a worker's process; modules to be imported ahead are imported now.
 
         Returns a pid where the process that has imported modules of the application has forked it already.
 
@@ -287,7 +288,7 @@ def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _read_order(detail: object, descriptors: list[int]) -> dict[str, Any]:
-    """Read what a worker is to be; that may lie in a file, the last of the descriptors.
+    """Read the description of a worker; it may be in a file, the last of the descriptors.
 
     Returns:
         Its arguments, its environment, the modules to import before (``preload``), and the ``path`` where
@@ -467,8 +468,8 @@ def _become(
 
 
 def _reset_signals() -> None:
-    # What the application ignores is handed down; handlers do not outlast an `execve`, and in a fork they are
-    # those of the modules that it has imported.
+    # Ignored signals are handed down from the application; handlers do not outlast an `execve`, and in a fork
+    # they are those of the modules that it has imported.
     for number in signal.valid_signals():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)

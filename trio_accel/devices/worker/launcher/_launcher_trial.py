@@ -52,12 +52,12 @@ class Candidate(NamedTuple):
         number: Of the order.
         order: Which module, and how a worker would start.
         directory: Descriptor of the application's working directory; it belongs to the trials.
-        pieces: What it imports and is to be tried instead, as it is refused itself; None for the module.
+        pieces: Modules among its imports to be tried instead, as it is refused itself; None for the module.
         refusals: How often it was refused.
         culprit: The package that the first refusal was for, and why.
         reason: The same.
         began: When the first trial began.
-        is_told: Whether the application knows what became of it.
+        is_told: Whether the application knows the outcome.
     """
 
     number: int
@@ -72,12 +72,12 @@ class Candidate(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a child says of a module, or what is known of its end.
+    """Report of a child on a module, or on the child's own end.
 
     Attributes:
-        reason: What the obstacle is; None if there is none.
+        reason: The obstacle; None if there is none.
         culprit: The package that is to blame, where one was found.
-        pieces: What it imports and may be imported all the same.
+        pieces: Modules among its imports that may be imported all the same.
         template: Pid of the process that has it imported.
     """
 
@@ -91,8 +91,8 @@ class Trials:
     """Tries and imports modules, one after the other; the launcher serves while a child does.
 
     Args:
-        forks: What the launcher has imported.
-        spawn: Starts a child of the launcher: given what it runs, descriptors of its directory and others,
+        forks: Imports of the launcher.
+        spawn: Starts a child of the launcher: given its function, descriptors of its directory and others,
             and the launcher's pid. Returns its own.
         receive: Takes a packet and its descriptors from a socket.
         watch: Has the launcher look after a child.
@@ -136,7 +136,7 @@ class Trials:
 
         Args:
             number: Of the order.
-            order: What is to be imported, and how a worker would start.
+            order: The module to import, and how a worker would start.
             directory: Descriptor of the application's working directory, which belongs to this from here on.
         """
         self._waiting.append(Candidate(number, order, directory))
@@ -468,7 +468,7 @@ def _top(name: str) -> str:
 
 
 class Traces:
-    """What an import may leave behind in a process, as it is now."""
+    """Record the state of the process that an import may change."""
 
     def __init__(self) -> None:
         self._files = _files()
@@ -492,7 +492,7 @@ class Traces:
 
 
 def _files() -> dict[int, str]:
-    """What lies behind each descriptor."""
+    """Name the file of each descriptor."""
     found: dict[int, str] = {}
     for place in os.listdir(f"{_SELF}/fd"):
         try:

@@ -47,13 +47,13 @@ class EndOfLink(Exception):  # noqa: N818  # like EOFError it says what was met,
 
 @attrs.frozen
 class Report:
-    """What the launcher process says.
+    """A message of the launcher process.
 
     Attributes:
         kind: ``ready``, ``started``, ``failed``, ``exited``, ``fresh``: a worker will be no fork,
             ``importing``: nothing more is said until that is done, ``imported``, ``unimported``, or ``pong``.
         number: Number of the order that it is about.
-        detail: A pid, the text of an error, a wait status, why, or what became of a module.
+        detail: A pid, the text of an error, a wait status, a reason, or the outcome of a module.
         descriptors: Received with it; they belong to the receiver.
     """
 
@@ -122,7 +122,7 @@ class LauncherLink:
         return self._process.pid
 
     def environment_changes(self) -> dict[str, str | None]:
-        """What has changed in the environment since the launcher process inherited it; None: it is gone."""
+        """Find changes of the environment since the launcher process inherited it; None: it is gone."""
         now, then = dict(os.environ), self._environment
         changes: dict[str, str | None] = {name: now[name] for name in now if now[name] != then.get(name)}
         changes.update((name, None) for name in then if name not in now)
@@ -143,12 +143,12 @@ class LauncherLink:
         Args:
             kind: ``start`` or ``import``.
             number: Its number.
-            arguments: What follows the interpreter and its options on a worker's command line.
-            descriptors: What a worker is to have.
+            arguments: A worker's command line behind the interpreter and its options.
+            descriptors: Descriptors for the worker.
             preload: Modules that the launcher imports before.
             trial: Of a module that is to be imported on trial: its name (``module``), files that say whether
-                it has initialised a driver (``checks``; see `AccelBackend.driver_check`), and whether what
-                its import leaves behind is no obstacle (``trusted``).
+                it has initialised a driver (``checks``; see `AccelBackend.driver_check`), and whether
+                leftovers of its import are no obstacle (``trusted``).
 
         Raises:
             NotSupportedError: The interpreter is not known.
@@ -289,7 +289,7 @@ class LauncherLink:
             nursery.start_soon(self._watch_silence, is_asked)
             await self._wait_dead()
             nursery.cancel_scope.cancel(reason="the launcher is dead")
-        # What it has started, or what was being forked from it, may hold its end of the socket.
+        # Processes that it has started, or that were being forked from it, may hold its end of the socket.
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_RD)
 
@@ -413,7 +413,7 @@ main()
 
 
 def program_arguments() -> tuple[str, ...]:
-    """What follows the interpreter and its options on the command line of a worker of a device."""
+    """Return the command line of a device's worker behind the interpreter and its options."""
     # As literals of ASCII, one for each entry: whatever encoding the other interpreter takes for arguments,
     # and however long they are together.
     path = map(ascii, search_path())

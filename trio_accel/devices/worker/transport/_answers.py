@@ -28,12 +28,12 @@ __all__ = ["ANSWERS", "MEMORY", "USAGE"]
 
 MEMORY = tuple(field.name for field in attrs.fields(MemoryStatistics))
 USAGE = (*(field.name for field in attrs.fields(CacheCounts)), "workspace")
-"""What a worker counts of its memory, in this order."""
+"""Counts of a worker's memory, in this order."""
 
 _Data: TypeAlias = bytes | memoryview
 _Reader: TypeAlias = Callable[[Any], Any]
 
-# What the first byte of a message says: how the rest is written.
+# First byte of a message: the encoding of the rest.
 _JSON, _DONE, _GRANTED, _RESULT, _COPY, _SEVERAL, _DONES, _TIMES = range(8)
 _TAG_OF_DONES = bytes([_DONES])
 _HEAD = struct.Struct("<BQ")
@@ -43,7 +43,7 @@ _HEAD_OF_COPY = struct.Struct("<B5QqQBB")
 _ADDRESS = struct.Struct("<QQQQ")
 _LENGTH = struct.Struct("<Q")
 _WORDS_OF_ADDRESS = _ADDRESS.size // _LENGTH.size
-# What was read takes some twenty times as much memory.
+# The values that are read take some twenty times as much memory.
 _LONGEST = 16 << 20
 _LARGEST = 2**63
 _SHORT = reprlib.Repr()
@@ -160,7 +160,7 @@ def _words_of(messages: Sequence[Message]) -> array.array[int] | None:
 
 
 def _plain(value: object) -> object:
-    """What JSON cannot say."""
+    """Values that JSON has no form for."""
     if isinstance(value, bytes):
         return {_BYTES: value.decode("latin-1")}
     if isinstance(value, complex):
@@ -257,7 +257,7 @@ def _read_copy(data: _Data) -> Message:
 
 
 def _tuples(value: Any) -> Any:
-    """What JSON calls an array was a tuple."""
+    """An array of JSON was a tuple."""
     if type(value) is list:
         return tuple([_tuples(item) for item in cast("Sequence[Any]", value)])
     if type(value) is dict:
@@ -399,9 +399,9 @@ _READERS: dict[str, _Reader] = {
 ANSWERS = Codec(_encode, _encode_all, _decode)
 """How a worker writes what it tells the application, and how that is read there.
 
-What was read differs from what was written in that errors, events and arrays are made of their fields.
+Reading makes errors, events and arrays of their fields, so the values differ from the written ones in these.
 
 Raises:
     NonsenseError: While reading: it is no message of a worker.
-    TypeError: While writing: there is something that is no plain value.
+    TypeError: While writing: a value is not plain.
 """

@@ -347,10 +347,10 @@ def encode_event(event: Event) -> Message:
 
 
 def decode_event(data: Any) -> Event:
-    """What `encode_event` made.
+    """Decode a result of `encode_event`.
 
     Raises:
-        Exception: It is nothing that `encode_event` makes.
+        Exception: `encode_event` did not make this.
     """
     name, fields = data
     values: dict[str, object] = dict(fields)
