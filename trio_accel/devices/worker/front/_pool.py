@@ -313,8 +313,7 @@ class WorkerPool:
             undo.callback(page.close)
             ours, theirs = socket.socketpair()
             undo.callback(ours.close)
-            # Ours stays open past the fork: the launcher closes all descriptors in the child but those that
-            # it was given.
+            # Closed as soon as the worker has its own: a copy here would hide the worker's death.
             with theirs:
                 process = await self._launcher.start_worker(
                     program_arguments(), (theirs.fileno(), page.descriptor), self._preload
