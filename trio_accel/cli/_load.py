@@ -33,7 +33,7 @@ _ARRAYS: tuple[tuple[str, tuple[int, ...]], ...] = (
 
 @attrs.frozen(kw_only=True)
 class Fate:
-    """What became of one request.
+    """The fate of one request.
 
     Attributes:
         client: Number of the client that asked, from 1.
@@ -65,7 +65,7 @@ class Fate:
 
 @attrs.frozen(kw_only=True)
 class Products:
-    """What is asked for: left operands on the host, one right operand on the device.
+    """The products to ask for: left operands on the host, one right operand on the device.
 
     Attributes:
         lefts: Left operands, float32.
@@ -101,8 +101,8 @@ class Load:
     """Clients that ask all the time, several requests each.
 
     Attributes:
-        device: Whom they ask.
-        products: What they ask for.
+        device: The device that they ask.
+        products: The products that they ask for.
         clients: Clients that ask at once.
         in_flight: Requests that a client has under way at once.
         after: Name of the fault injected last; it goes into the fates.
@@ -199,7 +199,7 @@ class Load:
         async with self._renewing:
             if self._right is not stale:
                 return
-            # What fails here is told by the next request.
+            # An error here comes again with the next request.
             with suppress(ta.AccelError, ta.ActorError):
                 try:
                     await stale.to_host()

@@ -61,7 +61,7 @@ class Matrix:
     Attributes:
         name: The file's name.
         kind: Layout, field and storage as the file names them, e.g. ``"coordinate real symmetric"``.
-        title: What the comments at the head of the file call it, or an empty string.
+        title: Its title in the comments at the head of the file, or an empty string.
         csr: float64, duplicates summed, column indices sorted.
     """
 
@@ -73,14 +73,14 @@ class Matrix:
 
 @attrs.frozen(kw_only=True)
 class _Header:
-    """What a file says of its matrix before the first entry.
+    """Head of a file: all before the first entry.
 
     Attributes:
         lines: Lines that it takes.
         layout: ``"coordinate"``, or ``"array"`` for all entries column by column, without indices.
-        field: What the entries are.
+        field: Type of the entries.
         symmetry: ``"general"``, or ``"symmetric"`` for one triangle.
-        title: What the comments call the matrix.
+        title: The matrix' title in the comments.
         shape: Rows and columns.
         entries: Entries that follow, one to a line.
     """
@@ -95,14 +95,14 @@ class _Header:
 
     @property
     def types(self) -> Sequence[Callable[[bytes], float]]:
-        """What the words of an entry are."""
+        """Name the words of an entry."""
         indices = [int, int] if self.layout == "coordinate" else []
         values = [] if self.field == "pattern" else [int if "integer" in self.field else float]
         return [*indices, *values]
 
     @property
     def entry(self) -> str:
-        """What a line must hold, in words."""
+        """Name the necessary content of a line."""
         rows, columns = self.shape
         value = "a whole number" if "integer" in self.field else "a number"
         if self.layout == "array":
@@ -126,10 +126,10 @@ def _is_matrix(head: bytes) -> bool:
 
 
 def parse_matrix(name: str, content: bytes) -> Matrix:
-    """The real matrix in the content of a Matrix Market file, plain or gzip-compressed. Blocking.
+    """Read the real matrix in the content of a Matrix Market file, plain or gzip-compressed. Blocking.
 
     Args:
-        name: What to call the file in messages.
+        name: The file's name in messages.
         content: The whole file.
 
     Raises:
@@ -263,7 +263,7 @@ def _numbers(header: _Header, lines: Sequence[bytes]) -> NDArray[np.float64] | N
 
 
 def _wrong_entry(name: str, header: _Header, first: int, lines: Sequence[bytes]) -> InputError:
-    """What is wrong with the first wrong one of some lines."""
+    """Describe the error of the first wrong line."""
     wrong = ((number, line) for number, line in enumerate(lines, first) if _numbers(header, [line]) is None)
     number, line = next(wrong)
     return _invalid(name, _wrong_line(number, header.entry, line))
@@ -307,10 +307,10 @@ def _dense(header: _Header, values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _blocks_of_lines(name: str, content: bytes) -> Iterator[list[bytes]]:
-    """Whole lines without their ends, those in `BLOCK` bytes at a time. Blocking.
+    """Yield whole lines without their ends, those in `BLOCK` bytes at a time. Blocking.
 
     Args:
-        name: What to call the file in messages.
+        name: The file's name in messages.
         content: The whole file.
 
     Raises:

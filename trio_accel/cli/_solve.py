@@ -43,8 +43,8 @@ class SolveData:
 
     Attributes:
         matrix: Name of the file.
-        title: What the comments at the head of the file call it.
-        kind: What the file holds, e.g. ``"coordinate real symmetric"``.
+        title: Its title in the comments at the head of the file.
+        kind: Type of the file's content, e.g. ``"coordinate real symmetric"``.
         rows: Number of rows.
         nonzeros: Number of stored entries, both triangles.
         converged: Whether the residual of the recursion came below ``rtol``.
@@ -93,7 +93,7 @@ class SolveData:
 
 @attrs.frozen(kw_only=True)
 class _Outcome:
-    """What CG came to.
+    """The outcome of CG.
 
     Attributes:
         solution: The last iterate.

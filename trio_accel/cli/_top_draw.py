@@ -435,7 +435,7 @@ def _percent(share: float | None) -> str:
 
 
 def _columns(widths: Sequence[int], width: int) -> Callable[[str, Sequence[str]], str]:
-    """What makes a line of a name and cells, of which those at the end are left out that find no room."""
+    """Make the function that draws a line of a name and cells; cells at the end are left out without room."""
     room = width - _LEAST_NAME
     kept = max(1, sum(used <= room for used in accumulate(wide + 1 for wide in widths)))
     name = max(1, min(width - sum(widths[:kept]) - kept, _WIDEST_NAME))

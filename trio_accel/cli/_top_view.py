@@ -1,4 +1,4 @@
-"""What of a program ``trio-accel top`` shows: the order, the filter, what is folded, what is selected."""
+"""View of ``trio-accel top``: the order, the filter, folded rows, the selected row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Sort:
     """An order of the actors.
 
     Attributes:
-        name: What it is called on the command line.
+        name: Its name on the command line.
         value: Numbers to sort by, the largest first; None for the order of the tree.
     """
 
@@ -45,7 +45,7 @@ class Line:
 
     Attributes:
         row: Its figures.
-        before: What is drawn before its name: the lines of the tree.
+        before: Text before its name: the lines of the tree.
         label: Its name, or its path where the order is not the tree's.
         hidden: Actors below it that are folded away.
         is_match: Whether the filter asks for it; otherwise something below it is asked for.
@@ -60,14 +60,14 @@ class Line:
 
 @attrs.define(kw_only=True, eq=False)
 class View:
-    """What the keys have chosen.
+    """State that the keys have chosen.
 
     Attributes:
         sort: The order.
         filter: Text that the path, class or state of an actor has to contain.
         is_typing: Whether keys are added to the filter.
         is_paused: Whether newer snapshots are not shown.
-        page: What is shown in place of the tree, if anything.
+        page: The page in place of the tree, if any.
         folded: Paths whose actors are hidden.
         selected: Path of the selected actor.
         top: The first line that is visible.

@@ -21,8 +21,8 @@ def trace_program(program: str, arguments: Sequence[str], output: Path, *, is_mo
 
     Args:
         program: Python file, or the name of a module.
-        arguments: What it finds in ``sys.argv``.
-        output: Where the timeline goes.
+        arguments: Its ``sys.argv``.
+        output: File for the timeline.
         is_module: Whether it is a module.
 
     Returns:

@@ -59,7 +59,7 @@ class Recording:
         name: The file's name.
         rate: Samples per second.
         channels: Channels in the file; more than one were mixed down to their mean.
-        encoding: What the file holds, e.g. ``"16-bit PCM"``.
+        encoding: Type of the file's samples, e.g. ``"16-bit PCM"``.
         samples: ``(n,)`` float32, read-only.
     """
 
@@ -129,10 +129,10 @@ def read_recording(path: Path | None) -> Recording:
 
 
 def parse_wav(name: str, content: bytes) -> Recording:
-    """Samples of a WAV file's content, mixed down to one channel.
+    """Read the samples of a WAV file's content, mixed down to one channel.
 
     Args:
-        name: What to call the file in messages.
+        name: The file's name in messages.
         content: The whole file.
 
     Raises:

@@ -40,8 +40,8 @@ class SlowStep:
         time: When it was noticed, in seconds since the epoch.
         seconds: How long it had held the loop by then.
         task: Name of the task; empty where Trio itself was at work.
-        path: Path of the actor whose task it is; None if it is no actor's.
-        stack: What it was doing, as a traceback has it, the innermost call last.
+        path: Path of the actor that has the task; None if it has no actor.
+        stack: Its stack, as in a traceback, the innermost call last.
         place: File, line and function of that call.
     """
 

@@ -1,4 +1,4 @@
-"""What both ends of an observer socket know: the folder in which it is, the lines, and their limits.
+"""Protocol of an observer socket, for both ends: its folder, the lines, and their limits.
 
 The user alone may enter the folder.
 
@@ -107,7 +107,7 @@ def encode(content: dict[str, object]) -> bytes:
 
 
 def decode(line: bytes) -> dict[str, object]:
-    """What a line says.
+    """Parse a line.
 
     Raises:
         ValueError: It is no JSON object.
@@ -251,7 +251,7 @@ def _is_own(folder: Path) -> bool:
 
 
 def _problem(folder: Path) -> str | None:
-    """Why a folder is none to put a socket into, or to trust one in."""
+    """Tell why a folder cannot be trusted for a socket; None if it can."""
     try:
         found = folder.lstat()
     except OSError as error:

@@ -47,9 +47,9 @@ _ERROR = b'{"error":'
 _DEFAULT_SECONDS = 1.0
 _MOST_CLIENTS = 8
 _LONGEST_REQUEST = 1024
-# What a client sends faster stays in the kernel's buffer of its connection.
+# Lines that a client sends faster stay in the kernel's buffer of its connection.
 _READ_PAUSE = 0.1
-# Who connects more often waits in the kernel's queue.
+# More frequent connections wait in the kernel's queue.
 _ACCEPT_PAUSE = 0.02
 # A client is let go when it has not taken a line for so long.
 _WRITE_SECONDS = 5.0
@@ -94,17 +94,17 @@ async def open_socket(system: System, name: str | None = None) -> AsyncGenerator
     folder for temporary files. No other user may enter that folder. On Linux, the kernel also tells whether a
     peer is this user or root; others are refused.
 
-    No client holds the program. At most 8 are connected, what is kept for one is bounded, and one that does
-    not read for 5 s is let go. Snapshots take at most 2 % of the time of the program: of a large tree they
-    come less often than was asked for.
+    Clients cannot hold up the program. At most 8 are connected, the memory for each is bounded, and a client
+    that does not read for 5 s is let go. Snapshots take at most 2 % of the time of the program: of a large
+    tree they come less often than was asked for.
 
     Args:
-        system: What is shown.
+        system: The system to show.
         name: Name of the socket. None takes the name of the system and the number of the process.
 
     Raises:
-        ValueError: The name is none: letters, digits, ``_``, ``-`` and ``.``, at most 64. Or the system has
-            an observer socket open already.
+        ValueError: The name is not valid: letters, digits, ``_``, ``-`` and ``.``, at most 64. Or the system
+            has an observer socket open already.
         ObserverSocketError: A running program has a socket of this name; its process is named. Or the folder
             is another user's, or is open to others.
         NotSupportedError: The platform has no Unix sockets.
@@ -372,7 +372,7 @@ async def _ask(stream: trio.SocketStream, interval: float) -> None:
 
 
 async def _next(lines: LineReader) -> bytes | None:
-    """What the program sends next; None at the end."""
+    """Return the program's next line; None at the end."""
     try:
         line = await lines.receive()
         if line is not None and line.startswith(_ERROR):

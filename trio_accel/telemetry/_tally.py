@@ -1,4 +1,4 @@
-"""What is kept of messages: their counts and times, as cheaply as can be, and the last failures as text."""
+"""Records of messages: their counts and times, as cheaply as possible, and the last failures as text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _no_counts() -> Counts:
 
 @attrs.define(eq=False)
 class MessageTally:
-    """What became of the messages of one type to one actor.
+    """Counts and times of the messages of one type to one actor.
 
     Attributes:
         path: Path of the actor.
@@ -164,12 +164,12 @@ class MessageTally:
 
 
 def rate_of(history: deque[tuple[float, int]], now: float, count: int) -> float:
-    """The rise of a count per second, over the last 5 seconds or since it was looked at before.
+    """Compute the rise of a count per second, over the last 5 seconds or since it was looked at before.
 
     Args:
-        history: When it was looked at, and what it was; the first entry is where it began.
+        history: Times of looks and the counts then; the first entry is the begin.
         now: The time.
-        count: What it is.
+        count: Its value now.
     """
     while len(history) > 1 and history[1][0] <= now - _SETTLED:
         history.popleft()
@@ -352,7 +352,7 @@ class Failures:
 
 
 def _what(error: BaseException) -> frozenset[str]:
-    """What has failed and by what cause, without the operation that errors of devices add to their texts."""
+    """Name a failure and its cause, without the operation that errors of devices add to their texts."""
     found: set[str] = set()
     cause: BaseException | None = error
     for _ in range(_MOST_CAUSES):
