@@ -22,7 +22,7 @@ from ...actors import (
     Ref,
 )
 from ...backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, KernelLibrary
-from ...backends.base.extras import import_extra
+from ...backends.base.modules import import_extra
 from .._options import DeviceOptions
 from ..arrays._blocks import BlockTable
 from ..operations._operation import Launch

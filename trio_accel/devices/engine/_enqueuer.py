@@ -10,7 +10,7 @@ import attrs
 
 from ...actors import ActorStoppedError
 from ...backends.base import AccelDevice, AccelEvent, AccelStream, Hold, KernelLibrary
-from ...backends.base.extras import import_extra
+from ...backends.base.modules import import_extra
 from ...backends.base.ops import OperationSpec
 from ..arrays._blocks import BlockTable
 from ..base._bridge import CallThread
