@@ -23,7 +23,7 @@ from .ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramRet
 from .program_definition import MOST_TEXT, ProgramDefinition
 from .trees import build, flatten, text_of, tree_of
 
-__all__ = ["GONE", "REFUSES", "ImportsCode", "ProgramArrays", "ProgramHost", "load_target"]
+__all__ = ["ENQUEUES", "GONE", "REFUSES", "ImportsCode", "ProgramArrays", "ProgramHost", "load_target"]
 
 GONE = "gone"
 """Code of the `LibraryError` of a result that is not kept any more: the program was made anew since."""
@@ -31,6 +31,9 @@ GONE = "gone"
 
 REFUSES = "_trio_accel_refuses"
 """Attribute of a method: classes of the errors that are its asker's own."""
+
+ENQUEUES = "_trio_accel_enqueues"
+"""Attribute of a method: whether it only enqueues work, and never waits."""
 
 
 @runtime_checkable
@@ -181,6 +184,10 @@ class ProgramHost:
                 raise refused
         finally:
             self._arrays.end([*inputs, *updated, *outputs])
+
+    def enqueues(self, method: str) -> bool:
+        """Whether a method declares that it never waits."""
+        return bool(getattr(self._method(method)[1], ENQUEUES, False))
 
     def tell(self, spec: ProgramResult) -> None:
         """Fill words with the text of a kept result."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol, TypeVar
 
 from ...actors import ActorStoppedError
@@ -110,8 +112,22 @@ class Enqueuer:
             raise
         return self.add(launch, queue, stream.record(), InFlight)
 
-    def begin(self, launch: Launch, queue: StreamQueue, failure: Exception | None) -> None:
-        """Do what comes before the call of the backend; raises as `enqueue` does."""
+    def begin(
+        self,
+        launch: Launch,
+        queue: StreamQueue,
+        failure: Exception | None,
+        later: list[Callable[[], object]] | None = None,
+    ) -> None:
+        """Do what comes before the call of the backend; raises as `enqueue` does.
+
+        Args:
+            launch: The operation.
+            queue: Stream to put it on.
+            failure: What its preparation failed with.
+            later: Gets what is to be put on the stream before the call, which a thread does that has the
+                stream. None: it is done now.
+        """
         if self._context.is_lost:
             raise ActorStoppedError(f"{launch.name} was not started: the context is lost", path=queue.owner)
         has_staged = False
@@ -126,7 +142,16 @@ class Enqueuer:
                 self._check(launch, queue, failure)
             # What the program has let go by now is there for this operation.
             memory.exchange(self._blocks, launch.allocations)
-            memory.order(stream, launch.reads, launch.writes)
+            if later is not None:
+                memory.order(
+                    stream,
+                    launch.reads,
+                    launch.writes,
+                    lambda event: later.append(partial(stream.wait, event)),
+                )
+                later += [partial(self._copies.enqueue, copy, stream) for copy in launch.staged]
+                return
+            memory.order(stream, launch.reads, launch.writes, stream.wait)
             for copy in launch.staged:
                 has_staged = True
                 self._copies.enqueue(copy, stream)
@@ -158,12 +183,15 @@ class Enqueuer:
         self.launched += 1
         return operation
 
-    def bind(self, operation: InFlight, queue: StreamQueue, error: Exception | None) -> Exception | None:
+    def bind(
+        self, operation: InFlight, queue: StreamQueue, error: Exception | None, event: AccelEvent | None
+    ) -> Exception | None:
         """Give an operation its event that was added before the backend was called for it.
 
         Args:
             operation: The operation.
             queue: Where it is.
+            event: Its event, if that is recorded.
             error: What the backend has raised. What it has enqueued by then is waited for all the same.
 
         Returns:
@@ -176,7 +204,7 @@ class Enqueuer:
                 self.end_call(launch, stream)
         except Exception as failed:  # noqa: BLE001  # it is the operation's
             error = failed
-        operation.bind(stream, stream.record())
+        operation.bind(stream, stream.record() if event is None else event)
         if launch.fault is not None and is_launched:
             launch.fault.fault.after()
         return error
