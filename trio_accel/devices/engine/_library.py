@@ -242,9 +242,9 @@ class LibraryActor(Actor):
         """
         context, queue = self.context, self._queue
         call: ThreadedCall | None = None
-        if in_thread is not None:
-            # Behind what the thread has, also if it is short.
-            is_here = in_thread.is_short and not queue.calls
+        if in_thread is not None or queue.calls:
+            # Behind what the thread has, also if it is short or does not block.
+            is_here = in_thread is not None and in_thread.is_short and not queue.calls
             call = self._threaded.begin(launch, queue, failure, is_here=is_here)
             operation = call.operation
         elif reply is not None:
