@@ -34,6 +34,7 @@ class RemoteRequest(Waiter):
         reads: Blocks that it reads.
         writes: Blocks that it changes.
         losses: How often the context was lost while it was in flight.
+        openings: How often a worker was lost while its library was opened, and nothing was in flight.
         turn: Its place behind those that it must follow, while it waits in the application.
         copies: What uses its host arrays now: copies that run, and a lost worker that is not dead yet.
         failure: Why one of these failed.
@@ -53,6 +54,7 @@ class RemoteRequest(Waiter):
         "library",
         "losses",
         "number",
+        "openings",
         "reads",
         "turn",
         "writes",
@@ -65,6 +67,7 @@ class RemoteRequest(Waiter):
         self.reads: frozenset[int] = reads
         self.writes: frozenset[int] = writes
         self.losses: int = 0
+        self.openings: int = 0
         self.turn: Turn | None = None
         self.copies: int = 0
         self.failure: Exception | None = None
