@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trio_accel as ta
-from trio_accel.programs._messages import Expectations
 
 X = np.arange(12.0).reshape(4, 3)
 MANY = ta.Intensity(100, 60.0)
@@ -133,15 +132,23 @@ async def test_a_result_that_came_with_its_call_is_lost_with_no_context(system: 
             assert device.generation == 2
 
 
-def test_large_arrays_are_not_expected_and_old_calls_are_forgotten() -> None:
-    expectations = Expectations()
-    large = (("float64", (1 << 24,)),)
-    small = (("float64", (3,)),)
-    for _ in range(3):
-        expectations.note(["large"], large)
-        expectations.note(["small"], small)
-    assert expectations.expected(["large"]) == ()
-    assert expectations.expected(["other", "small"]) == small
-    for number in range(1000):
-        expectations.note([number], small)
-    assert expectations.expected(["small"]) == ()
+async def test_large_arrays_are_not_expected(device: ta.Device) -> None:
+    x = await device.put(np.ones(1))
+    async with ta.open_program(device, fns.zeros) as program:
+        for count, expected in ((1 << 20, 1), ((64 << 20) + 1, 2)):
+            for _ in range(3):
+                number, result = await operations(device, program, x, count)
+                assert result.shape == (count,)
+                del result
+            assert number == expected
+
+
+async def test_calls_of_long_ago_are_forgotten(device: ta.Device) -> None:
+    async with ta.open_program(device, fns.same) as program:
+        first = await device.put(np.ones(1000))
+        for _ in range(3):
+            number, _ = await operations(device, program, first)
+        assert number == 1
+        for size in range(200):
+            await program.ask(np.ones(size))
+        assert (await operations(device, program, first))[0] == 2

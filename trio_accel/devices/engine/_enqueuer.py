@@ -151,7 +151,7 @@ class Enqueuer:
                 )
                 later += [partial(self._copies.enqueue, copy, stream) for copy in launch.staged]
                 return
-            memory.order(stream, launch.reads, launch.writes, stream.wait)
+            memory.order(stream, launch.reads, launch.writes)
             for copy in launch.staged:
                 has_staged = True
                 self._copies.enqueue(copy, stream)

@@ -326,7 +326,7 @@ class MemoryInUse:
         stream: AccelStream,
         reads: Iterable[int],
         writes: Iterable[int],
-        wait: Callable[[AccelEvent], object],
+        wait: Callable[[AccelEvent], object] | None = None,
     ) -> None:
         """Have a stream wait for everything that work on these blocks must follow.
 
@@ -334,8 +334,9 @@ class MemoryInUse:
             stream: The stream.
             reads: Blocks that are read.
             writes: Blocks that are changed.
-            wait: Called for each event: `AccelStream.wait`, unless that is to be done later.
+            wait: Called for each event; None for `AccelStream.wait`, as it is not to be done later.
         """
+        wait = wait or stream.wait
         use_of = self.uses.get
         for block in reads:
             use = use_of(block)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
-import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
-import attrs
 import numpy as np
 import numpy.typing as npt
 from cuda.bindings import driver
@@ -31,6 +28,7 @@ from ...base.programs import ProgramHost
 from ..kit._call import Call
 from ..kit._device import LibraryDevice
 from ..kit._library import CudaLibrary
+from ..runtime._current_streams import CurrentStreams, loaded
 from ..runtime._program_array import ProgramArray, described, foreign_array
 from ..runtime._stream import CudaStream
 
@@ -58,11 +56,10 @@ class ProgramLibrary(CudaLibrary):
 
     def __init__(self, device: LibraryDevice, argument: str) -> None:
         super().__init__(device)
-        self._streams = _CurrentStreams(device.info.index)
+        self._streams = CurrentStreams(device.info.index)
         self._arrays = _Arrays(device, self._streams)
         # By method: whether the last call was short. Written by the thread, and read by the loop.
         self._is_short: dict[str, bool] = {}
-        self._loop: int | None = None
         check = self._context.check
         # Kept: PyTorch has memory for it as long as the program lives.
         self._first = int(check(driver.cuStreamCreate(_NON_BLOCKING)))
@@ -86,7 +83,7 @@ class ProgramLibrary(CudaLibrary):
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
         """Tell where an operation is to be called; see `KernelLibrary.prepare`."""
         # Only the loop asks this.
-        self._loop = threading.get_ident()
+        self._streams.note_loop()
         if isinstance(spec, ProgramCall) and self._is_short.get(spec.method, False):
             return _SHORT_CALL
         return super().prepare(spec)
@@ -95,20 +92,13 @@ class ProgramLibrary(CudaLibrary):
     @kernel(ProgramReturn, backend="cuda", is_blocking=True)
     def _call(self, spec: ProgramCall, call: Call) -> None:
         arrays, began = self._arrays, time.perf_counter()
-        with arrays.of(call), self._current(call.handle):
+        with arrays.of(call), self._streams.of_call(call.handle):
             inputs = [arrays.view(array, write=False) for array in spec.read]
             updated = [arrays.view(array, write=True) for array in spec.updated]
             outputs = [arrays.view(array, write=True) for array in spec.written]
             self._host.call(spec, inputs, updated, outputs)
         if spec.arguments and self._host.enqueues(spec.method):
             self._is_short[spec.method] = time.perf_counter() - began < _SHORT
-
-    def _current(self, handle: int) -> AbstractContextManager[object]:
-        """Make a stream the current one: in the program's thread for good, in the loop for a call."""
-        if threading.get_ident() == self._loop:
-            return self._streams.current(handle)
-        self._streams.use(handle)
-        return nullcontext()
 
     # In the thread, too, which may be enqueueing a call on the stream.
     @kernel(ProgramResult, backend="cuda", is_blocking=True)
@@ -163,7 +153,7 @@ class _KeptArray:
 class _Arrays:
     """See `ProgramArrays`."""
 
-    def __init__(self, device: LibraryDevice, streams: _CurrentStreams) -> None:
+    def __init__(self, device: LibraryDevice, streams: CurrentStreams) -> None:
         self._device = device
         self._streams = streams
         self._call: Call | None = None
@@ -221,7 +211,7 @@ class _Arrays:
             return DeviceArray.packed(0, dtype, shape)
         if isinstance(value, np.ndarray):
             return self._uploaded(cast("npt.NDArray[Any]", value), call)
-        torch, index = _loaded("torch", "Tensor"), self._device.info.index
+        torch, index = loaded("torch", "Tensor"), self._device.info.index
         if torch is not None and isinstance(value, torch.Tensor):
             value = value.detach().resolve_conj().resolve_neg()
         place = _place_of(value, index) if self._streams.are_current(call.handle) else None
@@ -246,115 +236,18 @@ class _Arrays:
         return room
 
 
-class _CurrentStreams:
-    """Makes a stream the current one of PyTorch and CuPy, where this process has imported them.
-
-    Args:
-        index: Number of the device.
-    """
-
-    def __init__(self, index: int) -> None:
-        self._index = index
-        # By handle; those of CuPy must be kept while they are current.
-        self._torch: dict[int, Any] = {}
-        self._cupy: dict[int, Any] = {}
-
-    def are_current(self, handle: int) -> bool:
-        """Whether it is the current stream of this thread, in both."""
-        torch, cupy = _torch_streams(), _cupy_streams()
-        return (torch is None or torch.current_stream(self._index).cuda_stream == handle) and (
-            cupy is None or cupy.get_current_stream().ptr == handle
-        )
-
-    def use(self, handle: int) -> list[Callable[[], object]]:
-        """Make it so in this thread, if it is not; returns what makes the streams of before current again."""
-        undo: list[Callable[[], object]] = []
-        torch = _torch_streams()
-        if torch is not None:
-            before = torch.current_stream(self._index)
-            if before.cuda_stream != handle:
-                if handle not in self._torch:
-                    self._torch[handle] = torch.ExternalStream(handle, device=self._index)
-                torch.set_stream(self._torch[handle])
-                undo.append(partial(torch.set_stream, before))
-        cupy = _cupy_streams()
-        if cupy is not None:
-            self._use_in_cupy(cupy, handle, undo)
-        return undo
-
-    def _use_in_cupy(self, cupy: Any, handle: int, undo: list[Callable[[], object]]) -> None:
-        device = cupy.runtime.getDevice()
-        if device != self._index:
-            cupy.Device(self._index).use()
-            undo.append(cupy.Device(device).use)
-        before = cupy.get_current_stream()
-        if before.ptr != handle:
-            if handle not in self._cupy:
-                self._cupy[handle] = self._of_cupy(cupy, handle)
-            self._cupy[handle].use()
-            # Before the device of before is.
-            undo.append(before.use)
-
-    @contextmanager
-    def current(self, handle: int) -> Generator[None, None, None]:
-        """Make it so for a block, in this thread."""
-        undo = self.use(handle)
-        try:
-            yield
-        finally:
-            for again in reversed(undo):
-                again()
-
-    def _of_cupy(self, cupy: Any, handle: int) -> Any:
-        """A stream of CuPy that does not end ours."""
-        if hasattr(cupy.Stream, "from_external"):
-            return cupy.Stream.from_external(_Handle(handle))
-        # Before CuPy 14.
-        return cupy.ExternalStream(handle, self._index)
-
-
-@attrs.frozen
-class _Handle:
-    """A stream, by the protocol for those of other libraries."""
-
-    handle: int
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.handle
-
-
-def _loaded(module: str, needs: str) -> Any:
-    """A module that this process has imported; None while another thread imports it, and is not that far."""
-    found = sys.modules.get(module)
-    return found if hasattr(found, needs) else None
-
-
-def _torch_streams() -> Any:
-    """The module with PyTorch's streams; None where it was built without CUDA, or is not imported."""
-    torch: Any = sys.modules.get("torch")
-    streams = getattr(torch, "cuda", None)
-    has_cuda = getattr(getattr(torch, "version", None), "cuda", None)
-    return streams if has_cuda and hasattr(streams, "set_stream") else None
-
-
-def _cupy_streams() -> Any:
-    """The module with CuPy's streams; None where it is not imported."""
-    streams = getattr(sys.modules.get("cupy"), "cuda", None)
-    return streams if hasattr(streams, "get_current_stream") else None
-
-
 def _place_of(value: Any, index: int) -> tuple[int, tuple[int, ...]] | None:
     """Address and strides in bytes of an array of PyTorch or CuPy; None if it is neither, or is elsewhere.
 
     DLPack says the same, but takes longer than a copy.
     """
-    torch = _loaded("torch", "Tensor")
+    torch = loaded("torch", "Tensor")
     if torch is not None and isinstance(value, torch.Tensor):
         if not value.is_cuda or value.get_device() != index or value.layout is not torch.strided:
             return None
         size = value.element_size()
         return int(value.data_ptr()), tuple([step * size for step in value.stride()])
-    cupy = _loaded("cupy", "ndarray")
+    cupy = loaded("cupy", "ndarray")
     if cupy is not None and isinstance(value, cupy.ndarray) and value.data.device_id == index:
         return int(value.data.ptr), tuple(value.strides)
     return None
