@@ -143,12 +143,9 @@ class Enqueuer:
             # What the program has let go by now is there for this operation.
             memory.exchange(self._blocks, launch.allocations)
             if later is not None:
-                memory.order(
-                    stream,
-                    launch.reads,
-                    launch.writes,
-                    lambda event: later.append(partial(stream.wait, event)),
-                )
+                events: list[AccelEvent] = []
+                memory.order(stream, launch.reads, launch.writes, events.append)
+                later += [partial(stream.wait, event) for event in events]
                 later += [partial(self._copies.enqueue, copy, stream) for copy in launch.staged]
                 return
             memory.order(stream, launch.reads, launch.writes)
