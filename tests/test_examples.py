@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import httpx2
 import numpy as np
 import pytest
 from scipy.io import wavfile
@@ -36,7 +41,7 @@ USED = {
     "nearest_array_api.py": "nearest.py",
 }
 # Lines: one with kernels for two backends may have more.
-LONGEST = {"own_kernel.py": 120, "own_collective.py": 80}
+LONGEST = {"own_kernel.py": 120, "own_collective.py": 80, "serve_a_model.py": 100}
 
 # Program, arguments, and the whole output as a pattern.
 RUNS = [
@@ -220,6 +225,74 @@ def test_the_spectrum_of_a_file(tmp_path: Path) -> None:
     assert printed.splitlines()[:2] == ["  1024.0 Hz    0.0 dB", "  2048.0 Hz  -20.0 dB"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="worker processes are for Linux")
+def test_a_model_is_served_from_a_copy_of_its_file(tmp_path: Path) -> None:
+    # A copy is renamed, and workers import the class from it all the same.
+    shutil.copy(EXAMPLES / "serve_a_model.py", tmp_path / "mine.py")
+    environment = {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
+    command = (sys.executable, "mine.py", "--port", "0")
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            port = int(process.stdout.readline().removeprefix("serving on port "))
+
+            def ask(data: str | bytes, **headers: str) -> tuple[int, object]:
+                url = f"http://127.0.0.1:{port}/predict"
+                sent = {name.replace("_", "-"): value for name, value in headers.items()}
+                response = httpx2.post(url, content=data, headers=sent, timeout=20.0, trust_env=False)
+                return response.status_code, response.json()
+
+            right = 200, {"distances": [5.0, pytest.approx(17**0.5), 3.0]}
+            assert ask("[3, 4]") == right
+            assert ask("[3, 4]", x_deadline="0.000001") == (504, {"error": "the deadline has passed"})
+            assert ask("1" * 501) == (413, {"error": "the body has more than 500 bytes"})
+            for bad in ("", "x", "[1, 2, 3]", '["a", 1]', "null", "[NaN, 1]", f"[1, 1{'0' * 400}]", b"\xff"):
+                assert ask(bad) == (
+                    400,
+                    {"error": "send two numbers, such as [3, 4]; x-deadline has seconds"},
+                )
+            assert ask("[3, 4]", x_deadline="soon")[0] == 400
+            # Protocols that are none end their own connection.
+            for data in (b"\0" * 99, b"GET / HTTP/1.1\r\nUpgrade: h2c\r\nHTTP2-Settings: AAAA\r\n\r\n"):
+                with socket.create_connection(("127.0.0.1", port), 5) as client:
+                    client.sendall(data)
+            workers = workers_of(process.pid)
+            assert len(workers) == 2
+            for worker in workers:
+                os.kill(worker, signal.SIGKILL)
+            assert ask("[3, 4]") == right
+            health = httpx2.get(f"http://127.0.0.1:{port}/health", trust_env=False)
+            assert health.json() == {"status": "alive", "generation": 2}
+            again = subprocess.run(
+                (*command[:3], str(port)),
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert (again.returncode, again.stdout) == (1, "")
+            assert again.stderr == "[Errno 98] Address already in use\n"
+            process.send_signal(signal.SIGINT)
+            _, told = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert "Traceback" not in told
+
+
+def workers_of(pid: int) -> list[int]:
+    """The worker processes below a process: the children of its launcher that serve."""
+    name = Path(f"/proc/{pid}/comm").read_text(encoding="ascii").strip()
+    found = [pid] if name == "accel worker" else []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        for child in (thread / "children").read_text(encoding="ascii").split():
+            found += workers_of(int(child))
+    return found
+
+
 def test_every_example_is_short_and_run_by_a_test() -> None:
     tests = "".join(
         path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*examples.py")
@@ -235,6 +308,6 @@ def test_every_example_is_short_and_run_by_a_test() -> None:
         assert f'"{USED.get(path.name, path.name)}"' in tests, f"no test runs {path.name}"
 
 
-@pytest.mark.parametrize("name", [name for name, _, _ in RUNS])
+@pytest.mark.parametrize("name", [*(name for name, _, _ in RUNS), "serve_a_model.py"])
 def test_help(name: str, tmp_path: Path) -> None:
     assert run([name, "--help"], tmp_path).startswith(f"usage: {name} ")

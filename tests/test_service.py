@@ -6,13 +6,19 @@ import importlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Generator
-from contextlib import suppress
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import attrs
@@ -25,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 SERVICE = ROOT / "examples" / "service"
 SECONDS = float(os.environ.get("TRIO_ACCEL_SERVICE_SECONDS", "60"))
 GOLD = {"x-api-key": "gold"}
+T = TypeVar("T")
 _SERVING = re.compile(r"serving at (http://\S+) \(process (\d+)\); administrator's key: (\S+)")
 
 pytestmark = [
@@ -50,7 +57,7 @@ pytestmark = [
 )
 def test_forms_of_a_word_are_one_word(monkeypatch: pytest.MonkeyPatch, forms: str) -> None:
     monkeypatch.syspath_prepend(str(SERVICE))
-    model = importlib.import_module("search_model")
+    model = importlib.import_module("search_words")
     assert len(set(model.words_of(forms))) == 1
     assert model.words_of("the device") != model.words_of("the kernel")
     assert model.words_of("It is what you have.") == []
@@ -61,6 +68,7 @@ class Serving:
     process: subprocess.Popen[str]
     url: str
     admin_key: str
+    folder: Path
 
     def post(self, path: str, body: object, **headers: str) -> httpx2.Response:
         content = body if isinstance(body, (bytes, str)) else json.dumps(body)
@@ -71,23 +79,27 @@ class Serving:
         return httpx2.get(self.url + path, timeout=20.0, trust_env=False)
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Generator[Serving, None, None]:
-    folder = tmp_path_factory.mktemp("service")
-    command = (sys.executable, str(SERVICE / "serve.py"), "--port", "0", "--models", str(folder))
+@contextmanager
+def serving(source: Path, folder: Path, *options: str) -> Generator[Serving, None, None]:
+    """Run a copy of the example, which needs nothing but what is in its folder."""
+    copy, models = folder / "copy", folder / "models"
+    if not copy.exists():
+        shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder), "TRIO_ACCEL_BACKEND": "cpu"}
+    environment["PYTHONPATH"] = str(ROOT)
     with subprocess.Popen(
-        (*command, "--key", "gold=3", "--key", "free=1", "--key", "small=0.02", "--rate", "5000"),
+        (sys.executable, "serve.py", "--port", "0", "--models", str(models), *options),
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
+        cwd=copy,
     ) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
             found = _SERVING.search(line)
-            assert found is not None, line
-            yield Serving(process, found[1], found[3])
+            assert found is not None, (line, process.wait(10))
+            yield Serving(process, found[1], found[3], models)
             process.send_signal(signal.SIGTERM)
             assert process.stdout.readline().startswith("ending")
             assert process.wait(20) == 0
@@ -95,6 +107,14 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Generator[Serving, None
             assert [path.name for path in folder.rglob("*.sock")] == []
         finally:
             process.kill()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Generator[Serving, None, None]:
+    folder = tmp_path_factory.mktemp("service")
+    keys = ("--key", "gold=3", "--key", "free=1", "--key", "small=0.02")
+    with serving(SERVICE, folder, *keys, "--rate", "5000") as found:
+        yield found
 
 
 @pytest.mark.slow
@@ -188,10 +208,13 @@ def test_keys_and_deadlines(service: Serving) -> None:
 
 
 def test_one_key_beyond_its_rate_is_refused_and_another_is_not(service: Serving) -> None:
-    # A request takes 3200 of the 5000 tokens in the bucket of this key.
+    # A request takes 3200 of the 5000 tokens in the bucket of this key, and 5000 come each second.
     body = {"texts": ["a"] * 64}
-    assert service.post("embed", body, x_api_key="small").status_code == 200
-    refused = service.post("embed", body, x_api_key="small")
+    with ThreadPoolExecutor(4) as threads:
+        futures = [threads.submit(service.post, "embed", body, x_api_key="small") for _ in range(4)]
+    responses = sorted((future.result() for future in futures), key=lambda response: response.status_code)
+    assert responses[0].status_code == 200
+    refused = responses[-1]
     assert refused.status_code == 429
     assert 0 < float(refused.headers["retry-after"]) < 1
     assert service.post("embed", body).status_code == 200
@@ -214,6 +237,116 @@ def test_a_client_ends_nothing_but_its_own_connection(service: Serving) -> None:
     assert service.process.poll() is None
 
 
+def memory_of(pid: int) -> int:
+    pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def descriptors_of(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+@pytest.mark.parametrize("stay", [0.0, 0.02])
+def test_clients_that_leave_hold_up_no_other(service: Serving, stay: float) -> None:
+    address = urlsplit(service.url)
+    body = json.dumps({"texts": ["the worker process was killed and the arrays survive it"] * 64})
+    request = (
+        f"POST /embed HTTP/1.1\r\nHost: a\r\nx-api-key: gold\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    )
+    pid, is_over, left = service.process.pid, threading.Event(), Counter[str]()
+    memory = memory_of(pid)
+
+    def leave_again_and_again() -> None:
+        while not is_over.is_set():
+            with suppress(OSError), socket.create_connection((address.hostname, address.port), 5) as client:
+                client.sendall(request.encode())
+                time.sleep(stay)
+                left["clients"] += 1
+
+    flood = [threading.Thread(target=leave_again_and_again) for _ in range(5)]
+    for thread in flood:
+        thread.start()
+    try:
+        descriptors, waits = 0, list[float]()
+        for _ in range(10):
+            begun = time.monotonic()
+            assert service.get("health").status_code == 200
+            assert service.post("embed", {"texts": ["a worker"]}, x_api_key="free").status_code == 200
+            waits.append(time.monotonic() - begun)
+            descriptors = max(descriptors, descriptors_of(pid))
+    finally:
+        is_over.set()
+        for thread in flood:
+            thread.join()
+    print(left, waits, descriptors, memory, memory_of(pid))
+    assert left["clients"] > 50
+    # It was 18 and 25 seconds when each of these clients had its texts asked for.
+    assert max(waits) < 10
+    assert sorted(waits)[5] < 3
+    assert descriptors < 400
+    assert memory_of(pid) < memory + (32 << 20)
+
+
+def test_a_key_has_a_bound_on_requests_at_once_and_another_key_goes_on(service: Serving) -> None:
+    address = urlsplit(service.url)
+    begun = b"POST /embed HTTP/1.1\r\nHost: a\r\nx-api-key: free\r\nContent-Length: 100\r\n\r\n"
+    with ExitStack() as stack:
+        for _ in range(16):
+            client = stack.enter_context(socket.create_connection((address.hostname, address.port), 5))
+            client.sendall(begun)
+        refused = eventually(
+            lambda: service.post("embed", {"texts": ["a"]}, x_api_key="free"),
+            lambda seen: seen.status_code == 429,
+        )
+        assert "16 requests under way" in refused.json()["error"]
+        assert service.post("embed", {"texts": ["a"]}).status_code == 200
+    # They have left, and their places are free.
+    eventually(
+        lambda: service.post("embed", {"texts": ["a"]}, x_api_key="free"),
+        lambda seen: seen.status_code == 200,
+    )
+
+
+def test_connections_have_a_bound(service: Serving) -> None:
+    address = urlsplit(service.url)
+    before = descriptors_of(service.process.pid)
+    with ExitStack() as stack:
+        clients = [
+            stack.enter_context(socket.create_connection((address.hostname, address.port), 5))
+            for _ in range(400)
+        ]
+        clients[-1].settimeout(10)
+        assert clients[-1].recv(1000).startswith(b"HTTP/1.1 503 ")
+        assert descriptors_of(service.process.pid) < before + 300
+    eventually(lambda: descriptors_of(service.process.pid), lambda seen: seen < before + 20)
+    assert service.get("health").status_code == 200
+
+
+def test_a_client_that_does_not_read_is_given_up(service: Serving) -> None:
+    address = urlsplit(service.url)
+    body = json.dumps({"texts": ["the worker process"] * 64})
+    request = (
+        f"POST /embed HTTP/1.1\r\nHost: a\r\nx-api-key: gold\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    )
+    before = descriptors_of(service.process.pid)
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((address.hostname, address.port))
+        client.settimeout(1)
+        with suppress(OSError):
+            for _ in range(100):
+                client.sendall(request.encode())
+        eventually(lambda: descriptors_of(service.process.pid), lambda seen: seen <= before, within=40)
+
+
+def eventually(look: Callable[[], T], is_right: Callable[[T], bool], within: float = 10.0) -> T:
+    until = time.monotonic() + within
+    while not is_right(seen := look()):
+        assert time.monotonic() < until, seen
+        time.sleep(0.05)
+    return seen
+
+
 def test_metrics_health_and_readiness(service: Serving) -> None:
     assert service.get("health").json()["process"] == service.process.pid
     ready = service.get("ready").json()
@@ -222,6 +355,91 @@ def test_metrics_health_and_readiness(service: Serving) -> None:
     messages = families["trio_accel_messages"]
     paths = {sample.labels["path"] for sample in messages.samples}
     assert {"search/scheduler", "search/batcher", "search/models"} <= paths
+
+
+def test_why_a_model_was_not_replaced_is_told_to_strangers_by_no_text(service: Serving) -> None:
+    file = service.folder / "v2.safetensors"
+    kept = file.read_bytes()
+    file.write_bytes(b"nonsense")
+    try:
+        refused = service.post("admin/model", {"model": "v2"}, x_api_key=service.admin_key)
+    finally:
+        file.write_bytes(kept)
+    assert refused.status_code == 409
+    assert refused.json() == {"error": "the model was not replaced: the log says why"}
+    assert service.post("embed", {"texts": ["a"]}).json()["model"] == "v1"
+    # A key that is no ASCII is compared, too.
+    strange = {"x-api-key": "\u00e9".encode()}
+    response = httpx2.post(service.url + "admin/model", headers=strange, timeout=20.0, trust_env=False)
+    assert response.status_code == 403
+
+
+OTHER_MODEL = """
+from contextlib import asynccontextmanager
+
+import attrs
+import numpy as np
+import trio_accel as ta
+
+VERSIONS = {"lengths": 1}
+
+
+@attrs.frozen
+class Task:
+    kind: str
+    text: str
+    count: int = 0
+
+
+def kind_of(task):
+    return task.kind
+
+
+def cost_of(task):
+    return 1.0
+
+
+async def make_models(device, folder):
+    pass
+
+
+class Lengths:
+    def __init__(self, scale):
+        self.scale = scale
+
+    def embed(self, lengths):
+        return lengths[:, None] * self.scale
+
+
+@asynccontextmanager
+async def load_model(device, folder, version):
+    scale = await device.put(np.array([2.0, 3.0]))
+    async with ta.open_program(device, Lengths, scale) as program:
+
+        async def model(tasks):
+            lengths = np.array([float(len(task.text)) for task in tasks])
+            return (await (await program.ask(Lengths.embed, lengths)).to_host()).tolist()
+
+        yield model
+
+
+PROBE = Task("embed", "abc")
+
+
+def check(result):
+    if result != [6.0, 9.0]:
+        raise ValueError(result)
+"""
+
+
+def test_another_model_is_one_file(tmp_path: Path) -> None:
+    shutil.copytree(SERVICE, tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("search_words.py", "search_fit.py", "sentences.txt", "README.md", "load.py"):
+        (tmp_path / "copy" / name).unlink()
+    (tmp_path / "copy" / "search_model.py").write_text(OTHER_MODEL, encoding="utf-8")
+    with serving(SERVICE, tmp_path, "--show-errors") as service:
+        response = service.post("embed", {"texts": ["a", "abc"]})
+        assert response.json() == {"model": "lengths", "vectors": [[2.0, 3.0], [6.0, 9.0]]}
 
 
 @pytest.mark.parametrize(
@@ -252,6 +470,67 @@ def test_what_cannot_be_served_is_told_in_a_sentence(
     assert why in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, is_link: bool) -> None:
+    folder = tmp_path / "models"
+    if is_link:
+        folder.symlink_to(tmp_path / "target")
+        (tmp_path / "target").mkdir()
+    else:
+        folder.mkdir()
+    os.chown(folder, 4711, 4711, follow_symlinks=False)
+    assert (
+        refusal(folder) == f"PermissionError: {folder} belongs to user 4711: choose another with --models\n"
+    )
+
+
+def test_a_folder_that_anybody_can_write_to_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    assert (
+        refusal(tmp_path)
+        == f"PermissionError: anybody can write to {tmp_path}: choose another with --models\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("missing", "FileNotFoundError: [Errno 2] No such file or directory: '{folder}/sentences.txt'\n"),
+        (
+            "few",
+            "WeightsError: {folder}/sentences.txt: 2 sentences with 0 words in common are too few to fit\n",
+        ),
+        (
+            "module",
+            "No module named 'search_web': this needs all files of its folder, starlette and hypercorn",
+        ),
+    ],
+)
+def test_a_copy_that_is_not_whole_is_told_in_a_sentence(tmp_path: Path, change: str, why: str) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(SERVICE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / ("search_web.py" if change == "module" else "sentences.txt")).unlink()
+    if change == "damaged":
+        (copy / "models").mkdir(mode=0o700)
+        for version in ("v1", "v2"):
+            (copy / "models" / f"{version}.safetensors").write_bytes(b"nonsense")
+    if change == "few":
+        rows = "".join(f"page\tThe worker process of {number}.\n" for number in range(2))
+        (copy / "sentences.txt").write_text(rows, encoding="utf-8")
+    told = refusal(copy / "models", copy)
+    assert told.startswith(why.format(folder=copy))
+    assert told.count("\n") == 1
+
+
+def refusal(models: Path, source: Path = SERVICE) -> str:
+    command = (sys.executable, str(source / "serve.py"), "--port", "0", "--models", str(models))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
+    assert (done.returncode, done.stdout) == (1, "")
+    return done.stderr
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/", "nonsense", "http://[::1"])

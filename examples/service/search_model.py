@@ -1,148 +1,105 @@
-"""A model of the meaning of sentences: latent semantic analysis (Deerwester and others, 1990).
+"""The model that is served. Another model is another version of this file: the other files use these names.
 
-It is fitted to the sentences of the project's own guide, and kept in a safetensors file: a vector for each
-word and one for each sentence. `SentenceModel` is the program that uses it on a device.
+`Task`, `kind_of` and `cost_of` say what is asked of it, `VERSIONS`, `make_models` and `load_model` where it
+comes from, `PROBE` and `check` whether it may serve. `SentenceModel` is the program on the device.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 import trio
+from search_fit import fit, read_sentences
+from search_words import Vocabulary
 
 import trio_accel as ta
 from trio_accel.programs import Array
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guide"
-# The numbers of a vector, by the version of the model.
-WIDTHS = {"v1": 96, "v2": 192}
-# Words in more than this share of all sentences are left out.
-MOST_COMMON = 0.2
-
-# Words that say nothing of what a sentence is about, and ends that its other forms have.
-FUNCTION_WORDS = """
-an and are as at be been before but by can do does each else every for from had has have he her his how if
-in into is it its just may me more most my no nor not of on one only or other our out over own same she
-should so some such than that the their them then there these they this those through to too under until up
-us was we were what when where which while who whom why will with would you your
-"""
-ENDS = ("ing", "ed", "es", "s", "e")
-
-_SILENT = frozenset(FUNCTION_WORDS.split())
-_WORD = re.compile(r"[a-z][a-z_]+")
-_LEFT_OUT = re.compile(r"```.*?```|<!--.*?-->|^\|.*?$|^#.*?$", re.DOTALL | re.MULTILINE)
-_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+# The numbers of a vector, by the version of the model. The first one serves first.
+VERSIONS = {"v1": 96, "v2": 192}
 
 
 @attrs.frozen
-class Sentence:
-    """A sentence of the guide, and its page."""
+class Task:
+    """What is asked of the model for one text.
 
-    text: str
-    page: str
-
-
-@attrs.frozen
-class Vocabulary:
-    """The words that a model knows, with their numbers."""
-
-    numbers: dict[str, int]
-
-    def known(self, text: str) -> list[int]:
-        """The numbers of the words of a text."""
-        found = [self.numbers.get(word) for word in words_of(text)]
-        return [number for number in found if number is not None]
-
-    def batch(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """The words of several texts as two arrays with a row for each: numbers, and which are there."""
-        rows = [self.known(text) for text in texts]
-        width = max(1, *map(len, rows))
-        numbers = np.zeros((len(rows), width), np.int64)
-        shown = np.zeros((len(rows), width), np.float32)
-        for place, row in enumerate(rows):
-            numbers[place, : len(row)], shown[place, : len(row)] = row, 1.0
-        return numbers, shown
-
-
-def words_of(text: str) -> list[str]:
-    """The words of a text that say what it is about, without their ends."""
-    return [stem_of(word) for word in _WORD.findall(text.lower()) if word not in _SILENT]
-
-
-def stem_of(word: str) -> str:
-    """A word without its end: "killed" and "kills" are one word."""
-    for end in ENDS:
-        if word.endswith(end) and len(word) >= len(end) + 4 and not word.endswith("ss"):
-            return word.removesuffix(end)
-    return word
-
-
-def read_sentences(folder: Path = GUIDE) -> list[Sentence]:
-    """The sentences of all pages of the guide, without tables and code."""
-    found: dict[str, Sentence] = {}
-    for page in sorted(folder.glob("*.md")):
-        text = _LINK.sub(r"\1", _LEFT_OUT.sub("\n\n", page.read_text(encoding="utf-8")))
-        for paragraph in re.split(r"\n\s*\n|\n\* ", text):
-            plain = " ".join(paragraph.replace("**", "").replace("`", "").split())
-            for sentence in re.split(r"(?<=[.!?]) (?=[A-Z])", plain):
-                if 4 <= len(sentence.split()) <= 60:
-                    found.setdefault(sentence, Sentence(sentence, page.stem))
-    return list(found.values())
-
-
-async def fit(device: ta.Device, folder: Path, sentences: Sequence[Sentence]) -> None:
-    """Fit models of all widths on a device, and write them to files.
-
-    Each sentence is a row of weighted word counts. The directions in which the rows differ most are
-    eigenvectors of their Gram matrix, and a word's vector is its row of these.
+    Attributes:
+        kind: Whether its vector is wanted, or the nearest sentences.
+        text: The text.
+        count: How many sentences.
     """
-    counts = [Counter(words_of(sentence.text)) for sentence in sentences]
-    spread = Counter(word for row in counts for word in row)
-    # A word of one sentence relates to nothing, and one of many says nothing.
-    words = [word for word in spread if 2 <= spread[word] <= MOST_COMMON * len(counts)]
-    vocabulary = Vocabulary({word: number for number, word in enumerate(words)})
-    rarity = np.log(len(counts) / np.array([spread[word] for word in words]))
-    numbers, shown = vocabulary.batch([sentence.text for sentence in sentences])
-    rows = np.zeros((len(counts), len(words)))
-    np.add.at(rows, (np.arange(len(rows))[:, None], numbers), shown)
-    rows = np.log1p(rows) * rarity
-    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
-    there = await device.put(rows.astype(np.float32))
-    _, vectors = await ta.linalg.eigh(await ta.linalg.matmul(there.T, there))
-    directions = await vectors.to_host()
-    text = {
-        "words": json.dumps(words),
-        "sentences": json.dumps([(sentence.text, sentence.page) for sentence in sentences]),
-    }
-    for version, width in WIDTHS.items():
-        table = (directions[:, -width:] * rarity[:, None]).astype(np.float32)
-        corpus = (shown[:, :, None] * table[numbers]).sum(1)
-        corpus /= np.maximum(np.linalg.norm(corpus, axis=1, keepdims=True), 1e-12)
-        arrays = {"table": await device.put(table), "corpus": await device.put(corpus)}
-        await ta.weights.save(file_of(folder, version), arrays, metadata=text)
+
+    kind: Literal["embed", "similar"]
+    text: str
+    count: int = 0
 
 
-def file_of(folder: Path, version: str) -> Path:
-    """Where a model is."""
-    return folder / f"{version}.safetensors"
+def kind_of(task: Task) -> str:
+    """Tasks of one kind go through the model together."""
+    return task.kind
+
+
+def cost_of(task: Task) -> float:
+    """What a task takes of its tenant's share."""
+    return max(1, len(task.text.split()))
 
 
 async def make_models(device: ta.Device, folder: Path) -> None:
     """Fit the models, unless they are in the folder already."""
-    await trio.Path(folder).mkdir(parents=True, exist_ok=True)
-    for version in WIDTHS:
-        if not await trio.Path(file_of(folder, version)).exists():
-            await fit(device, folder, await trio.to_thread.run_sync(read_sentences))
-            return
+    files = {folder / f"{version}.safetensors": width for version, width in VERSIONS.items()}
+    if not all([await trio.Path(file).exists() for file in files]):
+        await fit(device, files, await trio.to_thread.run_sync(read_sentences))
+
+
+@asynccontextmanager
+async def load_model(
+    device: ta.Device, folder: Path, version: str
+) -> AsyncGenerator[Callable[[list[Task]], Awaitable[list[Any]]], None]:
+    """Open a model as a program: an async function of tasks of one kind, which returns their results."""
+    weights = await ta.weights.load(device, folder / f"{version}.safetensors", packed=True)
+    words, sentences = [json.loads(weights.metadata[name]) for name in ("words", "sentences")]
+    vocabulary = Vocabulary({word: number for number, word in enumerate(words)})
+    arrays = weights["table"], weights["corpus"]
+    async with ta.open_program(device, SentenceModel, *arrays, name=version) as program:
+        yield partial(_results, program, vocabulary, sentences)
+
+
+async def _results(
+    program: ta.programs.Program[SentenceModel],
+    vocabulary: Vocabulary,
+    sentences: Sequence[tuple[str, str]],
+    tasks: list[Task],
+) -> list[Any]:
+    words, shown = vocabulary.batch([task.text for task in tasks])
+    if tasks[0].kind == "embed":
+        vectors = await (await program.ask(SentenceModel.embed, words, shown)).to_host()
+        return [vector.tolist() for vector in vectors]
+    most = min(max(task.count for task in tasks), len(sentences))
+    found = await program.ask(SentenceModel.similar, words, shown, most)
+    numbers, cosines = [(await array.to_host()).tolist() for array in found]
+    return [
+        [(*sentences[place], cosine) for place, cosine in zip(places, row, strict=True)][: task.count]
+        for task, places, row in zip(tasks, numbers, cosines, strict=True)
+    ]
+
+
+# The nearest sentence of this text is one that is near.
+PROBE = Task("similar", "the worker process was killed", 1)
+
+
+def check(result: Any) -> None:
+    """Raise unless this is a right result of `PROBE`: then the model must not serve."""
+    ((_, _, cosine),) = result
+    if not 0.3 < cosine <= 1.001:
+        raise ValueError(f"the nearest sentence has a cosine of {cosine:.2f}")
 
 
 class SentenceModel:

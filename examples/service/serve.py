@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import signal
+import stat
 import sys
 import tempfile
 from contextlib import AsyncExitStack
@@ -14,16 +15,22 @@ from pathlib import Path
 from typing import cast
 
 import trio
-from search_http import serve_http
-from search_model import make_models
-from search_service import open_service
-from search_web import application
 
 import trio_accel as ta
 
+try:
+    from search_batch import open_service
+    from search_http import serve_http
+    from search_model import make_models
+    from search_web import application
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"{error}: this needs all files of its folder, starlette and hypercorn ('trio_accel[dashboard]')"
+    ) from None
+
 MODELS = Path(tempfile.gettempdir()) / f"trio_accel_service_{os.getuid()}"
 KEYS = {"gold": 3.0, "free": 1.0}
-KNOWN = (ta.AccelError, ta.ActorError, OSError)
+KNOWN = (ta.AccelError, ta.ActorError, ta.weights.WeightsError, OSError)
 
 
 def options() -> argparse.Namespace:
@@ -45,6 +52,7 @@ def options() -> argparse.Namespace:
         "--models", type=Path, default=MODELS, help=f"folder of the models (default: {MODELS})"
     )
     parser.add_argument("--dashboard", action="store_true", help="serve the dashboard, too")
+    parser.add_argument("--show-errors", action="store_true", help="tell clients the texts of exceptions")
     return parser.parse_args()
 
 
@@ -111,13 +119,14 @@ async def main(arguments: argparse.Namespace) -> None:
         if arguments.dashboard:
             print("dashboard:", (await enter(ta.open_dashboard(system))).url, flush=True)
         device = await enter(system.open_device(arguments.device, options=device_options))
+        make_folder(arguments.models)
         await make_models(device, arguments.models)
         service = await enter(
             open_service(
                 system, device, arguments.models, dict(arguments.key or KEYS.items()), rate=arguments.rate
             )
         )
-        app = application(service, recorder, admin_key)
+        app = application(service, recorder, admin_key, show_errors=arguments.show_errors)
         port = listener.socket.getsockname()[1]
         stop = trio.Event()
         async with trio.open_nursery() as nursery:
@@ -130,6 +139,17 @@ async def main(arguments: argparse.Namespace) -> None:
             )
             await stop.wait()
             print("ending: requests that were begun are served", flush=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of the models, unless it is there; others must not be able to put models into it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Of a link, both its own owner and that of the folder count.
+    for status in (folder.lstat(), folder.stat()):
+        if status.st_uid not in {0, os.getuid()}:
+            raise PermissionError(f"{folder} belongs to user {status.st_uid}: choose another with --models")
+    if folder.stat().st_mode & stat.S_IWOTH:
+        raise PermissionError(f"anybody can write to {folder}: choose another with --models")
 
 
 async def wait_for_signal(stop: trio.Event) -> None:

@@ -26,10 +26,10 @@ from ...backends.base.fast_paths import current_fast_paths
 from ..base._errors import FailureClass, classify
 from ..operations._operation import Launch
 from ._engine import Engine
+from ._enqueuer import ThreadedCall
 from ._in_flight import Reply
 from ._rendezvous import Part, PartLaunch, check_part
 from ._stream_queues import MOST_ON_A_STREAM, StreamQueue
-from ._threaded import ThreadedCall
 
 __all__ = ["LibraryActor", "OwnSupervision"]
 
@@ -202,7 +202,7 @@ class LibraryActor(Actor):
     async def launch_part(self, message: PartLaunch) -> DeferredReply[None]:
         """Enqueue a part of an operation that spans devices, together with the other parts."""
         gate, kernels, queue = self._gate, self._kernels, self._queue
-        part = Part(message, kernels, queue, self.context, gate, self._enqueuer, self._completer)
+        part = Part(message, kernels, queue, self.context, self._engine)
         try:
             prepare = check_part(message, kernels)
             if prepare is not None:

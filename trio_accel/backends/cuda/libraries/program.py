@@ -25,11 +25,11 @@ from ...base.ops import (
     ProgramReturn,
 )
 from ...base.programs import ProgramHost
-from ..kit._call import Call
 from ..kit._device import LibraryDevice
-from ..kit._library import CudaLibrary
+from ..kit._library import Call, CudaLibrary
 from ..runtime._current_streams import CurrentStreams, loaded
-from ..runtime._program_array import ProgramArray, described, foreign_array
+from ..runtime._export import ProgramArray
+from ..runtime._foreign import described, foreign_array
 from ..runtime._stream import CudaStream
 
 __all__ = ["ProgramLibrary"]

@@ -1,0 +1,100 @@
+"""Serve a model. Ask it by `curl -d '[3, 4]' http://127.0.0.1:8000/predict`; Ctrl-C ends it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import trio
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+import trio_accel as ta
+from trio_accel.patterns import Batcher, Call, Deadline
+from trio_accel.programs import Array
+
+CENTRES = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
+OPTIONS = ta.DeviceOptions(isolation="process", stuck_after=10.0, retry=1, spares=1, close_grace=1.0)
+Predictions = Batcher[list[float], Array]
+
+
+class Distances:
+    """The model: a class of your own. Its arrays outlive the process that it runs in."""
+
+    def __init__(self, centres: Array) -> None:
+        self.centres = centres
+
+    def predict(self, points: Array) -> Array:
+        """How far each point is from each centre: a row for each point."""
+        return ((points[:, None] - self.centres) ** 2).sum(axis=2) ** 0.5
+
+
+async def predict(batcher: ta.Ref[Predictions], request: Request) -> JSONResponse:
+    """Answer one request by its deadline."""
+    body = b""
+    try:
+        with Deadline.from_header(request.headers.get("x-deadline"), at_most=5.0).scope():
+            async for part in request.stream():
+                body += part
+                if len(body) > 500:
+                    return JSONResponse({"error": "the body has more than 500 bytes"}, 413)
+            x, y = json.loads(body)
+            distances = await batcher.ask(Call([float(x), float(y)]))
+            return JSONResponse({"distances": distances.tolist()})
+        return JSONResponse({"error": "the deadline has passed"}, 504)
+    except (ValueError, TypeError, OverflowError, ClientDisconnect):
+        return JSONResponse({"error": "send two numbers, such as [3, 4]; x-deadline has seconds"}, 400)
+    except (ta.AccelError, ta.ActorError):
+        return JSONResponse({"error": "try again"}, 503, {"Retry-After": "1"})
+
+
+async def main(port: int) -> None:
+    """Serve until Ctrl-C."""
+    listeners = await trio.open_tcp_listeners(port, host="127.0.0.1")
+    async with ta.open_system("demo") as system, system.open_device("cpu", options=OPTIONS) as device:
+        program = await ta.open_program(device, Distances, await device.put(CENTRES))
+
+        async def model(points: list[list[float]]) -> Array:
+            return await (await program.ask(Distances.predict, np.array(points))).to_host()
+
+        async def health(request: Request) -> JSONResponse:
+            return JSONResponse({"status": "alive", "generation": device.generation})
+
+        batcher = await system.spawn(Predictions, model, capacity=1000, overflow=ta.Overflow.REJECT)
+        routes = [Route("/predict", partial(predict, batcher), methods=["POST"]), Route("/health", health)]
+        serve = partial(serve_client, Starlette(routes=routes), trio.CapacityLimiter(256))
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.serve_listeners, serve, listeners)
+                print(f"serving on port {listeners[0].socket.getsockname()[1]}", flush=True)
+                await anext(signals)
+                nursery.cancel_scope.cancel()
+
+
+async def serve_client(app: Starlette, places: trio.CapacityLimiter, stream: trio.SocketStream) -> None:
+    """Serve one client by HTTP. What it sends can end no other connection."""
+    http = import_module("hypercorn.trio.tcp_server")
+    wrapped = import_module("hypercorn.app_wrappers").ASGIWrapper(app)
+    async with stream:
+        if places.available_tokens > 0:
+            with suppress(Exception):
+                async with places:
+                    await http.TCPServer(wrapped, http.Config(), http.WorkerContext(None), {}, stream)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, default=8000, help="0 for any (default: 8000)")
+    try:
+        # Workers import the model by the name of this file.
+        trio.run(import_module(Path(__file__).stem).main, parser.parse_args().port)
+    except OSError as error:
+        raise SystemExit(str(error)) from None
