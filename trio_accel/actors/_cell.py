@@ -32,7 +32,7 @@ _MIN_UNWIND = 0.1
 
 
 class CellState(enum.StrEnum):
-    """What an actor is doing, as the tree shows it."""
+    """State of an actor, as the tree shows it."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -52,7 +52,7 @@ class Terminated:
     Attributes:
         path: Path of the actor.
         reason: Why it ended, in words.
-        error: What its last incarnation failed with, also if it was stopped before the next could
+        error: Error of its last incarnation, also if it was stopped before the next could
             start; None if that was stopped or ended by itself.
     """
 
@@ -109,11 +109,11 @@ class Cell:
 
     @property
     def awaited(self) -> Envelope | AwaitedStart | None:
-        """What another may be waiting for that the running task works on: a message, or the actor's start."""
+        """The work of the running task that another actor may wait for: a message, or the actor's start."""
         return self.current or self.gate.awaited_start
 
     def check(self, message: AnyMessage, base: type, verb: str) -> Handler:
-        """Find the handler of a message; refuse one that there is none for, or that is sent the wrong way."""
+        """Find the handler of a message; refuse one without a handler, or that is sent the wrong way."""
         if thread_ident() != self.system.thread:
             self.check_run(verb)
         handler = self.handlers.get(type(message))
@@ -329,7 +329,7 @@ class Cell:
             )
 
     def cause_of(self, error: BaseException) -> BaseException:
-        """What an asker is told that its request has ended with: of a cancellation, why it was cancelled."""
+        """Return the cause that an asker is told: of a cancellation, the reason of it."""
         if not any(isinstance(leaf, trio.Cancelled) for leaf in leaves(error)):
             return error
         if self._cancel_reason is not None:

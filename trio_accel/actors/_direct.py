@@ -52,7 +52,7 @@ class DirectReply(Waiter):
 
         Args:
             context: The actor's, to which this belongs from now on, as a reply that is deferred does.
-            error: What the actor crashes with over it; the asker is told so.
+            error: The error that the actor crashes with over it; the asker is told so.
         """
         cell = context._cell  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # as in `idle_actor`
         outcomes = self.outcomes = cell.outcomes

@@ -58,7 +58,7 @@ class Life:
                     if not await self._supervisor.next_incarnation(cell, error):
                         break
         except BaseException as escalated:
-            # What the supervisor fails with is caused by what this actor failed with.
+            # The supervisor's error has this actor's error as its cause.
             error = error or single(escalated)
             raise
         finally:

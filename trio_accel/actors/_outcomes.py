@@ -1,4 +1,4 @@
-"""What becomes of the messages of an actor, over all its incarnations; replies that are given later."""
+"""Outcomes of an actor's messages, over all its incarnations; and replies that are given later."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class Outcomes:
         )
 
     def measured(self, meter: Meter, message: AnyMessage) -> Measured:
-        """Who measures messages of this type for this actor."""
+        """Meters of this actor's messages, by type."""
         if meter is not self._meter:
             self._meter = meter
             self._measured = {}

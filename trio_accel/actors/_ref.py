@@ -69,7 +69,7 @@ class Ref(Generic[ActorT_co]):
         do the asks of the handler.
 
         Args:
-            request: What to ask.
+            request: The request.
             abandon_on_cancel: When cancelled, return at once and leave a running request to itself. Its
                 handler has no deadline.
 
@@ -132,11 +132,11 @@ class Ref(Generic[ActorT_co]):
     ) -> Posted:
         """Send a request without waiting; its outcome comes to a callback.
 
-        It waits its turn in the mailbox like that of an asker, whatever the capacity: who posts limits
-        how many.
+        It waits its turn in the mailbox like that of an asker, whatever the capacity: the poster limits the
+        number.
 
         Args:
-            request: What to ask.
+            request: The request.
             on_done: Called once, on the Trio thread, from the middle of the runtime: it must be quick
                 and must not raise. With `at_once` it may be called before this returns.
             at_once: Serve it here and now, if the actor has nothing else to do and the handler need not
@@ -172,13 +172,13 @@ class Ref(Generic[ActorT_co]):
     async def tell(self, message: Message[ActorT_co], /) -> None:
         """Send a message without a reply; waits for room in the mailbox.
 
-        What happens to it afterwards goes to the actor's supervisor alone. Cancelled while it
+        Only the actor's supervisor hears of an error of it. Cancelled while it
         waits, the message is not sent.
 
         Raises:
             ActorStoppedError: The actor has ended.
             MailboxFullError: Refused by the overflow policy ``reject``; or there is no room, and the actor
-                cannot make any while it waits for the sender: it tells itself, or asked who tells it.
+                cannot make any while it waits for the sender: it tells itself, or has asked the sender.
             TypeError: The actor has no handler for it.
         """
         await trio.lowlevel.checkpoint_if_cancelled()

@@ -35,7 +35,7 @@ ModelOfBatches: TypeAlias = Model[list[ItemT], BatchResults[ResultT]]
 
 @attrs.frozen(kw_only=True)
 class BatcherStatistics:
-    """What a `Batcher` has counted since its incarnation began: the reply of `GetStatistics`.
+    """Counts of a `Batcher` since its incarnation began: the reply of `GetStatistics`.
 
     ``requests == waiting + in_flight + answered + failed + cancelled + refused``, at any time.
 
@@ -94,11 +94,11 @@ class Batcher(Servant[ItemT, ResultT]):
     the program works. A call may be executed several times for that: use ``splits=0`` where that does harm.
     The parts take the place of the batch in `max_in_flight`.
 
-    Some errors are of no call: a lost context that the batch is not to blame for, a lost device, or an actor
-    that crashed (see `may_be_one_request`).
-    All calls of the batch get such an error at once, and nothing is executed again. The same is so for a
-    model that returns too few or too many results (`ModelOutputError`). Errors go to the askers, as
-    they are; the actor lives on. A model that knows which item is bad returns ``outcome.Error(error)`` in its
+    Some errors are not those of one call: a lost context that the batch is not to blame for, a lost device,
+    or an actor that crashed (see `may_be_one_request`). All calls of the batch get such an error at once, and
+    nothing is executed again. The same is so for a model that returns too few or too many results
+    (`ModelOutputError`). Errors go to the askers, as they are; the actor lives on. A model that knows which
+    item is bad returns ``outcome.Error(error)`` in its
     place: the others are not executed again.
 
     ``stop(drain=True)`` waits for all calls. If the incarnation ends otherwise, the calls of running batches
@@ -118,14 +118,14 @@ class Batcher(Servant[ItemT, ResultT]):
         cost: The cost of an item, at least 0, such as its tokens or bytes.
         max_cost: The highest cost of a batch. A call whose item costs more fails alone, with `ValueError`.
         capacity: The most calls that wait for a batch; no bound without it, as each asker waits in any case.
-        overflow: What happens beyond that. ``REJECT`` and ``DROP_NEWEST``: the call is refused with
+        overflow: Rule beyond that. ``REJECT`` and ``DROP_NEWEST``: the call is refused with
             `MailboxFullError`; ``DROP_OLDEST``: the one is that has waited for longest. ``WAIT`` goes without
             a `capacity`.
         splits: How often a batch is halved of which no part has succeeded; 0: it fails as a whole.
         divides: Whether an error may be that of one call, so that it is worth while to halve the batch.
 
     Raises:
-        TypeError, ValueError: An argument that is none of these.
+        TypeError, ValueError: An argument is of another type, or out of range.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class Batcher(Servant[ItemT, ResultT]):
         return reply
 
     def statistics(self) -> BatcherStatistics:
-        """What it has counted since its incarnation began."""
+        """Return the counts since its incarnation began."""
         running = (entry for run in self._running for entry in run.entries)
         return BatcherStatistics(
             waiting=self._queue.count,
@@ -281,7 +281,7 @@ class Batcher(Servant[ItemT, ResultT]):
             self._nursery.start_soon(self._run_batches)
 
     async def _run_batches(self) -> None:
-        """Lead, run the batch, and lead again if nobody else does; parked while there is nothing to do."""
+        """Lead, run the batch, and lead again if no other runner does; parked when idle."""
         while True:
             entries = await self._next_batch()
             self._is_led = False

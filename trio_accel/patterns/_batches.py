@@ -51,12 +51,12 @@ class Entry(Generic[ItemT, ResultT]):
     """A request that waits, or is in a batch.
 
     Attributes:
-        item: What the model is given.
+        item: The model's input.
         arrived: When it came.
         key: Requests of one key go together.
         cost: Its part of the cost of a batch.
-        reply: Where its outcome goes.
-        on_leave: What its batch wants to hear of; None while it is in none.
+        reply: Takes its outcome.
+        on_leave: Called when its asker leaves the batch; None while it is in no batch.
     """
 
     item: ItemT
@@ -197,12 +197,12 @@ def _arrived(entry: Entry[ItemT, ResultT]) -> float:
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
-# What is lost is lost for the whole batch, whatever its requests are.
+# A loss is that of the whole batch, whatever its requests are.
 _OF_ALL = (ActorError, CompletionTimeoutError, ContextPoisonedError, DeviceLostError, QueueFullError)
 
 
 class BatchResults(Protocol[ResultT_co]):
-    """What a model of batches returns: a list, a NumPy array or an `AccelRef`, among others."""
+    """Result of a model of batches: a list, a NumPy array or an `AccelRef`, among others."""
 
     def __len__(self) -> int:
         """As many as there were items."""
@@ -246,7 +246,7 @@ class Blame:
 
 @attrs.define
 class Counts:
-    """What is counted of all batches.
+    """Counts of all batches.
 
     Attributes:
         requests: Calls that came.

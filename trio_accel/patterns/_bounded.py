@@ -1,4 +1,4 @@
-"""What is remembered of the outside in bounded memory: states by key, and counts of the last seconds."""
+"""Bounded memory for keys and events from outside: states by key, and counts of the last seconds."""
 
 from __future__ import annotations
 

@@ -61,11 +61,11 @@ class Deadline:
 
     @classmethod
     def from_header(cls, text: str | None, *, at_most: float = math.inf) -> Deadline:
-        """The deadline that a header with seconds says, such as ``"1.5"``.
+        """Read a deadline from a header with seconds, such as ``"1.5"``.
 
         Args:
             text: Value of the header; None where there is none.
-            at_most: Seconds that are granted whatever the header says, and without one.
+            at_most: The most seconds that are granted, also without a header.
 
         Raises:
             ValueError: The text is no plain decimal number, or too long.

@@ -90,7 +90,7 @@ class QueueFull(Exception):  # noqa: N818  # it never leaves the scheduler, whic
 
 @attrs.define(eq=False)
 class _Flow(Generic[ValueT]):
-    """What is known of a tenant.
+    """State of a tenant.
 
     Attributes:
         tenant: Its key.
@@ -116,9 +116,9 @@ class Queued(Generic[ValueT]):
     """A request in the queue.
 
     Attributes:
-        value: What was put.
-        flow: Whose it is.
-        cost: What it costs.
+        value: The value that was put.
+        flow: State of its tenant.
+        cost: Its cost.
         weight: Weight of its tenant at its arrival.
         number: Place among all arrivals.
         arrived_at: Virtual time of its arrival.
@@ -235,7 +235,7 @@ class FairQueue(Generic[ValueT]):
                 continue
             entry = flow.head
             if entry.number != number:
-                # What was in front has gone, so this one may have a later place.
+                # The request in front has gone, so the next one may have a later place.
                 heapq.heapreplace(heads, self._place(entry))
                 continue
             self._take(start, entry)
@@ -273,7 +273,7 @@ class FairQueue(Generic[ValueT]):
         if not self.queued and not self.in_flight:
             self._period += 1
             self._virtual = 0
-            # What is left there is of the period that ended.
+            # The entries that are left are of the period that ended.
             self._drop_stale()
 
     def _drop_stale(self) -> None:

@@ -108,7 +108,7 @@ class Swapped:
 
 @attrs.frozen(kw_only=True)
 class HotSwapStatistics(CallStatistics):
-    """What a `HotSwap` has done since its incarnation began, and what became of the requests.
+    """Counts of a `HotSwap` since its incarnation began: swaps and requests.
 
     Attributes:
         version: The model that serves.
@@ -166,7 +166,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
 
     `Swap` loads the next model beside the old one, sends it the items of `warm_up`, and tries it with
     `probe`. If any of that fails, or the asker of `Swap` is cancelled, it is closed again, and the old one
-    serves on. Otherwise it serves all requests from the switch on. The old one finishes what it has begun,
+    serves on. Otherwise it serves all requests from the switch on. The old one finishes its requests,
     and is closed. So each request is served by one model, and no later one by an older model than an earlier
     one.
 
@@ -184,7 +184,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         drain_for: Seconds that an old model has for its last requests.
 
     Raises:
-        TypeError: The deployment is none, or the probe is no function.
+        TypeError: `deployment` is no `Deployment`, or the probe is no function.
         ValueError: `drain_for` is not above 0.
         Exception: The error of loading, warming up or probing the first model.
     """

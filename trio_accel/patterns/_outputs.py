@@ -1,4 +1,4 @@
-"""What models return: brought to the host, checked, and drawn from."""
+"""Results of models: brought to the host, checked, and drawn from."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class ModelOutputError(ValueError):
 
 
 async def host_array(what: str, result: object) -> NDArray[Any]:
-    """Bring what a model returned to the host, as an array of numbers.
+    """Bring a model's result to the host, as an array of numbers.
 
     Args:
-        what: What returned it, for the error.
+        what: Name of the model in the error.
         result: An array of a device, or anything that NumPy takes.
 
     Raises:
@@ -42,7 +42,7 @@ async def real_rows(what: str, result: object, shape: tuple[int, int | None]) ->
     """Bring rows of real numbers to the host, in float64.
 
     Args:
-        what: What returned them, for the error.
+        what: Name of the model in the error.
         result: An array of a device, or anything that NumPy takes.
         shape: Rows, and columns if they are known.
 
@@ -82,7 +82,7 @@ def softmax(what: str, logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 Rows = NDArray[np.float64]
 
-# What the probabilities of a model may be off by: a softmax in float16 is off by less.
+# Tolerance of the sum of a model's probabilities: a softmax in float16 is off by less.
 _SUM_TOLERANCE = 1e-2
 
 
@@ -93,7 +93,7 @@ async def scores_of(
 
     Args:
         what: The model, for the error.
-        result: What it returned.
+        result: Its result.
         count: How many distributions it was asked for.
         vocabulary: How many tokens other results of this request have distinguished; None for the first.
         are_logits: Whether they are logits, not probabilities.
@@ -196,8 +196,8 @@ class Sampler:
 
 
 def _residual(p: Rows, q: Rows) -> Rows:
-    """What the verifier has more than the draft; not normalised."""
+    """The verifier's probabilities less the draft's, where positive; not normalised."""
     excess = p - q
     np.maximum(excess, 0, out=excess)
-    # There is none only if the two are equal but for rounding.
+    # It is zero everywhere only if the two are equal but for rounding.
     return excess if excess.any() else p

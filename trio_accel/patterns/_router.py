@@ -36,10 +36,10 @@ class NoReplicaError(ActorStoppedError):
 
 @attrs.frozen(kw_only=True)
 class RouterStatistics(CallStatistics):
-    """What became of the requests of a `Router`, `ReplicaPool` or `Pool`.
+    """Counts of the requests of a `Router`, `ReplicaPool` or `Pool`.
 
     Attributes:
-        replicas: What became of those that each replica got, in order.
+        replicas: Counts of each replica, in order.
         rerouted: How often a request went on to another replica, because one had refused it unexecuted.
     """
 
@@ -66,7 +66,7 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
 
     Raises:
         ValueError: There are no models.
-        TypeError: What was given is no model.
+        TypeError: A replica is no model.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
 
         Raises:
             NoReplicaError: All models have ended for good.
-            TypeError: The key of the item is none.
+            TypeError: The key of the item is of another type than keys may have.
             Exception: The error of the model.
         """
         return await self._send(item, [])
@@ -97,7 +97,7 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
         """Ask models until one does not refuse.
 
         Args:
-            item: What they are asked.
+            item: The item.
             asked: Models that are left out; those that were asked are added.
         """
         refusal: ActorError | None = None
@@ -125,17 +125,17 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
         return self._by.choose(item, candidates) if candidates else None
 
     def statistics(self) -> RouterStatistics:
-        """What became of the requests."""
+        """Return the counts of the requests."""
         replicas = tuple(member.statistics() for member in self._members)
         return RouterStatistics(**attrs.asdict(self._tally), replicas=replicas, rerouted=self._rerouted)
 
 
 Key: TypeAlias = str | bytes | int
-"""What requests are routed by: equal keys have equal places, in every process."""
+"""Types of keys: equal keys have equal places, in every process."""
 
 
 class Candidate(Protocol):
-    """What a routing knows of a replica."""
+    """A replica as a routing sees it."""
 
     @property
     def name(self) -> str:
@@ -262,7 +262,7 @@ class Replica(Generic[ItemT, ResultT]):
     whether it works.
 
     Attributes:
-        model: What does the work.
+        model: The model.
         device: The device without which it cannot; it is skipped while that has no context.
     """
 
@@ -272,7 +272,7 @@ class Replica(Generic[ItemT, ResultT]):
 
 @attrs.frozen(kw_only=True)
 class ReplicaStatistics(CallStatistics):
-    """What became of the requests that one replica got.
+    """Counts of the requests of one replica.
 
     Attributes:
         name: The replica.
@@ -291,11 +291,11 @@ class Member(Generic[ItemT, ResultT]):
 
     Attributes:
         name: Its name, by which keys find it.
-        model: What it is asked by.
+        model: Its callable.
         ref: Its actor, if it is one.
         device: The device that it depends on, if any.
         turn: Number of the last request that it got.
-        tally: What became of its requests.
+        tally: Counts of its requests.
     """
 
     name: str
@@ -333,7 +333,7 @@ class Member(Generic[ItemT, ResultT]):
             return await self.model(item)
 
     def statistics(self) -> ReplicaStatistics:
-        """What became of its requests."""
+        """Return the counts of its requests."""
         return ReplicaStatistics(
             name=self.name,
             is_available=self.is_available,
@@ -352,7 +352,7 @@ def make_members(
 
     Raises:
         TypeError: It is neither a mapping nor a sequence, or one of them is no model.
-        ValueError: There is none.
+        ValueError: There are no models.
     """
     if not isinstance(given, Mapping | Sequence):
         raise TypeError(

@@ -144,7 +144,8 @@ class OutcomePolicy:
     ) -> list[RemoteRequest]:
         """Fail requests whose library was being opened at repeated losses with nothing in flight.
 
-        The import of a module may end the process: it would end all workers, and so the device for all its users.
+        The import of a module may end the process: it would end all workers, and so the device for all of its
+        users.
         """
         left: list[RemoteRequest] = []
         for request in requests:
@@ -280,8 +281,8 @@ class OutcomePolicy:
 
 def _has_begun(request: RemoteRequest, link: WorkerLink) -> bool:
     """Whether a worker had begun with an operation."""
-    # D58: the worker writes a request's number to its library's word before the launch, and a library launches
-    # in the order of numbers. So the word tells what was begun, even of a killed worker.
+    # D58: the worker writes a request's number to its library's word before the launch, and a library
+    # launches in the order of numbers. So the word tells what was begun, even of a killed worker.
     return isinstance(request, OperationRequest) and request.number <= link.started(request.library)
 
 
