@@ -168,7 +168,7 @@ class Kernel:
 
     @property
     def definition(self) -> KernelDefinition:
-        """What it is made of."""
+        """Definition of the kernel."""
         return self._definition
 
     def launch(self, *arguments: Operand | complex, **named: Operand | complex) -> LaunchKernel:
@@ -269,7 +269,7 @@ class _Taken:
     """The arguments of a launch, as they are taken one by one.
 
     Attributes:
-        values: What rules get, by name.
+        values: Arguments of rules, by name.
         read: Arrays that are read.
         updated: Arrays that are changed in place.
         written: Arrays that are written; None for one that is to be made.

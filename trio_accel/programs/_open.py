@@ -96,12 +96,12 @@ def open_program(
     """Open a class of your own as a program on a device: ``await``, or ``async with``, which closes it.
 
     The class is made where the device's context is, in a worker process if there is one, and again after each
-    loss of that context. What it holds in arrays of the device survives; everything else is made anew by its
+    loss of that context. Its arrays of the device survive; everything else is made anew by its
     constructor, and by its method `warm_up` if it has one. Its other methods are called by `Program.ask`. A
     function is a program without state.
 
     Args:
-        device: Where it runs.
+        device: The device.
         program: A class or function at the level of a module that the worker can import.
         args: Arguments of the constructor: arrays of the device, NumPy arrays, which are copied there first,
             None, numbers, strings, bytes, and dicts, lists and tuples of these.
@@ -198,7 +198,7 @@ class Plan:
         library = f"{PATH}?{definition.encode()}"
         changed = {array.ref.block for array in arrays if array.parameter in updated}
         refs = [array.ref for array in arrays]
-        # With the arrays of the device in place of NumPy's: whoever makes it again means these.
+        # With the arrays of the device in place of NumPy's: a reset that keeps them means these.
         kept = {parameter: build(tree, refs) for parameter, tree in trees.items()}
 
         async def start() -> Opened:
@@ -284,7 +284,7 @@ class Plan:
 
 @contextmanager
 def _frozen(block: Any, name: str) -> Generator[None, None, None]:
-    """Let nobody write to a block meanwhile, or release it."""
+    """Refuse writes to a block meanwhile, and its release."""
     block.frozen_by += (name,)
     try:
         yield
@@ -360,11 +360,11 @@ def _check_name(name: object) -> str | None:
 
 
 def _import_path(target: Any, asked_by: str) -> str:
-    """Where another process finds a class or function.
+    """Return the import path of a class or function.
 
     Raises:
-        TypeError: It is none.
-        ValueError: No other process finds it.
+        TypeError: It is neither.
+        ValueError: Another process would not find it.
     """
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if not (callable(target) and isinstance(module, str) and isinstance(name, str)):

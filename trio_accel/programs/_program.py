@@ -43,10 +43,10 @@ _MOST_PARKED = 1024
 
 @attrs.frozen(eq=False, kw_only=True)
 class Opened:
-    """What was opened.
+    """An opened program.
 
     Attributes:
-        device: Where it runs.
+        device: The device.
         name: Its name in the tree.
         target: The class or function.
         library: Import path of its actor, with its definition.
@@ -112,7 +112,7 @@ class OpenProgram:
         self._methods: dict[object, tuple[Method, Sequence[StateArray]]] = {}
         self._slots = itertools.count()
         self._expectations = Expectations()
-        # Of results that nobody fetches.
+        # Slots of results that are not wanted.
         self._left: set[int] = set()
         self._asking = 0
         self._idle = trio.Event()
@@ -168,8 +168,8 @@ class OpenProgram:
         """End the program, and let go of its arrays, once it has served what it was asked.
 
         If this is cancelled, it does not wait for that. Its actor ends, in workers that stand ready too, and
-        no later context makes it again. The arrays that it was opened with are given back if nobody else
-        refers to them. Closing it twice does nothing.
+        no later context makes it again. The arrays that it was opened with are given back if there are no
+        other references to them. Closing it twice does nothing.
         """
         was_closed, self._is_closed = self._is_closed, True
         if was_closed:
@@ -187,7 +187,7 @@ class OpenProgram:
             opened.on_close()
 
     async def _wait_idle(self) -> None:
-        """Wait until nobody asks; only who has the turn does."""
+        """Wait until no call is open; only the task that has the turn does."""
         while self._asking:
             self._idle = trio.Event()
             await self._idle.wait()
@@ -215,7 +215,7 @@ class OpenProgram:
         await _end(before)
         opened = await anew.start()
         if self._is_closed:
-            # Who closed it was cancelled, and did not wait.
+            # The task that closed it was cancelled, and did not wait.
             await _end(opened)
             opened.thaw()
             self._check_open()
@@ -351,7 +351,7 @@ class Program(OpenProgram, Generic[T]):
             kwargs: The same, by name.
 
         Returns:
-            What it has returned, with references in place of arrays.
+            Its result, with references in place of arrays.
 
         Raises:
             TypeError, ValueError, AttributeError: There is no such method, or it does not take the arguments.
@@ -435,7 +435,7 @@ async def _never(args: Sequence[object], kwargs: Mapping[str, object]) -> Anew:
 
 
 def _one_of_each_block(state: Sequence[StateArray], method: Method) -> Sequence[StateArray]:
-    """What order and memory depend on: blocks. One that a method changes stands for all in its block."""
+    """Pick one array for each block, by which order and memory go; one that a method changes goes first."""
     found: dict[int, StateArray] = {}
     for array in sorted(state, key=lambda array: array.parameter not in method.state):
         found.setdefault(id(array.ref.block), array)

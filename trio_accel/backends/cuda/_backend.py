@@ -43,7 +43,7 @@ class CudaBackend(AccelBackend):
     def preload(self) -> tuple[str, ...]:
         """Modules whose imports take most of a worker's start."""
         # D70: the launcher imports them and then forks, and a driver that was initialised does not survive a
-        # fork: none of these may call it.
+        # fork, so they must not call it.
         return (
             "trio_accel.backends.cuda._device",
             *(f"{__package__}{library.module}" for library in LIBRARIES.values()),

@@ -37,7 +37,7 @@ class WithdrawnError(Exception):
 
 
 class FailureClass(enum.Enum):
-    """What a failure while enqueueing or executing says about the engine."""
+    """Effect of a failure while enqueueing or executing on the engine."""
 
     REFUSED = "refused"
     """The library did not do it: the asker's problem."""
@@ -77,7 +77,7 @@ def leaves_unchanged(error: BaseException | None) -> bool:
 
 
 def damage_to_memory(error: BaseException | None) -> ContextPoisonedError | None:
-    """What the hardware has said of its memory, among an error and its causes."""
+    """Find the hardware's report on its memory, among an error and its causes."""
     while error is not None:
         if isinstance(error, ContextPoisonedError) and error.is_memory_damaged:
             return error
@@ -122,7 +122,7 @@ def out_of_descriptors(nbytes: int, error: OSError) -> OutOfMemoryError:
 
     Args:
         nbytes: How much it is.
-        error: What the system said.
+        error: Error of the system.
     """
     failed = OutOfMemoryError(
         f"this process can take no descriptor or mapping of shared memory now ({error}); close files or "

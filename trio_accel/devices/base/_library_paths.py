@@ -12,20 +12,20 @@ T = TypeVar("T")
 
 
 def argument_of(path: str) -> str | None:
-    """What is behind the question mark; None where there is none."""
+    """Return the text behind the question mark; None without one."""
     _, separator, argument = path.partition("?")
     return argument if separator else None
 
 
 @lru_cache(1024)
 def title_of(path: str) -> str:
-    """What people are told of: the name that an argument begins with; the path where there is no argument."""
+    """Return the title for people: the name that an argument begins with; the path without an argument."""
     argument = argument_of(path)
     return path if argument is None else argument.partition(" ")[0]
 
 
 def by_title(counts: Mapping[str, T]) -> dict[str, T]:
-    """What is known of each library, by its title."""
+    """Key values of libraries by their titles."""
     return {title_of(path): count for path, count in counts.items()}
 
 

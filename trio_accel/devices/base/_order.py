@@ -96,7 +96,7 @@ class SubmissionOrder:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody has a place in it."""
+        """Whether no operation has a place in it."""
         return not self._writers and not self._readers
 
     def enter(self, reads: frozenset[int], writes: frozenset[int]) -> Turn:
@@ -122,15 +122,15 @@ class SubmissionOrder:
         return turn
 
     def leave(self, turn: Turn, made: Iterable[int] = ()) -> None:
-        """An operation was launched, or never will be: those that wait for it go on.
+        """Leave the order, launched or never to be: operations that wait for this one go on.
 
-        One that was taken back while it waited keeps its place until its turn: whoever came behind it
-        knows of those before it by that alone.
+        An operation that was taken back while it waited keeps its place until its turn: later ones know of
+        those before it by that place alone.
 
         Args:
             turn: Its place.
-            made: Blocks that it was to make. None before it has to do with these, so whoever makes something
-                else there, once it is taken back, does not come behind it.
+            made: Blocks that it was to make. No earlier operation uses these, so another one that makes them,
+                once this one is taken back, does not come behind it.
         """
         turn.is_leaving = True
         if turn.waits_for or turn.is_over:

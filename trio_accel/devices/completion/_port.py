@@ -58,7 +58,7 @@ class CompletionPort(Protocol):
         return event.is_done
 
     async def run(self) -> None:
-        """What the strategy does beside the engine, until it is cancelled; may return at once."""
+        """Run the strategy's task beside the engine, until it is cancelled; may return at once."""
 
     def close(self) -> None:
         """Watch nothing any more."""

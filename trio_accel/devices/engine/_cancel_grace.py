@@ -66,8 +66,9 @@ class CancelGrace:
 def leave_hosts(launch: Launch) -> bool | None:
     """Have an operation in flight use no host array of the program any more, as far as that is possible.
 
-    A copy that is not begun is withdrawn if nobody gets to see what it would have written. What an operation
-    changes in place is seen: for that a small host array is replaced by a private copy.
+    A copy that has not begun is withdrawn if its target was made for it, and is seen by no other operation.
+    Arrays that an operation changes in place are seen: for these a small host array is replaced by a private
+    copy.
 
     Returns:
         Whether none is used any more. False if that is so soon, None if it may take as long as the operation.

@@ -50,14 +50,14 @@ def context_policy(options: DeviceOptions) -> Policy:
 
 @attrs.define(eq=False)
 class Session:
-    """What the device's front needs of one generation.
+    """Interface of one generation to the device's front.
 
     Attributes:
         generation: Its number.
-        engine: Where operations are launched.
+        engine: Its engine.
         context: The context actor.
         libraries: Library actors that were started, by import path.
-        submissions: Operations that nobody waits for.
+        submissions: Operations that were handed over, without a task that waits.
         discard: Drops what was opened ahead of the library of an import path.
         variables: Context variables that they are served with; None for those of the submitter.
     """
@@ -198,11 +198,11 @@ class _Submitted:
     """One operation on its way.
 
     Attributes:
-        launch: What is launched.
-        on_done: Called with what it failed with, or None.
+        launch: The launch.
+        on_done: Called with its error, or None.
         invalidates: Whether its outputs are invalidated also if it was never launched: others count on it.
-        opener: Who opens its library.
-        library: Who launches it.
+        opener: Opens its library.
+        library: Launches it.
         posted: Its place in the mailbox.
     """
 

@@ -75,11 +75,11 @@ class KernelLibraries:
             raise opening.error
 
     async def drop(self, name: str) -> None:
-        """Close what was opened ahead of a library, and taken by nobody."""
+        """Close a library that was opened ahead and not taken."""
         await self._end(self._openings.pop(name, []))
 
     def discard(self, name: str) -> None:
-        """Have nobody take what was opened ahead of a library, and have it closed soon."""
+        """Withdraw a library that was opened ahead, and have it closed soon."""
         self._nursery.start_soon(self._end, self._openings.pop(name, []))
 
     @enable_ki_protection
@@ -121,7 +121,7 @@ class KernelLibraries:
             opening.is_over.set()
 
     def close(self) -> None:
-        """Close what was opened ahead, and taken by nobody. Blocks; nothing is being opened any more."""
+        """Close libraries that were opened ahead and not taken. Blocks; none is being opened now."""
         for openings in self._openings.values():
             for opening in openings:
                 if opening.library is not None:

@@ -15,13 +15,13 @@ __all__ = ["LaunchGate", "LaunchOrder"]
 
 
 class LaunchGate:
-    """Holds operations back until they may be launched, and takes them back while they wait.
+    """Operations that wait until they may be launched, and can be taken back meanwhile.
 
     Args:
-        drain: Gives back what the program has let go.
+        drain: Gives back blocks that the program has let go.
 
     Attributes:
-        order: What waits to be launched.
+        order: The order of operations that wait.
     """
 
     def __init__(self, drain: Callable[[], None]) -> None:
@@ -40,7 +40,7 @@ class LaunchGate:
         self.order.leave(launch)
 
     def over(self, launch: Launch) -> None:
-        """Note that nobody waits for an operation any more: unless it is in flight, it holds nothing now."""
+        """Note that an operation has no waiter any more: unless it is in flight, it gives its memory back."""
         if launch.is_forgotten or launch in self._kept:
             return
         self.leave(launch)
@@ -48,7 +48,11 @@ class LaunchGate:
             launch.forget()
 
     def keep(self, launch: Launch) -> None:
-        """A thread enqueues an operation: it keeps its place until it is `launched`, whoever waits for it."""
+        """Keep the place of an operation that a thread enqueues, until it is `launched`.
+
+        Also if its asker leaves: later work cannot wait for it on the device before its event is recorded
+        (D111).
+        """
         self._kept.add(launch)
         # Those of the same library, too, as its actor may be another one by then.
         self.order.make_turns()
@@ -71,13 +75,13 @@ class LaunchGate:
     async def prepare(
         self, launch: Launch, queue: StreamQueue, prepare: Callable[[], None]
     ) -> Exception | None:
-        """Have a library do what would block the loop, in a thread.
+        """Have a library prepare in a thread, as that would block the loop (D24).
 
-        A cancelled asker waits for it, since the library can do nothing else meanwhile; what was prepared
+        A cancelled asker waits for it, since the library can do nothing else meanwhile; the preparation
         serves the next operation of the kind.
 
         Returns:
-            What it failed with; `Enqueuer.enqueue` tells the asker.
+            Its error; `Enqueuer.enqueue` tells the asker.
 
         Raises:
             WithdrawnError: The operation was taken back meanwhile.
@@ -149,7 +153,7 @@ def _has_room(launch: Launch, queue: StreamQueue) -> bool:
 
 
 class LaunchOrder:
-    """Gives operations and leases their turns, where anything depends on them.
+    """The order of operations and leases; they have turns only where anything depends on them (D19).
 
     A library launches its operations in the order in which they were handed over. So while all that wait
     are of one library, none has a turn. As soon as an operation of another library comes, or a lease, all
@@ -199,7 +203,7 @@ class LaunchOrder:
             self.is_clear = self._order.is_empty
 
     def turn(self, launch: Launch) -> Turn | None:
-        """Whom an operation waits for; None where it waits for nobody."""
+        """Return the turn of an operation; None where it has none."""
         return self._turns.get(launch)
 
     def enter_lease(self, block: int, *, write: bool) -> Turn:
@@ -210,12 +214,12 @@ class LaunchOrder:
         return self._order.enter(frozenset() if write else blocks, blocks if write else frozenset())
 
     def leave_lease(self, turn: Turn) -> None:
-        """The lease is over."""
+        """End a lease."""
         self._order.leave(turn)
         self.is_clear = not self._turns and self._order.is_empty
 
     def release_all(self) -> None:
-        """Let all go on: the order is of no account any more."""
+        """Let all go on: the order does not matter any more."""
         for turn in self._turns.values():
             if turn is not None:
                 turn.release()

@@ -1,4 +1,4 @@
-"""The base of library actors, and the tasks that wait for what they launch there and then."""
+"""The base of library actors."""
 
 from __future__ import annotations
 
@@ -115,13 +115,13 @@ class LibraryActor(Actor):
             raise
         queue.hands_ahead = self.hands_ahead
         self._kernels, self._queue = kernels, queue
-        # A subclass may do more with a launch than this class knows.
+        # A subclass that overrides these must see every launch, so it has no direct way.
         cls = type(self)
         is_plain = cls.launch is LibraryActor.launch and cls.launch_now is LibraryActor.launch_now
         self._is_plain = is_plain and current_fast_paths().direct_launch
         try:
             yield
-            # One that is cancelled says nothing of the others.
+            # Only a graceful end is told and waited for, not a cancelled one.
             await trio.lowlevel.checkpoint_if_cancelled()
             engine.expect_end(context.path)
             await engine.synchronize(context.path)
@@ -136,7 +136,7 @@ class LibraryActor(Actor):
     def launch_now(self, message: Launch) -> object:
         """Launch an operation that was handed over, unless it would have to wait."""
         try:
-            # Before the library is asked anything, as a thread may be in it that is given nothing ahead.
+            # Before the library is asked anything: a thread may be in it, unless it hands calls ahead.
             if not self._gate.may_launch(message, self._queue):
                 return NOT_NOW
             prepare = self._kernels.prepare(message.spec)
@@ -229,13 +229,13 @@ class LibraryActor(Actor):
         *,
         in_thread: InThread | None = None,
     ) -> Reply:
-        """Launch an operation: here every one comes by. Its reply is given at completion.
+        """Launch an operation: all launches of one device come by here. Its reply is given at completion.
 
         Args:
             launch: The operation.
             reply: Its reply; None if it was handed over, so that its reply is a deferred one.
-            failure: What its preparation failed with.
-            in_thread: What the library says, if its kernel is called in a thread, or as it is there.
+            failure: Error of its preparation.
+            in_thread: The library's answer, if its kernel is called in a thread, or as it is there.
 
         Raises:
             Exception: As for `Enqueuer.enqueue`.
@@ -243,7 +243,7 @@ class LibraryActor(Actor):
         context, queue = self.context, self._queue
         call: ThreadedCall | None = None
         if in_thread is not None or queue.calls:
-            # Behind what the thread has, also if it is short or does not block.
+            # D111: behind the calls that the thread has, also if this one is short or does not block.
             is_here = in_thread is not None and in_thread.is_short and not queue.calls
             call = self._threaded.begin(launch, queue, failure, is_here=is_here)
             operation = call.operation
@@ -270,7 +270,7 @@ class LibraryActor(Actor):
         return given
 
     def _refused(self, error: Exception) -> DeferredReply[None]:
-        """Reply with what the library said; called while that is handled.
+        """Reply with the library's error; called while that is handled.
 
         Raises:
             Exception: The same, if the library is suspect.

@@ -17,14 +17,14 @@ __all__ = ["MOST_ON_A_STREAM", "StreamLoad", "StreamQueue", "StreamQueues"]
 
 # A driver's queue is finite, and a launch into a full one blocks.
 MOST_ON_A_STREAM = 256
-# So many calls a thread has at once: it goes on to the next one without the loop. What it has is not
+# Calls that a thread has at once: it goes on to the next one without the loop. They cannot be
 # withdrawn any more, so there are no more than the loop needs to keep up.
 _MOST_AHEAD = 8
 
 
 @attrs.define(eq=False)
 class StreamLoad:
-    """What several queues that share a stream have on it together."""
+    """Load of a stream, of all queues that share it."""
 
     outstanding: int = 0
     finished: int = 0
@@ -95,9 +95,9 @@ class StreamQueue:
             self.load.give_back()
 
     async def drain(self, *, with_left: bool) -> None:
-        """Wait until nothing is in flight, or nothing but what its askers have left.
+        """Wait until nothing is in flight, or nothing but operations that their askers have left.
 
-        What is in flight on a lost context does not count.
+        Those on a lost context do not count.
         """
         while any(
             not (operation.is_lost or (operation.is_given_up and not with_left))

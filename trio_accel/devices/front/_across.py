@@ -36,7 +36,7 @@ ReplyT = TypeVar("ReplyT")
 
 # A host array is being copied: seconds between two looks at it.
 _COPYING = 0.001
-# What a part ends with because of another one, or of the asker.
+# Errors with which a part ends because of another one, or of the asker.
 _DERIVED = (PartFailedError, WithdrawnError)
 _FIELDS = tuple(field.name for field in attrs.fields(Launch) if field.init)
 
@@ -51,13 +51,13 @@ async def ask_across(operation: MultiDeviceOperation[ReplyT], /) -> ReplyT:
     order in which they were asked for, on every device.
 
     Everything is validated on all devices before anything is launched. If one part fails, the whole operation
-    has failed: what it was to write is not to be used, on any of the devices. The others stay healthy.
+    has failed: its outputs are not to be used, on any of the devices. The others stay healthy.
 
     When cancelled, an operation that is not launched is taken back. One that runs is waited for as that of
     one device is, for the longest `cancel_grace` of the devices.
 
     Args:
-        operation: What to run. All its devices are of one backend and of one Trio run, and have
+        operation: The operation. All its devices are of one backend and of one Trio run, and have
             ``isolation="inline"``.
 
     Raises:
@@ -68,7 +68,7 @@ async def ask_across(operation: MultiDeviceOperation[ReplyT], /) -> ReplyT:
         ContextPoisonedError: The context of a device was lost meanwhile; the error names the device.
         DeviceLostError: A device is closed, or was given up.
         InputFailedError: An array was to be written by an operation that failed.
-        AccelError: What a part failed with.
+        AccelError: The error of a part.
     """
     if not isinstance(operation, MultiDeviceOperation):
         raise TypeError(f"ask_across: {operation!r} is no operation that spans devices; ask its device")
@@ -201,7 +201,7 @@ class _Parts:
         """Have all parts launched and wait for their ends.
 
         Raises:
-            BaseException: What the operation failed with.
+            BaseException: The error of the operation.
         """
         # In one go: any two operations come to the library actors that they share in the same order.
         for number, (_, dispatch) in enumerate(self._devices):
@@ -279,7 +279,7 @@ class _Parts:
         self._is_left = True
 
     def end(self) -> None:
-        """Nobody waits any more: what is not in flight holds nothing."""
+        """The asker has gone: parts that are not in flight give their memory back."""
         if self._left:
             return
         self._rendezvous.end()
@@ -292,13 +292,13 @@ ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 
 @attrs.define(on_setattr=None)
 class PlannedParts(Generic[ReplyT_co]):
-    """A validated operation that spans devices: what each of them runs, and what the asker gets.
+    """A validated operation that spans devices: the specification of each device, and the reply.
 
     Attributes:
-        specs: What the backend runs on each device, in the order of `MultiDeviceOperation.devices`.
+        specs: The specification of each device, in the order of `MultiDeviceOperation.devices`.
         reply: The reply, if it is known before the operation runs; None otherwise.
         finish: Makes the reply when all parts are complete and their status words are there. It runs in the
-            task that waits; what it raises is raised there.
+            task that waits; an error of it is raised there.
     """
 
     specs: Sequence[OperationSpec]
@@ -369,7 +369,7 @@ class PartPlanner(Planner):
         the others write to it.
 
         Args:
-            array: What `read`, `update` or `output` of this planner have returned or named.
+            array: An array that `read`, `update` or `output` of this planner have returned or named.
         """
         return PeerArray(array, self.part, self._owner)
 
@@ -387,7 +387,7 @@ def _check_parts(name: str, planned: PlannedParts[Any], owners: Sequence[AccelDe
 
     Args:
         name: Name of the operation.
-        planned: What `MultiDeviceOperation.plan` has returned.
+        planned: The result of `MultiDeviceOperation.plan`.
         owners: The open device of each part.
 
     Raises:
@@ -421,7 +421,7 @@ def _peers_of(spec: OperationSpec) -> Peers | None:
     """The arrays of other devices that a part uses, if any."""
     field = spec.descriptor().peers
     peers: object = getattr(spec, field) if field else None
-    # What is something else is refused with the other fields.
+    # A field of another type is refused with the other fields.
     return peers if isinstance(peers, Peers) else None
 
 

@@ -48,8 +48,8 @@ class OpenDevice(Device):
     """A `Device`, with the runtime behind it.
 
     Attributes:
-        state: What its parts share.
-        dispatch: Where its operations go, over all its generations: in this process, or to workers.
+        state: State that its parts share.
+        dispatch: Takes its operations, over all its generations: in this process, or to workers.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class OpenDevice(Device):
         blocks = None if adopted is None else adopted.blocks
         self.state: DeviceState = DeviceState(backend, info, options, path, system, blocks)
         if adopted is not None:
-            # Generations are counted on, so that none of an array's is above the device's.
+            # Generations are counted on, so that no array has one above the device's.
             self.state.availability.generation = adopted.generation
         self._have_blocks()
         self.dispatch: InlineDispatch | WorkerDispatch = (

@@ -28,11 +28,11 @@ __all__ = ["COPIES_AT_ONCE", "SMALL", "Copying", "HostPool", "Region", "Slab"]
 _PAGE = 4096
 _FIRST = 64 << 20
 _LARGEST = 256 << 20
-# What is cached while nothing lies in it: a share of the host's memory, within these bounds. To make a
+# D32: empty slabs are cached up to a share of the host's memory, within these bounds. To make a
 # gigabyte, to register it with the driver and to unregister it takes longer than to copy it.
 _CACHE_SHARE, _CACHE_LEAST, _CACHE_MOST = 32, 256 << 20, 2 << 30
 _MOST = 512
-# What is dropped goes back with the next array, or soon if it is large or one of many.
+# Dropped pieces go back with the next array, or soon if they are large or many.
 _LARGE = 1 << 20
 _MANY = 64
 
@@ -45,7 +45,7 @@ class Slab:
         number: Its id in the pool.
         memory: All of it.
         address: Where it starts.
-        descriptor: What other processes map it by; None if none may.
+        descriptor: Its file descriptor for other processes; None if it is not shared.
     """
 
     number: int
@@ -93,13 +93,13 @@ class Region:
 
 
 class HostPool:
-    """Arrays of the host that lie in a few large pieces of memory, which are registered with the device.
+    """Arrays of the host in a few large pieces of memory, which are registered with the device (D11).
 
     To register memory with a device takes long, so slabs are cached and used again. They grow by doubling;
-    a large array lies alone. Arrays outlive the pool: when that is closed, it only forgets them.
+    a large array has one alone. Arrays outlive the pool: when that is closed, it only forgets them.
 
-    Everything but the end of an array happens on the Trio thread, and nothing of it is torn apart by a
-    Ctrl-C: it may be the program's own task that asks.
+    Everything but the end of an array happens on the Trio thread, protected from Ctrl-C (D16): the calls may
+    come from the program's own tasks.
 
     Args:
         is_shared: Whether other processes are to have the memory.
@@ -107,7 +107,7 @@ class HostPool:
     Attributes:
         slabs: By id.
         on_make: Called with each slab that is made.
-        on_drop: Called with each one that is given back; no array lies in it.
+        on_drop: Called with each one that is given back; it has no array any more.
     """
 
     def __init__(self, *, is_shared: bool) -> None:
@@ -188,10 +188,10 @@ class HostPool:
             ) from error
 
     def find(self, array: npt.NDArray[Any]) -> tuple[int, int] | None:
-        """Where an array lies: id of the slab, and bytes from its start to the first element.
+        """Find an array: id of the slab, and bytes from its start to the first element.
 
         Returns:
-            None if not all of it lies in one slab.
+            None if not all of it is in one slab.
         """
         if not self._starts or not array.size:
             return None
@@ -291,7 +291,7 @@ def _make_private(nbytes: int) -> npt.NDArray[np.uint8]:
 
 
 def _ignore(slab: Slab) -> None:
-    """Nobody wants to know."""
+    """Do nothing."""
 
 
 SMALL = 64 << 10

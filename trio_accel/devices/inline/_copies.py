@@ -30,7 +30,7 @@ class Travel:
     """The host arrays of one launch on their way.
 
     Attributes:
-        launch: What is launched, with arrays in the pool.
+        launch: The launch, with arrays in the pool.
     """
 
     def __init__(self, copies: InlineCopies, launch: Launch) -> None:
@@ -93,7 +93,7 @@ class Travel:
                 over = trio.Event()
 
     def end_by(self, done: _OnDone) -> _OnDone:
-        """What is called when the operation is over: `done` hears of it when the arrays are filled."""
+        """Return the callback for the operation's end: it calls `done` when the arrays are filled."""
 
         def over(error: BaseException | None) -> None:
             for copying, _ in self._uploads:

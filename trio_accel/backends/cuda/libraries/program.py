@@ -216,7 +216,7 @@ class _Arrays:
             value = value.detach().resolve_conj().resolve_neg()
         place = _place_of(value, index) if self._streams.are_current(call.handle) else None
         if place is not None:
-            # What has computed it is on the stream already.
+            # The work that computes it is on the stream already.
             address, strides = place
             call.stream.after(partial(_let_go, value))
             return DeviceArray(address, dtype, shape, strides)
