@@ -347,6 +347,39 @@ def eventually(look: Callable[[], T], is_right: Callable[[T], bool], within: flo
     return seen
 
 
+@pytest.mark.alone
+def test_a_deadline_is_kept_while_the_worker_is_stopped(service: Serving) -> None:
+    late: list[float] = []
+
+    def ask(number: int) -> int:
+        deadline = 0.3 + 0.1 * number
+        begun = time.monotonic()
+        status = service.post("embed", {"texts": ["a worker"] * 4}, x_deadline=f"{deadline:.1f}").status_code
+        late.append(time.monotonic() - begun - deadline)
+        return status
+
+    def compare(number: int) -> None:
+        # The time of the client, of the connection and of the machine: a request that is refused at once.
+        begun = time.monotonic()
+        assert service.post("embed", {}).status_code == 400
+        own.append(time.monotonic() - begun)
+
+    own: list[float] = []
+    worker = service.get("ready").json()["worker"]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(compare, range(12)))
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            assert list(threads.map(ask, range(12))) == [504] * 12
+        finally:
+            os.kill(worker, signal.SIGCONT)
+    print(sorted(late), sorted(own))
+    assert min(late) > 0
+    assert sorted(late)[6] < 0.05 + sorted(own)[6]
+    assert max(late) < 0.05 + max(own)
+    assert service.post("embed", {"texts": ["a"]}).status_code == 200
+
+
 def test_metrics_health_and_readiness(service: Serving) -> None:
     assert service.get("health").json()["process"] == service.process.pid
     ready = service.get("ready").json()

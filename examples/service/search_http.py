@@ -25,6 +25,9 @@ SLOW = 10_000
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 TCP_ESTABLISHED = 1
 
+# Hypercorn's annotations know servers with TLS only.
+hypercorn: Any = import_module("hypercorn.trio.tcp_server")
+wrappers: Any = import_module("hypercorn.app_wrappers")
 logger = logging.getLogger("service")
 
 
@@ -39,16 +42,14 @@ async def serve_http(
         stop: Says that the end has come.
         grace: Seconds for the last requests.
     """
-    context: Any = import_module("hypercorn.trio.worker_context").WorkerContext(None)
-    server: Any = import_module("hypercorn.trio.tcp_server").TCPServer
-    config: Any = import_module("hypercorn.config").Config()
+    context, config = hypercorn.WorkerContext(None), hypercorn.Config()
     config.errorlog = logger
-    wrapped: Any = import_module("hypercorn.app_wrappers").ASGIWrapper(application)
+    wrapped = wrappers.ASGIWrapper(application)
     streams: set[trio.SocketStream] = set()
 
     async def connected(stream: trio.SocketStream) -> None:
         try:
-            await server(wrapped, config, context, {"is_gone": partial(is_gone, stream)}, stream)
+            await hypercorn.TCPServer(wrapped, config, context, {"is_gone": partial(is_gone, stream)}, stream)
         except Exception:
             logger.exception("a connection failed")
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import re
 import secrets
@@ -126,6 +127,9 @@ async def main(arguments: argparse.Namespace) -> None:
                 system, device, arguments.models, dict(arguments.key or KEYS.items()), rate=arguments.rate
             )
         )
+        # A full collection would look at all modules and the model each time, and hold the loop for 50 ms.
+        gc.collect()
+        gc.freeze()
         app = application(service, recorder, admin_key, show_errors=arguments.show_errors)
         port = listener.socket.getsockname()[1]
         stop = trio.Event()
