@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from math import inf
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -25,7 +26,10 @@ import attrs
 import httpx2
 import numpy as np
 import pytest
+import trio
 from prometheus_client.parser import text_string_to_metric_families
+
+import trio_accel as ta
 
 ROOT = Path(__file__).parents[1]
 SERVICE = ROOT / "examples" / "service"
@@ -61,6 +65,26 @@ def test_forms_of_a_word_are_one_word(monkeypatch: pytest.MonkeyPatch, forms: st
     assert len(set(model.words_of(forms))) == 1
     assert model.words_of("the device") != model.words_of("the kernel")
     assert model.words_of("It is what you have.") == []
+
+
+async def test_an_error_beside_a_deadline_is_that_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SERVICE))
+    batch = importlib.import_module("search_batch")
+
+    class Scheduler:
+        async def ask(self, call: ta.patterns.FairCall[str]) -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                if call.item.text == "bad":
+                    raise ta.AccelError("the deadline came first")
+
+    limit, breaker = ta.patterns.RateLimit(100.0, burst=100.0), ta.patterns.CircuitBreaker()
+    service = batch.Service(None, None, {"key": 1.0}, Scheduler(), None, limit, breaker)
+    tasks = [batch.Task("embed", text) for text in ("good", "bad", "good")]
+    scope = trio.CancelScope(deadline=-inf)
+    with pytest.raises(ta.AccelError, match="came first"), scope:
+        await service.ask("key", tasks)
 
 
 @attrs.frozen

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, cast
 
 import trio
-from search_batch import AT_ONCE, Service
+from search_batch import AT_ONCE, Service, one_of
 from search_endpoint import ENDPOINTS, Ask, RequestError, text_of
 from search_model import VERSIONS
 from starlette.applications import Starlette
@@ -149,15 +149,17 @@ async def while_there(
             pass
         scope.cancel()
 
+    found: dict[str, object] | None = None
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch, nursery.cancel_scope)
             found = await serve(ask, body)
             nursery.cancel_scope.cancel()
-            return found
-    except ExceptionGroup as group:
-        raise group.exceptions[0] from None  # noqa: ASYNC123  # `serve` has raised it
-    raise ClientDisconnect
+    except BaseExceptionGroup as group:
+        raise one_of(group) from None
+    if found is None:
+        raise ClientDisconnect
+    return found
 
 
 async def health(request: Request) -> Response:

@@ -13,14 +13,13 @@ import sys
 import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import cast
 
 import trio
 
 import trio_accel as ta
 
 try:
-    from search_batch import open_service
+    from search_batch import leaves_of, open_service
     from search_http import serve_http
     from search_model import make_models
     from search_web import application
@@ -93,14 +92,6 @@ def run(arguments: argparse.Namespace) -> int | str:
             raise
         return "; ".join(f"{type(one).__name__}: {one}" for one in found)
     return 0
-
-
-def leaves_of(error: BaseException) -> list[BaseException]:
-    """The errors in nested groups."""
-    if not isinstance(error, BaseExceptionGroup):
-        return [error]
-    group = cast("BaseExceptionGroup[BaseException]", error)
-    return [leaf for one in group.exceptions for leaf in leaves_of(one)]
 
 
 async def main(arguments: argparse.Namespace) -> None:
