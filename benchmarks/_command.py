@@ -14,12 +14,9 @@ from rich.markup import escape
 
 import trio_accel as ta
 from trio_accel.cli._app import Backend, Flag, IsolationOption, Json, run_app
-from trio_accel.cli._device import open_device
-from trio_accel.cli._errors import InputError
-from trio_accel.cli._results import as_json as to_json
-from trio_accel.cli._results import count_of
-from trio_accel.cli._run import run_async, run_for_json
-from trio_accel.cli._screen import make_console, print_line
+from trio_accel.cli._board import as_json as to_json
+from trio_accel.cli._board import count_of, make_console, print_line
+from trio_accel.cli._run import InputError, open_device, run_async, run_for_json
 
 from ._board import Board, open_board, print_results
 from ._harness import Benchmark, Isolation, Plan, Result, Verdict

@@ -73,7 +73,7 @@ def public_names(module: str) -> list[str]:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             names = list(ast.literal_eval(node.value))
         elif isinstance(node, ast.AugAssign) and ast.unparse(node.target) == "__all__":
-            # Either names, or those of a module below: ``_factors.__all__``.
+            # Either names, or those of a module below: ``_systems.__all__``.
             if isinstance(node.value, ast.Attribute):
                 names += public_names(f"{module}.{ast.unparse(node.value.value)}")
             else:

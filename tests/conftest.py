@@ -244,7 +244,7 @@ def nothing_left_behind(
             thread.join(_JOIN)
             assert not thread.is_alive(), f"thread {thread.name!r} is alive"
     for device in opened:
-        assert device._is_closed, f"device {device.info.name} is open"
+        assert device.is_closed, f"device {device.info.name} is open"
         assert device.memory().blocks == 0, f"device {device.info.name} holds {device.memory()}"
     opened.clear()
     assert all(worker.is_dead for worker in workers), f"workers are alive: {workers}"

@@ -31,7 +31,7 @@ from operations_table import CAPABILITIES, public_functions
 import trio_accel as ta
 from trio_accel.backends import describe
 from trio_accel.backends.base.kernels import kernels_of
-from trio_accel.backends.base.manifest import LibraryEntry
+from trio_accel.backends.base.library import LibraryEntry
 from trio_accel.devices import Planned
 
 FOLDERS = tuple(CAPABILITIES)

@@ -16,7 +16,7 @@ import trio_accel as ta
 
 # The most there may be. A change that needs fewer lowers the bound.
 FILES = {"inline": 20, "process": 20}
-LINES_PER_FUNCTION = 90
+LINES_PER_FUNCTION = 83
 LINES = 47_572
 PRIVATE_NAMES = 150
 

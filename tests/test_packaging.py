@@ -81,7 +81,9 @@ def test_the_wheel_holds_the_package_with_types_and_data(wheel: zipfile.Path) ->
         ".gz",
     }
     kernels = "trio_accel/backends/cuda/kernels/"
-    assert {f"{kernels}arrays.cu", f"{kernels}faults.cu"} <= names  # compiled where they are used
+    assert {
+        f"{kernels}{name}" for name in ("arrays.cu", "common.cuh", "faults.cu")
+    } <= names  # compiled where they are used
 
 
 def test_the_source_distribution_holds_what_the_tests_need(tmp_path: Path) -> None:

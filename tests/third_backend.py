@@ -12,12 +12,10 @@ CPU's libraries: a kernel is called as ``kernel(spec, call)`` on every backend, 
 from __future__ import annotations
 
 import itertools
-import os
 import queue
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, NoReturn
 
@@ -26,6 +24,7 @@ import numpy.typing as npt
 
 from trio_accel.backends import register
 from trio_accel.backends.base import (
+    AccelBackend,
     AccelDevice,
     AccelError,
     AccelEvent,
@@ -36,19 +35,17 @@ from trio_accel.backends.base import (
     ContextPoisonedError,
     DeviceInfo,
     DeviceReport,
-    LibraryUsage,
-    MemoryStatistics,
     NotSupportedError,
-    PlacedBlock,
     Poison,
     Waker,
     as_bits,
     scalar,
 )
 from trio_accel.backends.base.chunks import ALIGNMENT
+from trio_accel.backends.base.device import BlockDevice
+from trio_accel.backends.base.device_info import choose
 from trio_accel.backends.base.kernels import KernelEntry, kernel, kernels_of, load_module_kernels
-from trio_accel.backends.base.library import TableLibrary
-from trio_accel.backends.base.manifest import LibraryEntry
+from trio_accel.backends.base.library import LibraryEntry, TableLibrary
 from trio_accel.backends.base.ops import (
     ArraySpec,
     CopyFromHostSpec,
@@ -199,7 +196,7 @@ class Stream:
         try:
             self._put(_Latch(passed))
         except RuntimeError:
-            self.join(None)
+            self.join()
         else:
             passed.wait()
 
@@ -209,9 +206,9 @@ class Stream:
                 self._is_closed = True
                 self._commands.put(None)
 
-    def join(self, deadline: float | None) -> None:
+    def join(self) -> None:
         if self._thread is not None:
-            self._thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            self._thread.join()
 
     def _put(self, command: Command | Event) -> None:
         with self._lock:
@@ -396,16 +393,13 @@ def stack(spec: StackSpec, call: Call) -> None:
         np.copyto(out[place], as_bits(call.array(source)))
 
 
-class Device:
+class Device(BlockDevice[Stream, Array, Array]):
     """An open device."""
 
     def __init__(self, info: DeviceInfo, memory_limit: int) -> None:
-        self.info = info
+        super().__init__(info, BlockMemory(info.name, memory_limit, Chunks()))
         self.libraries = tuple(sorted([*LIBRARIES, "memory"]))
-        self.blocks: BlockMemory[Array, Array] = BlockMemory(info.name, memory_limit, Chunks())
         self._context = Context(info.name)
-        self._streams: list[Stream] = []
-        self._is_closed = False
 
     def array(self, array: ArraySpec) -> Array:
         """An array as kernels of the device see it."""
@@ -413,49 +407,16 @@ class Device:
         return np.ndarray(array.shape, array.dtype.dtype, memory.data, array.offset, array.strides)
 
     def open_stream(self, name: str, priority: int = 0) -> Stream:
-        self._check_open()
-        self._streams = [one for one in self._streams if not one.has_ended]
-        self._streams.append(stream := Stream(name, self._context))
-        return stream
+        self.check_open()
+        return self.add_stream(Stream(name, self._context))
 
     def open_library(self, name: str) -> Library:
-        self._check_open()
+        self.check_open()
         if name == "memory":
             return Library(name, self, kernels_of(globals(), BACKEND))
         if name not in LIBRARIES:
             return Library(name, self, load_module_kernels(name, BACKEND, self.libraries, self.info.name))
         return Library(name, self, kernels_of(vars(LIBRARIES[name].load(None)), "cpu"))
-
-    def allocate(self, block: int, nbytes: int) -> None:
-        self._check_open()
-        self.blocks.allocate(block, nbytes)
-
-    def free(self, block: int) -> None:
-        self.blocks.free(block)
-
-    def renew(self, block: int) -> None:
-        """Nothing is known of what was there."""
-
-    def register_host(self, array: Array) -> None:
-        """Copies need no memory that is pinned."""
-
-    def unregister_host(self, array: Array) -> None:
-        """Nothing was done."""
-
-    def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> NoReturn:
-        os.close(descriptor)
-        raise RuntimeError("the device was opened without a keeper")
-
-    def unmap_chunk(self, chunk: int) -> NoReturn:
-        raise KeyError(chunk)
-
-    def expect(self, blocks: Iterable[PlacedBlock]) -> NoReturn:
-        raise RuntimeError("the device was opened without a keeper")
-
-    adopt = expect
-
-    def placement(self, block: int) -> PlacedBlock:
-        return self.blocks.placement(block)
 
     def spin(self, stream: AccelStream, block: int | None = None) -> Hold:
         if not isinstance(stream, Stream):
@@ -470,47 +431,24 @@ class Device:
     def give_up(self, reason: str) -> None:
         self._context.reason = self._context.reason or reason
 
-    @property
-    def is_dead(self) -> bool:
-        return False
-
     def check_peer(self, other: AccelDevice) -> NoReturn:
         raise NotSupportedError("one device reaches no other", backend=BACKEND)
 
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> NoReturn:
         raise NotSupportedError("lease: the host cannot address the memory", backend=BACKEND)
 
-    def memory(self) -> MemoryStatistics:
-        return self.blocks.statistics()
-
-    def usage(self) -> dict[str, LibraryUsage]:
-        return {}
-
-    def close(self, grace: float) -> bool:
-        self._is_closed = True
-        deadline = time.monotonic() + grace
-        for stream in self._streams:
-            stream.close()
-        for stream in self._streams:
-            stream.join(deadline)
-        self.blocks.clear()
-        has_ended = all(stream.has_ended for stream in self._streams)
-        if not has_ended:
+    def end(self, *, is_idle: bool) -> None:
+        super().end(is_idle=is_idle)
+        if not is_idle:
             self.give_up("the device was closed")
-        return has_ended
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise RuntimeError(f"device {self.info.name} is closed")
 
 
-class ThirdBackend:
+class ThirdBackend(AccelBackend):
     """One device, which is always there."""
 
-    name = BACKEND
-    shares_memory_with_host = False
-    preload: tuple[str, ...] = ()
-    driver_check: str | None = None
+    @property
+    def name(self) -> str:
+        return BACKEND
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         return (
@@ -520,9 +458,6 @@ class ThirdBackend:
             ),
         )  # fmt: skip
 
-    def unavailable_reason(self, index: int | None = None) -> str | None:
-        return None
-
     def describe(self) -> BackendReport:
         (info,) = self.list_devices()
         return BackendReport(name=BACKEND, devices=(DeviceReport(info=info, libraries=tuple(LIBRARIES)),))
@@ -530,19 +465,13 @@ class ThirdBackend:
     def open_device(
         self, index: int, *, memory_limit: int | None, keeper: ChunkKeeper | None = None
     ) -> Device:
-        if index != 0:
-            raise ValueError(f"index: there is no device {BACKEND}:{index}; there is {BACKEND}:0")
-        if memory_limit is not None and memory_limit < 0:
-            raise ValueError(f"memory_limit: {memory_limit} is negative")
+        info, limit = choose(self.list_devices(), BACKEND, index, memory_limit)
         if keeper is not None:
             raise NotSupportedError("its memory ends with its process", backend=BACKEND)
-        return Device(self.list_devices()[0], _MEMORY if memory_limit is None else memory_limit)
+        return Device(info, limit)
 
     def prepare_worker(self) -> None:
         """It has no workers."""
-
-    def map_host(self, descriptor: int, nbytes: int) -> NoReturn:
-        raise NotSupportedError("the host cannot address its memory", backend=BACKEND)
 
 
 def register_third() -> None:

@@ -67,7 +67,7 @@ from .actors import (
     Timer,
     handles,
 )
-from .actors._stderr import StderrUnlessConfigured as _StderrUnlessConfigured
+from .actors._errors import StderrUnlessConfigured as _StderrUnlessConfigured
 from .backends import list_devices
 from .backends.base import (
     AccelError,

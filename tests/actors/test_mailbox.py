@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from time import process_time
 from typing import Any
 
 import pytest
@@ -437,3 +439,28 @@ async def test_start_ask_of_a_stopped_actor_leaves_nothing_in_the_mailbox(system
         asker = start_ask(nursery, ref, Echo("late"))
     assert isinstance(asker.outcome, ActorStoppedError)
     assert ref._cell.mailbox.is_empty
+
+
+async def test_an_asker_that_leaves_costs_the_same_however_many_wait(system: System) -> None:
+    async def hang(_: Puppet) -> None:
+        await trio.sleep_forever()
+
+    async def cost_of_each(count: int) -> float:
+        ref = await system.spawn(Puppet, mailbox=MailboxOptions(capacity=count // 2))
+        async with trio.open_nursery() as nursery:
+            for _ in range(count):
+                nursery.start_soon(ref.ask, Do(hang))
+            await wait()
+            # A collection looks at all that wait, whatever is done to them.
+            gc.collect()
+            gc.disable()
+            began = process_time()
+            nursery.cancel_scope.cancel()
+            took = process_time() - began
+            gc.enable()
+        return took / count
+
+    few = min([await cost_of_each(250) for _ in range(3)])
+    many = min([await cost_of_each(8000) for _ in range(2)])
+    # 32 times as many wait. To look for each among the others took 20 times as long; caches cost some, too.
+    assert many < 10 * few

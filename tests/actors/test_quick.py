@@ -89,6 +89,26 @@ async def after_a_while(actor: Doer) -> str:
     return VARIABLE.get()
 
 
+async def deadline_now(actor: Doer) -> float:
+    return actor.context.deadline
+
+
+@waits
+async def deadline_later(actor: Doer) -> float:
+    await trio.lowlevel.checkpoint()
+    return actor.context.deadline
+
+
+@pytest.mark.parametrize("act", [deadline_now, deadline_later])
+async def test_it_knows_the_deadline_of_its_asker(act: Act, autojump_clock: MockClock) -> None:
+    async with doer() as (ref, _):
+        assert await ref.ask(Do(act)) == float("inf")
+        with trio.CancelScope(deadline=50.0):
+            assert await ref.ask(Do(act)) == 50.0
+            # It is left to itself when the asker gives up.
+            assert await ref.ask(Do(act), abandon_on_cancel=True) == float("inf")
+
+
 @pytest.mark.parametrize("act", [at_once, after_a_while])
 async def test_it_runs_in_the_context_of_its_asker(act: Act, autojump_clock: MockClock) -> None:
     seen: dict[str, str] = {}

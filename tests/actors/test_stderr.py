@@ -14,7 +14,7 @@ import trio.testing
 from sample_actors import AT_ONCE, BoomError, Do, Events, Gate, Note, Number, Puppet, Run, RunGrouped, crash
 
 from trio_accel.actors import ActorFailedError, Directive, Event, Policy, Ref, System
-from trio_accel.actors._stderr import StderrUnlessConfigured
+from trio_accel.actors._errors import StderrUnlessConfigured
 
 wait = trio.testing.wait_all_tasks_blocked
 

@@ -28,7 +28,7 @@ from trio_accel.actors import (
     handles,
     open_system,
 )
-from trio_accel.actors._failures import leaves
+from trio_accel.actors._errors import leaves
 
 wait = trio.testing.wait_all_tasks_blocked
 

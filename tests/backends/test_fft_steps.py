@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.fft_layouts import OUT, SOURCE, View
-from trio_accel.backends.base.fft_steps import Convert, Transform, TransformPlan, Zero
+from trio_accel.backends.base.fft_steps import OUT, SOURCE, Convert, Transform, TransformPlan, View, Zero
 from trio_accel.backends.base.ops import ArraySpec, FftSpec, contiguous_strides
 
 COMPLEX = {DType.float64: DType.complex128, DType.float32: DType.complex64}

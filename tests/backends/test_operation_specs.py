@@ -121,8 +121,8 @@ def test_blocks_are_those_of_the_arrays(cls: Any) -> None:
 
 
 def test_all_libraries_are_there() -> None:
-    there = {cls.__module__.rpartition(".")[2] for cls in SPECS}
-    assert there >= {"fft", "linalg", "memory", "program", "random"}
+    there = {cls.__name__ for cls in SPECS}
+    assert there >= {"CopySpec", "FftSpec", "GraphSpec", "MatmulSpec", "PhiloxSpec", "ProgramCall"}
     assert {cls.operation for cls in SPECS} >= {"linalg.axpy", "linalg.cholesky", "linalg.svd", "sparse.spmv"}
 
 

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from trio_accel.cli._chart import ResidualChart
+from trio_accel.cli._solve import ResidualChart
 
 
 def draw(history: list[float], width: int = 80, encoding: str = "utf-8") -> list[str]:

@@ -268,7 +268,7 @@ def test_a_generation_too_many_is_found(cli: Cli, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_device_that_gives_up_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trio_accel.cli._device._INTENSITY", ta.Intensity(0, 60.0))
+    monkeypatch.setattr("trio_accel.cli._run._INTENSITY", ta.Intensity(0, 60.0))
     done = cli("demo", "recover", "--isolation", "inline")
     assert done.code == 1
     assert done.err.startswith("trio-accel: DeviceLostError: demo/cpu:0: the device was given up")

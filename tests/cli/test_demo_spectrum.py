@@ -81,7 +81,7 @@ def test_the_levels_are_those_of_scipy(cli: Cli, tmp_path: Path, monkeypatch: py
         drawn.append(levels)
         return PNG
 
-    monkeypatch.setattr("trio_accel.cli._plot.draw_spectrogram", draw)
+    monkeypatch.setattr("trio_accel.cli._spectrum._draw_spectrogram", draw)
     samples = np.random.default_rng(1).uniform(-1, 1, 5000).astype(np.float32)
     wavfile.write(tmp_path / "noise.wav", RATE, samples)
     data = run(cli, "--audio", tmp_path / "noise.wav")["data"]

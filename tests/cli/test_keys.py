@@ -13,7 +13,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_accel.cli._keys import KeyParser, keys_at_once, read_keys
+from trio_accel.cli._top import KeyParser, keys_at_once, read_keys
 
 KEYS = {
     b"q": "q",

@@ -9,8 +9,8 @@ import pytest
 from scipy.io import mmread, mmwrite
 from scipy.sparse import coo_array, csr_array
 
-from trio_accel.cli._errors import InputError
 from trio_accel.cli._matrix_market import parse_matrix
+from trio_accel.cli._run import InputError
 
 DATA = Path(__file__).parent / "data"
 BANNER = b"%%MatrixMarket matrix coordinate real general\n"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import pytest
 from chosen import SEARCHED
 
-from trio_accel.cli._errors import InputError
+from trio_accel.cli._run import InputError
 from trio_accel.cli._top import find_program
 from trio_accel.telemetry import ObservedProgram, SystemSnapshot
 

@@ -10,7 +10,7 @@ import pytest
 import scipy.io
 from scipy.io import wavfile
 
-from trio_accel.cli._errors import InputError
+from trio_accel.cli._run import InputError
 from trio_accel.cli._wav import parse_wav
 
 SCIPY_FILES = Path(scipy.io.__file__).parent / "tests" / "data"

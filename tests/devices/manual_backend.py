@@ -31,8 +31,7 @@ from trio_accel.backends.base import (
 from trio_accel.backends.base.host import map_shared
 from trio_accel.backends.base.ops import ArraySpec, OperationSpec
 from trio_accel.backends.cpu.manifest import open_library
-from trio_accel.backends.cpu.runtime._lease import HostLease
-from trio_accel.backends.cpu.runtime._memory import CpuMemory
+from trio_accel.backends.cpu.runtime._memory import CpuMemory, HostLease
 
 LIBRARIES = ("blas", "fft", "memory", "sparse")
 

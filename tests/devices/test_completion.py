@@ -22,7 +22,7 @@ import trio_accel as ta
 from trio_accel.backends.base import Waker
 from trio_accel.devices import CompletionPort, Phase, Put
 from trio_accel.devices.completion import _adaptive
-from trio_accel.devices.engine import _watchdog
+from trio_accel.devices.engine import _context_state
 
 STRATEGIES = [
     ta.HostCallbackCompletion(),
@@ -161,7 +161,7 @@ async def test_what_takes_as_long_as_before_is_seen_when_it_is_due_without_a_not
     """Without a window it is seen when the stream notifies, and not before."""
     wakers: list[Waker] = []
     # The watchdog's own look comes later.
-    monkeypatch.setattr(_watchdog, "_INTERVAL", 60.0)
+    monkeypatch.setattr(_context_state, "_INTERVAL", 60.0)
     strategy = ta.AdaptiveCompletion(window=window)
     async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
         ref = await device.put(np.ones(3))
@@ -262,7 +262,7 @@ class TestSpinning:
         self, system: ta.System, backend: ManualBackend, monkeypatch: pytest.MonkeyPatch
     ) -> AsyncGenerator[ta.Device, None]:
         # Nobody else sees the end of what is spun for: no notification, and no look of the watchdog.
-        monkeypatch.setattr(_watchdog, "_INTERVAL", 60.0)
+        monkeypatch.setattr(_context_state, "_INTERVAL", 60.0)
         monkeypatch.setattr(_adaptive, "LONGEST_LOOK", 10.0)
         options = ta.DeviceOptions(
             completion=ta.AdaptiveCompletion(window=0.4), cancel_grace=0.3, close_grace=0.3

@@ -14,8 +14,8 @@ import trio
 from chosen import BACKEND, IS_STAND_IN
 
 import trio_accel as ta
-from trio_accel.devices import OpenDevice
-from trio_accel.devices.front import _transfer
+from trio_accel.devices import OpenDevice, PutPart
+from trio_accel.devices.front import _memory
 
 ISOLATIONS = ("inline", "process")
 
@@ -31,7 +31,7 @@ async def pair(
     request: pytest.FixtureRequest, system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncGenerator[Pair, None]:
     """Two devices, with pieces so small that arrays of a test have many."""
-    monkeypatch.setattr(_transfer, "_PIECE", 4096)
+    monkeypatch.setattr(_memory, "_PIECE", 4096)
     source, target = (ta.DeviceOptions(isolation=isolation) for isolation in request.param)
     async with (
         system.open_device(BACKEND, options=source) as a,
@@ -46,7 +46,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool
     if request.param and BACKEND != "cpu":
         pytest.skip("the host addresses the memory of the CPU backend alone")
     if not request.param:
-        monkeypatch.setattr(_transfer, "_is_addressed", lambda backend: False)
+        monkeypatch.setattr(_memory, "_is_addressed", lambda backend: False)
     return bool(request.param)
 
 
@@ -97,7 +97,7 @@ async def test_on_its_own_device_it_is_a_copy(pair: Pair) -> None:
 
 
 async def test_host_memory_is_that_of_three_pieces(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_transfer, "_is_addressed", lambda backend: False)
+    monkeypatch.setattr(_memory, "_is_addressed", lambda backend: False)
     made: list[int] = []
     empty = OpenDevice.host_empty
 
@@ -136,7 +136,7 @@ async def test_pieces_are_on_their_way_at_the_same_time(pair: Pair, monkeypatch:
 async def test_a_piece_that_fails_is_the_error_and_nothing_is_left(pair: Pair) -> None:
     x = await pair.source.put(noise((50_000,), np.uint8))
     before = await used(pair.target)
-    ta.testing.inject_fault(pair.target, _transfer.PutPart, fail=ZeroDivisionError("piece"))
+    ta.testing.inject_fault(pair.target, PutPart, fail=ZeroDivisionError("piece"))
     with pytest.raises(ta.ActorFailedError) as caught:
         await x.copy_to(pair.target)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
@@ -178,7 +178,7 @@ async def test_a_released_array_is_refused(pair: Pair) -> None:
 async def test_the_loss_of_the_other_device(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, retry: int
 ) -> None:
-    monkeypatch.setattr(_transfer, "_PIECE", 4096)
+    monkeypatch.setattr(_memory, "_PIECE", 4096)
     source = ta.DeviceOptions(isolation="inline")
     target = ta.DeviceOptions(isolation="process", retry=retry)
     host = noise((100_000,), np.uint8)
@@ -187,7 +187,7 @@ async def test_the_loss_of_the_other_device(
         system.open_device(BACKEND, options=target) as b,
     ):
         x = await a.put(host)
-        ta.testing.inject_fault(b, _transfer.PutPart, poison=True)
+        ta.testing.inject_fault(b, PutPart, poison=True)
         if retry:
             assert (await (await x.copy_to(b)).to_host()).tobytes() == host.tobytes()
         else:

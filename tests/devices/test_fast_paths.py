@@ -16,10 +16,10 @@ from trio_accel.backends.base import Isolation
 from trio_accel.backends.base.fast_paths import FastPaths, current_fast_paths, use_fast_paths
 from trio_accel.devices import AdaptiveCompletion
 from trio_accel.devices.arrays._blocks import BlockTable
-from trio_accel.devices.base._availability import Availability
+from trio_accel.devices.base._waits import Availability
 from trio_accel.devices.completion._adaptive import AdaptivePort
 from trio_accel.devices.completion._strategies import window_of
-from trio_accel.devices.worker.front._link import WorkerLink
+from trio_accel.devices.worker.front import _pool
 from trio_accel.devices.worker.transport._protocol import WorkerConfig
 
 NAMES = [field.name for field in attrs.fields(FastPaths)]
@@ -43,13 +43,12 @@ async def test_results_and_errors_are_the_same(
     paths: FastPaths, system: ta.System, isolation: Isolation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[FastPaths] = []
-    configure = WorkerLink.configure
 
-    def noted(link: WorkerLink, config: WorkerConfig, *more: Any) -> None:
-        told.append(config.fast_paths)
-        configure(link, config, *more)
+    def noted(**fields: Any) -> WorkerConfig:
+        told.append(fields["fast_paths"])
+        return WorkerConfig(**fields)
 
-    monkeypatch.setattr(WorkerLink, "configure", noted)
+    monkeypatch.setattr(_pool, "WorkerConfig", noted)
     async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as device:
         await ask_one_after_the_other(device)
         await ask_together(device)

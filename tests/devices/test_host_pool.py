@@ -22,8 +22,8 @@ from trio_accel.backends.base.host import make_shared
 from trio_accel.devices.host import _host_pool
 from trio_accel.devices.host._host_pool import HostPool, Slab
 from trio_accel.devices.host._registrar import HostRegistrar
-from trio_accel.devices.worker.back import _slabs
-from trio_accel.devices.worker.back._slabs import WorkerSlabs
+from trio_accel.devices.worker.back import _memory
+from trio_accel.devices.worker.back._memory import WorkerSlabs
 
 MIB = 1 << 20
 
@@ -364,7 +364,7 @@ async def test_what_goes_before_a_worker_knows_it_is_forgotten_after_that() -> N
 
 
 async def test_arrays_in_a_slab_are_made_once_and_gone_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_slabs, "_MOST_ARRAYS", 3)
+    monkeypatch.setattr(_memory, "_MOST_ARRAYS", 3)
     device, slabs = Slow(), WorkerSlabs()
     device.may_go_on.set()
     memory, descriptor = make_shared(MIB)

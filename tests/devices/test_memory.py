@@ -21,7 +21,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
-from trio_accel.devices.engine import _watchdog
+from trio_accel.devices.engine import _context_state
 from trio_accel.devices.inline._dispatch import InlineDispatch
 from trio_accel.devices.worker import WorkerDispatch
 
@@ -569,7 +569,7 @@ async def test_who_asks_again_and_again_for_something_large_rings_nobody(
     manual: ta.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Else it may come to rest in between, on a machine that is busy.
-    monkeypatch.setattr(_watchdog, "_INTERVAL", 60.0)
+    monkeypatch.setattr(_context_state, "_INTERVAL", 60.0)
     ref = await manual.put(np.ones(LARGE))
     notifier = manual.state.blocks._notifier
     before = notifier.notifications

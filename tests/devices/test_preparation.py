@@ -16,7 +16,7 @@ from trio.testing import wait_all_tasks_blocked
 import trio_accel as ta
 from trio_accel import linalg
 from trio_accel.devices import Fill
-from trio_accel.devices.engine import _watchdog
+from trio_accel.devices.engine import _context_state
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ async def test_a_plan_finds_the_memory_that_was_dropped_before(
     device: ta.Device, pipe: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nobody else gives it back meanwhile.
-    monkeypatch.setattr(_watchdog, "_INTERVAL", 60.0)
+    monkeypatch.setattr(_context_state, "_INTERVAL", 60.0)
     x = await device.put(np.ones(3))
     large = await device.put(np.ones(2 << 20))
     assert device.state.blocks.is_watched

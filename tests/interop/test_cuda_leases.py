@@ -220,7 +220,7 @@ class TestMemory:
             assert opened._has_ended
 
     def _open_when_closing(self, opened: Any, library: Library) -> None:
-        while not opened._is_closed:
+        while not opened.is_closed:
             pass
         assert not opened._has_ended
         library.gate.open()
@@ -233,7 +233,7 @@ class TestMemory:
             async with ref.lease(stream=stream):
                 pass
             await device.synchronize()
-            counts.add(len(opened._streams))
+            counts.add(len(opened.streams))
         assert len(counts) == 1
 
 
@@ -304,7 +304,7 @@ class TestEnds:
             ref.release()
             ta.testing.poison(device, "by a test")
         with trio.fail_after(5):
-            while not lost._is_closed:  # noqa: ASYNC110  # it has no event
+            while not lost.is_closed:  # noqa: ASYNC110  # it has no event
                 await trio.sleep(0.001)
         # What comes too late writes to memory that is still there.
         assert not lost.close(0.1)
@@ -411,7 +411,7 @@ class TestStreamsThatAreNone:
         """While it is not empty, no event can be recorded; of a bad handle a driver may die."""
         from cuda.bindings import driver
 
-        from trio_accel.backends.cuda.runtime import _foreign
+        from trio_accel.backends.cuda.runtime import _context
 
         refusing: list[int] = []
 
@@ -421,7 +421,7 @@ class TestStreamsThatAreNone:
                     return lambda *_: (driver.CUresult.CUDA_ERROR_INVALID_HANDLE,)
                 return getattr(driver, name)
 
-        monkeypatch.setattr(_foreign, "driver", Refusing())
+        monkeypatch.setattr(_context, "driver", Refusing())
         return refusing
 
 

@@ -82,7 +82,7 @@ def test_scalars_lie_as_in_a_structure_of_c(scalars: list[tuple[DType, int]]) ->
     ],
 )
 def test_names_of_the_kernels_of_a_source(source: str, names: tuple[str, ...]) -> None:
-    compiler = pytest.importorskip("trio_accel.backends.cuda.kit._compile")
+    compiler = pytest.importorskip("trio_accel.backends.cuda.runtime._compiler")
     assert compiler.kernels_in(source) == names
 
 

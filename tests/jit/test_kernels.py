@@ -193,13 +193,13 @@ async def test_macros_dialect_and_headers_of_a_folder(device: ta.Device, tmp_pat
 async def test_headers_of_cuda_are_found_behind_the_folders_that_are_given(
     device: ta.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trio_accel.backends.cuda.kit import _compile
+    from trio_accel.backends.cuda.runtime import _compiler
 
     for folder, text in (("own", "2.0"), ("cuda", "3.0")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "both.h").write_text(f"#define BOTH {text}\n")
     (tmp_path / "cuda" / "installed.h").write_text("#define INSTALLED 0.5\n")
-    monkeypatch.setattr(_compile, "_header_folders", lambda: (str(tmp_path / "cuda"),))
+    monkeypatch.setattr(_compiler, "_header_folders", lambda: (str(tmp_path / "cuda"),))
     kernel = one(
         "fill",
         '#include <installed.h>\n#include "both.h"\n'

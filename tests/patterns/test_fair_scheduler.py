@@ -198,6 +198,28 @@ async def test_the_queue_of_a_tenant_is_bounded(
     assert (await scheduler.ask(GetStatistics())).refused == 1
 
 
+async def test_each_request_of_a_flood_is_taken_or_refused_when_it_is_asked(
+    system: ta.System, model: Model, autojump_clock: MockClock
+) -> None:
+    scheduler = await system.spawn(FairScheduler, model, max_in_flight=1, max_queued=100)
+    ends: list[type[object]] = []
+
+    async def one_of_many() -> None:
+        with trio.move_on_after(0.02):
+            ends.append(type(await refused(scheduler, FairCall(("a", 1.0), tenant="a"))))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(2000):
+            nursery.start_soon(one_of_many)
+        for _ in range(3):
+            await trio.lowlevel.checkpoint()
+        assert ends == [ta.MailboxFullError] * (2000 - 1 - 100)
+        # Another tenant waits for what runs, and for nothing else.
+        await ask(scheduler, "b", "b")
+        assert model.order == ["a", "b"]
+        assert trio.current_time() == pytest.approx(1.02)
+
+
 async def test_unknown_tenants_have_the_default_weight_or_are_refused(
     autojump_clock: MockClock, system: ta.System, model: Model
 ) -> None:

@@ -11,8 +11,8 @@ import pytest
 import trio_accel as ta
 from trio_accel.actors import ActorRestarted
 from trio_accel.backends.base import Isolation
-from trio_accel.telemetry import _failures, record
-from trio_accel.telemetry._failures import Failures
+from trio_accel.telemetry import _tally, record
+from trio_accel.telemetry._tally import Failures
 
 
 class Clock:
@@ -27,7 +27,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(_failures, "time", clock)
+    monkeypatch.setattr(_tally, "time", clock)
     return clock
 
 

@@ -1,121 +1,48 @@
 """Typed, supervised actors on Trio tasks. Usable alone: nothing here knows of devices."""
 
-from ._actor import Actor
-from ._cell import Terminated
-from ._context import ActorContext, RestartInfo
-from ._direct import DirectReply, idle_actor
-from ._envelope import Waiter
-from ._errors import (
-    ActorError,
-    ActorFailedError,
-    ActorRestartingError,
-    ActorStoppedError,
-    AskCycleError,
-    MailboxFullError,
-    NotExecutedError,
+from . import (
+    _actor,
+    _cell,
+    _direct,
+    _errors,
+    _events,
+    _handlers,
+    _messages,
+    _options,
+    _outcomes,
+    _ref,
+    _system,
+    _tasks,
+    _timers,
+    _tree,
 )
-from ._events import (
-    ActorEvent,
-    ActorRestarted,
-    ActorStarted,
-    ActorTerminated,
-    Event,
-    Measuring,
-    MessageCancelled,
-    MessageCompleted,
-    MessageDropped,
-    MessageEvent,
-    MessageFailed,
-    MessageStarted,
-    MessageWithdrawn,
-    Observer,
-    Subscription,
-    SupervisorFailed,
-)
-from ._failures import describe
-from ._handlers import NOT_NOW, handles, message_target, quick
-from ._messages import Message, Request
-from ._meters import Measured, Meter, note_end
-from ._options import (
-    Backoff,
-    Directive,
-    Intensity,
-    MailboxOptions,
-    Overflow,
-    Policy,
-    Restart,
-    Strategy,
-    SystemOptions,
-    named_options,
-)
-from ._ref import Posted, Ref
-from ._replies import DeferredReply
-from ._system import SupervisorScope, System, around_each_system, check_name, open_system
-from ._tasks import WOKEN, actor_path_of
-from ._timers import Timer
-from ._tree import ActorSnapshot
+from ._actor import *
+from ._cell import *
+from ._direct import *
+from ._errors import *
+from ._events import *
+from ._handlers import *
+from ._messages import *
+from ._options import *
+from ._outcomes import *
+from ._ref import *
+from ._system import *
+from ._tasks import *
+from ._timers import *
+from ._tree import *
 
-__all__ = [
-    "NOT_NOW",
-    "WOKEN",
-    "Actor",
-    "ActorContext",
-    "ActorError",
-    "ActorEvent",
-    "ActorFailedError",
-    "ActorRestarted",
-    "ActorRestartingError",
-    "ActorSnapshot",
-    "ActorStarted",
-    "ActorStoppedError",
-    "ActorTerminated",
-    "AskCycleError",
-    "Backoff",
-    "DeferredReply",
-    "DirectReply",
-    "Directive",
-    "Event",
-    "Intensity",
-    "MailboxFullError",
-    "MailboxOptions",
-    "Measured",
-    "Measuring",
-    "Message",
-    "MessageCancelled",
-    "MessageCompleted",
-    "MessageDropped",
-    "MessageEvent",
-    "MessageFailed",
-    "MessageStarted",
-    "MessageWithdrawn",
-    "Meter",
-    "NotExecutedError",
-    "Observer",
-    "Overflow",
-    "Policy",
-    "Posted",
-    "Ref",
-    "Request",
-    "Restart",
-    "RestartInfo",
-    "Strategy",
-    "Subscription",
-    "SupervisorFailed",
-    "SupervisorScope",
-    "System",
-    "SystemOptions",
-    "Terminated",
-    "Timer",
-    "Waiter",
-    "actor_path_of",
-    "around_each_system",
-    "check_name",
-    "describe",
-    "handles",
-    "idle_actor",
-    "message_target",
-    "named_options",
-    "note_end",
-    "open_system",
-    "quick",
-]
+__all__: list[str] = []
+__all__ += _actor.__all__
+__all__ += _cell.__all__
+__all__ += _direct.__all__
+__all__ += _errors.__all__
+__all__ += _events.__all__
+__all__ += _handlers.__all__
+__all__ += _messages.__all__
+__all__ += _options.__all__
+__all__ += _outcomes.__all__
+__all__ += _ref.__all__
+__all__ += _system.__all__
+__all__ += _tasks.__all__
+__all__ += _timers.__all__
+__all__ += _tree.__all__

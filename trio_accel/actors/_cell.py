@@ -6,29 +6,24 @@ import enum
 import logging
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
-from ._envelope import AwaitedStart, Envelope
-from ._errors import ActorRestartingError, ActorStoppedError
+from ._errors import ActorRestartingError, ActorStoppedError, describe, leaves, safe_repr
 from ._events import ActorTerminated
-from ._failures import describe, leaves, safe_repr
+from ._handlers import ActorBase, Handler, HandlerTable
 from ._incarnation import Incarnation
 from ._mailbox import Mailbox
-from ._messages import AnyMessage, Message, Request
+from ._messages import AnyMessage, AwaitedStart, Envelope, Message, Request
 from ._options import MailboxOptions, Policy, Restart
 from ._outcomes import Outcomes
-from ._runs import check_run, thread_ident
-from ._start_gate import StartGate
+from ._restarts import StartGate
+from ._system_state import SystemState, check_run, thread_ident
 from ._tasks import cells, lend
+from ._tree import ActorSnapshot
 
-if TYPE_CHECKING:
-    from ._handlers import ActorBase, Handler, HandlerTable
-    from ._system_state import SystemState
-
-__all__ = ["Cell", "CellState", "Terminated"]
+__all__ = ["Terminated"]
 
 _logger = logging.getLogger("trio_accel.actors")
 
@@ -47,6 +42,9 @@ class CellState(enum.StrEnum):
     TERMINATED = "terminated"
 
 
+_NO_CHILDREN: Mapping[str, Cell] = MappingProxyType({})
+
+
 @attrs.frozen(kw_only=True)
 class Terminated:
     """The end of an actor.
@@ -63,71 +61,43 @@ class Terminated:
     error: BaseException | None
 
 
+@attrs.define(eq=False, repr=False)
 class Cell:
     """One actor as others hold it, from spawn to its permanent end: whom to send to, and how to end it."""
 
-    __slots__ = (
-        "_cancel_reason",
-        "_ended",
-        "_watchers",
-        "actor_class",
-        "children",
-        "gate",
-        "handlers",
-        "incarnation",
-        "is_draining",
-        "last_error",
-        "mailbox",
-        "mailbox_options",
-        "number",
-        "outcomes",
-        "path",
-        "pid",
-        "policy",
-        "progressed_at",
-        "restart",
-        "state",
-        "stop_reason",
-        "system",
-        "terminated",
+    system: SystemState
+    path: str
+    actor_class: type[ActorBase]
+    restart: Restart = attrs.field(kw_only=True)
+    policy: Policy = attrs.field(kw_only=True)
+    mailbox_options: MailboxOptions = attrs.field(kw_only=True)
+    handlers: HandlerTable = attrs.field(init=False)
+    outcomes: Outcomes = attrs.field(init=False)
+    mailbox: Mailbox = attrs.field(init=False)
+    state: CellState = attrs.field(default=CellState.STARTING, init=False)
+    incarnation: Incarnation | None = attrs.field(default=None, init=False)
+    # Of the incarnation.
+    children: Mapping[str, Cell] = attrs.field(default=_NO_CHILDREN, init=False)
+    number: int = attrs.field(default=-1, init=False)
+    # Of the process in which the last incarnation does its work, if that is another one.
+    pid: int | None = attrs.field(default=None, init=False)
+    last_error: BaseException | None = attrs.field(default=None, init=False)
+    # When the incarnation, or the one that has ended, first made progress.
+    progressed_at: float | None = attrs.field(default=None, init=False)
+    gate: StartGate = attrs.field(factory=StartGate, init=False)
+    stop_reason: str | None = attrs.field(default=None, init=False)
+    is_draining: bool = attrs.field(default=False, init=False)
+    terminated: Terminated | None = attrs.field(default=None, init=False)
+    _cancel_reason: str | None = attrs.field(default=None, init=False)
+    _ended: trio.Event | None = attrs.field(default=None, init=False)
+    _watchers: dict[Incarnation, Callable[[Terminated], None]] = attrs.field(
+        factory=dict[Incarnation, Callable[[Terminated], None]], init=False
     )
 
-    def __init__(
-        self,
-        system: SystemState,
-        path: str,
-        actor_class: type[ActorBase],
-        *,
-        restart: Restart,
-        policy: Policy,
-        mailbox: MailboxOptions,
-    ) -> None:
-        self.system: SystemState = system
-        self.path: str = path
-        self.actor_class: type[ActorBase] = actor_class
-        self.handlers: HandlerTable = actor_class.__handlers__
-        self.restart: Restart = restart
-        self.policy: Policy = policy
-        self.mailbox_options: MailboxOptions = mailbox
-        self.outcomes: Outcomes = Outcomes(path, system, policy)
-        self.mailbox: Mailbox = Mailbox(self.outcomes, self.handlers, mailbox)
-        self.state: CellState = CellState.STARTING
-        self.incarnation: Incarnation | None = None
-        # Of the incarnation.
-        self.children: Mapping[str, Cell] = _NO_CHILDREN
-        self.number: int = -1
-        # Of the process in which the last incarnation does its work, if that is another one.
-        self.pid: int | None = None
-        self.last_error: BaseException | None = None
-        # When the incarnation, or the one that has ended, first made progress.
-        self.progressed_at: float | None = None
-        self.gate: StartGate = StartGate()
-        self.stop_reason: str | None = None
-        self.is_draining: bool = False
-        self.terminated: Terminated | None = None
-        self._cancel_reason: str | None = None
-        self._ended: trio.Event | None = None
-        self._watchers: dict[Incarnation, Callable[[Terminated], None]] | None = None
+    def __attrs_post_init__(self) -> None:
+        self.handlers = self.actor_class.__handlers__
+        self.outcomes = Outcomes(self.path, self.system, self.policy)
+        self.mailbox = Mailbox(self.outcomes, self.handlers, self.mailbox_options)
 
     @property
     def current(self) -> Envelope | None:
@@ -272,19 +242,37 @@ class Cell:
         if self.terminated is not None:
             notify(self.terminated)
             return
-        if self._watchers is None:
-            self._watchers = {}
         self._watchers[watcher] = notify
-        if watcher.watched is None:
-            watcher.watched = set()
         watcher.watched.add(self)
 
     def remove_watcher(self, watcher: Incarnation) -> None:
         """Do not call back."""
-        if watcher.watched is not None:
-            watcher.watched.discard(self)
-        if self._watchers is not None:
-            self._watchers.pop(watcher, None)
+        watcher.watched.discard(self)
+        self._watchers.pop(watcher, None)
+
+    def snapshot(self, children: tuple[ActorSnapshot, ...]) -> ActorSnapshot:
+        """Take a snapshot of this actor, above those of its children."""
+        error, incarnation = self.last_error, self.incarnation
+        shown = incarnation.shown() if incarnation is not None and incarnation.shown is not None else ()
+        return ActorSnapshot(
+            path=self.path,
+            actor_class=self.actor_class.__name__,
+            state=str(self.state),
+            incarnation=max(self.number, 0),
+            pid=None if incarnation is None else self.pid,
+            mailbox_depth=self.mailbox.depth,
+            mailbox_peak=self.mailbox.peak,
+            mailbox_waiting=self.mailbox.waiting,
+            stashed=self.mailbox.stashed,
+            dropped=self.mailbox.dropped,
+            running=len(incarnation.serving) if incarnation is not None else 0,
+            handled=self.outcomes.handled,
+            failed=self.outcomes.failed,
+            expired=self.outcomes.expired,
+            deferred=len(self.outcomes.deferred),
+            last_error=None if error is None else describe(error),
+            children=children + shown,
+        )
 
     def begin_incarnation(self) -> Incarnation:
         """Make the incarnation that runs from now on."""
@@ -330,8 +318,8 @@ class Cell:
         self.gate.end()
         if self._ended is not None:
             self._ended.set()
-        watchers, self._watchers = self._watchers, None
-        for notify in tuple((watchers or {}).values()):
+        watchers, self._watchers = self._watchers, {}
+        for notify in tuple(watchers.values()):
             notify(terminated)
         if self.system.observers.is_anyone:
             self.system.observers.emit_life(
@@ -359,6 +347,3 @@ class Cell:
         return ActorStoppedError(
             f"actor {self.path} ended: another of its messages or a child failed", path=self.path
         )
-
-
-_NO_CHILDREN: Mapping[str, Cell] = MappingProxyType({})

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextvars import Context
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
+import attrs
 import outcome
 import trio
 
-from ._envelope import Waiter
-from ._failures import drop_frames
-from ._meters import note_end
-from ._outcomes import crash_error
+from ._actor import ActorContext
+from ._errors import drop_frames
+from ._events import note_end
+from ._messages import AnyMessage, Waiter
+from ._outcomes import Outcomes, crash_error
+from ._ref import Ref
 from ._tasks import WOKEN
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from contextvars import Context
-
-    from ._context import ActorContext
-    from ._messages import AnyMessage
-    from ._outcomes import Outcomes
-    from ._ref import Ref
 
 __all__ = ["DirectReply", "idle_actor"]
 
 ActorT = TypeVar("ActorT")
 
 
+@attrs.define(eq=False, repr=False)
 class DirectReply(Waiter):
     """A reply that is given once, on the Trio thread, to a message that had no envelope.
 
@@ -43,19 +40,12 @@ class DirectReply(Waiter):
         on_cancel: Called with the context variables of the waiting task when that is cancelled.
     """
 
-    __slots__ = ("_poll", "began", "is_done", "message", "on_cancel", "outcomes")
-
-    def __init__(self, message: AnyMessage) -> None:
-        # Without the call of the base's, which takes longer than it does anything.
-        self.task = self.raise_cancel = None
-        self.on_done: Callable[[outcome.Outcome[Any]], None] | None = None
-        self.result: outcome.Outcome[Any] | None = None
-        self.message: AnyMessage = message
-        self.outcomes: Outcomes | None = None
-        self.is_done: bool = False
-        self.began: float | None = None
-        self.on_cancel: Callable[[Context], None] | None = None
-        self._poll: Callable[[], Awaitable[None]] | None = None
+    message: AnyMessage
+    outcomes: Outcomes | None = attrs.field(default=None, init=False)
+    is_done: bool = attrs.field(default=False, init=False)
+    began: float | None = attrs.field(default=None, init=False)
+    on_cancel: Callable[[Context], None] | None = attrs.field(default=None, init=False)
+    _poll: Callable[[], Awaitable[None]] | None = attrs.field(default=None, init=False)
 
     def served(self, context: ActorContext, error: Exception | None = None) -> None:
         """Count the message as served, in place of an actor that was idle.

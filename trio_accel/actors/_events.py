@@ -1,4 +1,4 @@
-"""What a system tells its observers."""
+"""What a system tells its observers, and its meter."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import logging
 from collections.abc import Callable, Iterator
 from contextvars import Context
 from time import perf_counter
-from typing import Self, TypeAlias
+from typing import Protocol, Self, TypeAlias
 
 import attrs
 import trio
 
-from ._failures import safe_repr
-from ._meters import Meter
+from ._errors import safe_repr
 
 __all__ = [
     "ActorEvent",
@@ -21,6 +20,7 @@ __all__ = [
     "ActorStarted",
     "ActorTerminated",
     "Event",
+    "Measured",
     "Measuring",
     "MessageCancelled",
     "MessageCompleted",
@@ -29,10 +29,11 @@ __all__ = [
     "MessageFailed",
     "MessageStarted",
     "MessageWithdrawn",
+    "Meter",
     "Observer",
-    "Observers",
     "Subscription",
     "SupervisorFailed",
+    "note_end",
 ]
 
 _logger = logging.getLogger("trio_accel.actors")
@@ -207,6 +208,14 @@ Event: TypeAlias = (
 Observer: TypeAlias = Callable[[Event], None]
 
 
+def _quick_clock() -> Callable[[], float]:
+    """Trio's clock, but for where it begins: only differences count."""
+    clock = trio.lowlevel.current_clock()
+    # Trio's own is this one with an offset. By way of Trio it takes four times as long.
+    return perf_counter if type(clock).__name__ == "SystemClock" else clock.current_time
+
+
+@attrs.define(eq=False, repr=False)
 class Observers:
     """Those who listen to a system.
 
@@ -220,27 +229,15 @@ class Observers:
         now: Trio's clock, but for where it begins.
     """
 
-    __slots__ = (
-        "_for_life",
-        "_on_change",
-        "meter",
-        "now",
-        "numbers",
-        "of_every_message",
-        "of_messages",
-        "sees_messages",
-    )
-
-    def __init__(self) -> None:
-        self.meter: Meter | None = None
-        self.sees_messages: bool = False
-        self.now: Callable[[], float] = _quick_clock()
-        self.of_messages: tuple[Observer, ...] = ()
-        self.of_every_message: tuple[Observer, ...] = ()
-        self.numbers: Iterator[int] = itertools.count(1)
-        # Who wants anything.
-        self._for_life: tuple[Observer, ...] = ()
-        self._on_change: dict[object, Callable[[], None]] = {}
+    meter: Meter | None = None
+    sees_messages: bool = False
+    now: Callable[[], float] = attrs.field(factory=_quick_clock)
+    of_messages: tuple[Observer, ...] = ()
+    of_every_message: tuple[Observer, ...] = ()
+    numbers: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
+    # Who wants anything.
+    _for_life: tuple[Observer, ...] = ()
+    _on_change: dict[object, Callable[[], None]] = attrs.field(factory=dict[object, Callable[[], None]])
 
     @property
     def is_anyone(self) -> bool:
@@ -312,13 +309,6 @@ class Observers:
             callback()
 
 
-def _quick_clock() -> Callable[[], float]:
-    """Trio's clock, but for where it begins: only differences count."""
-    clock = trio.lowlevel.current_clock()
-    # Trio's own is this one with an offset. By way of Trio it takes four times as long.
-    return perf_counter if type(clock).__name__ == "SystemClock" else clock.current_time
-
-
 def _without(observer: Observer, observers: tuple[Observer, ...]) -> tuple[Observer, ...]:
     return tuple(known for known in observers if known != observer)
 
@@ -373,3 +363,72 @@ class Measuring(_Closeable):
         observers, self._observers = self._observers, None
         if observers is not None:
             observers.end_measuring()
+
+
+class Measured(Protocol):
+    """Takes what became of the messages of one type to one actor.
+
+    It is used on the Trio thread, from inside the runtime, for every message: it must be quick and must not
+    raise. For most messages it is only a list that grows.
+    """
+
+    @property
+    def times(self) -> list[float]:
+        """Takes two numbers for each message that has ended: seconds in the queue, and thereafter."""
+        ...
+
+    @property
+    def most(self) -> int:
+        """How long `times` may become before `count` is called."""
+        ...
+
+    def count(self) -> None:
+        """Empty `times`."""
+        ...
+
+    def failed(self, error: BaseException) -> None:
+        """A message whose times were added last has failed."""
+        ...
+
+    def cancelled(self) -> None:
+        """A message whose times were added last has unwound, as its asker was cancelled."""
+        ...
+
+    def dropped(self) -> None:
+        """A message is a dead letter; it has no times."""
+        ...
+
+
+class Meter(Protocol):
+    """Measures the messages of a system; see `System.measure`."""
+
+    def measured(self, path: str, message_type: str) -> Measured:
+        """Who takes what becomes of the messages of one type to one actor; the runtime keeps it."""
+        ...
+
+
+def note_end(
+    measured: Measured,
+    queue_time: float,
+    run_time: float,
+    error: BaseException | None = None,
+    *,
+    cancelled: bool = False,
+) -> None:
+    """Tell of a message that has ended.
+
+    Args:
+        measured: Who takes it.
+        queue_time: Seconds from sending to the start.
+        run_time: Seconds from there to the end.
+        error: What it failed with.
+        cancelled: Whether its asker was cancelled.
+    """
+    times = measured.times
+    times += (queue_time, run_time)
+    if len(times) >= measured.most:
+        measured.count()
+    if cancelled:
+        measured.cancelled()
+    elif error is not None:
+        measured.failed(error)

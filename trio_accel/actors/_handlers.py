@@ -12,19 +12,9 @@ import attrs
 from trio.lowlevel import disable_ki_protection, enable_ki_protection
 
 from ._messages import AnyMessage, Message, MessageClass, Request, RequestClass
-from ._replies import DeferredReply
+from ._outcomes import DeferredReply
 
-__all__ = [
-    "NOT_NOW",
-    "ActorBase",
-    "Group",
-    "Handler",
-    "HandlerTable",
-    "collect_handlers",
-    "handles",
-    "message_target",
-    "quick",
-]
+__all__ = ["NOT_NOW", "handles", "message_target", "quick"]
 
 ActorT = TypeVar("ActorT")
 MessageT = TypeVar("MessageT")
@@ -171,9 +161,7 @@ def quick(attempt: Callable[[Any, Any], object], /) -> Callable[[HandlerT], Hand
 
     It stands below `handles`, without a group. The attempt is tried first, in the context of the message. If
     the actor has nothing else to do, that happens in the task that asks, as soon as it asks; what it raises
-    or defers is the same there. It must be quick, since it gives nobody else the loop. Nobody finds out then
-    when its asker will give up, which would take as long: ``context.deadline`` is infinite. A request that
-    waits in the mailbox, or for its handler, has the deadline of its asker.
+    or defers is the same there. It must be quick, since it gives no other task the loop.
 
     Args:
         attempt: A function of the actor and the message. It returns what the handler would; or

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from contextvars import Context
+from typing import Protocol
 
+import attrs
 import outcome
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._envelope import EXPIRED, Envelope, EnvelopeState, Party
-from ._failures import check_printable, drop_frames, is_fatal
-from ._handlers import NOT_NOW, Group, Handler
-from ._replies import DeferredReply
+from ._errors import check_printable, drop_frames, is_fatal
+from ._handlers import NOT_NOW, ActorBase, Group, Handler, HandlerTable
+from ._mailbox import Mailbox
+from ._messages import EXPIRED, Envelope, EnvelopeState, Party
+from ._outcomes import DeferredReply, Outcomes
 from ._tasks import running
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextvars import Context
-
-    from ._handlers import ActorBase, HandlerTable
-    from ._mailbox import Mailbox
-    from ._outcomes import Outcomes
-    from ._tree import ActorSnapshot
+from ._tree import ActorSnapshot
 
 __all__ = ["Host", "Incarnation"]
 
@@ -54,49 +50,36 @@ class _Timer(Protocol):
     def cancel(self) -> bool: ...
 
 
+@attrs.define(eq=False, repr=False)
 class Incarnation:
     """Serves the messages of an actor until it crashes, finishes, or is to end."""
 
-    __slots__ = (
-        "_group_left",
-        "_running",
-        "_timers",
-        "actor",
-        "cell",
-        "current",
-        "grouped",
-        "has_served",
-        "is_finished",
-        "number",
-        "nursery",
-        "outcomes",
-        "pending_crash",
-        "shown",
-        "told",
-        "watched",
+    cell: Host
+    number: int
+    outcomes: Outcomes = attrs.field(init=False)
+    actor: ActorBase = attrs.field(init=False)
+    nursery: trio.Nursery = attrs.field(init=False)
+    current: Envelope | None = attrs.field(default=None, init=False)
+    pending_crash: BaseException | None = attrs.field(default=None, init=False)
+    is_finished: bool = attrs.field(default=False, init=False)
+    # Name of the message that it crashed over, if that was told: no asker waits for its outcome.
+    told: str | None = attrs.field(default=None, init=False)
+    watched: set[_Watched] = attrs.field(factory=set[_Watched], init=False)
+    # Those that may still send a message: they are cancelled when this ends.
+    timers: set[_Timer] = attrs.field(factory=set[_Timer], init=False)
+    # Whether it serves no message any more.
+    has_served: bool = attrs.field(default=False, init=False)
+    # Actors below this one that live elsewhere, for the tree.
+    shown: Callable[[], tuple[ActorSnapshot, ...]] | None = attrs.field(default=None, init=False)
+    # Messages of groups, by the tasks that serve them.
+    grouped: dict[trio.lowlevel.Task, Envelope] = attrs.field(
+        factory=dict[trio.lowlevel.Task, Envelope], init=False
     )
+    _running: dict[Group, int] = attrs.field(factory=dict[Group, int], init=False)
+    _group_left: trio.Event | None = attrs.field(default=None, init=False)
 
-    def __init__(self, cell: Host, number: int) -> None:
-        self.cell: Host = cell
-        self.outcomes: Outcomes = cell.outcomes
-        self.number: int = number
-        self.actor: ActorBase
-        self.nursery: trio.Nursery
-        self.current: Envelope | None = None
-        self.pending_crash: BaseException | None = None
-        self.is_finished: bool = False
-        # Name of the message that it crashed over, if that was told: no asker waits for its outcome.
-        self.told: str | None = None
-        self.watched: set[_Watched] | None = None
-        self._timers: set[_Timer] | None = None
-        # Whether it serves no message any more.
-        self.has_served: bool = False
-        # Actors below this one that live elsewhere, for the tree.
-        self.shown: Callable[[], tuple[ActorSnapshot, ...]] | None = None
-        # Messages of groups, by the tasks that serve them.
-        self.grouped: dict[trio.lowlevel.Task, Envelope] = {}
-        self._running: dict[Group, int] = {}
-        self._group_left: trio.Event | None = None
+    def __attrs_post_init__(self) -> None:
+        self.outcomes = self.cell.outcomes
 
     @property
     def serving(self) -> tuple[Envelope, ...]:
@@ -122,26 +105,13 @@ class Incarnation:
 
     def unwatch_all(self) -> None:
         """Hear no more of the ends of others."""
-        for watched in tuple(self.watched or ()):
+        for watched in tuple(self.watched):
             watched.remove_watcher(self)
-
-    def add_timer(self, timer: _Timer) -> None:
-        """Cancel a timer when this ends."""
-        if self._timers is None:
-            self._timers = set()
-        self._timers.add(timer)
-
-    def remove_timer(self, timer: _Timer) -> bool:
-        """Forget a timer; returns whether it was known."""
-        if self._timers is None or timer not in self._timers:
-            return False
-        self._timers.remove(timer)
-        return True
 
     def end_serving(self) -> None:
         """No message is served any more: cancel the timers."""
         self.has_served = True
-        for timer in tuple(self._timers or ()):
+        for timer in tuple(self.timers):
             timer.cancel()
 
     async def serve(self, own: Context) -> None:  # noqa: ASYNC910  # the mailbox checkpoints
@@ -188,7 +158,7 @@ class Incarnation:
         if not cell.is_draining:
             return False
         if self.outcomes.deferred:
-            self.outcomes.call_when_settled(cell.mailbox.wake)
+            self.outcomes.on_settled = cell.mailbox.wake
         return bool(self.outcomes.deferred) or any(self._running.values()) or not cell.mailbox.is_empty
 
     def _serve_row(self, task: trio.lowlevel.Task) -> Envelope | None:
@@ -219,7 +189,7 @@ class Incarnation:
                 raise
         return True  # noqa: ASYNC104  # it is no fatal one
 
-    async def _dispatch(  # noqa: C901, PLR0912  # calls that would make it shorter take as long as what they do
+    async def _dispatch(  # noqa: C901  # calls that would make it shorter take as long as what they do
         self, handler: Handler, envelope: Envelope, task: trio.lowlevel.Task, *, was_tried: bool = False
     ) -> None:
         """Serve one message; its envelope is resolved, deferred or stashed when this returns or raises.
@@ -234,12 +204,8 @@ class Incarnation:
         if handler.attempt is None:
             if (envelope.raise_cancel is not None or envelope.deadline != _NEVER) and self._is_over(envelope):
                 return  # noqa: ASYNC910  # the mailbox checkpoints
-            observers = outcomes.observers
-            if observers.sees_messages:
-                if observers.of_messages:
-                    outcomes.observe_start(envelope)
-                elif envelope.started_at is None:
-                    envelope.started_at = observers.now()
+            if outcomes.observers.sees_messages:
+                outcomes.observe_start(envelope)
         elif not was_tried and self._serve_now(handler.attempt, envelope, task):
             return  # noqa: ASYNC910  # the mailbox checkpoints
         reply: object = None

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._actor import Actor
-from ._context import ActorContext, RestartInfo
+from ._actor import Actor, ActorContext, RestartInfo
+from ._cell import Cell
+from ._errors import check_printable, is_fatal, safe_repr, single
 from ._events import ActorStarted
-from ._failures import check_printable, is_fatal, safe_repr, single
 from ._incarnation import Incarnation
 from ._supervisor import Supervisor
 from ._tasks import running
-
-if TYPE_CHECKING:
-    from ._cell import Cell
 
 __all__ = ["Life"]
 
 _logger = logging.getLogger("trio_accel.actors")
 
 
+@attrs.define(eq=False, repr=False)
 class Life:
     """Runs one actor, from spawn to its permanent end.
 
@@ -33,18 +31,13 @@ class Life:
     of each actor's policy.
     """
 
-    __slots__ = ("_args", "_cell", "_children", "_is_started", "_kwargs", "_supervisor")
-
-    def __init__(
-        self, supervisor: Supervisor, cell: Cell, args: tuple[object, ...], kwargs: Mapping[str, object]
-    ) -> None:
-        self._supervisor = supervisor
-        self._cell = cell
-        self._args = args
-        self._kwargs = kwargs
-        # Of the incarnation that runs.
-        self._children: Supervisor | None = None
-        self._is_started = False
+    _supervisor: Supervisor
+    _cell: Cell
+    _args: tuple[object, ...]
+    _kwargs: Mapping[str, object]
+    # Of the incarnation that runs.
+    _children: Supervisor | None = attrs.field(default=None, init=False)
+    _is_started: bool = attrs.field(default=False, init=False)
 
     @enable_ki_protection
     async def run(self) -> None:
@@ -115,7 +108,10 @@ class Life:
             assert isinstance(actor, Actor)  # its class was checked
             incarnation.actor = actor
             actor.context = ActorContext(
-                cell, incarnation, RestartInfo(number=number, error=cell.last_error), self
+                cell,
+                incarnation,
+                RestartInfo(number=number, error=cell.last_error),
+                self.supervisor_of_children,
             )
             try:
                 if type(actor).lifespan is Actor.lifespan:
@@ -165,9 +161,7 @@ class Life:
 
     async def _stop_children(self) -> None:  # noqa: ASYNC910  # most have no children
         if self._children is not None:
-            # The supervisor bounds this by the children's own graces.
-            with trio.CancelScope(shield=True):
-                await self._children.stop_all("its supervisor ended")
+            await self._children.stop_all("its supervisor ended")
 
     def _log_crash(self, error: BaseException, told: str | None) -> None:
         cell = self._cell

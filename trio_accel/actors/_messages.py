@@ -1,10 +1,20 @@
-"""Bases of messages: their type parameters say who takes them and what comes back."""
+"""Messages: their bases, one on its way, and the slot in which its outcome arrives."""
 
 from __future__ import annotations
 
-from typing import Any, Generic, Protocol, TypeVar
+import enum
+import logging
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
 
-__all__ = ["AnyMessage", "Message", "MessageClass", "Request", "RequestClass"]
+import attrs
+import outcome
+import trio
+
+from ._system_state import SystemState
+
+__all__ = ["Message", "Request", "Waiter"]
 
 ActorT_contra = TypeVar("ActorT_contra", contravariant=True)
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
@@ -67,3 +77,238 @@ class MessageClass(Protocol[MessageT_co, TargetT_co]):
     def __call__(self, *args: Any, **kwargs: Any) -> MessageT_co: ...
 
     def __actor__(self) -> TargetT_co: ...
+
+
+_logger = logging.getLogger("trio_accel.actors")
+
+EXPIRED: Final = object()
+"""What an asker is woken with when its request was dropped because its deadline had passed."""
+
+_NEVER = float("inf")
+_ASKER_CANCELLED = "the asker was cancelled"
+
+
+class EnvelopeState(enum.IntEnum):
+    """Where an envelope is on its way; it only moves down this list, or back to QUEUED."""
+
+    QUEUED = 0
+    RUNNING = 1
+    STASHING = 2
+    """Still running, to be set aside when its handler returns."""
+    DEFERRED = 3
+    DONE = 4
+
+
+class _Queue(Protocol):
+    def withdraw(self, envelope: Envelope) -> None: ...
+
+
+class Party(Protocol):
+    """An actor as messages see it: they go to one, and may come from one."""
+
+    path: str
+    system: SystemState
+
+    @property
+    def actor_class(self) -> type:
+        """Its class."""
+        ...
+
+    @property
+    def mailbox(self) -> _Queue:
+        """Where its messages wait."""
+        ...
+
+    @property
+    def awaited(self) -> Envelope | AwaitedStart | None:
+        """What another may be waiting for that the running task works on."""
+        ...
+
+    def check_run(self, verb: str) -> None:
+        """Refuse another thread or Trio run."""
+        ...
+
+
+@attrs.frozen(eq=False)
+class AwaitedStart:
+    """The start of an actor that another waits for: a link of the chain of callers, as a request is.
+
+    Attributes:
+        sender: Who waits.
+        caller: What that is working on meanwhile.
+    """
+
+    sender: Party
+    caller: Envelope | AwaitedStart | None
+
+
+@attrs.define(eq=False, repr=False)
+class Waiter:
+    """The slot for the one outcome of a request: a task that waits for it, or a function that takes it.
+
+    Envelopes, direct replies, and the requests to a worker are all waited for in this way.
+
+    Invariant: `task` is parked exactly while it is not None. The code that reschedules it, or lets it go in
+    the abort function, forgets it in the same step. So no stale wake-up reaches a later wait of that task.
+
+    Attributes:
+        task: The task that waits, while it is parked.
+        on_done: Called with the outcome in place of a task.
+        result: The outcome, if it came before anybody waited for it.
+        raise_cancel: Raises the cancellation of the task, once it is cancelled and waits on all the same.
+    """
+
+    task: trio.lowlevel.Task | None = attrs.field(default=None, init=False)
+    on_done: Callable[[outcome.Outcome[Any]], None] | None = attrs.field(default=None, init=False)
+    result: outcome.Outcome[Any] | None = attrs.field(default=None, init=False)
+    raise_cancel: Callable[[], NoReturn] | None = attrs.field(default=None, init=False)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the waiting task was cancelled, and waits on."""
+        return self.raise_cancel is not None
+
+    def park(self) -> Awaitable[Any]:
+        """Park the current task until the outcome is there, which the await returns; await it at once."""
+        self.task = trio.lowlevel.current_task()
+        return trio.lowlevel.wait_task_rescheduled(self.abort)  # noqa: ASYNC105  # by the caller
+
+    def abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
+        """Take note that the parked task is cancelled: Trio's abort function.
+
+        By default the task waits on, and `end_wait` or the outcome lets it go.
+        """
+        self.raise_cancel = raise_cancel
+        return trio.lowlevel.Abort.FAILED
+
+    def settle(self, result: outcome.Outcome[Any]) -> None:
+        """Give the outcome to the task or the function, or keep it for the task to come."""
+        # The frames of an error that lives on refer to the waiter: it must keep nobody alive.
+        task, self.task = self.task, None
+        on_done, self.on_done = self.on_done, None
+        if task is not None:
+            trio.lowlevel.reschedule(task, result)
+        elif on_done is not None:
+            on_done(result)
+        else:
+            self.result = result
+
+    def take(self) -> Any:
+        """Return the outcome that was kept, or raise it.
+
+        Nothing here holds an error then, not even a variable of this frame: the frame is in its traceback.
+        """
+        return self._taken().unwrap()
+
+    def _taken(self) -> outcome.Outcome[Any]:
+        result, self.result = self.result, None
+        assert result is not None  # it was settled, and is taken once
+        return result
+
+    def cancellation(self) -> outcome.Outcome[Any]:
+        """Make the outcome of a cancelled task: its own cancellation."""
+        assert self.raise_cancel is not None  # it was cancelled
+        return outcome.capture(self.raise_cancel)
+
+
+@attrs.define(eq=False, repr=False)
+class Envelope(Waiter):
+    """A message with what travels beside it, and the slot for its one outcome.
+
+    Invariants: those of `Waiter`. `resolve` acts once; later calls are no-ops.
+    """
+
+    # To whom it goes.
+    cell: Party
+    message: AnyMessage
+    context: Context
+    sender: Party | None = None
+    # What the sender is working on: following these gives the chain of callers.
+    caller: Envelope | AwaitedStart | None = None
+    is_told: bool = attrs.field(default=False, kw_only=True)
+    # Whether its asker goes at once when cancelled, also if it runs.
+    is_abandonable: bool = attrs.field(default=False, kw_only=True)
+    deadline: float = attrs.field(default=_NEVER, init=False)
+    state: EnvelopeState = attrs.field(default=EnvelopeState.QUEUED, init=False)
+    scope: trio.CancelScope | None = attrs.field(default=None, init=False)
+    on_cancel: Callable[[], None] | None = attrs.field(default=None, init=False)
+    on_failed_hook: Callable[[Exception], None] | None = attrs.field(default=None, init=False)
+    # What its asker calls before it parks, `no_look` if there is none; None where nobody will.
+    last_look: Callable[[], None] | None = attrs.field(default=None, init=False)
+    # Set while somebody observes the system; the number as well, but with the start.
+    number: int = attrs.field(init=False)
+    queued_at: float | None = attrs.field(default=None, init=False)
+    started_at: float | None = attrs.field(default=None, init=False)
+
+    @property
+    def ends_at(self) -> float:
+        """When its handler gives up: never, if the asker leaves it to itself."""
+        return _NEVER if self.is_abandonable else self.deadline
+
+    def abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
+        """The task that is parked for it is cancelled: Trio's abort function."""
+        if self.state == EnvelopeState.QUEUED:
+            self.cell.mailbox.withdraw(self)
+            return trio.lowlevel.Abort.SUCCEEDED
+        if self.is_abandonable:
+            # The task waits no more: neither for a reply nor, through this request, for anybody else.
+            self.task = self.sender = self.caller = None
+            return trio.lowlevel.Abort.SUCCEEDED
+        self.request_cancel(raise_cancel)
+        return trio.lowlevel.Abort.FAILED
+
+    def request_cancel(self, raise_cancel: Callable[[], NoReturn]) -> None:
+        """Cancel the running request; the asker goes on waiting until it has unwound."""
+        self.raise_cancel = raise_cancel
+        if self.scope is not None:
+            self.scope.cancel(reason=_ASKER_CANCELLED)
+        self.call_hook()
+
+    def call_hook(self) -> None:
+        """Tell who has deferred the reply that its asker is cancelled."""
+        if self.on_cancel is None:
+            return
+        try:
+            self.on_cancel()
+        except Exception as error:
+            # It is called while Trio delivers the cancellation: an exception there ends the whole run.
+            path, operation = self.cell.path, self.message.operation
+            extra = {"path": path, "message_type": operation}
+            _logger.exception("actor %s: the on_cancel hook of %s failed", path, operation, extra=extra)
+            if self.on_failed_hook is not None:
+                self.on_failed_hook(error)
+
+    def run_in(self, scope: trio.CancelScope) -> None:
+        """Let the asker's cancellation cancel a scope, at once if it has come already."""
+        self.scope = scope
+        if self.raise_cancel is not None:
+            scope.cancel(reason=_ASKER_CANCELLED)
+
+    def resolve(self, result: outcome.Outcome[object]) -> bool:
+        """Deliver the outcome, unless there was one already."""
+        if self.state == EnvelopeState.DONE:
+            return False
+        self.state = EnvelopeState.DONE
+        self.scope = self.on_cancel = self.on_failed_hook = None
+        # As `settle`, without the call; but nothing is kept where no one waits: it was told, or left.
+        task, self.task = self.task, None
+        on_done, self.on_done = self.on_done, None
+        if task is not None:
+            trio.lowlevel.reschedule(task, result)
+        elif on_done is not None:
+            on_done(result)
+        return True
+
+    def fail(self, error: BaseException) -> bool:
+        """Deliver an error, unless there was an outcome already."""
+        return self.resolve(outcome.Error(error))
+
+    def unwind(self) -> bool:
+        """Deliver the asker's own cancellation: the request has unwound."""
+        if self.raise_cancel is None:
+            raise RuntimeError("the asker is not cancelled")
+        return self.resolve(self.cancellation())
+
+
+def no_look() -> None:
+    """The `last_look` of an asker that would call one."""

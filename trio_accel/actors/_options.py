@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import attrs
 
-from ._failures import leaves
+from ._errors import leaves
 
 __all__ = [
     "Backoff",
@@ -25,7 +25,6 @@ __all__ = [
     "Restart",
     "Strategy",
     "SystemOptions",
-    "must_be",
     "named_options",
 ]
 
@@ -121,11 +120,6 @@ def must_be(argument: str, cls: type, value: object) -> str:
     return f"{argument} must be {article} {cls.__name__}, got {value!r}"
 
 
-def _flag(instance: object, attribute: attrs.Attribute[bool], value: bool) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{type(instance).__name__}: {must_be(attribute.name, bool, value)}")
-
-
 def _instance(cls: type) -> Callable[[object, attrs.Attribute[Any], object], None]:
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
         if not isinstance(value, cls):
@@ -160,7 +154,7 @@ class Intensity:
 
     restarts: int = attrs.field(default=3, validator=_whole(0))
     within: float = attrs.field(default=5.0, validator=_number())
-    counts_progress: bool = attrs.field(default=True, validator=_flag, kw_only=True)
+    counts_progress: bool = attrs.field(default=True, validator=_instance(bool), kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if not self.within > 0:

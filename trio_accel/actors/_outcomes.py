@@ -1,36 +1,37 @@
-"""What becomes of the messages of an actor, over all its incarnations."""
+"""What becomes of the messages of an actor, over all its incarnations; replies that are given later."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from contextvars import Context
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
+import attrs
+import outcome
 import trio
+from trio.lowlevel import enable_ki_protection
 
-from ._envelope import Envelope
-from ._errors import ActorFailedError
+from ._errors import ActorFailedError, describe, is_fatal, safe_repr
 from ._events import (
+    Event,
+    Measured,
     MessageCancelled,
     MessageCompleted,
     MessageDropped,
     MessageFailed,
     MessageStarted,
     MessageWithdrawn,
+    Meter,
+    Observers,
+    note_end,
 )
-from ._failures import describe, is_fatal, safe_repr
-from ._meters import note_end
+from ._messages import AnyMessage, Envelope, EnvelopeState
 from ._options import Directive, Policy
+from ._system_state import SystemState, foreign_reply, thread_ident
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ._events import Observers
-    from ._messages import AnyMessage
-    from ._meters import Measured, Meter
-    from ._system_state import SystemState
-
-__all__ = ["OpenRequest", "Outcomes", "crash_error"]
+__all__ = ["DeferredReply"]
 
 _logger = logging.getLogger("trio_accel.actors")
 
@@ -48,6 +49,7 @@ class OpenRequest(Protocol):
         ...
 
 
+@attrs.define(eq=False, repr=False)
 class Outcomes:
     """Settles messages with those who wait for them, counts them and tells the observers.
 
@@ -58,34 +60,22 @@ class Outcomes:
         deferred: Requests whose reply is given later.
     """
 
-    __slots__ = (
-        "_measured",
-        "_meter",
-        "_policy",
-        "deferred",
-        "expired",
-        "failed",
-        "handled",
-        "observers",
-        "on_settled",
-        "path",
-        "system",
-    )
+    path: str
+    system: SystemState
+    _policy: Policy
+    observers: Observers = attrs.field(init=False)
+    handled: int = attrs.field(default=0, init=False)
+    failed: int = attrs.field(default=0, init=False)
+    expired: int = attrs.field(default=0, init=False)
+    deferred: set[OpenRequest] = attrs.field(factory=set[OpenRequest], init=False)
+    # Called once when no deferred request is left.
+    on_settled: Callable[[], None] | None = attrs.field(default=None, init=False)
+    # By the class or name of the message, for this meter.
+    _meter: Meter | None = attrs.field(default=None, init=False)
+    _measured: dict[type | str, Measured] = attrs.field(factory=dict[type | str, Measured], init=False)
 
-    def __init__(self, path: str, system: SystemState, policy: Policy) -> None:
-        self.path: str = path
-        self.system: SystemState = system
-        self.observers: Observers = system.observers
-        self.handled: int = 0
-        self.failed: int = 0
-        self.expired: int = 0
-        self.deferred: set[OpenRequest] = set()
-        self._policy = policy
-        # Called once when no deferred request is left.
-        self.on_settled: Callable[[], None] | None = None
-        # By the class or name of the message, for this meter.
-        self._meter: Meter | None = None
-        self._measured: dict[type | str, Measured] = {}
+    def __attrs_post_init__(self) -> None:
+        self.observers = self.system.observers
 
     def settle(self, request: OpenRequest) -> None:
         """A deferred request has its reply, or does not wait for one any more."""
@@ -98,10 +88,6 @@ class Outcomes:
         callback, self.on_settled = self.on_settled, None
         if callback is not None:
             callback()
-
-    def call_when_settled(self, callback: Callable[[], None]) -> None:
-        """Call back once, when the last of the deferred requests has its reply."""
-        self.on_settled = callback
 
     def unwind(self, envelope: Envelope) -> bool:
         """Give a cancelled asker its cancellation, unless it has an outcome: the request has unwound."""
@@ -154,16 +140,9 @@ class Outcomes:
         envelope.started_at = now = observers.now()
         if not observers.of_messages:
             return
-        envelope.number = next(observers.numbers)
-        observers.emit(
-            MessageStarted(
-                path=self.path,
-                message_type=envelope.message.operation,
-                number=envelope.number,
-                context=envelope.context,
-                queue_time=now - (now if envelope.queued_at is None else envelope.queued_at),
-            )
-        )
+        envelope.number = number = next(observers.numbers)
+        queue_time = now - (now if envelope.queued_at is None else envelope.queued_at)
+        self._emit(MessageStarted, envelope, number, queue_time=queue_time)
 
     def observe_end(
         self, envelope: Envelope, error: BaseException | None = None, *, cancelled: bool = False
@@ -180,40 +159,20 @@ class Outcomes:
             measured = self._measured.get(envelope.message.__class__)
             if measured is None or self._meter is not observers.meter:
                 measured = self.measured(observers.meter, envelope.message)
-            if cancelled or error is not None:
-                note_end(measured, queue_time, run_time, error, cancelled=cancelled)
-            else:
-                # As `note_end`, without the call.
-                times = measured.times
-                times += (queue_time, run_time)
-                if len(times) >= measured.most:
-                    measured.count()
+            note_end(measured, queue_time, run_time, error, cancelled=cancelled)
         # One that began while it was measured, and not observed, has no number.
         if observers.of_messages and hasattr(envelope, "number"):
-            self._emit_end(envelope, queue_time, run_time, error, cancelled=cancelled)
+            make: Callable[..., MessageCancelled | MessageFailed | MessageCompleted]
+            make = MessageCancelled if cancelled else MessageCompleted
+            if error is not None and not cancelled:
+                make = partial(MessageFailed, error=error)
+            self._emit(make, envelope, envelope.number, queue_time=queue_time, run_time=run_time)
 
-    def _emit_end(
-        self,
-        envelope: Envelope,
-        queue_time: float,
-        run_time: float,
-        error: BaseException | None,
-        *,
-        cancelled: bool,
-    ) -> None:
-        make: Callable[..., MessageCancelled | MessageFailed | MessageCompleted]
-        make = MessageCancelled if cancelled else MessageCompleted
-        if error is not None and not cancelled:
-            make = partial(MessageFailed, error=error)
+    def _emit(self, make: Callable[..., Event], envelope: Envelope, number: int = 0, **told: object) -> None:
+        """Tell the observers of a message: what all events of one say, and what this one says."""
+        message_type = envelope.message.operation
         self.observers.emit(
-            make(
-                path=self.path,
-                message_type=envelope.message.operation,
-                number=envelope.number,
-                context=envelope.context,
-                queue_time=queue_time,
-                run_time=run_time,
-            )
+            make(path=self.path, message_type=message_type, number=number, context=envelope.context, **told)
         )
 
     def measured(self, meter: Meter, message: AnyMessage) -> Measured:
@@ -232,14 +191,8 @@ class Outcomes:
     def observe_withdrawal(self, envelope: Envelope) -> None:
         """Tell the observers that an asker has taken its request back, which was queued."""
         queued_at = envelope.queued_at
-        self.observers.emit(
-            MessageWithdrawn(
-                path=self.path,
-                message_type=envelope.message.operation,
-                context=envelope.context,
-                queue_time=0.0 if queued_at is None else self.observers.now() - queued_at,
-            )
-        )
+        queue_time = 0.0 if queued_at is None else self.observers.now() - queued_at
+        self._emit(MessageWithdrawn, envelope, queue_time=queue_time)
 
     def observe_drop(self, envelope: Envelope, reason: str) -> None:
         """Count a dead letter and tell the observers."""
@@ -248,16 +201,8 @@ class Outcomes:
         if observers.meter is not None:
             self.measured(observers.meter, envelope.message).dropped()
         if observers.of_messages:
-            observers.emit(
-                MessageDropped(
-                    path=self.path,
-                    message_type=envelope.message.operation,
-                    number=0 if envelope.started_at is None else envelope.number,
-                    context=envelope.context,
-                    reason=reason,
-                    message=envelope.message,
-                )
-            )
+            number = 0 if envelope.started_at is None else envelope.number
+            self._emit(MessageDropped, envelope, number, reason=reason, message=envelope.message)
 
 
 def crash_error(path: str, message: AnyMessage, error: BaseException) -> ActorFailedError:
@@ -269,3 +214,107 @@ def crash_error(path: str, message: AnyMessage, error: BaseException) -> ActorFa
     )
     failed.__cause__ = error
     return failed
+
+
+ReplyT_contra = TypeVar("ReplyT_contra", contravariant=True)
+
+
+class DeferredReply(Generic[ReplyT_contra]):
+    """A reply that the holder of this object gives later, on the Trio thread.
+
+    It is given once: a second `set` or `fail`, or one after the actor has ended, does nothing
+    and returns False. From another thread or Trio run these raise `RuntimeError`, and the reply stays open:
+    use ``trio.from_thread.run_sync(reply.set, value)`` there, or ``token.run_sync_soon``.
+
+    When the asker is cancelled, the `on_cancel` hook is called and the asker goes on waiting for the reply
+    (without a hook too).
+    """
+
+    __slots__ = ("_envelope", "_outcomes")
+
+    def __init__(self, envelope: Envelope, outcomes: Outcomes) -> None:
+        self._envelope = envelope
+        self._outcomes = outcomes
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the reply was given."""
+        return self._envelope.state is EnvelopeState.DONE
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the asker was cancelled and waits for the request to unwind."""
+        return self._envelope.is_cancelled
+
+    def is_of(self, envelope: Envelope) -> bool:
+        """Whether it is the reply to that request."""
+        return self._envelope is envelope
+
+    @property
+    def context(self) -> Context:
+        """Context variables of the asker, as they were when it asked."""
+        return self._envelope.context
+
+    def look_last(self, look: Callable[[], None]) -> bool:
+        """Have the asker itself look for the reply, once: after a turn of the loop, before it parks.
+
+        A reply that takes no longer than such a turn then costs no other. Only an asker does so whose request
+        is being served in its own task, because the actor had nothing else to do.
+
+        Args:
+            look: Called on the Trio thread, also if the reply is there by then; may give it, must not raise.
+
+        Returns:
+            Whether it will be called.
+        """
+        envelope = self._envelope
+        if envelope.last_look is None:
+            return False
+        envelope.last_look = look
+        return True
+
+    @enable_ki_protection
+    def set(self, value: ReplyT_contra) -> bool:
+        """Reply with a value.
+
+        Returns:
+            Whether this was the reply: False if there was one already.
+
+        Raises:
+            RuntimeError: Called from another thread or Trio run; the reply is still open.
+        """
+        return self._give("set", outcome.Value(value))
+
+    @enable_ki_protection
+    def fail(self, error: Exception) -> bool:
+        """Reply with an error, which is raised in the asker as it is; see `set`."""
+        return self._give("fail", outcome.Error(error), error)
+
+    def _give(self, verb: str, result: outcome.Outcome[Any], error: Exception | None = None) -> bool:
+        envelope, outcomes = self._envelope, self._outcomes
+        if thread_ident() != outcomes.system.thread:
+            raise self._foreign(verb)
+        outcomes.settle(envelope)
+        is_settled = envelope.resolve(result)
+        if is_settled and envelope.started_at is not None:
+            outcomes.observe_end(envelope, error)
+        return is_settled
+
+    @enable_ki_protection
+    def fail_as_crash(self, error: Exception) -> bool:
+        """Reply as if the actor had crashed with an error: `ActorFailedError` caused by it."""
+        return self.fail(crash_error(self._outcomes.path, self._envelope.message, error))
+
+    @enable_ki_protection
+    def cancelled(self) -> bool:
+        """End the ask of a cancelled asker with its cancellation.
+
+        Raises:
+            RuntimeError: The asker is not cancelled; or this is called from another thread or Trio run.
+        """
+        if thread_ident() != self._outcomes.system.thread:
+            raise self._foreign("cancelled")
+        return self._outcomes.unwind(self._envelope)
+
+    def _foreign(self, verb: str) -> RuntimeError:
+        return foreign_reply(verb, self._envelope.message.operation, self._outcomes.path)

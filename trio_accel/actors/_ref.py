@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from collections.abc import Callable, Iterator
+from contextvars import Context, copy_context
+from typing import Any, Generic, TypeVar, cast
 
 import outcome
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._envelope import EXPIRED, Envelope, EnvelopeState, no_look
+from ._cell import Cell, Terminated
 from ._errors import AskCycleError, MailboxFullError
-from ._messages import AnyMessage, Message, Request
+from ._messages import (
+    EXPIRED,
+    AnyMessage,
+    AwaitedStart,
+    Envelope,
+    EnvelopeState,
+    Message,
+    Party,
+    Request,
+    no_look,
+)
 from ._options import Overflow
 from ._tasks import cell_of_task, cells
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextvars import Context
-
-    from ._cell import Cell, Terminated
-    from ._envelope import AwaitedStart, Party
-
-__all__ = ["Posted", "Ref", "cell_behind"]
+__all__ = ["Posted", "Ref"]
 
 ActorT_co = TypeVar("ActorT_co", covariant=True)
 ReplyT = TypeVar("ReplyT")
@@ -85,11 +89,15 @@ class Ref(Generic[ActorT_co]):
         attempt = cell.check(request, Request, "ask").attempt
         task = trio.lowlevel.current_task()
         sender = cells.get(task)
+        caller = None
         if sender is not None:
             _check_cycle(sender, cell)
+            caller = sender.awaited
         reply: Any = EXPIRED
         while reply is EXPIRED:
-            envelope = Envelope(cell, request, copy_context(), sender, is_abandonable=abandon_on_cancel)
+            envelope = Envelope(
+                cell, request, copy_context(), sender, caller, is_abandonable=abandon_on_cancel
+            )
             is_served = False
             if attempt is not None and cell.mailbox.is_idle:
                 # It has nothing else to do, so its task need not be woken.

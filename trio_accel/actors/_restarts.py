@@ -1,15 +1,18 @@
-"""How often a supervisor restarts its children, and how long each waits."""
+"""Starting an actor again: how often, after how long, and whose turn it is."""
 
 from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Awaitable, Callable
 
 import attrs
+import trio
 
+from ._messages import AwaitedStart
 from ._options import Backoff, Intensity, Policy
 
-__all__ = ["Restarts"]
+__all__ = ["Restarts", "StartGate"]
 
 
 @attrs.define(eq=False)
@@ -21,17 +24,15 @@ class _Series:
     quiet_since: float = float("-inf")
 
 
+@attrs.define(eq=False, repr=False)
 class Restarts:
     """The restarts that one supervisor has made, held against its intensity."""
 
-    __slots__ = ("_counted", "_intensity", "_random", "_series")
-
-    def __init__(self, intensity: Intensity, source: random.Random) -> None:
-        self._intensity = intensity
-        self._random = source
-        # When, and whose.
-        self._counted: deque[tuple[float, str]] = deque()
-        self._series: dict[str, _Series] = {}
+    _intensity: Intensity
+    _random: random.Random
+    # When, and whose.
+    _counted: deque[tuple[float, str]] = attrs.field(factory=deque[tuple[float, str]], init=False)
+    _series: dict[str, _Series] = attrs.field(factory=dict[str, _Series], init=False)
 
     def is_one_more_allowed(self, path: str, now: float, *, has_progressed: bool) -> bool:
         """Count a restart of a child; returns whether that is within the intensity."""
@@ -77,3 +78,82 @@ class Restarts:
     def forget(self, path: str) -> None:
         """A child has ended for good: one of the same name begins anew."""
         self._series.pop(path, None)
+
+
+@attrs.define(eq=False, repr=False)
+class StartGate:
+    """Before each incarnation of an actor: whether it may start, and whether it has.
+
+    Attributes:
+        awaited_start: Set while another actor's task waits for the start of this one.
+        swept: While the actor has a part in a restart of several children; set once its incarnation
+            has ended.
+    """
+
+    awaited_start: AwaitedStart | None = None
+    swept: trio.Event | None = None
+    _begun: trio.Event | None = None
+    _has_begun: bool = False
+    _turn: trio.Event | None = None
+    _pause: trio.CancelScope | None = None
+    _is_shut: bool = False
+
+    def expect_begin(self) -> None:
+        """Prepare for `wait_begun`, before the incarnation can start."""
+        self._begun = trio.Event()
+        self._has_begun = False
+
+    async def wait_begun(self) -> bool:
+        """Wait until the incarnation takes messages; returns False if it failed before."""
+        if self._begun is not None:
+            await self._begun.wait()
+        return self._has_begun  # noqa: ASYNC910  # its caller checkpoints
+
+    def begin(self) -> None:
+        """The incarnation takes messages."""
+        self._has_begun = True
+        self._release()
+
+    def _release(self) -> None:
+        begun, self._begun = self._begun, None
+        self.awaited_start = None
+        if begun is not None:
+            begun.set()
+
+    async def pause(self, wait: Callable[[], Awaitable[object]]) -> bool:
+        """Wait between two incarnations; returns False if the gate was shut."""
+        with trio.CancelScope() as self._pause:  # noqa: ASYNC912  # there may be nothing to wait for
+            if not self._is_shut:
+                await wait()
+        self._pause = None
+        return not self._is_shut  # noqa: ASYNC910  # its caller checkpoints
+
+    async def wait_turn(self) -> bool:
+        """Wait until the restart of several children comes to this one; False if the gate is shut first."""
+        self._turn = trio.Event()
+        self._release()
+        assert self.swept is not None
+        self.swept.set()
+        is_going_on = await self.pause(self._turn.wait)
+        self._turn = self.swept = None
+        return is_going_on
+
+    async def take_turn(self) -> bool:
+        """Start the next incarnation of a child in `wait_turn`; False if it failed to start."""
+        if self._turn is None:
+            return False  # noqa: ASYNC910  # its caller checkpoints
+        self.expect_begin()
+        self._turn.set()
+        return await self.wait_begun()
+
+    def shut(self, reason: str) -> None:
+        """Let no further incarnation start: the actor is to end."""
+        self._is_shut = True
+        if self._pause is not None:
+            self._pause.cancel(reason=reason)
+
+    def end(self) -> None:
+        """The actor has ended: its start is waited for no more."""
+        self._release()
+        if self.swept is not None:
+            self.swept.set()

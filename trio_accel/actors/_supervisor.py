@@ -7,28 +7,28 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, TypeVar, get_origin
+from typing import Protocol, TypeVar, TypeVarTuple, get_origin
 
+import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
 from ._cell import Cell
-from ._envelope import AwaitedStart
-from ._errors import ActorFailedError
+from ._errors import ActorFailedError, describe
 from ._events import ActorRestarted, SupervisorFailed
-from ._failures import describe
 from ._handlers import ActorBase
+from ._messages import AwaitedStart
 from ._options import Directive, Intensity, MailboxOptions, Policy, Restart, Strategy, must_be
 from ._ref import Ref
 from ._restarts import Restarts
+from ._system_state import SystemState
 from ._tasks import cell_of_task
+from ._tree import ActorSnapshot
 
-if TYPE_CHECKING:
-    from ._system_state import SystemState
-
-__all__ = ["Supervisor", "check_options"]
+__all__ = ["Spawner", "Supervisor", "check_name", "check_options"]
 
 ActorT = TypeVar("ActorT", bound=ActorBase)
+Ts = TypeVarTuple("Ts")
 _logger = logging.getLogger("trio_accel.actors")
 
 
@@ -44,6 +44,7 @@ class _LifeClass(Protocol):
     ) -> _Life: ...
 
 
+@attrs.define(eq=False, repr=False)
 class Supervisor:
     """Children in start order, restarted by one strategy, within an intensity.
 
@@ -52,48 +53,22 @@ class Supervisor:
     failure after the other (`_turns`).
     """
 
-    __slots__ = (
-        "_counter",
-        "_intensity",
-        "_life",
-        "_nursery",
-        "_path",
-        "_restarting",
-        "_restarts",
-        "_strategy",
-        "_turns",
-        "children",
-        "on_restart",
-        "stopping",
-        "system",
-        "taken",
-    )
-
-    def __init__(
-        self,
-        system: SystemState,
-        path: str,
-        nursery: trio.Nursery,
-        strategy: Strategy,
-        intensity: Intensity,
-        life: _LifeClass,
-    ) -> None:
-        self.system: SystemState = system
-        self.children: dict[str, Cell] = {}
-        self.stopping: bool = False
-        # Names that its children must not have; shared with what else is under its path.
-        self.taken: Mapping[str, object] = _NOTHING
-        # Told of each restart, besides those who observe the system.
-        self.on_restart: Callable[[ActorRestarted], None] | None = None
-        self._path = path
-        self._nursery = nursery
-        self._strategy = strategy
-        self._intensity = intensity
-        self._life = life
-        self._restarts: Restarts | None = None
-        self._turns: trio.Lock | None = None
-        self._restarting: trio.CancelScope | None = None
-        self._counter = 0
+    system: SystemState
+    _path: str
+    _nursery: trio.Nursery
+    _strategy: Strategy
+    _intensity: Intensity
+    _life: _LifeClass
+    children: dict[str, Cell] = attrs.field(factory=dict[str, Cell], init=False)
+    stopping: bool = attrs.field(default=False, init=False)
+    # Names that its children must not have; shared with what else is under its path.
+    taken: Mapping[str, object] = attrs.field(default=MappingProxyType({}), init=False)
+    # Told of each restart, besides those who observe the system.
+    on_restart: Callable[[ActorRestarted], None] | None = attrs.field(default=None, init=False)
+    _restarts: Restarts | None = attrs.field(default=None, init=False)
+    _turns: trio.Lock | None = attrs.field(default=None, init=False)
+    _restarting: trio.CancelScope | None = attrs.field(default=None, init=False)
+    _counter: int = attrs.field(default=0, init=False)
 
     @enable_ki_protection
     async def spawn(
@@ -123,7 +98,7 @@ class Supervisor:
             checked,
             restart=restart,
             policy=policy or _DEFAULT_POLICY,
-            mailbox=mailbox or _DEFAULT_MAILBOX,
+            mailbox_options=mailbox or _DEFAULT_MAILBOX,
         )
         self.children[name] = cell
         cell.gate.expect_begin()
@@ -288,20 +263,38 @@ class Supervisor:
         return failed
 
     async def stop_all(self, reason: str) -> None:  # noqa: ASYNC910  # its caller checkpoints
-        """Stop the children in reverse start order."""
+        """Stop the children in reverse start order, also in a task that is cancelled."""
         self.stopping = True
         if self._restarting is not None:
             self._restarting.cancel(reason=reason)
         try:
-            for cell in reversed(tuple(self.children.values())):
-                if not cell.is_quarantined:
-                    await cell.stop(reason)
+            # The graces of the children bound this.
+            with trio.CancelScope(shield=True):
+                for cell in reversed(tuple(self.children.values())):
+                    if not cell.is_quarantined:
+                        await cell.stop(reason)
         except BaseException:
-            # Only Ctrl-C gets through the shield around this. The nursery waits for the children, and
-            # they listen to no other supervisor.
+            # Only Ctrl-C gets through the shield. The nursery waits for the children, and they listen to no
+            # other supervisor.
             for cell in self.children.values():
                 cell.cancel(f"{reason}; that was interrupted")
             raise
+
+    def snapshots(self) -> tuple[ActorSnapshot, ...]:
+        """Take snapshots of the children, and of all below them."""
+        # Parents before children on the way down, so children before parents on the way back: a tree may be
+        # deeper than Python's stack.
+        below: list[tuple[Cell, tuple[Cell, ...]]] = []
+        left = list(self.children.values())
+        while left:
+            cell = left.pop()
+            own = tuple(cell.children.values())
+            below.append((cell, own))
+            left += own
+        done: dict[Cell, ActorSnapshot] = {}
+        for cell, own in reversed(below):
+            done[cell] = cell.snapshot(tuple(done.pop(child) for child in own))
+        return tuple(done[cell] for cell in self.children.values())
 
     def forget(self, cell: Cell) -> None:
         """Take a child that has ended for good out of the tree."""
@@ -312,8 +305,7 @@ class Supervisor:
 
     def check_new(self, name: object, verb: str) -> str:
         """Refuse a new child if its name is malformed or taken, or if this stops."""
-        if not isinstance(name, str) or not name or "/" in name:
-            raise ValueError(f"{verb}: name must be a non-empty string without '/', got {name!r}")
+        name = check_name(name, verb)
         if name in self.children or name in self.taken:
             raise ValueError(f"{verb}: {self._path} has a child named {name!r} already; choose another name")
         if self.stopping:
@@ -328,6 +320,53 @@ class Supervisor:
                 return name
 
 
+class Spawner:
+    """Starts actors: a system, a supervisor within one, or the context of an actor."""
+
+    __slots__ = ()
+
+    def _supervisor_of(self, actor_class: Callable[..., object]) -> Supervisor:
+        """The supervisor of an actor that is to be started."""
+        raise NotImplementedError
+
+    async def spawn(
+        self,
+        actor_class: Callable[[*Ts], ActorT],
+        /,
+        *args: *Ts,
+        name: str | None = None,
+        restart: Restart = Restart.PERMANENT,
+        policy: Policy | None = None,
+        mailbox: MailboxOptions | None = None,
+        **kwargs: object,
+    ) -> Ref[ActorT]:
+        """Start an actor; returns when its first incarnation takes messages.
+
+        When cancelled, the actor is ended again before this returns. What an actor starts by its context is a
+        child of its incarnation, and ends with it.
+
+        Args:
+            actor_class: Subclass of `Actor`.
+            *args: Arguments of its constructor, used again at each restart.
+            name: Name among its siblings; by default made from the class name.
+            restart: When it is started again after it ended.
+            policy: Directives, back-off and grace; strategy and intensity for its own children.
+            mailbox: Capacity and overflow.
+            **kwargs: Keyword arguments of its constructor.
+
+        Raises:
+            Exception: What the first incarnation's constructor or `lifespan` raised; there is no
+                actor then.
+            TypeError: The class is no `Actor`, or its constructor does not take the arguments.
+            ValueError: The name is taken or malformed.
+            RuntimeError: The supervisor is stopping, or the incarnation has ended; or this is another thread
+                or Trio run.
+        """
+        return await self._supervisor_of(actor_class).spawn(
+            actor_class, args, kwargs, name=name, restart=restart, policy=policy, mailbox=mailbox
+        )
+
+
 async def _sleep(delay: float) -> None:
     if delay > 0:
         await trio.sleep(delay)
@@ -336,9 +375,19 @@ async def _sleep(delay: float) -> None:
         await trio.lowlevel.checkpoint()
 
 
-_NOTHING: Mapping[str, object] = MappingProxyType({})
 _DEFAULT_POLICY = Policy()
 _DEFAULT_MAILBOX = MailboxOptions()
+
+
+def check_name(name: object, verb: str = "open_system") -> str:
+    """Refuse what is no name of a system or an actor.
+
+    Raises:
+        ValueError: It is empty, or has a slash in it.
+    """
+    if not isinstance(name, str) or not name or "/" in name:
+        raise ValueError(f"{verb}: name must be a non-empty string without '/', got {name!r}")
+    return name
 
 
 def check_options(verb: str, **options: tuple[object, type] | tuple[object, type, None]) -> None:

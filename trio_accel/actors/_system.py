@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Self, TypeVar, TypeVarTuple
+from typing import Self, TypeVar, TypeVarTuple
 
 import trio
 from trio.lowlevel import enable_ki_protection
 
 from ._actor import Actor
-from ._events import Measuring, Observer, Subscription
-from ._failures import check_printable
+from ._errors import check_printable
+from ._events import Measuring, Meter, Observer, Subscription
 from ._life import Life
-from ._meters import Meter
-from ._options import Intensity, MailboxOptions, Policy, Restart, Strategy, SystemOptions
-from ._snapshots import snapshot_all
-from ._supervisor import Supervisor, check_options
+from ._options import Intensity, Strategy, SystemOptions
+from ._supervisor import Spawner, Supervisor, check_name, check_options
 from ._system_state import SystemState
 from ._tasks import running_cells
 from ._tree import ActorSnapshot
-
-if TYPE_CHECKING:
-    from ._ref import Ref
 
 __all__ = ["SupervisorScope", "System", "around_each_system", "check_name", "open_system"]
 
@@ -30,48 +25,16 @@ ActorT = TypeVar("ActorT", bound=Actor)
 Ts = TypeVarTuple("Ts")
 
 
-class _Spawner:
-    """What can start actors: a system, or a supervisor within one."""
+class _Root(Spawner):
+    """Starts actors under a supervisor of its own."""
 
     _supervisor: Supervisor
 
-    async def spawn(
-        self,
-        actor_class: Callable[[*Ts], ActorT],
-        /,
-        *args: *Ts,
-        name: str | None = None,
-        restart: Restart = Restart.PERMANENT,
-        policy: Policy | None = None,
-        mailbox: MailboxOptions | None = None,
-        **kwargs: object,
-    ) -> Ref[ActorT]:
-        """Start an actor; returns when its first incarnation takes messages.
-
-        When cancelled, the actor is ended again before this returns.
-
-        Args:
-            actor_class: Subclass of `Actor`.
-            *args: Arguments of its constructor, used again at each restart.
-            name: Name among its siblings; by default made from the class name.
-            restart: When it is started again after it ended.
-            policy: Directives, back-off and grace; strategy and intensity for its own children.
-            mailbox: Capacity and overflow.
-            **kwargs: Keyword arguments of its constructor.
-
-        Raises:
-            Exception: What the first incarnation's constructor or `lifespan` raised; there is no
-                actor then.
-            TypeError: The class is no `Actor`, or its constructor does not take the arguments.
-            ValueError: The name is taken or malformed.
-            RuntimeError: The supervisor is stopping; or this is another thread or Trio run.
-        """
-        return await self._supervisor.spawn(
-            actor_class, args, kwargs, name=name, restart=restart, policy=policy, mailbox=mailbox
-        )
+    def _supervisor_of(self, actor_class: Callable[..., object]) -> Supervisor:
+        return self._supervisor
 
 
-class SupervisorScope(_Spawner):
+class SupervisorScope(_Root):
     """A supervisor for the body of an ``async with``. Made by `System.open_supervisor`."""
 
     def __init__(self, supervisor: Supervisor, path: str) -> None:
@@ -87,11 +50,11 @@ class SupervisorScope(_Spawner):
             path=self.path,
             actor_class="supervisor",
             state="stopping" if self._supervisor.stopping else "running",
-            children=snapshot_all(self._supervisor.children),
+            children=self._supervisor.snapshots(),
         )
 
 
-class System(SystemState, _Spawner):
+class System(SystemState, _Root):
     """A tree of actors and the supervisor of those at its top. Made by `open_system`."""
 
     def __init__(self, name: str, options: SystemOptions, nursery: trio.Nursery) -> None:
@@ -140,7 +103,7 @@ class System(SystemState, _Spawner):
         # Supervisors that other tasks keep open are stopped here as well, and take no new actors.
         self._supervisor.stopping = True
         for spawner in (*reversed(self._scopes.values()), self):
-            await _stop_all(spawner._supervisor, "the system closes")  # noqa: SLF001
+            await spawner._supervisor.stop_all("the system closes")  # noqa: SLF001
 
     @asynccontextmanager
     @enable_ki_protection
@@ -184,7 +147,7 @@ class System(SystemState, _Spawner):
                 check_printable(error)
                 raise
             finally:
-                await _stop_all(supervisor, "its supervisor closes")  # noqa: ASYNC102  # it shields itself
+                await supervisor.stop_all("its supervisor closes")  # noqa: ASYNC102  # it shields itself
                 del self._scopes[name]
 
     def tree(self) -> ActorSnapshot:
@@ -194,7 +157,7 @@ class System(SystemState, _Spawner):
             path=self.name,
             actor_class=type(self).__name__,
             state="stopping" if self._supervisor.stopping else "running",
-            children=snapshot_all(self._supervisor.children) + scopes,
+            children=self._supervisor.snapshots() + scopes,
         )
 
     def subscribe(self, observer: Observer, *, messages: bool = True, every: bool = True) -> Subscription:
@@ -255,12 +218,6 @@ def around_each_system(
         _around_each.remove(enter)
 
 
-async def _stop_all(supervisor: Supervisor, reason: str) -> None:
-    # The supervisor bounds this by the graces of the actors.
-    with trio.CancelScope(shield=True):
-        await supervisor.stop_all(reason)
-
-
 @asynccontextmanager
 @enable_ki_protection
 async def open_system(name: str, *, options: SystemOptions | None = None) -> AsyncGenerator[System, None]:
@@ -281,13 +238,3 @@ async def open_system(name: str, *, options: SystemOptions | None = None) -> Asy
     check_name(name)
     async with System.open(name, options) as system:
         yield system
-
-
-def check_name(name: str) -> None:
-    """Refuse what is no name of a system.
-
-    Raises:
-        ValueError: It is empty, or has a slash in it.
-    """
-    if not isinstance(name, str) or not name or "/" in name:
-        raise ValueError(f"open_system: name must be a non-empty string without '/', got {name!r}")

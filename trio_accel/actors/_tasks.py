@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
 import outcome
 import trio
 
-if TYPE_CHECKING:
-    from ._envelope import Party
+from ._messages import Party
 
-__all__ = ["WOKEN", "actor_path_of", "cell_of_task", "cells", "lend", "running", "running_cells"]
+__all__ = ["WOKEN", "actor_path_of"]
 
 cells: dict[trio.lowlevel.Task, Party] = {}
 """The actors that tasks are running for, of all systems: an actor of one may ask an actor of another.

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import math
 from contextvars import copy_context
-from typing import TYPE_CHECKING
 
+import outcome
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._envelope import Envelope, EnvelopeState
-from ._errors import MailboxFullError
-from ._failures import safe_repr
+from ._cell import Cell
+from ._errors import MailboxFullError, safe_repr
+from ._incarnation import Incarnation
+from ._messages import AnyMessage, Envelope, EnvelopeState
 
-if TYPE_CHECKING:
-    import outcome
-
-    from ._cell import Cell
-    from ._incarnation import Incarnation
-    from ._messages import AnyMessage
-
-__all__ = ["Timer", "check_seconds"]
+__all__ = ["Timer"]
 
 
 class Timer:
@@ -43,7 +37,7 @@ class Timer:
         self._scope = trio.CancelScope()
         # The last message, until it was served.
         self._sent: Envelope | None = None
-        incarnation.add_timer(self)
+        incarnation.timers.add(self)
         incarnation.nursery.start_soon(self._run, name=f"timer of {cell.path}")
 
     def __repr__(self) -> str:
@@ -62,8 +56,9 @@ class Timer:
             RuntimeError: Called from another thread or Trio run.
         """
         self._cell.check_run("cancel")
-        if not self._incarnation.remove_timer(self):
+        if self not in self._incarnation.timers:
             return False
+        self._incarnation.timers.remove(self)
         self._scope.cancel(reason="the timer was cancelled")
         sent, self._sent = self._sent, None
         if sent is None:
@@ -102,7 +97,7 @@ class Timer:
         """The message was served, or dropped by the mailbox."""
         self._sent = None
         if self._period is None:
-            self._incarnation.remove_timer(self)
+            self._incarnation.timers.discard(self)
 
 
 def check_seconds(verb: str, seconds: float, *, is_period: bool) -> None:

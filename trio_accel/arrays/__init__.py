@@ -4,7 +4,6 @@ A function asks the device of its array. See `Device.ask` for cancellation and t
 can end with.
 """
 
-from ._actor import ArraysActor
-from ._reductions import sum  # noqa: A004  # the name of the standard
+from ._functions import ArraysActor, sum  # noqa: A004  # the name of the standard
 
 __all__ = ["ArraysActor", "sum"]

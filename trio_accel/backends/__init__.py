@@ -1,14 +1,17 @@
-"""Kinds of devices: what they have in common, and one folder for each."""
+"""Kinds of devices: which there are, and which device a name means.
 
-from ._registry import (
-    candidates,
-    describe,
-    driver_checks,
-    list_devices,
-    register,
-    resolve,
-    resolve_for_worker,
-)
+What they have in common is in `base`; each has a folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import re
+from typing import cast
+
+from .base import AccelBackend, BackendReport, DeviceInfo, NotSupportedError
 
 __all__ = [
     "candidates",
@@ -19,3 +22,112 @@ __all__ = [
     "resolve",
     "resolve_for_worker",
 ]
+
+_VARIABLE = "TRIO_ACCEL_BACKEND"
+
+# The best first. Loaded on use: a backend may have a heavy library or a driver behind it.
+_BACKENDS = {
+    "cuda": "trio_accel.backends.cuda:CudaBackend",
+    "cpu": "trio_accel.backends.cpu:CpuBackend",
+}
+
+_SPEC = re.compile(r"(?P<backend>[a-z]+)(?::(?P<index>[0-9]{1,6}))?")
+
+
+def register(name: str, path: str) -> None:
+    """Make a backend of another package known, in this process; nothing of it is loaded yet.
+
+    Its devices come behind those of the others. A worker is another process: only devices of the package's
+    own backends can have one.
+
+    Args:
+        name: What devices are named by: small letters, such as ``"rocm"`` for ``"rocm:0"``.
+        path: Import path of a class that implements `AccelBackend`, ``"package.module:Class"``.
+
+    Raises:
+        ValueError: The name is none, or another backend has it.
+    """
+    if _SPEC.fullmatch(name) is None or ":" in name:
+        raise ValueError(f"name: {name!r} is no name of a backend; it has small letters only")
+    if _BACKENDS.setdefault(name, path) != path:
+        raise ValueError(f"name: there is a backend {name!r} already, {_BACKENDS[name]}")
+
+
+def list_devices() -> tuple[DeviceInfo, ...]:
+    """Find the devices of all backends, the best first. Blocks; never needs a driver."""
+    return tuple(info for name in _BACKENDS for info in _load(name).list_devices())
+
+
+def describe() -> tuple[BackendReport, ...]:
+    """Tell of every backend what it found on this machine, the best first. Blocks; opens no device."""
+    return tuple(_load(name).describe() for name in _BACKENDS)
+
+
+def driver_checks() -> tuple[str, ...]:
+    """Files that say whether a process has initialised a driver; see `AccelBackend.driver_check`."""
+    return tuple([path for name in _BACKENDS if (path := _load(name).driver_check) is not None])
+
+
+def candidates(spec: str | None) -> tuple[tuple[AccelBackend, DeviceInfo], ...]:
+    """Find the devices that may be opened for a name, the best first. Blocks.
+
+    Args:
+        spec: ``"cpu"``, ``"cpu:0"``, ``"cuda"``, ``"cuda:1"``, ...; None for what the environment
+            variable ``TRIO_ACCEL_BACKEND`` says.
+
+    Returns:
+        The one that is named; where none is, and the variable is not set or empty, all that there are, and
+        one of the CPU always.
+
+    Raises:
+        ValueError: The name is none, or there is no such device.
+        NotSupportedError: The backend cannot run on this machine.
+    """
+    if spec is not None:
+        return (_find(spec, f"{spec!r}"),)
+    named = os.environ.get(_VARIABLE)
+    if named:
+        return (_find(named, f"{named!r} (from the environment variable {_VARIABLE})"),)
+    return tuple([(_load(info.backend), info) for info in list_devices()])
+
+
+def resolve(spec: str | None) -> tuple[AccelBackend, DeviceInfo]:
+    """Find the best of `candidates`, which raises. Blocks."""
+    return candidates(spec)[0]
+
+
+def resolve_for_worker(spec: str) -> tuple[AccelBackend, DeviceInfo]:
+    """Find the device of that name, in a process that serves it and nothing else; see `candidates`."""
+    return _find(spec, f"{spec!r}", is_worker=True)
+
+
+def _find(spec: str, given: str, *, is_worker: bool = False) -> tuple[AccelBackend, DeviceInfo]:
+    match = _SPEC.fullmatch(spec)
+    if match is None or match["backend"] not in _BACKENDS:
+        names = [name for backend in _BACKENDS for name in (backend, f"{backend}:<number>")]
+        raise ValueError(f"spec: {given} names no device; allowed: {', '.join(names)}")
+    name = match["backend"]
+    backend = _load(name)
+    if is_worker:
+        backend.prepare_worker()
+    reason = backend.unavailable_reason()
+    if reason is not None:
+        raise NotSupportedError(f"{given}: {reason}; available: {_available()}", backend=name)
+    index = int(match["index"] or 0)
+    for info in backend.list_devices():
+        if info.index == index:
+            return backend, info
+    reason = backend.unavailable_reason(index)
+    if reason is not None:
+        raise NotSupportedError(f"{given}: {reason}; available: {_available()}", backend=name)
+    raise ValueError(f"spec: {given}: there is no such device; available: {_available()}")
+
+
+def _available() -> str:
+    return ", ".join(info.name for info in list_devices())
+
+
+@functools.cache
+def _load(name: str) -> AccelBackend:
+    module, _, attribute = _BACKENDS[name].partition(":")
+    return cast("AccelBackend", getattr(importlib.import_module(module), attribute)())

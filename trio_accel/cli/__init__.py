@@ -95,8 +95,7 @@ def _dispatch(arguments: Sequence[str], run: Callable[[Sequence[str]], int] | No
             stream.reconfigure(errors=_PLAIN)
 
     import trio_accel as ta
-    from trio_accel.cli._errors import InputError, printable
-    from trio_accel.cli._run import InterruptError
+    from trio_accel.cli._run import FAILURES, exit_code_of, printable
 
     if run is None:
         from trio_accel.cli import _app
@@ -106,13 +105,10 @@ def _dispatch(arguments: Sequence[str], run: Callable[[Sequence[str]], int] | No
         code = run(arguments)
         if sys.stdout is not None:
             sys.stdout.flush()
-    except InputError as error:
-        return _complain(name, str(error), 2)
-    except (ta.AccelError, ta.ActorError) as error:
-        lines = f"{type(error).__name__}: {error}".splitlines()
-        return _complain(name, "\n".join(map(printable, lines)), 1)
-    except InterruptError as error:
-        return _complain(name, "interrupted", 128 + error.signal)
+    except FAILURES as error:
+        is_named = isinstance(error, ta.AccelError | ta.ActorError)
+        text = f"{type(error).__name__}: {error}" if is_named else str(error)
+        return _complain(name, "\n".join(map(printable, text.splitlines())), exit_code_of(error))
     return code
 
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
-from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter, Token, UnusedCliTokensError
 from cyclopts.validators import Number
 
 import trio_accel as ta
-from trio_accel.cli._device import Isolation
-from trio_accel.cli._errors import InputError
-from trio_accel.cli._screen import make_console
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from cyclopts import Token
-
-    from trio_accel.cli._results import Step
+from trio_accel.cli._board import make_console
+from trio_accel.cli._demo import run_demo
+from trio_accel.cli._info import show_info
+from trio_accel.cli._matmul import MatmulStep
+from trio_accel.cli._recover import RecoverStep
+from trio_accel.cli._run import InputError, Isolation
+from trio_accel.cli._solve import SolveStep
+from trio_accel.cli._spectrum import SpectrumStep
+from trio_accel.cli._trace import trace_program
 
 __all__ = ["Backend", "Flag", "IsolationOption", "Json", "run", "run_app"]
 
@@ -77,8 +77,6 @@ def info(*, json: Json = False) -> int:
     Args:
         json: Print one JSON document and nothing else.
     """
-    from trio_accel.cli._info import show_info
-
     return show_info(is_json=json)
 
 
@@ -104,8 +102,6 @@ def trace(
         output: File to write; an existing one is replaced.
         module: PROGRAM is the name of a module, as behind python -m.
     """
-    from trio_accel.cli._trace import trace_program
-
     return trace_program(program, arguments, output, is_module=module)
 
 
@@ -138,6 +134,7 @@ def top(
         once: Print one snapshot and end.
         json: Print one JSON document and nothing else.
     """
+    # Needs a terminal as POSIX has it.
     from trio_accel.cli._top import show_top
 
     return show_top(program, interval=interval, sort=sort, text=filter, is_once=once, is_json=json)
@@ -156,13 +153,8 @@ def tour(*, backend: Backend = None, isolation: IsolationOption = None, json: Js
             worker where it can, for the others the backend's.
         json: Print one JSON document and nothing else.
     """
-    from trio_accel.cli._matmul import MatmulStep
-    from trio_accel.cli._recover import RecoverStep
-    from trio_accel.cli._solve import SolveStep
-    from trio_accel.cli._spectrum import SpectrumStep
-
-    steps: list[Step] = [MatmulStep(), SpectrumStep(is_picture_required=False), SolveStep(), RecoverStep()]
-    return _run_steps(steps, backend, isolation, json)
+    steps = (MatmulStep(), SpectrumStep(is_picture_required=False), SolveStep(), RecoverStep())
+    return run_demo(steps, backend, isolation, json)
 
 
 @demo.command(sort_key=0)
@@ -188,9 +180,7 @@ def matmul(
         isolation: Where the device computes: in this process or in a worker. Default: the backend's.
         json: Print one JSON document and nothing else.
     """
-    from trio_accel.cli._matmul import MatmulStep
-
-    return _run_steps([MatmulStep(sizes=sizes, clients=clients, dtype=dtype)], backend, isolation, json)
+    return run_demo([MatmulStep(sizes=sizes, clients=clients, dtype=dtype)], backend, isolation, json)
 
 
 @demo.command(sort_key=1)
@@ -213,9 +203,7 @@ def spectrum(
         isolation: Where the device computes: in this process or in a worker. Default: the backend's.
         json: Print one JSON document and nothing else.
     """
-    from trio_accel.cli._spectrum import SpectrumStep
-
-    return _run_steps([SpectrumStep(audio=audio, output=output)], backend, isolation, json)
+    return run_demo([SpectrumStep(audio=audio, output=output)], backend, isolation, json)
 
 
 @demo.command(sort_key=2)
@@ -242,12 +230,10 @@ def solve(
         isolation: Where the device computes: in this process or in a worker. Default: the backend's.
         json: Print one JSON document and nothing else.
     """
-    from trio_accel.cli._solve import SolveStep
-
     if not 0.0 < rtol < 1.0:
         raise InputError(f"--rtol must be between 0 and 1, got {rtol:g}")
     step = SolveStep(matrix=matrix, rtol=rtol, max_iterations=max_iterations)
-    return _run_steps([step], backend, isolation, json)
+    return run_demo([step], backend, isolation, json)
 
 
 @demo.command(sort_key=3)
@@ -267,9 +253,7 @@ def recover(
         isolation: Where the device computes. Default: in a worker process where it can.
         json: Print one JSON document and nothing else.
     """
-    from trio_accel.cli._recover import RecoverStep
-
-    return _run_steps([RecoverStep(rounds=rounds)], backend, isolation, json)
+    return run_demo([RecoverStep(rounds=rounds)], backend, isolation, json)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -303,12 +287,6 @@ def _end_options(arguments: list[str]) -> list[str]:
     while index < len(arguments) and arguments[index].startswith("-"):
         index += 2 if arguments[index] in ("-o", "--output") else 1
     return [*arguments[:index], "--", *arguments[index:]] if index < len(arguments) else arguments
-
-
-def _run_steps(steps: Sequence[Step], backend: str | None, isolation: Isolation | None, as_json: bool) -> int:
-    from trio_accel.cli._demo import run_demo
-
-    return run_demo(steps, backend=backend, isolation=isolation, as_json=as_json)
 
 
 def _describe_unused(error: UnusedCliTokensError) -> str:

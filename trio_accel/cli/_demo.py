@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 import attrs
 import trio
 
 import trio_accel as ta
-from trio_accel.cli._device import isolation_of, open_device
+from trio_accel.cli._board import Bench, Step, StepResult, as_json, make_console, open_screen
 from trio_accel.cli._recover import RecoverStep
-from trio_accel.cli._results import Bench, as_json
-from trio_accel.cli._run import run_async, run_for_json
-from trio_accel.cli._screen import Screen, make_console, open_screen
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from trio_accel.cli._device import Isolation
-    from trio_accel.cli._results import Step, StepResult
-
-    # `open_device` with the choices of the command line.
-    _Opening = Callable[..., Awaitable[ta.Device]]
+from trio_accel.cli._run import Isolation, isolation_of, open_device, run_async, run_for_json
 
 __all__ = ["run_demo"]
+
+# `open_device` with the choices of the command line.
+_Opening: TypeAlias = Callable[..., Awaitable[ta.Device]]
 
 _STUCK_AFTER = 2.0
 _WHERE: dict[Isolation, str] = {"inline": "inline", "process": "in a worker process"}
@@ -44,7 +37,7 @@ class _Document:
 
     device: ta.DeviceInfo | None = None
     isolation: Isolation | None = None
-    results: list[StepResult] = attrs.field(factory=list["StepResult"])
+    results: list[StepResult] = attrs.field(factory=list[StepResult])
 
     def render(self, code: int, error: str | None) -> str:
         info = self.device
@@ -63,9 +56,7 @@ class _Document:
         return json.dumps(document, allow_nan=False, indent=2)
 
 
-def run_demo(
-    steps: Sequence[Step], *, backend: str | None, isolation: Isolation | None, as_json: bool
-) -> int:
+def run_demo(steps: Sequence[Step], backend: str | None, isolation: Isolation | None, is_json: bool) -> int:
     """Run ``steps`` one after the other.
 
     Args:
@@ -73,7 +64,7 @@ def run_demo(
         backend: Device to open, ``None`` for the best one.
         isolation: Where its context lives; ``None`` for the backend's default, but for `RecoverStep` a
             worker process where the device has one. That step has the device opened anew.
-        as_json: Print one JSON document and nothing else.
+        is_json: Print one JSON document and nothing else.
 
     Returns:
         0 if every check of every step holds, else 1.
@@ -85,39 +76,31 @@ def run_demo(
     """
     document = _Document()
     opening = partial(open_device, backend=backend, isolation=isolation)
-    job = partial(_run, steps, opening, document, as_json)
-    return run_for_json(job, document.render) if as_json else run_async(job)
+    job = partial(_run, steps, opening, document, is_json)
+    return run_for_json(job, document.render) if is_json else run_async(job)
 
 
 async def _run(steps: Sequence[Step], opening: _Opening, document: _Document, is_json: bool) -> int:
+    """Run the steps; those that lose contexts on purpose have a device of their own, opened for that."""
     for step in steps:
         await step.prepare()
     console = make_console(is_quiet=is_json)
     async with ta.open_system("demo") as system, open_screen(console, [one.name for one in steps]) as screen:
-        await _run_steps(steps, system, opening, screen, document)
+        for is_lossy, group in groupby(steps, lambda step: isinstance(step, RecoverStep)):
+            # An operation hangs there and has to be given up; no operation of any step takes so long.
+            how = {"preferred": "process", "stuck_after": _STUCK_AFTER} if is_lossy else {}
+            async with await opening(system, **how) as device:
+                screen.show_header(_header(device, document))
+                for step in group:
+                    screen.begin(step.name)
+                    start = trio.current_time()
+                    result = await step.run(Bench(system=system, device=device, progress=screen))
+                    seconds = round(trio.current_time() - start, 6)
+                    result = attrs.evolve(result, name=step.name, seconds=seconds)
+                    document.results.append(result)
+                    screen.finish(result)
         console.print(_verdict(document.results))
     return 0 if all(result.is_ok for result in document.results) else 1
-
-
-async def _run_steps(
-    steps: Sequence[Step], system: ta.System, opening: _Opening, screen: Screen, document: _Document
-) -> None:
-    """Run the steps; those that lose contexts on purpose have a device of their own, opened for that."""
-    for is_lossy, group in groupby(steps, lambda step: isinstance(step, RecoverStep)):
-        if is_lossy:
-            # An operation hangs there and has to be given up; no operation of any step takes so long.
-            device = await opening(system, preferred="process", stuck_after=_STUCK_AFTER)
-        else:
-            device = await opening(system)
-        async with device:
-            screen.show_header(_header(device, document))
-            for step in group:
-                screen.begin(step.name)
-                start = trio.current_time()
-                result = await step.run(Bench(system=system, device=device, progress=screen))
-                result = attrs.evolve(result, seconds=round(trio.current_time() - start, 6))
-                document.results.append(result)
-                screen.finish(result)
 
 
 def _header(device: ta.Device, document: _Document) -> str:
@@ -131,9 +114,9 @@ def _header(device: ta.Device, document: _Document) -> str:
 
 def _verdict(results: Sequence[StepResult]) -> str:
     checks = [check for result in results for check in result.checks]
-    failed = [check for check in checks if not check.is_ok]
+    failed = sum(not check.is_ok for check in checks)
     is_one = len(checks) == 1
     if failed or not all(result.is_ok for result in results):
-        text = "the check failed" if is_one else f"{len(failed)} of {len(checks)} checks failed"
+        text = "the check failed" if is_one else f"{failed} of {len(checks)} checks failed"
         return f"[bold red]{text}[/]"
     return f"[bold green]{'the check holds' if is_one else f'all {len(checks)} checks hold'}[/]"

@@ -5,28 +5,20 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import metadata
-from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 import trio_accel as ta
 from trio_accel.backends import describe
-from trio_accel.cli._errors import printable
-from trio_accel.cli._results import as_json
-from trio_accel.cli._run import in_thread, run_async
-from trio_accel.cli._screen import make_console, print_line
-from trio_accel.cli._tables import facts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from rich.console import Console
-
-    from trio_accel.backends.base import BackendReport, DeviceReport
+from trio_accel.backends.base import BackendReport, DeviceReport
+from trio_accel.cli._board import as_json, facts, make_console, print_line
+from trio_accel.cli._run import in_thread, printable, run_async
 
 __all__ = ["show_info"]
 
@@ -50,14 +42,15 @@ def show_info(*, is_json: bool) -> int:
 async def _show(is_json: bool) -> int:
     found = await in_thread(describe)
     versions, blas = _versions(), _numpy_blas()
-    has_accelerator = any(one.info.backend != "cpu" for backend in found for one in _usable(backend))
+    devices = [one for backend in found for one in _usable(backend)]
+    has_accelerator = any(one.info.backend != "cpu" for one in devices)
     problems = [backend.problem for backend in found if backend.problem is not None]
     accelerator = None if has_accelerator else "; ".join(problems)
     if is_json:
         document: dict[str, object] = {
             "command": "info",
             "version": ta.__version__,
-            "devices": [_device(one) for backend in found for one in _usable(backend)],
+            "devices": list(map(_device, devices)),
             "backends": [_backend(backend) for backend in found],
             "accelerator": accelerator,
             "versions": versions,

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from trio_accel.cli._errors import InputError
+from trio_accel.cli._run import InputError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from trio_accel.cli._matrix_market import Matrix
-    from trio_accel.cli._wav import Recording
-
-__all__ = ["check_output", "describe_os_error", "read_matrix", "read_recording"]
+__all__ = ["check_output", "describe_os_error", "read_input"]
 
 MOST_BYTES = 256 << 20
 """Size of the largest file that is read."""
@@ -23,30 +17,39 @@ MOST_BYTES = 256 << 20
 # As much of a file as is read before it is clear that the rest is worth reading.
 _HEAD_BYTES = 64
 
-RECORDING = "sense_and_sensibility_01.wav"
-MATRIX = "bcsstk16.mtx.gz"
 
+def read_input(path: Path | None, carried: str, is_plausible: Callable[[bytes], bool]) -> tuple[str, bytes]:
+    """Read the user's file, or the one that comes with the package for ``None``. Blocking.
 
-def read_recording(path: Path | None) -> Recording:
-    """The user's recording, or the carried one for ``None``. Blocking.
+    Args:
+        path: The user's file.
+        carried: Name of the other.
+        is_plausible: Whether a file that begins like this is worth reading; otherwise only its beginning is.
 
-    Raises:
-        InputError: The file is missing, unreadable, not a WAV file or beyond a limit.
-    """
-    from trio_accel.cli._wav import is_wav, parse_wav
-
-    return parse_wav(_name(path, RECORDING), _content(path, RECORDING, is_wav))
-
-
-def read_matrix(path: Path | None) -> Matrix:
-    """The user's matrix, or the carried one for ``None``. Blocking.
+    Returns:
+        What to call the file in messages, and its content.
 
     Raises:
-        InputError: The file is missing, unreadable, not a Matrix Market file or beyond a limit.
+        InputError: It is missing, unreadable, empty or beyond the limit.
     """
-    from trio_accel.cli._matrix_market import is_matrix, parse_matrix
-
-    return parse_matrix(_name(path, MATRIX), _content(path, MATRIX, is_matrix))
+    source = files("trio_accel.cli") / "data" / carried if path is None else path
+    try:
+        if path is not None and path.is_dir():
+            raise InputError(f"cannot read {path}: it is a directory")
+        with source.open("rb") as file:
+            # A pipe may give fewer bytes at once, but these in the end.
+            content = file.read(_HEAD_BYTES)
+            if is_plausible(content):
+                content += file.read(MOST_BYTES)
+    except OSError as error:
+        raise InputError(f"cannot read {source}: {describe_os_error(error)}") from error
+    except MemoryError:
+        raise InputError(f"cannot read {source}: it does not fit into memory") from None
+    if not content:
+        raise InputError(f"{source} is empty")
+    if len(content) > MOST_BYTES:
+        raise InputError(f"{source} is too large: files of at most {MOST_BYTES >> 20} MiB are read")
+    return (carried if path is None else str(path)), content
 
 
 def check_output(path: Path) -> None:
@@ -71,29 +74,3 @@ def check_output(path: Path) -> None:
 def describe_os_error(error: OSError) -> str:
     """The reason of an ``OSError`` in lower case, without errno and path."""
     return (error.strerror or str(error)).lower()
-
-
-def _name(path: Path | None, carried: str) -> str:
-    return carried if path is None else str(path)
-
-
-def _content(path: Path | None, carried: str, is_plausible: Callable[[bytes], bool]) -> bytes:
-    """The whole file, or only its first bytes if those show that it is something else."""
-    source = files("trio_accel.cli") / "data" / carried if path is None else path
-    try:
-        if path is not None and path.is_dir():
-            raise InputError(f"cannot read {path}: it is a directory")
-        with source.open("rb") as file:
-            # A pipe may give fewer bytes at once, but these in the end.
-            content = file.read(_HEAD_BYTES)
-            if is_plausible(content):
-                content += file.read(MOST_BYTES)
-    except OSError as error:
-        raise InputError(f"cannot read {source}: {describe_os_error(error)}") from error
-    except MemoryError:
-        raise InputError(f"cannot read {source}: it does not fit into memory") from None
-    if not content:
-        raise InputError(f"{source} is empty")
-    if len(content) > MOST_BYTES:
-        raise InputError(f"{source} is too large: files of at most {MOST_BYTES >> 20} MiB are read")
-    return content

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
 import trio
+from numpy.typing import NDArray
 
 import trio_accel as ta
-from trio_accel.cli._results import relative_error, worst_of
+from trio_accel.cli._board import relative_error, worst_of
 from trio_accel.cli._run import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
 
 __all__ = ["ArrayReport", "Fate", "Load", "Products", "Witnesses", "worst_error"]
 
@@ -169,28 +166,17 @@ class Load:
         self.asked += 1
         begun, right = self._now(), self._right
         index = (client + request) % len(self.products.lefts)
+        failure: Exception | None = None
+        error: float | None = None
         try:
             product = await ta.linalg.matmul(self.products.lefts[index], right)
             host = await product.to_host()
             product.release()
-        except (ta.ActorError, ta.AccelError) as failure:
+            error = self.products.error(index, host)
+        except (ta.ActorError, ta.AccelError) as caught:
+            failure = caught
             if isinstance(failure, ta.DeviceLostError):
                 self._lost, self._is_over = failure, True
-            self._settle(client, request, begun, type(failure).__name__, failure, None)
-            if isinstance(failure, ta.StaleRefError):
-                await self._renew(right)
-        else:
-            self._settle(client, request, begun, "completed", None, self.products.error(index, host))
-
-    def _settle(
-        self,
-        client: int,
-        request: int,
-        begun: float,
-        outcome: str,
-        failure: Exception | None,
-        error: float | None,
-    ) -> None:
         fate = Fate(
             client=client,
             request=request,
@@ -198,13 +184,15 @@ class Load:
             ended=self._now(),
             after=self.after,
             generation=self.device.generation,
-            outcome=outcome,
+            outcome="completed" if failure is None else type(failure).__name__,
             cause=None if failure is None else _describe(failure),
             error=error,
         )
         self.fates.append(fate)
         changed, self._changed = self._changed, trio.Event()
         changed.set()
+        if isinstance(failure, ta.StaleRefError):
+            await self._renew(right)
 
     async def _renew(self, stale: ta.AccelRef) -> None:
         """Put the right operand again if it is the one that was lost; a product that was lost is not."""

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal
+from typing import ClassVar, Literal
 
 import attrs
 import numpy as np
 import trio
+from numpy.typing import NDArray
+from rich.console import RenderableType
+from rich.padding import Padding
 
 import trio_accel as ta
-from trio_accel.cli._errors import InputError
-from trio_accel.cli._results import Bench, Check, StepResult, relative_error, worst_of
-from trio_accel.cli._run import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
+from trio_accel.cli._board import Bench, Check, Step, StepResult, grid, relative_error, worst_of
+from trio_accel.cli._run import InputError, in_thread
 
 __all__ = ["MatmulData", "MatmulRow", "MatmulStep"]
 
@@ -62,6 +60,20 @@ class MatmulData:
     clients: int
     rows: Sequence[MatmulRow]
 
+    def figures(self) -> RenderableType:
+        """See `StepData`: speeds and errors, a row for each size."""
+        table = grid(self.dtype, ">products", ">GFLOP/s", ">bare NumPy", ">ratio", ">error")
+        for row in self.rows:
+            table.add_row(
+                f"{row.size} × {row.size}",
+                str(row.calls * row.rounds * self.clients),
+                f"{row.gflops:.1f}",
+                f"{row.numpy_gflops:.1f}",
+                f"{row.gflops / row.numpy_gflops:.2f}",
+                f"{row.error:.1e}",
+            )
+        return Padding(table, (1, 0))
+
 
 @attrs.frozen(kw_only=True)
 class _Operands:
@@ -75,17 +87,13 @@ class _Operands:
 
 
 @attrs.frozen(kw_only=True)
-class MatmulStep:
+class MatmulStep(Step):
     """The step, with its options."""
 
-    name: str = attrs.field(default="matmul", init=False)
+    name: ClassVar[str] = "matmul"
     sizes: Sequence[int] = (256, 512, 1024)
     clients: int = 4
     dtype: Literal["float32", "float64"] = "float32"
-
-    async def prepare(self) -> None:
-        """Nothing to read: the operands are random."""
-        await trio.lowlevel.checkpoint()
 
     async def run(self, bench: Bench) -> StepResult:
         """Every size in turn."""
@@ -98,7 +106,6 @@ class MatmulStep:
         best = max(rows, key=lambda row: row.gflops)
         partly = [row for row in rows if row.rows_checked < row.size]
         return StepResult(
-            name=self.name,
             summary=f"{self.clients} clients, {best.gflops:.1f} GFLOP/s at {best.size} × {best.size}, "
             f"{best.gflops / best.numpy_gflops:.2f} × NumPy",
             checks=checks,

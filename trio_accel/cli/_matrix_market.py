@@ -1,7 +1,8 @@
 """Matrix Market files, plain or compressed, read by blocks of lines and within limits.
 
 ``scipy.io.mmread`` is not used here: its native parser reads beyond the end of a file that is cut in the
-middle of a number, and crashes the program. A file of a few bytes can have it ask for any memory.
+middle of a number, and crashes the program. A file of a few bytes can have it ask for any memory. SciPy 1.17
+takes an entry of ``5ex0`` for 5.
 
 Format: Boisvert, Pozo, Remington, "The Matrix Market Exchange Formats", NISTIR 5935 (1996).
 """
@@ -11,21 +12,22 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
-from trio_accel.cli._errors import InputError
+from trio_accel.cli._inputs import read_input
+from trio_accel.cli._run import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from numpy.typing import NDArray
     from scipy.sparse import csr_array
 
-__all__ = ["MOST_ENTRIES", "MOST_ROWS", "Matrix", "is_matrix", "parse_matrix"]
+__all__ = ["MOST_ENTRIES", "MOST_ROWS", "Matrix", "parse_matrix", "read_matrix"]
 
 BLOCK = 1 << 20
 """Bytes that are read and handed out at once."""
@@ -49,6 +51,7 @@ _BANNER = b"%%matrixmarket"
 # A number with more digits is beyond every limit, and slow to convert.
 _MOST_DIGITS = 18
 _SHOWN = 60
+_CARRIED = "bcsstk16.mtx.gz"
 
 
 @attrs.frozen(kw_only=True)
@@ -108,7 +111,16 @@ class _Header:
         return f"{row} and {column}" if self.field == "pattern" else f"{row}, {column} and {value}"
 
 
-def is_matrix(head: bytes) -> bool:
+def read_matrix(path: Path | None) -> Matrix:
+    """The user's matrix, or the carried one for ``None``. Blocking.
+
+    Raises:
+        InputError: The file is missing, unreadable, not a Matrix Market file or beyond a limit.
+    """
+    return parse_matrix(*read_input(path, _CARRIED, _is_matrix))
+
+
+def _is_matrix(head: bytes) -> bool:
     """Whether a file that begins like this can be a Matrix Market file, plain or compressed."""
     return head.startswith(GZIP) or head.lower().startswith(_BANNER)
 
@@ -268,7 +280,10 @@ def _invalid(name: str, reason: str) -> InputError:
 def _csr(header: _Header, entries: NDArray[np.float64]) -> csr_array[np.float64]:
     from scipy.sparse import csr_array
 
-    rows, columns, values = _coordinates(header, entries)
+    if header.layout == "array":
+        return csr_array(_dense(header, entries[:, 0]))
+    values = entries[:, 2] if entries.shape[1] == 3 else np.ones(len(entries))
+    rows, columns = entries[:, :2].astype(np.int32).T - np.int32(1)
     if header.symmetry == "symmetric":
         # The other triangle.
         other = rows != columns
@@ -280,21 +295,15 @@ def _csr(header: _Header, entries: NDArray[np.float64]) -> csr_array[np.float64]
     return csr
 
 
-def _coordinates(
-    header: _Header, entries: NDArray[np.float64]
-) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64]]:
-    """Row, column and value of each entry."""
-    if header.layout == "coordinate":
-        values = entries[:, 2] if entries.shape[1] == 3 else np.ones(len(entries))
-        indices = entries[:, :2].astype(np.int32) - np.int32(1)
-        return indices[:, 0], indices[:, 1], values
-    if header.symmetry == "symmetric":
-        # The lower triangle by columns is the upper one by rows.
-        columns, rows = np.triu_indices(header.shape[0])
-    else:
-        columns, rows = np.divmod(np.arange(header.entries), header.shape[0])
-    there = entries[:, 0] != 0.0
-    return rows[there].astype(np.int32), columns[there].astype(np.int32), entries[there, 0]
+def _dense(header: _Header, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A matrix that is stored column by column; of a symmetric one only the lower triangle is."""
+    if header.symmetry != "symmetric":
+        return values.reshape(header.shape[::-1]).T
+    dense = np.zeros(header.shape)
+    # The lower triangle by columns is the upper one by rows.
+    columns, rows = np.triu_indices(header.shape[0])
+    dense[rows, columns] = dense[columns, rows] = values
+    return dense
 
 
 def _blocks_of_lines(name: str, content: bytes) -> Iterator[list[bytes]]:

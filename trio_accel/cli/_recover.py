@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import attrs
 import trio
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 import trio_accel as ta
-from trio_accel.cli._device import isolation_of
+from trio_accel.cli._board import Bench, Check, Step, StepResult, count_of, grid
 from trio_accel.cli._load import ArrayReport, Fate, Load, Products, Witnesses, worst_error
-from trio_accel.cli._results import Bench, Check, StepResult, count_of
-from trio_accel.cli._run import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from trio_accel.cli._device import Isolation
+from trio_accel.cli._run import Isolation, in_thread, isolation_of
 
 __all__ = ["FaultReport", "RecoverData", "RecoverStep"]
 
@@ -29,6 +30,8 @@ _FAILURES: dict[Isolation, frozenset[str]] = {
 _REASON = "injected"
 # A fault that has not been felt, or not been recovered from, after so many requests never will be.
 _PATIENCE = 500
+# Of a hash, as it is shown.
+_DIGITS = 12
 
 
 @attrs.frozen
@@ -174,9 +177,30 @@ class RecoverData:
     tree_after: str
     fates: Sequence[Fate]
 
+    def figures(self) -> RenderableType:
+        """See `StepData`: trees, faults, arrays and fates."""
+        faults = f"after {count_of(len(self.faults), 'fault')}, {self.clients} clients asking all the time"
+        tables = (
+            _one_round(self.faults) if self.rounds == 1 else _rounds(self.faults),
+            _fates(self.fates),
+            _arrays(self.arrays),
+        )
+        parts: list[RenderableType] = [
+            Text("before", style="dim"),
+            _tree(self.tree_before),
+            Text(faults, style="dim"),
+            _tree(self.tree_after),
+            *(Padding(table, (1, 0, 0, 0)) for table in tables),
+            Text(),
+        ]
+        if any(array.lost_with is not None for array in self.arrays) and self.isolation == "inline":
+            hint = "Inline, arrays are lost with their context. In a worker process they outlive it."
+            parts += [Text(hint), Text()]
+        return Group(*parts)
+
 
 @attrs.frozen(kw_only=True)
-class RecoverStep:
+class RecoverStep(Step):
     """The step, with its options.
 
     Attributes:
@@ -187,16 +211,12 @@ class RecoverStep:
         rounds: How often all faults are injected, one round after the other.
     """
 
-    name: str = attrs.field(default="recover", init=False)
+    name: ClassVar[str] = "recover"
     clients: int = 4
     in_flight: int = 4
     between: int = 25
     size: int = 64
     rounds: int = 1
-
-    async def prepare(self) -> None:
-        """Nothing to read."""
-        await trio.lowlevel.checkpoint()
 
     async def run(self, bench: Bench) -> StepResult:
         """Ask, break, ask on; then count."""
@@ -228,9 +248,7 @@ class RecoverStep:
             tree_after=str(bench.system.tree()),
             fates=load.fates,
         )
-        return StepResult(
-            name=self.name, summary=_summarize(data), checks=_checks(data, products.limit), data=data
-        )
+        return StepResult(summary=_summarize(data), checks=_checks(data, products.limit), data=data)
 
     async def _break_all(
         self, bench: Bench, load: Load, faults: Sequence[Fault]
@@ -262,13 +280,8 @@ def _told(report: FaultReport) -> str:
 def _summarize(data: RecoverData) -> str:
     lost = data.requests - len(data.fates)
     is_kept = all(array.is_identical and array.lost_with is None for array in data.arrays)
-    arrays = (
-        "arrays unchanged"
-        if is_kept
-        else "arrays lost"
-        if data.isolation == "process"
-        else "arrays put again"
-    )
+    otherwise = "arrays lost" if data.isolation == "process" else "arrays put again"
+    arrays = "arrays unchanged" if is_kept else otherwise
     return (
         f"{count_of(len(data.faults), 'fault')}, {data.requests} requests: {data.completed} completed, "
         f"{sum(data.failed.values())} failed, {lost or 'none'} lost; {arrays}"
@@ -277,16 +290,13 @@ def _summarize(data: RecoverData) -> str:
 
 def _checks(data: RecoverData, limit: float) -> list[Check]:
     """Everything that must hold; see `Check`."""
+    lost = abs(data.requests - len(data.fates))
     unfelt = sum(report.recovery_ms is None for report in data.faults)
     wrong = sum(
         abs(report.generation_after - report.generation_before - report.losses) for report in data.faults
     )
     return [
-        Check(
-            name="requests lost: neither result nor error",
-            value=abs(data.requests - len(data.fates)),
-            limit=0,
-        ),
+        Check(name="requests lost: neither result nor error", value=lost, limit=0),
         Check(name="requests failed for another reason", value=_strange(data), limit=0),
         Check(name="faults not felt, or not recovered from", value=unfelt, limit=0),
         Check(name="generations more or less than contexts lost", value=wrong, limit=0),
@@ -306,9 +316,80 @@ def _strange(data: RecoverData) -> int:
 
 
 def _arrays_check(data: RecoverData) -> Check:
-    if data.isolation == "process":
-        bad = sum(array.lost_with is not None or not array.is_identical for array in data.arrays)
-        return Check(name="arrays lost or changed", value=bad, limit=0)
-    # There is no memory that outlives the context: what was lost has been put again.
-    bad = sum(not array.is_identical for array in data.arrays)
-    return Check(name="arrays that differ, those put again included", value=bad, limit=0)
+    # Inline there is no memory that outlives the context: what was lost has been put again.
+    is_kept = data.isolation == "process"
+    name = "arrays lost or changed" if is_kept else "arrays that differ, those put again included"
+    lost = sum(not one.is_identical or (is_kept and one.lost_with is not None) for one in data.arrays)
+    return Check(name=name, value=lost, limit=0)
+
+
+def _tree(lines: str) -> RenderableType:
+    """A tree whose lines end where the terminal does: one that went on below would break it."""
+    return Padding(Text(lines, no_wrap=True, overflow="ellipsis"), (0, 0, 0, 2))
+
+
+def _one_round(faults: Sequence[FaultReport]) -> Table:
+    """What was broken, and how long that was felt."""
+    table = grid("fault", "generation", ">failed", ">next right product")
+    for report in faults:
+        recovery = "never" if report.recovery_ms is None else f"after {report.recovery_ms:.1f} ms"
+        table.add_row(
+            report.text,
+            f"{report.generation_before} → {report.generation_after}",
+            str(report.failed),
+            recovery,
+        )
+    return table
+
+
+def _rounds(faults: Sequence[FaultReport]) -> Table:
+    """The same of several rounds: each fault in all of them, with medians and the longest times."""
+    table = grid("fault", ">times", ">failed", ">right after", ">at most")
+    for text in dict.fromkeys(report.text for report in faults):
+        ours = [report for report in faults if report.text == text]
+        times = [report.recovery_ms for report in ours if report.recovery_ms is not None]
+        took = (statistics.median(times), max(times)) if len(times) == len(ours) else ()
+        table.add_row(
+            text,
+            str(len(ours)),
+            str(sum(report.failed for report in ours)),
+            *([f"{milliseconds:.1f} ms" for milliseconds in took] or ("never", "never")),
+        )
+    return table
+
+
+def _fates(fates: Sequence[Fate]) -> Table:
+    """How many requests ended how, by the fault injected last at that time."""
+    # With all faults of a GPU it is just as wide as a terminal.
+    phases = list(dict.fromkeys(fate.after for fate in fates))
+    table = grid("requests by last fault", *(f">{phase or 'none'}" for phase in phases), ">all")
+    table.collapse_padding, table.columns[0].no_wrap = True, True
+    outcomes = sorted({fate.outcome for fate in fates}, key=lambda outcome: (outcome != "completed", outcome))
+    for outcome in outcomes:
+        ours = Counter(fate.after for fate in fates if fate.outcome == outcome)
+        table.add_row(escape(outcome), *(str(ours[phase]) for phase in phases), str(ours.total()))
+    table.add_section()
+    sums = Counter(fate.after for fate in fates)
+    table.add_row("together", *(str(sums[phase]) for phase in phases), str(sums.total()), style="bold")
+    return table
+
+
+def _arrays(arrays: Sequence[ArrayReport]) -> Table:
+    """What the arrays held before and after."""
+    table = grid("array", ">MiB", "SHA-256 before", "SHA-256 after", "fate")
+    for array in arrays:
+        table.add_row(
+            f"{array.dtype} {'×'.join(map(str, array.shape))}",
+            f"{array.nbytes / 2**20:.0f}",
+            array.sha256_before[:_DIGITS],
+            array.sha256_after[:_DIGITS],
+            _what_became(array),
+        )
+    return table
+
+
+def _what_became(array: ArrayReport) -> str:
+    if array.lost_with is not None:
+        text = "lost, put again"
+        return f"[yellow]{text}[/]" if array.is_identical else f"[bold red]{text}, different[/]"
+    return "[green]identical[/]" if array.is_identical else "[bold red]changed[/]"

@@ -1,30 +1,63 @@
-"""Runs a command under Trio so that Ctrl-C ends it in order: cancelled, cleaned up, exit code 130."""
+"""What every command stands on: its errors, its device, and a run under Trio that Ctrl-C ends in order."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, cast
+from typing import Literal, TypeAlias, TypeVar, TypeVarTuple, cast
 
 import trio
 
 import trio_accel as ta
-from trio_accel.cli._errors import InputError
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Generator
+__all__ = [
+    "FAILURES",
+    "InputError",
+    "InterruptError",
+    "Isolation",
+    "at_a_second_signal",
+    "exit_code_of",
+    "in_thread",
+    "isolation_of",
+    "open_device",
+    "printable",
+    "run_async",
+    "run_for_json",
+]
 
-__all__ = ["InterruptError", "at_a_second_signal", "in_thread", "run_async", "run_for_json"]
+Isolation: TypeAlias = Literal["inline", "process"]
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
+# After Ctrl-C an operation that still runs is waited for so long.
+_CLOSE_GRACE = 0.2
+# The demo loses contexts and actors on purpose; a device that does so all the time would be given up.
+_INTENSITY = ta.Intensity(100, 60.0)
+# It tells how soon the next one serves, and not how long a supervisor waits after several in a row.
+_BACKOFF = ta.Backoff(initial=0.0, base=0.0, jitter=0.0)
 _SHOW_CURSOR = "\x1b[?25h"
 # What a second signal has called, in place of the orderly end.
 _last_steps: list[Callable[[], object]] = []
+
+
+class InputError(Exception):
+    """Something that the caller gave (a file, an option, a backend name) cannot be used.
+
+    The message is one line that says what was given and what is wrong with it; the command line prints it
+    on stderr and ends with exit code 2.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(" ".join(message.split())))
+
+
+def printable(text: str) -> str:
+    """``text`` with ``?`` for what is no character to look at: names and files may hold any, ESC too."""
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 class InterruptError(Exception):
@@ -35,8 +68,12 @@ class InterruptError(Exception):
     """
 
     def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
+        super().__init__("interrupted")
         self.signal = number
+
+
+FAILURES = (InputError, InterruptError, ta.AccelError, ta.ActorError)
+"""What ends a command with a line and an exit code, and not with a traceback."""
 
 
 def run_async(job: Callable[[], Awaitable[int]]) -> int:
@@ -68,17 +105,18 @@ def run_for_json(job: Callable[[], Awaitable[int]], render: Callable[[int, str |
     """
     try:
         code = run_async(job)
-    except InputError as error:
-        print(render(2, str(error)))
-        raise
-    except (ta.AccelError, ta.ActorError) as error:
-        print(render(1, str(error)))
-        raise
-    except InterruptError as error:
-        print(render(128 + error.signal, "interrupted"))
+    except FAILURES as error:
+        print(render(exit_code_of(error), str(error)))
         raise
     print(render(code, None))
     return code
+
+
+def exit_code_of(error: Exception) -> int:
+    """Say with which code one of `FAILURES` ends the program: as a shell has it, a signal's is above 128."""
+    if isinstance(error, InterruptError):
+        return 128 + error.signal
+    return 2 if isinstance(error, InputError) else 1
 
 
 def _only_error(error: BaseException) -> BaseException:
@@ -136,3 +174,49 @@ def _leave_at_once(number: int) -> None:
     if sys.stderr.isatty():
         os.write(2, f"\r{_SHOW_CURSOR}".encode())
     os._exit(128 + number)
+
+
+async def open_device(
+    system: ta.System,
+    backend: str | None,
+    isolation: Isolation | None,
+    *,
+    preferred: Isolation | None = None,
+    stuck_after: float | None = None,
+) -> ta.Device:
+    """Open a device.
+
+    Args:
+        system: Where.
+        backend: Its name, ``None`` for the best one.
+        isolation: Where its context lives, ``None`` for what is preferred.
+        preferred: Where it lives if the device has that; ``None`` for the backend's default.
+        stuck_after: Seconds after which an operation counts as hung, ``None`` for never.
+
+    Raises:
+        InputError: There is no such device, or it does not have the isolation.
+    """
+    options = ta.DeviceOptions(
+        isolation=isolation or preferred,
+        close_grace=_CLOSE_GRACE,
+        intensity=_INTENSITY,
+        backoff=_BACKOFF,
+        stuck_after=stuck_after,
+    )
+    try:
+        return await system.open_device(backend, options=options)
+    except ta.NotSupportedError as error:
+        if isolation is not None or preferred is None:
+            raise _unusable(error) from error
+    except ValueError as error:
+        raise _unusable(error) from error
+    return await open_device(system, backend, None, stuck_after=stuck_after)
+
+
+def _unusable(error: Exception) -> InputError:
+    return InputError(f"cannot open a device: {str(error).removeprefix('spec: ')}")
+
+
+def isolation_of(device: ta.Device) -> Isolation:
+    """Where the context of a device lives."""
+    return device.options.isolation or device.info.isolations[0]

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
+from rich.style import Style
 
 import trio_accel as ta
-from trio_accel.cli._errors import InputError
-from trio_accel.cli._inputs import read_matrix
-from trio_accel.cli._results import Bench, Check, Progress, StepResult, count_of
-from trio_accel.cli._run import in_thread
+from trio_accel.cli._board import Bench, Check, Screen, Step, StepResult, count_of, facts
+from trio_accel.cli._matrix_market import Matrix, read_matrix
+from trio_accel.cli._run import InputError, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
     from scipy.sparse import csr_array
 
-    from trio_accel.cli._matrix_market import Matrix
-
-__all__ = ["SolveData", "SolveStep", "require_solvable"]
+__all__ = ["ResidualChart", "SolveData", "SolveStep"]
 
 _SYMMETRY_TOLERANCE = 1e-12
 # The recursive residual of CG drifts from b - Ax by rounding; more than this much is a wrong answer.
@@ -32,6 +32,9 @@ _DRIFT = 1.1
 # Rows of a matrix that is factorised to compare with. The factors may fill up: 0.4 GB at most.
 _DIRECT_LIMIT = 5_000
 _LEAST_ITERATIONS = 1000
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_LABEL_WIDTH = 9
+_WIDTH = 64
 
 
 @attrs.frozen(kw_only=True)
@@ -68,6 +71,25 @@ class SolveData:
     reference: str | None
     history: Sequence[float]
 
+    def figures(self) -> RenderableType:
+        """See `StepData`: the facts, and a chart of the residual."""
+        return Group(facts(self._facts()), ResidualChart(history=self.history))
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        yield "matrix", f"{self.matrix}: {self.rows} × {self.rows}, {count_of(self.nonzeros, 'nonzero')}"
+        yield "", self.kind
+        if self.title:
+            yield "", self.title
+        goal = (
+            f"to {self.rtol:.0e}"
+            if self.converged
+            else f"of at most {self.max_iterations}, without reaching {self.rtol:.0e}"
+        )
+        iterations = count_of(self.iterations, "iteration")
+        yield "solved by", f"conjugate gradients, no preconditioner, {iterations} {goal}"
+        yield "condition", f"{self.condition:.1e} (from the Ritz values)"
+        yield "residual", "norm(b - A x) / norm(b), b = 1 in every row:"
+
 
 @attrs.frozen(kw_only=True)
 class _Outcome:
@@ -86,25 +108,8 @@ class _Outcome:
     converged: bool
 
 
-@attrs.frozen(kw_only=True)
-class _Comparison:
-    """What SciPy says of a solution.
-
-    Attributes:
-        residual: ``norm(b - A x) / norm(b)``.
-        checks: The residual, and the difference to SciPy's solution if there is one.
-        reference: SciPy's routine, ``None`` if CG has not converged.
-        note: What a reader should know, ``None`` if all is as it should be.
-    """
-
-    residual: float
-    checks: Sequence[Check]
-    reference: str | None
-    note: str | None
-
-
 @attrs.define(kw_only=True, eq=False)
-class SolveStep:
+class SolveStep(Step):
     """The step, with its options.
 
     Attributes:
@@ -113,35 +118,33 @@ class SolveStep:
         max_iterations: Iterations allowed, ``None`` for ten per row and at least 1000.
     """
 
-    name: str = attrs.field(default="solve", init=False)
+    name: ClassVar[str] = "solve"
     matrix: Path | None = None
     rtol: float = 1e-10
     max_iterations: int | None = None
-    _input: Matrix | None = attrs.field(default=None, init=False)
+    _input: Matrix = attrs.field(init=False)
 
     async def prepare(self) -> None:
         """Read the matrix; refuse what CG cannot solve as far as the entries alone show it."""
         self._input = await in_thread(read_matrix, self.matrix)
-        await in_thread(require_solvable, self._input)
+        await in_thread(_require_solvable, self._input)
 
     async def run(self, bench: Bench) -> StepResult:
         """Solve ``A x = b`` with a unit load in every row, then compare with SciPy."""
         matrix = self._input
-        assert matrix is not None
         rows = int(matrix.csr.shape[0])
         limit = self.max_iterations if self.max_iterations is not None else max(_LEAST_ITERATIONS, 10 * rows)
         load = np.ones(rows)
         outcome = await self._conjugate_gradients(bench, matrix, load, limit)
         bench.progress.update(1, 1, "comparing with SciPy")
-        comparison = await in_thread(_compare, matrix, outcome, load, self.rtol)
-        iterations = len(outcome.history) - 1
-        notes = [comparison.note] if comparison.note is not None else []
-        reached = f"{count_of(iterations, 'iteration')}, residual {comparison.residual:.1e}"
+        notes: list[str] = []
+        checks, reference = await in_thread(_compare, matrix, outcome, load, self.rtol, notes)
+        residual, iterations = checks[0].value, len(outcome.history) - 1
+        reached = f"{count_of(iterations, 'iteration')}, residual {residual:.1e}"
         end = reached if outcome.converged else notes[0]
         return StepResult(
-            name=self.name,
             summary=f"{rows} × {rows}, {end}",
-            checks=comparison.checks,
+            checks=checks,
             notes=notes,
             data=SolveData(
                 matrix=matrix.name,
@@ -153,9 +156,9 @@ class SolveStep:
                 iterations=iterations,
                 max_iterations=limit,
                 rtol=self.rtol,
-                residual=comparison.residual,
+                residual=residual,
                 condition=outcome.condition,
-                reference=comparison.reference,
+                reference=reference,
                 history=outcome.history,
             ),
         )
@@ -199,7 +202,7 @@ class SolveStep:
         )
 
 
-def require_solvable(matrix: Matrix) -> None:
+def _require_solvable(matrix: Matrix) -> None:
     """Refuse a matrix that is certainly not symmetric positive definite.
 
     Raises:
@@ -243,7 +246,7 @@ def _require_finite(matrix: Matrix, value: float, iteration: int) -> None:
         )
 
 
-def _report(progress: Progress, history: Sequence[float], rtol: float) -> None:
+def _report(progress: Screen, history: Sequence[float], rtol: float) -> None:
     """How far the residual has come on a logarithmic scale."""
     done = math.log(max(history[-1], rtol)) / math.log(rtol)
     progress.update(
@@ -268,32 +271,42 @@ def _condition(alphas: Sequence[float], betas: Sequence[float]) -> float:
     return float(largest / max(smallest, largest * sys.float_info.epsilon))
 
 
-def _compare(matrix: Matrix, outcome: _Outcome, load: NDArray[np.float64], rtol: float) -> _Comparison:
-    """The residual, and the difference to SciPy's solution if CG has converged."""
+def _compare(
+    matrix: Matrix, outcome: _Outcome, load: NDArray[np.float64], rtol: float, notes: list[str]
+) -> tuple[list[Check], str | None]:
+    """Compare a solution with SciPy's, if CG has converged.
+
+    Args:
+        matrix: The matrix.
+        outcome: The solution.
+        load: The right-hand side.
+        rtol: The residual that was asked for.
+        notes: Gets what a reader should know where all is not as it should be.
+
+    Returns:
+        The checks, the residual first; and SciPy's routine, ``None`` if CG has not converged.
+    """
     a, x = matrix.csr, outcome.solution
     norm = float(np.linalg.norm(load))
     residual = float(np.linalg.norm(load - np.asarray(a @ x))) / norm
     checks = [Check(name="residual b - A x, recomputed with SciPy", value=residual, limit=_DRIFT * rtol)]
     if not outcome.converged:
         last, done = outcome.history[-1], count_of(len(outcome.history) - 1, "iteration")
-        said = f"not converged: relative residual {last:.1e} after {done}"
-        return _Comparison(residual=residual, checks=checks, reference=None, note=said)
-    note: str | None = None
+        notes.append(f"not converged: relative residual {last:.1e} after {done}")
+        return checks, None
     if not checks[0].is_ok:
         # How far rounding of the exact solution to float64 could move the residual.
         magnitude = np.asarray(abs(a) @ np.abs(x)) + load
         floor = sys.float_info.epsilon * float(np.linalg.norm(magnitude)) / norm
-        note = (
+        notes.append(
             f"the recursion came below {rtol:.0e}, the residual itself did not: rounding to float64 alone "
             f"makes up to {floor:.0e} of it; try a larger --rtol"
         )
     reference, difference = _difference(matrix, x, load, rtol)
     # The error's energy norm is at most sqrt(condition) times the residual; SciPy's own is added.
     allowed = 10.0 * (math.sqrt(outcome.condition) * rtol + outcome.condition * sys.float_info.epsilon)
-    checks.append(
-        Check(name=f"difference to SciPy's {reference}, energy norm", value=difference, limit=allowed)
-    )
-    return _Comparison(residual=residual, checks=checks, reference=reference, note=note)
+    name = f"difference to SciPy's {reference}, energy norm"
+    return [*checks, Check(name=name, value=difference, limit=allowed)], reference
 
 
 def _difference(
@@ -317,3 +330,52 @@ def _difference(
 
 def _energy(a: csr_array[np.float64], vector: NDArray[np.float64]) -> float:
     return max(0.0, float(np.dot(vector, np.asarray(a @ vector))))
+
+
+@attrs.frozen(kw_only=True)
+class ResidualChart:
+    """Relative residual over the iteration number, one column per iteration or more.
+
+    Attributes:
+        history: Positive numbers or zero, the starting residual first.
+        height: Rows of text, at most.
+    """
+
+    history: Sequence[float]
+    height: int = 8
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = _bins(self.history, max(8, min(_WIDTH, options.max_width - _LABEL_WIDTH - 2)))
+        low = math.floor(min(columns))
+        high = max(math.ceil(max(columns)), low + 1)
+        # Whole decades per row, so that the labels are powers of ten.
+        decades = math.ceil((high - low) / self.height)
+        rows = math.ceil((high - low) / decades)
+        low = high - rows * decades
+        steps = [round((value - low) / decades * 8) for value in columns]
+        style = Style(color="cyan")
+        for row in range(rows - 1, -1, -1):
+            cells = [max(0, min(8, step - row * 8)) for step in steps]
+            text = "".join(
+                _BLOCKS[cell] if not options.ascii_only else (" " if cell < 4 else "#") for cell in cells
+            )
+            # The label belongs to the upper edge of its row.
+            label = f"1e{low + (row + 1) * decades:+03d}"
+            yield Segment(f"{label:>{_LABEL_WIDTH}} ")
+            yield Segment(text, style)
+            yield Segment.line()
+        last = f"{len(self.history) - 1}"
+        room = max(1, len(columns) - 1 - len(last))
+        axis = f"0{'iteration' if room > len('iteration') else '':^{room}}{last}"
+        yield Segment(f"{'':>{_LABEL_WIDTH}} {axis}")
+        yield Segment.line()
+
+
+def _bins(history: Sequence[float], width: int) -> list[float]:
+    """Decimal logarithms, the largest of each bin; a residual of zero counts as the smallest other one."""
+    positive = min((value for value in history if value > 0.0), default=1.0)
+    logs = [math.log10(max(value, positive)) for value in history]
+    if len(logs) <= width:
+        return logs
+    edges = [index * len(logs) // width for index in range(width + 1)]
+    return [max(logs[first:last]) for first, last in pairwise(edges)]

@@ -1,26 +1,30 @@
-"""``demo spectrum``: the spectrogram of a recording through the FFT actor, checked and drawn."""
+"""``demo spectrum``: the spectrogram of a recording through the FFT actor, checked and drawn as a PNG.
+
+Matplotlib is an extra: imported on use, without pyplot, without a display.
+"""
+
+# Matplotlib leaves the types of its keyword arguments open.
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
+from rich.console import RenderableType
 
 import trio_accel as ta
-from trio_accel.cli import _plot
-from trio_accel.cli._errors import InputError
-from trio_accel.cli._inputs import check_output, describe_os_error, read_recording
-from trio_accel.cli._results import Bench, Check, StepResult, count_of
-from trio_accel.cli._run import in_thread
-from trio_accel.cli._wav import Stft
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from trio_accel.cli._wav import Recording
+from trio_accel.cli._board import Bench, Check, Step, StepResult, count_of, facts
+from trio_accel.cli._inputs import check_output, describe_os_error
+from trio_accel.cli._run import InputError, in_thread
+from trio_accel.cli._wav import Recording, Stft, read_recording
 
 __all__ = ["SpectrumData", "SpectrumStep"]
 
@@ -28,6 +32,7 @@ __all__ = ["SpectrumData", "SpectrumStep"]
 _BATCH_SAMPLES = 1 << 18
 _TOLERANCE = 1e-5
 _FLOOR_DB = -200.0
+_DYNAMIC_RANGE_DB = 80.0
 
 
 @attrs.frozen(kw_only=True)
@@ -62,6 +67,23 @@ class SpectrumData:
     peak_level: float | None
     picture: str | None
 
+    def figures(self) -> RenderableType:
+        """See `StepData`."""
+        return facts(self._facts())
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        channels = {1: "mono", 2: "stereo"}.get(self.channels, f"{self.channels} channels")
+        yield (
+            "recording",
+            f"{self.audio}: {self.duration:.2f} s, {self.rate / 1000:g} kHz, {channels}, {self.encoding}",
+        )
+        yield "frames", f"{self.frames} of {self.window} samples (Hann window), every {self.hop} samples"
+        if self.peak_frequency is not None and self.peak_time is not None:
+            level = f"{self.peak_level:.1f} dB re full scale"
+            yield "loudest", f"{self.peak_frequency:.0f} Hz at {self.peak_time:.2f} s, {level}"
+        if self.picture is not None:
+            yield "picture", self.picture
+
 
 @attrs.define(kw_only=True, eq=False)
 class _Tally:
@@ -74,18 +96,45 @@ class _Tally:
         self.difference += float(np.sum(np.abs(ours - reference) ** 2))
         self.reference += float(np.sum(np.abs(reference) ** 2))
 
-    @property
-    def relative(self) -> float:
-        """Relative error in the 2-norm; of nothing at all, the absolute one."""
-        return (
-            math.sqrt(self.difference / self.reference)
-            if self.reference > 0.0
-            else math.sqrt(self.difference)
-        )
+    def check(self, name: str) -> Check:
+        """Check the relative error in the 2-norm; of nothing at all, the absolute one."""
+        error = math.sqrt(self.difference / (self.reference if self.reference > 0.0 else 1.0))
+        return Check(name=name, value=error, limit=_TOLERANCE)
 
 
 @attrs.define(kw_only=True, eq=False)
-class SpectrumStep:
+class _Comparison:
+    """Spectra, and the frames that the inverse transform gives back, compared with SciPy in float64.
+
+    Attributes:
+        mean_of: Neighbouring frames whose power is averaged into one column.
+        columns: Power relative to a sine at full scale.
+        spectra: Errors of the spectra.
+        frames: Errors of the frames.
+    """
+
+    mean_of: int
+    columns: list[NDArray[np.float64]] = attrs.field(factory=list["NDArray[np.float64]"])
+    spectra: _Tally = attrs.field(factory=_Tally)
+    frames: _Tally = attrs.field(factory=_Tally)
+
+    def add(
+        self, frames: NDArray[np.float32], spectra: NDArray[np.complex128], again: NDArray[np.complex128]
+    ) -> None:
+        """Add a batch. Blocking."""
+        import scipy.fft
+
+        reference = scipy.fft.rfft(frames.astype(np.float64), axis=-1)
+        self.spectra.add(spectra, np.asarray(reference, np.complex128))
+        self.frames.add(again, frames.astype(np.complex128))
+        amplitude: NDArray[np.float64] = np.abs(spectra) * 2.0 / _hann(frames.shape[1]).sum()
+        starts = np.arange(0, frames.shape[0], self.mean_of, dtype=np.intp)
+        counts = np.diff(np.append(starts, frames.shape[0]))
+        self.columns.append(np.add.reduceat(amplitude**2, starts, axis=0) / counts[:, np.newaxis])
+
+
+@attrs.define(kw_only=True, eq=False)
+class SpectrumStep(Step):
     """The step, with its options.
 
     Attributes:
@@ -94,17 +143,17 @@ class SpectrumStep:
         is_picture_required: Whether it is an error that no picture can be drawn or written; not in the tour.
     """
 
-    name: str = attrs.field(default="spectrum", init=False)
+    name: ClassVar[str] = "spectrum"
     audio: Path | None = None
     output: Path = Path("spectrogram.png")
     is_picture_required: bool = True
-    _recording: Recording | None = attrs.field(default=None, init=False)
+    _recording: Recording = attrs.field(init=False)
     _no_picture: str | None = attrs.field(default=None, init=False)
 
     async def prepare(self) -> None:
         """Read the recording; see that the picture can be drawn and written."""
         try:
-            _plot.require_matplotlib()
+            _require_matplotlib()
             check_output(self.output)
         except InputError as error:
             if self.is_picture_required:
@@ -115,17 +164,15 @@ class SpectrumStep:
     async def run(self, bench: Bench) -> StepResult:
         """Frames to the device in batches, spectra back, compared with SciPy in float64."""
         recording = self._recording
-        assert recording is not None
         stft = Stft.for_recording(recording)
-        forward, backward = _Tally(), _Tally()
-        columns: list[NDArray[np.float64]] = []
+        comparison = _Comparison(mean_of=stft.mean_of)
         batch = stft.mean_of * max(1, _BATCH_SAMPLES // (stft.window * stft.mean_of))
         for first in range(0, stft.frames, batch):
             bench.progress.update(first, stft.frames, f"frame {first} of {stft.frames}")
             frames = await in_thread(_frames, recording, stft, first, min(first + batch, stft.frames))
             spectra, again = await _transform(bench.device, frames)
-            columns.append(await in_thread(_compare, frames, spectra, again, forward, backward, stft.mean_of))
-        power = np.concatenate(columns)
+            await in_thread(comparison.add, frames, spectra, again)
+        power = np.concatenate(comparison.columns)
         notes: list[str] = []
         if recording.channels > 1:
             notes.append(f"{recording.channels} channels mixed down to their mean")
@@ -134,12 +181,11 @@ class SpectrumStep:
         if data.peak_level is None:
             notes.append("the recording is silent")
         return StepResult(
-            name=self.name,
             summary=f"{count_of(stft.frames, 'frame')} of {stft.window} samples, "
             f"{recording.seconds:.2f} s at {recording.rate / 1000:g} kHz",
             checks=[
-                Check(name="rfft of every frame, relative error", value=forward.relative, limit=_TOLERANCE),
-                Check(name="irfft gives the frames back", value=backward.relative, limit=_TOLERANCE),
+                comparison.spectra.check("rfft of every frame, relative error"),
+                comparison.frames.check("irfft gives the frames back"),
             ],
             notes=notes,
             data=data,
@@ -153,7 +199,7 @@ class SpectrumStep:
             return None
         bench.progress.update(stft.frames, stft.frames, f"drawing {self.output}")
         levels = _decibels(power)
-        png = await in_thread(_plot.draw_spectrogram, recording, stft, levels)
+        png = await in_thread(_draw_spectrogram, recording, stft, levels)
         try:
             self.output.write_bytes(png)
         except OSError as error:
@@ -195,27 +241,6 @@ def _hann(size: int) -> NDArray[np.float64]:
     return 0.5 - 0.5 * np.cos(2.0 * np.pi * np.arange(size) / size)
 
 
-def _compare(
-    frames: NDArray[np.float32],
-    spectra: NDArray[np.complex128],
-    again: NDArray[np.complex128],
-    forward: _Tally,
-    backward: _Tally,
-    mean_of: int,
-) -> NDArray[np.float64]:
-    """Adds the errors to the tallies; returns columns of power relative to a sine at full scale."""
-    import scipy.fft
-
-    reference = scipy.fft.rfft(frames.astype(np.float64), axis=-1)
-    forward.add(spectra, np.asarray(reference, np.complex128))
-    backward.add(again, frames.astype(np.complex128))
-    amplitude: NDArray[np.float64] = np.abs(spectra) * 2.0 / _hann(frames.shape[1]).sum()
-    starts = np.arange(0, frames.shape[0], mean_of, dtype=np.intp)
-    counts = np.diff(np.append(starts, frames.shape[0]))
-    means: NDArray[np.float64] = np.add.reduceat(amplitude**2, starts, axis=0) / counts[:, np.newaxis]
-    return means
-
-
 def _decibels(power: NDArray[np.float64]) -> NDArray[np.float64]:
     levels: NDArray[np.float64] = 10.0 * np.log10(np.maximum(power, 10.0 ** (_FLOOR_DB / 10.0)))
     return levels
@@ -244,3 +269,70 @@ def _summarize(
         peak_level=None if is_silent else 10.0 * math.log10(peak),
         picture=None if picture is None else str(picture),
     )
+
+
+def _require_matplotlib() -> None:
+    """See that the plot extra is there, without importing it.
+
+    Raises:
+        InputError: It is not.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError("a spectrogram needs Matplotlib: pip install 'trio-accel[plot]'")
+
+
+def _draw_spectrogram(recording: Recording, stft: Stft, levels: NDArray[np.float64]) -> bytes:
+    """A PNG of 1400 × 700 pixels: time in seconds, frequency in kHz, level in dB as colour. Blocking.
+
+    Args:
+        recording: What was transformed.
+        stft: How it was cut.
+        levels: ``(columns, window // 2 + 1)``, dB relative to a sine at full scale.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.0, 5.0), dpi=140, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    # The scale begins at the loudest component: a quiet recording is as readable as a loud one.
+    top = 5.0 * math.ceil(float(levels.max()) / 5.0)
+    # A column stands for the middle of its frames; a row for the middle of its bin.
+    column = stft.mean_of * stft.hop / recording.rate
+    start = (stft.window - stft.hop) / 2 / recording.rate
+    row = recording.rate / stft.window / 1000.0
+    extent = (start, start + levels.shape[0] * column, -row / 2, (levels.shape[1] - 0.5) * row)
+    image = axes.imshow(
+        levels.T,
+        origin="lower",
+        aspect="auto",
+        extent=extent,
+        cmap="magma",
+        vmin=top - _DYNAMIC_RANGE_DB,
+        vmax=top,
+        interpolation="nearest",
+    )
+    axes.set_ylim(0.0, recording.rate / 2000.0)
+    # The first window is centred a little after the start: that strip has the colour of silence.
+    axes.set_facecolor(image.get_cmap()(0.0))
+    axes.set_xlim(0.0, extent[1])
+    axes.set_xlabel("time (s)")
+    axes.set_ylabel("frequency (kHz)")
+    axes.set_title(_title(recording, stft), fontsize="medium", parse_math=False)
+    figure.colorbar(image, ax=axes, label="level (dB re full scale)", extend="min", pad=0.015)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", metadata={"Software": "trio_accel"})
+    return picture.getvalue()
+
+
+def _title(recording: Recording, stft: Stft) -> str:
+    # Matplotlib's own font has Latin, Greek and Cyrillic letters; it warns of each one that it lacks.
+    name = "".join(
+        char if char.isprintable() and char < "\u0530" else "?" for char in Path(recording.name).name
+    )
+    if len(name) > 60:
+        name = f"{name[:57]}..."
+    rate = recording.rate
+    window, hop = 1000 * stft.window / rate, 1000 * stft.hop / rate
+    frames = f"Hann window of {window:.0f} ms ({stft.window} samples), hop {hop:.0f} ms"
+    return f"{name}, {recording.seconds:.2f} s at {rate / 1000:g} kHz\n{frames}"

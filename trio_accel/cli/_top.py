@@ -1,36 +1,39 @@
-"""``trio-accel top``: a running program's actors, live in a terminal."""
+"""``trio-accel top``: a running program's actors, live in a terminal, and the keys that are typed there."""
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
+import re
 import signal
 import sys
-from contextlib import ExitStack
+import termios
+import tty
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import cast
 
 import attrs
 import trio
+from rich.console import Console
 from rich.live import Live
 
-from trio_accel.cli._errors import InputError, printable
-from trio_accel.cli._keys import keys_at_once, read_keys
-from trio_accel.cli._run import at_a_second_signal, run_async, run_for_json
-from trio_accel.cli._screen import make_console
+from trio_accel.cli._board import make_console
+from trio_accel.cli._run import InputError, at_a_second_signal, printable, run_async, run_for_json
 from trio_accel.cli._top_draw import Status, draw_all, draw_screen
 from trio_accel.cli._top_view import SORTS, View
-from trio_accel.telemetry import ObserverSocketError, list_programs, open_observation
+from trio_accel.telemetry import (
+    ObservedProgram,
+    ObserverSocketError,
+    SystemSnapshot,
+    list_programs,
+    open_observation,
+)
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from rich.console import Console
-
-    from trio_accel.telemetry import ObservedProgram, SystemSnapshot
-
-__all__ = ["find_program", "show_top"]
+__all__ = ["KeyParser", "find_program", "keys_at_once", "read_keys", "show_top"]
 
 # How long a program may hold its loop before it is called silent; and given up, for a single snapshot.
 _SILENT_SECONDS, _ANSWER_SECONDS = 2.0, 10.0
@@ -40,6 +43,26 @@ _CONNECT_SECONDS, _REDRAW_SECONDS, _AGAIN_SECONDS = 0.5, 1.0, 0.1
 _SOON_SECONDS, _MOST_LOOKS = 0.1, 10
 # Columns of a table in a pipe: all of them.
 _PIPE_WIDTH = 180
+# What follows the escape sign sooner than this belongs to it; a person's next key comes later.
+_ESCAPE_SECONDS = 0.05
+_SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]*[@-~]|O[@-~]|[^\[O])")
+_UNFINISHED = re.compile(r"\x1b(?:\[[0-9;?]*|O)?\Z")
+_KEYS = {
+    "up": ("\x1b[A", "\x1bOA"),
+    "down": ("\x1b[B", "\x1bOB"),
+    "right": ("\x1b[C", "\x1bOC"),
+    "left": ("\x1b[D", "\x1bOD"),
+    "home": ("\x1b[H", "\x1bOH", "\x1b[1~"),
+    "end": ("\x1b[F", "\x1bOF", "\x1b[4~"),
+    "page up": ("\x1b[5~",),
+    "page down": ("\x1b[6~",),
+    "escape": ("\x1b",),
+    "enter": ("\r", "\n"),
+    "backspace": ("\x7f", "\x08"),
+    "erase": ("\x15",),  # Ctrl-U
+    "redraw": ("\x0c",),  # Ctrl-L
+}
+_NAMES = {sequence: name for name, sequences in _KEYS.items() for sequence in sequences}
 _HOW_TO_OPEN = "a program opens one by: async with ta.telemetry.open_socket(system)"
 
 
@@ -117,17 +140,15 @@ async def _print_once(console: Console, path: Path, view: View) -> int:
 
 
 def _print_json(path: Path) -> int:
-    seen: list[tuple[Status, SystemSnapshot]] = []
+    document: dict[str, object] = {"command": "top", "path": str(path), "exit_code": 0, "error": None}
 
     async def look() -> int:
-        seen.append(await _look_once(path))
+        status, snapshot = await _look_once(path)
+        document.update(name=status.name, snapshot=json.loads(snapshot.to_json()))
         return 0
 
     def render(code: int, error: str | None) -> str:
-        document: dict[str, object] = {"command": "top", "path": str(path), "exit_code": code, "error": error}
-        for status, snapshot in seen:
-            document |= {"name": status.name, "snapshot": json.loads(snapshot.to_json())}
-        return json.dumps(document, allow_nan=False, indent=2)
+        return json.dumps({**document, "exit_code": code, "error": error}, allow_nan=False, indent=2)
 
     return run_for_json(look, render)
 
@@ -238,3 +259,81 @@ class _Top:
             self._live.update(drawn, refresh=True)
             with trio.move_on_after(_REDRAW_SECONDS):
                 await self._changed.wait()
+
+
+@attrs.define(eq=False)
+class KeyParser:
+    """Bytes of a terminal as keys: the character that was typed, or a name such as ``"page up"``."""
+
+    _decoder: codecs.IncrementalDecoder = attrs.field(
+        factory=lambda: codecs.getincrementaldecoder("utf-8")("ignore"), init=False
+    )
+    _rest: str = attrs.field(default="", init=False)
+
+    @property
+    def is_in_sequence(self) -> bool:
+        """Whether more may belong to what has come last."""
+        return bool(self._rest)
+
+    def feed(self, data: bytes) -> list[str]:
+        """The keys that ``data`` completes. Sequences without a meaning here are left out."""
+        text = self._rest + self._decoder.decode(data)
+        self._rest = ""
+        keys: list[str] = []
+        while text:
+            if _UNFINISHED.match(text):
+                self._rest = text
+                break
+            found = _SEQUENCE.match(text)
+            key = found[0] if found else text[0]
+            text = text[len(key) :]
+            name = _NAMES.get(key, key if key.isprintable() else "")
+            if name:
+                keys.append(name)
+        return keys
+
+    def flush(self) -> list[str]:
+        """What has come last is all that comes: the escape key, or a sequence that was cut off."""
+        is_escape, self._rest = self._rest == "\x1b", ""
+        return ["escape"] if is_escape else []
+
+
+@contextmanager
+def keys_at_once(descriptor: int) -> Generator[Callable[[], None]]:
+    """Have the terminal hand over each key at once, and show none; as before at the end.
+
+    Yields:
+        A function that puts the terminal back at any moment, as often as it is called.
+    """
+    before = cast("list[int | list[bytes | int]]", termios.tcgetattr(descriptor))
+
+    def put_back() -> None:
+        # Not behind the output: a terminal that is stopped takes none.
+        termios.tcsetattr(descriptor, termios.TCSANOW, before)
+
+    try:
+        # Ctrl-C, Ctrl-Z and Ctrl-\ stay signals.
+        tty.setcbreak(descriptor, termios.TCSANOW)
+        yield put_back
+    finally:
+        put_back()
+
+
+async def read_keys(descriptor: int, press: Callable[[str], None]) -> None:
+    """Call ``press`` with each key that is typed, until the terminal is gone."""
+    parser = KeyParser()
+    while True:
+        with trio.move_on_after(_ESCAPE_SECONDS if parser.is_in_sequence else float("inf")) as wait:
+            await trio.lowlevel.wait_readable(descriptor)
+        if wait.cancelled_caught:
+            keys = parser.flush()
+        else:
+            try:
+                data = os.read(descriptor, 1024)
+            except OSError:
+                return
+            if not data:
+                return
+            keys = parser.feed(data)
+        for key in keys:
+            press(key)

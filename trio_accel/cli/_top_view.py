@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, TypeAlias
 
 import attrs
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from trio_accel.telemetry import ActorRow, SystemSnapshot
+from trio_accel.telemetry import ActorRow, SystemSnapshot
 
 __all__ = ["SORTS", "Line", "Page", "Sort", "View", "lines_of"]
 

@@ -6,15 +6,12 @@ import runpy
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import trio_accel as ta
-from trio_accel.cli._errors import InputError
-from trio_accel.cli._run import InterruptError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from trio_accel.cli._run import InputError, InterruptError
 
 __all__ = ["trace_program"]
 

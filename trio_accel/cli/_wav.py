@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
-from trio_accel.cli._errors import InputError
+from trio_accel.cli._inputs import read_input
+from trio_accel.cli._run import InputError
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-__all__ = ["MOST_CHANNELS", "MOST_FRAMES", "MOST_RATE", "Recording", "Stft", "is_wav", "parse_wav"]
+__all__ = ["MOST_CHANNELS", "MOST_FRAMES", "MOST_RATE", "Recording", "Stft", "parse_wav", "read_recording"]
 
 MOST_RATE = 1_000_000
 """Samples per second of the fastest recording that is read."""
@@ -48,6 +47,7 @@ _WINDOW_SECONDS = 0.032
 _LARGEST_COLUMNS = 2000
 # The largest bounds the picture: 2000 columns of 4097 levels.
 _SMALLEST_WINDOW, _LARGEST_WINDOW = 16, 8192
+_CARRIED = "sense_and_sensibility_01.wav"
 _FORMS = {b"RIFF": "<", b"RIFX": ">", b"RF64": "<"}
 
 
@@ -119,9 +119,13 @@ class _Format:
         return f"{self.bits}-bit {'float' if self.code == _FLOAT else 'PCM'}"
 
 
-def is_wav(head: bytes) -> bool:
-    """Whether a file that begins like this can be a WAV file."""
-    return head[:4] in _FORMS
+def read_recording(path: Path | None) -> Recording:
+    """The user's recording, or the carried one for ``None``. Blocking.
+
+    Raises:
+        InputError: The file is missing, unreadable, not a WAV file or beyond a limit.
+    """
+    return parse_wav(*read_input(path, _CARRIED, lambda head: head[:4] in _FORMS))
 
 
 def parse_wav(name: str, content: bytes) -> Recording:

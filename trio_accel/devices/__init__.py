@@ -1,13 +1,17 @@
 """Devices as supervised actors: arrays, operations, completion."""
 
 from ..backends.base.values import in_range
-from ._options import DeviceOptions
-from ._preload import Preload
+from ._options import DeviceOptions, Preload
 from .arrays._pending import Pending
 from .arrays._ref import AccelRef, Device, device_of
-from .base._cancel_grace import cancel_grace
-from .base._recovery_cost import ProgramCost, RecoveryCost
-from .base._statistics import CacheStatistics, DeviceStatistics, LibraryStatistics, QueueStatistics
+from .base._statistics import (
+    CacheStatistics,
+    DeviceStatistics,
+    LibraryStatistics,
+    ProgramCost,
+    QueueStatistics,
+    RecoveryCost,
+)
 from .base._streams import (
     PerActorStreams,
     PerLibraryStreams,
@@ -16,6 +20,7 @@ from .base._streams import (
     StreamSource,
     StreamStrategy,
 )
+from .base._views import overlaps
 from .completion._port import CompletionPort, CompletionStrategy
 from .completion._strategies import (
     AdaptiveCompletion,
@@ -23,19 +28,17 @@ from .completion._strategies import (
     PolledCompletion,
     SyncCompletion,
 )
+from .engine._cancel_grace import cancel_grace
 from .engine._context import ContextActor
 from .engine._library import LibraryActor, OwnSupervision
-from .front._across import ask_across
-from .front._device import OpenDevice, opened
-from .front._device_actor import DeviceActor
-from .front._memory import Copy, Empty, Fill, MemoryActor, Put, Stack, ToHost
+from .front._across import MultiDeviceOperation, PartPlanner, PlannedParts, ask_across
+from .front._device import DeviceActor, OpenDevice, opened
+from .front._memory import Copy, Empty, Fill, MemoryActor, Put, PutFirst, PutPart, Stack, ToHost
 from .front._recording import Recorded, record
 from .front._system import DeviceOpening, System, open_system
-from .front._transfer import PutFirst, PutPart
 from .operations._declared import DECLARED, Declaration, Declared, DeclaredSpec, message_of, operation
 from .operations._faults import Fault, FaultHow, FaultKind, FaultPlan, anew
 from .operations._hooks import Around, Ask, EngineHook, Phase
-from .operations._multi_device import MultiDeviceOperation, PartPlanner, PlannedParts
 from .operations._operation import (
     Launch,
     LaunchTimes,
@@ -119,6 +122,7 @@ __all__ = [
     "opened",
     "operation",
     "operation_name",
+    "overlaps",
     "record",
     "refuse_recording",
 ]

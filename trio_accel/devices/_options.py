@@ -1,37 +1,29 @@
-"""Options of a device."""
+"""Options of a device, and modules that its workers are to begin with."""
 
 from __future__ import annotations
+
+from types import NoneType
 
 import attrs
 
 from ..actors import Backoff, Intensity, named_options
 from ..backends.base import Isolation
-from ._preload import Preload
+from .base._checks import above_zero, is_above_zero, must, one_of, whole
 from .base._streams import PerActorStreams, StreamStrategy
 from .completion._port import CompletionStrategy
 
-__all__ = ["DeviceOptions"]
+__all__ = ["DeviceOptions", "Preload"]
 
 # A device needs one after the other. So many are for contexts that are lost faster than workers start.
 _MOST_SPARES = 16
 
 
-def _positive(instance: DeviceOptions, attribute: attrs.Attribute[int], value: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(
-            f"DeviceOptions: {attribute.name} must be a whole number of at least 1, got {value!r}"
-        )
-
-
-def _count(instance: DeviceOptions, attribute: attrs.Attribute[int], value: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(
-            f"DeviceOptions: {attribute.name} must be a whole number of at least 0, got {value!r}"
-        )
+_seconds = must("be seconds of at least 0", lambda value: isinstance(value, (int, float)) and value >= 0)
+_switch = one_of("be True or False", bool)
 
 
 def _spares(instance: DeviceOptions, attribute: attrs.Attribute[int], value: int) -> None:
-    _count(instance, attribute, value)
+    whole(0)(instance, attribute, value)
     if value > _MOST_SPARES:
         raise ValueError(
             f"DeviceOptions: spares must be from 0 to {_MOST_SPARES}, got {value}: each is a process with a "
@@ -40,13 +32,8 @@ def _spares(instance: DeviceOptions, attribute: attrs.Attribute[int], value: int
         )
 
 
-def _paths(
-    instance: DeviceOptions, attribute: attrs.Attribute[tuple[str, ...]], value: tuple[str, ...]
-) -> None:
-    if not isinstance(value, tuple) or not all(isinstance(path, str) for path in value):
-        raise TypeError(
-            f"DeviceOptions: libraries must be a tuple of import paths 'package.module:Class', got {value!r}"
-        )
+def _are(value: object, *kinds: type[object]) -> bool:
+    return isinstance(value, tuple) and all(isinstance(each, kinds) for each in value)
 
 
 def _modules(
@@ -54,83 +41,16 @@ def _modules(
     attribute: attrs.Attribute[tuple[str | Preload, ...]],
     value: tuple[str | Preload, ...],
 ) -> None:
-    if not isinstance(value, tuple) or not all(isinstance(each, (str, Preload)) for each in value):
-        raise TypeError(
-            f"DeviceOptions: preload must be a tuple of names of modules or of Preload, got {value!r}"
-        )
+    must("be a tuple of names of modules or of Preload", lambda each: _are(each, str, Preload), TypeError)(
+        instance, attribute, value
+    )
     for each in value:
         if isinstance(each, str):
             Preload(each)
 
 
-def _seconds(instance: DeviceOptions, attribute: attrs.Attribute[float], value: float) -> None:
-    if not isinstance(value, (int, float)) or not value >= 0:
-        raise ValueError(f"DeviceOptions: {attribute.name} must be seconds of at least 0, got {value!r}")
-
-
-def _isolation(
-    instance: DeviceOptions, attribute: attrs.Attribute[Isolation | None], value: Isolation | None
-) -> None:
-    if value not in (None, "process", "inline"):
-        raise ValueError(f"DeviceOptions: isolation must be 'process', 'inline' or None, got {value!r}")
-
-
-def _above_zero(instance: DeviceOptions, attribute: attrs.Attribute[float], value: float) -> None:
-    if not _is_above_zero(value):
-        raise ValueError(f"DeviceOptions: {attribute.name} must be seconds above 0, got {value!r}")
-
-
-def _above_zero_or_none(
-    instance: DeviceOptions, attribute: attrs.Attribute[float | None], value: float | None
-) -> None:
-    if value is not None and not _is_above_zero(value):
-        raise ValueError(f"DeviceOptions: {attribute.name} must be seconds above 0 or None, got {value!r}")
-
-
-def _is_above_zero(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return 0 < value < float("inf")
-
-
-def _intensity(
-    instance: DeviceOptions, attribute: attrs.Attribute[Intensity | None], value: Intensity | None
-) -> None:
-    if value is not None and not isinstance(value, Intensity):
-        raise TypeError(f"DeviceOptions: intensity must be an Intensity or None, got {value!r}")
-
-
-def _backoff(
-    instance: DeviceOptions, attribute: attrs.Attribute[Backoff | None], value: Backoff | None
-) -> None:
-    if value is not None and not isinstance(value, Backoff):
-        raise TypeError(f"DeviceOptions: backoff must be a Backoff or None, got {value!r}")
-
-
-def _strategy(
-    instance: DeviceOptions,
-    attribute: attrs.Attribute[CompletionStrategy | None],
-    value: CompletionStrategy | None,
-) -> None:
-    if value is not None and not callable(getattr(value, "open", None)):
-        raise TypeError(
-            "DeviceOptions: completion must be a completion strategy such as HostCallbackCompletion(), "
-            f"got {value!r}"
-        )
-
-
-def _switch(instance: DeviceOptions, attribute: attrs.Attribute[bool], value: bool) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"DeviceOptions: {attribute.name} must be True or False, got {value!r}")
-
-
-def _stream_strategy(
-    instance: DeviceOptions, attribute: attrs.Attribute[StreamStrategy], value: StreamStrategy
-) -> None:
-    if isinstance(value, type) or not callable(getattr(value, "open", None)):
-        raise TypeError(
-            f"DeviceOptions: streams must be a stream strategy such as StreamPool(4), got {value!r}"
-        )
+def _is_strategy(value: object) -> bool:
+    return not isinstance(value, type) and callable(getattr(value, "open", None))
 
 
 @named_options
@@ -179,22 +99,69 @@ class DeviceOptions:
             launches. Needs the extra ``nvtx``: without it, opening the device raises `NotSupportedError`.
     """
 
-    isolation: Isolation | None = attrs.field(default=None, validator=_isolation)
-    completion: CompletionStrategy | None = attrs.field(default=None, validator=_strategy)
-    streams: StreamStrategy = attrs.field(factory=PerActorStreams, validator=_stream_strategy)
+    isolation: Isolation | None = attrs.field(
+        default=None,
+        validator=must("be 'process', 'inline' or None", lambda value: value in (None, "process", "inline")),
+    )
+    completion: CompletionStrategy | None = attrs.field(
+        default=None,
+        validator=must(
+            "be a completion strategy such as HostCallbackCompletion()",
+            lambda value: value is None or callable(getattr(value, "open", None)),
+            TypeError,
+        ),
+    )
+    streams: StreamStrategy = attrs.field(
+        factory=PerActorStreams,
+        validator=must("be a stream strategy such as StreamPool(4)", _is_strategy, TypeError),
+    )
     spares: int = attrs.field(default=0, validator=_spares)
     # 64 askers inline take 30 µs each, with a window of 32 it is 33 µs; from a worker 29 µs with either
     # (H200).
-    in_flight: int = attrs.field(default=64, validator=_positive)
-    retry: int = attrs.field(default=0, validator=_count)
+    in_flight: int = attrs.field(default=64, validator=whole(1))
+    retry: int = attrs.field(default=0, validator=whole(0))
     retry_suspects: bool = attrs.field(default=True, validator=attrs.validators.instance_of(bool))
-    intensity: Intensity | None = attrs.field(default=None, validator=_intensity)
-    backoff: Backoff | None = attrs.field(default=None, validator=_backoff)
+    intensity: Intensity | None = attrs.field(
+        default=None, validator=one_of("be an Intensity or None", Intensity, NoneType)
+    )
+    backoff: Backoff | None = attrs.field(
+        default=None, validator=one_of("be a Backoff or None", Backoff, NoneType)
+    )
     cancel_grace: float = attrs.field(default=0.0, validator=_seconds)
     close_grace: float = attrs.field(default=5.0, validator=_seconds)
-    stuck_after: float | None = attrs.field(default=None, validator=_above_zero_or_none)
-    heartbeat_timeout: float = attrs.field(default=15.0, validator=_above_zero)
-    memory_limit: int | None = attrs.field(default=None, validator=attrs.validators.optional(_positive))
-    libraries: tuple[str, ...] = attrs.field(default=(), validator=_paths)
+    stuck_after: float | None = attrs.field(
+        default=None,
+        validator=must("be seconds above 0 or None", lambda value: value is None or is_above_zero(value)),
+    )
+    heartbeat_timeout: float = attrs.field(default=15.0, validator=above_zero)
+    memory_limit: int | None = attrs.field(default=None, validator=attrs.validators.optional(whole(1)))
+    libraries: tuple[str, ...] = attrs.field(
+        default=(),
+        validator=must(
+            "be a tuple of import paths 'package.module:Class'", lambda value: _are(value, str), TypeError
+        ),
+    )
     preload: tuple[str | Preload, ...] = attrs.field(default=(), validator=_modules)
     nvtx: bool = attrs.field(default=False, validator=_switch)
+
+
+def _module(instance: Preload, attribute: attrs.Attribute[str], value: str) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"preload: a module is named by a string, got {value!r}")
+    if value == "__main__" or not all(part.isidentifier() for part in value.split(".")):
+        raise ValueError(f"preload: {value!r} is no name of a module that another process can import")
+
+
+@attrs.frozen
+class Preload:
+    """A module that the launcher of workers imports ahead, for `DeviceOptions.preload`.
+
+    Attributes:
+        module: Its name.
+        trusted: Whether workers may begin with it whatever its import leaves behind: threads, open files,
+            handled signals. You know that a forked process can do without these. A worker that cannot may
+            hang or crash. A module that initialises a driver or cannot be imported is refused all the same.
+    """
+
+    module: str = attrs.field(validator=_module)
+    trusted: bool = attrs.field(default=False, kw_only=True, validator=_switch)

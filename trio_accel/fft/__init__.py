@@ -1,17 +1,7 @@
 """Fourier transforms on a device: messages, functions, and the actor that serves them."""
 
-# fmt: off
-# isort: off
-from ._functions import (
-    Fft, Fft2, Fftn, Hfft, Hfft2, Hfftn, Ifft, Ifft2, Ifftn, Ihfft, Ihfft2, Ihfftn, Irfft, Irfft2, Irfftn,
-    Rfft, Rfft2, Rfftn, fft, fft2, fftn, hfft, hfft2, hfftn, ifft, ifft2, ifftn, ihfft, ihfft2, ihfftn,
-    irfft, irfft2, irfftn, rfft, rfft2, rfftn,
-)
-from ._plan import FftActor
+from . import _functions
+from ._functions import *
 
-__all__ = [
-    "Fft", "Fft2", "FftActor", "Fftn", "Hfft", "Hfft2", "Hfftn", "Ifft", "Ifft2", "Ifftn", "Ihfft",
-    "Ihfft2", "Ihfftn", "Irfft", "Irfft2", "Irfftn", "Rfft", "Rfft2", "Rfftn", "fft", "fft2", "fftn", "hfft",
-    "hfft2", "hfftn", "ifft", "ifft2", "ifftn", "ihfft", "ihfft2", "ihfftn", "irfft", "irfft2", "irfftn",
-    "rfft", "rfft2", "rfftn",
-]
+__all__: list[str] = []
+__all__ += _functions.__all__

@@ -1,8 +1,7 @@
 """Chains of operations that are recorded once and launched as one, also on a condition."""
 
-from ._actor import GraphsActor
 from ._conditions import Body, If, Switch, While, if_, switch, while_
-from ._graph import Graph, Replay, capture
+from ._graph import Graph, GraphsActor, Replay, capture
 
 __all__ = [
     "Body",

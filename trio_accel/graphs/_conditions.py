@@ -11,8 +11,7 @@ import attrs
 from ..backends.base import DType
 from ..backends.base.ops import ArraySpec, BranchSpec, GraphNode, GraphRecipe, GraphSpec, LoopSpec
 from ..devices import AccelRef, Operand, Operation, Planned, Planner
-from ._actor import GraphsActor
-from ._graph import Graph, capture
+from ._graph import Graph, GraphsActor, capture
 
 __all__ = ["Body", "If", "Switch", "While", "if_", "switch", "while_"]
 

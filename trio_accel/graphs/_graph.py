@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import attrs
 
 from ..backends.base import DType
 from ..backends.base.ops import ArraySpec, GraphSpec
-from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, record
-from ._actor import GraphsActor
-from ._dot import dot_of
-from ._layout import Input, Layout, lay_out
-from ._replies import map_reply
+from ..devices import AccelRef, Device, LibraryActor, Operand, Operation, Planned, Planner, record
+from ._layout import Input, Layout, dot_of, lay_out, map_reply
 
-__all__ = ["Graph", "Replay", "capture"]
+__all__ = ["Graph", "GraphsActor", "Replay", "capture"]
 
 ReplyT = TypeVar("ReplyT")
 
 _CAPTURE = "capture"
+
+
+class GraphsActor(LibraryActor):
+    """Replays graphs, on a stream of its own, with libraries of its own.
+
+    CPU backend: one piece of work of the stream's thread. CUDA: graphs of the driver.
+    """
+
+    library = "graphs"
 
 
 async def capture(device: Device, step: Callable[..., Awaitable[ReplyT]], *arrays: AccelRef) -> Graph[ReplyT]:
@@ -99,9 +104,7 @@ class Graph(Generic[ReplyT]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

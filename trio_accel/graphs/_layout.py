@@ -1,19 +1,30 @@
-"""Where the arrays of a recorded chain are when it is replayed."""
+"""What was recorded: where its arrays are in a replay, what its step returns, and how it is drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import attrs
 
-from ..backends.base.ops import ArraySpec, GraphNode, GraphRecipe, map_arrays
-from ..devices import AccelRef, Recorded
+from ..backends.base.ops import (
+    ArraySpec,
+    BranchSpec,
+    GraphNode,
+    GraphRecipe,
+    GraphSpec,
+    LoopSpec,
+    graph_recipe,
+    map_arrays,
+)
+from ..devices import AccelRef, Recorded, overlaps
 
-__all__ = ["Constant", "Input", "Layout", "Use", "lay_out"]
+__all__ = ["Constant", "Input", "Layout", "Use", "dot_of", "lay_out", "map_reply"]
 
 Use: TypeAlias = Literal["read", "update", "write", "none"]
 """What a graph does with an array: an update reads and changes it, a write overwrites all of it."""
+
+ReplyT = TypeVar("ReplyT")
 
 _ALIGNMENT = 256
 
@@ -149,3 +160,69 @@ def _placed(node: GraphNode, places: Mapping[int, tuple[int, int]]) -> GraphNode
     described = node.spec.descriptor()
     spec = described.make([map_arrays(value, place) for value in described.values(node.spec)])
     return attrs.evolve(node, spec=spec)
+
+
+def dot_of(nodes: Sequence[GraphNode]) -> str:
+    """A chain as a digraph: an edge leads to each operation that must follow because of an array."""
+    return "\n".join(["digraph graph_of_operations {", '  node [shape="box"];', *_body(nodes, "n"), "}", ""])
+
+
+def _body(nodes: Sequence[GraphNode], prefix: str) -> Iterator[str]:
+    for number, node in enumerate(nodes):
+        outs = ", ".join(f"{out.dtype} {out.shape}" for out in node.spec.outputs())
+        # A name expression of a kernel may have both.
+        name = node.operation.replace("\\", "\\\\").replace('"', '\\"')
+        yield f'  {prefix}{number} [label="{name}\\n{outs}"];'
+        if isinstance(node.spec, (GraphSpec, BranchSpec, LoopSpec)):
+            yield f"  subgraph cluster_{prefix}{number} {{"
+            yield from _body(graph_recipe(node.spec.recipe).nodes, f"{prefix}{number}_")
+            yield "  }"
+    for number, node in enumerate(nodes):
+        for before in _followed(nodes[:number], node):
+            yield f"  {prefix}{before} -> {prefix}{number};"
+
+
+def _followed(earlier: Sequence[GraphNode], node: GraphNode) -> Iterator[int]:
+    """Which earlier operations an operation must follow; not those that these follow by the same array."""
+    reads, writes = list(node.spec.inputs()), list(node.spec.outputs())
+    for number in reversed(range(len(earlier))):
+        made, used = earlier[number].spec.outputs(), earlier[number].spec.inputs()
+        if _meet(made, (*reads, *writes)) or _meet(used, writes):
+            yield number
+            # What this one overwrites in full, others have made for it.
+            reads = [array for array in reads if array not in made]
+            writes = [array for array in writes if array not in made]
+
+
+def _meet(first: Sequence[ArraySpec], second: Sequence[ArraySpec]) -> bool:
+    """Whether arrays of two operations may share an element."""
+    return any(overlaps(one, other) for one in first for other in second)
+
+
+def map_reply(reply: ReplyT, function: Callable[[AccelRef], AccelRef]) -> ReplyT:
+    """Replace each array of a reply.
+
+    Raises:
+        TypeError: It holds something else.
+    """
+    return cast("ReplyT", _mapped(reply, function))
+
+
+def _mapped(value: object, function: Callable[[AccelRef], AccelRef]) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, AccelRef):
+        return function(value)
+    kind = cast("type[Any]", type(value))
+    if isinstance(value, (tuple, list)):
+        items = [_mapped(item, function) for item in cast("Sequence[Any]", value)]
+        if kind is list:
+            return items
+        # A named tuple takes its items one by one.
+        return kind(*items) if hasattr(kind, "_fields") else tuple(items)
+    if kind is dict:
+        return {key: _mapped(item, function) for key, item in cast("dict[Any, Any]", value).items()}
+    raise TypeError(
+        "capture: the step must return arrays of the device, None, or tuples, lists and dictionaries of "
+        f"these, got {kind.__name__}"
+    )

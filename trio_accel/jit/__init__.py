@@ -1,13 +1,11 @@
 """Kernels of your own: CUDA code that is compiled, launched and supervised as any operation is."""
 
 from ..expressions import ComputeElementwise, ComputeReduction, Elementwise, ExpressionArgument, Reduction
-from ._actor import JitActor
 from ._code import CompileOptions, cubin, fatbin, ltoir, ptx, source
 from ._expressions import elementwise, reduction
 from ._kernel import Kernel, LaunchKernel
-from ._occupancy import Occupancy, QueryOccupancy
-from ._parameters import Parameter, reads, scalar, updates, writes
-from ._rules import cdiv
+from ._occupancy import JitActor, Occupancy, QueryOccupancy
+from ._parameters import Parameter, cdiv, reads, scalar, updates, writes
 
 __all__ = [
     "CompileOptions",

@@ -20,11 +20,21 @@ from ..backends.base.ops import (
 from ..backends.base.values import element
 from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, device_of
 from ..expressions import bind
-from ._actor import JitActor
 from ._code import Code, CompileOptions, as_code
-from ._occupancy import Occupancy, QueryOccupancy
-from ._parameters import Parameter, Scalars, always_held, check_array
-from ._rules import Extents, Rule, check_block, check_grid, check_shared, extents, shape_of
+from ._occupancy import JitActor, Occupancy, QueryOccupancy
+from ._parameters import (
+    Extents,
+    Parameter,
+    Rule,
+    Scalars,
+    always_held,
+    check_array,
+    check_block,
+    check_grid,
+    check_shared,
+    extents,
+    shape_of,
+)
 
 __all__ = ["Kernel", "LaunchKernel"]
 

@@ -1,4 +1,4 @@
-"""What a kernel needs of a device, and how many of its blocks fit."""
+"""The actor that serves kernels; and what a kernel needs of a device, and how many of its blocks fit."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ from typing import ClassVar
 import attrs
 
 from ..backends.base.ops import Dim3, KernelInfoSpec
-from ..devices import Operation, Planned, Planner
-from ._actor import JitActor
+from ..devices import LibraryActor, Operation, Planned, Planner
 
-__all__ = ["Occupancy", "QueryOccupancy"]
+__all__ = ["JitActor", "Occupancy", "QueryOccupancy"]
+
+
+class JitActor(LibraryActor):
+    """Serves launches of kernels, on a stream of its own.
+
+    CPU backend: functions that are named by import path. CUDA: NVRTC, nvJitLink and the driver.
+    """
+
+    library = "jit"
 
 
 @attrs.frozen(kw_only=True)

@@ -15,25 +15,15 @@ What all refuse, before anything is launched:
 * `NotSupportedError`: the backend does not have it, or not for this dtype; of solvers, a `TypeError`.
 """
 
-from . import _factors, _matrices, _matrix_vector, _products, _solve, _spectra, _vectors
+from . import _matrices, _spectra, _systems, _vectors
 from ._actor import BlasActor, SolverActor
-from ._factors import *
-from ._least_squares import lstsq
 from ._matrices import *
-from ._matrix_vector import *
-from ._products import *
-from ._results import EighResult, EigResult, LstsqResult, LUResult, QRResult, SlogdetResult, SVDResult
-from ._solve import *
 from ._spectra import *
+from ._systems import *
 from ._vectors import *
 
-__all__: list[str] = []
-__all__ += ["BlasActor", "EigResult", "EighResult", "LUResult", "LstsqResult", "QRResult", "SVDResult"]
-__all__ += ["SlogdetResult", "SolverActor", "lstsq"]
-__all__ += _factors.__all__
+__all__: list[str] = ["BlasActor", "SolverActor"]
 __all__ += _matrices.__all__
-__all__ += _matrix_vector.__all__
-__all__ += _products.__all__
-__all__ += _solve.__all__
 __all__ += _spectra.__all__
+__all__ += _systems.__all__
 __all__ += _vectors.__all__

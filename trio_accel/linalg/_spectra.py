@@ -3,23 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal, TypeAlias, overload
+from typing import Final, Literal, NamedTuple, TypeAlias, overload
 
 from ..backends.base import LibraryError, LinAlgError
 from ..backends.base.checks import NATIVE
 from ..devices import AccelRef, DeclaredSpec, Operand, Operation, message_of, operation
 from ._actor import SolverActor
-from ._results import EighResult, EigResult, SVDResult
 
 __all__ = [
-    "Eig", "Eigh", "Eigvals", "Eigvalsh", "Svd", "eig", "eigh", "eigvals", "eigvalsh", "svd", "svdvals",
+    "Eig", "EigResult", "Eigh", "EighResult", "Eigvals", "Eigvalsh", "SVDResult", "Svd", "eig", "eigh",
+    "eigvals", "eigvalsh", "svd", "svdvals",
 ]  # fmt: skip
 
 Triangle: TypeAlias = Literal["L", "U", "l", "u"]
 """The lower or the upper triangle, with the diagonal."""
 
-
 _DIVERGED = "has no solution by iteration: it did not converge (status {})"
+
+
+class SVDResult(NamedTuple):
+    """A singular value decomposition; see `svd`."""
+
+    U: AccelRef
+    """Left singular vectors, as columns."""
+    S: AccelRef
+    """Singular values, the largest first."""
+    Vh: AccelRef
+    """Right singular vectors, conjugated, as rows."""
+
+
+class EighResult(NamedTuple):
+    """Eigenvalues and eigenvectors; see `eigh`."""
+
+    eigenvalues: AccelRef
+    """Real numbers, the smallest first."""
+    eigenvectors: AccelRef
+    """Vectors of length 1, as columns."""
+
+
+class EigResult(NamedTuple):
+    """Eigenvalues and eigenvectors of general matrices; see `eig`."""
+
+    eigenvalues: AccelRef
+    """Complex numbers, in no order."""
+    eigenvectors: AccelRef
+    """Complex vectors of length 1, as columns."""
 
 
 def _eigh_failure(spec: DeclaredSpec, where: str, code: int, index: tuple[int, ...]) -> LibraryError:

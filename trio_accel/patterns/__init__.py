@@ -4,120 +4,61 @@ Each blueprint is an actor that serves `Call`. Its model is an async callable, o
 blueprint, so blueprints compose.
 """
 
-from ._batch_run import BatchResults, may_be_one_request
-from ._batcher import Batcher, BatcherStatistics
-from ._call import Call, GetStatistics, Model, Servant, as_callable
-from ._cascade import Cascade, CascadeAnswer, CascadeStatistics, NoAnswerError, Passed, Stage, StageStatistics
-from ._circuit_breaker import CircuitBreaker, CircuitOpenError, CircuitState, is_failure
-from ._deadline import Deadline
-from ._fair_queue import Weights
-from ._fair_scheduler import FairCall, FairScheduler, FairStatistics, UnknownTenantError
-from ._hot_swap import (
-    Deployment,
-    HotSwap,
-    HotSwapStatistics,
-    ModelRetiredError,
-    Opening,
-    Probe,
-    Swap,
-    SwapFailedError,
-    Swapped,
+from . import (
+    _batcher,
+    _batches,
+    _cascade,
+    _circuit_breaker,
+    _deadline,
+    _experts,
+    _fair_queue,
+    _fair_scheduler,
+    _hot_swap,
+    _moe,
+    _outputs,
+    _pools,
+    _rate_limit,
+    _retry,
+    _router,
+    _servants,
+    _speculative,
+    _stacked,
 )
-from ._moe import MoeRouter, MoeStatistics
-from ._moe_results import ExpertsFailedError, Routed, RoutingStatistics
-from ._outputs import ModelOutputError
-from ._pool import Pool
-from ._rate_limit import RateLimit, RateLimitError
-from ._replica_pool import Hedge, ReplicaPool, ReplicaPoolStatistics
-from ._replicas import Replica, ReplicaStatistics
-from ._retry import RetryBudget, retry, was_never_executed
-from ._router import NoReplicaError, Router, RouterStatistics
-from ._routing import ByKey, ByLoad, Key, Routing
-from ._speculative import (
-    DecoderStatistics,
-    DecodingStatistics,
-    Generate,
-    Generation,
-    Score,
-    SpeculativeDecoder,
-)
-from ._stacked import by_length, by_shape, padded, stacked
-from ._tally import CallStatistics
-from ._tasks import TaskServant
-from ._token_stream import TokenStream, open_token_stream
+from ._batcher import *
+from ._batches import *
+from ._cascade import *
+from ._circuit_breaker import *
+from ._deadline import *
+from ._experts import *
+from ._fair_queue import *
+from ._fair_scheduler import *
+from ._hot_swap import *
+from ._moe import *
+from ._outputs import *
+from ._pools import *
+from ._rate_limit import *
+from ._retry import *
+from ._router import *
+from ._servants import *
+from ._speculative import *
+from ._stacked import *
 
-__all__ = [
-    "BatchResults",
-    "Batcher",
-    "BatcherStatistics",
-    "ByKey",
-    "ByLoad",
-    "Call",
-    "CallStatistics",
-    "Cascade",
-    "CascadeAnswer",
-    "CascadeStatistics",
-    "CircuitBreaker",
-    "CircuitOpenError",
-    "CircuitState",
-    "Deadline",
-    "DecoderStatistics",
-    "DecodingStatistics",
-    "Deployment",
-    "ExpertsFailedError",
-    "FairCall",
-    "FairScheduler",
-    "FairStatistics",
-    "Generate",
-    "Generation",
-    "GetStatistics",
-    "Hedge",
-    "HotSwap",
-    "HotSwapStatistics",
-    "Key",
-    "Model",
-    "ModelOutputError",
-    "ModelRetiredError",
-    "MoeRouter",
-    "MoeStatistics",
-    "NoAnswerError",
-    "NoReplicaError",
-    "Opening",
-    "Passed",
-    "Pool",
-    "Probe",
-    "RateLimit",
-    "RateLimitError",
-    "Replica",
-    "ReplicaPool",
-    "ReplicaPoolStatistics",
-    "ReplicaStatistics",
-    "RetryBudget",
-    "Routed",
-    "Router",
-    "RouterStatistics",
-    "Routing",
-    "RoutingStatistics",
-    "Score",
-    "Servant",
-    "SpeculativeDecoder",
-    "Stage",
-    "StageStatistics",
-    "Swap",
-    "SwapFailedError",
-    "Swapped",
-    "TaskServant",
-    "TokenStream",
-    "UnknownTenantError",
-    "Weights",
-    "as_callable",
-    "by_length",
-    "by_shape",
-    "is_failure",
-    "may_be_one_request",
-    "open_token_stream",
-    "padded",
-    "retry",
-    "stacked",
-    "was_never_executed",
-]
+__all__: list[str] = []
+__all__ += _batcher.__all__
+__all__ += _batches.__all__
+__all__ += _cascade.__all__
+__all__ += _circuit_breaker.__all__
+__all__ += _deadline.__all__
+__all__ += _experts.__all__
+__all__ += _fair_queue.__all__
+__all__ += _fair_scheduler.__all__
+__all__ += _hot_swap.__all__
+__all__ += _moe.__all__
+__all__ += _outputs.__all__
+__all__ += _pools.__all__
+__all__ += _rate_limit.__all__
+__all__ += _retry.__all__
+__all__ += _router.__all__
+__all__ += _servants.__all__
+__all__ += _speculative.__all__
+__all__ += _stacked.__all__

@@ -12,10 +12,19 @@ import attrs
 import trio
 
 from ..actors import ActorContext, DeferredReply, MailboxFullError, Overflow, handles, quick
-from ._batch_queue import BatchLimits, BatchQueue, Entry
-from ._batch_run import BatchModel, BatchResults, BatchRun, Blame, Counts, may_be_one_request
-from ._call import Call, Model, Servant, as_callable, refuse_unbegun
+from ._batches import (
+    BatchLimits,
+    BatchModel,
+    BatchQueue,
+    BatchResults,
+    BatchRun,
+    Blame,
+    Counts,
+    Entry,
+    may_be_one_request,
+)
 from ._numbers import must_be_count, must_be_positive
+from ._servants import Call, Model, Servant, as_callable, end_with_incarnation
 
 __all__ = ["Batcher", "BatcherStatistics"]
 
@@ -317,11 +326,10 @@ class Batcher(Servant[ItemT, ResultT]):
     def _fail_all(self, context: ActorContext) -> None:
         """Fail what no later incarnation knows of."""
         for entry in self._queue.entries:
-            refuse_unbegun(context, entry.reply)
-        running = [] if context.is_stopping else [entry for run in self._running for entry in run.entries]
-        for entry in running:
-            if not entry.reply.is_done:
-                entry.reply.fail_as_crash(RuntimeError("the incarnation of the actor ended meanwhile"))
+            end_with_incarnation(context, entry.reply, has_begun=False)
+        for run in self._running:
+            for entry in run.entries:
+                end_with_incarnation(context, entry.reply, has_begun=True)
 
 
 def _check_cost(max_cost: float | None, cost: object) -> float:

@@ -9,11 +9,9 @@ from typing import Generic, Literal, TypeAlias, TypeVar, get_args
 import attrs
 
 from ..actors import named_options
-from ._call import Model, as_callable
-from ._numbers import must_be_number
+from ._numbers import must_be_number, must_be_one_of
 from ._outputs import ModelOutputError
-from ._tally import CallStatistics, Tally
-from ._tasks import TaskServant
+from ._servants import CallStatistics, Model, Tally, TaskServant, as_callable
 
 __all__ = [
     "Cascade",
@@ -200,8 +198,7 @@ class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT
                 raise ValueError(
                     f"Cascade: stage {stage.name!r} has no confidence, so none behind it is ever asked"
                 )
-        if unsure not in get_args(Unsure):
-            raise ValueError(f"Cascade: unsure must be one of {get_args(Unsure)}, got {unsure!r}")
+        must_be_one_of("Cascade: unsure", unsure, get_args(Unsure))
 
     async def answer(self, item: ItemT) -> CascadeAnswer[ResultT]:
         """Ask the stages about one item.

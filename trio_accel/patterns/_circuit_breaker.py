@@ -13,10 +13,10 @@ import trio
 
 from ..actors import NotExecutedError
 from ..backends.base import NotSupportedError
-from ._call import Model, as_callable
+from ._bounded import RecentCounts
 from ._numbers import must_be_count, must_be_positive, must_be_share
 from ._outputs import ModelOutputError
-from ._window import RecentCounts
+from ._servants import Model, as_callable
 
 __all__ = ["CircuitBreaker", "CircuitOpenError", "CircuitState", "is_failure"]
 

@@ -10,10 +10,10 @@ from typing import Generic, TypeVar
 
 import attrs
 
-from ._keyed import KeyedStates
+from ._bounded import KeyedStates
 from ._numbers import must_be_positive
 
-__all__ = ["FairQueue", "QueueFull", "Queued", "Weights", "must_be_cost"]
+__all__ = ["Weights"]
 
 TenantT = TypeVar("TenantT", bound=Hashable)
 ValueT = TypeVar("ValueT")

@@ -18,11 +18,11 @@ from ..actors import (
     NotExecutedError,
     Request,
     handles,
+    quick,
 )
-from ._call import Model, as_callable
 from ._fair_queue import FairQueue, Queued, QueueFull, Weights, must_be_cost
 from ._numbers import must_be_count
-from ._tasks import TaskServant
+from ._servants import Call, Model, TaskServant, as_callable
 
 __all__ = ["FairCall", "FairScheduler", "FairStatistics", "UnknownTenantError"]
 
@@ -112,6 +112,9 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
     The rule is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996). While two tenants have requests
     waiting, what they got, as ``cost / weight``, differs by at most one request of each.
 
+    A request gets its place in the queue, or is refused, when it is asked: however many a tenant asks for at
+    once, those of others do not stand behind them in the mailbox.
+
     It is asked with `FairCall`, or with `Call`, for which `tenant_of` and `cost_of` say what it lacks. The
     model runs with the context variables and the deadline of its asker. Its errors are replies. A cancelled
     asker leaves the queue at once, and its tenant is not charged. If its request runs, the asker waits until
@@ -162,17 +165,28 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
         self._costs: dict[Hashable, float] = {}
         self._cost_of_others = 0.0
 
+    def _attempt(self, message: Call[ItemT] | FairCall[ItemT]) -> DeferredReply[ResultT]:
+        """Take a request, or refuse it, in the task that asks: none waits for its turn to wait."""
+        if isinstance(message, FairCall):
+            return self._admit(message.item, lambda _: (message.tenant, message.cost))
+        return self._admit(message.item, self._said_of)
+
     async def call(self, item: ItemT) -> DeferredReply[ResultT]:
         """Serve an item that was asked for with `Call`."""
-        reply = self._admit(item, self._said_of)
         await trio.lowlevel.checkpoint()
-        return reply
+        return self._admit(item, self._said_of)
 
-    @handles(FairCall)
+    # Call is declared for all servants, and a method takes its own class.
+    @handles(Call, ki_protected=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    @quick(_attempt)
+    async def _serve(self, message: Call[ItemT]) -> DeferredReply[ResultT]:
+        return await self.call(message.item)
+
+    @handles(FairCall, ki_protected=True)
+    @quick(_attempt)
     async def _serve_fair(self, message: FairCall[ItemT]) -> DeferredReply[ResultT]:
-        reply = self._admit(message.item, lambda item: (message.tenant, message.cost))
         await trio.lowlevel.checkpoint()
-        return reply
+        return self._attempt(message)
 
     def statistics(self) -> FairStatistics:
         """Tell what was done."""

@@ -9,13 +9,12 @@ from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import attrs
+import outcome
 import trio
 
 from ..actors import ActorContext, DeferredReply, Request, handles
-from ._call import Model, as_callable, without_cancellation
 from ._numbers import must_be_positive
-from ._tally import CallStatistics
-from ._tasks import TaskServant
+from ._servants import CallStatistics, Model, TaskServant, as_callable, outcome_of
 
 __all__ = [
     "Deployment",
@@ -283,14 +282,11 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         Raises:
             SwapFailedError: Its context, the warm-up or the probe failed, also over a cancellation.
         """
-        try:
-            return await self._load(opening, version)
-        except Exception as error:  # noqa: BLE001  # a stranger's
-            failure = error
-        except BaseExceptionGroup as group:
-            failure = without_cancellation(group)
+        loaded = await outcome_of(self._load(opening, version))
+        if isinstance(loaded, outcome.Value):
+            return loaded.value
         what = f"{version} was not taken, and {self._current.version} serves on"
-        raise SwapFailedError(f"{what}: {failure!r}") from failure
+        raise SwapFailedError(f"{what}: {loaded.error!r}") from loaded.error
 
     async def _load(self, opening: Opening[ItemT, ResultT], version: str) -> _Loaded[ItemT, ResultT]:
         """Load a model, and return it when it may serve; a task of its own holds it from then on."""

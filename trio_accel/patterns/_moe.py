@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import attrs
 import numpy as np
+import outcome
 import trio
 from numpy.typing import NDArray
 
 from ..devices import AccelRef
-from ._assignment import ExpertOverflow, Shares, assign, capacity_of
-from ._call import Model, as_callable, without_cancellation
-from ._moe_results import Part, Routed, RoutingStatistics, combined, parts_of, statistics_of
-from ._numbers import must_be_count, must_be_positive
+from ._experts import (
+    ExpertOverflow,
+    Part,
+    Routed,
+    RoutingStatistics,
+    Shares,
+    assign,
+    capacity_of,
+    combined,
+    parts_of,
+    statistics_of,
+)
+from ._numbers import must_be_count, must_be_one_of, must_be_positive
 from ._outputs import ModelOutputError, host_array, real_rows, softmax
-from ._tally import CallStatistics
-from ._tasks import TaskServant
+from ._servants import CallStatistics, Model, TaskServant, as_callable, outcome_of
 
 __all__ = ["MoeRouter", "MoeStatistics"]
 
@@ -85,14 +94,8 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
             raise ValueError(f"MoeRouter: top_k is {top_k!r}, and there are {len(self._experts)} experts")
         if capacity_factor is not None:
             must_be_positive("MoeRouter: capacity_factor", capacity_factor)
-        if overflow not in get_args(ExpertOverflow):
-            raise ValueError(
-                f"MoeRouter: overflow must be one of {get_args(ExpertOverflow)}, got {overflow!r}"
-            )
-        if on_failure not in get_args(OnFailure):
-            raise ValueError(
-                f"MoeRouter: on_failure must be one of {get_args(OnFailure)}, got {on_failure!r}"
-            )
+        must_be_one_of("MoeRouter: overflow", overflow, get_args(ExpertOverflow))
+        must_be_one_of("MoeRouter: on_failure", on_failure, get_args(OnFailure))
         self._top_k = top_k
         self._capacity_factor = capacity_factor
         self._overflow: ExpertOverflow = overflow
@@ -170,13 +173,8 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
 
     async def _error_of_part(self, tokens: Tokens, part: Part) -> Exception | None:
         """Have an expert compute some tokens; returns what it failed with."""
-        try:
-            await self._compute_part(tokens, part)
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is this expert's
-            return error
-        except BaseExceptionGroup as group:
-            return without_cancellation(group)
-        return None
+        computed = await outcome_of(self._compute_part(tokens, part))
+        return cast("Exception", computed.error) if isinstance(computed, outcome.Error) else None
 
     async def _compute_part(self, tokens: Tokens, part: Part) -> None:
         """Have an expert compute some tokens.

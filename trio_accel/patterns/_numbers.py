@@ -1,11 +1,11 @@
-"""Checks of the numbers that patterns are made with."""
+"""Checks of the numbers and words that patterns are made with."""
 
 from __future__ import annotations
 
 import math
 from numbers import Real
 
-__all__ = ["must_be_count", "must_be_number", "must_be_positive", "must_be_share"]
+__all__ = ["must_be_count", "must_be_number", "must_be_one_of", "must_be_positive", "must_be_share"]
 
 
 def must_be_positive(
@@ -79,3 +79,13 @@ def must_be_number(what: str, value: object) -> float:
         return float(value)
     except OverflowError as error:
         raise ValueError(f"{what} is too large for a float") from error
+
+
+def must_be_one_of(what: str, value: object, words: tuple[object, ...]) -> None:
+    """Refuse what is none of some words.
+
+    Raises:
+        ValueError: It is another.
+    """
+    if value not in words:
+        raise ValueError(f"{what} must be one of {words}, got {value!r}")

@@ -1,15 +1,17 @@
-"""What models return: brought to the host and checked."""
+"""What models return: brought to the host, checked, and drawn from."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
 from ..devices import AccelRef
 
-__all__ = ["ModelOutputError", "check_logits", "host_array", "real_rows", "softmax"]
+__all__ = ["ModelOutputError"]
 
 
 class ModelOutputError(ValueError):
@@ -76,3 +78,126 @@ def softmax(what: str, logits: NDArray[np.float64]) -> NDArray[np.float64]:
         shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     result: NDArray[np.float64] = shares / shares.sum(axis=1, keepdims=True)
     return result
+
+
+Rows = NDArray[np.float64]
+
+# What the probabilities of a model may be off by: a softmax in float16 is off by less.
+_SUM_TOLERANCE = 1e-2
+
+
+async def scores_of(
+    what: str, result: object, count: int, vocabulary: int | None, *, are_logits: bool
+) -> Rows:
+    """Bring the distributions that a model returned to the host, and check them.
+
+    Args:
+        what: The model, for the error.
+        result: What it returned.
+        count: How many distributions it was asked for.
+        vocabulary: How many tokens other results of this request have distinguished; None for the first.
+        are_logits: Whether they are logits, not probabilities.
+
+    Raises:
+        ModelOutputError: They are no such distributions.
+    """
+    rows = await real_rows(what, result, (count, None))
+    if vocabulary is not None and rows.shape[1] != vocabulary:
+        raise ModelOutputError(
+            f"{what} distinguishes {rows.shape[1]} tokens, and {vocabulary} were distinguished before: "
+            "draft and verifier must have one vocabulary"
+        )
+    if are_logits:
+        check_logits(what, rows)
+        return rows
+    with np.errstate(invalid="ignore", over="ignore"):  # of infinities, which are refused
+        totals = rows.sum(axis=1)
+    for number, (total, least) in enumerate(zip(totals, rows.min(axis=1), strict=True)):
+        if not np.isfinite(total):
+            raise ModelOutputError(f"{what} returned NaN or infinity in distribution {number}")
+        if least < 0:
+            raise ModelOutputError(f"{what} returned a negative probability in distribution {number}")
+        if abs(total - 1) > _SUM_TOLERANCE:
+            raise ModelOutputError(
+                f"{what} returned probabilities in distribution {number} whose sum is {total:.6g}, not 1; "
+                "if they are logits, say so by logits=True"
+            )
+    return rows
+
+
+@attrs.frozen(kw_only=True)
+class Sampler:
+    """Chooses the tokens of one text, from rows of scores that were checked.
+
+    Attributes:
+        rng: Where random numbers come from.
+        temperature: 0 for greedy.
+        are_logits: Whether scores are logits, not probabilities.
+    """
+
+    rng: np.random.Generator
+    temperature: float
+    are_logits: bool = False
+
+    def distribution(self, scores: Rows) -> Rows:
+        """The distribution that tokens are drawn from; at temperature 0 the scores themselves."""
+        if self.temperature == 0:
+            return scores
+        # Divided by the greatest, or a power could be zero for all.
+        if self.are_logits:
+            with np.errstate(over="ignore"):  # what is so much less likely has the share 0
+                shares = np.exp((scores - scores.max()) / self.temperature)
+        elif self.temperature == 1:
+            shares = scores
+        else:
+            shares = (scores / scores.max()) ** (1 / self.temperature)
+        result: Rows = shares / shares.sum()
+        return result
+
+    def draw(self, distribution: Rows) -> int:
+        """Draw a token of a distribution; at temperature 0 the likeliest, the first of equals."""
+        if self.temperature == 0:
+            return int(distribution.argmax())
+        # As `rng.choice` does it, which would check the row again. The product is below the last sum, so a
+        # token of probability 0 is never drawn.
+        sums: Rows = np.cumsum(distribution)
+        return int(np.searchsorted(sums, self.rng.random() * float(sums[-1]), side="right"))
+
+    def accepted(self, proposed: Sequence[int], drafted: Sequence[Rows], verified: Rows) -> list[int]:
+        """The tokens of one round: the proposals accepted, and one token of the verifier.
+
+        A proposal is accepted with the probability ``min(1, p / q)``, where ``p`` is its probability by the
+        verifier and ``q`` that by the draft. The first one that is not is replaced by a token of the residual
+        distribution, the normalised ``max(0, p - q)``. If all are accepted, one more token is drawn from the
+        verifier's last distribution. So each token has the distribution of the verifier (Leviathan et al.
+        2023, Chen et al. 2023). At temperature 0 a proposal is accepted if it is the verifier's choice.
+
+        Args:
+            proposed: The tokens that the draft proposes, k of them.
+            drafted: The distribution that each was drawn from.
+            verified: The verifier's scores at the same places and one more, of shape (k + 1, vocabulary).
+
+        Returns:
+            1 to k + 1 tokens; all but the last are proposals.
+        """
+        tokens: list[int] = []
+        for token, q, scores in zip(proposed, drafted, verified[:-1], strict=True):
+            p = self.distribution(scores)
+            if self.temperature == 0:
+                choice = self.draw(p)
+            elif self.rng.random() * q[token] < p[token]:
+                choice = token
+            else:
+                return [*tokens, self.draw(_residual(p, q))]
+            tokens.append(choice)
+            if choice != token:
+                return tokens
+        return [*tokens, self.draw(self.distribution(verified[-1]))]
+
+
+def _residual(p: Rows, q: Rows) -> Rows:
+    """What the verifier has more than the draft; not normalised."""
+    excess = p - q
+    np.maximum(excess, 0, out=excess)
+    # There is none only if the two are equal but for rounding.
+    return excess if excess.any() else p

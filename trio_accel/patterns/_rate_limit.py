@@ -10,9 +10,9 @@ import attrs
 import trio
 
 from ..actors import NotExecutedError
-from ._call import Model, as_callable
-from ._keyed import KeyedStates
+from ._bounded import KeyedStates
 from ._numbers import must_be_count, must_be_positive
+from ._servants import Model, as_callable
 
 __all__ = ["RateLimit", "RateLimitError"]
 

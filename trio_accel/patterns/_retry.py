@@ -11,9 +11,9 @@ import trio
 
 from ..actors import ActorFailedError, Backoff, NotExecutedError
 from ..backends.base import CompletionTimeoutError, ContextPoisonedError, InputFailedError
-from ._call import Model, as_callable
+from ._bounded import RecentCounts
 from ._numbers import must_be_count, must_be_positive, must_be_share
-from ._window import RecentCounts
+from ._servants import Model, as_callable
 
 __all__ = ["RetryBudget", "retry", "was_never_executed"]
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Generic, TypeVar
+import hashlib
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import attrs
 
-from ..actors import ActorError, ActorStoppedError
-from ._call import Model
-from ._replicas import Member, Replica, ReplicaStatistics, make_members
-from ._routing import ByLoad, Routing
-from ._tally import CallStatistics
-from ._tasks import TaskServant
+from ..actors import ActorError, ActorStoppedError, NotExecutedError, Ref, named_options
+from ..devices import Device
+from ._numbers import must_be_count
+from ._servants import CallStatistics, Model, Tally, TaskServant, as_callable
 
-__all__ = ["NoReplicaError", "Router", "RouterStatistics"]
+__all__ = [
+    "ByKey",
+    "ByLoad",
+    "Key",
+    "NoReplicaError",
+    "Replica",
+    "ReplicaStatistics",
+    "Router",
+    "RouterStatistics",
+    "Routing",
+]
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -118,3 +128,254 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
         """What became of the requests."""
         replicas = tuple(member.statistics() for member in self._members)
         return RouterStatistics(**attrs.asdict(self._tally), replicas=replicas, rerouted=self._rerouted)
+
+
+Key: TypeAlias = str | bytes | int
+"""What requests are routed by: equal keys have equal places, in every process."""
+
+
+class Candidate(Protocol):
+    """What a routing knows of a replica."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that it works on."""
+        ...
+
+    @property
+    def turn(self) -> int:
+        """Number of the last request that it got."""
+        ...
+
+
+CandidateT = TypeVar("CandidateT", bound=Candidate)
+
+
+class Routing(Protocol):
+    """How a router chooses."""
+
+    @property
+    def skips(self) -> bool:
+        """Whether it is offered no replica that restarts, as long as another works."""
+        ...
+
+    def choose(self, item: Any, candidates: Sequence[CandidateT]) -> CandidateT:
+        """Choose one of at least one replica."""
+        ...
+
+
+def _choices(value: int | None) -> int | None:
+    return value if value is None else must_be_count("ByLoad: choices", value)
+
+
+@named_options
+@attrs.frozen(kw_only=True)
+class ByLoad:
+    """The replica with the fewest requests in flight; of equal ones, that which had none for longest.
+
+    Attributes:
+        choices: Look at so many replicas only, chosen at random. With 2 that is the power of two choices
+            (Mitzenmacher, IEEE TPDS 2001): it spreads well where several routers share replicas and do not
+            see each other's requests. None looks at all.
+        random: Source of chance; seed it to make the choices repeatable.
+    """
+
+    choices: int | None = attrs.field(default=None, converter=_choices)
+    random: random.Random = attrs.field(factory=random.Random, eq=False)
+
+    @property
+    def skips(self) -> bool:
+        """One that restarts is skipped as long as another works."""
+        return True
+
+    def choose(self, item: Any, candidates: Sequence[CandidateT]) -> CandidateT:
+        """See `Routing.choose`."""
+        if self.choices is not None and self.choices < len(candidates):
+            candidates = self.random.sample(candidates, self.choices)
+        return min(candidates, key=_load)
+
+
+@named_options
+@attrs.frozen
+class ByKey:
+    """The same replica for the same key, by rendezvous hashing (Thaler and Ravishankar, IEEE/ACM ToN 1998).
+
+    The names of the replicas decide, not their number or order. So when one ends for good, its keys move
+    to all the others, and no other key moves.
+
+    Attributes:
+        key: Gives the key of an item: a str, bytes or an int.
+        fails_over: Whether another replica serves the keys of one that restarts. If not, their requests
+            wait for it, in order, and a mailbox that is full refuses them. So a key with a state of its own
+            is served by one replica, as long as that lives.
+    """
+
+    key: Callable[[Any], Key]
+    fails_over: bool = attrs.field(default=False, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        if not callable(self.key):
+            raise TypeError(f"ByKey: key must be a function, got {self.key!r}")
+
+    @property
+    def skips(self) -> bool:
+        """Whether one that restarts is skipped: `fails_over`."""
+        return self.fails_over
+
+    def choose(self, item: Any, candidates: Sequence[CandidateT]) -> CandidateT:
+        """See `Routing.choose`."""
+        key = _as_bytes(self.key(item))
+        return max(candidates, key=lambda candidate: (_score(key, candidate.name), candidate.name))
+
+
+def _load(candidate: Candidate) -> tuple[int, int]:
+    return candidate.in_flight, candidate.turn
+
+
+def _score(key: bytes, name: str) -> bytes:
+    # The length parts the two, so that no other pair gives the same text.
+    named = name.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(len(named).to_bytes(8, "big") + named + key, digest_size=16).digest()
+
+
+def _as_bytes(key: object) -> bytes:
+    """A key as bytes, by which keys of several types differ."""
+    if isinstance(key, str):
+        return b"s" + key.encode("utf-8", "surrogatepass")
+    if isinstance(key, bytes):
+        return b"b" + key
+    if isinstance(key, int):
+        return b"i" + str(int(key)).encode()
+    raise TypeError(f"a key must be a str, bytes or an int, got {key!r}")
+
+
+@attrs.frozen
+class Replica(Generic[ItemT, ResultT]):
+    """A model, and the device that it depends on.
+
+    A model that is the address of an actor, or its method ``ref.ask``, needs no `Replica`: its actor tells
+    whether it works.
+
+    Attributes:
+        model: What does the work.
+        device: The device without which it cannot; it is skipped while that has no context.
+    """
+
+    model: Model[ItemT, ResultT]
+    device: Device | None = attrs.field(default=None, kw_only=True)
+
+
+@attrs.frozen(kw_only=True)
+class ReplicaStatistics(CallStatistics):
+    """What became of the requests that one replica got.
+
+    Attributes:
+        name: The replica.
+        is_available: Whether it works now.
+        is_dead: Whether it has ended for good.
+    """
+
+    name: str
+    is_available: bool
+    is_dead: bool
+
+
+@attrs.define(eq=False)
+class Member(Generic[ItemT, ResultT]):
+    """A replica as a router sees it.
+
+    Attributes:
+        name: Its name, by which keys find it.
+        model: What it is asked by.
+        ref: Its actor, if it is one.
+        device: The device that it depends on, if any.
+        turn: Number of the last request that it got.
+        tally: What became of its requests.
+    """
+
+    name: str
+    model: Callable[[ItemT], Awaitable[ResultT]]
+    ref: Ref[Any] | None = None
+    device: Device | None = None
+    turn: int = -1
+    tally: Tally = attrs.field(factory=Tally)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that it works on."""
+        return self.tally.in_flight
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it has ended for good."""
+        return (self.ref is not None and self.ref.is_terminated) or (
+            self.device is not None and self.device.is_ended
+        )
+
+    @property
+    def is_available(self) -> bool:
+        """Whether it would begin with a request now."""
+        return (self.ref is None or self.ref.is_running) and (self.device is None or self.device.is_ready)
+
+    def has_refused(self, error: ActorError) -> bool:
+        """Whether an error says that its actor has not executed the request, and another one may."""
+        is_its_own = self.ref is not None and error.path == self.ref.path
+        return is_its_own and isinstance(error, NotExecutedError) and error.may_go_elsewhere
+
+    async def ask(self, item: ItemT) -> ResultT:
+        """Have it serve an item, and count what becomes of it."""
+        with self.tally:
+            return await self.model(item)
+
+    def statistics(self) -> ReplicaStatistics:
+        """What became of its requests."""
+        return ReplicaStatistics(
+            name=self.name,
+            is_available=self.is_available,
+            is_dead=self.is_dead,
+            **attrs.asdict(self.tally),
+        )
+
+
+Given = Model[ItemT, ResultT] | Replica[ItemT, ResultT]
+
+
+def make_members(
+    given: Mapping[str, Given[ItemT, ResultT]] | Sequence[Given[ItemT, ResultT]],
+) -> list[Member[ItemT, ResultT]]:
+    """Make members of models; those of a sequence are named by their place.
+
+    Raises:
+        TypeError: It is neither a mapping nor a sequence, or one of them is no model.
+        ValueError: There is none.
+    """
+    if not isinstance(given, Mapping | Sequence):
+        raise TypeError(
+            f"replicas must be a sequence of models, or a mapping of names to them, not {given!r}"
+        )
+    named: Mapping[str, Given[ItemT, ResultT]]
+    named = given if isinstance(given, Mapping) else {str(place): each for place, each in enumerate(given)}
+    if not named:
+        raise ValueError("there must be at least one replica")
+    return [_make(name, model) for name, model in named.items()]
+
+
+def _make(name: str, given: Given[ItemT, ResultT]) -> Member[ItemT, ResultT]:
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a replica must be a str, got {name!r}")
+    if isinstance(given, Replica):
+        # pyright does not keep the type arguments of a union.
+        replica: Replica[ItemT, ResultT] = given  # pyright: ignore[reportUnknownVariableType]
+        return Member(name, as_callable(replica.model), _actor_of(replica.model), replica.device)
+    return Member(name, as_callable(given), _actor_of(given))
+
+
+def _actor_of(model: object) -> Ref[Any] | None:
+    """The actor that a model is the address of, or the method `Ref.ask` of."""
+    holder: Any = getattr(model, "__self__", model)
+    return holder if isinstance(holder, Ref) else None  # pyright: ignore[reportUnknownVariableType]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..devices import AccelRef, Device, Operand, Stack
-from ._batch_run import BatchResults
+from ._batches import BatchResults
 
 __all__ = ["by_length", "by_shape", "padded", "stacked"]
 

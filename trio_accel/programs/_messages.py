@@ -20,8 +20,7 @@ from ..backends.base.ops import (
     ProgramResult,
     ProgramReturn,
 )
-from ..backends.base.program_definition import MOST_TEXT
-from ..backends.base.trees import Tree, flatten, text_of, tree_of
+from ..backends.base.program_definition import MOST_TEXT, Tree, flatten, text_of, tree_of
 from ..devices import AccelRef, Operand, Operation, Planned, Planner
 from ._actor import PATH, ProgramActor
 from ._method import Method

@@ -16,8 +16,7 @@ import numpy as np
 import trio
 
 from ..actors import Backoff, Intensity
-from ..backends.base.program_definition import ProgramDefinition
-from ..backends.base.trees import build, flatten
+from ..backends.base.program_definition import ProgramDefinition, build, flatten
 from ..devices import AccelRef, Device, DeviceOpening, opened
 from ._actor import PATH, ProgramActor
 from ._messages import Ready, StateArray, call_tree, message_class

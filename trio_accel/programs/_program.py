@@ -13,8 +13,8 @@ import trio
 
 from ..actors import ActorStoppedError
 from ..backends.base import ContextPoisonedError, LibraryError, QueueFullError, Refused
+from ..backends.base.program_definition import build
 from ..backends.base.programs import GONE
-from ..backends.base.trees import build
 from ..devices import Device, Operation, RecoveryCost, opened, refuse_recording
 from ._actor import ProgramActor
 from ._messages import Fetch, MethodCall, Result, StateArray, TellResult, message_class

@@ -1,8 +1,7 @@
 """Random numbers on a device: a generator, its messages, and the actor that serves them."""
 
-from ._generator import Generator
-from ._messages import Bits, Exponential, Integers, Lognormal, Normal, RngActor, Uniform
+from . import _generator
+from ._generator import *
 
-__all__ = [
-    "Bits", "Exponential", "Generator", "Integers", "Lognormal", "Normal", "RngActor", "Uniform",
-]  # fmt: skip
+__all__: list[str] = []
+__all__ += _generator.__all__

@@ -8,10 +8,8 @@ it was to change is damaged, and its use is refused. All functions raise:
 * `LibraryError`: a structure that was put together by hand and is wrong.
 """
 
-from ._csr import CsrMatrix, csr
-from ._operations import Sddmm, SparseActor, Spmm, Spmv, ToDense, sddmm, spmm, spmv, to_dense
+from . import _csr
+from ._csr import *
 
-__all__ = [
-    "CsrMatrix", "Sddmm", "SparseActor", "Spmm", "Spmv", "ToDense",
-    "csr", "sddmm", "spmm", "spmv", "to_dense",
-]  # fmt: skip
+__all__: list[str] = []
+__all__ += _csr.__all__

@@ -1,14 +1,11 @@
 """What an operator sees of a running program: metrics, traces, logs, and a socket for other programs."""
 
 from ._dashboard import Dashboard, open_dashboard
-from ._folder import ObservedProgram, list_programs
-from ._gpus import GpuWatch, read_gpus, watch_gpus
+from ._gpus import GpuProcess, GpuReading, GpuWatch, XidEvent, read_gpus, watch_gpus
 from ._loop_watch import LoopWatch, SlowStep, watch_loop
-from ._nvml import GpuProcess, GpuReading, XidEvent
-from ._observation import Observation, open_observation
+from ._metrics import exposition, prometheus, prometheus_gpus
 from ._opentelemetry import add_histograms, export_metrics
-from ._prometheus import exposition, prometheus, prometheus_gpus
-from ._protocol import ObserverSocketError
+from ._protocol import ObservedProgram, ObserverSocketError, list_programs
 from ._recorder import Recorder, record
 from ._snapshot import (
     ActorMemoryRow,
@@ -22,7 +19,7 @@ from ._snapshot import (
     OperationRow,
     SystemSnapshot,
 )
-from ._socket import ObserverSocket, open_socket
+from ._socket import Observation, ObserverSocket, open_observation, open_socket
 from ._timeline import Timeline, timeline
 from ._traces import trace
 

@@ -15,6 +15,7 @@ import trio
 
 from ..actors import Actor, ActorContext, Event, System
 from ..backends.base import NotSupportedError
+from ._protocol import SHORTEST_SECONDS, check_interval
 from ._recorder import Recorder, record
 from ._snapshot import SystemSnapshot
 
@@ -32,8 +33,6 @@ _HOST = "127.0.0.1"
 # Names of this machine for itself: another one in a request is a page from elsewhere that asks.
 _HOSTS = [_HOST, "localhost"]
 _READERS = 16
-# Between two snapshots, however much happens.
-_LEAST = 0.1
 # Snapshots take at most about this share of the program's time: of a large tree they come less often.
 _LARGEST_SHARE = 0.1
 # Messages that are sent to the page: those with the highest rates.
@@ -90,10 +89,7 @@ async def open_dashboard(
     """
     if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65535:
         raise ValueError(f"open_dashboard: port must be a whole number from 0 to 65535, got {port!r}")
-    if not isinstance(interval, (int, float)) or not _LEAST <= interval <= 60.0:
-        raise ValueError(
-            f"open_dashboard: interval must be a number from {_LEAST:g} to 60, in seconds, got {interval!r}"
-        )
+    check_interval(interval)
     try:
         serve = _server()
     except ImportError as error:
@@ -194,7 +190,7 @@ class _Feed:
             self._hurry = trio.Event()
             began = perf_counter()
             self._text = _for_page(self._recorder.snapshot())
-            pause = max(_LEAST, (perf_counter() - began) / _LARGEST_SHARE)
+            pause = max(SHORTEST_SECONDS, (perf_counter() - began) / _LARGEST_SHARE)
             news, self._news = self._news, trio.Event()
             news.set()
             await trio.sleep(pause)

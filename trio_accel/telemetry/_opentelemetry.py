@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ..backends.base.extras import import_extra
-from ._figures import FIGURES, HISTOGRAMS, Figure, Sample
+from ..backends.base.modules import import_extra
+from ._metrics import FIGURES, HISTOGRAMS, Figure, Sample
 from ._recorder import Recorder
 from ._snapshot import Histogram, SystemSnapshot
 
@@ -30,7 +30,6 @@ __all__ = ["add_histograms", "export_metrics"]
 
 # Name of the meter.
 _SCOPE = "trio_accel"
-_Source = Callable[[], SystemSnapshot | None]
 _UNITS = {"seconds": "s", "bytes": "By", "": "1"}
 
 
@@ -62,15 +61,6 @@ class _Latest:
 
     recorder: Recorder | None
     snapshot: SystemSnapshot | None = None
-
-    def take(self) -> None:
-        """Take a new one."""
-        if self.recorder is not None:
-            self.snapshot = self.recorder.snapshot()
-
-    def last(self) -> SystemSnapshot | None:
-        """The one that was taken last."""
-        return self.snapshot
 
 
 @contextmanager
@@ -112,19 +102,19 @@ def export_metrics(
         callback = _callback(figure, latest, is_first=not index)
         make(f"trio_accel.{figure.name}", [callback], _UNITS[figure.unit], figure.help)
     if sources is not None:
-        sources.append(latest.last)
+        sources.append(latest)
     try:
         yield
     finally:
         if sources is not None:
-            sources.remove(latest.last)
+            sources.remove(latest)
         latest.recorder = latest.snapshot = None
 
 
-def _sources(exporter: MetricExporter | None) -> list[_Source] | None:
+def _sources(exporter: MetricExporter | None) -> list[_Latest] | None:
     if exporter is None:
         return None
-    found: list[_Source] | None = getattr(exporter, "sources", None)
+    found: list[_Latest] | None = getattr(exporter, "sources", None)
     if not isinstance(found, list):
         raise TypeError(
             f"export_metrics: histograms must be an exporter that add_histograms has made, got {exporter!r}"
@@ -138,8 +128,10 @@ def _callback(
     from opentelemetry.metrics import Observation
 
     def observe(_: CallbackOptions) -> Iterable[Observation]:
-        if is_first or latest.snapshot is None:
-            latest.take()
+        # Read once: this may be a thread of the reader, and the loop may end `export_metrics` meanwhile.
+        recorder = latest.recorder
+        if recorder is not None and (is_first or latest.snapshot is None):
+            latest.snapshot = recorder.snapshot()
         snapshot = latest.snapshot
         if snapshot is None:
             return []
@@ -178,13 +170,14 @@ def add_histograms(exporter: MetricExporter) -> MetricExporter:
                 getattr(exporter, "_preferred_temporality", None),
                 getattr(exporter, "_preferred_aggregation", None),
             )
-            # Each gives the snapshot that was collected last; `export_metrics` puts it in.
-            self.sources: list[_Source] = []
+            # `export_metrics` puts them in.
+            self.sources: list[_Latest] = []
 
         def export(
             self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: object
         ) -> MetricExportResult:
-            snapshots = [found for source in self.sources if (found := source()) is not None]
+            # Each is read once: the loop may end `export_metrics` meanwhile.
+            snapshots = [found for one in self.sources if (found := one.snapshot) is not None]
             added = [_metric(what, snapshots) for what in HISTOGRAMS] if snapshots else []
             data = _with(metrics_data, added)
             # The base says nothing of these arguments' types.

@@ -1,13 +1,17 @@
-"""The observer socket: shows a running program to others of its user, and takes no orders from them."""
+"""The observer socket: shows a running program to others of its user, and takes no orders from them.
+
+`open_socket` is the program's end, and `open_observation` that of another program.
+"""
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
 import socket
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from time import perf_counter
 
@@ -17,23 +21,30 @@ from trio.lowlevel import enable_ki_protection
 
 from ..actors import Actor, ActorContext, System
 from ..backends.base import NotSupportedError
-from ._folder import bind, own_folder, unlink
 from ._protocol import (
-    DEFAULT_SECONDS,
-    PROTOCOL,
     SHORTEST_SECONDS,
     LineReader,
+    ObservedProgram,
+    ObserverSocketError,
+    bind,
     check_interval,
     decode,
     encode,
+    is_name,
+    own_folder,
     peer_of,
+    unlink,
 )
 from ._recorder import record
+from ._snapshot import SystemSnapshot
 
-__all__ = ["ObserverSocket", "open_socket"]
+__all__ = ["Observation", "ObserverSocket", "open_observation", "open_socket"]
 
 _logger = logging.getLogger("trio_accel.telemetry")
 
+_PROTOCOL = 1
+_ERROR = b'{"error":'
+_DEFAULT_SECONDS = 1.0
 _MOST_CLIENTS = 8
 _LONGEST_REQUEST = 1024
 # What a client sends faster stays in the kernel's buffer of its connection.
@@ -46,6 +57,9 @@ _LAST_WORD_SECONDS = 1.0
 # Snapshots take at most this share of the program's time, whatever its clients ask for.
 _LARGEST_SHARE = 0.02
 _LONGEST_SYSTEM_NAME = 48
+# A tree of a hundred thousand actors; more is no snapshot.
+_LONGEST_LINE = 64 << 20
+_LONGEST_REASON = 300
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -105,7 +119,7 @@ async def open_socket(system: System, name: str | None = None) -> AsyncGenerator
         inode = path.lstat().st_ino
         server = _Server(
             path=path,
-            hello=encode({"protocol": PROTOCOL, "name": name, "pid": os.getpid(), "system": system.name}),
+            hello=encode({"protocol": _PROTOCOL, "name": name, "pid": os.getpid(), "system": system.name}),
             lines=_SharedLine(look=lambda: recorder.snapshot().to_json().encode() + b"\n"),
         )
         with listening:
@@ -221,7 +235,7 @@ class _Client:
 
     stream: trio.SocketStream
     lines: _SharedLine
-    _interval: float = attrs.field(default=DEFAULT_SECONDS, init=False)
+    _interval: float = attrs.field(default=_DEFAULT_SECONDS, init=False)
     _asked: trio.Event = attrs.field(factory=trio.Event, init=False)
     _refusal: str | None = attrs.field(default=None, init=False)
     _is_in_line: bool = attrs.field(default=False, init=False)
@@ -274,3 +288,113 @@ class _Client:
         except ValueError as error:
             self._refusal = f'{error}; a request is {{"interval": seconds}}'
         connection.cancel()
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Observation:
+    """A connection to a running program; iterating over it gives snapshots until the program ends.
+
+    Attributes:
+        program: The program that is seen.
+        system: Name of its system.
+    """
+
+    program: ObservedProgram
+    system: str
+    _stream: trio.SocketStream = attrs.field(alias="stream")
+    _lines: LineReader = attrs.field(alias="lines")
+
+    async def set_interval(self, interval: float) -> None:
+        """Ask for a snapshot every so many seconds, 0.1 to 60.
+
+        Raises:
+            ValueError: It is no such number.
+        """
+        await _ask(self._stream, check_interval(interval))
+
+    def __aiter__(self) -> Observation:
+        return self
+
+    async def __anext__(self) -> SystemSnapshot:
+        line = await _next(self._lines)
+        if line is None:
+            raise StopAsyncIteration
+        try:
+            return SystemSnapshot.from_json(line)
+        except ValueError as error:
+            raise ObserverSocketError(f"{self.program.path} sent what is no snapshot: {error}") from error
+
+
+@asynccontextmanager
+async def open_observation(
+    path: str | os.PathLike[str], *, interval: float = 1.0
+) -> AsyncGenerator[Observation, None]:
+    """Connect to the observer socket of a running program.
+
+    ``list_programs`` tells which there are. The snapshots of ``async for snapshot in observation`` end when
+    the program closes its socket, or ends. Waiting can be cancelled.
+
+    Args:
+        path: Where the socket is.
+        interval: Seconds between two snapshots, 0.1 to 60.
+
+    Raises:
+        ValueError: The interval is no such number.
+        ObserverSocketError: No program listens there, it refuses, or what it sends is not understood.
+    """
+    check_interval(interval)
+    with trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM) as connection:
+        try:
+            await connection.connect(os.fspath(path))
+        except OSError as error:
+            raise ObserverSocketError(_why_not(path, error)) from error
+        peer = peer_of(connection)
+        stream = trio.SocketStream(connection)
+        lines = LineReader(stream, _LONGEST_LINE)
+        await _ask(stream, interval)
+        hello = _hello(await _next(lines))
+        program = ObservedProgram(
+            name=str(hello.get("name")), pid=None if peer is None else peer.pid, path=Path(path)
+        )
+        yield Observation(program=program, system=str(hello.get("system")), stream=stream, lines=lines)
+
+
+def _why_not(path: str | os.PathLike[str], error: OSError) -> str:
+    if error.errno in {errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK}:
+        return f"no program listens at {os.fspath(path)}"
+    return f"cannot connect to {os.fspath(path)}: {error.strerror or error}"
+
+
+async def _ask(stream: trio.SocketStream, interval: float) -> None:
+    # Why the program has closed the connection is in what it sent before.
+    with suppress(trio.BrokenResourceError):
+        await stream.send_all(encode({"interval": interval}))
+
+
+async def _next(lines: LineReader) -> bytes | None:
+    """What the program sends next; None at the end."""
+    try:
+        line = await lines.receive()
+        if line is not None and line.startswith(_ERROR):
+            why = " ".join(str(decode(line)["error"])[:_LONGEST_REASON].split())
+            raise ObserverSocketError(f"the program refused: {why}")
+    except trio.BrokenResourceError:
+        return None
+    except ValueError as error:
+        raise ObserverSocketError(f"no observer socket: {error}") from error
+    return line
+
+
+def _hello(line: bytes | None) -> dict[str, object]:
+    if line is None:
+        raise ObserverSocketError("no observer socket: it closed the connection without a word")
+    try:
+        content = decode(line)
+    except ValueError as error:
+        raise ObserverSocketError(f"no observer socket: {error}") from error
+    if content.get("protocol") != _PROTOCOL:
+        begin = line[:60]
+        raise ObserverSocketError(f"no observer socket of this version: it begins with {begin!r}")
+    if not is_name(content.get("name")):
+        raise ObserverSocketError("no observer socket: the name that it gives is none")
+    return content

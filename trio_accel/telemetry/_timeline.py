@@ -9,10 +9,10 @@ import os
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from contextvars import Context
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
-import attrs
 import trio
 
 from ..actors import (
@@ -32,7 +32,7 @@ from ..actors import (
 )
 from ..actors import System as ActorSystem
 from ..devices import Ask, Launch, OpenDevice, Operation
-from ._watch import OperationWatch, Seen
+from ._watch import Seen, Watch
 
 __all__ = ["Timeline", "timeline"]
 
@@ -42,6 +42,8 @@ _FLUSHED = 1.0
 
 # Process, name and track.
 _Row: TypeAlias = tuple[int, str, int]
+# Since when, on which track, and the name of the message.
+_Served: TypeAlias = tuple[int, int, str]
 _Asked: TypeAlias = tuple[int, _Row]
 
 
@@ -74,7 +76,7 @@ def timeline(system: ActorSystem | None, path: str | os.PathLike[str]) -> Genera
         written.end()
 
 
-class Timeline(OperationWatch[_Asked]):
+class Timeline(Watch[_Served, _Asked]):
     """A timeline that is being written. Made by `timeline`.
 
     Attributes:
@@ -85,7 +87,7 @@ class Timeline(OperationWatch[_Asked]):
         super().__init__()
         self.events: int = 0
         self._file: TextIO | None = file
-        self._begin = time.monotonic_ns()
+        self._begin = self._now()
         self._flushed = time.monotonic()
         self._pid = os.getpid()
         self._ids = itertools.count(1)
@@ -93,8 +95,7 @@ class Timeline(OperationWatch[_Asked]):
         self._rows: dict[_Row, int] = {}
         self._tracks: dict[str, set[int]] = {}
         self._processes: set[int] = set()
-        # Messages that are served: since when, and on which track.
-        self._served: dict[tuple[str, int], tuple[int, int, str]] = {}
+        # The tracks of messages that are served.
         self._serving: dict[str, list[int]] = {}
         # When the last operation of a row was complete.
         self._over: dict[tuple[int, str], int] = {}
@@ -104,7 +105,7 @@ class Timeline(OperationWatch[_Asked]):
 
     def end(self) -> None:
         """Write what is open still, and the end."""
-        now = time.monotonic_ns()
+        now = self._now()
         for (path, _), (begun, track, name) in self._served.items():
             self._slice((self._pid, path, track), name, "message", begun, now, {"outcome": "unfinished"})
         self._served.clear()
@@ -119,15 +120,8 @@ class Timeline(OperationWatch[_Asked]):
     # Messages.
 
     def _observe(self, event: Event) -> None:
-        if isinstance(event, MessageStarted):
-            if event.context is not None:
-                track = self._take_track(event.path)
-                key = event.path, event.number
-                self._served[key] = time.monotonic_ns(), track, event.message_type
-                self._serving.setdefault(event.path, []).append(track)
-        elif isinstance(event, MessageEvent):
-            self._end_message(event)
-        elif isinstance(event, ActorRestarted):
+        """See `Watch`."""
+        if isinstance(event, ActorRestarted):
             why = None if event.error is None else describe(event.error)
             self._instant(event.path, "restart", {"error": why})
         elif isinstance(event, ActorTerminated):
@@ -137,8 +131,14 @@ class Timeline(OperationWatch[_Asked]):
             for row in [row for row in self._rows if row[1] == event.path]:
                 del self._rows[row]
 
-    def _end_message(self, event: MessageEvent) -> None:
-        served = self._served.pop((event.path, event.number), None)
+    def _began(self, event: MessageStarted, context: Context) -> _Served:
+        """See `Watch`."""
+        track = self._take_track(event.path)
+        self._serving.setdefault(event.path, []).append(track)
+        return self._now(), track, event.message_type
+
+    def _finished(self, event: MessageEvent, served: _Served | None) -> None:
+        """See `Watch`."""
         if served is None:
             if isinstance(event, (MessageDropped, MessageWithdrawn)):
                 what = "dropped" if isinstance(event, MessageDropped) else "withdrawn"
@@ -148,7 +148,7 @@ class Timeline(OperationWatch[_Asked]):
         about: dict[str, object] = {"outcome": _outcome_of(event)}
         if isinstance(event, (MessageCompleted, MessageFailed, MessageCancelled)):
             about["queued_us"] = round(event.queue_time * 1e6, 3)
-        self._slice((self._pid, event.path, track), name, "message", begun, time.monotonic_ns(), about)
+        self._slice((self._pid, event.path, track), name, "message", begun, self._now(), about)
         self._tracks.get(event.path, set[int]()).discard(track)
         self._serving[event.path].remove(track)
         if not self._serving[event.path]:
@@ -156,18 +156,14 @@ class Timeline(OperationWatch[_Asked]):
 
     # Operations.
 
-    def _now(self) -> int:
-        """See `OperationWatch`."""
-        return time.monotonic_ns()
-
     async def _ask(self, device: OpenDevice, ask: Ask, operation: Operation[Any, Any]) -> Any:
-        """See `OperationWatch`."""
+        """See `Watch`."""
         task = trio.lowlevel.current_task()
         path = actor_path_of(task)
         if path is not None and path in self._serving:
             # The message that it serves is what is shown.
             return await ask(operation)
-        begun, track = time.monotonic_ns(), self._take_track(task.name)
+        begun, track = self._now(), self._take_track(task.name)
         row = self._asking[task] = self._pid, task.name, track
         outcome = "completed"
         try:
@@ -180,12 +176,12 @@ class Timeline(OperationWatch[_Asked]):
             raise
         finally:
             name: str = getattr(operation, "operation", type(operation).__name__)
-            self._slice(row, f"ask {name}", "ask", begun, time.monotonic_ns(), {"outcome": outcome})
+            self._slice(row, f"ask {name}", "ask", begun, self._now(), {"outcome": outcome})
             self._tracks[task.name].discard(track)
             del self._asking[task]
 
     def _validated(self, launch: Launch) -> _Asked:
-        """See `OperationWatch`: the moment, and the row from which the operation is asked."""
+        """See `Watch`: the moment, and the row from which the operation is asked."""
         now = self._now()
         task = trio.lowlevel.current_task()
         path = actor_path_of(task)
@@ -199,15 +195,10 @@ class Timeline(OperationWatch[_Asked]):
         return now, row
 
     def _ended(self, device: OpenDevice, launch: Launch, seen: Seen[_Asked]) -> None:
-        """See `OperationWatch`."""
-        process, begun, completed = self._pid, seen.begun, seen.completed
-        if device.isolation == "process":
-            if launch.times is None:
-                # Its worker died before it could tell.
-                return
-            process, begun, completed = attrs.astuple(launch.times)
-            if process not in self._processes:
-                self._name_process(process, f"worker of {device.path}")
+        """See `Watch`."""
+        process, begun, completed = seen.process, seen.begun, seen.completed
+        if process not in self._processes and process != self._pid:
+            self._name_process(process, f"worker of {device.path}")
         name = f"{device.path} {launch.library.partition('?')[0]}"
         start = min(max(begun, self._over.get((process, name), 0)), completed)
         self._over[process, name] = completed
@@ -238,7 +229,7 @@ class Timeline(OperationWatch[_Asked]):
         self._event(row, {**event, "args": about})
 
     def _instant(self, path: str, name: str, about: object) -> None:
-        event = {"ph": "i", "s": "t", "name": name, "cat": "actor", "ts": self._us(time.monotonic_ns())}
+        event = {"ph": "i", "s": "t", "name": name, "cat": "actor", "ts": self._us(self._now())}
         self._event((self._pid, path, 0), {**event, "args": about})
 
     def _event(self, row: _Row, event: dict[str, object]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -14,7 +13,6 @@ import trio
 from ..actors import (
     Event,
     MessageCancelled,
-    MessageCompleted,
     MessageDropped,
     MessageEvent,
     MessageFailed,
@@ -23,9 +21,9 @@ from ..actors import (
     describe,
 )
 from ..actors import System as ActorSystem
-from ..backends.base.extras import import_extra
+from ..backends.base.modules import import_extra
 from ..devices import Ask, Launch, OpenDevice, Operation
-from ._watch import OperationWatch, Seen
+from ._watch import Seen, Watch
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context as TraceContext
@@ -74,11 +72,12 @@ def trace(system: ActorSystem, tracer_provider: TracerProvider | None = None) ->
             spans.close()
 
 
-class _Spans(OperationWatch["TraceContext"]):
+class _Spans(Watch["Span", "TraceContext"]):
     """The spans of one system."""
 
     def __init__(self, tracer: Tracer) -> None:
-        super().__init__()
+        # All processes share the monotonic clock, and exporters want the other.
+        super().__init__(epoch=time.time_ns() - time.monotonic_ns())
         # Here and not at the top: they belong to an extra, which is there by now.
         from opentelemetry import context as contexts
         from opentelemetry import trace as traces
@@ -86,52 +85,45 @@ class _Spans(OperationWatch["TraceContext"]):
         self._tracer = tracer
         self._contexts = contexts
         self._traces = traces
-        # Of messages, by actor and number; and of those who ask for operations.
-        self._open: dict[tuple[str, int], Span] = {}
+        # Of those who ask for operations.
         self._asking: set[Span] = set()
-        # All processes share the one clock, and exporters want the other.
-        self._epoch = time.time_ns() - time.monotonic_ns()
-        self._ends: dict[type[MessageEvent], Callable[[Any, Span], None]] = {
-            MessageCompleted: _completed,
-            MessageFailed: self._failed,
-            MessageCancelled: _cancelled,
-            MessageDropped: self._dropped,
-            MessageWithdrawn: _cancelled,
-        }
 
     def close(self) -> None:
         """End what is still open."""
-        for span in self._open.values():
+        for span in self._served.values():
             span.set_attribute(_UNFINISHED, True)
             span.end(self._now())
-        self._open.clear()
+        self._served.clear()
 
     # Messages.
 
     def _observe(self, event: Event) -> None:
-        """Take an event of an actor."""
-        if isinstance(event, MessageStarted):
-            if event.context is not None:
-                self._start(event, event.context)
-            return
-        end = self._ends.get(type(event))  # type: ignore[arg-type]
-        if end is None or not isinstance(event, MessageEvent):
-            return
-        span = self._open.pop((event.path, event.number), None)
+        """See `Watch`: actors have no spans."""
+
+    def _began(self, event: MessageStarted, context: Context) -> Span:
+        """See `Watch`."""
+        span, parent = self._span(event, context, event.queue_time)
+        span.add_event("started", timestamp=self._now())
+        _run_in(context, self._contexts.attach, self._traces.set_span_in_context(span, parent))
+        return span
+
+    def _finished(self, event: MessageEvent, served: Span | None) -> None:
+        """See `Watch`."""
+        span = served
         if span is None:
             if event.context is None or not isinstance(event, (MessageDropped, MessageWithdrawn)):
                 return
             # Its handler never began.
             seconds = event.queue_time if isinstance(event, MessageWithdrawn) else 0.0
             span, _ = self._span(event, event.context, seconds)
-        end(event, span)
+        if isinstance(event, MessageFailed):
+            self._record(span, event.error)
+        elif isinstance(event, MessageDropped):
+            span.set_attribute(_ERROR_TYPE, "dropped")
+            span.set_status(self._traces.StatusCode.ERROR, event.reason)
+        elif isinstance(event, (MessageCancelled, MessageWithdrawn)):
+            _cancelled(span)
         span.end(self._now())
-
-    def _start(self, event: MessageStarted, context: Context) -> None:
-        span, parent = self._span(event, context, event.queue_time)
-        span.add_event("started", timestamp=self._now())
-        self._open[event.path, event.number] = span
-        _run_in(context, self._contexts.attach, self._traces.set_span_in_context(span, parent))
 
     def _span(self, event: MessageEvent, context: Context, seconds: float) -> tuple[Span, TraceContext]:
         parent = _run_in(context, self._contexts.get_current)
@@ -143,17 +135,10 @@ class _Spans(OperationWatch["TraceContext"]):
         )
         return span, parent
 
-    def _failed(self, event: MessageFailed, span: Span) -> None:
-        self._record(span, event.error)
-
-    def _dropped(self, event: MessageDropped, span: Span) -> None:
-        span.set_attribute(_ERROR_TYPE, "dropped")
-        span.set_status(self._traces.StatusCode.ERROR, event.reason)
-
     # Operations.
 
     async def _ask(self, device: OpenDevice, ask: Ask, operation: Operation[Any, Any]) -> Any:
-        """See `OperationWatch`."""
+        """See `Watch`."""
         contexts, parent = self._contexts, self._contexts.get_current()
         name: str = getattr(operation, "operation", type(operation).__name__)
         span = self._tracer.start_span(
@@ -163,8 +148,8 @@ class _Spans(OperationWatch["TraceContext"]):
         self._asking.add(span)
         try:
             return await ask(operation)
-        except trio.Cancelled as error:
-            _cancelled(error, span)
+        except trio.Cancelled:
+            _cancelled(span)
             raise
         except BaseException as error:
             self._record(span, error)
@@ -175,7 +160,7 @@ class _Spans(OperationWatch["TraceContext"]):
             span.end(self._now())
 
     def _validated(self, launch: Launch) -> TraceContext:
-        """See `OperationWatch`."""
+        """See `Watch`."""
         parent = self._contexts.get_current()
         span = self._traces.get_current_span(parent)
         if span in self._asking:
@@ -183,22 +168,14 @@ class _Spans(OperationWatch["TraceContext"]):
         return parent
 
     def _ended(self, device: OpenDevice, launch: Launch, seen: Seen[TraceContext]) -> None:
-        """See `OperationWatch`."""
-        process = os.getpid()
-        if device.isolation == "process":
-            times = launch.times
-            if times is None:
-                # Its worker died before it could tell.
-                return
-            process = times.process
-            seen.begun, seen.completed = times.begun + self._epoch, times.completed + self._epoch
+        """See `Watch`."""
         span = self._tracer.start_span(
             f"launch {launch.name}",
             seen.where,
             attributes={
                 _DEVICE: device.path,
                 _LIBRARY: launch.library.partition("?")[0],
-                _PID: process,
+                _PID: seen.process,
             },
             start_time=seen.begun,
         )
@@ -218,16 +195,8 @@ class _Spans(OperationWatch["TraceContext"]):
         except Exception:  # noqa: BLE001  # its text cannot be had
             span.add_event("exception", {"exception.type": name})
 
-    def _now(self) -> int:
-        """See `OperationWatch`: nanoseconds of the epoch."""
-        return time.monotonic_ns() + self._epoch
 
-
-def _completed(_: MessageEvent, __: Span) -> None:
-    """All went well: there is nothing to say."""
-
-
-def _cancelled(_: object, span: Span) -> None:
+def _cancelled(span: Span) -> None:
     """Say that the asker was cancelled, which is no error."""
     span.set_attribute(_CANCELLED, True)
     span.add_event("cancelled")

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Generator
+import os
+import time
+from collections.abc import Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import Context
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import attrs
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import ActorStarted, ActorTerminated, Event, MessageEvent
+from ..actors import ActorStarted, ActorTerminated, Event, MessageEvent, MessageStarted
 from ..actors import System as ActorSystem
 from ..devices import Ask, Launch, OpenDevice, Operation, Phase, System, opened
 
-__all__ = ["OperationWatch", "Seen", "watch_system"]
+__all__ = ["Seen", "Watch"]
 
+ServedT = TypeVar("ServedT")
 WhereT = TypeVar("WhereT")
 
 
@@ -28,26 +32,41 @@ class Seen(Generic[WhereT]):
         where: Where its asker is.
         begun: When it was launched, by the watch's clock in nanoseconds.
         completed: When it was complete.
+        process: The process that launched it.
     """
 
     where: WhereT
     begun: int = 0
     completed: int = 0
+    process: int = attrs.field(factory=os.getpid)
 
 
-class OperationWatch(abc.ABC, Generic[WhereT]):
-    """Sees the operations of devices, from the ask to the reply."""
+class Watch(abc.ABC, Generic[ServedT, WhereT]):
+    """Sees messages from the handler's start to the reply, and operations of devices in their five phases.
 
-    def __init__(self) -> None:
+    A message that is served has a `ServedT`, and an operation a `WhereT`, from its beginning to its end.
+
+    Args:
+        epoch: Nanoseconds from which the clock counts, on the monotonic clock that all processes share.
+    """
+
+    def __init__(self, epoch: int = 0) -> None:
+        self._epoch = epoch
+        # By actor and number.
+        self._served: dict[tuple[str, int], ServedT] = {}
         self._seen: WeakKeyDictionary[Launch, Seen[WhereT]] = WeakKeyDictionary()
 
     @abc.abstractmethod
     def _observe(self, event: Event) -> None:
-        """Take an event of an actor, or of a message that is no operation's."""
+        """Take an event of an actor, which is none of a message."""
 
     @abc.abstractmethod
-    def _now(self) -> int:
-        """The moment, in nanoseconds."""
+    def _began(self, event: MessageStarted, context: Context) -> ServedT:
+        """Take the start of a handler, and the context in which it runs."""
+
+    @abc.abstractmethod
+    def _finished(self, event: MessageEvent, served: ServedT | None) -> None:
+        """Take the end of a message; None if its start was not seen, or it had none."""
 
     @abc.abstractmethod
     async def _ask(self, device: OpenDevice, ask: Ask, operation: Operation[Any, Any]) -> Any:
@@ -61,9 +80,58 @@ class OperationWatch(abc.ABC, Generic[WhereT]):
     def _ended(self, device: OpenDevice, launch: Launch, seen: Seen[WhereT]) -> None:
         """Take an operation that is over."""
 
-    def watch(self, system: ActorSystem) -> AbstractContextManager[None]:
-        """See a system, too, inside the ``with``."""
-        return watch_system(system, self._observe, self._enter)
+    def _now(self) -> int:
+        """Give the moment, in nanoseconds."""
+        return time.monotonic_ns() + self._epoch
+
+    @contextmanager
+    def watch(self, system: ActorSystem) -> Generator[None, None, None]:
+        """See a system, too, inside the ``with``, and all devices of it, from when they are opened.
+
+        Operations of devices stay as fast as they are, as far as that depends on observers.
+        """
+        entered: dict[str, ExitStack] = {}
+        # What the paths of actors below a device begin with: an operation is seen by its phases.
+        below: tuple[str, ...] = ()
+
+        def enter_devices() -> None:
+            nonlocal below
+            for device in system.devices if isinstance(system, System) else ():
+                if device.path not in entered:
+                    entered[device.path] = ends = ExitStack()
+                    ends.enter_context(self._enter(opened(device)))
+            below = tuple(f"{path}/" for path in entered)
+
+        def observe(event: Event) -> None:
+            nonlocal below
+            if isinstance(event, MessageEvent):
+                if not event.path.startswith(below):
+                    self._take(event)
+                return
+            if isinstance(event, ActorStarted) and not event.incarnation:
+                enter_devices()
+            elif isinstance(event, ActorTerminated) and event.path in entered:
+                left = entered.pop(event.path)
+                below = tuple(f"{path}/" for path in entered)
+                left.close()
+            self._observe(event)
+
+        with system.subscribe(observe, every=False):
+            try:
+                enter_devices()
+                yield
+            finally:
+                with ExitStack() as at_end:
+                    for ends in entered.values():
+                        at_end.push(ends)
+                entered.clear()
+
+    def _take(self, event: MessageEvent) -> None:
+        key = event.path, event.number
+        if not isinstance(event, MessageStarted):
+            self._finished(event, self._served.pop(key, None))
+        elif event.context is not None:
+            self._served[key] = self._began(event, event.context)
 
     def _enter(self, device: OpenDevice) -> AbstractContextManager[None]:
         """See the operations of a device."""
@@ -73,7 +141,7 @@ class OperationWatch(abc.ABC, Generic[WhereT]):
                 self._seen[launch] = Seen(self._validated(launch))
             elif phase is Phase.REPLY:
                 seen = self._seen.pop(launch, None)
-                if seen is not None:
+                if seen is not None and self._is_told(device, launch, seen):
                     self._ended(device, launch, seen)
             elif (seen := self._seen.get(launch)) is not None:
                 if phase is Phase.ENQUEUE:
@@ -90,80 +158,11 @@ class OperationWatch(abc.ABC, Generic[WhereT]):
 
         return device.observed(see, around)
 
-
-@contextmanager
-def watch_system(
-    system: ActorSystem,
-    observe: Callable[[Event], None],
-    enter: Callable[[OpenDevice], AbstractContextManager[None]],
-) -> Generator[None, None, None]:
-    """See a system inside the ``with``.
-
-    Operations of devices stay as fast as they are, as far as that depends on observers.
-
-    Args:
-        system: The system.
-        observe: Called with the events of its actors, and with those of messages, except for operations that
-            a library actor serves.
-        enter: Makes what is to be entered for each open device, now or when it is opened; it is left when the
-            device ends.
-    """
-    watch = _Watch(system, observe, enter)
-    with system.subscribe(watch.observe, every=False):
-        try:
-            watch.enter_devices()
-            yield
-        finally:
-            watch.close()
-
-
-class _Watch:
-    """The devices that are seen."""
-
-    def __init__(
-        self,
-        system: ActorSystem,
-        observe: Callable[[Event], None],
-        enter: Callable[[OpenDevice], AbstractContextManager[None]],
-    ) -> None:
-        self._system = system
-        self._observe = observe
-        self._enter = enter
-        self._entered: dict[str, ExitStack] = {}
-        # What the paths of actors below a device begin with.
-        self._below: tuple[str, ...] = ()
-
-    def observe(self, event: Event) -> None:
-        """Pass an event on, if it is not one of an operation."""
-        if isinstance(event, MessageEvent):
-            if event.path.startswith(self._below):
-                return
-        elif isinstance(event, ActorStarted):
-            if not event.incarnation:
-                self.enter_devices()
-        elif isinstance(event, ActorTerminated):
-            entered = self._entered.pop(event.path, None)
-            if entered is not None:
-                self._note()
-                entered.close()
-        self._observe(event)
-
-    def enter_devices(self) -> None:
-        """Enter all that are open and not entered yet."""
-        if not isinstance(self._system, System):
-            return
-        for device in self._system.devices:
-            if device.path not in self._entered:
-                self._entered[device.path] = entered = ExitStack()
-                entered.enter_context(self._enter(opened(device)))
-                self._note()
-
-    def close(self) -> None:
-        """Leave all."""
-        with ExitStack() as at_end:
-            for entered in self._entered.values():
-                at_end.push(entered)
-        self._entered.clear()
-
-    def _note(self) -> None:
-        self._below = tuple(f"{path}/" for path in self._entered)
+    def _is_told(self, device: OpenDevice, launch: Launch, seen: Seen[WhereT]) -> bool:
+        """Take the times of a worker, which launches there; false if it died before it could tell."""
+        if device.isolation == "process":
+            if launch.times is None:
+                return False
+            seen.process, begun, completed = attrs.astuple(launch.times)
+            seen.begun, seen.completed = begun + self._epoch, completed + self._epoch
+        return True

@@ -5,11 +5,9 @@ Fixtures for pytest are in `trio_accel.testing.fixtures`, which needs pytest and
 
 from ._census import Leak, LeakKind
 from ._faults import FaultInjection, inject_fault, poison
-from ._jitter import FixedRandom
 from ._leaks import LeakError, leak_check
 from ._manual import ManualCompletion
-from ._probe import Probe, open_probe
-from ._quiet import wait_until_quiet
+from ._probe import FixedRandom, Probe, open_probe, wait_until_quiet
 
 __all__ = [
     "FaultInjection",

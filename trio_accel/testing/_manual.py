@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
+import attrs
 import trio
 
 from ..backends.base import AccelEvent, AccelStream
@@ -110,18 +111,12 @@ class ManualCompletion:
         self._held = [event for event in self._held if event.port is not port]
 
 
+@attrs.define(eq=False)
 class _ManualPort(CompletionPort):
-    def __init__(
-        self,
-        completer: Completer,
-        notifier: LoopNotifier,
-        take: Callable[[_HeldEvent], None],
-        forget: Callable[[_ManualPort], None],
-    ) -> None:
-        self.notifier = notifier
-        self._completer = completer
-        self._take = take
-        self._forget = forget
+    _completer: Completer
+    notifier: LoopNotifier
+    _take: Callable[[_HeldEvent], None]
+    _forget: Callable[[_ManualPort], None]
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         # When the engine looks, it takes everything that is done: so what it looks at is exchanged.
@@ -140,15 +135,15 @@ class _ManualPort(CompletionPort):
         self.notifier.close()
 
 
+@attrs.define(eq=False)
 class _HeldEvent:
     """An event that is not done before it is let go, whatever the device says."""
 
-    def __init__(self, port: _ManualPort, stream: AccelStream, event: AccelEvent, operation: str) -> None:
-        self.port = port
-        self.operation = operation
-        self._stream = stream
-        self._event = event
-        self._is_held = True
+    port: _ManualPort
+    _stream: AccelStream
+    _event: AccelEvent
+    operation: str
+    _is_held: bool = attrs.field(default=True, init=False)
 
     @property
     def is_done(self) -> bool:

@@ -1,8 +1,9 @@
-"""An actor that records what it is sent and answers as the test says."""
+"""Tools for tests of actors: one that answers as the test says, fixed back-offs, and waiting for quiet."""
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, cast
 
@@ -12,7 +13,7 @@ import trio
 from ..actors import Actor, Message, Ref, Request, handles, message_target
 from ..actors import System as ActorSystem
 
-__all__ = ["Probe", "open_probe"]
+__all__ = ["FixedRandom", "Probe", "open_probe", "wait_until_quiet"]
 
 MessageType: TypeAlias = "type[Request[Any, Any] | Message[Any]]"
 
@@ -103,3 +104,42 @@ def _probe_class(target: str, messages: tuple[MessageType, ...]) -> type[_ProbeA
     # It goes by the name of the actor that it stands in for: the messages are declared for that.
     methods = {f"answer_{number}": handler(message) for number, message in enumerate(messages)}
     return type(target, (_ProbeActor,), methods)
+
+
+class FixedRandom(random.Random):
+    """A source of jitter that always draws the same: for ``SystemOptions(random=FixedRandom())``.
+
+    Args:
+        fraction: What `random` returns, from 0 to 1; 0.5 draws the middle of every range, so that
+            delays have no jitter.
+    """
+
+    def __init__(self, fraction: float = 0.5) -> None:
+        super().__init__(0)
+        if not 0.0 <= fraction <= 1.0:
+            raise ValueError(f"FixedRandom: fraction must be from 0 to 1, got {fraction!r}")
+        self._fraction = fraction
+
+    def random(self) -> float:
+        """The fixed fraction."""
+        return self._fraction
+
+
+async def wait_until_quiet(system: ActorSystem) -> None:
+    """Wait until no actor has a message queued, running or unanswered, and every task is blocked.
+
+    What waits for time or for another thread counts as quiet only if no message is open over it:
+    a request that a handler or a device is working on is waited for.
+    """
+    # It loads pytest where that is installed: not with `import trio_accel`.
+    import trio.testing
+
+    while True:
+        await trio.testing.wait_all_tasks_blocked()
+        if not any(
+            node.mailbox_depth or node.mailbox_waiting or node.deferred or node.running
+            for node in system.tree().walk()
+        ):
+            return
+        # Somebody works outside the loop, or sleeps: let time pass.
+        await trio.sleep(0.001)

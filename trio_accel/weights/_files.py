@@ -1,4 +1,4 @@
-"""Files of weights, open: safetensors files, and the index of a model that has several."""
+"""Files of weights, open: safetensors files, the index of a model that has several; and what they hold."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self, TypeAlias, cast
 
+import attrs
 import numpy as np
 import numpy.typing as npt
+import trio
+from trio.lowlevel import enable_ki_protection
 
 from ._header import LENGTH, LONGEST, Header, TensorInfo, WeightsError, parse_header
 
-__all__ = ["OpenFile", "OpenFiles", "StrPath", "paths_of"]
+__all__ = ["Contents", "OpenFile", "OpenFiles", "StrPath", "inspect", "paths_of"]
 
 StrPath: TypeAlias = str | os.PathLike[str]
 
@@ -205,3 +208,41 @@ def _read_index(path: str) -> Mapping[str, set[str]]:
             raise WeightsError(f"{path}: {name!r} must be in a file of the same folder, got {place!r:.80}")
         shards.setdefault(os.path.join(folder, place), set()).add(name)
     return shards
+
+
+@attrs.frozen(kw_only=True)
+class Contents:
+    """What files of weights hold.
+
+    Attributes:
+        tensors: By name, in the order of the files.
+        metadata: Text by name, which the writer has added; of several files, the first has its way.
+    """
+
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, str]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors in the files."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+@enable_ki_protection
+async def inspect(path: StrPath | Iterable[StrPath]) -> Contents:
+    """Read what files of weights hold: their headers alone, in a thread.
+
+    Args:
+        path: As for `load`.
+
+    Raises:
+        WeightsError: A file is not what it claims to be.
+        OSError: A file cannot be opened or read.
+    """
+    return await trio.to_thread.run_sync(_contents, paths_of(path))
+
+
+def _contents(paths: list[str]) -> Contents:
+    with OpenFiles(paths) as files:
+        tensors = {name: tensor for name, (_, tensor) in files.tensors.items()}
+        return Contents(tensors=tensors, metadata=files.metadata)

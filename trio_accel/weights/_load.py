@@ -1,8 +1,9 @@
-"""From files to arrays of a device, piece by piece."""
+"""From files to arrays of a device, piece by piece, which are found by their names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import attrs
@@ -22,9 +23,8 @@ from ..backends.base import (
 from ..devices import AccelRef, Device, Operation, Pending, PutFirst, PutPart
 from ._files import OpenFile, OpenFiles, StrPath, paths_of
 from ._header import TensorInfo, WeightsError
-from ._weights import Weights
 
-__all__ = ["Progress", "load"]
+__all__ = ["Progress", "Weights", "load"]
 
 _PIECE = 4 << 20
 # While one is on its way to the device, the next is read.
@@ -116,31 +116,27 @@ class _Buffer:
     nbytes: int = 0
 
 
+@attrs.define(eq=False)
 class _Loading:
     """One try to load tensors."""
 
-    def __init__(
-        self,
-        device: Device,
-        files: OpenFiles,
-        tensors: list[_Tensor],
-        *,
-        packed: bool,
-        progress: Progress | None,
-    ) -> None:
-        self._device = device
-        self._files = files
-        self._tensors = tensors
-        self._packed = packed
-        self._progress = progress
-        self._total = sum(tensor.info.nbytes for tensor in tensors)
-        self._done = 0
-        # Blocks of memory as arrays of one axis; in which of them a tensor lies, and from which element on.
-        self._sizes: dict[str, int] = {}
-        self._places = {tensor.info.name: self._place(tensor) for tensor in tensors}
-        self._blocks: dict[str, AccelRef] = {}
-        # Of tensors that are converted, a piece as it is in the file.
-        self._raw = np.empty(0, np.uint8)
+    _device: Device
+    _files: OpenFiles
+    _tensors: list[_Tensor]
+    _packed: bool = attrs.field(kw_only=True, alias="packed")
+    _progress: Progress | None = attrs.field(kw_only=True, alias="progress")
+    _total: int = attrs.field(init=False)
+    _done: int = attrs.field(default=0, init=False)
+    # Blocks of memory as arrays of one axis; in which of them a tensor lies, and from which element on.
+    _sizes: dict[str, int] = attrs.field(factory=dict[str, int], init=False)
+    _places: dict[str, tuple[str, int]] = attrs.field(init=False)
+    _blocks: dict[str, AccelRef] = attrs.field(factory=dict[str, AccelRef], init=False)
+    # Of tensors that are converted, a piece as it is in the file.
+    _raw: npt.NDArray[np.uint8] = attrs.field(factory=lambda: np.empty(0, np.uint8), init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._total = sum(tensor.info.nbytes for tensor in self._tensors)
+        self._places = {tensor.info.name: self._place(tensor) for tensor in self._tensors}
 
     async def run(self) -> Weights:
         """Load them all, or leave nothing."""
@@ -316,3 +312,43 @@ def _check_names(names: Iterable[str]) -> list[str]:
     if isinstance(names, str):
         raise TypeError(f"load: names must be several names, got the text {names!r}; give [{names!r}]")
     return list(names)
+
+
+class Weights(Mapping[str, AccelRef]):
+    """Arrays of a device by their names, in the order of their files, with the files' text.
+
+    Args:
+        arrays: The arrays.
+        metadata: Text by name.
+    """
+
+    def __init__(self, arrays: Mapping[str, AccelRef], metadata: Mapping[str, str]) -> None:
+        self._arrays = dict(arrays)
+        self._metadata = MappingProxyType(dict(metadata))
+
+    def __repr__(self) -> str:
+        return f"<Weights: {len(self)} arrays, {self.nbytes} bytes>"
+
+    def __getitem__(self, name: str) -> AccelRef:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """Text by name that the writer of the file has added; the first of several files has its way."""
+        return self._metadata
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays on the device."""
+        return sum(array.nbytes for array in self._arrays.values())
+
+    def release(self) -> None:
+        """Give the memory of all arrays back now; see `AccelRef.release`."""
+        for array in self._arrays.values():
+            array.release()

@@ -52,7 +52,7 @@ def test_the_machine_is_described():
 def test_blocks_begin_at_cache_lines(device):
     for block, nbytes in enumerate([1, 63, 64, 65, 4096, 1 << 20]):
         device.allocate(block, nbytes)
-        view = device._memory.view(ArraySpec(block, 0, DType.uint8, (nbytes,), (1,)))
+        view = device.host_view(ArraySpec(block, 0, DType.uint8, (nbytes,), (1,)))
         assert view.ctypes.data % 64 == 0
         assert view.flags.writeable
 
@@ -72,7 +72,7 @@ def test_a_stuck_stream_does_not_hold_up_the_close_and_keeps_its_memory():
     device = CpuBackend().open_device(0, memory_limit=None)
     stuck, idle = device.open_stream("stuck"), device.open_stream("idle")
     array = array_in(device, 1, (1000,))
-    view = device._memory.view(array)
+    view = device.host_view(array)
     buffer = weakref.ref(view.base.obj if isinstance(view.base, memoryview) else view.base)
     go, entered = threading.Event(), threading.Event()
 
@@ -114,9 +114,9 @@ def test_ended_streams_are_forgotten(device):
         stream = device.open_stream(f"stream {number}")
         stream.record()
         stream.close()
-        assert stream.join(None)
+        stream.join()
     device.open_stream("last")
-    assert len(device._streams) == 1
+    assert len(device.streams) == 1
 
 
 def test_a_kernel_without_memory_for_itself_says_how_much_it_wanted(device, monkeypatch):

@@ -15,7 +15,7 @@ from surroundings import LIBRARIES, Machine, compile_library, make_library
 
 from trio_accel.backends import describe, list_devices, resolve
 from trio_accel.backends.base import NotSupportedError
-from trio_accel.backends.cuda import CudaBackend, _child, _installed, _probe
+from trio_accel.backends.cuda import CudaBackend, _installed, _probe
 
 CUDA13 = "pip install 'trio-accel[cuda13]'"
 CUDA12 = "pip install 'trio-accel[cuda12]'"
@@ -469,7 +469,7 @@ print(await x.to_host())
 class TestChild:
     def program(self, tmp_path: Path, text: str) -> Any:
         (tmp_path / "program.py").write_text(text)
-        return _child.ask(tmp_path / "program.py", [], {"a": 1}, 20.0)
+        return _probe.ask(tmp_path / "program.py", [], {"a": 1}, 20.0)
 
     def test_the_answer_is_the_last_line(self, tmp_path: Path) -> None:
         text = "import json, sys; print('hello'); print(json.dumps([json.load(sys.stdin), 2]))"
@@ -486,12 +486,12 @@ class TestChild:
         ],
     )
     def test_there_is_none(self, tmp_path: Path, text: str, how: str) -> None:
-        with pytest.raises(_child.ChildError, match=how):
+        with pytest.raises(_probe.ChildError, match=how):
             self.program(tmp_path, text)
 
     def test_the_interpreter_cannot_be_started(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
-        with pytest.raises(_child.ChildError, match="could not be started"):
+        with pytest.raises(_probe.ChildError, match="could not be started"):
             self.program(tmp_path, "")
 
 

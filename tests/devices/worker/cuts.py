@@ -7,7 +7,7 @@ import threading
 import pytest
 import trio
 
-from trio_accel.devices.host._copying import Copying
+from trio_accel.devices.host._host_pool import Copying
 from trio_accel.devices.worker.front import _copy_service
 
 __all__ = ["Cut"]

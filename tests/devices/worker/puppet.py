@@ -15,8 +15,8 @@ import trio
 from trio_accel.devices.worker.launcher._launcher import Launcher
 from trio_accel.devices.worker.transport._answers import ANSWERS, MEMORY
 from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel
-from trio_accel.devices.worker.transport._launch_format import ALLOCATIONS
 from trio_accel.devices.worker.transport._page import FIRST_WORD, SharedPage
+from trio_accel.devices.worker.transport._protocol import ALLOCATIONS
 
 __all__ = ["Puppet", "Puppets", "in_json"]
 

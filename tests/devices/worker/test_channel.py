@@ -20,10 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from trio_accel.devices.worker.transport import _outbox
+from trio_accel.devices.worker.transport import _frames
 from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel
-from trio_accel.devices.worker.transport._codec import Message
-from trio_accel.devices.worker.transport._framing import (
+from trio_accel.devices.worker.transport._frames import (
     BUFFER,
     HEADER,
     LOST,
@@ -31,6 +30,7 @@ from trio_accel.devices.worker.transport._framing import (
     Received,
     close_all,
 )
+from trio_accel.devices.worker.transport._protocol import Message
 
 LARGE = bytes(range(256)) * (3 << 12)  # 3 MiB: more than the socket and the read buffer hold
 
@@ -212,7 +212,7 @@ class TestMessages:
             assert pair.left.pending_bytes == 0
 
     async def test_sizes_around_those_of_the_buffers(self) -> None:
-        edges = (_outbox._LARGE, BUFFER, 2 * BUFFER)
+        edges = (_frames._LARGE, BUFFER, 2 * BUFFER)
         expected: list[Message] = [(b"x" * (edge + off),) for edge in edges for off in range(-40, 3)]
         async with open_pair() as pair:
             for message in expected:
@@ -320,7 +320,7 @@ class TestDescriptors:
     async def test_a_kernel_that_takes_no_more_is_asked_again(
         self, files: Files, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.abc.Clock
     ) -> None:
-        transmit = _outbox._transmit
+        transmit = _frames._transmit
         refused: list[int] = []
 
         def refuse(sock: socket.socket, data: memoryview, descriptors: tuple[int, ...]) -> int:
@@ -329,7 +329,7 @@ class TestDescriptors:
                 raise OSError(errno.ETOOMANYREFS, "too many references")
             return transmit(sock, data, descriptors)
 
-        monkeypatch.setattr(_outbox, "_transmit", refuse)
+        monkeypatch.setattr(_frames, "_transmit", refuse)
         async with open_pair() as pair:
             pair.left.send(("file",), files.new(1))
             [(message, descriptors)] = await pair.right.receive()

@@ -6,6 +6,7 @@ import importlib
 import json
 import logging
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -19,11 +20,11 @@ import numpy as np
 import pytest
 import trio
 from isolated import options, replace_worker
-from processes import children, command, launcher, until, workers
+from processes import children, command, descriptors, launcher, until, workers
 
 import trio_accel as ta
 from trio_accel.backends.cpu import CpuBackend
-from trio_accel.backends.cuda import _driver_in_use
+from trio_accel.backends.cuda import _probe_process
 from trio_accel.devices.worker.launcher import _launcher_trial
 from trio_accel.devices.worker.launcher._launcher import Launcher, open_launcher
 
@@ -160,6 +161,23 @@ async def test_what_no_fork_could_use_is_not_imported_by_the_launcher(
     await until(lambda: not workers(launcher()))
 
 
+async def test_a_launcher_with_too_many_open_files_imports_nothing_and_says_so(
+    workshop: Launcher, modules: Modules, caplog: pytest.LogCaptureFixture
+) -> None:
+    modules.write("one")
+    used = descriptors(launcher())
+    free = next(number for number in range(len(used) + 1) if number not in used)
+    before = resource.prlimit(launcher(), resource.RLIMIT_NOFILE)
+    resource.prlimit(launcher(), resource.RLIMIT_NOFILE, (free, before[1]))
+    try:
+        await workshop.import_ahead(("one",), BASE)
+    finally:
+        resource.prlimit(launcher(), resource.RLIMIT_NOFILE, before)
+    (message,) = warned(caplog)
+    assert "too many open files in the launcher" in message
+    assert modules.importers("one") == []
+
+
 async def test_a_module_that_is_not_there_is_named(
     workshop: Launcher, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -200,12 +218,12 @@ def test_a_descriptor_of_the_driver_is_cuda(monkeypatch: pytest.MonkeyPatch) -> 
     with monkeypatch.context() as patched:
         patched.setattr(os, "listdir", lambda folder: [Path(path).name for path in files])
         patched.setattr(os, "readlink", files.__getitem__)
-        patched.setattr(_driver_in_use, "_is_initialised", bool)
-        why = _driver_in_use.driver_in_use()
+        patched.setattr(_probe_process, "_is_initialised", bool)
+        why = _probe_process.driver_in_use()
         assert why is not None
         assert "initialises CUDA" in why
         del files["/proc/self/fd/7"]
-        assert _driver_in_use.driver_in_use() is None
+        assert _probe_process.driver_in_use() is None
 
 
 async def test_what_an_import_does_to_the_environment_is_found_by_forks(
@@ -338,8 +356,8 @@ def trials_of(forks: Any) -> tuple[_launcher_trial.Trials, list[Any], list[Any]]
 
 def test_a_child_that_has_seen_to_its_alarm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Forks:
-        def lacks(self, modules: list[str]) -> bool:
-            return "slow" in modules
+        def lacks(self, order: dict[str, object]) -> bool:
+            return False
 
         def prepare(self, *_: object) -> None:
             return None
@@ -348,7 +366,7 @@ def test_a_child_that_has_seen_to_its_alarm_is_killed(monkeypatch: pytest.Monkey
     monkeypatch.setattr(_launcher_trial, "_LONGEST", 0.0)
     assert trials.patience() is None
     order = {"preload": [], "checks": [], "path": [], "arguments": [], "module": "slow", "trusted": False}
-    trials.add(1, order, {}, os.open(".", os.O_PATH))
+    trials.add(1, order, os.open(".", os.O_PATH))
     assert trials.patience() == 0
     trials.look()
     trials.look()
@@ -429,7 +447,7 @@ async def test_a_device_serves_while_a_module_is_imported_for_the_next_worker(
         await replace_worker(device)
         assert (await x.to_host()).tolist() == [0.0, 1.0, 2.0]
         await let_go(pipe, modules)
-        await until(lambda: "slow" in workshop.judgements)
+        await until(lambda: "slow" in workshop.ahead.judgements)
 
 
 def test_the_log_of_a_refused_module_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -501,7 +519,7 @@ async def test_a_thread_of_a_library_is_judged_by_a_fork_that_does_without(
     modules.write("good")
     await workshop.import_ahead(("threads", "good"), BASE)
     assert await loaded_in_a_worker(workshop, "threads", "good") == [why is None, True]
-    judgement = workshop.judgements["threads"]
+    judgement = workshop.ahead.judgements["threads"]
     assert judgement.ahead == ("fully" if why is None else "refused")
     assert [message.count("of the library") for message in warned(caplog)] == [1] * (why is not None)
     assert (why or "") in (judgement.reason or "")
@@ -515,7 +533,7 @@ async def test_a_thread_that_runs_python_is_named(workshop: Launcher, modules: M
         "threading.Thread(target=hold, name='holder', daemon=True).start()\nhas.wait()\n",
     )
     await workshop.import_ahead(("bad",), BASE)
-    judgement = workshop.judgements["bad"]
+    judgement = workshop.ahead.judgements["bad"]
     assert judgement.ahead == "refused"
     assert "holder" in (judgement.reason or "")
 
@@ -536,7 +554,7 @@ async def test_what_a_refused_module_imports_is_imported_all_the_same(
     names = ("first", "third", "late", "second", "culprit", "between", "whole")
     await workshop.import_ahead(("whole",), BASE)
     assert await loaded_in_a_worker(workshop, *names) == [True, True, True, False, False, False, False]
-    judgement = workshop.judgements["whole"]
+    judgement = workshop.ahead.judgements["whole"]
     assert (judgement.ahead, judgement.culprit) == ("partly", "culprit")
     (message,) = warned(caplog)
     assert message.startswith("module whole is imported ahead only in part")
@@ -572,8 +590,8 @@ async def test_a_class_is_rehearsed_before_workers_begin(workshop: Launcher, mod
     await worker.wait()
     assert json.loads(os.read(reader, 100)) == 1
     os.close(reader)
-    assert workshop.judgements["stage"].ahead == "fully"
-    assert "rehearsal failed: ZeroDivisionError" in str(workshop.judgements["bad"])
+    assert workshop.ahead.judgements["stage"].ahead == "fully"
+    assert "rehearsal failed: ZeroDivisionError" in str(workshop.ahead.judgements["bad"])
 
 
 @pytest.mark.parametrize("start", ["LIBRARY.start_resting()\n", "import pyarrow\n"])

@@ -16,10 +16,10 @@ from isolated import options, replace_worker
 from processes import LAUNCHER, command
 
 import trio_accel as ta
-from trio_accel.backends.base.search_path import search_path
+from trio_accel.backends.base.modules import search_path
 from trio_accel.backends.cpu import CpuBackend
-from trio_accel.devices.worker.launcher import _program
 from trio_accel.devices.worker.launcher._launcher import open_launcher
+from trio_accel.devices.worker.launcher._link import interpreter_options
 
 pytestmark = pytest.mark.own_launcher
 
@@ -224,7 +224,7 @@ def test_variables_that_say_other_things_are_in_force(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, expected: list[str]
 ) -> None:
     def told() -> list[str]:
-        return [*_program.interpreter_options()]
+        return [*interpreter_options()]
 
     for each in ("DEVMODE", "OPTIMIZE", "TRACEMALLOC", "UTF8", "WARNINGS"):
         monkeypatch.delenv(f"PYTHON{each}", raising=False)

@@ -16,8 +16,8 @@ from isolated import options
 from processes import until
 
 import trio_accel as ta
-from trio_accel.devices.worker.front._logs import record_of
-from trio_accel.devices.worker.transport._events import _CLASSES, decode_event, encode_event
+from trio_accel.devices.worker.front._answers import record_of
+from trio_accel.devices.worker.transport._wire_values import _EVENTS, decode_event, encode_event
 
 CONTEXT = f"test/{NAME}/context"
 
@@ -128,7 +128,7 @@ async def test_long_errors_stay_in_their_line(system: ta.System, device: ta.Devi
     assert len(str(system.tree()).splitlines()) == len(list(system.tree().walk()))
 
 
-@pytest.mark.parametrize("cls", _CLASSES.values(), ids=_CLASSES)
+@pytest.mark.parametrize("cls", _EVENTS.values(), ids=_EVENTS)
 def test_every_field_of_an_event_crosses(cls: type[Any]) -> None:
     """A field of a type that is not known would be the end of a worker that says nothing wrong."""
     values: dict[str, Any] = {

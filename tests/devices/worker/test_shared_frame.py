@@ -17,12 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trio_accel.devices.worker.transport import _outbox, _shared_frame
+from trio_accel.devices.worker.transport import _frames, _page
 from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel
-from trio_accel.devices.worker.transport._codec import Message
-from trio_accel.devices.worker.transport._framing import Received, close_all
-from trio_accel.devices.worker.transport._page import SharedPage
-from trio_accel.devices.worker.transport._shared_frame import SIZE, SharedFrame
+from trio_accel.devices.worker.transport._frames import Received, close_all
+from trio_accel.devices.worker.transport._page import SIZE, SharedFrame, SharedPage
+from trio_accel.devices.worker.transport._protocol import Message
 
 pytestmark = pytest.mark.skipif(not SharedFrame.is_possible(), reason="this processor reorders stores")
 
@@ -208,7 +207,7 @@ class TestChannel:
     ) -> None:
         ends.take()
         with monkeypatch.context() as patch:
-            patch.setattr(_outbox, "_transmit", lambda *_: pytest.fail("it was sent"))
+            patch.setattr(_frames, "_transmit", lambda *_: pytest.fail("it was sent"))
             for number in range(3):
                 ends.left.post(("posted", number), now=True)
                 ends.take()
@@ -312,7 +311,7 @@ class TestChannel:
     def test_two_processes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Questions to one that sleeps now and then, and does not say when."""
         count, sent = 3000, 0
-        transmit = _outbox._transmit
+        transmit = _frames._transmit
 
         def counted(*arguments: Any) -> int:
             nonlocal sent
@@ -329,7 +328,7 @@ class TestChannel:
         theirs.close()
         channel = Channel(ours)
         channel.share(*page.frames)
-        monkeypatch.setattr(_outbox, "_transmit", counted)
+        monkeypatch.setattr(_frames, "_transmit", counted)
         try:
             for number in range(count):
                 channel.post(("ask", number), now=True)
@@ -394,4 +393,4 @@ def test_ctrl_c_leaves_no_barrier_behind(memory: memoryview) -> None:
                     frame.sleep()
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert not _shared_frame._LOCK.locked()
+    assert not _page._LOCK.locked()

@@ -16,9 +16,8 @@ from chosen import BACKEND
 import trio_accel as ta
 from trio_accel.devices.completion import _strategies
 from trio_accel.devices.completion._strategies import window_of
-from trio_accel.devices.worker.transport import _spin_wait
-from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel
-from trio_accel.devices.worker.transport._spin_wait import SpinWait
+from trio_accel.devices.worker.transport import _channel
+from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel, SpinWait
 
 PERIOD, WINDOW = 0.05, 0.2
 
@@ -134,7 +133,7 @@ async def test_what_is_due_later_is_slept_for(peers: Peers) -> None:
 async def test_only_answers_count(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs, spin_wait = peers.ours, peers.theirs, peers.spin_wait
     clock = SimpleNamespace(now=time.perf_counter())
-    monkeypatch.setattr(_spin_wait, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(_channel, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     for round_ in range(3):
         ours.post(("ask",), now=True)
         await theirs.receive()

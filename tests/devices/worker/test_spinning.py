@@ -26,12 +26,10 @@ from processes import until
 
 import trio_accel as ta
 from trio_accel.devices.completion import _strategies
-from trio_accel.devices.worker.front._link import WorkerLink
 from trio_accel.devices.worker.transport import _channel
-from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel
-from trio_accel.devices.worker.transport._framing import Received
+from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel, SpinWait
+from trio_accel.devices.worker.transport._frames import Received
 from trio_accel.devices.worker.transport._page import SharedPage
-from trio_accel.devices.worker.transport._spin_wait import SpinWait
 
 
 class Peers:
@@ -250,19 +248,19 @@ def spinning(monkeypatch: pytest.MonkeyPatch) -> Spinning:
     monkeypatch.setattr(_strategies, "_processors", lambda: 16)
     monkeypatch.setattr(SpinWait, "pause", lambda spin_wait: 0.0 if spin_wait._is_expected else inf)
     monkeypatch.setattr(_channel, "LONGEST_LOOK", 10.0)
-    counts, spin = Spinning(), WorkerLink.spin
+    counts, spin = Spinning(), Channel.spin
 
-    async def counted(link: WorkerLink, take: Any, goes_on: Any) -> None:
+    async def counted(channel: Channel, take: Any, goes_on: Any) -> None:
         counts.begun += 1
         counts.now += 1
         try:
-            await spin(link, take, goes_on)
+            await spin(channel, take, goes_on)
         finally:
             counts.now -= 1
         (request,) = goes_on.args
         counts.taken += request.is_over
 
-    monkeypatch.setattr(WorkerLink, "spin", counted)
+    monkeypatch.setattr(Channel, "spin", counted)
     return counts
 
 

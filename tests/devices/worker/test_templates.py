@@ -32,9 +32,9 @@ from trio_accel.backends.base.ops import (
     writes,
 )
 from trio_accel.devices import Launch
-from trio_accel.devices.worker.back import _templates as _back
-from trio_accel.devices.worker.back._blocks import WorkerBlocks
-from trio_accel.devices.worker.back._templates import LaunchTemplate
+from trio_accel.devices.worker.back import _launch_decoding as _back
+from trio_accel.devices.worker.back._launch_decoding import LaunchTemplate
+from trio_accel.devices.worker.back._memory import WorkerBlocks
 from trio_accel.devices.worker.front import _launch_encoding as _front
 from trio_accel.devices.worker.front._launch_encoding import TemplateTable
 from trio_accel.devices.worker.front._request import HostArrays

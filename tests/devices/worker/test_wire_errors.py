@@ -28,7 +28,7 @@ from trio_accel.backends.base import (
     OutOfMemoryError,
     errors,
 )
-from trio_accel.devices.worker.transport._wire_errors import decode_error, encode_error
+from trio_accel.devices.worker.transport._wire_values import decode_error, encode_error
 
 ACCEL = [
     value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, AccelError)

@@ -8,10 +8,9 @@ import pytest
 from trio_accel.backends.base import DType, StaleRefError
 from trio_accel.backends.base.ops import ArraySpec, MatmulSpec
 from trio_accel.devices.arrays._blocks import BlockTable
-from trio_accel.devices.base._availability import Availability
-from trio_accel.devices.worker.back._blocks import WorkerBlocks
-from trio_accel.devices.worker.back._launch_decoding import no_host
-from trio_accel.devices.worker.back._templates import LaunchTemplate
+from trio_accel.devices.base._waits import Availability
+from trio_accel.devices.worker.back._launch_decoding import LaunchTemplate, no_host
+from trio_accel.devices.worker.back._memory import WorkerBlocks
 from trio_accel.devices.worker.front._launch_encoding import encode_spec
 
 

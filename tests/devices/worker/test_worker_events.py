@@ -9,7 +9,7 @@ import pytest
 from chosen import BACKEND
 
 import trio_accel as ta
-from trio_accel.devices.worker.transport import _events
+from trio_accel.devices.worker.transport import _wire_values
 
 VALUES: dict[str, object] = {
     "str": "x",
@@ -24,11 +24,11 @@ VALUES: dict[str, object] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(_events._CLASSES))
+@pytest.mark.parametrize("name", sorted(_wire_values._EVENTS))
 def test_every_event_comes_through(name: str) -> None:
-    cls: Any = _events._CLASSES[name]
+    cls: Any = _wire_values._EVENTS[name]
     event = cls(**{field.name: VALUES[str(field.type)] for field in attrs.fields(cls)})
-    again = _events.decode_event(_events.encode_event(event))
+    again = _wire_values.decode_event(_wire_values.encode_event(event))
     assert type(again) is cls
     for field in attrs.fields(cls):
         before, after = getattr(event, field.name), getattr(again, field.name)

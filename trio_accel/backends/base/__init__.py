@@ -2,7 +2,7 @@
 
 from . import checks, ops
 from .chunks import ChunkAllocator, Placement
-from .device_info import DeviceInfo, Isolation
+from .device_info import BackendReport, DeviceInfo, DeviceReport, Isolation, Software
 from .dtypes import DType, DTypeLike
 from .errors import (
     AccelError,
@@ -20,7 +20,6 @@ from .errors import (
     Refused,
     StaleRefError,
 )
-from .findings import BackendReport, DeviceReport, Software
 from .foreign import CopyFromForeignSpec, ForeignArray, SharesCudaMemory
 from .kernels import Call, kernel
 from .memory import BlockMemory, ChunkSource
@@ -41,7 +40,7 @@ from .protocols import (
     Poison,
     Waker,
 )
-from .scalars import as_bits, scalar
+from .values import as_bits, scalar
 
 __all__ = [
     "AccelBackend",

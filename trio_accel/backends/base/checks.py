@@ -11,11 +11,13 @@ from .ops import ArraySpec, OperationSpec
 
 __all__ = [
     "INEXACT",
+    "INTEGERS",
     "LOW_PRECISION",
     "NATIVE",
     "check_dtype",
     "check_dtypes",
     "check_shapes",
+    "check_structure",
     "scalar_of",
 ]
 
@@ -28,6 +30,16 @@ LOW_PRECISION = (DType.float16, DType.bfloat16)
 """Types that are computed in float32 and rounded once."""
 
 INEXACT = (*LOW_PRECISION, *NATIVE)
+
+INTEGERS = tuple(dtype for dtype in DType if dtype.kind in ("int", "uint"))
+"""Types of whole numbers, computed modulo two to the power of their bits."""
+
+_FAULTS = {
+    1: "indptr: {rows} rows need {more} elements from 0 to at most {stored}",
+    2: "indptr: its elements must not decrease",
+    3: "indices: a matrix of {columns} columns has them from 0 on",
+    4: "indptr: it must end at the {stored} stored elements",
+}
 
 
 def check_dtype(backend: str, operation: str, dtype: DType, allowed: Collection[DType]) -> None:
@@ -80,6 +92,24 @@ def check_shapes(backend: str, library: str, spec: OperationSpec) -> None:
         raise NotSupportedError(f"the {backend.upper()} backend: {error}", backend=backend) from error
     except ValueError as error:
         raise LibraryError(str(error), library=library, code="invalid_value") from error
+
+
+def check_structure(fault: int, matrix: tuple[int, int], stored: int) -> None:
+    """Refuse a sparse matrix over what was found wrong with its structure.
+
+    Args:
+        fault: 0 for nothing; 1 for row pointers that do not begin at 0, or end beyond what is stored; 2 for
+            decreasing ones; 3 for a column outside; 4 for row pointers that end before what is stored does.
+        matrix: Its rows and columns.
+        stored: How many elements are stored.
+
+    Raises:
+        LibraryError: There is a fault.
+    """
+    if fault:
+        rows, columns = matrix
+        text = _FAULTS[fault].format(rows=rows, more=rows + 1, columns=columns, stored=stored)
+        raise LibraryError(text, library="sparse", code="invalid_value")
 
 
 def scalar_of(library: str, name: str, value: complex, dtype: DType) -> complex:

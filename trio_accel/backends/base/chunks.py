@@ -6,6 +6,8 @@ import bisect
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+import attrs
+
 __all__ = ["ALIGNMENT", "ChunkAllocator", "Placement"]
 
 ALIGNMENT = 512
@@ -26,6 +28,7 @@ class Placement(NamedTuple):
     nbytes: int
 
 
+@attrs.define(eq=False)
 class ChunkAllocator:
     """Best fit within chunks that grow by doubling; arrays of half the next chunk's size lie alone.
 
@@ -40,46 +43,24 @@ class ChunkAllocator:
         keep: The most bytes of chunks that are kept while they hold no block, so that a loop need not make
             them anew.
         most: The most chunks there may be.
+
+    Attributes:
+        used: Bytes reserved for blocks.
     """
 
-    __slots__ = (
-        "_by_end",
-        "_by_start",
-        "_chunks",
-        "_drop_chunk",
-        "_gaps",
-        "_keep",
-        "_largest",
-        "_make_chunk",
-        "_most",
-        "_next",
-        "_placements",
-        "used",
-    )
-
-    def __init__(
-        self,
-        make_chunk: Callable[[int], tuple[int, int]],
-        drop_chunk: Callable[[int], None],
-        *,
-        first: int = 256 << 20,
-        largest: int = 4 << 30,
-        keep: int = 256 << 20,
-        most: int = 512,
-    ) -> None:
-        self._make_chunk = make_chunk
-        self._drop_chunk = drop_chunk
-        self._next = first
-        self._largest = largest
-        self._keep = keep
-        self._most = most
-        self._chunks: dict[int, int] = {}
-        self._placements: dict[int, Placement] = {}
-        self._gaps: list[tuple[int, int, int]] = []
-        # The same gaps, found by (chunk, start) and (chunk, end).
-        self._by_start: dict[tuple[int, int], int] = {}
-        self._by_end: dict[tuple[int, int], int] = {}
-        self.used: int = 0
+    _make_chunk: Callable[[int], tuple[int, int]]
+    _drop_chunk: Callable[[int], None]
+    _next: int = attrs.field(default=256 << 20, kw_only=True, alias="first")
+    _largest: int = attrs.field(default=4 << 30, kw_only=True, alias="largest")
+    _keep: int = attrs.field(default=256 << 20, kw_only=True, alias="keep")
+    _most: int = attrs.field(default=512, kw_only=True, alias="most")
+    used: int = attrs.field(default=0, init=False)
+    _chunks: dict[int, int] = attrs.field(factory=dict[int, int], init=False)
+    _placements: dict[int, Placement] = attrs.field(factory=dict[int, Placement], init=False)
+    _gaps: list[tuple[int, int, int]] = attrs.field(factory=list[tuple[int, int, int]], init=False)
+    # The same gaps, found by (chunk, start) and (chunk, end).
+    _by_start: dict[tuple[int, int], int] = attrs.field(factory=dict[tuple[int, int], int], init=False)
+    _by_end: dict[tuple[int, int], int] = attrs.field(factory=dict[tuple[int, int], int], init=False)
 
     @property
     def reserved(self) -> int:

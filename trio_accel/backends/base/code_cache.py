@@ -1,4 +1,7 @@
-"""Disk cache of compiled code: what a compiler made, found again by what it was made of."""
+"""Disk cache of compiled code: what a compiler made, found again by what it was made of.
+
+The contents of the files that a source in C++ includes are part of that.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,7 +21,103 @@ import attrs
 
 from .errors import AccelError
 
-__all__ = ["CodeCache", "CompiledCode", "code_key", "default_code_cache"]
+__all__ = ["CodeCache", "CompiledCode", "code_key", "default_code_cache", "header_parts"]
+
+# What brings a file in: #include, #include_next, #embed and __has_include, with comments and line splices
+# where the language allows them. A name that is a macro cannot be followed.
+_GAP = r"(?:[ \t]|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/)*"
+_NAME = rf"{_GAP}(?:\"(?P<quoted>[^\"\n]+)\"|<(?P<angled>[^>\n]+)>|(?P<other>[^\s\"<]))"
+_INCLUDE = re.compile(
+    rf"(?:^{_GAP}(?:\#|%:){_GAP}(?:include|include_next|embed)\b|__has_(?:include|embed){_GAP}\(){_NAME}",
+    re.MULTILINE,
+)
+_SPLICE = re.compile(r"\\\r?\n")
+# Every header of the CUDA toolkit together is fewer.
+_MOST_FILES = 20_000
+
+
+def header_parts(
+    source: str,
+    *,
+    folder: Path | None = None,
+    folders: Sequence[Path] = (),
+    first: Sequence[str] = (),
+    named: Mapping[str, str] | None = None,
+) -> tuple[str | bytes, ...] | None:
+    """Names and digests of everything that a source may include, directly or by way of other headers.
+
+    Conditions of the preprocessor are not evaluated, so a header counts where it may be included. What is
+    found nowhere counts by its name: it is a header of the compiler's own, whose version is another part of
+    the key. It is looked for again each time, so a header that turns up later changes the result.
+
+    Args:
+        source: The text.
+        folder: The folder of the file that the text is from, where ``"..."`` is looked for first.
+        folders: Where headers are looked for, in this order.
+        first: Headers that the compiler includes before the source.
+        named: Headers that the compiler is handed as texts, by name.
+
+    Returns:
+        Parts for `code_key`; None if that cannot be told, because a name of a header is a macro or there are
+        too many. Then nothing is to be kept.
+    """
+    named = named or {}
+    parts: list[str | bytes] = []
+    # By the file, or the name of a text, so that a circle of headers ends.
+    seen: set[Path | str] = set()
+    waiting: list[tuple[str, Path | None, bool]] = []
+    if not _follow(source, folder, waiting):
+        return None
+    waiting += [(name, folder, True) for name in first]
+    while waiting:
+        name, near, is_quoted = waiting.pop()
+        found = name if name in named else _find(name, near if is_quoted else None, folders)
+        if found is None:
+            parts += [name, b""]
+            continue
+        # The name counts each time: it may mean another file elsewhere.
+        parts += [name, str(found)]
+        if found in seen:
+            continue
+        seen.add(found)
+        data = named[name].encode() if isinstance(found, str) else _content(found)
+        if data is None or len(seen) > _MOST_FILES:
+            return None
+        parts.append(hashlib.sha256(data).digest())
+        next_to = None if isinstance(found, str) else found.parent
+        if not _follow(data.decode("utf-8", "surrogateescape"), next_to, waiting):
+            return None
+    return tuple(parts)
+
+
+def _follow(text: str, folder: Path | None, waiting: list[tuple[str, Path | None, bool]]) -> bool:
+    """Add what a text includes; False if one of the names is a macro."""
+    added = set[tuple[str, bool]]()
+    for match in _INCLUDE.finditer(_SPLICE.sub("", text)):
+        if match["other"]:
+            return False
+        added.add((match["quoted"] or match["angled"], bool(match["quoted"])))
+    waiting += [(name, folder, is_quoted) for name, is_quoted in sorted(added)]
+    return True
+
+
+def _find(name: str, near: Path | None, folders: Sequence[Path]) -> Path | None:
+    for folder in folders if near is None else (near, *folders):
+        try:
+            if (path := folder / name).is_file():
+                return path
+        except (OSError, ValueError):
+            # A name that no file can have.
+            continue
+    return None
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
 
 _logger = logging.getLogger("trio_accel.backends")
 
@@ -77,6 +177,7 @@ def code_key(**parts: str | bytes | int | tuple[str | bytes, ...]) -> bytes:
     return digest.digest()
 
 
+@attrs.define(eq=False)
 class CodeCache:
     """A folder of compiled code, which any number of threads and processes read and write at once.
 
@@ -96,24 +197,15 @@ class CodeCache:
             kept.
     """
 
-    def __init__(self, folder: Path | None, *, cap: int = _DEFAULT_CAP) -> None:
-        if cap < 1:
-            raise ValueError(f"cap: must be at least 1 byte, got {cap}")
-        self._folder = folder
-        self._cap = cap
-        # Bytes until this object looks at the folder again; it looks before its first write.
-        self._unseen = 0
-        self._has_warned = False
+    folder: Path | None
+    cap: int = attrs.field(default=_DEFAULT_CAP, kw_only=True)
+    # Bytes until this object looks at the folder again; it looks before its first write.
+    _unseen: int = attrs.field(default=0, init=False)
+    _has_warned: bool = attrs.field(default=False, init=False)
 
-    @property
-    def folder(self) -> Path | None:
-        """Where it is; None if there is none."""
-        return self._folder
-
-    @property
-    def cap(self) -> int:
-        """Most bytes in it."""
-        return self._cap
+    def __attrs_post_init__(self) -> None:
+        if self.cap < 1:
+            raise ValueError(f"cap: must be at least 1 byte, got {self.cap}")
 
     def compiled(self, key: bytes | None, compiler: Callable[[], CompiledCode]) -> CompiledCode:
         """Find code, or compile it and keep it; blocks.
@@ -135,27 +227,27 @@ class CodeCache:
         data: bytes | None = None
         with self._quietly("read"), self._opened(make=False) as folder:
             if folder is not None:
-                data = _read(_name_of(key), folder, self._cap)
+                data = _read(_name_of(key), folder, self.cap)
         return None if data is None else _decoded(key, data)
 
     def store(self, key: bytes, code: CompiledCode) -> None:
         """Keep code under a key, if that can be done."""
         data = _encoded(key, code)
-        if len(data) > self._cap // _FREE_PART:
+        if len(data) > self.cap // _FREE_PART:
             return
         with self._quietly("written to"), self._opened(make=True) as folder:
             if folder is None:
                 return
             if len(data) > self._unseen:
-                _evict(folder, self._cap - self._cap // _FREE_PART - len(data))
-                self._unseen = max(self._cap // _LOOK_EVERY, len(data))
+                _evict(folder, self.cap - self.cap // _FREE_PART - len(data))
+                self._unseen = max(self.cap // _LOOK_EVERY, len(data))
             self._unseen -= len(data)
             _write(_name_of(key), folder, data)
 
     @contextmanager
     def _opened(self, *, make: bool) -> Generator[int | None, None, None]:
         """The folder's descriptor, if it is one to be trusted; None where there is no folder."""
-        path = self._folder
+        path = self.folder
         if path is None:
             yield None
             return
@@ -189,7 +281,7 @@ class CodeCache:
                 _logger.warning(
                     "the cache of compiled kernels, %s, cannot be %s: %s; kernels are compiled instead. "
                     "TRIO_ACCEL_CACHE_PATH names another folder, TRIO_ACCEL_CACHE_DISABLE=1 does without",
-                    self._folder,
+                    self.folder,
                     what,
                     error,
                 )

@@ -1,4 +1,4 @@
-"""An array as kernels and libraries want it."""
+"""Arrays as kernels and libraries want them, and stacks of matrices seen otherwise: nothing is copied."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import math
 import attrs
 
 from .dtypes import DType
-from .ops import contiguous_strides
+from .ops import ArraySpec, contiguous_strides
 
-__all__ = ["DeviceArray"]
+__all__ = ["DeviceArray", "broadcast", "diagonals", "first_rows", "stacked", "transposed"]
 
 
 # Not frozen: three are made for each product, and that would take most of the time.
@@ -48,3 +48,35 @@ class DeviceArray:
     def packed(cls, address: int, dtype: DType, shape: tuple[int, ...]) -> DeviceArray:
         """One whose elements lie in C order without gaps."""
         return cls(address, dtype, shape, contiguous_strides(shape, dtype.itemsize))
+
+
+def stacked(array: ArraySpec | DeviceArray) -> int:
+    """How many matrices there are in a stack."""
+    return math.prod(array.shape[:-2])
+
+
+def transposed(array: DeviceArray) -> DeviceArray:
+    """The matrices transposed."""
+    shape, strides = array.shape, array.strides
+    shape, strides = (*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2])
+    return DeviceArray(array.address, array.dtype, shape, strides)
+
+
+def first_rows(array: DeviceArray, rows: int) -> DeviceArray:
+    """The first rows of each matrix."""
+    return DeviceArray(array.address, array.dtype, (*array.shape[:-2], rows, array.shape[-1]), array.strides)
+
+
+def diagonals(array: DeviceArray) -> DeviceArray:
+    """The diagonal of each matrix."""
+    shape = *array.shape[:-2], min(array.shape[-2:])
+    strides = *array.strides[:-2], array.strides[-1] + array.strides[-2]
+    return DeviceArray(array.address, array.dtype, shape, strides)
+
+
+def broadcast(array: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
+    """An array broadcast to a shape that it broadcasts to."""
+    missing = len(shape) - len(array.shape)
+    axes = zip(array.shape, array.strides, shape[missing:], strict=True)
+    steps = tuple(step if extent == wanted else 0 for extent, step, wanted in axes)
+    return DeviceArray(array.address, array.dtype, shape, (0,) * missing + steps)

@@ -52,15 +52,8 @@ class AccelError(Exception):
         return _rebuild, (type(self), fields)
 
     def __str__(self) -> str:
-        where = [
-            f"{label} {value}"
-            for label, value in (
-                ("device", self.device),
-                ("operation", self.operation),
-                ("generation", self.generation),
-            )
-            if value is not None
-        ]
+        values = {name: getattr(self, name) for name in ("device", "operation", "generation")}
+        where = [f"{name} {value}" for name, value in values.items() if value is not None]
         return f"{self.message} ({', '.join(where)})" if where else self.message
 
 
@@ -79,7 +72,6 @@ class ContextPoisonedError(AccelError):
     is_to_blame: bool = attrs.field(default=False, kw_only=True, repr=False)
 
 
-@attrs.define(eq=False, slots=False)
 class DeviceLostError(AccelError):
     """The device gave up: more losses than its intensity allows, or no way to rebuild its context."""
 
@@ -99,12 +91,10 @@ class OutOfMemoryError(AccelError):
     total: int = attrs.field(kw_only=True)
 
 
-@attrs.define(eq=False, slots=False)
 class StaleRefError(AccelError):
     """The memory behind a reference is gone (released, closed, lost), or damaged by an operation."""
 
 
-@attrs.define(eq=False, slots=False)
 class InputFailedError(AccelError):
     """An operation did not run because the one that makes its input failed (see ``__cause__``)."""
 
@@ -181,12 +171,10 @@ class DriverError(AccelError):
     code: int | str = attrs.field(kw_only=True)
 
 
-@attrs.define(eq=False, slots=False)
 class CompletionTimeoutError(AccelError):
     """An operation did not complete within the time that the device's options allow."""
 
 
-@attrs.define(eq=False, slots=False)
 class QueueFullError(AccelError, NotExecutedError):
     """Too many requests wait for a device; the message names the limit. It was never executed."""
 

@@ -65,6 +65,7 @@ class CacheEntry(Generic[_VALUE]):
     looked: int = -1
 
 
+@attrs.define(eq=False)
 class LaunchCache(Generic[_VALUE]):
     """So many values at most, each from the third time on that its key is seen.
 
@@ -81,15 +82,12 @@ class LaunchCache(Generic[_VALUE]):
         entries: By their keys; the user of one writes its `last`.
     """
 
-    __slots__ = ("_counts", "_discard", "_is_free", "_waits", "entries", "most")
-
-    def __init__(self, is_free: Callable[[Key, int], bool], discard: Callable[[_VALUE], None]) -> None:
-        self._is_free = is_free
-        self._discard = discard
-        self._counts: dict[Key, int] = {}
-        self._waits = 0
-        self.most: int = 0
-        self.entries: dict[Key, CacheEntry[_VALUE]] = {}
+    _is_free: Callable[[Key, int], bool]
+    _discard: Callable[[_VALUE], None]
+    most: int = attrs.field(default=0, init=False)
+    entries: dict[Key, CacheEntry[_VALUE]] = attrs.field(factory=dict[Key, CacheEntry[_VALUE]], init=False)
+    _counts: dict[Key, int] = attrs.field(factory=dict[Key, int], init=False)
+    _waits: int = attrs.field(default=0, init=False)
 
     def is_due(self, key: Key) -> bool:
         """Count a key that is not cached; returns whether it is to be stored now, if there is room."""

@@ -1,10 +1,11 @@
-"""A library of a backend: a table of kernels, and the plans of their operations."""
+"""A library of a backend: where it is, its table of kernels, and the plans of their operations."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import ModuleType
 from typing import Any, ClassVar, Protocol
 
 import attrs
@@ -13,12 +14,39 @@ from .checks import check_dtypes, check_shapes
 from .device_info import DeviceInfo
 from .errors import AccelError, NotSupportedError
 from .kernels import KernelEntry, kernels_of
+from .modules import import_alone
 from .ops import OperationSpec
 from .protocols import CacheCounts, InThread
 
-__all__ = ["Described", "PlanCache", "TableLibrary"]
+__all__ = ["Described", "LibraryEntry", "PlanCache", "TableLibrary"]
 
 _PLANNED = InThread()
+
+
+@attrs.frozen
+class LibraryEntry:
+    """A library of a backend.
+
+    Attributes:
+        module: Its module, below the backend's package.
+        cls: Its class in that module; empty where the module's kernels are functions.
+        needs: What the vendor must have installed for it, as the backend names it; empty for nothing.
+    """
+
+    module: str
+    cls: str = ""
+    needs: str = ""
+
+    def load(self, package: str | None) -> ModuleType:
+        """Import the module; blocks.
+
+        Args:
+            package: Of the backend.
+
+        Raises:
+            ImportError: It, or what it needs, cannot be imported.
+        """
+        return import_alone(self.module, package)
 
 
 class Described(Protocol):
@@ -67,7 +95,7 @@ class TableLibrary:
             self._kernels = {
                 name: attrs.evolve(one, is_blocking=False) for name, one in self._kernels.items()
             }
-        self._plans = PlanCache(self.most_plans, self._close_plan, self._is_busy, counts)
+        self._plans = PlanCache(self.most_plans, self._close_plan, self._is_busy, counts or CacheCounts())
         # Keys of operations that have no plan, and may be launched.
         self._checked = PlanCache(self.most_plans)
         # What was asked last: an operation is prepared, and then enqueued.
@@ -179,6 +207,7 @@ class TableLibrary:
         return False
 
 
+@attrs.define(eq=False)
 class PlanCache:
     """Plans by their keys, those that were used last; the oldest makes way for a new one.
 
@@ -189,20 +218,15 @@ class PlanCache:
         counts: Counts them, for several tables if need be.
     """
 
-    def __init__(
-        self,
-        most: int,
-        close: Callable[[Any], None] | None = None,
-        is_busy: Callable[[Any], bool] | None = None,
-        counts: CacheCounts | None = None,
-    ) -> None:
-        self._most = most
-        self._close = close
-        self._is_busy = is_busy
-        self._counts = counts or CacheCounts()
-        # The last one that was made, until a launch has used it.
-        self._new: Any = None
-        self._plans: OrderedDict[tuple[object, ...], Any] = OrderedDict()
+    _most: int
+    _close: Callable[[Any], None] | None = None
+    _is_busy: Callable[[Any], bool] | None = None
+    _counts: CacheCounts = attrs.field(factory=CacheCounts)
+    # The last one that was made, until a launch has used it.
+    _new: Any = attrs.field(default=None, init=False)
+    _plans: OrderedDict[tuple[object, ...], Any] = attrs.field(
+        factory=OrderedDict[tuple[object, ...], Any], init=False
+    )
 
     def __len__(self) -> int:
         """How many there are."""

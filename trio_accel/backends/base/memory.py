@@ -334,10 +334,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         """Tell where a block lies; see `AccelDevice.placement`."""
         if self._keeper is None:
             self._kept()
-        try:
-            _, nbytes, (_, chunk, offset) = self.blocks[block]
-        except KeyError:
-            raise no_such_block(block) from None
+        _, nbytes, (_, chunk, offset) = self._known(block)
         return PlacedBlock(block, nbytes, chunk, offset)
 
     def clear(self) -> None:
@@ -367,11 +364,14 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         Raises:
             KeyError: There is no such block.
         """
+        made, nbytes, _ = self._known(block)
+        return made, nbytes
+
+    def _known(self, block: int) -> tuple[BlockT, int, _Place]:
         try:
-            made, nbytes, _ = self.blocks[block]
+            return self.blocks[block]
         except KeyError:
             raise no_such_block(block) from None
-        return made, nbytes
 
     def statistics(self) -> MemoryStatistics:
         """Count the blocks and their bytes."""

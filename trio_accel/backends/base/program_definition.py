@@ -1,18 +1,125 @@
-"""What a program is made of: all that another process needs to make it again, as one line of text."""
+"""What a program is made of, as text that another process reads; and the trees of its arguments.
+
+A tree is nested dicts, lists and tuples of arrays and plain values, as text and a list of the arrays.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias, cast
 
 import attrs
+import numpy as np
 
 from ...actors import Backoff, Intensity
 from .dtypes import DType
 from .ops import ArraySpec
-from .trees import Tree
 
-__all__ = ["MOST_TEXT", "ProgramDefinition"]
+__all__ = ["MOST_TEXT", "ProgramDefinition", "Tree", "build", "flatten", "text_of", "tree_of"]
+
+Tree: TypeAlias = Any
+"""Plain values stand for themselves; a list begins with a tag that says what it stands for."""
+
+_PLAIN = frozenset({type(None), bool, int, float, str})
+_MOST_DEPTH = 32
+_ARRAY, _LIST, _TUPLE, _DICT, _COMPLEX, _BYTES = "altdcb"
+_SEQUENCES = {list: _LIST, tuple: _TUPLE}
+
+
+def flatten(where: str, value: object, leaf: Callable[[str, Any], int | None], *, depth: int = 0) -> Tree:
+    """Make a tree of a value.
+
+    Args:
+        where: What it is called in errors, such as ``"encode: batch['ids']"``.
+        value: None, numbers, strings, bytes; arrays; mappings with keys of strings, which become dicts, lists
+            and tuples of these.
+        leaf: Called with the place and the value of whatever is none of these, and of arrays; returns the
+            number of the array, or None if it is none.
+        depth: How deep it lies.
+
+    Raises:
+        TypeError: It holds something else.
+        ValueError: It is nested too deeply.
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if depth > _MOST_DEPTH:
+        raise ValueError(f"{where[:200]}: nested more than {_MOST_DEPTH} deep")
+    if kind in _SEQUENCES:
+        items = enumerate(cast("Sequence[object]", value))
+        nested = [flatten(f"{where}[{index}]", item, leaf, depth=depth + 1) for index, item in items]
+        return [_SEQUENCES[cast("type[list[object]]", kind)], *nested]
+    if isinstance(value, Mapping):
+        return [_DICT, *_items(where, cast("Mapping[object, object]", value), leaf, depth)]
+    number = leaf(where, value)
+    return _tagged(where, value) if number is None else [_ARRAY, number]
+
+
+def _tagged(where: str, value: object) -> Tree:
+    """The tree of a plain value that JSON does not have."""
+    if isinstance(value, (complex, np.complexfloating)):
+        number = complex(cast("complex", value))
+        return [_COMPLEX, number.real, number.imag]
+    if isinstance(value, (bytes, bytearray)):
+        return [_BYTES, base64.b64encode(value).decode()]
+    if isinstance(value, (np.bool_, np.integer, np.floating)):
+        return cast("Any", value).item()
+    raise TypeError(
+        f"{where} must be an array, None, a number, a string, bytes, or a dict, list or tuple of these, "
+        f"got {type(value).__name__}"
+    )
+
+
+def _items(
+    where: str, value: Mapping[object, object], leaf: Callable[[str, Any], int | None], depth: int
+) -> list[Tree]:
+    items: list[Tree] = []
+    for key, item in value.items():
+        if type(key) is not str:
+            raise TypeError(f"{where}: the keys of a dict must be strings, got {key!r}")
+        items.append([key, flatten(f"{where}[{key!r}]", item, leaf, depth=depth + 1)])
+    return items
+
+
+def build(tree: Tree, arrays: Sequence[object]) -> Any:
+    """Make the value of a tree.
+
+    Args:
+        tree: From `flatten`.
+        arrays: The arrays by their numbers.
+    """
+    if type(tree) is not list:
+        return tree
+    tag, *items = cast("Sequence[Any]", tree)
+    if tag == _ARRAY:
+        return arrays[items[0]]
+    if tag == _DICT:
+        return {key: build(item, arrays) for key, item in items}
+    if tag == _COMPLEX:
+        return complex(*items)
+    if tag == _BYTES:
+        return base64.b64decode(items[0])
+    values = [build(item, arrays) for item in items]
+    return values if tag == _LIST else tuple(values)
+
+
+def text_of(tree: Tree) -> str:
+    """A tree as text; NaN and infinities too."""
+    return _encode(tree)
+
+
+@lru_cache(1024)
+def tree_of(text: str) -> Tree:
+    """The tree of `text_of`; nothing of it is to be changed, as calls with the same text share it."""
+    return json.loads(text)
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
 
 MOST_TEXT = 1 << 20
 """The most characters of a definition, and of the arguments of a call."""

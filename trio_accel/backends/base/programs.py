@@ -20,8 +20,7 @@ import numpy as np
 from ...actors import ActorError, describe
 from .errors import AccelError, LibraryError, Refused
 from .ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
-from .program_definition import MOST_TEXT, ProgramDefinition
-from .trees import build, flatten, text_of, tree_of
+from .program_definition import MOST_TEXT, ProgramDefinition, build, flatten, text_of, tree_of
 
 __all__ = ["GONE", "REFUSES", "ImportsCode", "ProgramArrays", "ProgramHost", "load_target"]
 

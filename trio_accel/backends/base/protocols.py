@@ -13,8 +13,8 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from .device_info import DeviceInfo
-from .findings import BackendReport
+from .device_info import BackendReport, DeviceInfo
+from .errors import NotSupportedError
 from .ops import ArraySpec, OperationSpec
 
 __all__ = [
@@ -189,6 +189,11 @@ class AccelStream(Protocol):
         """Why the context cannot be used any more; None while it can. Rings may not come then."""
         ...
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is closed and everything enqueued is done, or never will be."""
+        ...
+
     def record(self) -> AccelEvent:
         """Make an event after everything enqueued so far."""
         ...
@@ -318,7 +323,7 @@ class AccelDevice(Protocol):
         """
         ...
 
-    def allocate(self, block: int, nbytes: int) -> None:
+    def allocate(self, block: int, nbytes: int, /) -> None:
         """Make a memory block under an id that the caller chose.
 
         Raises:
@@ -384,7 +389,7 @@ class AccelDevice(Protocol):
                 chunks. Nothing was taken over.
         """
 
-    def placement(self, block: int) -> PlacedBlock:
+    def placement(self, block: int, /) -> PlacedBlock:
         """Tell where a block lies.
 
         Raises:
@@ -490,7 +495,11 @@ class AccelDevice(Protocol):
 
 
 class AccelBackend(Protocol):
-    """A kind of device."""
+    """A kind of device.
+
+    A class may derive from it: then it has what is said here of a backend without workers, without a driver,
+    and whose memory the host cannot address.
+    """
 
     @property
     def name(self) -> str:
@@ -500,7 +509,7 @@ class AccelBackend(Protocol):
     @property
     def shares_memory_with_host(self) -> bool:
         """Whether `map_host` works: the host copies to chunks by itself."""
-        ...
+        return False
 
     @property
     def preload(self) -> tuple[str, ...]:
@@ -510,7 +519,7 @@ class AccelBackend(Protocol):
         import must open no file that stays open, make no call to a driver, and start no thread that does not
         end before a fork: OpenBLAS ends its own. Empty: each worker is a fresh interpreter.
         """
-        ...
+        return ()
 
     @property
     def driver_check(self) -> str | None:
@@ -521,7 +530,7 @@ class AccelBackend(Protocol):
         the import. The child loads the file by its path, without the package: the file must import nothing
         but the standard library. None: the backend has no driver.
         """
-        ...
+        return None
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """Find the devices; safe (and empty) where driver or hardware are missing. Blocks."""
@@ -533,7 +542,7 @@ class AccelBackend(Protocol):
         Args:
             index: Ask for one device: None for one that can be used, and where there is none of that number.
         """
-        ...
+        return None
 
     def describe(self) -> BackendReport:
         """Tell of the devices and of what they compute with, also of what is missing. Blocks.
@@ -579,4 +588,4 @@ class AccelBackend(Protocol):
             ValueError: The memory is smaller.
             OSError: It cannot be mapped.
         """
-        ...
+        raise NotSupportedError("the host cannot address the memory of the device", backend=self.name)

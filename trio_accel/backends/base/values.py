@@ -1,16 +1,22 @@
-"""Numbers for arrays, and conversions between their types: what is refused before anything is launched."""
+"""Numbers for arrays, conversions between their types, and arrays as the bits that they are.
+
+What is wrong is refused before anything is launched.
+"""
 
 from __future__ import annotations
 
 import cmath
 import numbers
 import reprlib
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .dtypes import DType
+from .errors import LibraryError
 
-__all__ = ["ALWAYS_HELD", "check_conversion", "element", "factor", "in_range"]
+__all__ = ["ALWAYS_HELD", "as_bits", "check_conversion", "element", "factor", "in_range", "scalar"]
 
 ALWAYS_HELD = 448
 """The largest number of the smallest floating type."""
@@ -64,7 +70,7 @@ def element(name: str, argument: str, value: object, dtype: DType) -> complex:
         TypeError: No number; or a complex one, and the array is not.
         ValueError: It is too large, or no whole number where the array holds these.
     """
-    number = _plain(value)
+    number = _as_python(value)
     if not isinstance(number, (bool, int, float, complex)):
         raise TypeError(f"{name}: {argument} must be a number, got {value!r}")
     if isinstance(number, complex) and dtype.kind != "complex":
@@ -100,6 +106,39 @@ def check_conversion(name: str, argument: str, source: DType, dtype: DType) -> N
         )
 
 
-def _plain(value: object) -> object:
+def _as_python(value: object) -> object:
     """A NumPy scalar as a Python one."""
     return np.asarray(value).item() if issubclass(type(value), np.generic) else value
+
+
+_INTEGERS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+
+
+def scalar(value: complex, dtype: DType) -> npt.NDArray[Any]:
+    """The array without axes that holds a number.
+
+    Raises:
+        LibraryError: The type cannot hold it.
+    """
+    if dtype.kind != "complex":
+        if value.imag:
+            raise _bad_value(value, dtype)
+        value = value.real  # of an int an int: exact at any size
+    try:
+        return np.array(value, dtype.dtype)
+    except (ValueError, OverflowError) as error:
+        raise _bad_value(value, dtype) from error
+
+
+def as_bits(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same memory as integers.
+
+    Copied so, every bit pattern survives (also NaNs that signal), and the types that NumPy does not know
+    itself are as fast as its own.
+    """
+    integer = _INTEGERS.get(array.itemsize)
+    return array if integer is None else array.view(integer)
+
+
+def _bad_value(value: complex, dtype: DType) -> LibraryError:
+    return LibraryError(f"value: {value!r} is no value of {dtype}", library="memory", code="invalid_value")

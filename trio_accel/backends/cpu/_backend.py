@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import numpy as np
 import numpy.typing as npt
 
-from ..base import BackendReport, ChunkKeeper, DeviceInfo, DeviceReport, NotSupportedError
-from ..base.host import has_shared_memory, map_shared, total_bytes
+from ..base import AccelBackend, BackendReport, ChunkKeeper, DeviceInfo, DeviceReport, NotSupportedError
+from ..base.device_info import choose
+from ..base.host import (
+    has_shared_memory,
+    keep_freed_memory,
+    map_shared,
+    model_name,
+    total_bytes,
+    usable_cores,
+)
+from ..base.modules import import_ahead
 from ._device import CpuDevice
-from .manifest import LIBRARIES, load_library
-from .runtime._malloc import keep_freed_memory
-from .runtime._processor import model_name, usable_cores
+from .manifest import LIBRARIES
 
 __all__ = ["CpuBackend"]
 
 
-class CpuBackend:
+class CpuBackend(AccelBackend):
     """Computes with NumPy and SciPy on streams that are threads. Always there."""
 
     @property
@@ -35,11 +40,6 @@ class CpuBackend:
         """The kernels of all libraries, with SciPy: most of a worker's start is to import them."""
         return tuple(f"{__package__}{entry.module}" for entry in LIBRARIES.values())
 
-    @property
-    def driver_check(self) -> None:
-        """None: there is no driver."""
-        return None
-
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """Describe the one device."""
         return (
@@ -52,10 +52,6 @@ class CpuBackend:
                 isolations=("inline", "process") if has_shared_memory() else ("inline",),
             ),
         )
-
-    def unavailable_reason(self, index: int | None = None) -> str | None:
-        """None: there is always a processor."""
-        return None
 
     def describe(self) -> BackendReport:
         """Tell of the one device, which computes with packages that are always installed."""
@@ -78,17 +74,12 @@ class CpuBackend:
             ValueError: No device has that index, or the limit is negative.
             NotSupportedError: There is a keeper, and the system is not Linux.
         """
-        devices = self.list_devices()
-        if not 0 <= index < len(devices):
-            raise ValueError(f"index: there is no device cpu:{index}; there is cpu:0")
-        if memory_limit is not None and memory_limit < 0:
-            raise ValueError(f"memory_limit: {memory_limit} is negative")
-        info = devices[index]
-        if keeper is not None:
-            _check_shared(info.name)
+        info, limit = choose(self.list_devices(), self.name, index, memory_limit)
         if keeper is None:
-            _load_libraries()
-        return CpuDevice(info, info.total_memory if memory_limit is None else memory_limit, keeper)
+            import_ahead(self.preload)
+        else:
+            _check_shared(info.name)
+        return CpuDevice(info, limit, keeper)
 
     def prepare_worker(self) -> None:
         """Keep what kernels free for the next ones; see `keep_freed_memory`."""
@@ -98,19 +89,6 @@ class CpuBackend:
         """Map a chunk; see `AccelBackend.map_host`."""
         _check_shared(None)
         return map_shared(descriptor, nbytes)
-
-
-def _load_libraries() -> None:
-    """Import what every library needs.
-
-    Now, and not with the first operation. Such an import holds the interpreter's lock for many milliseconds,
-    whichever thread makes it. A program that has a device open serves others meanwhile. With a keeper this is
-    a worker, which has no others and should be ready soon.
-    """
-    for name in LIBRARIES:
-        # One that cannot be imported is no error until a program asks for it.
-        with suppress(ImportError):
-            load_library(name)
 
 
 def _check_shared(device: str | None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from ..base.kernels import KernelEntry, kernels_of, load_module_kernels
-from ..base.manifest import LibraryEntry
+from ..base.library import LibraryEntry
 from .kit._library import CpuLibrary, HostDevice
 
 __all__ = ["LIBRARIES", "load_library", "open_library"]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from ..base import (
+    AccelBackend,
     BackendReport,
     ChunkKeeper,
     DeviceInfo,
@@ -18,6 +16,8 @@ from ..base import (
     OutOfMemoryError,
     Software,
 )
+from ..base.device_info import choose
+from ..base.modules import import_ahead
 from ._installed import Installed, installed
 from ._probe import DeviceFacts, Probe, probe, taken
 from .manifest import LIBRARIES
@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaBackend"]
 
-_UUID_DIGITS = 32
 
-
-class CudaBackend:
+class CudaBackend(AccelBackend):
     """Computes with NVIDIA's libraries. Nothing of CUDA is imported before a device is opened."""
 
     def __init__(self) -> None:
@@ -40,11 +38,6 @@ class CudaBackend:
     def name(self) -> str:
         """``"cuda"``."""
         return "cuda"
-
-    @property
-    def shares_memory_with_host(self) -> bool:
-        """False: the host cannot address a GPU's memory."""
-        return False
 
     @property
     def preload(self) -> tuple[str, ...]:
@@ -59,7 +52,7 @@ class CudaBackend:
     @property
     def driver_check(self) -> str:
         """A file that asks whether CUDA was initialised."""
-        return str(Path(__file__).with_name("_driver_in_use.py"))
+        return str(Path(__file__).with_name("_probe_process.py"))
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """Describe the GPUs that can be used; child processes ask the driver and look for libraries."""
@@ -100,33 +93,23 @@ class CudaBackend:
                 has the device for itself.
             OutOfMemoryError: There is not enough memory left for a context.
         """
-        devices = {info.index: info for info in self.list_devices()}
-        if index not in devices:
-            names = ", ".join(info.name for info in devices.values()) or "none"
-            raise ValueError(f"index: there is no device cuda:{index}; there is {names}")
-        if memory_limit is not None and memory_limit < 0:
-            raise ValueError(f"memory_limit: {memory_limit} is negative")
+        info, limit = choose(self.list_devices(), self.name, index, memory_limit)
         found, _, libraries = self._look()
-        info, facts = devices[index], found.devices[index]
+        facts = found.devices[index]
         assert libraries is not None  # there is a device that can be used
         if keeper is not None and not facts.keeps_memory:
             raise NotSupportedError(
-                f"{facts.name} cannot export memory to other processes; use isolation='inline'",
+                f"{facts.info.description} cannot export memory to other processes; use isolation='inline'",
                 backend=self.name,
                 device=info.name,
             )
         if keeper is None:
-            _import(self.preload)
-        limit = info.total_memory if memory_limit is None else memory_limit
+            import_ahead(self.preload)
         return _open(info, limit, facts, libraries, keeper)
 
     def prepare_worker(self) -> None:
         """Ask the driver in this process."""
         self._is_worker = True
-
-    def map_host(self, descriptor: int, nbytes: int) -> NoReturn:
-        """Refused: the host cannot address a GPU's memory."""
-        raise NotSupportedError("the host cannot address the memory of a GPU", backend=self.name)
 
     def _look(self) -> tuple[Probe, tuple[DeviceReport, ...], Installed | None]:
         """What there is; libraries are looked for where there is a device that could use them."""
@@ -134,61 +117,28 @@ class CudaBackend:
         libraries = None
         if found.version is not None and found.devices:
             libraries = installed(found.version, is_worker=self._is_worker)
-        devices = tuple(_report(index, facts, libraries) for index, facts in enumerate(found.devices))
+        devices = tuple(_report(facts, libraries) for facts in found.devices)
         return found, devices, libraries
 
 
-def _report(index: int, facts: DeviceFacts, libraries: Installed | None) -> DeviceReport:
+def _report(facts: DeviceFacts, libraries: Installed | None) -> DeviceReport:
     problem = facts.why_not
     if problem is None and libraries is not None:
-        problem = libraries.reason or libraries.refusal(facts.name, facts.capability)
+        problem = libraries.reason or libraries.refusal(facts.info.description, facts.capability)
     major, minor = facts.capability
     return DeviceReport(
-        info=_info(index, facts),
+        info=facts.info,
         libraries=() if problem is not None or libraries is None else libraries.libraries,
         properties=(("compute capability", f"{major}.{minor}"), ("compute mode", facts.mode)),
         problem=problem,
     )
 
 
-def _info(index: int, facts: DeviceFacts) -> DeviceInfo:
-    return DeviceInfo(
-        backend="cuda",
-        index=index,
-        description=facts.name,
-        total_memory=facts.total_memory,
-        compute_units=facts.multiprocessors,
-        isolations=("process", "inline") if facts.keeps_memory else ("inline",),
-        completion="adaptive",
-        is_exclusive=facts.is_exclusive,
-        uuid=_uuid(facts.uuid),
-    )
-
-
-def _uuid(digits: str) -> str | None:
-    """As NVML and `nvidia-smi` write it; None if the driver has not told it."""
-    if len(digits) != _UUID_DIGITS or not digits.strip("0"):
-        return None
-    return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
-
-
-def _import(modules: Iterable[str]) -> None:
-    """Import what libraries need, once in a process, and not with their first operations.
-
-    Such an import holds the interpreter's lock for many milliseconds, whichever thread makes it. A worker is
-    the fork of a process that has done so, or has no others to serve.
-    """
-    for module in modules:
-        # One that cannot be imported is no error until a program asks for its library.
-        with suppress(ImportError):
-            importlib.import_module(module)
-
-
 def _open(
     info: DeviceInfo, limit: int, facts: DeviceFacts, libraries: Installed, keeper: ChunkKeeper | None
 ) -> CudaDevice:
     from ._device import CudaDevice
-    from .runtime._driver import CudaMemoryError
+    from .runtime._context import CudaMemoryError
 
     try:
         return CudaDevice(info, limit, facts.architecture, libraries, keeper)
@@ -196,7 +146,7 @@ def _open(
         # Another process was quicker, in a mode that allows one.
         if error.code != "CUDA_ERROR_DEVICE_UNAVAILABLE":
             raise
-        raise NotSupportedError(taken(facts.name), backend="cuda", device=info.name) from error
+        raise NotSupportedError(taken(facts.info.description), backend="cuda", device=info.name) from error
     except CudaMemoryError as error:
         raise OutOfMemoryError(
             "there is not enough memory left for a context; `nvidia-smi` shows which processes have it",

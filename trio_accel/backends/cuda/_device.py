@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable, Iterable
 from functools import partial
 
 import attrs
@@ -19,7 +16,6 @@ from ..base import (
     DeviceInfo,
     MemoryStatistics,
     NotSupportedError,
-    PlacedBlock,
     Poison,
 )
 from ..base.ops import ArraySpec
@@ -27,18 +23,15 @@ from ._installed import Installed
 from .kit._device import LibraryDevice
 from .kit._library import CudaLibrary, ModuleLibrary
 from .manifest import LIBRARIES
-from .runtime._faults import CudaFaults
-from .runtime._foreign import reserved_by_others
-from .runtime._lease import CudaLease, Lending
-from .runtime._notifier import EventNotifier
-from .runtime._status_words import StatusWords
+from .runtime._foreign import CudaLease, Lending, reserved_by_others
+from .runtime._kernels import CudaFaults
+from .runtime._signals import EventNotifier, StatusWords
 from .runtime._stream import CudaHold, CudaStream
 
 __all__ = ["CudaDevice"]
 
 # Where a library's bindings are.
 _PACKAGES = ("cuda", "nvmath")
-_LOOK = 0.0005
 
 
 class CudaDevice(LibraryDevice):
@@ -70,13 +63,7 @@ class CudaDevice(LibraryDevice):
         except BaseException:
             self.context.release()
             raise
-        self._streams: list[CudaStream] = []
         self._lending = Lending(info, self.context, partial(self.open_stream, f"{info.name} leases"))
-        # See `AccelDevice`; without a call in between.
-        self.allocate: Callable[[int, int], None] = self.addresses.allocate
-        self.placement: Callable[[int], PlacedBlock] = self.addresses.placement
-        self._is_closed = False
-        self._has_ended = False
         self.context.before_loss(self._forget)
 
     @property
@@ -86,19 +73,13 @@ class CudaDevice(LibraryDevice):
 
     def open_stream(self, name: str, priority: int = 0) -> CudaStream:
         """Make a stream; see `AccelDevice.open_stream`. An H200 has six priorities, 0 to 5."""
-        self._check_open()
+        self.check_open()
         stream = CudaStream(name, self.context, self._status_words, self._notifier, self._priority(priority))
-        # A long-lived device opens a stream for each restart of a library: give back those that ended.
-        for other in self._streams:
-            if other.has_ended:
-                other.destroy()
-                self._drop_workspace(other)
-        self._streams = [other for other in self._streams if not other.is_destroyed]
-        self._streams.append(stream)
-        return stream
+        return self.add_stream(stream)
 
-    def _drop_workspace(self, stream: CudaStream) -> None:
-        """Give back what the operations of a stream used that is destroyed."""
+    def give_back(self, stream: CudaStream) -> None:
+        """Give a stream back that has ended, with what its operations used."""
+        stream.destroy()
         if not self.context.is_dead:
             with self.context:
                 self.arena.drop(stream)
@@ -112,7 +93,7 @@ class CudaDevice(LibraryDevice):
         Raises:
             NotSupportedError: There is no such library, or its files are not installed.
         """
-        self._check_open()
+        self.check_open()
         key, separator, argument = name.partition("?")
         if key not in LIBRARIES:
             with self.context:
@@ -146,31 +127,9 @@ class CudaDevice(LibraryDevice):
     def _unsupported(self, text: str) -> NotSupportedError:
         return NotSupportedError(text, device=self.info.name, backend=self.info.backend)
 
-    def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> None:
-        """Make a chunk of another process addressable; see `AccelDevice.map_chunk`."""
-        try:
-            self._check_open()
-            self.addresses.map_chunk(chunk, nbytes, descriptor)
-        finally:
-            os.close(descriptor)
-
-    def unmap_chunk(self, chunk: int) -> None:
-        """Forget a mapped chunk; see `AccelDevice.unmap_chunk`."""
-        self.addresses.unmap_chunk(chunk)
-
-    def expect(self, blocks: Iterable[PlacedBlock]) -> None:
-        """Know blocks in mapped chunks, to be read; see `AccelDevice.expect`."""
-        self._check_open()
-        self.addresses.expect(blocks)
-
-    def adopt(self, blocks: Iterable[PlacedBlock]) -> None:
-        """Take over the mapped chunks with their blocks; see `AccelDevice.adopt`."""
-        self._check_open()
-        self.addresses.adopt(blocks)
-
     def register_host(self, array: npt.NDArray[np.uint8]) -> None:
         """Transfer from and to memory of the host without a copy; see `AccelDevice.register_host`."""
-        self._check_open()
+        self.check_open()
         self.transfers.register(array)
 
     def unregister_host(self, array: npt.NDArray[np.uint8]) -> None:
@@ -182,7 +141,7 @@ class CudaDevice(LibraryDevice):
         if not isinstance(stream, CudaStream):
             raise TypeError(f"stream: the CUDA backend has its own streams, not {stream!r}")
         stream.check()
-        return self._faults.spin(stream, (0, 0) if block is None else self.addresses.block(block))
+        return self._faults.spin(stream, (0, 0) if block is None else self.blocks.block(block))
 
     def poison(self, reason: str, how: Poison = "illegal_address", stream: AccelStream | None = None) -> None:
         """Make the context unusable; see `AccelDevice.poison`.
@@ -222,7 +181,7 @@ class CudaDevice(LibraryDevice):
 
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> CudaLease:
         """Let other libraries of the process have an array; see `AccelDevice.lend`."""
-        self._check_open()
+        self.check_open()
         failure = self.context.failure()
         if failure is not None:
             raise failure
@@ -230,57 +189,40 @@ class CudaDevice(LibraryDevice):
 
     def memory(self) -> MemoryStatistics:
         """Count the memory."""
-        statistics = self.addresses.statistics()
+        statistics = super().memory()
         foreign = reserved_by_others(self.info.index)
         return attrs.evolve(statistics, foreign=foreign) if foreign else statistics
 
-    def close(self, grace: float) -> bool:
-        """Finish every stream and free everything; blocks for `grace` seconds at most.
+    def is_idle(self) -> bool:
+        """Whether nothing uses the device any more; what the program has leased may be in use."""
+        return self._lending.is_idle and super().is_idle()
 
-        Returns:
-            Whether all streams ended in time; if not, nothing is freed that one may still use.
-        """
-        self._is_closed = True
-        self.allocate = self._allocate_nothing
-        if self._has_ended:
-            return True
-        deadline = time.monotonic() + grace
-        for stream in self._streams:
-            stream.close()
-        while not (is_idle := self._lending.is_idle and all(stream.has_ended for stream in self._streams)):
-            if time.monotonic() >= deadline:
-                break
-            time.sleep(_LOOK)
-        if is_idle:
-            self._end()
-        else:
-            # What is left keeps its memory, and nobody waits for it.
+    def end(self, *, is_idle: bool) -> None:
+        """Free everything; what is left where a stream is stuck keeps its memory, and nobody waits for it."""
+        if not is_idle:
             for end in self.end_loops:
                 end()
             self._notifier.close(is_idle=False)
-        return is_idle
-
-    def _end(self) -> None:
-        self._has_ended = True
+            return
         self.context.forget(self._forget)
         with self.context:
             self.graphs.close()
             self.arena.close()
             self.transfers.close()
-            for stream in self._streams:
+            for stream in self.streams:
                 stream.destroy()
             self._notifier.close(is_idle=True)
-            self.addresses.clear()
+            super().end(is_idle=True)
             if not self.context.is_dead:
                 self.kernels.close()
             self._status_words.close()
             self.pinned.close()
-        self._streams.clear()
+        self.streams.clear()
         if not self.context.is_dead:
             self.context.release()
 
     def _forget(self) -> None:
-        for stream in tuple(self._streams):
+        for stream in tuple(self.streams):
             stream.forget()
 
     def _priority(self, priority: int) -> int:
@@ -290,10 +232,3 @@ class CudaDevice(LibraryDevice):
         with self.context:
             least, greatest = self.context.check(driver.cuCtxGetStreamPriorityRange())
         return max(int(greatest), min(int(least), -priority))
-
-    def _allocate_nothing(self, block: int, nbytes: int) -> None:
-        self._check_open()
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise RuntimeError(f"device {self.info.name} is closed")

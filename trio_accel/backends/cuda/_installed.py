@@ -10,14 +10,14 @@ from typing import Any
 import attrs
 
 from ..base import Software
-from ..base.search_path import search_path
-from . import _installed_process
-from ._child import ChildError, ask
+from ..base.modules import search_path
+from . import _probe_process
+from ._probe import ChildError, ask
 from .manifest import LIBRARIES, VENDOR, VERSIONS, Vendor
 
 __all__ = ["Installed", "extra_for", "installed"]
 
-_PROGRAM = Path(_installed_process.__file__)
+_PROGRAM = Path(_probe_process.__file__)
 _PATIENCE = 60.0
 _SOURCES = {
     "site-packages": "wheel",
@@ -85,7 +85,7 @@ def installed(version: tuple[int, int], *, is_worker: bool = False) -> Installed
         is_worker: This process serves a device and may load them; others have it done in a child process.
     """
     if is_worker:
-        return _understood(_installed_process.look(VERSIONS), version)
+        return _understood(_probe_process.look(VERSIONS), version)
     try:
         # With `site`, as what it does is part of where packages are found.
         answer = ask(_PROGRAM, ["-I"], [search_path(), VERSIONS], _PATIENCE)

@@ -5,8 +5,8 @@ To load them calls no driver and starts no thread, but takes a good part of a wo
 
 from __future__ import annotations
 
-from . import _installed_process
+from . import _probe_process
 from .manifest import VERSIONS
 
 # What is missing or damaged is an error where a device is opened.
-_installed_process.look(VERSIONS)
+_probe_process.look(VERSIONS)

@@ -1,25 +1,33 @@
-"""Which CUDA devices there are, or why there is none."""
+"""Which CUDA devices there are, or why there is none.
+
+A program in a process of its own finds that out, for what must not happen in the application.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from ..base import DeviceInfo
 from . import _probe_process
-from ._child import ChildError, ask
 
-__all__ = ["DeviceFacts", "Probe", "probe"]
+__all__ = ["ChildError", "DeviceFacts", "Probe", "ask", "probe"]
 
 _PROGRAM = Path(_probe_process.__file__)
 _MODULE = Path("/sys/module/nvidia/version")
 _PATIENCE = 60.0
 _LOOK = "see what `nvidia-smi` and the system's log say"
 _OLDEST = 12000
+_UUID_DIGITS = 32
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ORDER = "CUDA_DEVICE_ORDER"
 _MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
@@ -48,24 +56,16 @@ class DeviceFacts:
     """What the driver tells of a device without a context.
 
     Attributes:
-        name: The product.
-        uuid: What NVML and other processes know it by, as hexadecimal digits.
-        total_memory: Bytes.
-        multiprocessors: How many it has.
+        info: What it is.
         capability: Compute capability, such as ``(9, 0)``.
         mode: Compute mode.
-        is_exclusive: Whether it takes the context of one process only.
         keeps_memory: Whether memory can be exported as a descriptor.
         why_not: Why it cannot be used; None if it can.
     """
 
-    name: str
-    uuid: str
-    total_memory: int
-    multiprocessors: int
+    info: DeviceInfo
     capability: tuple[int, int]
     mode: str
-    is_exclusive: bool
     keeps_memory: bool
     why_not: str | None
 
@@ -143,7 +143,7 @@ def _understood(answer: dict[str, Any], visible: str | None) -> Probe:
         return Probe(version=version, reason=refusal, is_passing=answer["detail"] in _PASSING)
     if number < _OLDEST:
         return Probe(version=version, reason=_too_old(version or (0, 0)))
-    devices = tuple(map(_facts, answer["devices"]))
+    devices = tuple(_facts(*each) for each in enumerate(answer["devices"]))
     is_passing = any(device["context"] in _PASSING for device in answer["devices"])
     reason = devices[0].why_not if devices else _none(visible)
     if any(device.why_not is None for device in devices):
@@ -178,18 +178,32 @@ def _too_old(version: tuple[int, int]) -> str:
     return f"the NVIDIA driver is for CUDA {major}.{minor}, and 12.0 is needed: install driver 525 or later"
 
 
-def _facts(device: dict[str, Any]) -> DeviceFacts:
+def _facts(index: int, device: dict[str, Any]) -> DeviceFacts:
+    keeps_memory = device["has_descriptors"] == 1
     return DeviceFacts(
-        name=device["name"],
-        uuid=device["uuid"],
-        total_memory=device["total_memory"],
-        multiprocessors=device["multiprocessors"],
+        info=DeviceInfo(
+            backend="cuda",
+            index=index,
+            description=device["name"],
+            total_memory=device["total_memory"],
+            compute_units=device["multiprocessors"],
+            isolations=("process", "inline") if keeps_memory else ("inline",),
+            completion="adaptive",
+            is_exclusive=device["compute_mode"] == _EXCLUSIVE,
+            uuid=_uuid(device["uuid"]),
+        ),
         capability=(device["major"], device["minor"]),
         mode=_MODES.get(device["compute_mode"], "unknown"),
-        is_exclusive=device["compute_mode"] == _EXCLUSIVE,
-        keeps_memory=device["has_descriptors"] == 1,
+        keeps_memory=keeps_memory,
         why_not=_why_not(device),
     )
+
+
+def _uuid(digits: str) -> str | None:
+    """As NVML and `nvidia-smi` write it; None if the driver has not told it."""
+    if len(digits) != _UUID_DIGITS or not digits.strip("0"):
+        return None
+    return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def _why_not(device: dict[str, Any]) -> str | None:
@@ -211,3 +225,68 @@ def taken(name: str) -> str:
         f"the {name} is in compute mode 'exclusive process', and another process has it; `nvidia-smi` shows "
         "which, and nvidia-smi -c DEFAULT lets processes share it"
     )
+
+
+_GRACE = 1.0
+# Processes that do not even end when they are killed: one that hangs inside of the kernel's module.
+_stuck: list[subprocess.Popen[bytes]] = []
+
+
+class ChildError(Exception):
+    """The program gave no answer; the text says how it ended, as a clause without a subject."""
+
+
+def ask(program: Path, options: Sequence[str], question: object, patience: float) -> Any:
+    """Run a program that reads JSON and prints JSON as its last line; blocks.
+
+    Args:
+        program: Its file.
+        options: Of the interpreter.
+        question: What it reads from its standard input.
+        patience: Seconds that it may take.
+
+    Raises:
+        ChildError: It crashed, hung, could not be started, or printed something else.
+    """
+    command = [sys.executable, *options, str(program)]
+    pipe = subprocess.PIPE
+    try:
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)  # noqa: S603  # our own
+    except OSError as error:
+        raise ChildError(f"could not be started ({error})") from error
+    try:
+        out, err = process.communicate(json.dumps(question).encode(), timeout=patience)
+    except subprocess.TimeoutExpired:
+        _end(process)
+        raise ChildError(f"did not answer within {patience:g} s") from None
+    except BaseException:
+        _end(process)
+        raise
+    if process.returncode:
+        raise ChildError(_how_it_ended(process.returncode, err))
+    try:
+        return json.loads(out.splitlines()[-1])
+    except (IndexError, ValueError):
+        raise ChildError("gave no answer") from None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE)
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
+    if process.returncode is None:
+        _stuck.append(process)
+
+
+def _how_it_ended(code: int, err: bytes) -> str:
+    words = err.decode(errors="replace").strip().splitlines()
+    if code > 0:
+        return f"ended with code {code}" + (f" ({words[-1]})" if words else "")
+    try:
+        return f"crashed ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"crashed (signal {-code})"

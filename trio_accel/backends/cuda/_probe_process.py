@@ -1,13 +1,22 @@
-"""The program that asks the driver which devices there are, and prints the answer as JSON.
+"""The program that asks the driver for its devices, or looks for CUDA's libraries, and prints JSON.
 
-Run by its path, in an isolated interpreter: a driver that hangs, crashes or keeps threads does so there,
-and the program that wants to know may still fork. A worker process asks its own driver, by `probe`.
+Run by its path in a process of its own, so it imports nothing but the standard library. A driver that hangs,
+crashes or keeps threads does so there, and the program that wants to know may still fork; libraries that are
+large, or crash when they are loaded, stay out of the application. A worker process asks its own driver, by
+`probe`, and loads its own libraries, by `look`. `driver_in_use` is loaded by the path of this file; see
+`AccelBackend.driver_check`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
+import os
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from types import ModuleType
 
 _ATTRIBUTES = {
     "multiprocessors": 16,
@@ -21,6 +30,39 @@ _MISSING = -1
 _EXCLUSIVE = 3
 # Older drivers lack functions that are called here.
 _OLDEST = 12000
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
+_FILES = "/proc/self/fd"
+_PARTS = 3
+
+
+def driver_in_use() -> str | None:
+    """Say that this process has initialised CUDA; None if it has not."""
+    if _has_device_open() or _is_initialised():
+        return "its import initialises CUDA, which a fork could not use then"
+    return None
+
+
+def _has_device_open() -> bool:
+    for descriptor in os.listdir(_FILES):
+        try:
+            if os.readlink(f"{_FILES}/{descriptor}").startswith("/dev/nvidia"):
+                return True
+        except FileNotFoundError:
+            # That of the listing.
+            continue
+    return False
+
+
+def _is_initialised() -> bool:
+    """Ask each driver that is loaded: it may keep no file open."""
+    with open("/proc/self/maps", "rb") as maps:
+        paths = {line.split(maxsplit=5)[5].rstrip() for line in maps if b"/libcuda.so" in line}
+    for path in paths:
+        # This loads nothing anew.
+        driver = ctypes.CDLL(os.fsdecode(path), mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+        if driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED:
+            return True
+    return False
 
 
 def probe(*, tries_contexts: bool) -> dict[str, object]:
@@ -88,5 +130,74 @@ def _name(driver: ctypes.CDLL, code: int) -> str:
     return (name.value or f"error {code}".encode()).decode()
 
 
+def look(versions: Mapping[str, Sequence[object]]) -> dict[str, object]:
+    """Look for the bindings, and by them for every library.
+
+    Args:
+        versions: By the name of each library the function that tells its version, and whether that is asked
+            for one part of it at a time.
+    """
+    try:
+        # What every other module of the backend begins with; it loads nothing of the driver.
+        importlib.import_module("cuda.bindings.driver")
+        version = str(importlib.import_module("cuda.bindings").__version__)
+        pathfinder = importlib.import_module("cuda.pathfinder")
+    except Exception as error:  # noqa: BLE001  # a broken installation may raise anything
+        return {"error": f"{type(error).__name__}: {error}", "is_missing": _is_missing(error)}
+    return {
+        "bindings": version,
+        "found": {name: _find(pathfinder, name, *how) for name, how in versions.items()},
+    }
+
+
+def _find(
+    pathfinder: ModuleType, name: str, function: object, is_in_parts: object
+) -> dict[str, object] | None:
+    try:
+        with warnings.catch_warnings():
+            # What it warns of does no harm here, and must not fail where warnings are errors.
+            warnings.simplefilter("ignore")
+            library = pathfinder.load_nvidia_dynamic_lib(name)
+    except pathfinder.DynamicLibNotFoundError:
+        return None
+    except Exception as error:  # noqa: BLE001  # a damaged file, or one for another system
+        return {"error": " ".join(str(error).split())}
+    path = str(library.abs_path)
+    return {
+        "path": path,
+        "source": library.found_via,
+        "version": _version(path, str(function), bool(is_in_parts)),
+    }
+
+
+def _is_missing(error: Exception) -> bool:
+    return isinstance(error, ModuleNotFoundError) and error.name in (
+        "cuda",
+        "cuda.bindings",
+        "cuda.pathfinder",
+    )
+
+
+def _version(path: str, function: str, is_in_parts: bool) -> list[int] | None:  # of JSON
+    """The library's own word for it; None if it has none."""
+    numbers = [ctypes.c_int() for _ in range(_PARTS if is_in_parts else 2)]
+    try:
+        call = getattr(ctypes.CDLL(path), function)
+    except (OSError, AttributeError):
+        return None
+    if is_in_parts:
+        codes = [call(part, ctypes.byref(number)) for part, number in enumerate(numbers)]
+    else:
+        codes = [call(*map(ctypes.byref, numbers))]
+    return None if any(codes) else [number.value for number in numbers]
+
+
 if __name__ == "__main__":
-    print(json.dumps(probe(tries_contexts=True)))  # noqa: T201  # that is what it is for
+    _question = json.load(sys.stdin)
+    if _question is None:
+        _answer = probe(tries_contexts=True)
+    else:
+        # The application's path, as it may have folders that the environment does not tell of.
+        sys.path[:], _versions = _question
+        _answer = look(_versions)
+    print(json.dumps(_answer))  # noqa: T201  # that is what it is for

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from ..base.manifest import LibraryEntry
+from ..base.library import LibraryEntry
 
 __all__ = ["LIBRARIES", "VENDOR", "VERSIONS", "Vendor"]
 

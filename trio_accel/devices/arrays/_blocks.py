@@ -6,14 +6,16 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Protocol, TypeAlias
+
+import attrs
 
 from ...actors import describe
 from ...backends.base import StaleRefError
 from ...backends.base.fast_paths import current_fast_paths
 from ...backends.base.ops import ArraySpec
-from ..base._availability import Availability
 from ..base._bridge import LoopNotifier
+from ..base._waits import Availability
 
 __all__ = ["Block", "BlockTable", "Owner", "bare"]
 
@@ -28,6 +30,7 @@ _LOOKS = 4
 _KEPT = 64
 _SMALL = 4 << 20
 _KEPT_BYTES = 64 << 20
+_Dropped: TypeAlias = "tuple[int, int, ArraySpec | None]"
 # The size of what is no place for another.
 _NONE = -1
 
@@ -59,26 +62,8 @@ class Block:
         table: Where it goes then: that of its device.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "damaged_by",
-        "failure",
-        "frozen_by",
-        "generation",
-        "id",
-        "is_released",
-        "nbytes",
-        "spec",
-        "table",
-    )
-
     def __init__(
-        self,
-        table: BlockTable,
-        nbytes: int,
-        generation: int,
-        number: int,
-        spec: ArraySpec | None = None,
+        self, table: BlockTable, nbytes: int, generation: int, number: int, spec: ArraySpec | None = None
     ) -> None:
         self.id: int = number
         self.nbytes: int = nbytes
@@ -139,7 +124,7 @@ class Block:
         """
         if self.is_usable:
             return
-        device, generation = self.table.device_name, self.table.generation
+        device, generation = self.table.device_name, self.table.availability.generation
         if self.is_released:
             why = "its memory was released"
         elif self.is_lost:
@@ -159,6 +144,7 @@ def bare(error: BaseException) -> BaseException:
     return again
 
 
+@attrs.define(eq=False)
 class BlockTable:
     """Where dropped blocks of one device go.
 
@@ -183,48 +169,29 @@ class BlockTable:
         release: Gives the memory of blocks back.
     """
 
-    __slots__ = (
-        "_is_notified",
-        "_keeps",
-        "_kept_bytes",
-        "_kept_count",
-        "_large",
-        "_looks",
-        "_notifier",
-        "availability",
-        "device",
-        "device_name",
-        "dropped",
-        "is_watched",
-        "kept",
-        "makers",
-        "release",
-        "valid_since",
-    )
+    device_name: str
+    availability: Availability
+    _keeps: bool = attrs.field(default=True, kw_only=True)
+    device: Owner = attrs.field(init=False)
+    valid_since: int = attrs.field(default=0, init=False)
+    dropped: deque[_Dropped] = attrs.field(factory=deque[_Dropped], init=False)
+    kept: dict[int, list[tuple[int, ArraySpec | None]]] = attrs.field(init=False)
+    _kept_count: int = attrs.field(default=0, init=False)
+    _kept_bytes: int = attrs.field(default=0, init=False)
+    makers: dict[int, tuple[str | None, int]] = attrs.field(init=False)
+    is_watched: bool = attrs.field(default=False, init=False)
+    _looks: int = attrs.field(init=False)
+    _is_notified: bool = attrs.field(default=False, init=False)
+    # A block of so many bytes is given back at once.
+    _large: int = attrs.field(default=_LARGE, init=False)
+    _notifier: LoopNotifier = attrs.field(init=False)
+    release: Callable[[Iterable[int]], None] = attrs.field(init=False)
 
-    def __init__(self, device_name: str, availability: Availability, *, keeps: bool = True) -> None:
-        self.device: Owner
-        self.device_name: str = device_name
-        self.valid_since: int = 0
-        self.availability: Availability = availability
-        self.dropped: deque[tuple[int, int, ArraySpec | None]] = deque()
-        self.kept: dict[int, list[tuple[int, ArraySpec | None]]] = {}
-        self._kept_count = self._kept_bytes = 0
-        self.makers: dict[int, tuple[str | None, int]] = {}
-        self.is_watched: bool = False
+    def __attrs_post_init__(self) -> None:
         reuses = current_fast_paths().reuse
-        self._keeps = keeps and reuses
-        self._looks = _LOOKS if reuses else 0
-        self._is_notified = False
-        # A block of so many bytes is given back at once.
-        self._large = _LARGE
-        self._notifier = LoopNotifier(self.drain)
-        self.release: Callable[[Iterable[int]], None] = _nowhere
-
-    @property
-    def generation(self) -> int:
-        """Generation of the device."""
-        return self.availability.generation
+        self._keeps, self._looks = self._keeps and reuses, _LOOKS if reuses else 0
+        self.kept, self.makers = {}, {}
+        self._notifier, self.release = LoopNotifier(self.drain), _nowhere
 
     def new(self, nbytes: int, number: int | None = None) -> Block:
         """Name a block of the current generation; no memory is taken yet.

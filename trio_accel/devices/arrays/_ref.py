@@ -9,7 +9,6 @@ import abc
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Self, SupportsIndex, TypeVar
 
 import numpy.typing as npt
@@ -20,9 +19,8 @@ from ...actors import Request, System
 from ...backends.base import DeviceInfo, DType, DTypeLike, Isolation, SharesCudaMemory
 from ...backends.base.ops import ArraySpec
 from .._options import DeviceOptions
-from ..base._recovery_cost import RecoveryCost
 from ..base._refusals import NoOperators, NotAwaited, what_to_do
-from ..base._statistics import DeviceStatistics
+from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..base._views import Index, indexed, reshaped, transposed
 from ._blocks import Block
 from ._pending import Pending
@@ -286,12 +284,7 @@ class Device(abc.ABC):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()  # noqa: ASYNC102  # it shields itself
 
     @property

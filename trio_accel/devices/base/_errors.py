@@ -1,8 +1,9 @@
-"""The one table that says what kind of failure an exception is."""
+"""Kinds of failures: the one table of what an exception says; and what the system is short of for a while."""
 
 from __future__ import annotations
 
 import enum
+import errno
 
 from ...actors import ActorStoppedError
 from ...backends.base import (
@@ -17,7 +18,18 @@ from ...backends.base import (
     StaleRefError,
 )
 
-__all__ = ["FailureClass", "WithdrawnError", "classify", "damage_to_memory", "leaves_unchanged", "locate"]
+__all__ = [
+    "FailureClass",
+    "WithdrawnError",
+    "classify",
+    "damage_to_memory",
+    "is_out_of_files",
+    "is_shortage",
+    "leaves_unchanged",
+    "locate",
+    "lost_descriptors",
+    "out_of_descriptors",
+]
 
 
 class WithdrawnError(Exception):
@@ -80,3 +92,44 @@ def locate(error: Exception, *, device: str, operation: str, generation: int) ->
         error.operation = error.operation or operation
         if error.generation is None:
             error.generation = generation
+
+
+_FILES = frozenset({errno.EMFILE, errno.ENFILE})
+_SHORT = _FILES | frozenset({errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS})
+
+
+def is_shortage(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, may be gone in a moment: nothing is wrong with a worker."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _SHORT:
+            return True
+        error = error.__cause__
+    return False
+
+
+def is_out_of_files(error: OSError) -> bool:
+    """Whether an error says that too many files are open."""
+    return error.errno in _FILES
+
+
+def lost_descriptors() -> OSError:
+    """The error of descriptors that another process sent, and that this one had no room for."""
+    return OSError(errno.EMFILE, "Too many open files: descriptors that the peer sent were lost")
+
+
+def out_of_descriptors(nbytes: int, error: OSError) -> OutOfMemoryError:
+    """The error of a request for memory that this process cannot hold or map.
+
+    Args:
+        nbytes: How much it is.
+        error: What the system said.
+    """
+    failed = OutOfMemoryError(
+        f"this process can take no descriptor or mapping of shared memory now ({error}); close files or "
+        "raise the limit of open files (ulimit -n), then ask again",
+        requested=nbytes,
+        free=0,
+        total=0,
+    )
+    failed.__cause__ = error
+    return failed

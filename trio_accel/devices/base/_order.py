@@ -28,17 +28,6 @@ class Turn:
         is_over: Whether it has given its place up.
     """
 
-    __slots__ = (
-        "_is_released",
-        "followers",
-        "is_leaving",
-        "is_over",
-        "reads",
-        "ready",
-        "waits_for",
-        "writes",
-    )
-
     def __init__(self, reads: frozenset[int], writes: frozenset[int]) -> None:
         self.reads: frozenset[int] = reads
         self.writes: frozenset[int] = writes

@@ -1,15 +1,25 @@
-"""Counts and times of a device."""
+"""Counts and times of a device, and the cost of its next recovery."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Self
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, Self, TypeAlias
 
 import attrs
 
 from ...backends.base import CacheCounts, MemoryStatistics
 
-__all__ = ["CacheStatistics", "DeviceStatistics", "LaunchTimes", "LibraryStatistics", "QueueStatistics"]
+__all__ = [
+    "Ahead",
+    "CacheStatistics",
+    "DeviceStatistics",
+    "LaunchTimes",
+    "LibraryStatistics",
+    "ProgramCost",
+    "QueueStatistics",
+    "Recoveries",
+    "RecoveryCost",
+]
 
 
 @attrs.frozen(kw_only=True)
@@ -106,3 +116,160 @@ class LaunchTimes:
     process: int
     begun: int
     completed: int
+
+
+Ahead: TypeAlias = Literal["fully", "partly", "refused", "pending", "inline"]
+
+
+@attrs.frozen(kw_only=True)
+class ProgramCost:
+    """What one program adds to a recovery.
+
+    Attributes:
+        program: Its name.
+        module: The module of its class or function.
+        imports: Seconds that the last worker took to import the module; 0.0 if the next one begins with it.
+        makes: Seconds that constructor and `warm_up` took the last time.
+        ahead: Whether the next worker begins with the module: ``"fully"``; ``"partly"``, with some of what it
+            imports; ``"refused"``, not at all; ``"pending"``, where that is being tried. ``"inline"``: there
+            is no worker, and the module stays imported.
+        reason: Why a worker imports the module, or a part of it; None if none does.
+    """
+
+    program: str
+    module: str
+    imports: float
+    makes: float
+    ahead: Ahead
+    reason: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class RecoveryCost:
+    """What the next recovery takes: measured times of the last start, without the wait before a restart.
+
+    As text it is one line, such as ``restart 1.71 s: worker 0.12 s, import of encoder 1.55 s, ...``.
+
+    Attributes:
+        context: Seconds from the order of the last worker to its context; without a worker, those of the last
+            context. None before there was one.
+        programs: What programs add.
+        spares: Workers that stand ready: the next recovery finds all of that done.
+    """
+
+    context: float | None = None
+    programs: tuple[ProgramCost, ...] = ()
+    spares: int = 0
+
+    @property
+    def seconds(self) -> float | None:
+        """The sum, where no worker stands ready; None before there was a context."""
+        if self.context is None:
+            return None
+        return self.context + sum(self._imports().values()) + sum(each.makes for each in self.programs)
+
+    @property
+    def reason(self) -> str | None:
+        """Why modules are imported in each worker; None if none is."""
+        found = {each.module: each.reason for each in self.programs if each.reason is not None}
+        lines = [
+            f"module {module} is imported in each worker, because {why}" for module, why in found.items()
+        ]
+        return "; ".join(lines) or None
+
+    def __str__(self) -> str:
+        if self.context is None:
+            return "restart not measured yet"
+        is_inline = any(each.ahead == "inline" for each in self.programs)
+        parts = [f"{'context' if is_inline else 'worker and context'} {self.context:.2f} s"]
+        parts += [f"import of {module} {seconds:.2f} s" for module, seconds in self._imports().items()]
+        parts += [f"constructor of {each.program} {each.makes:.2f} s" for each in self.programs]
+        ready = ", which a spare has done" if self.spares else ""
+        why = f"; {self.reason}" if self.reason else ""
+        return f"restart {self.seconds:.2f} s{ready}: {', '.join(parts)}{why}"
+
+    def _imports(self) -> dict[str, float]:
+        """Seconds by module: the first program of a worker pays for the others."""
+        found: dict[str, float] = {}
+        for each in self.programs:
+            if each.ahead not in ("fully", "inline"):
+                found[each.module] = max(found.get(each.module, 0.0), each.imports)
+        return found
+
+
+@attrs.define(eq=False)
+class _Program:
+    name: str
+    module: str
+    imports: float = 0.0
+    makes: float = 0.0
+
+
+def _inline(_: str) -> tuple[Ahead, str | None]:
+    return "inline", None
+
+
+def _none() -> int:
+    return 0
+
+
+class Recoveries:
+    """The times of one device from which the cost of its next recovery follows.
+
+    Attributes:
+        context: Seconds of the last start of a worker, or of a context without one; None before the first.
+        judge: Says of a module whether the next worker begins with it, and why not.
+        spares: Says how many workers stand ready.
+    """
+
+    def __init__(self) -> None:
+        self.context: float | None = None
+        self.judge: Callable[[str], tuple[Ahead, str | None]] = _inline
+        self.spares: Callable[[], int] = _none
+        # By the backend's name of the library.
+        self._programs: dict[str, _Program] = {}
+
+    def expect(self, library: str, name: str, module: str) -> None:
+        """A program is to be opened.
+
+        Args:
+            library: The backend's name of its library.
+            name: Its name.
+            module: The module of its class.
+        """
+        self._programs[library] = _Program(name, module)
+
+    def forget(self, library: str) -> None:
+        """A program was closed, or could not be opened."""
+        self._programs.pop(library, None)
+
+    def made(self, library: str, seconds: float, imports: float) -> None:
+        """A context has made a program; one that is not known is nobody's.
+
+        Args:
+            library: The backend's name of its library.
+            seconds: How long that took, in all.
+            imports: Seconds of these for the import of its module.
+        """
+        program = self._programs.get(library)
+        if program is not None:
+            program.imports, program.makes = imports, max(0.0, seconds - imports)
+
+    def cost(self, libraries: Iterable[str] | None = None) -> RecoveryCost:
+        """What the next recovery takes; of some libraries alone, if they are named."""
+        chosen = self._programs if libraries is None else libraries
+        found = [self._programs[library] for library in chosen if library in self._programs]
+        return RecoveryCost(context=self.context, programs=tuple(map(self._of, found)), spares=self.spares())
+
+    def _of(self, program: _Program) -> ProgramCost:
+        ahead, reason = self.judge(program.module)
+        # What another program of the module has paid, this one would pay without it.
+        paid = max(each.imports for each in self._programs.values() if each.module == program.module)
+        return ProgramCost(
+            program=program.name,
+            module=program.module,
+            imports=0.0 if ahead in ("fully", "inline") else paid,
+            makes=program.makes,
+            ahead=ahead,
+            reason=reason,
+        )

@@ -9,6 +9,7 @@ from typing import Protocol
 import attrs
 
 from ...backends.base import AccelDevice, AccelStream
+from ._checks import must, whole
 
 __all__ = [
     "PerActorStreams",
@@ -39,17 +40,11 @@ class StreamStrategy(Protocol):
         ...
 
 
-def _priorities(
-    instance: object, attribute: attrs.Attribute[Mapping[str, int]], value: Mapping[str, int]
-) -> None:
-    is_right = isinstance(value, Mapping) and all(
+def _are_priorities(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
         isinstance(library, str) and isinstance(priority, int) and not isinstance(priority, bool)
         for library, priority in value.items()
     )
-    if not is_right:
-        raise TypeError(
-            f"{type(instance).__name__}: priorities must map library names to whole numbers, got {value!r}"
-        )
 
 
 @attrs.frozen(kw_only=True)
@@ -61,7 +56,10 @@ class PerActorStreams:
             begun first, where the device has priorities (CUDA; the CPU has none).
     """
 
-    priorities: Mapping[str, int] = attrs.field(factory=dict[str, int], validator=_priorities)
+    priorities: Mapping[str, int] = attrs.field(
+        factory=dict[str, int],
+        validator=must("map library names to whole numbers", _are_priorities, TypeError),
+    )
 
     def open(self, device: AccelDevice) -> StreamSource:
         """Start for one context."""
@@ -86,11 +84,6 @@ class SingleStream:
         return _PooledStreams(device, 1)
 
 
-def _whole(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"StreamPool: size must be a whole number of at least 1, got {value!r}")
-
-
 @attrs.frozen
 class StreamPool:
     """So many streams, which the library actors take in turn.
@@ -99,7 +92,7 @@ class StreamPool:
         size: How many.
     """
 
-    size: int = attrs.field(validator=_whole)
+    size: int = attrs.field(validator=whole(1))
 
     def open(self, device: AccelDevice) -> StreamSource:
         """Start for one context."""

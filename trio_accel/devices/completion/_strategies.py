@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from math import inf
 
 import attrs
 
 from ...backends.base import DeviceInfo
 from ...backends.base.fast_paths import current_fast_paths
 from ..base._bridge import LoopNotifier
+from ..base._checks import above_zero, must
 from ._adaptive import AdaptivePort
-from ._port import CompletionPort, CompletionStrategy, HostCallbackPort, SyncPort
-from ._watched import PolledPort
+from ._port import CompletionPort, CompletionStrategy, HostCallbackPort, PolledPort, SyncPort
 
 __all__ = [
     "AdaptiveCompletion",
@@ -28,16 +29,10 @@ __all__ = [
 _ROOMY = 4
 
 
-def _positive(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise ValueError(
-            f"{type(instance).__name__}: {attribute.name} must be seconds above 0, got {value!r}"
-        )
-
-
-def _not_negative(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-        raise ValueError(f"{type(instance).__name__}: {attribute.name} must be seconds from 0, got {value!r}")
+_seconds = must(
+    "be seconds from 0",
+    lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < inf,
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -61,7 +56,7 @@ class PolledCompletion:
         interval: Seconds between two looks; Trio itself adds about a millisecond.
     """
 
-    interval: float = attrs.field(default=0.001, validator=_positive)
+    interval: float = attrs.field(default=0.001, validator=above_zero)
 
     def open(self, reap: Callable[[], None]) -> CompletionPort:
         """Start for one engine."""
@@ -86,8 +81,8 @@ class AdaptiveCompletion:
             Less saves processor time; with 0 the stream notifies each time.
     """
 
-    budget: float = attrs.field(default=50e-6, validator=_positive)
-    window: float = attrs.field(default=50e-3, validator=_not_negative)
+    budget: float = attrs.field(default=50e-6, validator=above_zero)
+    window: float = attrs.field(default=50e-3, validator=_seconds)
 
     def open(self, reap: Callable[[], None]) -> CompletionPort:
         """Start for one engine."""

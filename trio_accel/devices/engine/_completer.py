@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
+
+import attrs
 
 from ...actors import DirectReply
 from ...backends.base import Refused
 from ..arrays._blocks import bare
-from ..base._alarms import Alarms
 from ..base._errors import FailureClass, classify, leaves_unchanged
+from ..base._waits import Alarms
 from ..completion._port import CompletionPort, CompletionStrategy
-from ..operations._hooks import Phase, notify
+from ..operations._hooks import EngineHook, Phase, notify
 from ..operations._operation import Launch
-from ._context_state import ContextState, EngineObserver
+from ._context_state import ContextState
 from ._in_flight import InFlight, MemoryInUse, Reply
 from ._leases import Leases
 from ._stream_queues import MOST_ON_A_STREAM, StreamQueue, StreamQueues
@@ -21,6 +24,7 @@ from ._stream_queues import MOST_ON_A_STREAM, StreamQueue, StreamQueues
 __all__ = ["Completer"]
 
 
+@attrs.define(eq=False)
 class Completer:
     """Has the ends of operations seen, and replies.
 
@@ -30,8 +34,9 @@ class Completer:
         memory: The blocks that they use.
         leases: Leases, which have ends to see, too.
         alarms: Of operations whose cancelled askers wait for them.
+        hooks: See every operation.
+        is_alone: Whether nothing else is asked for than the operation that is being launched.
         strategy: How completions are learned of.
-        observer: Sees every operation.
 
     Attributes:
         queues: The streams, with the operations in flight.
@@ -39,26 +44,19 @@ class Completer:
         completed: How many operations have completed, with or without an error.
     """
 
-    def __init__(
-        self,
-        context: ContextState,
-        queues: StreamQueues,
-        memory: MemoryInUse,
-        leases: Leases,
-        alarms: Alarms,
-        *,
-        strategy: CompletionStrategy,
-        observer: EngineObserver,
-    ) -> None:
-        self._context = context
-        self.queues: StreamQueues = queues
-        self._memory = memory
-        self._leases = leases
-        self._alarms = alarms
-        self._hooks = observer.hooks
-        self._is_alone = observer.is_alone
-        self.port: CompletionPort = strategy.open(self.reap)
-        self.completed: int = 0
+    _context: ContextState
+    queues: StreamQueues
+    _memory: MemoryInUse
+    _leases: Leases
+    _alarms: Alarms
+    _hooks: Sequence[EngineHook]
+    _is_alone: Callable[[], bool]
+    _strategy: CompletionStrategy
+    port: CompletionPort = attrs.field(init=False)
+    completed: int = attrs.field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.port = self._strategy.open(self.reap)
 
     def see_to(self, operation: InFlight, queue: StreamQueue, reply: Reply) -> None:
         """Have the asker learn of the end of a very short operation, and the loop of that of others."""
@@ -98,7 +96,7 @@ class Completer:
         if self._leases.tails:
             self._leases.reap()
         for queue in tuple(self.queues.all):
-            if queue.operations and queue.operations[0].event.is_done:
+            if queue.operations:
                 self._reap(queue)
 
     def reap_ended(self) -> None:
@@ -112,11 +110,13 @@ class Completer:
 
     def _reap(self, queue: StreamQueue) -> None:
         operations, load = queue.operations, queue.load
-        was_full = load.outstanding >= MOST_ON_A_STREAM
+        was_full, finished = load.outstanding >= MOST_ON_A_STREAM, load.finished
         while operations and operations[0].event.is_done:
             load.outstanding -= 1
             load.finished += 1
             self._finish(operations.popleft(), queue)
+        if load.finished == finished:
+            return
         for other in tuple(self.queues.all) if was_full else (queue,):
             if other.load is load and other.changed is not None:
                 other.notify()
@@ -132,7 +132,7 @@ class Completer:
         if reply is not None and not operation.is_lost:
             self.completed += 1
             if self._hooks:
-                notify(self._hooks, Phase.COMPLETE, launch)
+                notify(self._hooks, launch, Phase.COMPLETE)
             if error is None:
                 reply.set(None)
                 if queue.on_progress is not None:
@@ -141,11 +141,11 @@ class Completer:
             else:
                 self._report(operation, reply, error)
             if self._hooks:
-                notify(self._hooks, Phase.REPLY, launch)
+                notify(self._hooks, launch, Phase.REPLY)
         operation.vacate(self._memory.unpin)
         launch.forget()
         if self._hooks and not operation.is_lost:
-            notify(self._hooks, Phase.RELEASE, launch)
+            notify(self._hooks, launch, Phase.RELEASE)
 
     def watch(self, operation: InFlight, queue: StreamQueue) -> None:
         """Have the end of an operation seen that a thread has enqueued; the stream is others' again."""
@@ -157,7 +157,7 @@ class Completer:
         launch, reply = operation.launch, operation.reply
         operation.reply = None
         self.completed += 1
-        notify(self._hooks, Phase.COMPLETE, launch)
+        notify(self._hooks, launch, Phase.COMPLETE)
         made = {block for block, _ in launch.allocations}
         # A library that refuses has not begun to change anything; a method of a program may have.
         is_damaged = classify(error) is FailureClass.SUSPECT or isinstance(error, Refused)
@@ -165,7 +165,7 @@ class Completer:
         self._memory.release_all(made)
         if reply is not None:
             self._tell(operation, reply, error)
-        notify(self._hooks, Phase.REPLY, launch)
+        notify(self._hooks, launch, Phase.REPLY)
 
     def _report(self, operation: InFlight, reply: Reply, error: Exception) -> None:
         self._spoil(operation.launch, error, is_damaged=True)
@@ -207,7 +207,7 @@ class Completer:
         for block in launch.outputs:
             block.spoil(launch.name, cause)
         if reply is not None:
-            notify(self._hooks, Phase.COMPLETE, launch)
+            notify(self._hooks, launch, Phase.COMPLETE)
             reply.fail(self._context.lost(launch, cause))
-            notify(self._hooks, Phase.REPLY, launch)
-        notify(self._hooks, Phase.RELEASE, launch)
+            notify(self._hooks, launch, Phase.REPLY)
+        notify(self._hooks, launch, Phase.RELEASE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import trio
 
@@ -10,16 +11,17 @@ from ...actors import Actor, Ref, System, describe
 from ...backends.base import AccelBackend, DeviceInfo, DeviceLostError, Isolation, QueueFullError
 from .._options import DeviceOptions
 from ..arrays._blocks import BlockTable
-from ..base._availability import Availability
-from ..base._recovery_cost import Recoveries
+from ..arrays._pending import Pending
+from ..base._statistics import Recoveries
+from ..base._waits import Availability
 from ..host._host_pool import HostPool
 from ..operations._faults import Faults
 from ..operations._hooks import EngineHook, Phase
 from ..operations._operation import Launch
+from ._context import OnDone
 from ._recovery import Losses
-from ._window import SubmitWindow
 
-__all__ = ["DeviceState"]
+__all__ = ["DeviceState", "SubmitWindow"]
 
 _MAX_PENDING = 1024
 
@@ -130,16 +132,6 @@ class DeviceState:
                 f"{_MAX_PENDING} requests wait already for the context to be rebuilt", device=self.name
             )
 
-    def add_hook(self, hook: EngineHook) -> None:
-        """Have one more see the operations from now on."""
-        self.hooks.append(hook)
-        self.on_hooks()
-
-    def remove_hook(self, hook: EngineHook) -> None:
-        """Have one see no more operations."""
-        self.hooks.remove(hook)
-        self.on_hooks()
-
     def validated(self, launch: Launch) -> None:
         """Tell the hooks of an operation that was validated."""
         for hook in tuple(self.hooks):
@@ -184,3 +176,37 @@ def _nobody() -> None:
 def _nothing() -> str:
     """Said of arrays that are gone with their device."""
     return ""
+
+
+class SubmitWindow:
+    """The operations of each library that were submitted and are not done."""
+
+    __slots__ = ("_device", "_limit", "_outstanding")
+
+    def __init__(self, device: str, limit: int) -> None:
+        self._device = device
+        self._limit = limit
+        self._outstanding: dict[str, int] = {}
+
+    def check_room(self, library: str) -> None:
+        """Refuse more than the window of a library holds.
+
+        Raises:
+            QueueFullError: So many are submitted and not done.
+        """
+        if self._outstanding.get(library, 0) >= self._limit:
+            raise QueueFullError(
+                f"{self._limit} submitted operations of {library.rpartition(':')[2]} are not done, the most "
+                "that in_flight allows; wait for one of them",
+                device=self._device,
+            )
+
+    def enter(self, library: str, pending: Pending[Any]) -> OnDone:
+        """Count an operation; returns what to call when it is done."""
+        self._outstanding[library] = self._outstanding.get(library, 0) + 1
+
+        def done(error: BaseException | None) -> None:
+            self._outstanding[library] -= 1
+            pending.settle(error)
+
+        return done

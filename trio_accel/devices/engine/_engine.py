@@ -11,24 +11,20 @@ import trio
 from ...backends.base import AccelDevice, AccelEvent, AccelStream, KernelLibrary, LibraryUsage, PlacedBlock
 from .._options import DeviceOptions
 from ..arrays._blocks import BlockTable
-from ..base._alarms import Alarms
 from ..base._statistics import QueueStatistics
+from ..base._waits import Alarms
 from ..completion._port import CompletionPort
 from ..completion._strategies import best_completion
 from ..operations._operation import Launch
 from ._cancel_grace import CancelGrace
 from ._completer import Completer
-from ._context_state import ContextState, EngineObserver
-from ._enqueuer import Enqueuer
+from ._context_state import ContextState, EngineObserver, Watchdog
+from ._enqueuer import Enqueuer, Ranges, ThreadedLaunches
 from ._in_flight import MemoryInUse
 from ._kernel_libraries import KernelLibraries
-from ._launch_gate import LaunchGate
-from ._launch_order import LaunchOrder
+from ._launch_gate import LaunchGate, LaunchOrder
 from ._leases import Leases
-from ._ranges import RangedEnqueuer
 from ._stream_queues import StreamQueues
-from ._threaded import ThreadedLaunches
-from ._watchdog import Watchdog
 
 __all__ = ["Engine"]
 
@@ -112,8 +108,9 @@ class Engine(ContextState):
             self._memory_in_use,
             self.leases,
             self.alarms,
-            strategy=options.completion or best_completion(device.info),
-            observer=observer,
+            observer.hooks,
+            observer.is_alone,
+            options.completion or best_completion(device.info),
         )
         self.completion: CompletionPort = self.completer.port
         self.watchdog: Watchdog = Watchdog(
@@ -122,13 +119,11 @@ class Engine(ContextState):
             self.streams.all,
             self.leases,
             blocks,
-            reap=self.completer.reap,
-            stuck_after=options.stuck_after,
-            observer=observer,
+            self.completer.reap,
+            options.stuck_after,
+            observer,
         )
-        # Bound here, so that the launches of others pay nothing for ranges.
-        enqueuer = RangedEnqueuer if options.nvtx else Enqueuer
-        self.enqueuer: Enqueuer = enqueuer(
+        self.enqueuer: Enqueuer = Enqueuer(
             self,
             device,
             memory,
@@ -137,7 +132,9 @@ class Engine(ContextState):
             self.watchdog,
             self.completion,
             self.alarms,
-            observer=observer,
+            observer.hooks,
+            observer.launching,
+            Ranges() if options.nvtx else None,
         )
         self.threaded: ThreadedLaunches = ThreadedLaunches(self.gate, self.enqueuer, self.completer)
 
@@ -206,7 +203,7 @@ class Engine(ContextState):
         Much of a driver waits for all that runs, and holds up every launch meanwhile.
         """
         with trio.move_on_after(_MOST_PATIENCE):
-            while not self.is_lost and (self.in_flight or not self.leases.is_idle):  # noqa: ASYNC110  # rarely
+            while not self.is_lost and (self.in_flight or self.leases.tails):  # noqa: ASYNC110  # rarely
                 await trio.sleep(_IDLE_POLL)
         await self.streams.settle()
 

@@ -1,39 +1,36 @@
-"""The launch of an operation: from its library actor to the backend."""
+"""The launch of an operation: from its library actor to the backend, in the loop or by way of a thread."""
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+import attrs
 
 from ...actors import ActorStoppedError
 from ...backends.base import AccelDevice, AccelEvent, AccelStream, Hold, KernelLibrary
+from ...backends.base.modules import import_extra
 from ...backends.base.ops import OperationSpec
 from ..arrays._blocks import BlockTable
-from ..base._alarms import Alarms
+from ..base._bridge import CallThread
+from ..base._waits import Alarms
 from ..completion._port import CompletionPort
-from ..operations._hooks import Phase, enter, notify
+from ..operations._hooks import EngineHook, Phase, enter, notify
 from ..operations._operation import Launch
-from ._context_state import ContextState, EngineObserver
+from ._completer import Completer
+from ._context_state import ContextState, Watchdog
 from ._in_flight import NOT_YET, InFlight, MemoryInUse
+from ._launch_gate import LaunchGate
 from ._stream_queues import StreamQueue
-from ._watchdog import Watchdog
 
-__all__ = ["Enqueuer", "Kernels"]
+__all__ = ["Enqueuer", "Ranges", "ThreadedLaunches"]
 
+Call: TypeAlias = "Callable[[OperationSpec, AccelStream], None]"
 InFlightT = TypeVar("InFlightT", bound=InFlight)
 
 
-class Kernels(Protocol):
-    """What a launch needs of a library; see `KernelLibrary`."""
-
-    @property
-    def name(self) -> str:
-        """Name of the library."""
-        ...
-
-    def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
-        """Put an operation on a stream."""
-
-
+@attrs.define(eq=False)
 class Enqueuer:
     """Gives operations to the backend, with memory for their results and behind the work that they follow.
 
@@ -51,41 +48,31 @@ class Enqueuer:
         watchdog: Looks after what is in flight.
         port: Sees the ends of operations.
         alarms: For faults that are injected.
-        observer: Is told of each launch.
+        hooks: See every operation at every step.
+        launching: Called with each operation that is about to be launched, whatever becomes of it; or None.
+        ranges: Encloses the calls of the backend in ranges of profilers; or None.
 
     Attributes:
         launched: How many operations were enqueued.
     """
 
-    def __init__(
-        self,
-        context: ContextState,
-        device: AccelDevice,
-        copies: KernelLibrary,
-        blocks: BlockTable,
-        memory: MemoryInUse,
-        watchdog: Watchdog,
-        port: CompletionPort,
-        alarms: Alarms,
-        *,
-        observer: EngineObserver,
-    ) -> None:
-        self._context = context
-        self._device = device
-        self._copies = copies
-        self._blocks = blocks
-        self._memory = memory
-        self._watchdog = watchdog
-        self._port = port
-        self._alarms = alarms
-        self._hooks = observer.hooks
-        self._observer = observer if observer.counts_launches else None
-        # Of injected faults.
-        self._holds: list[Hold] = []
-        self.launched: int = 0
+    _context: ContextState
+    _device: AccelDevice
+    _copies: KernelLibrary
+    _blocks: BlockTable
+    _memory: MemoryInUse
+    _watchdog: Watchdog
+    _port: CompletionPort
+    _alarms: Alarms
+    _hooks: Sequence[EngineHook]
+    _launching: Callable[[Launch], None] | None
+    _ranges: Ranges | None
+    launched: int = attrs.field(default=0, init=False)
+    # Of injected faults.
+    _holds: list[Hold] = attrs.field(factory=list[Hold], init=False)
 
     def enqueue(
-        self, launch: Launch, library: Kernels, queue: StreamQueue, failure: Exception | None = None
+        self, launch: Launch, library: KernelLibrary, queue: StreamQueue, failure: Exception | None = None
     ) -> InFlight:
         """Give an operation to the backend; the caller sees to its reply.
 
@@ -102,7 +89,7 @@ class Enqueuer:
         self.begin(launch, queue, failure)
         stream = queue.stream
         try:
-            library.enqueue(launch.spec, stream)
+            self.call_of(launch, library)(launch.spec, stream)
             if launch.fault is not None:
                 self.end_call(launch, stream)
         except Exception as error:
@@ -117,11 +104,13 @@ class Enqueuer:
         has_staged = False
         memory, stream = self._memory, queue.stream
         try:
-            if self._observer is not None:
-                self._observer.launching(launch)
+            if self._launching is not None:
+                self._launching(launch)
             is_plain = launch.fault is None and not launch.arrivals and failure is None
             if is_plain and self._watchdog.idle is None and not self._hooks:
-                launch.check_inputs()
+                for _, used in launch.uses:
+                    if used.is_released or used.damaged_by is not None:
+                        launch.check_inputs()
             else:
                 self._check(launch, queue, failure)
             # What the program has let go by now is there for this operation.
@@ -192,15 +181,14 @@ class Enqueuer:
             error: What it failed with.
             has_staged: Whether copies for it are enqueued already; by default, if it has any.
         """
-        notify(self._hooks, Phase.COMPLETE, launch)
-        notify(self._hooks, Phase.REPLY, launch)
+        notify(self._hooks, launch, Phase.COMPLETE, Phase.REPLY)
         if bool(launch.staged) if has_staged is None else has_staged:
             # The copies run all the same: what they use is held until they have.
             stream = queue.stream
             copies = self._hold(launch, queue, stream.record(), InFlight, is_whole=False)
             self._port.watch(stream, copies.event)
         else:
-            notify(self._hooks, Phase.RELEASE, launch)
+            notify(self._hooks, launch, Phase.RELEASE)
         made = {block for block, _ in launch.allocations}
         for output in launch.outputs:
             if output.id in made:
@@ -209,9 +197,9 @@ class Enqueuer:
             self._memory.release(block)
         self._context.locate(error, launch)
 
-    def kernels_for(self, launch: Launch, library: Kernels) -> Kernels:
-        """What those who call the backend by themselves are to call of the library."""
-        return library
+    def call_of(self, launch: Launch, library: KernelLibrary) -> Call:
+        """What is to be called for a launch, in the loop or in a thread: the backend's library."""
+        return library.enqueue if self._ranges is None else self._ranges.around(launch, library)
 
     def end_holds(self) -> None:
         """Let go on what injected faults hold up."""
@@ -246,3 +234,96 @@ class Enqueuer:
         queue.load.outstanding += 1
         launch.is_in_flight = True
         return operation
+
+
+class ThreadedLaunches:
+    """Launches operations in three steps, so that the loop goes on while the backend enqueues one.
+
+    In the loop, an operation gets its memory, its operands and its place on the stream; from then on it is in
+    flight. In a thread, the backend is called. In the loop again, its event is recorded.
+
+    Until then it keeps its place in the launch order: what is to follow it is not launched. To hold that back
+    on the device instead would hang, as a driver that loads a kernel waits for streams that are held.
+
+    Args:
+        gate: Where operations wait to be launched.
+        enqueuer: Does the steps in the loop.
+        completer: Replies.
+    """
+
+    def __init__(self, gate: LaunchGate, enqueuer: Enqueuer, completer: Completer) -> None:
+        self._gate = gate
+        self._enqueuer = enqueuer
+        self._completer = completer
+
+    def begin(self, launch: Launch, queue: StreamQueue, failure: Exception | None) -> InFlight:
+        """Take the first step; its caller sees to the reply, and takes the second one.
+
+        Raises:
+            Exception: As for `Enqueuer.enqueue`.
+        """
+        try:
+            self._enqueuer.begin(launch, queue, failure)
+        except BaseException:
+            self._gate.leave(launch)
+            raise
+        operation = self._enqueuer.add(launch, queue, NOT_YET, InFlight)
+        self._gate.keep(launch)
+        queue.load.take()
+        return operation
+
+    def start(self, operation: InFlight, library: KernelLibrary, queue: StreamQueue) -> None:
+        """Call the backend in a thread; the third step follows by itself."""
+        if queue.thread is None:
+            try:
+                queue.thread = CallThread(f"{queue.stream.name} launches")
+            except RuntimeError as error:
+                # The system has no thread left.
+                self._end(operation, queue, error)
+                return
+        call = partial(self._enqueuer.call_of(operation.launch, library), operation.launch.spec, queue.stream)
+        queue.thread.call(call, partial(self._end, operation, queue))
+
+    def _end(self, operation: InFlight, queue: StreamQueue, error: Exception | None) -> None:
+        """The thread has returned."""
+        if operation.is_lost:
+            # With its context, of which nobody uses anything any more.
+            return
+        queue.load.give_back()
+        error = self._enqueuer.bind(operation, queue, error)
+        self._gate.launched(operation.launch)
+        if error is not None:
+            self._completer.refuse(operation, error)
+        self._completer.watch(operation, queue)
+
+
+class Ranges:
+    """Encloses each call of the backend for an operation in a range of NVIDIA's profilers.
+
+    Ranges nest by thread, and a profiler assigns kernels to the range of the thread that launches them. So
+    each begins and ends in the thread that calls, where no hook is called: see decision 142.
+    """
+
+    def __init__(self) -> None:
+        # One that does nothing, where no profiler is attached.
+        self._domain: Any = import_extra("nvtx", "nvtx").get_domain("trio_accel")
+        # By the names of operation and library; to register them takes longer than a range.
+        self._attributes: dict[tuple[str, str], Any] = {}
+
+    def around(self, launch: Launch, library: KernelLibrary) -> Call:
+        """The call of the library for this launch, in its range."""
+        key = launch.name, library.name
+        if key not in self._attributes:
+            # One of a program's own has the digest of its code behind its name.
+            category = library.name.partition("?")[0]
+            self._attributes[key] = self._domain.get_event_attributes(message=launch.name, category=category)
+        attributes = self._attributes[key]
+
+        def call(spec: OperationSpec, stream: AccelStream) -> None:
+            self._domain.push_range(attributes)
+            try:
+                library.enqueue(spec, stream)
+            finally:
+                self._domain.pop_range()
+
+        return call

@@ -54,20 +54,7 @@ class InFlight:
         is_given_up: Its asker was cancelled, has waited for its grace and has left it.
     """
 
-    __slots__ = (
-        "_failure",
-        "after",
-        "crash",
-        "event",
-        "has_grace",
-        "is_given_up",
-        "is_lost",
-        "launch",
-        "number",
-        "reply",
-        "uses",
-    )
-
+    # By hand: one is made with each operation, and attrs looks up each default that is no argument.
     def __init__(self, launch: Launch, event: AccelEvent, number: int) -> None:
         self.launch: Launch = launch
         self.event: AccelEvent = event
@@ -182,8 +169,6 @@ class BlockUse:
         last_write: The last write that was enqueued, unless it was seen to be done.
         reads: Those since then, if any: the last of each stream.
     """
-
-    __slots__ = ("block", "is_allocated", "is_dropped", "last_write", "pins", "reads", "writer")
 
     def __init__(self, block: int, *, is_allocated: bool = False) -> None:
         self.block: int = block

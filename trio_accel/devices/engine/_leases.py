@@ -14,7 +14,7 @@ from ...backends.base.ops import ArraySpec
 from ..arrays._blocks import Block
 from ..base._order import Turn
 from ._in_flight import BlockUse, MemoryInUse
-from ._launch_order import LaunchOrder
+from ._launch_gate import LaunchOrder
 from ._stream_queues import StreamQueue
 
 __all__ = ["Leases"]
@@ -30,6 +30,7 @@ class _Tail:
     event: AccelEvent
 
 
+@attrs.define(eq=False)
 class Leases:
     """Gives arrays of one context to the program, each in its turn, and follows what that does with them.
 
@@ -49,29 +50,15 @@ class Leases:
         tails: What programs have enqueued during leases, and that may still run.
     """
 
-    def __init__(
-        self,
-        device: AccelDevice,
-        queues: Sequence[StreamQueue],
-        order: LaunchOrder,
-        memory: MemoryInUse,
-        watch: Callable[[AccelStream, AccelEvent], None],
-        lose: Callable[[Exception], None],
-    ) -> None:
-        self._device = device
-        self._queues = queues
-        self._order = order
-        self._memory = memory
-        self._watch = watch
-        self._lose = lose
-        self.tails: list[_Tail] = []
-        self._changed = trio.Event()
-        self._lost: Callable[[], Exception] | None = None
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing that a program enqueued during a lease may still run."""
-        return not self.tails
+    _device: AccelDevice
+    _queues: Sequence[StreamQueue]
+    _order: LaunchOrder
+    _memory: MemoryInUse
+    _watch: Callable[[AccelStream, AccelEvent], None]
+    _lose: Callable[[Exception], None]
+    tails: list[_Tail] = attrs.field(factory=list[_Tail], init=False)
+    _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _lost: Callable[[], Exception] | None = attrs.field(default=None, init=False)
 
     @property
     def failure(self) -> Exception | None:

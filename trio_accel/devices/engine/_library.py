@@ -193,7 +193,7 @@ class LibraryActor(Actor):
     async def launch_part(self, message: PartLaunch) -> DeferredReply[None]:
         """Enqueue a part of an operation that spans devices, together with the other parts."""
         gate, kernels, queue = self._gate, self._kernels, self._queue
-        part = Part(message, kernels, queue, self.context, gate, self._enqueuer, self._completer)
+        part = Part(message, kernels, queue, self.context, self._engine)
         try:
             prepare = check_part(message, kernels)
             if prepare is not None:

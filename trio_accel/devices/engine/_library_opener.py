@@ -26,7 +26,7 @@ from ...actors import (
 )
 from ...backends.base import ContextPoisonedError, DeviceLostError
 from .._options import DeviceOptions
-from ..base._import_paths import argument_of, title_of
+from ..base._library_paths import argument_of, title_of
 from ._engine import Engine
 from ._library import LibraryActor, OwnSupervision
 from ._recovery import recovery_policy
@@ -250,29 +250,24 @@ class LibraryOpener(Actor):
         return started[0]
 
 
+@attrs.define(eq=False, slots=False)
 class LibrarySupervisor(Actor):
     """The supervisor of one library actor: where its restarts exceed its intensity, it ends alone."""
 
-    def __init__(
-        self,
-        actor_class: type[LibraryActor],
-        engine: Engine,
-        argument: str | None,
-        child_policy: Policy,
-        on_start: Callable[[Ref[LibraryActor]], None],
-    ) -> None:
-        self._class = actor_class
-        self._engine = engine
-        self._argument = argument
-        self._policy = child_policy
-        self._on_start = on_start
+    _actor_class: type[LibraryActor]
+    _engine: Engine
+    _argument: str | None
+    _policy: Policy
+    _on_start: Callable[[Ref[LibraryActor]], None]
 
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Start the actor."""
-        name = self._class.library
+        name = self._actor_class.library
         self._on_start(
-            await context.spawn(self._class, self._engine, self._argument, name=name, policy=self._policy)
+            await context.spawn(
+                self._actor_class, self._engine, self._argument, name=name, policy=self._policy
+            )
         )
         yield
 

@@ -11,7 +11,7 @@ import trio
 
 from ...actors import ActorRestarted, Backoff, Directive, Intensity, Policy, describe
 from .._options import DeviceOptions
-from ..base._availability import Availability
+from ..base._waits import Availability
 
 __all__ = ["Losses", "recovery_policy"]
 

@@ -24,10 +24,8 @@ from ..arrays._blocks import bare
 from ..base._bridge import LoopNotifier
 from ..base._errors import WithdrawnError
 from ..operations._operation import Launch
-from ._completer import Completer
-from ._enqueuer import Enqueuer
+from ._engine import Engine
 from ._in_flight import InFlight
-from ._launch_gate import LaunchGate
 from ._stream_queues import StreamQueue
 
 __all__ = ["Part", "PartFailedError", "PartInFlight", "PartLaunch", "Rendezvous", "check_part"]
@@ -255,8 +253,6 @@ class PartInFlight(InFlight):
         ran: Done when its kernel is.
     """
 
-    __slots__ = ("_rendezvous", "came", "ran")
-
     _rendezvous: Rendezvous
     came: AccelEvent
     ran: AccelEvent
@@ -290,6 +286,7 @@ class PartInFlight(InFlight):
         return self.came.error or self.ran.error or super().failure()
 
 
+@attrs.define(eq=False)
 class Part:
     """Launches a part, in the steps in which all parts of an operation are launched.
 
@@ -298,43 +295,16 @@ class Part:
         reply: The reply to its asker, set before it comes to the rendezvous.
     """
 
-    __slots__ = (
-        "_came",
-        "_completer",
-        "_context",
-        "_enqueuer",
-        "_gate",
-        "_in_flight",
-        "_is_begun",
-        "_kernels",
-        "_launch",
-        "_queue",
-        "failure",
-        "reply",
-    )
-
-    def __init__(
-        self,
-        launch: PartLaunch,
-        kernels: KernelLibrary,
-        queue: StreamQueue,
-        context: ActorContext,
-        gate: LaunchGate,
-        enqueuer: Enqueuer,
-        completer: Completer,
-    ) -> None:
-        self._launch = launch
-        self._kernels = enqueuer.kernels_for(launch, kernels)
-        self._queue = queue
-        self._context = context
-        self._gate = gate
-        self._enqueuer = enqueuer
-        self._completer = completer
-        self._is_begun = False
-        self._came: AccelEvent
-        self._in_flight: PartInFlight | None = None
-        self.failure: Exception | None = None
-        self.reply: DeferredReply[None] | None = None
+    _launch: PartLaunch
+    _kernels: KernelLibrary
+    _queue: StreamQueue
+    _context: ActorContext
+    _engine: Engine
+    _is_begun: bool = attrs.field(default=False, init=False)
+    _came: AccelEvent = attrs.field(init=False)
+    _in_flight: PartInFlight | None = attrs.field(default=None, init=False)
+    failure: Exception | None = attrs.field(default=None, init=False)
+    reply: DeferredReply[None] | None = attrs.field(default=None, init=False)
 
     @property
     def is_launched(self) -> bool:
@@ -343,7 +313,7 @@ class Part:
 
     def begin(self) -> None:
         """Allocate, have operands copied, and have the stream wait for what goes before."""
-        self._enqueuer.begin(self._launch, self._queue, self.failure)
+        self._engine.enqueuer.begin(self._launch, self._queue, self.failure)
         self._is_begun = True
 
     def enter(self) -> None:
@@ -356,8 +326,8 @@ class Part:
         """Enqueue the kernel."""
         launch, stream = self._launch, self._queue.stream
         with self._abandoned_if_failed():
-            self._kernels.enqueue(launch.spec, stream)
-            self._enqueuer.end_call(launch, stream)
+            self._engine.enqueuer.call_of(launch, self._kernels)(launch.spec, stream)
+            self._engine.enqueuer.end_call(launch, stream)
 
     def leave(self) -> tuple[PartInFlight, StreamQueue]:
         """Hold the stream back until all kernels are done; returns what was enqueued, and where."""
@@ -365,9 +335,9 @@ class Part:
         with self._abandoned_if_failed():
             ran = queue.stream.record()
             launch.rendezvous.leave(queue.stream)
-        operation = self._enqueuer.add(launch, queue, queue.stream.record(), PartInFlight)
+        operation = self._engine.enqueuer.add(launch, queue, queue.stream.record(), PartInFlight)
         operation.join(launch.rendezvous, self._came, ran)
-        self._gate.leave(launch)
+        self._engine.gate.leave(launch)
         operation.crash, operation.reply = self._context.crash, self.reply
         self._in_flight = operation
         return operation, queue
@@ -376,12 +346,12 @@ class Part:
         """Clean up: it is not launched, for this reason. Does nothing before `begin`."""
         if self._is_begun:
             self._is_begun = False
-            self._enqueuer.abandon(self._launch, self._queue, error)
+            self._engine.enqueuer.abandon(self._launch, self._queue, error)
 
     def watch(self) -> None:
         """Have the end of what was enqueued seen."""
         if self._in_flight is not None:
-            self._completer.port.watch(self._queue.stream, self._in_flight.event)
+            self._engine.completer.port.watch(self._queue.stream, self._in_flight.event)
 
     @contextmanager
     def _abandoned_if_failed(self) -> Generator[None, None, None]:

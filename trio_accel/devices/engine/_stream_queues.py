@@ -28,11 +28,6 @@ class StreamLoad:
     is_taken: bool = False
     """Whether a thread enqueues on the stream: then there is no room for anything else."""
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the stream takes no more for now."""
-        return self.outstanding >= MOST_ON_A_STREAM
-
     def take(self) -> None:
         """A thread enqueues from now on."""
         self.is_taken = True

@@ -1,4 +1,4 @@
-"""A device that is open: the front of its dispatch."""
+"""A device that is open: the front of its dispatch, and its supervised address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import Directive, System
+from ...actors import Actor, ActorContext, Directive, System
 from ...backends.base import (
     AccelBackend,
     DeviceInfo,
@@ -28,21 +28,17 @@ from ...backends.base import (
 from .._options import DeviceOptions
 from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef, Device, DeviceRequest
-from ..base._recovery_cost import RecoveryCost
 from ..base._refusals import NotAwaited, what_to_do
-from ..base._statistics import DeviceStatistics
+from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
 from ..inline._dispatch import InlineDispatch
 from ..operations._hooks import Around, Ask, EngineHook
-from ..operations._operation import Operation, check_operation, refuse_recording
+from ..operations._operation import Operation, refuse_recording
 from ..worker import LeftMemory, WorkerDispatch
-from ._device_actor import DeviceActor
-from ._dispatch import Dispatch
-from ._memory import Copy, Empty, Fill, Put, ToHost
-from ._transfer import copy_between
+from ._memory import Copy, Empty, Fill, Put, ToHost, copy_between
 
-__all__ = ["OpenDevice", "opened"]
+__all__ = ["DeviceActor", "OpenDevice", "opened"]
 
 LibraryT = TypeVar("LibraryT")
 ReplyT = TypeVar("ReplyT")
@@ -53,7 +49,7 @@ class OpenDevice(Device):
 
     Attributes:
         state: What its parts share.
-        dispatch: Where its operations go.
+        dispatch: Where its operations go, over all its generations: in this process, or to workers.
     """
 
     def __init__(
@@ -71,7 +67,7 @@ class OpenDevice(Device):
             # Generations are counted on, so that none of an array's is above the device's.
             self.state.availability.generation = adopted.generation
         self._have_blocks()
-        self.dispatch: Dispatch = (
+        self.dispatch: InlineDispatch | WorkerDispatch = (
             WorkerDispatch(self.state, adopted) if self.isolation == "process" else InlineDispatch(self.state)
         )
         self._around: list[Around] = []
@@ -175,7 +171,8 @@ class OpenDevice(Device):
                 behind the validation are told at the end, and `Launch.times` says when they were.
             around: Makes what is asked in place of the dispatch, in the task of the asker.
         """
-        self.state.add_hook(hook)
+        self.state.hooks.append(hook)
+        self.state.on_hooks()
         self._around.append(around)
         self._set_ask()
         try:
@@ -183,7 +180,8 @@ class OpenDevice(Device):
         finally:
             self._around.remove(around)
             self._set_ask()
-            self.state.remove_hook(hook)
+            self.state.hooks.remove(hook)
+            self.state.on_hooks()
 
     def _set_ask(self) -> None:
         cls = type(self)
@@ -195,8 +193,6 @@ class OpenDevice(Device):
 
     def submit(self, operation: DeviceRequest[LibraryT, ReplyT], /) -> Pending[ReplyT]:
         """See `Device.submit`."""
-        check_operation(operation, "submit")
-        self.state.check_run("submit")
         return self.dispatch.submit(cast("Operation[LibraryT, ReplyT]", operation))
 
     async def put(self, host: npt.ArrayLike | SharesCudaMemory) -> AccelRef:
@@ -366,3 +362,24 @@ def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:
     if isinstance(shape, Iterable):
         return tuple(shape)
     raise TypeError(f"shape must be a size or a sequence of sizes, got {shape!r}")
+
+
+class DeviceActor(Actor):
+    """Restarts the context of a device, within the device's intensity."""
+
+    def __init__(self, state: DeviceState, dispatch: InlineDispatch | WorkerDispatch) -> None:
+        self._state = state
+        self._dispatch = dispatch
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Hold the context; when it is given up, so is the device."""
+        state = self._state
+        try:
+            async with self._dispatch.open(context):
+                context.observe_restarts(state.losses.restarted)
+                await self._dispatch.start_context(context)
+                yield
+        finally:
+            # One whose opening failed was never a device.
+            state.end(is_given_up=state.actor is not None and not context.is_stopping)

@@ -1,26 +1,33 @@
-"""Messages of the memory actor: what every device can do with its memory."""
+"""What every device can do with its memory: messages of the memory actor, and copies between devices."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import attrs
 import numpy as np
 import numpy.typing as npt
+import trio
 
-from ...backends.base import CopyFromForeignSpec, DType, ForeignArray
+from ...backends.base import AccelBackend, ContextPoisonedError, CopyFromForeignSpec, DType, ForeignArray
 from ...backends.base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, StackSpec
 from ...backends.base.values import check_conversion, element
-from ..arrays._ref import AccelRef
+from ..arrays._ref import AccelRef, Device
 from ..base._refusals import what_to_do
-from ..base._views import overlaps_itself
+from ..base._views import indexed, overlaps_itself
 from ..engine._library import LibraryActor
 from ..operations._operation import Operand, Operation, Planned, Planner
 
-__all__ = ["Copy", "Empty", "Fill", "MemoryActor", "Put", "Stack", "ToHost"]
+__all__ = ["Copy", "Empty", "Fill", "MemoryActor", "Put", "Stack", "ToHost", "copy_between"]
 
-_PATH = "trio_accel.devices:MemoryActor"
+_PIECE = 16 << 20
+_IN_FLIGHT = 3
+"""Pieces on their way at a time: one leaves its device, one is copied by the host, one arrives."""
+
+ReplyT_co = TypeVar("ReplyT_co", covariant=True)
+_Part: TypeAlias = tuple[slice, ...]
 
 
 class MemoryActor(LibraryActor):
@@ -29,12 +36,18 @@ class MemoryActor(LibraryActor):
     library = "memory"
 
 
+class _OfMemory(Operation[MemoryActor, ReplyT_co]):
+    """Base of the messages."""
+
+    __slots__ = ()
+    library: ClassVar[str] = "trio_accel.devices:MemoryActor"
+
+
 @attrs.define(eq=False, on_setattr=None)
-class Put(Operation[MemoryActor, AccelRef]):
+class Put(_OfMemory[AccelRef]):
     """Copy an array to the device; replies when the original may be changed again."""
 
     host: npt.NDArray[Any] | ForeignArray
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Refuse what is no array of a device dtype."""
@@ -51,12 +64,11 @@ class Put(Operation[MemoryActor, AccelRef]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class ToHost(Operation[MemoryActor, npt.NDArray[Any]]):
+class ToHost(_OfMemory[npt.NDArray[Any]]):
     """Copy an array to host memory: into `out`, or a new array."""
 
     source: AccelRef
     out: npt.NDArray[Any] | None = None
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[npt.NDArray[Any]]:
         """Refuse an `out` of another shape or dtype, or one that is read-only or whose elements overlap."""
@@ -89,12 +101,11 @@ class ToHost(Operation[MemoryActor, npt.NDArray[Any]]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Copy(Operation[MemoryActor, AccelRef]):
+class Copy(_OfMemory[AccelRef]):
     """Copy an array to new memory of its device, to another dtype if one is given."""
 
     source: AccelRef
     dtype: DType | None = None
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Refuse a cast that would drop imaginary parts."""
@@ -106,12 +117,11 @@ class Copy(Operation[MemoryActor, AccelRef]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Fill(Operation[MemoryActor, AccelRef]):
+class Fill(_OfMemory[AccelRef]):
     """Set every element of an array to one value; replies with the array."""
 
     array: AccelRef
     value: complex
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Refuse a value that the dtype cannot hold."""
@@ -120,13 +130,12 @@ class Fill(Operation[MemoryActor, AccelRef]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Empty(Operation[MemoryActor, AccelRef]):
+class Empty(_OfMemory[AccelRef]):
     """Make an array, filled with one value."""
 
     shape: tuple[int, ...]
     dtype: DType
     value: complex = 0
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Refuse negative sizes and values that the dtype cannot hold."""
@@ -139,7 +148,7 @@ class Empty(Operation[MemoryActor, AccelRef]):
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Stack(Operation[MemoryActor, AccelRef]):
+class Stack(_OfMemory[AccelRef]):
     """Copy arrays next to each other, along a new first axis, as `numpy.stack` does.
 
     Host arrays are copied to the device first, each by itself.
@@ -152,7 +161,6 @@ class Stack(Operation[MemoryActor, AccelRef]):
 
     arrays: Sequence[Operand]
     pad: complex | None = None
-    library: ClassVar[str] = _PATH
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Refuse arrays that do not go together, and a padding that the dtype cannot hold."""
@@ -174,3 +182,150 @@ class Stack(Operation[MemoryActor, AccelRef]):
         out = planner.output((len(sources), *place), first.dtype)
         pad = element(planner.name, "pad", 0 if self.pad is None else self.pad, first.dtype)
         return Planned(StackSpec(sources, pad, out.spec), out)
+
+
+@attrs.define(eq=False, on_setattr=None)
+class PutFirst(_OfMemory[AccelRef]):
+    """Make an array, and copy one part of it from the host; replies when that may be changed again."""
+
+    host: npt.NDArray[Any]
+    shape: tuple[int, ...]
+    part: _Part
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        out = planner.output(self.shape, planner.dtype("host", self.host.dtype))
+        planner.keep(self.host)
+        return Planned(CopyFromHostSpec(self.host, indexed(out.spec, self.part)), out)
+
+
+@attrs.define(eq=False, on_setattr=None)
+class PutPart(_OfMemory[AccelRef]):
+    """Copy another part of the array from the host."""
+
+    host: npt.NDArray[Any]
+    out: AccelRef
+    part: _Part
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        planner.keep(self.host)
+        out = indexed(planner.update("out", self.out), self.part)
+        return Planned(CopyFromHostSpec(self.host, out), self.out)
+
+
+async def copy_between(backend: AccelBackend, source: AccelRef, target: Device) -> AccelRef:
+    """Copy an array to another device, in pieces that are on their way at the same time.
+
+    Takes host memory for three pieces of 16 MiB. None is taken where the host addresses the memory of the
+    source: then the pieces are copied from there.
+
+    Args:
+        backend: Backend of the source.
+        source: The array.
+        target: The device.
+
+    Raises:
+        ContextPoisonedError, DeviceLostError, StaleRefError: As for `to_host` and `put`; nothing is left.
+        OutOfMemoryError: There is not enough memory on the other device.
+    """
+    losses = 0
+    while True:
+        try:
+            return await _copy(backend, source, target)
+        except ContextPoisonedError as error:
+            losses += 1
+            if error.device != target.name or losses > target.options.retry:
+                raise
+
+
+async def _copy(backend: AccelBackend, source: AccelRef, target: Device) -> AccelRef:
+    first, *others = _parts(source.shape, source.dtype.itemsize)
+    async with AsyncExitStack() as stack:
+        readers: Sequence[_Shared | _Staged]
+        if _is_addressed(backend):
+            readers = [_Shared(await stack.enter_async_context(source.lease()))] * _IN_FLIGHT
+        else:
+            readers = [_Staged(source) for _ in range(_IN_FLIGHT)]
+        out = await target.ask(PutFirst(await readers[0].read(first), source.shape, first))
+        try:
+            await _copy_parts(readers, out, others)
+        except BaseException:
+            # A kept error would keep the memory.
+            out.release()
+            raise
+    return out
+
+
+async def _copy_parts(readers: Iterable[_Shared | _Staged], out: AccelRef, parts: Iterable[_Part]) -> None:
+    left = iter(parts)
+    errors: list[Exception] = []
+    async with trio.open_nursery() as nursery:
+
+        async def carry(reader: _Shared | _Staged) -> None:
+            try:
+                for part in left:
+                    await out.device.ask(PutPart(await reader.read(part), out, part))
+            except Exception as error:  # noqa: BLE001  # raised below, as it is and not in a group
+                errors.append(error)
+                nursery.cancel_scope.cancel(reason="another piece of the copy has failed")
+
+        for reader in readers:
+            nursery.start_soon(carry, reader)
+    if errors:
+        first = errors[0]
+        errors.clear()
+        try:
+            raise first
+        finally:
+            # The error has this frame, which would have the error.
+            del first
+
+
+def _is_addressed(backend: AccelBackend) -> bool:
+    """Whether the host addresses the memory of such a device."""
+    return backend.shares_memory_with_host
+
+
+@attrs.frozen(eq=False)
+class _Shared:
+    """Gets pieces of an array that the host addresses."""
+
+    _array: npt.NDArray[Any]
+
+    async def read(self, part: _Part) -> npt.NDArray[Any]:
+        """A piece."""
+        # With the dots it is an array in any case.
+        index: tuple[Any, ...] = (*part, ...)
+        piece: npt.NDArray[Any] = self._array[index]
+        return piece
+
+
+@attrs.define(eq=False)
+class _Staged:
+    """Gets pieces by way of memory that the source transfers to by itself, one at a time."""
+
+    _source: AccelRef
+    _memory: npt.NDArray[Any] | None = None
+
+    async def read(self, part: _Part) -> npt.NDArray[Any]:
+        """A piece; it is overwritten with the next."""
+        piece = self._source[part]
+        if self._memory is None:
+            count = min(max(_PIECE // piece.dtype.itemsize, piece.size), self._source.size)
+            self._memory = self._source.device.host_empty(count, piece.dtype)
+        host = self._memory[: piece.size].reshape(piece.shape)
+        return await self._source.device.ask(ToHost(piece, host))
+
+
+def _parts(shape: Sequence[int], itemsize: int) -> Iterator[_Part]:
+    """Cut an array into parts of so many bytes at most, each contiguous if the array is."""
+    row = itemsize * int(np.prod(shape[1:], dtype=np.int64))
+    rows = _PIECE // row if row else 0
+    if not shape or rows >= shape[0]:
+        yield ()
+    elif rows:
+        for start in range(0, shape[0], rows):
+            yield (slice(start, start + rows),)
+    else:
+        for index in range(shape[0]):
+            for rest in _parts(shape[1:], itemsize):
+                yield (slice(index, index + 1), *rest)

@@ -25,7 +25,6 @@ from ..operations._operation import (
     Planned,
     PlannedFor,
     Planner,
-    check_operation,
     recording_now,
 )
 from ._device import opened
@@ -168,7 +167,6 @@ class _Recording:
 
     def submit(self, device: PlannedFor, operation: Operation[Any, ReplyT]) -> Pending[ReplyT]:
         """Record an operation; imports the module of its actor, if nobody has."""
-        check_operation(operation, "submit")
         actor = load_actor(operation.library, operation.operation)
         pending = Pending(operation.operation, self._record(device, operation, actor))
         pending.settle(None)
@@ -228,7 +226,6 @@ class RecordingPlanner(Planner):
     """
 
     is_recording = True
-    __slots__ = ("_recording", "constants")
 
     def __init__(self, recording: _Recording, operation: Operation[Any, Any]) -> None:
         super().__init__(recording, operation)

@@ -1,4 +1,4 @@
-"""A system of actors that can open devices."""
+"""A system of actors that can open devices, also with the arrays of one that was given up."""
 
 from __future__ import annotations
 
@@ -9,47 +9,42 @@ import sys
 import warnings
 from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack, asynccontextmanager
-from types import TracebackType
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
+import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
 from ... import actors
 from ...actors import SystemOptions
 from ...backends import candidates
-from ...backends.base import AccelBackend, DeviceInfo, NotSupportedError
+from ...backends.base import AccelBackend, DeviceInfo, DeviceLostError, NotSupportedError
 from .._options import DeviceOptions
 from ..arrays._ref import Device
 from ..base._refusals import NotAwaited
-from ..worker import free_left_memory
-from ._adoption import check_adoption, options_of_heir, take_memory
-from ._device import OpenDevice, opened
-from ._device_actor import DeviceActor
+from ..worker import LeftMemory, WorkerDispatch, free_left_memory
+from ._device import DeviceActor, OpenDevice, opened
 
 __all__ = ["DeviceOpening", "System", "open_system"]
 
 _logger = logging.getLogger("trio_accel.devices")
 
 
+@attrs.define(eq=False)
 class DeviceOpening(NotAwaited):
     """A device being opened: await it, or use it in ``async with``, which closes the device at the end."""
 
-    __slots__ = ("_adopt", "_device", "_options", "_spec", "_system")
     what_to_do: ClassVar[str] = (
         "the device is not open yet: device = await system.open_device(...), "
         "or async with system.open_device(...) as device"
     )
 
-    def __init__(
-        self, system: System, spec: str | None, options: DeviceOptions | None, adopt: Device | None
-    ) -> None:
-        self._system = system
-        self._spec = spec
-        self._options = options
-        self._adopt = adopt
-        self._device: Device | None = None
+    _system: System
+    _spec: str | None
+    _options: DeviceOptions | None
+    _adopt: Device | None
+    _device: Device | None = attrs.field(default=None, init=False)
 
     def __await__(self) -> Generator[Any, Any, Device]:
         if self._adopt is not None:
@@ -62,12 +57,7 @@ class DeviceOpening(NotAwaited):
         return self._device
 
     @enable_ki_protection
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._device is not None:
             await self._device.close()  # noqa: ASYNC102  # it shields itself
 
@@ -184,12 +174,12 @@ async def _open_adopting(
 ) -> Device:
     """Open a device with the memory of one that was given up, which keeps it if that fails."""
     system.check_run("open_device")
-    await check_adoption(system, old)
-    options = options_of_heir(old, options)
+    await _check_adoption(system, old)
+    options = _options_of_heir(old, options)
     *_, (backend, info) = await trio.to_thread.run_sync(candidates, spec or old.name)
     _check_isolation(info, options)
     name = _free_name(system, info)
-    memory = take_memory(old, f"{system.name}/{name}", backend, info, options)
+    memory = _take_memory(old, f"{system.name}/{name}", backend, info, options)
     try:
         heir = OpenDevice(backend, info, options, f"{system.name}/{name}", system, memory)
         return await _start(system, heir, name)
@@ -282,3 +272,102 @@ def _levels_to_caller() -> int:
 async def _start(system: System, device: OpenDevice, name: str) -> Device:
     await system.start_device(device, name)
     return device
+
+
+def _options_of_heir(old: OpenDevice, options: DeviceOptions | None) -> DeviceOptions:
+    """Options of the device that adopts: as for the old one, where none are given.
+
+    Raises:
+        ValueError: The arrays are out of reach of such a device.
+    """
+    if options is None:
+        options = old.options
+    if options.isolation == "inline":
+        raise ValueError(
+            f"open_device: adopt: isolation='inline' has memory of its own in each context; the arrays of "
+            f"{old.path} can only be adopted with isolation='process'"
+        )
+    return attrs.evolve(options, isolation="process")
+
+
+async def _check_adoption(system: System, old: OpenDevice) -> None:
+    """Refuse a device that leaves nothing; waits for the end of one that is just being given up.
+
+    Raises:
+        ValueError: It is another system's, is open, was closed, or was adopted already.
+        DeviceLostError: Its memory is lost.
+    """
+    if old.state.system is not system:
+        raise ValueError(
+            f"open_device: adopt: {old.path} is a device of another system; its memory is bound to that"
+        )
+    if not await old.wait_ended():
+        raise ValueError(
+            f"open_device: adopt: {old.path} is open; only a device that was given up can be adopted"
+        )
+    if not old.state.is_given_up:
+        raise ValueError(
+            f"open_device: adopt: {old.path} was closed, which gave its memory back; only a device that was "
+            "given up can be adopted"
+        )
+    if not isinstance(old.dispatch, WorkerDispatch):
+        raise DeviceLostError(
+            "its arrays cannot be adopted: with isolation='inline' they were lost with its context; "
+            "make them again",
+            device=old.name,
+        )
+    if old.dispatch.adopted_by is not None:
+        raise _adopted_already(old, old.dispatch)
+    if old.state.memory_failure is not None:
+        raise DeviceLostError(
+            f"its arrays cannot be adopted: the hardware reported an uncorrectable error of its memory "
+            f"({old.state.memory_failure}); make them again",
+            device=old.name,
+        )
+
+
+def _take_memory(
+    old: OpenDevice, heir: str, backend: AccelBackend, info: DeviceInfo, options: DeviceOptions
+) -> LeftMemory:
+    """Take the memory of a device that was given up.
+
+    Args:
+        old: The device.
+        heir: Path of the one that adopts.
+        backend: Backend of that.
+        info: What that is.
+        options: Its options.
+
+    Raises:
+        ValueError: It is other hardware, or has too little memory.
+    """
+    if info.name != old.name or backend.name != old.state.backend.name:
+        raise ValueError(
+            f"open_device: adopt: the arrays are in the memory of {old.name}, which {info.name} cannot use; "
+            f"open {old.name!r}"
+        )
+    dispatch = old.dispatch
+    assert isinstance(dispatch, WorkerDispatch)  # as `_check_adoption` has seen
+    memory = dispatch.left
+    if memory is None:
+        # While this was on its way.
+        raise _adopted_already(old, dispatch)
+    limit = options.memory_limit
+    if limit is not None and memory.nbytes > limit:
+        raise ValueError(
+            f"open_device: adopt: the arrays take {memory.nbytes} bytes, more than memory_limit = {limit}"
+        )
+    if old.state.leases:
+        raise ValueError(
+            f"open_device: adopt: {old.state.leases} of the arrays of {old.path} are leased; "
+            "end the leases first"
+        )
+    memory.take(old.state.system)
+    dispatch.left, dispatch.adopted_by = None, heir
+    return memory
+
+
+def _adopted_already(old: OpenDevice, dispatch: WorkerDispatch) -> ValueError:
+    return ValueError(
+        f"open_device: adopt: the arrays of {old.path} were adopted already, by {dispatch.adopted_by}"
+    )

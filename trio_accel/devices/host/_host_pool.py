@@ -1,4 +1,4 @@
-"""Memory of the host that a device transfers from and to by itself."""
+"""Memory of the host that a device transfers from and to by itself, and copies to and from there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import mmap
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import attrs
@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 from trio.lowlevel import enable_ki_protection
 
-from ...backends.base import OutOfMemoryError
+from ...backends.base import OutOfMemoryError, as_bits
 from ...backends.base.chunks import ChunkAllocator
 from ...backends.base.host import address_of, available_bytes, make_shared, total_bytes
 from ..base._bridge import LoopNotifier
-from ..base._shortage import is_out_of_files, out_of_descriptors
+from ..base._errors import is_out_of_files, out_of_descriptors
 
-__all__ = ["HostPool", "Region", "Slab"]
+__all__ = ["COPIES_AT_ONCE", "SMALL", "Copying", "HostPool", "Region", "Slab"]
 
 # So much is given out at a time: whole pages, so that no two arrays share one.
 _PAGE = 4096
@@ -59,6 +59,7 @@ class Slab:
         return self.memory.nbytes
 
 
+@attrs.define(eq=False)
 class Region:
     """Memory for one array, in a slab: it goes back to the pool when nothing refers to it any more.
 
@@ -66,16 +67,11 @@ class Region:
     that cannot be an array itself: every view of whatever depth holds on to this.
     """
 
-    __slots__ = ("__weakref__", "_drop", "_number", "nbytes", "offset", "slab")
-
-    def __init__(
-        self, number: int, slab: Slab, offset: int, nbytes: int, drop: Callable[[int, int], None]
-    ) -> None:
-        self.slab: Slab = slab
-        self.offset: int = offset
-        self.nbytes: int = nbytes
-        self._number = number
-        self._drop = drop
+    _number: int
+    slab: Slab
+    offset: int
+    nbytes: int
+    _drop: Callable[[int, int], None]
 
     @property
     def __array_interface__(self) -> dict[str, object]:
@@ -296,3 +292,46 @@ def _make_private(nbytes: int) -> npt.NDArray[np.uint8]:
 
 def _ignore(slab: Slab) -> None:
     """Nobody wants to know."""
+
+
+SMALL = 64 << 10
+"""Host arrays up to so many bytes travel with a message, or are copied on the spot."""
+
+COPIES_AT_ONCE = 2
+"""Copies are bound by memory: so many saturate it."""
+
+# So much is copied in a row: an end that is asked for comes soon.
+_PIECE = 8 << 20
+
+
+class Copying:
+    """A copy that runs in a thread and can be ended between two pieces."""
+
+    def __init__(self, target: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
+        self._target = as_bits(target)
+        self._source = as_bits(source)
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        """End it soon. Any thread."""
+        self._is_cancelled = True
+
+    def run(self) -> None:
+        """Copy; blocks."""
+        for target, source in _pieces(self._target, self._source):
+            if self._is_cancelled:
+                return
+            np.copyto(target, source)
+
+
+def _pieces(
+    target: npt.NDArray[Any], source: npt.NDArray[Any]
+) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+    if target.nbytes <= _PIECE:
+        yield target, source
+        return
+    if target.flags.c_contiguous and source.flags.c_contiguous:
+        target, source = target.reshape(-1), source.reshape(-1)
+    rows = max(1, _PIECE // (target.nbytes // len(target)))
+    for start in range(0, len(target), rows):
+        yield target[start : start + rows], source[start : start + rows]

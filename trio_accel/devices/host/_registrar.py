@@ -14,7 +14,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ...actors import describe
 from ...backends.base import AccelDevice
-from ..base._arrival import Arrival
+from ..base._waits import Arrival
 from ._host_pool import HostPool, Slab
 
 __all__ = ["HostRegistrar"]

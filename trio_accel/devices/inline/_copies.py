@@ -11,9 +11,8 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...backends.base.ops import CopyFromHostSpec, CopyToHostSpec, OperationSpec
-from ..base._arrival import Arrival
-from ..host._copying import COPIES_AT_ONCE, SMALL, Copying
-from ..host._host_pool import HostPool
+from ..base._waits import Arrival
+from ..host._host_pool import COPIES_AT_ONCE, SMALL, Copying, HostPool
 from ..host._registrar import HostRegistrar
 from ..operations._operation import Launch
 

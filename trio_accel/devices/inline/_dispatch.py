@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from contextvars import Context
+from typing import Any, TypeVar, cast
 
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -20,26 +21,22 @@ from ...actors import (
     idle_actor,
 )
 from ...backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, QueueFullError
+from .._options import DeviceOptions
+from ..arrays._blocks import BlockTable
 from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef
-from ..base._import_paths import by_title
-from ..base._libraries_in_use import LibrariesInUse
+from ..base._library_paths import LibrariesInUse, by_title
 from ..base._statistics import CacheStatistics, DeviceStatistics, LibraryStatistics
-from ..engine._context import ContextActor, Session, context_policy
+from ..engine._context import ContextActor, OnDone, Session, context_policy
 from ..engine._device_state import DeviceState
+from ..engine._engine import Engine
 from ..engine._library import LibraryActor
 from ..engine._library_opener import CloseLibrary, OpenLibrary
+from ..engine._rendezvous import PartLaunch
 from ..host._registrar import HostRegistrar
-from ..operations._operation import Launch, Operation, Planner, admit, recording_now
+from ..operations._hooks import EngineHook
+from ..operations._operation import Launch, Operation, Planner, admit
 from ._copies import WITH_HOST, InlineCopies, Travel
-
-if TYPE_CHECKING:
-    from .._options import DeviceOptions
-    from ..arrays._blocks import BlockTable
-    from ..engine._engine import Engine
-    from ..engine._rendezvous import PartLaunch
-    from ..engine._submissions import OnDone
-    from ..operations._hooks import EngineHook
 
 __all__ = ["InlineDispatch"]
 
@@ -60,21 +57,17 @@ class InlineDispatch:
         self._asking = 0
         self._in_use = LibrariesInUse()
         self.session: Session | None = None
-
-    @property
-    def options(self) -> DeviceOptions:
-        """Options of the device."""
-        return self._device.options
-
-    @property
-    def hooks(self) -> list[EngineHook]:
-        """Who sees every operation."""
-        return self._device.hooks
-
-    @property
-    def blocks(self) -> BlockTable:
-        """Where dropped blocks go."""
-        return self._device.blocks
+        # The memory is the context's, and so is the device, which is opened for each.
+        self.descriptors: tuple[int, ...] = ()
+        self.opened: AccelDevice | None = None
+        # What a context asks of its owner.
+        self.options: DeviceOptions = device.options
+        self.hooks: list[EngineHook] = device.hooks
+        self.blocks: BlockTable = device.blocks
+        self.made: Callable[[str, float, float], None] = device.recoveries.made
+        # Operations have the variables of the submitter, and no other process has to know of them.
+        self.variables: Context | None = None
+        self.launching: Callable[[Launch], None] | None = None
 
     @property
     def next_generation(self) -> int:
@@ -85,11 +78,6 @@ class InlineDispatch:
     def in_use(self) -> Sequence[str]:
         """Import paths of the libraries that the context before has used."""
         return self._in_use.paths
-
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """None: the memory is the context's."""
-        return ()
 
     @property
     def libraries(self) -> Sequence[str]:
@@ -124,34 +112,12 @@ class InlineDispatch:
             ContextActor, self, name="context", policy=context_policy(self.options)
         )
 
-    @property
-    def variables(self) -> None:
-        """Those of the submitter."""
-        return
-
-    @property
-    def counts_launches(self) -> bool:
-        """False: no other process needs to know what was begun here."""
-        return False
-
-    def launching(self, launch: Launch, /) -> None:
-        """Do nothing; see `counts_launches`."""
-
     def looked(self, number: int, /) -> None:
         """Do nothing: no other process watches over this loop."""
-
-    def made(self, library: str, seconds: float, imports: float, /) -> None:
-        """Note how long a program took."""
-        self._device.recoveries.made(library, seconds, imports)
 
     def is_alone(self) -> bool:
         """Whether only one task asks for anything."""
         return self._asking == 1
-
-    @property
-    def opened(self) -> None:
-        """It is opened for each context."""
-        return
 
     def open_device(self) -> AccelDevice:
         """Open the device; blocks."""
@@ -281,7 +247,7 @@ class InlineDispatch:
     @enable_ki_protection
     def submit(self, operation: Operation[LibraryT, ReplyT]) -> Pending[ReplyT]:
         """See `Device.submit`."""
-        recording = recording_now()
+        recording = admit(self._device, operation, "submit")
         if recording is not None:
             return recording.submit(self._device, operation)
         session, context = self.session, self._context_ref

@@ -12,8 +12,8 @@ import attrs
 import trio
 
 from ...backends.base import AccelDevice, AccelError, AccelStream, Hold, Poison
-from ..base._alarms import Alarms
 from ..base._bridge import LoopNotifier
+from ..base._waits import Alarms
 
 __all__ = ["Fault", "FaultHit", "FaultHow", "FaultKind", "FaultPlan", "Faults", "anew"]
 

@@ -1,4 +1,4 @@
-"""Who sees every operation at every step."""
+"""Who sees every operation at every step: the one place where phases are told (decision 142)."""
 
 from __future__ import annotations
 
@@ -62,11 +62,12 @@ def enter(hooks: Sequence[EngineHook], launch: Launch) -> None:
         raise failures[0]
 
 
-def notify(hooks: Sequence[EngineHook], phase: Phase, launch: Launch) -> None:
-    """Tell all of a later step; what one of them raises is logged."""
-    for hook in tuple(hooks):
-        try:
-            hook(phase, launch)
-        except Exception:
-            # The reply must be given and the memory freed all the same.
-            _logger.exception("a hook failed in phase %s of %s", phase.value, launch.name)
+def notify(hooks: Sequence[EngineHook], launch: Launch, *phases: Phase) -> None:
+    """Tell all of later steps; what one of them raises is logged."""
+    for phase in phases:
+        for hook in tuple(hooks):
+            try:
+                hook(phase, launch)
+            except Exception:
+                # The reply must be given and the memory freed all the same.
+                _logger.exception("a hook failed in phase %s of %s", phase.value, launch.name)

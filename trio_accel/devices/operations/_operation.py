@@ -30,10 +30,10 @@ from ...backends.base.values import check_conversion, factor
 from ..arrays._blocks import Block, BlockTable
 from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef, DeviceRequest
-from ..base._arrival import Arrival
 from ..base._refusals import what_to_do
 from ..base._statistics import LaunchTimes
 from ..base._views import overlaps
+from ..base._waits import Arrival
 from ._faults import FaultHit, Faults
 
 __all__ = [
@@ -48,7 +48,6 @@ __all__ = [
     "Planner",
     "Recording",
     "admit",
-    "check_operation",
     "operation_name",
     "recording_now",
     "refuse_recording",
@@ -121,40 +120,10 @@ class Operation(DeviceRequest[LibraryT_contra, ReplyT_co]):
         raise NotSupportedError(f"{type(self).__name__} lowers to no operation specification")
 
 
-def check_operation(operation: object, verb: str) -> None:
-    """Refuse what is no operation.
-
-    Raises:
-        TypeError: It is none, or does not say who serves it.
-    """
-    if _is_operation(type(operation)):  # type: ignore[arg-type]  # mypy takes no class for hashable
-        return
-    cls = type(operation)
-    if not issubclass(cls, Operation):
-        raise TypeError(f"{verb}: {operation!r} is no operation of a device")
-    raise TypeError(
-        f"{verb}: {cls.__name__} does not say which library actor serves it; "
-        "give the class an attribute library = 'package.module:Class'"
-    )
-
-
 @cache
 def _is_operation(cls: Any) -> bool:
     library: object = getattr(cls, "library", None)
     return issubclass(cls, Operation) and isinstance(library, str)
-
-
-def _check_planned(name: str, planned: object) -> None:
-    """Require what `Operation.plan` has to return.
-
-    Raises:
-        TypeError: Something else.
-    """
-    if not isinstance(planned, Planned):
-        raise TypeError(
-            f"{name}: plan() must return Planned(spec, reply), got {type(planned).__name__}"
-            + ("; plan() is a plain function, not an async one" if inspect.iscoroutine(planned) else "")
-        )
 
 
 def operation_name(cls: type[object]) -> str:
@@ -342,11 +311,16 @@ def admit(device: AskedDevice, operation: object, verb: str) -> Recording | None
         What records the operations of this task, if they are not to be launched.
 
     Raises:
-        TypeError: It is no operation.
+        TypeError: It is no operation, or does not say who serves it.
         RuntimeError: The device belongs to another Trio run.
     """
     if not _is_operation(type(operation)):  # type: ignore[arg-type]  # mypy takes no class for hashable
-        check_operation(operation, verb)
+        if not isinstance(operation, Operation):
+            raise TypeError(f"{verb}: {operation!r} is no operation of a device")
+        raise TypeError(
+            f"{verb}: {type(operation).__name__} does not say which library actor serves it; "
+            "give the class an attribute library = 'package.module:Class'"
+        )
     try:
         is_own_run = current_trio_token() is device.token
     except RuntimeError:
@@ -367,18 +341,6 @@ class Planner:
     """
 
     is_recording: ClassVar[bool] = False
-    __slots__ = (
-        "_allocations",
-        "_device",
-        "_hosts",
-        "_keep",
-        "_library",
-        "_outputs",
-        "_staged",
-        "_table",
-        "_uses",
-        "name",
-    )
 
     def __init__(self, device: PlannedFor, operation: Operation[Any, Any]) -> None:
         self.name: str = operation.operation
@@ -530,8 +492,11 @@ class Planner:
             TypeError, ValueError: A field of the specification that no library can work with; or the plan
                 returned something else.
         """
-        if type(planned) is not Planned:
-            _check_planned(self.name, planned)
+        if not isinstance(planned, Planned):
+            raise TypeError(
+                f"{self.name}: plan() must return Planned(spec, reply), got {type(planned).__name__}"
+                + ("; plan() is a plain function, not an async one" if inspect.iscoroutine(planned) else "")
+            )
         spec = planned.spec
         described = spec.descriptor()
         if not planned.is_checked:
@@ -590,10 +555,11 @@ class Planner:
         if spec is None or spec.shape != shape or spec.dtype is not dtype:
             spec = ArraySpec(number, 0, dtype, shape, strides)
         block = Block(table, nbytes, table.availability.generation, number, spec)
+        ref = AccelRef(block, spec)
         table.makers[number] = actor_path_of(current_task()), nbytes
         self._allocations += ((number, nbytes),)
         self._keep.append(block)
-        return AccelRef(block, spec)
+        return ref
 
 
 @lru_cache

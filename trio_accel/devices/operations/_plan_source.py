@@ -199,17 +199,12 @@ class PlanSource:
         name, like = item.name, f"shapes[{place}], {self._dtype_of(item)}"
         if name not in self._kinds:
             return [f"{name}_ref = planner.output({like})", f"{name} = {name}_ref.spec"]
-        if alias is not None:
-            others = f", {alias!r}{self._others(name)}"
-            return [f"{name}_ref, {name} = overwrite(planner, {name!r}, self.{name}, ({like}){others})"]
-        steps = [f"if self.{name} is None and beta != 0: refuse_beta(name, {name!r}, self.beta)"]
-        if "beta" not in self._kinds:
-            steps = []
-        if name != "out":
-            return [
-                *steps,
-                f"{name}_ref, {name} = add_to(planner, {name!r}, self.{name}, ({like}){self._others(name)})",
-            ]
+        steps: list[str] = []
+        if alias is None and "beta" in self._kinds:
+            steps = [f"if self.{name} is None and beta != 0: refuse_beta(name, {name!r}, self.beta)"]
+        if alias is not None or name != "out":
+            given = f"planner, {name!r}, self.{name}, ({like}), {alias!r}{self._others(name)}"
+            return [*steps, f"{name}_ref, {name} = written({given})"]
         return [
             *steps,
             f"{name}_ref = planner.output({like}, self.{name})",
@@ -265,60 +260,35 @@ def _whole(name: str, argument: str, value: object) -> int:
     return operator.index(value)
 
 
-def _add_to(
+def _written(
     planner: Planner,
     argument: str,
     ref: AccelRef | None,
     like: tuple[tuple[int, ...], DType],
+    alias: str | None = None,
     **others: ArraySpec,
 ) -> tuple[AccelRef, ArraySpec]:
-    """Take the array that a product is added to: the caller's, or a new one."""
+    """Take an array that is changed: a new one, or the caller's, which may be the operand `alias`."""
     if ref is None:
         ref = planner.output(*like)
         return ref, ref.spec
-    array = _updated(planner, argument, ref, like)
-    planner.distinct(argument, array, **others)
-    return ref, array
-
-
-def _overwrite(
-    planner: Planner,
-    argument: str,
-    ref: AccelRef | None,
-    like: tuple[tuple[int, ...], DType],
-    alias: str,
-    **others: ArraySpec,
-) -> tuple[AccelRef, ArraySpec]:
-    """Take the result of an operation in place: a new array, or the caller's, which may be the operand."""
-    if ref is None:
-        ref = planner.output(*like)
-        return ref, ref.spec
-    array = _updated(planner, argument, ref, like)
-    if others[alias] == array:
-        del others[alias]
-    planner.distinct(argument, array, **others)
-    return ref, array
-
-
-def _updated(
-    planner: Planner, argument: str, ref: AccelRef, like: tuple[tuple[int, ...], DType]
-) -> ArraySpec:
     array = planner.update(argument, ref)
     if (array.shape, array.dtype) != like:
         raise ValueError(
             f"{planner.name}: {argument} must have shape {like[0]} and dtype {like[1]}, "
             f"got shape {array.shape} and dtype {array.dtype}"
         )
-    return array
+    if alias is not None and others[alias] == array:
+        del others[alias]
+    planner.distinct(argument, array, **others)
+    return ref, array
 
 
 _STEPS: Mapping[str, Any] = {
     "FLAGS": (False, True),
     "Planned": Planned,
-    "add_to": _add_to,
     "check_index": check_index,
     "column": column,
-    "overwrite": _overwrite,
     "prod": math.prod,
     "real_of": real_of,
     "refuse_beta": _refuse_beta,
@@ -327,4 +297,5 @@ _STEPS: Mapping[str, Any] = {
     "refuse_type": _refuse_type,
     "refuse_value": refuse_value,
     "whole": _whole,
+    "written": _written,
 }

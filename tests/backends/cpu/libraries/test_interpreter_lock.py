@@ -328,7 +328,7 @@ def test_the_measurement_sees_an_operation_that_holds_the_lock():
     stream = CpuStream("greedy")
     stall, _ = best_stall_during(stream, lambda: stream.enqueue(lambda: sleep_with_the_lock(15_000)))
     stream.close()
-    assert stream.join(None)
+    stream.join()
     assert stall > LONGEST_STALL
 
 

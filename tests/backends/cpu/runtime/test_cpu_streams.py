@@ -42,7 +42,7 @@ def open_stream():
     yield open_
     for stream in streams:
         stream.close()
-        assert stream.join(None)
+        stream.join()
 
 
 def fail(error):
@@ -59,7 +59,7 @@ def test_the_thread_starts_with_the_first_work_and_bears_the_name(open_stream):
     assert thread.name == "device/blas"
     assert thread.daemon
     stream.close()
-    assert stream.join(None)
+    stream.join()
     assert not thread.is_alive()
 
 

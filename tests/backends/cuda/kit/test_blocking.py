@@ -16,7 +16,7 @@ pytest.importorskip("cuda.bindings")
 from trio_accel import linalg
 from trio_accel.backends.base import ContextPoisonedError, InThread
 from trio_accel.backends.base.kernels import kernel, kernels_of
-from trio_accel.backends.cuda.kit._call import Call
+from trio_accel.backends.cuda.kit._library import Call
 
 pytestmark = pytest.mark.usefixtures("only_cuda")
 

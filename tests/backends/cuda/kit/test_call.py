@@ -23,8 +23,8 @@ from trio_accel.backends.base import DType, LibraryError, OutOfMemoryError
 from trio_accel.backends.base.device_array import DeviceArray
 from trio_accel.backends.base.kernels import kernel
 from trio_accel.backends.base.ops import ArraySpec, OperationSpec
-from trio_accel.backends.cuda.kit._call import Call
-from trio_accel.backends.cuda.kit._workspace import Workspace
+from trio_accel.backends.base.workspace import Workspace
+from trio_accel.backends.cuda.kit._library import Call
 
 pytestmark = pytest.mark.usefixtures("only_cuda")
 
@@ -437,7 +437,7 @@ def test_a_kernel_that_raises(rig: Any, run: Runner) -> None:
 
 def test_what_a_handle_has_for_itself_is_counted_and_never_refused(small: Any, run: Runner) -> None:
     device, take = small.device, Taking(small, run)
-    own = Workspace(device.context, device.addresses, "own")
+    own = Workspace(device.addresses, "own")
     with device.context:
         first = own.reserve(small.stream, 2 * MEGABYTE)
         assert own.reserve(small.stream, MEGABYTE) == first

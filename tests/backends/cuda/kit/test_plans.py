@@ -17,9 +17,8 @@ pytest.importorskip("cuda.bindings")
 from trio_accel.backends.base import CacheCounts, LibraryError
 from trio_accel.backends.base.kernels import kernel
 from trio_accel.backends.base.library import PlanCache
-from trio_accel.backends.cuda.kit._call import Call
 from trio_accel.backends.cuda.kit._device import LibraryDevice
-from trio_accel.backends.cuda.kit._library import CudaLibrary, ModuleLibrary
+from trio_accel.backends.cuda.kit._library import Call, CudaLibrary, ModuleLibrary
 
 only_cuda = pytest.mark.usefixtures("only_cuda")
 

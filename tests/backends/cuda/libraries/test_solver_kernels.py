@@ -17,7 +17,7 @@ class Workshop:
     """The kernels, on the rig's stream."""
 
     def __init__(self, rig: Any) -> None:
-        from trio_accel.backends.cuda.libraries._solver_kernels import SolverKernels
+        from trio_accel.backends.cuda.libraries._cusolver import SolverKernels
 
         self.rig = rig
         self.kernels = SolverKernels(rig.device.kernels)

@@ -1,39 +1,17 @@
 """Expressions that every backend computes: parsed, typed by NumPy's rules, evaluated by NumPy."""
 
-from ._evaluate import evaluate
-from ._expression import Expression, parse
-from ._functions import FUNCTIONS, Function
-from ._reduction import REDUCTIONS, Reduction, TypedReduction, evaluate_reduction, typed_reduction
-from ._specialized import (
-    SCALAR_BYTES,
-    Argument,
-    SpecializedExpression,
-    SpecializedReduction,
-    pack_scalars,
-    unpack_scalars,
-)
-from ._typing import ArgumentType, Step, TypedExpression, Weak, typed
+from . import _evaluate, _expression, _functions, _reduction, _specialized, _typing
+from ._evaluate import *
+from ._expression import *
+from ._functions import *
+from ._reduction import *
+from ._specialized import *
+from ._typing import *
 
-__all__ = [
-    "FUNCTIONS",
-    "REDUCTIONS",
-    "SCALAR_BYTES",
-    "Argument",
-    "ArgumentType",
-    "Expression",
-    "Function",
-    "Reduction",
-    "SpecializedExpression",
-    "SpecializedReduction",
-    "Step",
-    "TypedExpression",
-    "TypedReduction",
-    "Weak",
-    "evaluate",
-    "evaluate_reduction",
-    "pack_scalars",
-    "parse",
-    "typed",
-    "typed_reduction",
-    "unpack_scalars",
-]
+__all__: list[str] = []
+__all__ += _evaluate.__all__
+__all__ += _expression.__all__
+__all__ += _functions.__all__
+__all__ += _reduction.__all__
+__all__ += _specialized.__all__
+__all__ += _typing.__all__

@@ -9,12 +9,11 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ._array import ArraySpec
-from ._peers import Peers
+from ._array import ArraySpec, Peers
 
 __all__ = [
-    "Access", "Count", "NumberRole", "Role", "StatusArray", "exact", "number", "packed", "peers", "reads",
-    "role_of", "scalar", "status", "updates", "writes",
+    "NumberRole", "Role", "StatusArray", "exact", "number", "packed", "peers", "reads", "scalar", "status",
+    "updates", "writes",
 ]  # fmt: skip
 
 Access: TypeAlias = Literal["read", "write", "update"]

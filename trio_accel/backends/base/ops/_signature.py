@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NoReturn, TypeAlias
 
 import attrs
@@ -30,9 +31,11 @@ import numpy as np
 
 from ..dtypes import DType
 from ._array import ArraySpec
-from ._shapes import common_shape
 
-__all__ = ["KINDS", "Item", "Shapes", "check_index", "column", "complex_of", "parse_shapes", "real_of"]
+__all__ = [
+    "KINDS", "Item", "Shapes", "check_index", "column", "common_shape", "complex_of", "parse_shapes",
+    "real_of",
+]  # fmt: skip
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -329,6 +332,15 @@ def _item(found: re.Match[str]) -> Item:
     return Item(found["name"], tuple(dims), stack, found["op"] or "", kind, optional, frozenset(positive))
 
 
+@lru_cache
+def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape that all broadcast to; None where there is none."""
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        return None
+
+
 def check_index(name: str, arrays: Sequence[tuple[str, ArraySpec]]) -> None:
     """Require one dtype of all arrays that are ``: index``.
 
@@ -345,3 +357,24 @@ def column(vectors: ArraySpec) -> ArraySpec:
     """Describe vectors as matrices of one column."""
     step = vectors.dtype.itemsize
     return attrs.evolve(vectors, shape=(*vectors.shape, 1), strides=(*vectors.strides, step))
+
+
+def refuse_shapes(name: str, spec: object, rule: str, **arrays: ArraySpec) -> NoReturn:
+    """Refuse a specification of an operation over the shapes of its arrays.
+
+    Raises:
+        ValueError: Always.
+    """
+    given = ", ".join([f"{field} of shape {array.shape}" for field, array in arrays.items()])
+    raise ValueError(f"{name}: {type(spec).__name__}: {rule}, got {given}")
+
+
+def check_one_dtype(name: str, spec: object, **arrays: ArraySpec) -> None:
+    """Require one dtype of all arrays.
+
+    Raises:
+        TypeError: They differ.
+    """
+    if len({array.dtype for array in arrays.values()}) > 1:
+        given = ", ".join([f"{field} of {array.dtype}" for field, array in arrays.items()])
+        raise TypeError(f"{name}: {type(spec).__name__}: the arrays must have one dtype, got {given}")

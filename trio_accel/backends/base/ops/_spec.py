@@ -14,8 +14,7 @@ import attrs
 import numpy as np
 
 from ..values import ALWAYS_HELD, element, factor
-from ._array import ArraySpec
-from ._peers import Peers
+from ._array import ArraySpec, Peers
 from ._roles import (
     Access,
     NumberRole,

@@ -1,1 +1,1 @@
-"""What the libraries share: their class, checks, and large arrays in pieces."""
+"""What the libraries share: their class, and a launch as a kernel sees it."""

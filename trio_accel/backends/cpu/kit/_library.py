@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
+import attrs
 import numpy as np
 
 from ...base import AccelDevice, AccelError, AccelStream, OutOfMemoryError
@@ -35,6 +36,7 @@ class HostDevice(AccelDevice, Protocol):
         ...
 
 
+@attrs.define(eq=False)
 class Call:
     """One launch: what its stream runs, and what its kernel is called with, in the thread of the stream.
 
@@ -44,22 +46,12 @@ class Call:
         plan: What the kernel's `plan` function has made; None if it has none.
     """
 
-    __slots__ = ("_function", "_rooms", "_spec", "device", "plan", "stream")
-
-    def __init__(
-        self,
-        function: Callable[..., object],
-        spec: OperationSpec,
-        plan: Any,
-        device: HostDevice,
-        stream: AccelStream,
-    ) -> None:
-        self._function = function
-        self._spec = spec
-        self.plan: Any = plan
-        self.device: HostDevice = device
-        self.stream: AccelStream = stream
-        self._rooms: list[HostArray] | None = None
+    _function: Callable[..., object]
+    _spec: OperationSpec
+    plan: Any
+    device: HostDevice
+    stream: AccelStream
+    _rooms: tuple[HostArray, ...] = attrs.field(default=(), init=False)
 
     def array(self, array: ArraySpec) -> HostArray:
         """An array, as a view of its memory; raises as `HostDevice.host_view` does."""
@@ -83,7 +75,7 @@ class Call:
         if nbytes <= 0:
             return 0
         room = np.empty(nbytes, np.uint8)
-        self._rooms = [*(self._rooms or ()), room]
+        self._rooms = (*self._rooms, room)
         return int(room.ctypes.data)
 
     def status(self, words: StatusArray) -> int:

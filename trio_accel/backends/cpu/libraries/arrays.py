@@ -17,8 +17,7 @@ from ...base.expressions import (
 )
 from ...base.kernels import Call, kernel
 from ...base.ops import ElementwiseSpec, ReductionSpec
-from ..kit._pieces import pieces
-from ..runtime._memory import HostArray
+from ..runtime._memory import HostArray, pieces
 
 __all__ = ["elementwise", "reduce"]
 

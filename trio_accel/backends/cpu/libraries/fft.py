@@ -10,10 +10,10 @@ import scipy.fft
 from scipy.fft._backend import _ScipyBackend  # pyright: ignore[reportPrivateUsage]
 
 from ...base.checks import NATIVE
+from ...base.host import usable_cores
 from ...base.kernels import Call, kernel
 from ...base.ops import FftSpec
 from ..runtime._memory import HostArray
-from ..runtime._processor import usable_cores
 
 __all__ = ["fft"]
 

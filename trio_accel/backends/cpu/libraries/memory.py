@@ -21,8 +21,7 @@ from ...base.ops import (
 )
 from ..kit._library import Call as CpuCall
 from ..kit._library import CpuLibrary
-from ..kit._pieces import convert
-from ..runtime._memory import HostArray
+from ..runtime._memory import HostArray, convert
 
 __all__ = ["MemoryLibrary", "copy", "copy_from_host", "copy_to_host", "fill", "stack"]
 

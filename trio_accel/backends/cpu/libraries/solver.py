@@ -17,7 +17,7 @@ from ...base.checks import NATIVE
 from ...base.kernels import Call, kernel
 from ...base.ops import ArraySpec, OperationSpec, StatusArray
 from ..runtime._memory import HostArray
-from ._lapack import Lapack, check_size, each
+from ._fortran import Lapack, check_size, each
 
 __all__ = ["check_diagonal", "cholesky", "det", "eig", "eigh", "lu", "lu_solve", "qr", "solve", "svd"]
 

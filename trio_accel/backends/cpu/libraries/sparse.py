@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import _sparsetools
 
-from ...base import LibraryError
-from ...base.checks import NATIVE, scalar_of
+from ...base.checks import NATIVE, check_structure, scalar_of
 from ...base.kernels import Call, kernel
 from ..runtime._memory import HostArray
 
@@ -93,17 +92,14 @@ def _contiguous(out: HostArray) -> Generator[HostArray]:
 def _structure(spec: Any, call: Call, *, may_end_before: bool = False) -> tuple[HostArray, HostArray]:
     """Take the row pointers and columns, once they are found to lead nowhere outside of the arrays."""
     indptr, indices = call.array(spec.matrix_indptr), call.array(spec.matrix_indices)
-    (rows, columns), stored, fault = spec.matrix, len(indices), ""
-    if indptr[0] != 0 or not 0 <= indptr[-1] <= stored:
-        fault = f"indptr: {rows} rows need {rows + 1} elements from 0 to at most {stored}"
-    elif not may_end_before and indptr[-1] != stored:
-        fault = f"indptr: it must end at the {stored} stored elements"
+    used = indices[: max(int(indptr[-1]), 0)]
+    if indptr[0] != 0 or not 0 <= indptr[-1] <= len(indices):
+        fault = 1
+    elif not may_end_before and indptr[-1] != len(indices):
+        fault = 4
     elif np.any(indptr[1:] < indptr[:-1]):
-        fault = "indptr: its elements must not decrease"
+        fault = 2
     else:
-        used = indices[: int(indptr[-1])]
-        if used.size and not 0 <= used.min() <= used.max() < columns:
-            fault = f"indices: a matrix of {columns} columns has them from 0 on"
-    if fault:
-        raise LibraryError(fault, library="sparse", code="invalid_value")
+        fault = 3 if used.size and not 0 <= used.min() <= used.max() < spec.matrix[1] else 0
+    check_structure(fault, spec.matrix, len(indices))
     return indptr, indices

@@ -1,19 +1,20 @@
-"""Memory of one CPU device: blocks under ids that the caller chose."""
+"""Memory of one CPU device: its blocks as host arrays, leases of them, and large ones in pieces."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ...base import BlockMemory, ChunkKeeper
+from ...base import BlockMemory, ChunkKeeper, NotSupportedError
 from ...base.chunks import ALIGNMENT
 from ...base.host import available_bytes, make_shared, map_shared
 from ...base.ops import ArraySpec
 
-__all__ = ["CpuMemory", "HostArray"]
+__all__ = ["CpuMemory", "HostArray", "HostLease", "convert", "pieces", "to_float32"]
 
 HostArray: TypeAlias = npt.NDArray[Any]
 
@@ -84,3 +85,63 @@ class _Source:
 
     def available(self) -> int:
         return available_bytes()
+
+
+class HostLease:
+    """A host array that the program has; what it does with it is done when it gives it back.
+
+    Args:
+        array: An array object of its own over the memory.
+        write: Whether it is to be changed.
+        stream: Refused, as there are none that a program could have.
+
+    Attributes:
+        array: The array.
+    """
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: HostArray, *, write: bool, stream: object = None) -> None:
+        if stream is not None:
+            raise NotSupportedError("lease: stream: the CPU backend computes on no streams of others")
+        array.flags.writeable = write
+        self.array: HostArray = array
+
+    def take_back(self) -> None:
+        """Let nobody write to it any more."""
+        self.array.flags.writeable = False
+
+
+# Large enough that a thread that takes the interpreter's lock back after each piece spends its time
+# computing (0.02 ms from bfloat16, 0.3 ms from float16, 1.3 ms from float8), small enough for the caches.
+_ELEMENTS = 1 << 18
+
+
+def pieces(*arrays: HostArray) -> Iterator[tuple[HostArray, ...]]:
+    """Cut arrays of one shape into views of at most 2**18 elements, alike in all of them."""
+    first = arrays[0]
+    if first.size <= _ELEMENTS:
+        yield arrays
+        return
+    rows = _ELEMENTS // (first.size // len(first))
+    if rows == 0:
+        for row in range(len(first)):
+            yield from pieces(*(array[row] for array in arrays))
+        return
+    for start in range(0, len(first), rows):
+        yield tuple(array[start : start + rows] for array in arrays)
+
+
+def convert(source: HostArray, out: HostArray) -> None:
+    """Copy to another type of element, as `numpy.ndarray.astype` does."""
+    # Up to 0.5.1 ml_dtypes converts with the interpreter's lock held: 1.3 ms for a piece at most.
+    is_numpys_own = source.dtype.isbuiltin == out.dtype.isbuiltin == 1
+    for source_piece, out_piece in [(source, out)] if is_numpys_own else pieces(source, out):
+        np.copyto(out_piece, source_piece, casting="unsafe")
+
+
+def to_float32(source: HostArray) -> HostArray:
+    """Copy to a new array of float32, with axes in the same order in memory."""
+    out: HostArray = np.empty_like(source, np.float32)
+    convert(source, out)
+    return out

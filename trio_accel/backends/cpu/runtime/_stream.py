@@ -7,12 +7,12 @@ import faulthandler
 import itertools
 import queue
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
@@ -93,21 +93,15 @@ class CpuStream:
         if not event.is_done:
             self._put(partial(_wait_until_done, event))
 
-    def hold(self, waker: Waker | None = None) -> CpuHold:
-        """Hold back what is enqueued from now on; see `AccelStream.hold`."""
-        hold = CpuHold(waker)
-        self.enqueue(hold.wait)
-        return hold
+    def hold(self, waker: Waker | None = None, memory: npt.NDArray[np.uint8] | None = None) -> CpuHold:
+        """Hold back what is enqueued from now on; see `AccelStream.hold`.
 
-    def hold_writing(self, memory: npt.NDArray[np.uint8]) -> CpuHold:
-        """Hold back what is enqueued from now on, and write to memory for as long.
-
-        Raises:
-            RuntimeError: The stream is closed.
-            ContextPoisonedError: The context is lost.
+        Args:
+            waker: Rung when the stream gets there.
+            memory: Written to for as long.
         """
-        hold = CpuHold(None)
-        self.enqueue(partial(hold.write_to, memory))
+        hold = CpuHold(waker, memory)
+        self.enqueue(hold.wait)
         return hold
 
     def crash(self) -> None:
@@ -126,7 +120,7 @@ class CpuStream:
         try:
             self._put(latch)
         except RuntimeError:
-            self.join(None)
+            self.join()
         else:
             latch.wait()
 
@@ -137,20 +131,10 @@ class CpuStream:
                 self._is_closed = True
                 self._items.put(None)
 
-    def join(self, deadline: float | None) -> bool:
-        """Block until the closed stream's thread has ended.
-
-        Args:
-            deadline: When to give up, by `time.monotonic`; None for never.
-
-        Returns:
-            Whether it has ended.
-        """
-        thread = self._thread
-        if thread is not None:
-            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
-            thread.join(None if remaining is None else min(remaining, threading.TIMEOUT_MAX))
-        return self.has_ended
+    def join(self) -> None:
+        """Block until the closed stream's thread has ended."""
+        if self._thread is not None:
+            self._thread.join()
 
     def _put(self, item: _Item) -> None:
         with self._lock:
@@ -219,31 +203,27 @@ class CpuEvent:
         return f"<CpuEvent ({'done' if self._is_done else 'pending'}, error {self._error!r})>"
 
 
+@attrs.define(eq=False)
 class CpuHold:
     """What holds a stream back: its thread waits for the release."""
 
-    __slots__ = ("_released", "_waker")
-
-    def __init__(self, waker: Waker | None) -> None:
-        self._released = threading.Event()
-        self._waker = waker
+    _waker: Waker | None
+    _memory: npt.NDArray[np.uint8] | None
+    _released: threading.Event = attrs.field(factory=threading.Event, init=False)
 
     def release(self) -> None:
         """Let the stream go on. From any thread; more than once does nothing."""
         self._released.set()
 
     def wait(self) -> None:
-        """Block until the release; called in the stream's thread."""
+        """Block, or write to the memory, until the release; called in the stream's thread."""
         if self._waker is not None:
             self._waker.ring()
-        self._released.wait()
-
-    def write_to(self, memory: npt.NDArray[np.uint8]) -> None:
-        """Write until the release; called in the stream's thread."""
         for byte in itertools.cycle(range(256)):
-            memory[...] = byte
+            if self._memory is not None:
+                self._memory[...] = byte
             # In between others get the interpreter's lock.
-            if self._released.wait(_WRITING):
+            if self._released.wait(None if self._memory is None else _WRITING):
                 return
 
 
@@ -278,14 +258,12 @@ def _crash() -> None:
     ctypes.string_at(0)
 
 
+@attrs.define(eq=False)
 class CpuFault:
     """The state of a context that all its streams share: usable, or lost for a reason."""
 
-    __slots__ = ("_device", "reason")
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self.reason: str | None = None
+    _device: str
+    reason: str | None = None
 
     def error(self) -> ContextPoisonedError | None:
         """A new error that says why the context is lost; None while it is usable."""

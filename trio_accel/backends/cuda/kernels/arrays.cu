@@ -3,13 +3,6 @@
 // One kernel for all pairs of types: the types are the same for all threads, and what is computed is little
 // beside what is read and written.
 
-#ifndef STAND_IN
-#define KERNEL(name, Arguments) extern "C" __global__ void name(const Arguments arguments)
-#endif
-
-typedef long long i64;
-typedef unsigned long long u64;
-
 // In the order of the table of element types.
 enum Type {
     FLOAT64, FLOAT32, FLOAT16, BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2, COMPLEX64, COMPLEX128,
@@ -126,22 +119,22 @@ __device__ double from_small(unsigned code, int type)
     return from_bits(sign | bits_of(value));
 }
 
+// Whole numbers: a step for each type, of the type in C++ and what an element is taken for.
+#define WHOLE_TYPES(STEP) \
+    STEP(INT8, signed char, SIGNED) STEP(INT16, short, SIGNED) STEP(INT32, int, SIGNED) STEP(INT64, i64, SIGNED) \
+    STEP(UINT8, unsigned char, SIGNED) STEP(UINT16, unsigned short, SIGNED) STEP(UINT32, unsigned, SIGNED) \
+    STEP(UINT64, u64, UNSIGNED)
+#define LOAD(type, Type, KIND) \
+    case type: value.kind = Value::KIND; value.whole = (i64) * (const Type *)at; return value;
+#define STORE(type, Type, KIND) \
+    case type: *(Type *)at = (Type)((Type)-1 < (Type)0 ? (u64)as_signed(value) : as_unsigned(value)); break;
+
 __device__ Value load(const char *at, int type)
 {
     Value value = {Value::SIGNED, 0, 0.0, 0.0};
     switch (type) {
-    case INT8: value.whole = *(const signed char *)at; return value;
-    case INT16: value.whole = *(const short *)at; return value;
-    case INT32: value.whole = *(const int *)at; return value;
-    case INT64: value.whole = *(const i64 *)at; return value;
-    case UINT8: value.whole = *(const unsigned char *)at; return value;
-    case UINT16: value.whole = *(const unsigned short *)at; return value;
-    case UINT32: value.whole = *(const unsigned *)at; return value;
+        WHOLE_TYPES(LOAD)
     case BOOL: value.whole = *(const unsigned char *)at != 0; return value;
-    case UINT64:
-        value.kind = Value::UNSIGNED;
-        value.whole = *(const i64 *)at;
-        return value;
     }
     value.kind = Value::REAL;
     switch (type) {
@@ -197,14 +190,7 @@ __device__ void store(char *at, int type, const Value &value)
         break;
     case COMPLEX64: ((float *)at)[0] = as_float(value); ((float *)at)[1] = (float)value.imaginary; break;
     case COMPLEX128: ((double *)at)[0] = as_double(value); ((double *)at)[1] = value.imaginary; break;
-    case INT8: *(signed char *)at = (signed char)as_signed(value); break;
-    case INT16: *(short *)at = (short)as_signed(value); break;
-    case INT32: *(int *)at = (int)as_signed(value); break;
-    case INT64: *(i64 *)at = as_signed(value); break;
-    case UINT8: *(unsigned char *)at = (unsigned char)as_unsigned(value); break;
-    case UINT16: *(unsigned short *)at = (unsigned short)as_unsigned(value); break;
-    case UINT32: *(unsigned *)at = (unsigned)as_unsigned(value); break;
-    case UINT64: *(u64 *)at = as_unsigned(value); break;
+        WHOLE_TYPES(STORE)
     default:
         *(unsigned char *)at = value.kind == Value::REAL ? value.real != 0 || value.imaginary != 0 : value.whole != 0;
         break;
@@ -280,20 +266,15 @@ __device__ void convert_element(const ConvertArguments &arguments, Index index)
 
 KERNEL(convert, ConvertArguments)
 {
-    const i64 step = (i64)gridDim.x * blockDim.x;
-    const i64 first = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (arguments.count <= 0x7fffffff)
-        for (i64 index = first; index < arguments.count; index += step)
-            convert_element<unsigned>(arguments, (unsigned)index);
+        EACH(index, arguments.count) convert_element<unsigned>(arguments, (unsigned)index);
     else
-        for (i64 index = first; index < arguments.count; index += step)
-            convert_element<u64>(arguments, (u64)index);
+        EACH(index, arguments.count) convert_element<u64>(arguments, (u64)index);
 }
 
 KERNEL(fill, FillArguments)
 {
-    const i64 step = (i64)gridDim.x * blockDim.x;
-    for (i64 number = (i64)blockIdx.x * blockDim.x + threadIdx.x; number < arguments.count; number += step) {
+    EACH(number, arguments.count) {
         char *out = arguments.out;
         i64 index = number;
         for (int axis = arguments.ndim - 1; axis > 0; axis--) {

@@ -5,8 +5,6 @@ extern "C" __device__ __cudart_builtin__ void CUDARTAPI cudaGraphSetConditional(
     cudaGraphConditionalHandle handle, unsigned int value);
 #endif
 
-typedef long long i64;
-
 struct BranchArguments {
     const void *condition;
     int itemsize, is_signed, is_test;

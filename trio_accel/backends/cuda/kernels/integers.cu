@@ -1,12 +1,5 @@
 // Products of whole numbers: exact, and modulo two to the power of their bits, as NumPy's are.
 
-#ifndef STAND_IN
-#define KERNEL(name, Arguments) extern "C" __global__ void name(const Arguments arguments)
-#endif
-
-typedef long long i64;
-typedef unsigned long long u64;
-
 enum { AXES = 64 };
 
 struct MultiplyArguments {
@@ -34,8 +27,7 @@ __device__ void multiply_element(const MultiplyArguments &arguments, const char 
 // One thread for each element of a result in C order, with batches of any strides.
 KERNEL(multiply, MultiplyArguments)
 {
-    const i64 step = (i64)gridDim.x * blockDim.x;
-    for (i64 place = (i64)blockIdx.x * blockDim.x + threadIdx.x; place < arguments.count; place += step) {
+    EACH(place, arguments.count) {
         i64 rest = place / arguments.columns;
         const char *b = arguments.b + (place - rest * arguments.columns) * arguments.b_column;
         i64 batch = rest / arguments.rows;

@@ -3,13 +3,12 @@
 
 #ifndef STAND_IN
 #define THREADS 1024
+#undef KERNEL
 #define KERNEL(name, Arguments) extern "C" __global__ void __launch_bounds__(THREADS) name(const Arguments arguments)
 #else
 // Threads run one after another there, and the first one does it all.
 #define THREADS 1
 #endif
-
-typedef long long i64;
 
 enum Type { BFLOAT16, FLOAT32, FLOAT64, COMPLEX64, COMPLEX128 };
 

@@ -1,13 +1,6 @@
 // Random numbers: Philox-4x32-10 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3; SC 2011), in the order
 // and with the arithmetic of cuRAND's PHILOX4_32_10.
 
-#ifndef STAND_IN
-#define KERNEL(name, Arguments) extern "C" __global__ void name(const Arguments arguments)
-#endif
-
-typedef long long i64;
-typedef unsigned long long u64;
-
 // Between BITS and INTEGERS, odd ones are of single precision and even ones of double.
 enum Kind {
     BITS, UNIFORM, UNIFORM_DOUBLE, NORMAL, NORMAL_DOUBLE,
@@ -89,14 +82,26 @@ __device__ void store(const PhiloxArguments &arguments, i64 counter, const Four<
             out[place] = four.number[place];
 }
 
-template <typename Number>
-__device__ void move(const PhiloxArguments &arguments, Four<Number> &four)
+__device__ float logarithm(float number) { return logf(number); }
+__device__ double logarithm(double number) { return log(number); }
+__device__ float power_of_e(float number) { return expf(number); }
+__device__ double power_of_e(double number) { return exp(number); }
+
+// Makes of uniform or normal numbers what is wanted.
+template <typename Number> __device__ void finish(const PhiloxArguments &arguments, i64 counter, Four<Number> four)
 {
+    if (arguments.kind == EXPONENTIAL || arguments.kind == EXPONENTIAL_DOUBLE)
+        for (Number &number : four.number)
+            number = -logarithm(number);
     if (arguments.is_moved)
-        for (int place = 0; place < 4; place++) {
-            four.number[place] = four.number[place] * (Number)arguments.width;
-            four.number[place] = four.number[place] + (Number)arguments.low;
+        for (Number &number : four.number) {
+            number = number * (Number)arguments.width;
+            number = number + (Number)arguments.low;
         }
+    if (arguments.kind == LOGNORMAL || arguments.kind == LOGNORMAL_DOUBLE)
+        for (Number &number : four.number)
+            number = power_of_e(number);
+    store(arguments, counter, four);
 }
 
 __device__ void draw(const PhiloxArguments &arguments, i64 counter)
@@ -114,14 +119,7 @@ __device__ void draw(const PhiloxArguments &arguments, i64 counter)
         normal(words.word[0], words.word[1], four.number);
         normal(words.word[2], words.word[3], four.number + 2);
     }
-    if (arguments.kind == EXPONENTIAL)
-        for (int place = 0; place < 4; place++)
-            four.number[place] = -logf(four.number[place]);
-    move(arguments, four);
-    if (arguments.kind == LOGNORMAL)
-        for (int place = 0; place < 4; place++)
-            four.number[place] = expf(four.number[place]);
-    store(arguments, counter, four);
+    finish(arguments, counter, four);
 }
 
 // Of two words, the upper half of the product with a range of at most 2**32.
@@ -160,22 +158,14 @@ __device__ void draw_doubles(const PhiloxArguments &arguments, i64 counter)
             normal_double(words, four.number + 2 * half);
         }
     }
-    if (arguments.kind == EXPONENTIAL_DOUBLE)
-        for (int place = 0; place < 4; place++)
-            four.number[place] = -log(four.number[place]);
-    move(arguments, four);
-    if (arguments.kind == LOGNORMAL_DOUBLE)
-        for (int place = 0; place < 4; place++)
-            four.number[place] = exp(four.number[place]);
-    store(arguments, counter, four);
+    finish(arguments, counter, four);
 }
 
 // One thread for each four numbers.
 KERNEL(philox_fill, PhiloxArguments)
 {
-    const i64 step = (i64)gridDim.x * blockDim.x, counters = (arguments.count + 3) / 4;
     const bool has_doubles = arguments.kind != BITS && arguments.kind % 2 == 0;
-    for (i64 counter = (i64)blockIdx.x * blockDim.x + threadIdx.x; counter < counters; counter += step)
+    EACH(counter, (arguments.count + 3) / 4)
         if (arguments.kind == INTEGERS)
             draw_integers(arguments, counter);
         else if (has_doubles)

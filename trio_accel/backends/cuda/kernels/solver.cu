@@ -1,11 +1,5 @@
 // What the dense solvers need around the routines of cuSOLVER: status words, triangles, pivots and pointers.
 
-#ifndef STAND_IN
-#define KERNEL(name, Arguments) extern "C" __global__ void name(const Arguments arguments)
-#endif
-
-typedef long long i64;
-
 // Of matrices: rows and columns as they lie in memory, by rows. What the rest means, each kernel says.
 struct SolverArguments {
     char *a;
@@ -19,10 +13,6 @@ struct SolverArguments {
 enum Type { FLOAT32, FLOAT64, COMPLEX64, COMPLEX128 };
 enum Triangle { ALL, LOWER, UPPER };
 
-#define EACH(index) \
-    for (i64 index = (i64)blockIdx.x * blockDim.x + threadIdx.x; index < arguments.count; \
-         index += (i64)gridDim.x * blockDim.x)
-
 struct Place {
     i64 matrix, row, column;
 };
@@ -33,34 +23,40 @@ __device__ Place place_of(const SolverArguments &arguments, i64 index)
     return {matrix, line - matrix * arguments.rows, index - line * arguments.columns};
 }
 
+// An element is one real number, or two if it is complex; a double holds all of them as they are.
+__device__ int parts_of(const SolverArguments &arguments)
+{
+    return arguments.type == COMPLEX64 || arguments.type == COMPLEX128 ? 2 : 1;
+}
+
+__device__ bool is_single(const SolverArguments &arguments)
+{
+    return arguments.type == FLOAT32 || arguments.type == COMPLEX64;
+}
+
+__device__ double part_of(const SolverArguments &arguments, i64 index, int part)
+{
+    const i64 place = parts_of(arguments) * index + part;
+    return is_single(arguments) ? ((const float *)arguments.a)[place] : ((const double *)arguments.a)[place];
+}
+
 __device__ bool is_finite(const SolverArguments &arguments, i64 index)
 {
-    const float *single = (const float *)arguments.a;
-    const double *full = (const double *)arguments.a;
-    switch (arguments.type) {
-    case FLOAT32: return single[index] - single[index] == 0;
-    case FLOAT64: return full[index] - full[index] == 0;
-    case COMPLEX64: return single[2 * index] - single[2 * index] == 0
-        && single[2 * index + 1] - single[2 * index + 1] == 0;
-    default: return full[2 * index] - full[2 * index] == 0 && full[2 * index + 1] - full[2 * index + 1] == 0;
-    }
+    bool is_finite = true;
+    for (int part = 0; part < parts_of(arguments); part++)
+        is_finite &= part_of(arguments, index, part) - part_of(arguments, index, part) == 0;
+    return is_finite;
 }
 
-__device__ void clear(const SolverArguments &arguments, i64 index)
+// From a part on: the second one is the imaginary part, if there is any.
+__device__ void clear(const SolverArguments &arguments, i64 index, int first = 0)
 {
-    switch (arguments.type) {
-    case FLOAT32: ((float *)arguments.a)[index] = 0; break;
-    case FLOAT64: case COMPLEX64: ((i64 *)arguments.a)[index] = 0; break;
-    default: ((i64 *)arguments.a)[2 * index] = ((i64 *)arguments.a)[2 * index + 1] = 0; break;
-    }
-}
-
-__device__ void clear_imaginary(const SolverArguments &arguments, i64 index)
-{
-    if (arguments.type == COMPLEX64)
-        ((float *)arguments.a)[2 * index + 1] = 0;
-    else if (arguments.type == COMPLEX128)
-        ((double *)arguments.a)[2 * index + 1] = 0;
+    const int parts = parts_of(arguments);
+    for (i64 place = parts * index + first; place < parts * (index + 1); place++)
+        if (is_single(arguments))
+            ((float *)arguments.a)[place] = 0;
+        else
+            ((double *)arguments.a)[place] = 0;
 }
 
 // The smallest number that is not zero stays.
@@ -78,7 +74,7 @@ __device__ void keep_first(int *status, int number)
 // mode: the triangle that is looked at. Its matrix's status is -1 where an element is no finite number.
 KERNEL(screen, SolverArguments)
 {
-    EACH(index) {
+    EACH(index, arguments.count) {
         const Place place = place_of(arguments, index);
         const bool is_seen = arguments.mode == ALL || place.row == place.column
             || (arguments.mode == LOWER) == (place.row > place.column);
@@ -91,12 +87,12 @@ KERNEL(screen, SolverArguments)
 // diagonal is made real.
 KERNEL(blank, SolverArguments)
 {
-    EACH(index) {
+    EACH(index, arguments.count) {
         const Place place = place_of(arguments, index);
         if (arguments.status[place.matrix])
             clear(arguments, index);
         else if (arguments.mode != ALL && place.row == place.column)
-            clear_imaginary(arguments, index);
+            clear(arguments, index, 1);
     }
 }
 
@@ -104,7 +100,7 @@ KERNEL(blank, SolverArguments)
 // diagonal that is no finite number, from 1, unless the routine has found one before it.
 KERNEL(finish_triangle, SolverArguments)
 {
-    EACH(index) {
+    EACH(index, arguments.count) {
         const Place place = place_of(arguments, index);
         if (place.row == place.column) {
             if (arguments.status && !is_finite(arguments, index))
@@ -118,28 +114,21 @@ KERNEL(finish_triangle, SolverArguments)
 // b: what a routine says of each matrix; it counts where there is no status yet.
 KERNEL(merge, SolverArguments)
 {
-    EACH(index)
+    EACH(index, arguments.count)
         if (!arguments.status[index])
             arguments.status[index] = ((const int *)arguments.b)[index];
 }
 
 __device__ bool is_zero(const SolverArguments &arguments, i64 index)
 {
-    const float *single = (const float *)arguments.a;
-    const double *full = (const double *)arguments.a;
-    switch (arguments.type) {
-    case FLOAT32: return single[index] == 0;
-    case FLOAT64: return full[index] == 0;
-    case COMPLEX64: return single[2 * index] == 0 && single[2 * index + 1] == 0;
-    default: return full[2 * index] == 0 && full[2 * index + 1] == 0;
-    }
+    return part_of(arguments, index, 0) == 0 && (parts_of(arguments) == 1 || part_of(arguments, index, 1) == 0);
 }
 
 // LU factors, one status word each: of the pivots from the one on that the routine has named, the first that is
 // zero. The vendor takes some for zero that are no number.
 KERNEL(confirm_pivots, SolverArguments)
 {
-    EACH(matrix) {
+    EACH(matrix, arguments.count) {
         int *status = arguments.status + matrix;
         if (*status <= 0)
             continue;
@@ -156,25 +145,17 @@ KERNEL(confirm_pivots, SolverArguments)
 // logarithm of its absolute value, as complex numbers of b. A status above 0 says that a pivot is zero.
 KERNEL(determinants, SolverArguments)
 {
-    EACH(matrix) {
-        const float *single = (const float *)arguments.a;
-        const double *full = (const double *)arguments.a;
+    EACH(matrix, arguments.count) {
         double real = 1, imaginary = 0, size = 0;
         for (i64 row = 0; row < arguments.rows; row++) {
             const i64 index = (matrix * arguments.rows + row) * arguments.columns + row;
             const i64 place = matrix * arguments.rows + row;
             const i64 pivot = arguments.mode == 8 ? ((const i64 *)arguments.c)[place] : ((const int *)arguments.c)[place];
-            double x, y = 0, length;
-            switch (arguments.type) {
-            case FLOAT32: x = single[index]; break;
-            case FLOAT64: x = full[index]; break;
-            case COMPLEX64: x = single[2 * index]; y = single[2 * index + 1]; break;
-            default: x = full[2 * index]; y = full[2 * index + 1]; break;
-            }
-            if (arguments.type == FLOAT32 || arguments.type == FLOAT64) {
-                length = fabs(x);
+            double x = part_of(arguments, index, 0), y = 0, length = fabs(x);
+            if (parts_of(arguments) == 1) {
                 x = x < 0 ? -1 : 1;
             } else {
+                y = part_of(arguments, index, 1);
                 length = hypot(x, y);
                 x /= length;
                 y /= length;
@@ -204,7 +185,7 @@ KERNEL(determinants, SolverArguments)
 // With status words: of each row of `columns` the first pivot that is not below `rows`, from 1; it becomes the first.
 KERNEL(move_pivots, SolverArguments)
 {
-    EACH(index) {
+    EACH(index, arguments.count) {
         i64 pivot = (arguments.type & 15) == 8 ? ((const i64 *)arguments.a)[index] : ((const int *)arguments.a)[index];
         if (arguments.status && (pivot < 0 || pivot >= arguments.rows)) {
             keep_first(arguments.status + index / arguments.columns, (int)(index % arguments.columns) + 1);
@@ -221,5 +202,5 @@ KERNEL(move_pivots, SolverArguments)
 // The addresses of matrices from a on, `step` bytes apart, in b.
 KERNEL(list_matrices, SolverArguments)
 {
-    EACH(index) ((char **)arguments.b)[index] = arguments.a + index * arguments.step;
+    EACH(index, arguments.count) ((char **)arguments.b)[index] = arguments.a + index * arguments.step;
 }

@@ -1,13 +1,10 @@
 // What is done with a matrix whose structure nobody has checked yet: what it says of itself is not believed.
 
 #ifndef STAND_IN
-#define KERNEL(name, Arguments) extern "C" __global__ void name(const Arguments arguments)
 #define LANES 32
 #else
 #define LANES 1
 #endif
-
-typedef long long i64;
 
 enum Type { FLOAT32, FLOAT64, COMPLEX64, COMPLEX128 };
 
@@ -42,18 +39,12 @@ template <typename Number> struct Complex {
     Number real, imaginary;
 };
 
-__device__ float zero_of(float) { return 0; }
-__device__ double zero_of(double) { return 0; }
-template <typename Number> __device__ Complex<Number> zero_of(Complex<Number>) { return {0, 0}; }
-
-template <typename Number> __device__ Number plus(Number a, Number b) { return a + b; }
-template <typename Number> __device__ Complex<Number> plus(Complex<Number> a, Complex<Number> b)
+template <typename Number> __device__ Complex<Number> operator+(Complex<Number> a, Complex<Number> b)
 {
     return {a.real + b.real, a.imaginary + b.imaginary};
 }
 
-template <typename Number> __device__ Number times(Number a, Number b) { return a * b; }
-template <typename Number> __device__ Complex<Number> times(Complex<Number> a, Complex<Number> b)
+template <typename Number> __device__ Complex<Number> operator*(Complex<Number> a, Complex<Number> b)
 {
     return {a.real * b.real - a.imaginary * b.imaginary, a.real * b.imaginary + a.imaginary * b.real};
 }
@@ -103,18 +94,18 @@ template <typename Index, typename Number> __device__ void multiply(const Produc
         check_ends<Index>(arguments);
     for (i64 row = thread / LANES; row < arguments.rows; row += warps) {
         const i64 begin = indptr[row], end = indptr[row + 1];
-        Number sum = zero_of(Number());
+        Number sum = Number();
         if (is_right(arguments, begin, end))
             for (i64 element = begin + lane; element < end; element += LANES) {
                 const i64 column = indices[element];
                 if (column < 0 || column >= arguments.columns)
                     arguments.words[0] = COLUMNS;
                 else
-                    sum = plus(sum, times(data[element], x[column]));
+                    sum = sum + data[element] * x[column];
             }
 #if LANES > 1
         for (int distance = LANES / 2; distance; distance /= 2)
-            sum = plus(sum, from_lane(sum, distance));
+            sum = sum + from_lane(sum, distance);
 #endif
         if (lane == 0)
             ((Number *)arguments.out)[row] = sum;
@@ -125,10 +116,9 @@ template <typename Index, typename Number> __device__ void multiply(const Produc
 template <typename Index, typename Number> __device__ void scatter(const ProductArguments &arguments)
 {
     const Index *indptr = (const Index *)arguments.indptr, *indices = (const Index *)arguments.indices;
-    const i64 thread = (i64)blockIdx.x * blockDim.x + threadIdx.x, threads = (i64)gridDim.x * blockDim.x;
-    if (thread == 0)
+    if (blockIdx.x == 0 && threadIdx.x == 0)
         check_ends<Index>(arguments);
-    for (i64 row = thread; row < arguments.rows; row += threads) {
+    EACH(row, arguments.rows) {
         const i64 begin = indptr[row], end = indptr[row + 1];
         if (is_right(arguments, begin, end))
             for (i64 element = begin; element < end; element++) {
@@ -137,7 +127,7 @@ template <typename Index, typename Number> __device__ void scatter(const Product
                     arguments.words[0] = COLUMNS;
                 } else {
                     Number *place = (Number *)arguments.out + row * arguments.columns + column;
-                    *place = plus(*place, ((const Number *)arguments.data)[element]);
+                    *place = *place + ((const Number *)arguments.data)[element];
                 }
             }
     }
@@ -174,9 +164,9 @@ KERNEL(multiply_unchecked, ProductArguments)
 template <typename Index> __device__ void guard_type(const GuardArguments &arguments)
 {
     const Index *indptr = (const Index *)arguments.indptr, *indices = (const Index *)arguments.indices;
-    const i64 rows = arguments.rows, stored = arguments.stored, step = (i64)gridDim.x * blockDim.x;
+    const i64 rows = arguments.rows, stored = arguments.stored;
     const bool is_wrong = arguments.phase && arguments.words[0];
-    for (i64 place = (i64)blockIdx.x * blockDim.x + threadIdx.x; place <= rows || place < stored; place += step) {
+    EACH(place, rows < stored ? stored : rows + 1) {
         if (place <= rows) {
             const i64 value = indptr[place];
             if (arguments.phase)
@@ -208,11 +198,9 @@ KERNEL(guard, GuardArguments)
 
 template <typename Number> __device__ void scale_type(const ScaleArguments &arguments, Number factor)
 {
-    const i64 step = (i64)gridDim.x * blockDim.x;
     Number *out = (Number *)arguments.out;
     const bool is_zero = arguments.real == 0 && arguments.imaginary == 0;
-    for (i64 place = (i64)blockIdx.x * blockDim.x + threadIdx.x; place < arguments.count; place += step)
-        out[place] = is_zero ? zero_of(factor) : times(out[place], factor);
+    EACH(place, arguments.count) out[place] = is_zero ? Number() : out[place] * factor;
 }
 
 // All elements by a factor; where it is 0, whatever they are.

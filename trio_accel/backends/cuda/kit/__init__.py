@@ -1,1 +1,1 @@
-"""What the libraries share: their base class, plan caches, workspaces, layouts and checks."""
+"""What the libraries share: their base class, workspaces, and kernels of the user's own."""

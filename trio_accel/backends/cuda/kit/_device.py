@@ -6,24 +6,24 @@ import sys
 from collections.abc import Callable
 
 from ...base import ChunkKeeper, DeviceInfo, KernelLibrary, LibraryUsage
+from ...base.device import BlockDevice
 from ...base.device_array import DeviceArray
 from ...base.memory import no_such_block
 from ...base.ops import ArraySpec
+from ...base.workspace import Arena
 from ..runtime._context import CudaContext
 from ..runtime._graphs import Graphs
-from ..runtime._kernels import Kernels
-from ..runtime._memory import CudaMemory
-from ..runtime._pinned import PinnedMemory
-from ..runtime._transfers import Transfers
-from ._arena import Arena
-from ._arrays import ArrayKernels
+from ..runtime._kernels import ArrayKernels, Kernels
+from ..runtime._memory import CudaMemory, DeviceChunk
+from ..runtime._stream import CudaStream
+from ..runtime._transfers import PinnedMemory, Transfers
 
 __all__ = ["LibraryDevice"]
 
 _MOST_SPANS = 1024
 
 
-class LibraryDevice:
+class LibraryDevice(BlockDevice[CudaStream, DeviceChunk, int]):
     """The context, the memory and the kernels of one device. Blocks while it is made.
 
     Args:
@@ -33,7 +33,6 @@ class LibraryDevice:
         keeper: Gets the chunks that blocks are placed in.
 
     Attributes:
-        info: What the device is.
         architecture: Its compute capability.
         context: Its context, to be made current where the driver is called.
         arrays: Element-wise work.
@@ -49,11 +48,11 @@ class LibraryDevice:
     def __init__(
         self, info: DeviceInfo, memory_limit: int, architecture: str, keeper: ChunkKeeper | None
     ) -> None:
-        self.info: DeviceInfo = info
         self.architecture: str = architecture
         self.context: CudaContext = CudaContext(info.index, info.name, is_alone=keeper is not None)
         try:
             self.addresses: CudaMemory = CudaMemory(self.context, info.name, memory_limit, keeper)
+            super().__init__(info, self.addresses)
             self.kernels: Kernels = Kernels(self.context, architecture, info.compute_units)
             self.arrays: ArrayKernels = ArrayKernels(self.context, self.kernels)
             self.transfers: Transfers = Transfers(self.context)
@@ -89,7 +88,7 @@ class LibraryDevice:
 
     def free(self, block: int) -> None:
         """Give a memory block back; see `AccelDevice.free`."""
-        self.addresses.free(block)
+        super().free(block)
         if block in self._to_invalidate:
             self.renew(block)
 

@@ -1,22 +1,29 @@
-"""A library of one CUDA device: its kernels, their plans, and its vendor's errors."""
+"""A library of one CUDA device: its kernels and their plans, a launch as they see it, its vendor's errors."""
 
 from __future__ import annotations
 
+import ctypes
 import enum
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
-from ...base import AccelError, AccelStream, LibraryError, NotSupportedError, OutOfMemoryError
+import numpy as np
+import numpy.typing as npt
+from cuda.bindings import driver
+
+from ...base import AccelError, AccelStream, DType, LibraryError, NotSupportedError, OutOfMemoryError, checks
+from ...base.device_array import DeviceArray, transposed
 from ...base.kernels import KernelEntry, load_module_kernels
 from ...base.library import TableLibrary
-from ...base.ops import OperationSpec
-from ..runtime._driver import CudaMemoryError
+from ...base.ops import ArraySpec, OperationSpec, Peers, StatusArray
+from ...base.workspace import Region
+from ..runtime._context import CudaMemoryError
 from ..runtime._stream import CudaStream
-from ._call import Call
 from ._device import LibraryDevice
 
-__all__ = ["CudaLibrary", "Errors", "ModuleLibrary"]
+__all__ = ["Call", "CudaLibrary", "Errors", "ModuleLibrary", "Order", "factor_of"]
 
 BACKEND = "cuda"
 # What nvmath's bindings raise where a vendor's library has no such function; they do not export the class.
@@ -80,10 +87,8 @@ class CudaLibrary(TableLibrary):
             else:
                 self._run(kernel, spec, stream)
         except Exception as error:
-            told = self._told(error)
-            if told is error:
-                raise
-            raise told from error
+            self._raise_told(error)
+            raise
         finally:
             if is_foreign:
                 context.restore()
@@ -118,9 +123,13 @@ class CudaLibrary(TableLibrary):
             with self._context:
                 function(*arguments)
         except Exception as error:
-            told = self._told(error)
-            if told is error:
-                raise
+            self._raise_told(error)
+            raise
+
+    def _raise_told(self, error: Exception) -> None:
+        """Raise what failed in the errors of backends, if it is none of these."""
+        told = self._told(error)
+        if told is not error:
             raise told from error
 
     def _told(self, error: Exception) -> Exception:
@@ -178,3 +187,224 @@ class ModuleLibrary(CudaLibrary):
     def __init__(self, library: str, device: LibraryDevice, known: Sequence[str]) -> None:
         self.name = library
         super().__init__(device, load_module_kernels(library, BACKEND, known, device.info.name))
+
+
+Order: TypeAlias = Literal["C", "F"]
+"""How the matrices of an array lie: by rows, or by columns as LAPACK wants them; stacks lie one by one."""
+
+
+class Call:
+    """One launch: where its arrays lie, and what it needs beside them.
+
+    A kernel is called as ``kernel(spec, call)`` and enqueues on `stream`, with the context current. Memory of
+    the call is its own until what it has enqueued is done.
+
+    Attributes:
+        device: The device.
+        stream: Where to enqueue.
+        plan: What the kernel's `plan` function has made; None if it has none.
+    """
+
+    __slots__ = ("_behind", "_judges", "_library", "_region", "_spec", "_words", "device", "plan", "stream")
+
+    def __init__(
+        self, device: LibraryDevice, spec: OperationSpec, stream: CudaStream, plan: Any, library: str
+    ) -> None:
+        self.device: LibraryDevice = device
+        self.stream: CudaStream = stream
+        self.plan: Any = plan
+        self._spec = spec
+        self._library = library
+        self._region: Region | None = None
+        # What is to be enqueued behind the kernel.
+        self._behind: list[Callable[[], None]] = []
+        # Status words: where they are on the device and on the host, and what looks at them.
+        self._words: list[tuple[int, StatusArray]] = []
+        self._judges: list[Callable[[], None]] = []
+
+    @property
+    def handle(self) -> int:
+        """The stream, as vendors' libraries want it."""
+        return self.stream.handle
+
+    def at(self, array: ArraySpec) -> int:
+        """The address of an array's first element."""
+        return self.device.address(array)
+
+    def array(self, array: ArraySpec) -> DeviceArray:
+        """Where an array lies, and how."""
+        return self.device.at(array)
+
+    def peers(self, peers: Peers) -> list[DeviceArray]:
+        """Where the arrays lie that the other parts of an operation lend, in the order of `Peers.arrays`."""
+        return [cast("LibraryDevice", one.owner).lent_to(self.device, one.array) for one in peers.arrays]
+
+    def workspace(self, nbytes: int) -> int:
+        """The address of so many bytes of device memory, aligned to 256; 0 for none.
+
+        Raises:
+            OutOfMemoryError: The device's memory limit leaves not so much.
+        """
+        if nbytes <= 0:
+            return 0
+        if self._region is None:
+            self._region = self.device.arena.begin(self.stream, self._library)
+        return self._region.take(nbytes)
+
+    def workspace_array(self, dtype: DType, shape: tuple[int, ...]) -> DeviceArray:
+        """An array without gaps in workspace; raises as `workspace` does."""
+        return DeviceArray.packed(self.workspace(math.prod(shape) * dtype.itemsize), dtype, shape)
+
+    def host_workspace(self, nbytes: int) -> int:
+        """The address of so many bytes of host memory; 0 for none."""
+        if nbytes <= 0:
+            return 0
+        room = np.empty(nbytes, np.uint8)
+        # It lives until the stream has got there.
+        self.stream.after(partial(_let_go, room))
+        return int(room.ctypes.data)
+
+    def uploaded(self, words: npt.NDArray[Any]) -> int:
+        """The address of workspace that gets the elements of a host array; they are taken at the call."""
+        place, pinned = self.workspace(words.nbytes), self.device.pinned
+        host = pinned.take(words.nbytes)
+        ctypes.memmove(host, words.ctypes.data, words.nbytes)
+        self.device.context.check(driver.cuMemcpyHtoDAsync(place, host, words.nbytes, self.handle))
+        self.stream.after(partial(pinned.give_back, words.nbytes, host))
+        return place
+
+    def room(self, like: DeviceArray) -> DeviceArray:
+        """Workspace for an array of this shape and dtype, in C order."""
+        return DeviceArray.packed(self.workspace(like.nbytes), like.dtype, like.shape)
+
+    def copy_of(
+        self, array: ArraySpec | DeviceArray, order: Order = "C", *, conjugate: bool = False
+    ) -> DeviceArray:
+        """A copy of an array in workspace, without gaps.
+
+        Args:
+            array: The array.
+            order: How its matrices are to lie. A matrix by columns is its transpose by rows, which is what
+                the returned array describes.
+            conjugate: Whether to conjugate the elements.
+        """
+        source = _turned(self.array(array) if isinstance(array, ArraySpec) else array, order)
+        packed = self.room(source)
+        self.device.arrays.convert(self.stream, source, packed, conjugate=conjugate)
+        return packed
+
+    def packed(self, array: ArraySpec, order: Order = "C") -> int:
+        """The address of an array's elements without gaps: its own, or that of a copy."""
+        if array.is_contiguous and (order == "C" or array.ndim < 2):
+            return self.device.address(array)
+        source = _turned(self.array(array), order)
+        return source.address if source.is_contiguous else self.copy_of(array, order).address
+
+    def result(self, array: ArraySpec, order: Order = "C", *, is_updated: bool = False) -> int:
+        """The address to write an array to, without gaps: its own, or workspace that is copied from there.
+
+        Args:
+            array: The array.
+            order: How its matrices are to lie.
+            is_updated: Whether what it holds is to be there, too.
+        """
+        if array.is_contiguous and (order == "C" or array.ndim < 2):
+            return self.device.address(array)
+        target = _turned(self.array(array), order)
+        if target.is_contiguous:
+            return target.address
+        packed = self.copy_of(array, order) if is_updated else self.room(target)
+        arrays, stream = self.device.arrays, self.stream
+        self._behind.append(lambda: arrays.convert(stream, packed, target))
+        return packed.address
+
+    def convert(
+        self, source: DeviceArray, out: DeviceArray, *, scale: float = 1.0, conjugate: bool = False
+    ) -> None:
+        """Enqueue ``out = source * scale``; see `ArrayKernels.convert`."""
+        self.device.arrays.convert(self.stream, source, out, scale=scale, conjugate=conjugate)
+
+    def fill(self, array: ArraySpec | DeviceArray, value: complex) -> None:
+        """Enqueue that every element is set to one value."""
+        out = self.array(array) if isinstance(array, ArraySpec) else array
+        self.device.arrays.fill(self.stream, out, value)
+
+    def status(self, words: StatusArray) -> int:
+        """The address of device memory for status words, which are zero now.
+
+        What the kernel leaves there is in `words` when the operation is complete; then
+        `OperationSpec.check_status` is asked.
+        """
+        if self._spec.check_status not in self._judges:
+            self._judges.append(self._spec.check_status)
+        return self._zeroed(words)
+
+    def words(self, count: int, judge: Callable[[StatusArray], None]) -> int:
+        """The address of so many status words of the kernel's own, 32 bits each, which are zero now.
+
+        Args:
+            count: How many.
+            judge: Called with what the kernel has left there, when the operation is complete; what it raises
+                is the error of the operation. It is short. It may be called in a thread of the device.
+        """
+        words = np.zeros(count, np.int32)
+        self._judges.append(partial(judge, words))
+        return self._zeroed(words)
+
+    def _zeroed(self, words: StatusArray) -> int:
+        nbytes = max(words.nbytes, 1)
+        address = self.workspace(nbytes)
+        self.device.context.check(driver.cuMemsetD8Async(address, 0, nbytes, self.handle))
+        self._words.append((address, words))
+        return address
+
+    def end(self) -> None:
+        """Enqueue what belongs behind the kernel; called by the library."""
+        for enqueue in self._behind:
+            enqueue()
+        if self._words:
+            self._fetch_words()
+
+    def release(self) -> None:
+        """The kernel is enqueued, or has failed: the workspace is the next operation's."""
+        if self._region is not None:
+            self._region.end()
+
+    def _fetch_words(self) -> None:
+        """Have the status words copied to pinned memory, and looked at when the operation is complete."""
+        pinned, check, judges = self.device.pinned, self.device.context.check, self._judges
+        taken = [(words, pinned.take(words.nbytes)) for _, words in self._words]
+        for (address, words), (_, host) in zip(self._words, taken, strict=True):
+            check(driver.cuMemcpyDtoHAsync(host, address, words.nbytes, self.handle))
+
+        def finish() -> None:
+            for words, host in taken:
+                ctypes.memmove(words.ctypes.data, host, words.nbytes)
+                pinned.give_back(words.nbytes, host)
+            for judge in judges:
+                judge()
+
+        self.stream.after(finish)
+
+
+def _let_go(room: object) -> None:
+    """Nothing uses it any more."""
+
+
+def _turned(array: DeviceArray, order: Order) -> DeviceArray:
+    """An array, or its matrices transposed, which lie by rows where the others lie by columns."""
+    return array if order == "C" or len(array.shape) < 2 else transposed(array)
+
+
+def factor_of(library: str, name: str, value: complex, dtype: DType) -> complex:
+    """Take a factor to what a type can hold, as cuBLAS gets it.
+
+    Raises:
+        LibraryError: It has an imaginary part and the type has none, or more digits than a double.
+    """
+    try:
+        return complex(checks.scalar_of(library, name, value, dtype))
+    except OverflowError as error:
+        raise LibraryError(
+            f"{name}: {value!r} is outside the range of {dtype}", library=library, code="invalid_value"
+        ) from error

@@ -13,10 +13,10 @@ from cuda.bindings import driver
 
 from ...base import AccelError, CompilationError, DriverError, LibraryError
 from ...base.ops import Dim3, KernelDefinition, KernelInfoSpec, KernelSpec, scalar_offsets
+from ..runtime._compiler import CompiledKernel, kernels_in, ptx_log
 from ..runtime._context import CudaContext
-from ..runtime._last_uses import LastUses
+from ..runtime._kernels import LoadedCode
 from ..runtime._stream import CudaStream
-from ._compile import CompiledKernel, kernels_in, ptx_log
 
 __all__ = ["LoadedKernel"]
 
@@ -29,7 +29,7 @@ _POINTER = 8
 _PORTABLE_CLUSTER = 8
 
 
-class LoadedKernel:
+class LoadedKernel(LoadedCode):
     """One kernel of a loaded module. Made in a thread, with the device's context current: that may wait.
 
     The driver takes the parameters by their addresses. They are packed into one buffer, at places that are
@@ -53,9 +53,11 @@ class LoadedKernel:
         self.definition: KernelDefinition = definition
         self.is_plain: bool = all(each.layout != "packed" for each in definition.parameters)
         self._context = context
-        self._library: Any = None
+        super().__init__(None)
         try:
-            self._load(compiled)
+            self._library = context.load(compiled.code)
+            self._kernel = self._find(compiled.symbol)
+            self._function = context.function_of(self._kernel)
             self._check_parameters()
             self._read_limits()
         except DriverError as error:
@@ -69,17 +71,6 @@ class LoadedKernel:
         self._config = self._make_config()
         # Blocks, shared memory and cooperative grids that were found to fit.
         self._fitting: set[tuple[object, ...]] = set()
-        self._runs = LastUses()
-
-    def _load(self, compiled: CompiledKernel) -> None:
-        check = self._context.check
-        load = driver.cuLibraryLoadData(compiled.code, None, None, 0, None, None, 0)
-        self._library = check(load)
-        self._kernel = self._find(compiled.symbol)
-        self._function = check(driver.cuKernelGetFunction(self._kernel))
-        with suppress(RuntimeError):
-            # Else its first launch may; drivers before CUDA 12.4 have no such function.
-            check(driver.cuFuncLoad(self._function))
 
     def _not_loaded(self, compiled: CompiledKernel, error: DriverError) -> CompilationError:
         first = self.definition.code[0]
@@ -132,11 +123,10 @@ class LoadedKernel:
             if found == declared:
                 return
             told = ", ".join(f"{each.name} ({size})" for each, size in zip(parameters, declared, strict=True))
-            raise LibraryError(
-                f"kernel {self.definition.name!r} takes {len(found)} parameters of {found} bytes; declared "
-                f"are {len(declared)}, in bytes: {told or 'none'}",
-                library="jit",
-                code="parameters",
+            raise self._refusal(
+                "parameters",
+                f" takes {len(found)} parameters of {found} bytes; declared are {len(declared)}, in bytes: "
+                f"{told or 'none'}",
             )
 
     def _read_limits(self) -> None:
@@ -161,11 +151,7 @@ class LoadedKernel:
             self._allow("CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", self._max_shared)
         if self.definition.cluster is not None:
             if not self._has_clusters:
-                raise LibraryError(
-                    f"kernel {self.definition.name!r}: this device has no clusters of blocks",
-                    library="jit",
-                    code="cluster",
-                )
+                raise self._refusal("cluster", ": this device has no clusters of blocks")
             if math.prod(self.definition.cluster) > _PORTABLE_CLUSTER:
                 self._allow("CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
 
@@ -237,7 +223,7 @@ class LoadedKernel:
             result = self._launch_with_attributes(spec, stream)
         if result[0]:
             self._refused(spec, result)
-        self._runs[stream] = stream.timeline.sequence + 1
+        self.note_use(stream)
 
     def _launch_with_attributes(self, spec: KernelSpec, stream: CudaStream) -> tuple[Any, ...]:
         config: driver.CUlaunchConfig = self._config
@@ -248,31 +234,26 @@ class LoadedKernel:
 
     def _check_fit(self, spec: KernelSpec) -> None:
         """Refuse what the driver would refuse, and say how much there is."""
-        definition, threads = self.definition, math.prod(spec.block)
-        name = definition.name
+        threads = math.prod(spec.block)
         if spec.shared > self._max_shared:
-            raise LibraryError(
-                f"kernel {name!r} asks for {spec.shared} bytes of dynamic shared memory for each block; "
-                f"there are {self._max_shared}: {self._all_shared} less {self._static_shared} static ones",
-                library="jit",
-                code="shared_memory",
+            raise self._refusal(
+                "shared_memory",
+                f" asks for {spec.shared} bytes of dynamic shared memory for each block; there are "
+                f"{self._max_shared}: {self._all_shared} less {self._static_shared} static ones",
             )
         if threads > self._max_threads:
-            raise LibraryError(
-                f"kernel {name!r}: a block of {_extents(spec.block)} has {threads} threads; it can have "
+            raise self._refusal(
+                "block",
+                f": a block of {_extents(spec.block)} has {threads} threads; it can have "
                 f"{self._max_threads}, by launch bounds or the {self._registers} registers of each thread",
-                library="jit",
-                code="block",
             )
-        if definition.is_cooperative:
+        if self.definition.is_cooperative:
             most = self._max_active(threads, spec.shared) * self._multiprocessors
             if math.prod(spec.grid) > most:
-                raise LibraryError(
-                    f"kernel {name!r} is cooperative, so all blocks run at once: {most} blocks of {threads} "
-                    f"threads fit on this device, the grid of {_extents(spec.grid)} has "
-                    f"{math.prod(spec.grid)}",
-                    library="jit",
-                    code="cooperative_grid",
+                raise self._refusal(
+                    "cooperative_grid",
+                    f" is cooperative, so all blocks run at once: {most} blocks of {threads} threads fit on "
+                    f"this device, the grid of {_extents(spec.grid)} has {math.prod(spec.grid)}",
                 )
 
     def _max_active(self, threads: int, shared: int) -> int:
@@ -284,13 +265,14 @@ class LoadedKernel:
         try:
             self._context.check(result)
         except DriverError as error:
-            raise LibraryError(
-                f"kernel {self.definition.name!r}: a grid of {_extents(spec.grid)} blocks of "
-                f"{_extents(spec.block)} threads with {spec.shared} bytes of dynamic shared memory was not "
-                f"launched: {error.message}",
-                library="jit",
-                code=error.code,
+            raise self._refusal(
+                error.code,
+                f": a grid of {_extents(spec.grid)} blocks of {_extents(spec.block)} threads with "
+                f"{spec.shared} bytes of dynamic shared memory was not launched: {error.message}",
             ) from error
+
+    def _refusal(self, code: int | str, text: str) -> LibraryError:
+        return LibraryError(f"kernel {self.definition.name!r}{text}", library="jit", code=code)
 
     def inform(self, spec: KernelInfoSpec) -> None:
         """Fill the words of `KernelInfoSpec`."""
@@ -322,16 +304,6 @@ class LoadedKernel:
         config.blockDimX, config.blockDimY, config.blockDimZ = spec.block
         config.sharedMemBytes, config.hStream = spec.shared, 0
         return int(self._context.check(driver.cuOccupancyMaxActiveClusters(self._function, config)))
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a stream may not have got past it."""
-        return self._runs.is_busy
-
-    def close(self) -> None:
-        """Unload it: nothing of it runs any more. The context is current."""
-        if self._library is not None:
-            driver.cuLibraryUnload(self._library)
 
 
 def _extents(extents: Dim3) -> str:

@@ -15,10 +15,9 @@ from ..runtime._stream import CudaStream
 __all__ = ["Conditions"]
 
 # As in conditions.cu: the handle of the condition, and a structure behind it.
-_HANDLE = struct.Struct("<Q")
-_BRANCH = struct.Struct("<Qiiii")
-_LOOP = struct.Struct("<QQqQii")
-_OFFSETS = (0, _HANDLE.size)
+_BRANCH = struct.Struct("<QQiiii")
+_LOOP = struct.Struct("<QQQqQii")
+_OFFSETS = (0, 8)
 _STOP = struct.Struct("<i")
 
 
@@ -44,12 +43,12 @@ class Conditions:
         if self._loop is not None:
             return
         load = self._device.kernels.function
-        self._branch = load("conditions", "set_branch", _HANDLE.size + _BRANCH.size, _OFFSETS)
+        self._branch = load("conditions", "set_branch", _BRANCH.size, _OFFSETS)
         self._stop = self._device.pinned.take(_STOP.size)
         self._tell_loops(0)
         self._device.context.before_loss(self.end_loops)
         self._device.end_loops.append(self.end_loops)
-        self._loop = load("conditions", "set_loop", _HANDLE.size + _LOOP.size, _OFFSETS)
+        self._loop = load("conditions", "set_loop", _LOOP.size, _OFFSETS)
 
     def end_loops(self) -> None:
         """Let no loop begin another turn; what they compute is lost."""
@@ -69,24 +68,16 @@ class Conditions:
         assert self._branch is not None  # loaded by now
         address, dtype = self._device.address(spec.condition), spec.condition.dtype
         is_signed = dtype.kind == "int"
-        with self._branch as arguments:
-            _HANDLE.pack_into(arguments, 0, handle)
-            _BRANCH.pack_into(
-                arguments, _HANDLE.size, address, dtype.itemsize, is_signed, spec.is_test, number
-            )
-            self._branch.launch(stream.handle, 1, threads=1)
+        values = handle, address, dtype.itemsize, is_signed, spec.is_test, number
+        self._branch.run(stream.handle, 1, _BRANCH, *values, threads=1)
 
     def set_loop(self, stream: CudaStream, handle: int, spec: LoopSpec, *, is_begin: bool) -> None:
         """Enqueue that turns are counted, and a condition is set if there is to be another one."""
         assert self._loop is not None  # loaded by now
         address, itemsize = self._device.address(spec.condition), spec.condition.dtype.itemsize
         count = self._device.address(spec.count)
-        with self._loop as arguments:
-            _HANDLE.pack_into(arguments, 0, handle)
-            _LOOP.pack_into(
-                arguments, _HANDLE.size, address, count, spec.limit, self._stop, itemsize, is_begin
-            )
-            self._loop.launch(stream.handle, 1, threads=1)
+        values = handle, address, count, spec.limit, self._stop, itemsize, is_begin
+        self._loop.run(stream.handle, 1, _LOOP, *values, threads=1)
 
     def read(self, condition: ArraySpec, stream: CudaStream) -> int:
         """Wait for a stream, and read a condition; blocks.

@@ -11,10 +11,9 @@ import attrs
 from nvmath.bindings import cublas
 
 from ...base import DType
+from ...base.workspace import Workspace
 from ..kit._device import LibraryDevice
-from ..kit._scratch import scratch
-from ..kit._workspace import Workspace
-from ..runtime._stream import CudaStream
+from ..runtime._stream import CudaStream, scratch
 
 __all__ = ["DEFAULT", "DEVICE", "HOST", "KINDS", "Cublas", "Factors", "Kind"]
 
@@ -116,7 +115,7 @@ class Cublas:
     def __init__(self, device: LibraryDevice, library: str) -> None:
         self._device = device
         self._context = device.context
-        self._workspace = Workspace(self._context, device.addresses, library)
+        self._workspace = Workspace(device.addresses, library)
         self._stream: CudaStream | None = None
         self._mode = HOST
         self._warm: set[int] = set()

@@ -1,24 +1,28 @@
-"""Routines of cuSOLVER, and of cuBLAS for stacks of small matrices: how each is called, by a table."""
+"""Solvers of cuSOLVER, and of cuBLAS for stacks of small matrices, by a table; and kernels around them."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import attrs
 import numpy as np
+from cuda.bindings import driver
 from nvmath.bindings import cublas, cusolverDn
 
 from ...base import DType
-from ...base.ops import real_of
+from ...base.checks import NATIVE
+from ...base.device_array import DeviceArray, stacked
+from ..runtime._context import CudaContext
+from ..runtime._kernels import Kernels
+from ..runtime._stream import scratch
+from ._cublas import KINDS
 
-__all__ = ["LOWER", "UPPER", "Places", "Routine", "Vendor"]
+__all__ = ["LOWER", "POINTER", "UPPER", "Places", "Routine", "SolverKernels", "Trials", "Vendor"]
 
 LOWER, UPPER = 0, 1
 
-_LETTERS = {DType.float32: "s", DType.float64: "d", DType.complex64: "c", DType.complex128: "z"}
-# cudaDataType.
-_CODES = {DType.float32: 0, DType.float64: 1, DType.complex64: 4, DType.complex128: 5}
 _COMPLEX = {"?orgqr": "?ungqr"}
 
 _X, _WORK = "solver params", "work bytes host host_bytes info"
@@ -82,14 +86,15 @@ class Routine:
 
     def values(self) -> dict[str, int]:
         """The values of all words that depend on no address."""
-        code, real = _CODES[self.dtype], _CODES[real_of(self.dtype)]
-        told = {"T": code, "R": real, "bytes": self.work[0], "host_bytes": self.work[1]}
+        kind = KINDS[self.dtype]
+        told = {"T": kind.code, "R": KINDS[kind.real].code}
+        told |= {"bytes": self.work[0], "host_bytes": self.work[1]}
         told["elements"] = self.work[0] // self.dtype.itemsize
         return {**told, **self.sizes, **self.options, "batch": self.batch}
 
     def function(self, suffix: str = "") -> Any:
         """The function of the bindings."""
-        letter = _LETTERS[self.dtype]
+        letter = KINDS[self.dtype].letter
         name = _COMPLEX.get(self.name, self.name) if letter in "cz" else self.name
         module = cublas if self.words[0] == "blas" else cusolverDn
         return getattr(module, name.replace("?", letter) + suffix)
@@ -164,3 +169,149 @@ class Vendor:
         cublas.destroy(handles["blas"])
         cusolverDn.destroy_params(handles["params"])
         cusolverDn.destroy(handles["solver"])
+
+
+POINTER = 8
+"""Bytes of a device address, and of a pivot of the 64-bit API."""
+
+# As in solver.cu.
+_ARGUMENTS = struct.Struct("<QQQQqqqqii")
+_TYPES = {dtype: code for code, dtype in enumerate(NATIVE)}
+_TRIANGLES = {"": 0, "L": 1, "U": 2}
+_OF_ELEMENTS = ("screen", "blank", "finish_triangle")
+_NAMES = (*_OF_ELEMENTS, "merge", "confirm_pivots", "determinants", "move_pivots", "list_matrices")
+
+
+class SolverKernels:
+    """Kernels of the backend's own: solver.cu says what each does. Made blockingly: they are compiled."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._functions = {name: kernels.function("solver", name, _ARGUMENTS.size) for name in _NAMES}
+
+    def apply(
+        self,
+        stream: int,
+        name: Literal["screen", "blank", "finish_triangle", "confirm_pivots"],
+        matrices: DeviceArray,
+        status: int = 0,
+        triangle: str = "",
+    ) -> None:
+        """Enqueue something for each element of matrices without gaps, or for each matrix."""
+        count = matrices.size if name in _OF_ELEMENTS else stacked(matrices)
+        self._launch(
+            stream, name, count, a=matrices.address, status=status, shape=matrices.shape[-2:],
+            code=_TYPES[matrices.dtype], mode=_TRIANGLES[triangle],
+        )  # fmt: skip
+
+    def merge(self, stream: int, said: int, status: int, count: int) -> None:
+        """Take over what a routine says of those matrices that have no status yet."""
+        self._launch(stream, "merge", count, b=said, status=status)
+
+    def determinants(
+        self, stream: int, factors: DeviceArray, pivots: DeviceArray, status: int, out: int
+    ) -> None:
+        """Write three complex128 of each matrix that LU has factored; see solver.cu."""
+        self._launch(
+            stream, "determinants", stacked(factors), a=factors.address, b=out, c=pivots.address,
+            status=status, shape=factors.shape[-2:], code=_TYPES[factors.dtype], mode=pivots.dtype.itemsize,
+        )  # fmt: skip
+
+    def move_pivots(
+        self, stream: int, source: DeviceArray, out: DeviceArray, step: int, status: int = 0
+    ) -> None:
+        """Write pivots as numbers of another size, with a number added.
+
+        Args:
+            stream: The stream.
+            source: Where they are: int32 or int64, without gaps.
+            out: Where they go, likewise.
+            step: What is added.
+            status: With status words, pivots are checked to be rows of square matrices.
+        """
+        self._launch(
+            stream, "move_pivots", source.size, a=source.address, b=out.address, status=status, step=step,
+            shape=(source.shape[-1],) * 2, code=source.dtype.itemsize + 16 * out.dtype.itemsize,
+        )  # fmt: skip
+
+    def list_matrices(self, stream: int, first: int, nbytes: int, count: int, out: int) -> None:
+        """Write the addresses of matrices that lie one by one, as batched routines want them."""
+        self._launch(stream, "list_matrices", count, a=first, b=out, step=nbytes)
+
+    def _launch(
+        self, stream: int, name: str, count: int, *, a: int = 0, b: int = 0, c: int = 0, status: int = 0,
+        step: int = 0, shape: tuple[int, ...] = (1, 1), code: int = 0, mode: int = 0,
+    ) -> None:  # fmt: skip
+        values = a, b, c, status, count, step, *shape, code, mode
+        self._functions[name].run(stream, count, _ARGUMENTS, *values)
+
+
+# Larger matrices need no more kernels than one of this size.
+_LARGE = {"xpotrf": 2048, "xgetrf": 2048, "xgesvd": 256}
+_LARGE_OTHERS = 1024
+
+
+class Trials:
+    """Runs routines once before they are enqueued for the first time: then they wait for the whole device.
+
+    Kernels depend on the element type and on the size of matrices; sizes with as many bits share one trial.
+
+    Args:
+        context: The device's context.
+        vendor: The handles; nothing else uses them meanwhile.
+        kernels: Kernels of the backend's own.
+    """
+
+    def __init__(self, context: CudaContext, vendor: Vendor, kernels: SolverKernels) -> None:
+        self._context = context
+        self._vendor = vendor
+        self._kernels = kernels
+        self._done: set[tuple[object, ...]] = set()
+
+    def run(self, *routines: Routine) -> None:
+        """Try out routines, each with what those before have made; blocks. The context is current."""
+        most = _LARGE.get(routines[-1].name, _LARGE_OTHERS)
+        chain = [_shrunk(routine, most) for routine in routines]
+        key = tuple(map(_key, chain))
+        if key not in self._done:
+            self._run([self._vendor.sized(routine) for routine in chain])
+            self._done.add(key)
+
+    def _run(self, chain: list[Routine]) -> None:
+        first, count = chain[0], chain[0].batch
+        whole = max(size for routine in chain for size in routine.sizes.values()) ** 2 * first.dtype.itemsize
+        # The matrix is the first one.
+        words = dict.fromkeys(word for routine in chain for word in routine.arrays)
+        lists = [word for word in words if word.endswith("*")]
+        names = dict.fromkeys(word.rstrip("*") for word in words)
+        device, host = (max(routine.work[place] for routine in chain) for place in (0, 1))
+        rooms = [whole * count] * len(names) + [POINTER * count] * len(lists)
+        with scratch(self._context, *rooms, 4 * count, device) as (stream, [*places, status, work]):
+            arrays = dict(zip((*names, *lists), places, strict=True))
+            self._upload(stream, places[0], first)
+            for word in lists:
+                self._kernels.list_matrices(stream, arrays[word[:-1]], whole, count, arrays[word])
+            room = np.empty(max(1, host), np.uint8)
+            at = {word: (address, whole) for word, address in arrays.items()}
+            try:
+                for routine in chain:
+                    self._vendor.run(routine, stream, at, count, (work, int(room.ctypes.data)), status)
+            finally:
+                # The stream ends here, and another one may get its number.
+                self._vendor.select_all(0)
+
+    def _upload(self, stream: int, place: int, routine: Routine) -> None:
+        """Write a matrix by columns; its lower triangle is that of a positive definite one."""
+        shape = routine.shape
+        made = np.resize(np.random.default_rng(0).random(997), shape[::-1]).astype(routine.dtype.dtype)
+        made[np.diag_indices(min(shape))] += sum(shape)
+        self._context.check(driver.cuMemcpyHtoDAsync(place, made.ctypes.data, made.nbytes, stream))
+        self._context.check(driver.cuStreamSynchronize(stream))
+
+
+def _shrunk(routine: Routine, most: int) -> Routine:
+    return attrs.evolve(routine, sizes={word: min(size, most) for word, size in routine.sizes.items()})
+
+
+def _key(routine: Routine) -> tuple[object, ...]:
+    sizes = (size.bit_length() for size in routine.sizes.values())
+    return routine.name, routine.dtype, *sizes, *routine.options.values(), routine.batch

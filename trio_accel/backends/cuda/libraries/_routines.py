@@ -1,28 +1,45 @@
-"""BLAS 2 and 3, but for products of general matrices: routines of cuBLAS for one type each."""
+"""The BLAS but for products of general matrices: routines of cuBLAS for one type each."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 import numpy as np
 from cuda.bindings import driver
+from nvmath.bindings import cublas
 
+from ...base import DType
 from ...base.blas import Factor, Matrix, Plan, Routine, plan_routine
-from ...base.checks import NATIVE
-from ...base.device_matrices import broadcast
+from ...base.checks import INEXACT, NATIVE, check_dtype
+from ...base.device_array import broadcast
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec, OperationSpec, contiguous_strides
-from ..kit._call import Call
-from ..kit._checks import factor_of
+from ...base.product_layouts import vectors
 from ..kit._device import LibraryDevice
-from ._cublas import HOST, KINDS, Kind
-from ._vectors import VectorLibrary
+from ..kit._library import Call, CudaLibrary, factor_of
+from ._cublas import DEVICE, HOST, KINDS, Cublas, Kind
 
 __all__ = ["RoutineLibrary"]
+
+# As in norms.cu, with what fills the structure up.
+_NORM = struct.Struct("<QQqqi4x")
+# In float32, which float16 is computed in, its denormal numbers are none.
+_NORM_TYPES = {
+    DType.bfloat16: 0,
+    DType.float32: 1,
+    DType.float64: 2,
+    DType.complex64: 3,
+    DType.complex128: 4,
+}
+_NORM_THREADS = 1024
+_INDEX = struct.Struct("<QQq")
+# Of each array as a vector: bytes to its first element, and elements from one to the next.
+_Vectors: TypeAlias = list[tuple[int, int]]
 
 _MATRICES = frozenset({"linalg.symm", "linalg.syrk", "linalg.syr2k", "linalg.trmm", "linalg.trsm"})
 # Operations whose routines wait for the device when they are called for the first time.
@@ -31,12 +48,142 @@ _TRIED = _MATRICES | {"linalg.asum", "linalg.iamax", "linalg.rot"}
 _LARGE = 512
 
 
-class RoutineLibrary(VectorLibrary):
-    """Operations on symmetric, Hermitian and triangular matrices."""
+class RoutineLibrary(CudaLibrary):
+    """Operations on vectors, and on symmetric, Hermitian and triangular matrices.
+
+    Arrays that are no vectors are packed into one. Compiles a kernel of the backend's own when it is made,
+    which blocks.
+    """
 
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
+        self._index_from_zero = device.kernels.function("norms", "index_from_zero", _INDEX.size)
+        self._norm_again = device.kernels.function("norms", "norm_again", _NORM.size)
+        self._blas = Cublas(device, self.name)
         self._tried: set[tuple[object, ...]] = set()
+
+    def _plan_vectors(self, spec: Any, device: LibraryDevice) -> tuple[_Vectors | None]:
+        """See the operands as vectors; None if they are none."""
+        strides = [getattr(spec, name).strides for name in ("x", "y") if hasattr(spec, name)]
+        return (vectors(spec.x.shape, spec.x.dtype.itemsize, *strides),)
+
+    def _plan_index(self, spec: Any, device: LibraryDevice) -> tuple[_Vectors | None]:
+        """See the operand as a vector in its own order, from which the index counts."""
+        return self._plan_vectors(spec, device) if spec.x.strides[0] > 0 else (None,)
+
+    def _plan_norm(self, spec: Any, device: LibraryDevice) -> tuple[_Vectors | None]:
+        """The same; refuse a result that is not of the type of absolute values."""
+        real = KINDS[spec.x.dtype].real
+        check_dtype("cuda", f"norm of {spec.x.dtype} to", spec.out.dtype, (real,))
+        return self._plan_vectors(spec, device)
+
+    def _vectors(self, call: Call, read: Sequence[ArraySpec], updated: Sequence[ArraySpec] = ()) -> list[int]:
+        """Where each operand lies as a vector, and its step; packed ones where they are none together."""
+        (found,) = call.plan
+        if found is None:
+            places = [call.packed(array) for array in read]
+            places += [call.result(array, is_updated=True) for array in updated]
+            return [number for place in places for number in (place, 1)]
+        pairs = zip((*read, *updated), found, strict=True)
+        return [number for array, (offset, step) in pairs for number in (call.at(array) + offset, step)]
+
+    @kernel("linalg.axpy", backend="cuda", dtypes=INEXACT, plan=_plan_vectors, is_quick=True)
+    def _axpy(self, spec: Any, call: Call) -> None:
+        kind, blas = KINDS[spec.y.dtype], self._blas
+        alpha = factor_of("blas", "alpha", spec.alpha, spec.y.dtype)
+        if not spec.y.size:
+            return
+        x, x_step, y, y_step = self._vectors(call, [spec.x], [spec.y])
+        blas.select(call.stream, HOST)
+        blas.factors.put(kind, alpha)
+        cublas.axpy_ex_64(
+            blas.handle, spec.y.size, blas.factors.alpha, kind.factor, x, kind.code, x_step, y, kind.code,
+            y_step, kind.factor,
+        )  # fmt: skip
+
+    @kernel("linalg.scal", backend="cuda", dtypes=INEXACT, plan=_plan_vectors, is_quick=True)
+    def _scal(self, spec: Any, call: Call) -> None:
+        self._scale(call, factor_of("blas", "alpha", spec.alpha, spec.x.dtype), spec.x, call.plan[0])
+
+    def _scale(self, call: Call, alpha: complex, array: ArraySpec, found: _Vectors | None) -> None:
+        """Enqueue ``array = alpha * array``."""
+        kind, blas, x = KINDS[array.dtype], self._blas, call.array(array)
+        if not x.size:
+            return
+        if found is None and not alpha.imag:
+            call.convert(x, x, scale=alpha.real)
+            return
+        offset, step = (0, 1) if found is None else found[0]
+        place = call.result(array, is_updated=True) if found is None else x.address + offset
+        blas.select(call.stream, HOST)
+        blas.factors.put(kind, alpha)
+        cublas.scal_ex_64(
+            blas.handle, x.size, blas.factors.alpha, kind.factor, place, kind.code, step, kind.factor
+        )
+
+    @kernel("linalg.dot", backend="cuda", dtypes=INEXACT, plan=_plan_vectors, is_quick=True)
+    def _dot(self, spec: Any, call: Call) -> None:
+        if not spec.x.size:
+            call.fill(spec.out, 0)
+            return
+        kind = KINDS[spec.out.dtype]
+        x, x_step, y, y_step = self._vectors(call, [spec.x, spec.y])
+        self._blas.select(call.stream, DEVICE)
+        cublas.dot_ex_64(
+            self._blas.handle, spec.x.size, x, kind.code, x_step, y, kind.code, y_step, call.at(spec.out),
+            kind.code, kind.factor,
+        )  # fmt: skip
+
+    @kernel("linalg.nrm2", backend="cuda", dtypes=INEXACT, plan=_plan_norm, is_quick=True)
+    def _nrm2(self, spec: Any, call: Call) -> None:
+        if not spec.x.size:
+            call.fill(spec.out, 0)
+            return
+        kind, size, out = KINDS[spec.x.dtype], spec.x.size, call.at(spec.out)
+        real = KINDS[kind.real]
+        x, step = self._vectors(call, [spec.x])
+        self._blas.select(call.stream, DEVICE)
+        cublas.nrm2ex_64(self._blas.handle, size, x, kind.code, step, out, real.code, real.factor)
+        number = _NORM_TYPES.get(spec.x.dtype)
+        if number is not None:
+            # To cuBLAS denormal numbers are zeros.
+            self._norm_again.run(
+                call.handle, _NORM_THREADS, _NORM, x, out, size, step, number, threads=_NORM_THREADS
+            )
+
+    @kernel("linalg.asum", backend="cuda", dtypes=NATIVE, plan=_plan_norm, is_quick=True)
+    def _asum(self, spec: Any, call: Call) -> None:
+        if spec.x.size:
+            self._reduce(call, "asum", spec.x, call.at(spec.out))
+        else:
+            call.fill(spec.out, 0)
+
+    @kernel("linalg.iamax", backend="cuda", dtypes=NATIVE, plan=_plan_index, is_quick=True)
+    def _iamax(self, spec: Any, call: Call) -> None:
+        found = call.workspace(8)
+        self._reduce(call, "i{}amax", spec.x, found)
+        self._index_from_zero.run(call.handle, 1, _INDEX, found, call.at(spec.out), spec.x.size)
+
+    def _reduce(self, call: Call, name: str, x: ArraySpec, out: int) -> None:
+        """Enqueue what makes a number in device memory of a vector."""
+        place = self._vectors(call, [x])
+        self._blas.select(call.stream, DEVICE)
+        self._blas.invoke(KINDS[x.dtype], name, x.size, *place, out)
+
+    @kernel("linalg.swap", backend="cuda", dtypes=tuple(DType))
+    def _swap(self, spec: Any, call: Call) -> None:
+        x, y = call.array(spec.x), call.array(spec.y)
+        kept = call.copy_of(x)
+        call.convert(y, x)
+        call.convert(kept, y)
+
+    @kernel("linalg.rot", backend="cuda", dtypes=NATIVE, plan=_plan_vectors, is_quick=True)
+    def _rot(self, spec: Any, call: Call) -> None:
+        sine = factor_of("blas", "s", spec.s, spec.x.dtype)
+        if spec.x.size:
+            places = self._vectors(call, (), [spec.x, spec.y])
+            self._blas.select(call.stream, HOST)
+            self._blas.invoke(KINDS[spec.x.dtype], "rot", spec.x.size, *places, complex(spec.c), sine)
 
     def _plan_matrices(self, spec: Any, device: LibraryDevice) -> Plan:
         return plan_routine(spec)
@@ -111,9 +258,16 @@ class RoutineLibrary(VectorLibrary):
                     self._context.check(copied)
                     places = {field: lists + 8 * number for number, field in enumerate(arrays)}
                     self._invoke(kind, batched, spec, places)
+            elif spec.operation == "linalg.rot":
+                self._blas.invoke(kind, "rot", 1000, place, 1, place + 16 * 1000, 1, 1 + 0j, 0j)
             else:
-                self.try_vectors(kind, spec.operation, place)
+                name = "asum" if spec.operation == "linalg.asum" else "i{}amax"
+                self._blas.set_mode(DEVICE)
+                self._blas.invoke(kind, name, 1000, place + 256, 1, place)
         self._tried.add(key)
+
+    def _destroy(self) -> None:
+        self._blas.destroy()
 
 
 def _batched(plan: Plan) -> Routine | None:

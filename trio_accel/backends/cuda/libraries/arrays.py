@@ -16,9 +16,8 @@ from ...base.expressions.compiled import (
 )
 from ...base.kernels import kernel
 from ...base.ops import ElementwiseSpec, OperationSpec, ReductionSpec
-from ..kit._call import Call
 from ..kit._device import LibraryDevice
-from ..kit._library import CudaLibrary
+from ..kit._library import Call, CudaLibrary
 from ..runtime._kernels import Function, Module
 
 __all__ = ["ArraysLibrary"]

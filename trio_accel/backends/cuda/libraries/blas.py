@@ -1,7 +1,8 @@
-"""Dense linear algebra: cuBLAS. Products here; vectors, and the handle, in modules of their own."""
+"""Dense linear algebra: cuBLAS. Products here; all else, and the handle, in modules of their own."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
@@ -10,25 +11,24 @@ import attrs
 from nvmath.bindings import cublas
 
 from ...base import AccelStream, DType
-from ...base.checks import INEXACT
+from ...base.checks import INEXACT, INTEGERS
 from ...base.device_array import DeviceArray
 from ...base.kernels import kernel
 from ...base.launch_cache import GraphCall, Key
 from ...base.ops import MatmulSpec, OperationSpec
 from ...base.product_layouts import Product, broadcast_operands, plan_gemm, plan_matmul, vectors
-from ..kit._call import Call
-from ..kit._checks import factor_of
 from ..kit._device import LibraryDevice
-from ..kit._library import Errors
+from ..kit._library import Call, Errors, factor_of
+from ..runtime._kernels import Function
 from ..runtime._stream import CudaStream
 from ._cublas import DEFAULT, HOST, KINDS, Factors, Kind
-from ._integers import IntegerProducts
 from ._routines import RoutineLibrary
 
 __all__ = ["BlasLibrary"]
 
-_INTEGERS = tuple(dtype for dtype in DType if dtype.kind in ("int", "uint"))
-_WITH_INTEGERS = (*INEXACT, *_INTEGERS)
+# As in integers.cu.
+_AXES = 64
+_INTEGER_PRODUCT = struct.Struct("<QQQqqqqqqqqii")
 
 _Span: TypeAlias = tuple[int, int]
 _Arguments: TypeAlias = tuple[Kind, Product, Factors, int, int, int]
@@ -58,7 +58,7 @@ class BlasLibrary(RoutineLibrary):
 
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
-        self._integers: IntegerProducts | None = None
+        self._integers: Function | None = None
         # By identity: a member's hash takes longer than all the rest.
         self._prepared: set[int] = {id(DType.float32)}
 
@@ -75,13 +75,16 @@ class BlasLibrary(RoutineLibrary):
         kind = KINDS.get(dtype)
         if kind is not None:
             self._blas.warm(kind)
-        elif dtype in _INTEGERS:
+        elif dtype in INTEGERS:
             self._load_integers()
         self._prepared.add(id(dtype))
 
-    def _load_integers(self) -> None:
+    def _load_integers(self) -> Function:
+        """Load the product of whole numbers, modulo two to the power of their bits; compiling it blocks."""
         if self._integers is None:
-            self._integers = IntegerProducts(self._device.kernels)
+            nbytes = _INTEGER_PRODUCT.size + 3 * 8 * _AXES
+            self._integers = self._device.kernels.function("integers", "multiply", nbytes)
+        return self._integers
 
     def attach(self, stream: CudaStream) -> None:
         """Take the workspace of cuBLAS; see `CudaLibrary.attach`."""
@@ -126,10 +129,6 @@ class BlasLibrary(RoutineLibrary):
         run = partial(self._multiply_by_graph, kind, product, graph)
         return _Multiply(run, graph, (span(spec.a), span(spec.b), span(spec.out)))
 
-    @kernel(MatmulSpec, backend="cuda", dtypes=_WITH_INTEGERS, plan=_plan_matmul, is_quick=True)
-    def _matmul(self, spec: MatmulSpec, call: Call) -> None:
-        call.plan.run(spec, call)
-
     def _multiply_plain(self, kind: Kind, product: Product, spec: MatmulSpec, call: Call) -> None:
         factors = self._blas.plain[kind.is_double]
         self._multiply(call, kind, product, factors, spec, call.at(spec.out))
@@ -144,15 +143,25 @@ class BlasLibrary(RoutineLibrary):
         self._call_by_graph(key, call.stream, (kind, product, self._blas.plain[kind.is_double], a, b, out))
 
     def _multiply_integers(self, spec: MatmulSpec, call: Call) -> None:
-        self._load_integers()
-        assert self._integers is not None
-        self._integers.multiply(call.stream, call.array(spec.a), call.array(spec.b), call.array(spec.out))
+        """By a thread for each element, without tiles: right, and far from what the device could do."""
+        multiply = self._load_integers()
+        a, b, out = call.array(spec.a), call.array(spec.b), call.array(spec.out)
+        batch, left, right = broadcast_operands((a.shape, b.shape), (a.strides, b.strides))
+        with multiply as arguments:
+            _INTEGER_PRODUCT.pack_into(
+                arguments, 0, a.address, b.address, out.address, out.size, left.shape[0], right.shape[1],
+                left.shape[1], *left.strides, *right.strides, a.dtype.itemsize, len(batch),
+            )  # fmt: skip
+            for number, row in enumerate((batch, left.batch_strides, right.batch_strides)):
+                place = _INTEGER_PRODUCT.size + 8 * _AXES * number
+                struct.pack_into(f"<{len(row)}q", arguments, place, *row)
+            multiply.launch(call.handle, out.size)
 
     def _plan_gemm(self, spec: Any, device: LibraryDevice) -> _Multiply:
         dtype = spec.c.dtype
         kind = KINDS[dtype]
         if not spec.a.size or not spec.c.size:
-            return _Multiply(partial(self._scale_only, kind))
+            return _Multiply(self._scale_only)
         shapes: Any = spec.a.shape, spec.b.shape, spec.c.shape
         product = plan_gemm(
             (spec.trans_a, spec.trans_b),
@@ -164,20 +173,19 @@ class BlasLibrary(RoutineLibrary):
         graph = GraphCall(self) if _is_one_call(product) else None
         return _Multiply(partial(self._multiply_with_factors, kind, product, graph))
 
+    @kernel(MatmulSpec, backend="cuda", dtypes=(*INEXACT, *INTEGERS), plan=_plan_matmul, is_quick=True)
     @kernel("linalg.gemm", backend="cuda", dtypes=INEXACT, plan=_plan_gemm, is_quick=True)
-    def _gemm(self, spec: Any, call: Call) -> None:
+    def _product(self, spec: Any, call: Call) -> None:
         call.plan.run(spec, call)
 
-    def _scale_only(self, kind: Kind, spec: Any, call: Call) -> None:
+    def _scale_only(self, spec: Any, call: Call) -> None:
         """A product that is a sum of nothing."""
         _, beta = _factors_of(spec)
-        c = call.array(spec.c)
-        if not c.size:
-            return
         if beta:
-            self._scale(call, kind, beta, c, vectors(c.shape, c.dtype.itemsize, c.strides))
+            c = spec.c
+            self._scale(call, beta, c, vectors(c.shape, c.dtype.itemsize, c.strides))
         else:
-            call.fill(c, 0)
+            call.fill(spec.c, 0)
 
     def _multiply_with_factors(
         self, kind: Kind, product: Product, graph: GraphCall | None, spec: Any, call: Call

@@ -3,28 +3,109 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import accumulate
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import attrs
 from nvmath.bindings import cufft
 
 from ...base.checks import NATIVE
 from ...base.device_array import DeviceArray
-from ...base.fft_layouts import PlanKey, View
-from ...base.fft_steps import Convert, Transform, TransformPlan, Zero
+from ...base.fft_steps import Convert, PlanKey, Transform, TransformPlan, View, Zero
 from ...base.kernels import kernel
 from ...base.ops import FftSpec
-from ..kit._call import Call
+from ...base.workspace import LastUses
 from ..kit._device import LibraryDevice
-from ..kit._library import CudaLibrary, Errors
-from ._fft_plans import VendorPlan
+from ..kit._library import Call, CudaLibrary, Errors
+from ..runtime._context import CudaContext
+from ..runtime._stream import CudaStream
 
 __all__ = ["FftLibrary"]
 
 # Of temporary buffers, as of device memory.
 _ALIGNMENT = 256
+
+
+_Execute: TypeAlias = Callable[..., None]
+
+# By kind, and whether it is of double precision: the type and what executes it.
+_TYPES: dict[tuple[str, bool], tuple[cufft.Type, _Execute]] = {
+    ("c2c", False): (cufft.Type.C2C, cufft.exec_c2c),
+    ("c2c", True): (cufft.Type.Z2Z, cufft.exec_z2z),
+    ("r2c", False): (cufft.Type.R2C, cufft.exec_r2c),
+    ("r2c", True): (cufft.Type.D2Z, cufft.exec_d2z),
+    ("c2r", False): (cufft.Type.C2R, cufft.exec_c2r),
+    ("c2r", True): (cufft.Type.Z2D, cufft.exec_z2d),
+}
+_FORWARD, _INVERSE = -1, 1
+
+
+class _VendorPlan:
+    """One plan of cuFFT. To make one takes up to a second, and loads kernels. The context is current.
+
+    Args:
+        key: What it is made from.
+        context: The device's context.
+
+    Attributes:
+        key: What it is made from.
+        size: Bytes of the work area that it needs.
+        users: How many plans of ours execute it.
+    """
+
+    __slots__ = ("_area", "_execute", "_handle", "_runs", "_signs", "_stream", "key", "size", "users")
+
+    def __init__(self, key: PlanKey, context: CudaContext) -> None:
+        self.key: PlanKey = key
+        self.users: int = 0
+        kind, self._execute = _TYPES[key.kind, key.is_double]
+        self._signs: tuple[tuple[int, ...], tuple[int, ...]] = (
+            ((_INVERSE,), (_FORWARD,)) if key.kind == "c2c" else ((), ())
+        )
+        self._area = 0
+        self._stream: CudaStream | None = None
+        self._runs = LastUses()
+        self._handle = cufft.create()
+        try:
+            # The work area is one for all plans.
+            cufft.set_auto_allocation(self._handle, 0)
+            self.size: int = cufft.make_plan_many64(
+                self._handle,
+                len(key.lengths),
+                key.lengths,
+                *(key.inembed, key.istride, key.idist),
+                *(key.onembed, key.ostride, key.odist),
+                kind,
+                key.batch,
+            )
+            # Else the tables are still on their way when they are used.
+            context.settle()
+        except BaseException:
+            with suppress(cufft.cuFFTError):
+                self.destroy()
+            raise
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a stream may not have got past it."""
+        return self._runs.is_busy
+
+    def run(self, stream: CudaStream, area: int, source: int, out: int, is_forward: bool) -> None:
+        """Enqueue the transform once."""
+        if stream is not self._stream:
+            cufft.set_stream(self._handle, stream.handle)
+            self._stream = stream
+        if area != self._area and self.size:
+            cufft.set_work_area(self._handle, area)
+            self._area = area
+        self._runs[stream] = stream.timeline.sequence + 1
+        self._execute(self._handle, source, out, *self._signs[is_forward])
+
+    def destroy(self) -> None:
+        """Give it back to cuFFT, which may wait for the device: nothing of it runs any more."""
+        cufft.destroy(self._handle)
 
 
 @attrs.frozen(eq=False)
@@ -39,10 +120,10 @@ class _Plan:
         vendor_plans: The plans of cuFFT.
     """
 
-    steps: tuple[Zero | Convert | tuple[Transform, VendorPlan], ...] = ()
+    steps: tuple[Zero | Convert | tuple[Transform, _VendorPlan], ...] = ()
     workspace: int = 0
     offsets: tuple[int, ...] = (0,)
-    vendor_plans: tuple[VendorPlan, ...] = ()
+    vendor_plans: tuple[_VendorPlan, ...] = ()
 
 
 class FftLibrary(CudaLibrary):
@@ -59,7 +140,7 @@ class FftLibrary(CudaLibrary):
 
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
-        self._vendor_plans: dict[PlanKey, VendorPlan] = {}
+        self._vendor_plans: dict[PlanKey, _VendorPlan] = {}
         # Loads cuFFT, or says that it is missing.
         cufft.get_version()
 
@@ -68,7 +149,7 @@ class FftLibrary(CudaLibrary):
         if not math.prod(spec.out.shape):
             return _Plan()
         planned = TransformPlan(spec)
-        held: dict[PlanKey, VendorPlan] = {}
+        held: dict[PlanKey, _VendorPlan] = {}
         try:
             for step in planned.steps:
                 if isinstance(step, Transform) and step.fit.key not in held:
@@ -103,15 +184,15 @@ class FftLibrary(CudaLibrary):
             else:
                 call.fill(_array(step.out, buffers), 0)
 
-    def _hold(self, key: PlanKey) -> VendorPlan:
+    def _hold(self, key: PlanKey) -> _VendorPlan:
         """Have one more plan execute a plan of cuFFT, which is made if it is not there."""
         plan = self._vendor_plans.get(key)
         if plan is None:
-            plan = self._vendor_plans[key] = VendorPlan(key, self._context)
+            plan = self._vendor_plans[key] = _VendorPlan(key, self._context)
         plan.users += 1
         return plan
 
-    def _release(self, vendor_plans: Iterable[VendorPlan]) -> None:
+    def _release(self, vendor_plans: Iterable[_VendorPlan]) -> None:
         """Have one plan less execute plans of cuFFT; those that none executes any more are destroyed."""
         for plan in vendor_plans:
             plan.users -= 1

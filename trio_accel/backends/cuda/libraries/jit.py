@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ...base.kernels import kernel
 from ...base.ops import KernelDefinition, KernelInfoSpec, KernelSpec, OperationSpec
-from ..kit._call import Call
-from ..kit._compile import compile_kernel
 from ..kit._device import LibraryDevice
+from ..kit._library import Call
 from ..kit._loaded_kernel import LoadedKernel
+from ..runtime._compiler import compile_kernel
 from .arrays import ArraysLibrary
 
 __all__ = ["JitLibrary"]

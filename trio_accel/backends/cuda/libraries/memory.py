@@ -9,9 +9,7 @@ from ...base.device_array import DeviceArray
 from ...base.foreign import ForeignArray
 from ...base.kernels import kernel
 from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, HostUse, StackSpec
-from ..kit._call import Call
-from ..kit._library import CudaLibrary
-from ..runtime._foreign import follow
+from ..kit._library import Call, CudaLibrary
 
 __all__ = ["MemoryLibrary"]
 
@@ -58,7 +56,7 @@ class MemoryLibrary(CudaLibrary):
         _check_alignment(source, out.dtype.itemsize)
         if source.stream is not None:
             try:
-                follow(call.stream, source.stream, self._context)
+                self._context.order(source.stream, call.handle)
             except DriverError as error:
                 raise LibraryError(
                     f"the stream that the array names cannot be waited for: {error}",

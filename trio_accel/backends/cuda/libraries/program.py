@@ -19,10 +19,10 @@ from ...base.device_array import DeviceArray
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
 from ...base.programs import ProgramHost
-from ..kit._call import Call
 from ..kit._device import LibraryDevice
-from ..kit._library import CudaLibrary
-from ..runtime._program_array import ProgramArray, described, foreign_array
+from ..kit._library import Call, CudaLibrary
+from ..runtime._export import ProgramArray
+from ..runtime._foreign import described, foreign_array
 from ..runtime._stream import CudaStream
 
 __all__ = ["ProgramLibrary"]

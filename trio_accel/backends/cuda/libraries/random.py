@@ -10,9 +10,8 @@ import struct
 
 from ...base.kernels import kernel
 from ...base.ops import RANDOM_DTYPES, PhiloxSpec
-from ..kit._call import Call
 from ..kit._device import LibraryDevice
-from ..kit._library import CudaLibrary
+from ..kit._library import Call, CudaLibrary
 
 __all__ = ["RandomLibrary"]
 

@@ -18,16 +18,12 @@ from nvmath.bindings import cublas, cusolver
 
 from ...base import DType, NotSupportedError
 from ...base.checks import NATIVE
-from ...base.device_array import DeviceArray
-from ...base.device_matrices import broadcast, diagonals, first_rows, stacked, transposed
+from ...base.device_array import DeviceArray, broadcast, diagonals, first_rows, stacked, transposed
 from ...base.kernels import kernel
-from ...base.ops import ArraySpec, real_of
-from ..kit._call import Call, Order
+from ...base.ops import ArraySpec
 from ..kit._device import LibraryDevice
-from ..kit._library import CudaLibrary, Errors
-from ._cusolver import LOWER, UPPER, Routine, Vendor
-from ._solver_kernels import POINTER, SolverKernels
-from ._solver_trials import Trials
+from ..kit._library import Call, CudaLibrary, Errors, Order
+from ._cusolver import LOWER, POINTER, UPPER, Routine, SolverKernels, Trials, Vendor
 
 __all__ = ["SolverLibrary"]
 
@@ -89,8 +85,8 @@ class SolverLibrary(CudaLibrary):
         self._own.apply(call.handle, "blank", matrices, status, triangle)
 
     def _plan_cholesky(self, spec: Any, device: LibraryDevice) -> tuple[Routine, ...]:
-        n, dtype, options = spec.a.shape[-1], spec.a.dtype, {"uplo": _code(_triangle(spec))}
-        if _is_empty(spec.a):
+        n, dtype, options = spec.a.shape[-1], spec.a.dtype, {"uplo": LOWER if spec.upper else UPPER}
+        if not spec.a.size:
             return ()
         if stacked(spec.a) == 1 or n > _MOST_BATCHED:
             return (self._ready(Routine("xpotrf", dtype, {"n": n}, options)),)
@@ -104,7 +100,7 @@ class SolverLibrary(CudaLibrary):
         if not out.size:
             return
         call.convert(call.array(spec.a), out)
-        if _is_complex(out.dtype):
+        if out.dtype.kind == "complex":
             self._own.apply(call.handle, "blank", out, status, triangle)
         self._enqueue(call, call.plan[0], status, a=out)
         self._own.apply(call.handle, "finish_triangle", out, status, triangle)
@@ -116,7 +112,7 @@ class SolverLibrary(CudaLibrary):
         trans = spec.trans if spec.operation == "linalg.lu_solve" else 0
         out = getattr(spec, "out", None)
         columns, total = (0, 0) if out is None else (out.shape[-1], stacked(out))
-        if _is_empty(a):
+        if not a.size:
             return ()
         if count > 1 and m == n <= _MOST_BATCHED:
             factor = Routine("?getrf_batched", dtype, {"n": n}, batch=count)
@@ -143,7 +139,7 @@ class SolverLibrary(CudaLibrary):
     @kernel("linalg.det", backend="cuda", dtypes=NATIVE, plan=_plan_lu)
     @kernel("linalg.slogdet", backend="cuda", dtypes=NATIVE, plan=_plan_lu)
     def _det(self, spec: Any, call: Call) -> None:
-        stack, is_complex = spec.a.shape[:-2], _is_complex(spec.a.dtype)
+        stack, is_complex = spec.a.shape[:-2], spec.a.dtype.kind == "complex"
         # Of each matrix in double precision: the determinant, its sign, and the logarithm of its size.
         made = call.workspace_array(DType.complex128, (*stack, 3))
         if call.plan:
@@ -211,7 +207,7 @@ class SolverLibrary(CudaLibrary):
     @kernel("linalg.check_diagonal", backend="cuda", dtypes=NATIVE)
     def _check_diagonal(self, spec: Any, call: Call) -> None:
         status = call.status(spec.info)
-        if not _is_empty(spec.a):
+        if spec.a.size:
             # As if LU had named the first pivot of each.
             call.fill(DeviceArray.packed(status, DType.int32, spec.info.shape), 1)
             matrices = DeviceArray.packed(call.packed(spec.a), spec.a.dtype, spec.a.shape)
@@ -219,7 +215,7 @@ class SolverLibrary(CudaLibrary):
 
     def _plan_qr(self, spec: Any, device: LibraryDevice) -> tuple[Routine, ...]:
         (m, n), dtype = spec.a.shape[-2:], spec.a.dtype
-        if _is_empty(spec.a):
+        if not spec.a.size:
             return ()
         planned = self._ready(Routine("xgeqrf", dtype, {"m": m, "n": n}))
         if spec.q is None:
@@ -251,7 +247,7 @@ class SolverLibrary(CudaLibrary):
     def _plan_svd(self, spec: Any, device: LibraryDevice) -> tuple[Routine, ...]:
         (m, n), dtype = spec.a.shape[-2:], spec.a.dtype
         most, least = max(m, n), min(m, n)
-        if _is_empty(spec.a):
+        if not spec.a.size:
             return ()
         if stacked(spec.a) > 1 and most <= _MOST_JACOBI:
             routine = Routine("?gesvdj_batched", dtype, {"m": n, "n": m}, {"job": 1}, stacked(spec.a))
@@ -292,7 +288,7 @@ class SolverLibrary(CudaLibrary):
         if spec.u is not None and spec.vh is not None:
             call.convert(first_rows(left, _rows(spec.vh)), call.array(spec.vh))
             turned = transposed(first_rows(right, spec.u.shape[-1]))
-            call.convert(turned, call.array(spec.u), conjugate=_is_complex(dtype))
+            call.convert(turned, call.array(spec.u), conjugate=dtype.kind == "complex")
 
     def _plan_eigh(self, spec: Any, device: LibraryDevice) -> tuple[Routine, ...]:
         n, dtype = spec.a.shape[-1], spec.a.dtype
@@ -300,7 +296,7 @@ class SolverLibrary(CudaLibrary):
             raise NotSupportedError(
                 "the CUDA backend has no eigenvalues of pairs of matrices", backend="cuda"
             )
-        if _is_empty(spec.a):
+        if not spec.a.size:
             return ()
         # To the routine, the triangle is the other one.
         options = {"uplo": UPPER if spec.UPLO in "Ll" else LOWER, "job": int(hasattr(spec, "v"))}
@@ -323,16 +319,8 @@ class SolverLibrary(CudaLibrary):
         said = call.workspace(_WORD * stacked(packed))
         self._enqueue(call, call.plan[0], said, a=packed, w=call.array(spec.w))
         if hasattr(spec, "v"):
-            call.convert(transposed(packed), call.array(spec.v), conjugate=_is_complex(packed.dtype))
+            call.convert(transposed(packed), call.array(spec.v), conjugate=packed.dtype.kind == "complex")
         self._own.merge(call.handle, said, status, stacked(packed))
-
-
-def _is_complex(dtype: DType) -> bool:
-    return real_of(dtype) is not dtype
-
-
-def _is_empty(array: ArraySpec) -> bool:
-    return not math.prod(array.shape)
 
 
 def _rows(array: ArraySpec | None) -> int:
@@ -346,10 +334,6 @@ def _bytes_of_one(array: ArraySpec) -> int:
 def _triangle(spec: Any) -> str:
     """The triangle that is read, of the transpose; of the factor, it is the one that becomes zero."""
     return "L" if spec.upper else "U"
-
-
-def _code(triangle: str) -> int:
-    return UPPER if triangle == "U" else LOWER
 
 
 def _pivots(call: Call, shape: tuple[int, ...]) -> DeviceArray:

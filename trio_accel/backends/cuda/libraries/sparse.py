@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
@@ -12,13 +12,13 @@ import attrs
 import numpy as np
 from nvmath.bindings import cusparse
 
-from ...base import DType, LibraryError
-from ...base.checks import NATIVE, scalar_of
+from ...base import DType
+from ...base.checks import NATIVE, check_structure, scalar_of
+from ...base.device_array import DeviceArray
 from ...base.kernels import kernel
 from ...base.ops import StatusArray, array_key
-from ..kit._call import Call
 from ..kit._device import LibraryDevice
-from ..kit._library import CudaLibrary, Errors
+from ..kit._library import Call, CudaLibrary, Errors
 from ..runtime._stream import CudaStream
 
 __all__ = ["SparseLibrary"]
@@ -42,12 +42,6 @@ _ARGUMENTS = struct.Struct("<6Q3qiii4x")
 _GUARD = struct.Struct("<5Q3qii")
 _SCALE = struct.Struct("<Qqddi4x")
 _TYPES = {dtype: code for code, dtype in enumerate(NATIVE)}
-_FAULTS = {
-    1: "indptr: {rows} rows need {more} elements from 0 to at most {stored}",
-    2: "indptr: its elements must not decrease",
-    3: "indices: a matrix of {columns} columns has them from 0 on",
-    4: "indptr: it must end at the {stored} stored elements",
-}
 _LANES = 32
 _MOST_MATRICES = 256
 
@@ -151,12 +145,8 @@ class SparseLibrary(CudaLibrary):
         indptr, indices, data, x_at, out_at = addresses
         kind, (one, zero) = _VALUE_TYPES[spec.matrix_data.dtype], _factors(spec.matrix_data.dtype)
         with ExitStack() as undo:
-            matrix = _create_csr(spec, (indptr, indices, data), kind)
-            undo.callback(cusparse.destroy_sp_mat, matrix)
-            x = cusparse.create_dn_vec(spec.x.size, x_at, kind)
-            undo.callback(cusparse.destroy_dn_vec, x)
-            out = cusparse.create_dn_vec(spec.out.size, out_at, kind)
-            undo.callback(cusparse.destroy_dn_vec, out)
+            matrix = _csr(undo, spec, (indptr, indices, data), kind)
+            x, out = _vector(undo, spec.x.size, x_at, kind), _vector(undo, spec.out.size, out_at, kind)
             nbytes = cusparse.sp_mv_buffer_size(
                 self._handle, _AS_IT_IS, one, matrix, x, zero, out, kind, _ALGORITHM
             )
@@ -169,37 +159,29 @@ class SparseLibrary(CudaLibrary):
 
     @kernel("sparse.spmm", backend="cuda", dtypes=_DTYPES)
     def _multiply_dense(self, spec: Any, call: Call) -> None:
-        addresses = (*self._harmless(spec, call), call.packed(spec.matrix_data))
-        b, out, dtype = call.packed(spec.b), call.array(spec.out), spec.matrix_data.dtype
+        structure, dtype = self._harmless(spec, call), spec.matrix_data.dtype
         factors = [scalar_of("sparse", name, getattr(spec, name), dtype) for name in ("alpha", "beta")]
-        result = out if out.is_contiguous else call.copy_of(out)
-        (inner, columns), (rows, _) = spec.b.shape, spec.out.shape
-        if not (_stored(spec) and spec.out.size and inner):
+        out, size = call.result(spec.out, is_updated=True), spec.out.size
+        if not (_stored(spec) and size and spec.b.shape[0]):
             # There is no product, and cuSPARSE does not take it.
-            with self._scale as arguments:
-                beta = complex(factors[1])
-                _SCALE.pack_into(
-                    arguments, 0, result.address, result.size, beta.real, beta.imag, _TYPES[dtype]
-                )
-                self._scale.launch(call.handle, max(result.size, 1))
-        else:
-            kind, terms_at = _VALUE_TYPES[dtype], np.array(factors, dtype.dtype)
-            alpha, beta_at = terms_at.ctypes.data, terms_at.ctypes.data + dtype.itemsize
-            with (
-                _csr(spec, addresses, kind) as matrix,
-                _dense(inner, columns, b, kind) as dense,
-                _dense(rows, columns, result.address, kind) as product,
-            ):
-                self._go_to(call.stream)
-                # cuSPARSE conjugates complex matrices alone.
-                turned = "T" if spec.transpose == "C" and dtype.dtype.kind != "c" else spec.transpose
-                terms = (
-                    *(self._handle, _OPERATIONS[turned], _AS_IT_IS, alpha, matrix, dense),
-                    *(beta_at, product, kind, cusparse.SpMMAlg.DEFAULT),
-                )
-                cusparse.sp_mm(*terms, call.workspace(cusparse.sp_mm_buffer_size(*terms)))
-        if result is not out:
-            call.convert(result, out)
+            beta = complex(factors[1])
+            values = out, size, beta.real, beta.imag, _TYPES[dtype]
+            self._scale.run(call.handle, max(size, 1), _SCALE, *values)
+            return
+        kind, terms_at = _VALUE_TYPES[dtype], np.array(factors, dtype.dtype)
+        alpha, beta_at = terms_at.ctypes.data, terms_at.ctypes.data + dtype.itemsize
+        # cuSPARSE conjugates complex matrices alone.
+        turned = "T" if spec.transpose == "C" and dtype.dtype.kind != "c" else spec.transpose
+        with ExitStack() as undo:
+            matrix = _csr(undo, spec, (*structure, call.packed(spec.matrix_data)), kind)
+            dense = _dense(undo, spec.b.shape, call.packed(spec.b), kind)
+            product = _dense(undo, spec.out.shape, out, kind)
+            self._go_to(call.stream)
+            terms = (
+                *(self._handle, _OPERATIONS[turned], _AS_IT_IS, alpha, matrix, dense),
+                *(beta_at, product, kind, cusparse.SpMMAlg.DEFAULT),
+            )
+            cusparse.sp_mm(*terms, call.workspace(cusparse.sp_mm_buffer_size(*terms)))
 
     @kernel("sparse.sddmm", backend="cuda", dtypes=_DTYPES)
     def _sample(self, spec: Any, call: Call) -> None:
@@ -210,11 +192,9 @@ class SparseLibrary(CudaLibrary):
             return
         a, b, out = call.packed(spec.a), call.packed(spec.b), call.result(spec.out)
         kind, (one, zero) = _VALUE_TYPES[spec.out.dtype], _factors(spec.out.dtype)
-        with (
-            _dense(rows, inner, a, kind) as left,
-            _dense(inner, columns, b, kind) as right,
-            _csr(spec, (*structure, out), kind) as sampled,
-        ):
+        with ExitStack() as undo:
+            left, right = _dense(undo, spec.a.shape, a, kind), _dense(undo, spec.b.shape, b, kind)
+            sampled = _csr(undo, spec, (*structure, out), kind)
             self._go_to(call.stream)
             terms = (
                 *(self._handle, _AS_IT_IS, _AS_IT_IS, one, left, right),
@@ -226,14 +206,11 @@ class SparseLibrary(CudaLibrary):
 
     @kernel("sparse.to_dense", backend="cuda", dtypes=_DTYPES)
     def _to_dense(self, spec: Any, call: Call) -> None:
-        out = call.array(spec.out)
-        result = out if out.is_contiguous else call.room(out)
-        call.fill(result, 0)
+        out = call.result(spec.out)
+        call.fill(DeviceArray.packed(out, spec.out.dtype, spec.out.shape), 0)
         indptr, indices, data = map(call.packed, (spec.matrix_indptr, spec.matrix_indices, spec.matrix_data))
         words = call.words(2, partial(_refuse_faulty, spec))
-        self._launch_unchecked(spec, call, (indptr, indices, data, 0, result.address), words, is_dense=True)
-        if result is not out:
-            call.convert(result, out)
+        self._launch_unchecked(spec, call, (indptr, indices, data, 0, out), words, is_dense=True)
 
     def _harmless(self, spec: Any, call: Call) -> tuple[int, int]:
         """Where row pointers and columns lie that lead nowhere outside.
@@ -251,14 +228,10 @@ class SparseLibrary(CudaLibrary):
         words = call.words(1, partial(self._judge, spec, structure))
         size = spec.matrix_indptr.dtype.itemsize
         safe = call.workspace(spec.matrix_indptr.size * size), call.workspace(spec.matrix_indices.size * size)
-        sizes = *spec.matrix, _stored(spec)
+        count, is_wide = max(spec.matrix_indptr.size, _stored(spec)), spec.matrix_indptr.dtype is DType.int64
+        values = indptr, indices, *safe, words, *spec.matrix, _stored(spec), is_wide
         for phase in range(2):
-            with self._guard as arguments:
-                _GUARD.pack_into(
-                    *(arguments, 0, indptr, indices, *safe, words, *sizes),
-                    *(spec.matrix_indptr.dtype is DType.int64, phase),
-                )
-                self._guard.launch(call.handle, max(spec.matrix_indptr.size, _stored(spec)))
+            self._guard.run(call.handle, count, _GUARD, *values, phase)
         return safe
 
     def _forget_oldest(self) -> None:
@@ -270,10 +243,9 @@ class SparseLibrary(CudaLibrary):
         self, spec: Any, call: Call, addresses: tuple[int, ...], words: int, *, is_dense: bool
     ) -> None:
         """Enqueue the kernel that checks all that it reads, by a warp for each row."""
-        with self._unchecked as arguments:
-            types = _TYPES[spec.matrix_data.dtype], spec.matrix_indptr.dtype is DType.int64, is_dense
-            _ARGUMENTS.pack_into(arguments, 0, *addresses, words, *spec.matrix, _stored(spec), *types)
-            self._unchecked.launch(call.handle, max(spec.matrix[0], 1) * _LANES)
+        types = _TYPES[spec.matrix_data.dtype], spec.matrix_indptr.dtype is DType.int64, is_dense
+        values = *addresses, words, *spec.matrix, _stored(spec), *types
+        self._unchecked.run(call.handle, max(spec.matrix[0], 1) * _LANES, _ARGUMENTS, *values)
 
     def _judge(self, spec: Any, structure: _Structure, words: StatusArray) -> None:
         """An operation with a matrix that was not checked is done. May run in a thread of the device."""
@@ -303,31 +275,29 @@ class SparseLibrary(CudaLibrary):
         cusparse.destroy(self._handle)
 
 
-@contextmanager
-def _csr(spec: Any, addresses: tuple[int, int, int], kind: int) -> Generator[int]:
-    """The descriptor of a sparse matrix, of which nothing is needed once an operation is enqueued."""
-    matrix = _create_csr(spec, addresses, kind)
-    try:
-        yield matrix
-    finally:
-        cusparse.destroy_sp_mat(matrix)
-
-
-def _create_csr(spec: Any, addresses: tuple[int, int, int], kind: int) -> int:
+# Nothing of a descriptor is needed once an operation is enqueued: it is destroyed when the stack is undone.
+def _csr(undo: ExitStack, spec: Any, addresses: tuple[int, int, int], kind: int) -> int:
+    """Describe a sparse matrix."""
     (rows, columns), index = spec.matrix, _INDEX_TYPES[spec.matrix_indptr.dtype]
-    return cusparse.create_csr(
+    made: int = cusparse.create_csr(
         rows, columns, _stored(spec), *addresses, index, index, cusparse.IndexBase.ZERO, kind
     )
+    undo.callback(cusparse.destroy_sp_mat, made)
+    return made
 
 
-@contextmanager
-def _dense(rows: int, columns: int, address: int, kind: int) -> Generator[int]:
-    """The descriptor of a dense matrix by rows."""
-    matrix = cusparse.create_dn_mat(rows, columns, columns, address, kind, cusparse.Order.ROW)
-    try:
-        yield matrix
-    finally:
-        cusparse.destroy_dn_mat(matrix)
+def _dense(undo: ExitStack, shape: tuple[int, int], address: int, kind: int) -> int:
+    """Describe a dense matrix by rows."""
+    made: int = cusparse.create_dn_mat(*shape, shape[1], address, kind, cusparse.Order.ROW)
+    undo.callback(cusparse.destroy_dn_mat, made)
+    return made
+
+
+def _vector(undo: ExitStack, size: int, address: int, kind: int) -> int:
+    """Describe a dense vector."""
+    made: int = cusparse.create_dn_vec(size, address, kind)
+    undo.callback(cusparse.destroy_dn_vec, made)
+    return made
 
 
 def _factors(dtype: DType) -> tuple[int, int]:
@@ -347,8 +317,5 @@ def _layout(spec: Any) -> tuple[object, ...]:
 
 
 def _refuse_faulty(spec: Any, words: StatusArray) -> None:
-    """Raise what a kernel has found wrong with a structure, in words."""
-    if words[0]:
-        rows, columns = spec.matrix
-        text = _FAULTS[int(words[0])].format(rows=rows, more=rows + 1, columns=columns, stored=_stored(spec))
-        raise LibraryError(text, library="sparse", code="invalid_value")
+    """Refuse a structure over what a kernel has found."""
+    check_structure(int(words[0]), spec.matrix, _stored(spec))

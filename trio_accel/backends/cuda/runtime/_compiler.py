@@ -1,21 +1,37 @@
-"""NVRTC behind the disk cache: sources in C++ that are compiled once, and then found."""
+"""NVRTC and nvJitLink behind the disk cache: from the code of a kernel to what the driver loads.
+
+The work is done by cuda.core; here its errors become ours, and compiled code is found again. It blocks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
+import attrs
 from cuda.bindings import driver
 
-from ...base.code_cache import CodeCache, CompiledCode, code_key, default_code_cache
-from ...base.headers import header_parts
+from ...base import AccelError, CompilationError, NotSupportedError
+from ...base.code_cache import CodeCache, CompiledCode, code_key, default_code_cache, header_parts
+from ...base.ops import KernelCode, KernelDefinition
 
 if TYPE_CHECKING:
     # To import it takes 0.3 s, which a device that compiles nothing does without.
     from cuda.core import ProgramOptions
 
-__all__ = ["Target", "compiled"]
+__all__ = [
+    "CompiledKernel",
+    "Target",
+    "architecture_of",
+    "compile_kernel",
+    "compiled",
+    "kernels_in",
+    "ptx_log",
+]
 
 Target: TypeAlias = Literal["cubin", "ptx", "ltoir"]
 
@@ -48,7 +64,7 @@ def compiled(
     """
     cache = default_code_cache() if cache is None else cache
     key = None if cache.folder is None else _key(source, options, target, names)
-    return cache.compiled(key, lambda: _compile(source, options, target, names))
+    return cache.compiled(key, lambda: _made(source, options, target, names))
 
 
 def _key(source: str, options: ProgramOptions, target: Target, names: Sequence[str]) -> bytes | None:
@@ -80,13 +96,13 @@ def _listed(value: str | Sequence[str] | None) -> list[str]:
     return [] if value is None else [value] if isinstance(value, str) else list(value)
 
 
-def _compile(source: str, options: ProgramOptions, target: Target, names: Sequence[str]) -> CompiledCode:
+def _made(source: str, options: ProgramOptions, target: Target, names: Sequence[str]) -> CompiledCode:
     from cuda.core import Program
 
     program = Program(source, "c++", options)
     try:
         made = program.compile(target, name_expressions=tuple(names))
-        symbols = {_text(name): _text(symbol) for name, symbol in made.symbol_mapping.items()}
+        symbols = {_as_text(name): _as_text(symbol) for name, symbol in made.symbol_mapping.items()}
         return CompiledCode(bytes(made.code), symbols)
     finally:
         program.close()
@@ -94,5 +110,196 @@ def _compile(source: str, options: ProgramOptions, target: Target, names: Sequen
         del program
 
 
-def _text(symbol: str | bytes) -> str:
+def _as_text(symbol: str | bytes) -> str:
     return symbol.decode() if isinstance(symbol, bytes) else str(symbol)
+
+
+MadeT = TypeVar("MadeT")
+
+# What cuda.core and cuda.bindings raise where NVIDIA's library is not installed.
+_NOT_FOUND = frozenset({"DynamicLibNotFoundError", "FunctionNotFoundError"})
+_LOG = "compilation log:"
+# Of the runtime with what belongs to the language, and of the C++ libraries.
+_HEADERS = ("cudart", "cccl")
+# Options of the compiler that are the linker's, too.
+_LINKED = frozenset(
+    {"ftz", "prec_div", "prec_sqrt", "fma", "max_register_count", "lineinfo", "debug", "ptxas_options"}
+)
+_NAME = re.compile(r"(\w+)\s*\(")
+_ATTRIBUTE = re.compile(r"__\w+__\s*\([^()]*(?:\([^()]*\)[^()]*)*\)")
+
+
+@attrs.frozen
+class CompiledKernel:
+    """What is loaded onto a device: plain data, the same in any process with that architecture.
+
+    Attributes:
+        code: A cubin or fatbin, or PTX that ends with a zero byte.
+        symbol: The kernel's name in it.
+        is_ptx: Whether the driver still has to compile it.
+    """
+
+    code: bytes
+    symbol: str
+    is_ptx: bool = False
+
+
+def architecture_of(definition: KernelDefinition, architecture: str) -> str:
+    """What to compile for, such as ``"sm_90"``: the definition's choice, or that of the device."""
+    return str(definition.options.get("arch") or f"sm_{architecture}")
+
+
+def compile_kernel(definition: KernelDefinition, architecture: str) -> CompiledKernel:
+    """Compile and link the code of a kernel; what is compiled already is only passed on.
+
+    Args:
+        definition: The kernel.
+        architecture: The device's compute capability, such as ``"90"``.
+
+    Raises:
+        CompilationError: The code does not compile or link, or has no such kernel.
+        NotSupportedError: NVRTC or nvJitLink is not installed.
+    """
+    first = definition.code[0]
+    if len(definition.code) == 1 and first.format in ("cubin", "fatbin"):
+        return CompiledKernel(_bytes(first), definition.name)
+    if len(definition.code) == 1 and first.format == "ptx":
+        return CompiledKernel(_bytes(first).rstrip(b"\0") + b"\0", definition.name, is_ptx=True)
+    arch = architecture_of(definition, architecture)
+    if len(definition.code) == 1 and first.format == "c++":
+        made = _compile(definition, first, arch, "cubin", {})
+        return CompiledKernel(made.code, made.names[definition.name])
+    return _link(definition, arch)
+
+
+def _compile(
+    definition: KernelDefinition, code: KernelCode, arch: str, target: Target, more: Mapping[str, object]
+) -> CompiledCode:
+    from cuda.core import ProgramOptions
+
+    options: list[str] = []
+
+    def work() -> CompiledCode:
+        made: dict[str, Any] = {**definition.options, **more, "arch": arch, "name": code.name}
+        if "#include" in str(code.data) or "pre_include" in made:
+            # Behind the folders that were given.
+            made["include_path"] = [*made.get("include_path", ()), *_header_folders()]
+        chosen = ProgramOptions(**made)
+        options.extend(option.decode() for option in chosen.as_bytes("nvrtc", target))
+        names = (definition.name,) if code is definition.code[0] else ()
+        return compiled(str(code.data), chosen, target=target, names=names)
+
+    return _told(definition, code, options, "compile", work)
+
+
+def _link(definition: KernelDefinition, arch: str) -> CompiledKernel:
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    more = {"link_time_optimization": True, "relocatable_device_code": True}
+    load = {
+        "ptx": ObjectCode.from_ptx,
+        "cubin": ObjectCode.from_cubin,
+        "fatbin": ObjectCode.from_fatbin,
+        "ltoir": ObjectCode.from_ltoir,
+    }
+    pieces: list[ObjectCode] = []
+    symbol = definition.name
+    for code in definition.code:
+        if code.format == "c++":
+            made = _compile(definition, code, arch, "ltoir", more)
+            symbol = made.names.get(definition.name, symbol)
+            pieces.append(ObjectCode.from_ltoir(made.code, name=code.name))
+        else:
+            pieces.append(load[code.format](_bytes(code), name=code.name))
+
+    def work() -> bytes:
+        own: dict[str, Any] = {name: value for name, value in definition.options.items() if name in _LINKED}
+        linker = Linker(*pieces, options=LinkerOptions(arch=arch, link_time_optimization=True, **own))
+        try:
+            return bytes(linker.link("cubin").code)
+        finally:
+            linker.close()
+
+    linked = _told(definition, definition.code[0], [f"-arch={arch}", "-lto"], "link", work)
+    return CompiledKernel(linked, symbol)
+
+
+def _told(
+    definition: KernelDefinition, code: KernelCode, options: list[str], verb: str, work: Callable[[], MadeT]
+) -> MadeT:
+    """Do a step; what fails in it is told in the errors of backends."""
+    try:
+        return work()
+    except (AccelError, MemoryError):
+        raise
+    except Exception as error:
+        if type(error).__name__ in _NOT_FOUND:
+            raise NotSupportedError(
+                f"kernel {definition.name!r}: what would {verb} it is not installed: {error}", backend="cuda"
+            ) from error
+        raise _error(definition, code, tuple(options), verb, str(error)) from error
+
+
+def _error(
+    definition: KernelDefinition, code: KernelCode, options: tuple[str, ...], verb: str, text: str
+) -> CompilationError:
+    log = text.partition(_LOG)[2].strip() if _LOG in text else text.strip()
+    names = kernels_in(code.data) if isinstance(code.data, str) else ()
+    base = definition.name.partition("<")[0].rpartition("::")[2].strip()
+    if verb == "compile" and names and base not in names and base in log:
+        what = f"there is no kernel {definition.name!r} in {code.name}; it has {', '.join(names)}"
+        reason = "no_such_kernel"
+    else:
+        what, reason = f"kernel {definition.name!r} does not {verb}", verb
+    return CompilationError(
+        f"{what} (source {code.name}, options {' '.join(options) or 'none'}):\n{log}\n",
+        library="jit",
+        code=reason,
+        log=log,
+        source=code.name,
+        options=options,
+    )
+
+
+@functools.cache
+def _header_folders() -> tuple[str, ...]:
+    """Where headers of CUDA lie that are installed, such as cuda_fp16.h and cooperative_groups.h."""
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    found: list[str] = []
+    for name in _HEADERS:
+        # Older releases know fewer names.
+        with suppress(RuntimeError):
+            folder = find_nvidia_header_directory(name)
+            if folder is not None:
+                found.append(folder)
+    return tuple(dict.fromkeys(found))
+
+
+def ptx_log(code: bytes) -> str:
+    """What is wrong with PTX that the driver has refused: nvJitLink tells, if it is installed."""
+    from cuda.core import Linker, ObjectCode
+
+    try:
+        linker = Linker(ObjectCode.from_ptx(code))
+        try:
+            linker.link("cubin")
+        finally:
+            linker.close()
+    except Exception as error:  # noqa: BLE001  # whatever it says is the log
+        return "" if isinstance(error, Warning) or type(error).__name__ in _NOT_FOUND else str(error).strip()
+    return ""
+
+
+def kernels_in(text: str) -> tuple[str, ...]:
+    """Names of the kernels that a source declares, as far as that can be told without compiling it."""
+    names: list[str] = []
+    for declaration in text.split("__global__")[1:]:
+        found = _NAME.search(_ATTRIBUTE.sub(" ", re.split(r"[{;]", declaration, maxsplit=1)[0]))
+        if found is not None and found[1] not in names:
+            names.append(found[1])
+    return tuple(names)
+
+
+def _bytes(code: KernelCode) -> bytes:
+    return code.data if isinstance(code.data, bytes) else code.data.encode()

@@ -1,4 +1,4 @@
-"""The context of one open device: current where it is used, and lost at most once."""
+"""The context of one open device: current where it is used, and lost at most once; and the driver's codes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,95 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from ...base import ContextPoisonedError, DeviceLostError
-from ._driver import check, describe, error_of, is_damage, is_sticky
+from ...base import AccelError, ContextPoisonedError, DeviceLostError, DriverError, NotSupportedError
 
-__all__ = ["CudaContext"]
+__all__ = ["CudaContext", "CudaMemoryError", "describe", "error_of", "is_damage", "is_sticky"]
+
+_STICKY = frozenset(
+    {
+        "CUDA_ERROR_DEINITIALIZED",
+        "CUDA_ERROR_ECC_UNCORRECTABLE",
+        "CUDA_ERROR_NVLINK_UNCORRECTABLE",
+        "CUDA_ERROR_CONTAINED",
+        "CUDA_ERROR_ILLEGAL_ADDRESS",
+        "CUDA_ERROR_LAUNCH_TIMEOUT",
+        "CUDA_ERROR_CONTEXT_IS_DESTROYED",
+        "CUDA_ERROR_ASSERT",
+        "CUDA_ERROR_HARDWARE_STACK_ERROR",
+        "CUDA_ERROR_ILLEGAL_INSTRUCTION",
+        "CUDA_ERROR_MISALIGNED_ADDRESS",
+        "CUDA_ERROR_INVALID_ADDRESS_SPACE",
+        "CUDA_ERROR_INVALID_PC",
+        "CUDA_ERROR_LAUNCH_FAILED",
+        "CUDA_ERROR_TENSOR_MEMORY_LEAK",
+        "CUDA_ERROR_MPS_CLIENT_TERMINATED",
+        "CUDA_ERROR_EXTERNAL_DEVICE",
+        "CUDA_ERROR_UNKNOWN",
+    }
+)
+"""Codes after which a context is dead: every later call in it fails with the same one."""
+
+_DAMAGING = frozenset({"CUDA_ERROR_ECC_UNCORRECTABLE", "CUDA_ERROR_CONTAINED"})
+"""Those that say that memory of the device is broken, or may be."""
+
+
+class CudaMemoryError(MemoryError):
+    """The driver has not so much memory; the caller knows how much it asked for."""
+
+
+def is_sticky(code: int) -> bool:
+    """Whether a context that reported this is dead."""
+    return code != 0 and name_of(code) in _STICKY
+
+
+def is_damage(code: int) -> bool:
+    """Whether this says that memory of the device is broken, or may be."""
+    return name_of(code) in _DAMAGING
+
+
+def name_of(code: int) -> str:
+    """The driver's name of a code."""
+    try:
+        return str(driver.CUresult(code).name)
+    except ValueError:
+        # A driver that is newer than its bindings.
+        return f"CUDA_ERROR_{int(code)}"
+
+
+def describe(code: int) -> str:
+    """Name and the driver's own words."""
+    status, text = driver.cuGetErrorString(driver.CUresult(code))
+    return name_of(code) if status or not text else f"{name_of(code)}: {text.decode()}"
+
+
+def error_of(code: int, device: str | None = None) -> AccelError | CudaMemoryError:
+    """Make the error for a code that is none of success."""
+    name = name_of(code)
+    if name in _STICKY:
+        return ContextPoisonedError(
+            f"the context is lost: {describe(code)}", device=device, is_memory_damaged=name in _DAMAGING
+        )
+    if name == "CUDA_ERROR_OUT_OF_MEMORY":
+        return CudaMemoryError(describe(code))
+    if name == "CUDA_ERROR_NOT_SUPPORTED":
+        return NotSupportedError(f"the driver: {describe(code)}", device=device, backend="cuda")
+    return DriverError(f"the driver refused: {describe(code)}", code=name, device=device)
+
+
+def check(result: tuple[Any, ...]) -> Any:
+    """Take a call's result apart, where no context is concerned.
+
+    Raises:
+        AccelError: The call failed.
+    """
+    if result[0]:
+        raise error_of(result[0])
+    return result[1] if len(result) == 2 else result[1:]
+
 
 # Whatever 0 means to the bindings.
 _DEFAULT_STREAM = int(driver.CU_STREAM_LEGACY)
+_UNTIMED = int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
 _NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
 
 
@@ -47,21 +129,6 @@ class CudaContext:
         is_lost: Whether it counts as lost: nothing is enqueued any more.
         is_dead: Whether the driver says so: it takes nothing back any more.
     """
-
-    __slots__ = (
-        "_address",
-        "_before_loss",
-        "_device",
-        "_handle",
-        "_is_alone",
-        "_is_memory_damaged",
-        "_lock",
-        "_loss",
-        "_number",
-        "_pushed",
-        "is_dead",
-        "is_lost",
-    )
 
     def __init__(self, index: int, device: str, *, is_alone: bool = False) -> None:
         self._device = device
@@ -165,6 +232,36 @@ class CudaContext:
             ContextPoisonedError: The context is lost.
         """
         self.check(driver.cuStreamSynchronize(_DEFAULT_STREAM))
+
+    def order(self, first: int, then: int) -> None:
+        """Hold a stream back until everything is done that was enqueued so far on another; both by handles.
+
+        Either may be somebody else's. Also in a context that only counts as lost.
+
+        Raises:
+            ContextPoisonedError: The context is lost.
+            AccelError: The driver does not take a handle.
+        """
+        with self:
+            event = self.check(driver.cuEventCreate(_UNTIMED))
+            try:
+                self.check(driver.cuEventRecord(event, first))
+                self.check(driver.cuStreamWaitEvent(then, event, 0))
+            finally:
+                # Both streams keep what they need of it.
+                driver.cuEventDestroy(event)
+
+    def load(self, code: bytes) -> Any:
+        """Load what was compiled; returns the driver's library. The context is current."""
+        return self.check(driver.cuLibraryLoadData(code, None, None, 0, None, None, 0))
+
+    def function_of(self, kernel: Any) -> Any:
+        """The function of a loaded kernel, ready to be launched. The context is current."""
+        function = self.check(driver.cuKernelGetFunction(kernel))
+        with suppress(RuntimeError):
+            # Else its first launch may load it; drivers before CUDA 12.4 have no such function.
+            self.check(driver.cuFuncLoad(function))
+        return function
 
     def before_loss(self, callback: Callable[[], None]) -> None:
         """Call something at the moment when the context counts as lost, in whatever thread sees it."""

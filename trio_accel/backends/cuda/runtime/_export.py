@@ -1,11 +1,14 @@
-"""An array as other CUDA libraries of the process take it, without a copy."""
+"""An array as other CUDA libraries of the process and programs take it, without a copy."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, NoReturn
+import operator
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, cast
 
+import attrs
 import numpy as np
+from cuda.bindings import driver
 
 from ...base import DType, StaleRefError
 
@@ -15,9 +18,12 @@ if TYPE_CHECKING:
     from ...base import DeviceInfo
     from ...base.device_array import DeviceArray
     from ._context import CudaContext
+    from ._stream import CudaStream
 
-__all__ = ["CudaArray"]
+__all__ = ["CudaArray", "ProgramArray"]
 
+_LEGACY = int(driver.CU_STREAM_LEGACY)
+_NO_ORDER = -1
 # As in dlpack.h.
 _CUDA = 2
 _VERSIONED = (1, 0)
@@ -32,6 +38,7 @@ _pointer.restype = ctypes.c_void_p
 _pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
+@attrs.define(eq=False, repr=False)
 class CudaArray:
     """An array of a CUDA device, as long as it is leased. Made by `AccelRef.lease`.
 
@@ -42,16 +49,11 @@ class CudaArray:
             cupy.asarray(array)[0] = 1.0
     """
 
-    __slots__ = ("_array", "_context", "_info", "_is_over", "_is_read_only")
-
-    def __init__(
-        self, array: DeviceArray, info: DeviceInfo, context: CudaContext, *, is_read_only: bool
-    ) -> None:
-        self._array = array
-        self._info = info
-        self._context = context
-        self._is_read_only = is_read_only
-        self._is_over = False
+    _array: DeviceArray
+    _info: DeviceInfo
+    _context: CudaContext
+    _is_read_only: bool = attrs.field(kw_only=True, alias="is_read_only")
+    _is_over: bool = attrs.field(default=False, init=False)
 
     def __repr__(self) -> str:
         state = ", lease over" if self._is_over else ", read-only" if self._is_read_only else ""
@@ -189,6 +191,61 @@ class CudaArray:
                 itemsize=size,
                 dtype=carrier,
                 is_readonly=is_read_only,
+            )
+
+
+@attrs.define(eq=False, repr=False)
+class ProgramArray(CudaArray):
+    """An array of a program: an argument of a call, or of its constructor.
+
+    Libraries take it without a copy. What they enqueue on the call's stream is in order; on another stream
+    they wait for that, as their protocols say. An array that is only read is marked so where a library can
+    read the mark: PyTorch refuses `__cuda_array_interface__` with it, and DLPack has it from version 1.0 on.
+
+    Args:
+        array: Where it lies.
+        info: What the device is.
+        context: Its context.
+        stream: The stream of the call; None where everything is done with it.
+        is_read_only: Whether it must not be written to.
+    """
+
+    _stream: CudaStream | None
+
+    @property
+    def array(self) -> DeviceArray:
+        """Where it lies."""
+        return self._array
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The array by version 3 of Numba's protocol; see `CudaArray`."""
+        interface = self._interface()
+        address, _ = interface["data"]
+        handle = None if self._stream is None else self._stream.handle
+        return {**interface, "data": (address, False), "stream": handle}
+
+    def __dlpack__(
+        self,
+        *,
+        stream: object = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """The array as a DLPack capsule over the same memory; the consumer's stream waits for the call's."""
+        self._check()
+        self._check_export(dl_device, copy)
+        consumer = _LEGACY if stream is None else operator.index(cast("SupportsIndex", stream))
+        if self._stream is not None and consumer not in (_NO_ORDER, self._stream.handle):
+            self._context.order(self._stream.handle, consumer)
+        return self._capsule(max_version)
+
+    def _check(self) -> None:
+        if self._is_over:
+            raise StaleRefError(
+                "the call is over for which the program got this array; copy what is to be kept",
+                device=self._info.name,
             )
 
 

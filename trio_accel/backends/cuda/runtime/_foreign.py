@@ -1,21 +1,112 @@
-"""Streams and memory of other libraries: handles, how our streams follow theirs, and what they reserve."""
+"""Arrays in the hands of other libraries of the process, and streams and arrays of theirs."""
 
 from __future__ import annotations
 
 import operator
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, SupportsIndex
 
+import attrs
 from cuda.bindings import driver
 
+from ...base import ContextPoisonedError, DeviceInfo, DType
+from ...base.device_array import DeviceArray
+from ...base.foreign import ForeignArray
 from ._context import CudaContext
-from ._stream import CudaStream
+from ._export import CudaArray
+from ._stream import CudaEvent, CudaStream
 
-__all__ = ["follow", "handle_of", "reserved_by_others"]
+__all__ = ["CudaLease", "Lending", "described", "foreign_array", "handle_of", "reserved_by_others"]
 
 _LEGACY = int(driver.CU_STREAM_LEGACY)
-_UNTIMED = int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+
+
+@attrs.define(eq=False)
+class Lending:
+    """What of a device the program has, and the streams on which later work waits for what it does with it.
+
+    Each lease has a stream of its own for as long as its event is not done: on a shared one, a program whose
+    stream waits for another of its own could wait for itself.
+
+    Args:
+        info: What the device is.
+        context: Its context.
+        open_stream: Makes a stream of the device.
+
+    Attributes:
+        info: As given.
+        context: As given.
+    """
+
+    info: DeviceInfo
+    context: CudaContext
+    _open_stream: Callable[[], CudaStream]
+    _leases: set[CudaLease] = attrs.field(factory=set["CudaLease"], init=False)
+    _returned: list[CudaEvent] = attrs.field(factory=list[CudaEvent], init=False)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the program has nothing; what it has enqueued is on streams of the device."""
+        return not self._leases
+
+    def lend(self, array: DeviceArray, *, write: bool, stream: object) -> CudaLease:
+        """Make a lease; see `AccelDevice.lend`."""
+        lease = CudaLease(self, array, write=write, stream=stream)
+        self._leases.add(lease)
+        return lease
+
+    def stream(self) -> CudaStream:
+        """A stream with nothing on it."""
+        for event in self._returned:
+            if event.is_done and not event.stream.is_closed:
+                self._returned.remove(event)
+                return event.stream
+        return self._open_stream()
+
+    def returned(self, lease: CudaLease, event: CudaEvent | None) -> None:
+        """A lease is over."""
+        self._leases.discard(lease)
+        if event is not None:
+            self._returned.append(event)
+
+
+class CudaLease:
+    """An array that the program has.
+
+    Attributes:
+        array: What the program uses.
+    """
+
+    def __init__(self, lending: Lending, array: DeviceArray, *, write: bool, stream: object) -> None:
+        self._lending = lending
+        self._context = lending.context
+        self._handle = handle_of(stream)
+        # An object keeps its stream only as long as itself.
+        self._theirs = stream
+        self.array: CudaArray = CudaArray(array, lending.info, self._context, is_read_only=not write)
+        self._ours = lending.stream()
+        try:
+            # What is wrong with their stream is said before anything is enqueued on it.
+            self._context.order(self._handle, self._ours.handle)
+        except BaseException:
+            self._ours.close()
+            raise
+
+    def take_back(self) -> tuple[CudaStream, CudaEvent] | None:
+        """Follow what the program has enqueued; see `Lease.take_back`."""
+        self.array.end()
+        event: CudaEvent | None = None
+        try:
+            # In a context that only counts as lost their work goes on, and `close` waits for it.
+            with suppress(ContextPoisonedError):
+                self._context.order(self._handle, self._ours.handle)
+            if not self._ours.is_closed:
+                event = self._ours.record()
+        finally:
+            self._lending.returned(self, event)
+        return None if event is None else (self._ours, event)
 
 
 def handle_of(stream: object) -> int:
@@ -61,25 +152,6 @@ def _number_of(stream: object) -> int | None:
     return next((handle for handle in handles if isinstance(handle, int)), None)
 
 
-def follow(stream: CudaStream, handle: int, context: CudaContext) -> None:
-    """Hold a stream back until everything is done that was enqueued so far on one of somebody else's.
-
-    Also on a closed stream, and in a context that only counts as lost.
-
-    Raises:
-        ContextPoisonedError: The context is lost.
-        AccelError: The driver does not take the handle.
-    """
-    with context:
-        event = context.check(driver.cuEventCreate(_UNTIMED))
-        try:
-            context.check(driver.cuEventRecord(event, handle))
-            context.check(driver.cuStreamWaitEvent(stream.handle, event, 0))
-        finally:
-            # Both streams keep what they need of it.
-            driver.cuEventDestroy(event)
-
-
 def reserved_by_others(index: int) -> int:
     """Bytes of a device's memory that PyTorch and CuPy have taken in this process, if they are imported."""
     reserved = 0
@@ -92,3 +164,54 @@ def reserved_by_others(index: int) -> int:
         with cupy.cuda.Device(index):
             reserved += int(cupy.get_default_memory_pool().total_bytes())
     return reserved
+
+
+def foreign_array(value: Any, stream: CudaStream, device: int) -> tuple[DeviceArray, object] | None:
+    """Where an array of another library lies, once a stream of ours waits for what computes it.
+
+    Args:
+        value: The array: it has DLPack, or the CUDA array interface.
+        stream: The stream.
+        device: Number of the device.
+
+    Returns:
+        Where it lies, and what keeps its memory; None if it lies on no GPU.
+
+    Raises:
+        TypeError: It lies on another GPU.
+    """
+    from cuda.core.utils import StridedMemoryView
+
+    view = StridedMemoryView.from_any_interface(value, stream_ptr=stream.handle)
+    if not view.is_device_accessible:
+        return None
+    if view.device_id != device:
+        raise TypeError(f"an array on GPU {view.device_id}; copy it to GPU {device} first")
+    assert view.dtype is not None
+    dtype, shape = DType.of(view.dtype), view.shape
+    if view.strides is None:
+        return DeviceArray.packed(view.ptr, dtype, shape), view
+    strides = tuple(step * dtype.itemsize for step in view.strides)
+    return DeviceArray(view.ptr, dtype, shape, strides), view
+
+
+def described(value: Any) -> tuple[DType, tuple[int, ...]]:
+    """Dtype and shape of an array of any library.
+
+    Raises:
+        TypeError: Devices have no such dtype.
+    """
+    if not (hasattr(value, "dtype") and hasattr(value, "shape")):
+        foreign = ForeignArray.of(value)
+        if foreign is None:
+            raise TypeError(f"an array of {type(value).__name__} that has neither dtype nor shape")
+        return DType.of(foreign.dtype), foreign.shape
+    shape = tuple(int(extent) for extent in value.shape)
+    name = str(value.dtype)
+    # PyTorch has dtypes of its own, with the same names.
+    if name.startswith("torch."):
+        try:
+            return DType(name.removeprefix("torch.")), shape
+        except ValueError:
+            raise TypeError(f"an array of {name}, which devices do not have") from None
+    return DType.of(value.dtype), shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -11,9 +11,8 @@ import attrs
 from cuda.bindings import driver
 
 from ...base import AccelError, BlockMemory, ChunkKeeper
-from ._context import CudaContext
-from ._driver import CudaMemoryError
-from ._reclaim import Reclaimer
+from ...base.pools import Reclaimer
+from ._context import CudaContext, CudaMemoryError
 
 __all__ = ["CudaMemory", "DeviceChunk"]
 
@@ -196,19 +195,12 @@ class _Source:
 
     def _mapped(self, handle: Any, nbytes: int) -> DeviceChunk:
         """Map physical memory; the handle is given back, as the mapping holds the memory."""
-        address = 0
-        try:
+        with ExitStack() as at_the_end, ExitStack() as undo:
+            at_the_end.callback(driver.cuMemRelease, handle)
             address = int(self._check(driver.cuMemAddressReserve(nbytes, 0, 0, 0)))
+            undo.callback(driver.cuMemAddressFree, address, nbytes)
             self._check(driver.cuMemMap(address, nbytes, 0, handle, 0))
-            try:
-                self._check(driver.cuMemSetAccess(address, nbytes, [self._access], 1))
-            except BaseException:
-                driver.cuMemUnmap(address, nbytes)
-                raise
-        except BaseException:
-            if address:
-                driver.cuMemAddressFree(address, nbytes)
-            raise
-        finally:
-            driver.cuMemRelease(handle)
+            undo.callback(driver.cuMemUnmap, address, nbytes)
+            self._check(driver.cuMemSetAccess(address, nbytes, [self._access], 1))
+            undo.pop_all()
         return DeviceChunk(address, nbytes)

@@ -7,18 +7,19 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
+import attrs
 from cuda.bindings import driver
 
 from ...base import AccelEvent, ContextPoisonedError, Waker
-from ._context import CudaContext
-from ._driver import is_sticky
-from ._notifier import EventNotifier
-from ._status_words import StatusWord, StatusWords
+from ._context import CudaContext, is_sticky
+from ._signals import EventNotifier, StatusWord, StatusWords
 
-__all__ = ["CudaEvent", "CudaHold", "CudaStream"]
+__all__ = ["CudaEvent", "CudaHold", "CudaStream", "scratch"]
 
 _MASK = 0xFFFFFFFF
 _AT_LEAST = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
+# The least that is taken for what is run once.
+_SCRATCH = 256
 _NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
 
@@ -78,6 +79,26 @@ class CudaStream:
     def orders_memory(self) -> CudaStream:
         """In whose order memory is taken for what is enqueued here: another stream if this one captures."""
         return self
+
+    @property
+    def launched(self) -> int:
+        """The number of its last event."""
+        return self.timeline.sequence
+
+    def take_memory(self, nbytes: int) -> int:
+        """Take memory from the driver's stream-ordered pool; the context is current.
+
+        Raises:
+            CudaMemoryError: There is not so much.
+        """
+        return int(self._context.check(driver.cuMemAllocAsync(nbytes, self.orders_memory.handle)))
+
+    def free_memory(self, address: int) -> None:
+        """Give memory back, behind what was enqueued; the context is current, or dead."""
+        if not self._context.is_dead:
+            # Of a stream that has ended, nothing uses it any more.
+            order = self.orders_memory
+            driver.cuMemFreeAsync(address, 0 if order.is_destroyed else order.handle)
 
     @property
     def failure(self) -> Exception | None:
@@ -289,16 +310,14 @@ class CudaStream:
         return f"<CudaStream {self._name!r} ({'closed' if self.is_closed else 'open'})>"
 
 
+@attrs.define(eq=False, repr=False)
 class CudaEvent:
     """A point in a stream: done when the stream has written its number, or never will."""
 
-    __slots__ = ("_error", "finishers", "sequence", "stream")
-
-    def __init__(self, stream: CudaStream, sequence: int) -> None:
-        self.stream: CudaStream = stream
-        self.sequence: int = sequence
-        self.finishers: tuple[Callable[[], None], ...] = ()
-        self._error: Exception | None = None
+    stream: CudaStream
+    sequence: int
+    finishers: tuple[Callable[[], None], ...] = ()
+    _error: Exception | None = None
 
     @property
     def is_done(self) -> bool:
@@ -344,3 +363,21 @@ class CudaHold:
         # Once it is passed, the word is another's.
         self._status_words.advance(self._word, self._sequence)
         self._word = None
+
+
+@contextmanager
+def scratch(context: CudaContext, *rooms: int) -> Generator[tuple[int, list[int]]]:
+    """A stream, and the addresses of so many bytes each, zero at first; at the end waits for the stream."""
+    check, rooms = context.check, tuple(max(room, _SCRATCH) for room in rooms)
+    stream = int(check(driver.cuStreamCreate(_NON_BLOCKING)))
+    try:
+        places = [int(check(driver.cuMemAllocAsync(room, stream))) for room in rooms]
+        for place, room in zip(places, rooms, strict=True):
+            check(driver.cuMemsetD8Async(place, 0, room, stream))
+        yield stream, places
+        for place in places:
+            check(driver.cuMemFreeAsync(place, stream))
+        check(driver.cuStreamSynchronize(stream))
+        context.settle()
+    finally:
+        driver.cuStreamDestroy(stream)

@@ -1,4 +1,4 @@
-"""Copies between host and device."""
+"""Copies between host and device, and pieces of pinned host memory for them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 from functools import partial
 from typing import Any, TypeAlias
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 from cuda.bindings import driver
@@ -15,10 +16,69 @@ from cuda.bindings import driver
 from ...base import as_bits
 from ...base.host import address_of
 from ...base.ops import HostUse
+from ...base.pools import PagePool
 from ._context import CudaContext
 from ._stream import CudaStream
 
-__all__ = ["SMALL", "Transfers"]
+__all__ = ["SMALL", "PinnedMemory", "Transfers"]
+
+_LEAST = 64
+# So many of the smallest ones are there from the beginning: to allocate takes the driver a while.
+_FIRST = 256
+
+
+@attrs.define(eq=False)
+class _Pieces(PagePool[int]):
+    """Addresses of pieces of one size; the context is current."""
+
+    _context: CudaContext
+    _nbytes: int
+    _count: int
+
+    def make_page(self) -> tuple[int, list[int]]:
+        size = self._nbytes * self._count
+        start = int(self._context.check(driver.cuMemHostAlloc(size, 0)))
+        return start, list(range(start, start + size, self._nbytes))
+
+    def free_page(self, page: int) -> None:
+        driver.cuMemFreeHost(page)
+
+
+class PinnedMemory:
+    """Pieces by their size, a power of two; the context is current where they are taken."""
+
+    def __init__(self, context: CudaContext) -> None:
+        self._context = context
+        self._pools: dict[int, _Pieces] = {}
+        with context:
+            self._pool(_LEAST).add_page()
+
+    def take(self, nbytes: int) -> int:
+        """The address of at least so many bytes.
+
+        Raises:
+            CudaMemoryError: The machine has not so much.
+        """
+        return self._pool(nbytes).take()
+
+    def give_back(self, nbytes: int, address: int) -> None:
+        """Nobody uses a piece of so many bytes any more."""
+        self._pool(nbytes).give_back(address)
+
+    def close(self) -> None:
+        """Free everything; no stream runs."""
+        for pool in self._pools.values():
+            pool.close()
+
+    def _pool(self, nbytes: int) -> _Pieces:
+        size = max(_LEAST, 1 << (max(nbytes, 1) - 1).bit_length())
+        pool = self._pools.get(size)
+        if pool is None:
+            # Of two threads that come here together, both have the one that is stored.
+            count = _FIRST if size == _LEAST else 1
+            pool = self._pools.setdefault(size, _Pieces(self._context, size, count))
+        return pool
+
 
 HostArray: TypeAlias = npt.NDArray[Any]
 
@@ -26,6 +86,23 @@ SMALL = 64 << 10
 """Arrays up to so many bytes go by way of a slot of pinned memory that is filled, or read, on the spot."""
 
 _SLOTS = 64
+
+
+@attrs.define(eq=False)
+class _Slots(PagePool[HostArray]):
+    """Pinned memory for small arrays, one each."""
+
+    _context: CudaContext
+
+    def make_page(self) -> tuple[int, list[HostArray]]:
+        nbytes = _SLOTS * SMALL
+        with self._context:
+            area = int(self._context.check(driver.cuMemHostAlloc(nbytes, driver.CU_MEMHOSTALLOC_PORTABLE)))
+        memory = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(area))
+        return area, [memory[start : start + SMALL] for start in range(0, nbytes, SMALL)]
+
+    def free_page(self, page: int) -> None:
+        driver.cuMemFreeHost(page)
 
 
 class Transfers:
@@ -42,8 +119,7 @@ class Transfers:
         # Starts of registered ranges, sorted, and their ends.
         self._starts: list[int] = []
         self._ends: list[int] = []
-        self._slots: list[HostArray] = []
-        self._areas: list[int] = []
+        self._slots = _Slots(context)
         self._lock = threading.Lock()
         # Held while pages are pinned, which takes long: never wanted where nothing may block.
         self._pinning = threading.Lock()
@@ -51,7 +127,7 @@ class Transfers:
 
     def prepare(self) -> None:
         """Take the first pinned memory; blocks."""
-        self._add_slots()
+        self._slots.add_page()
 
     def register(self, array: HostArray) -> None:
         """Pin memory of the host, so that it is transferred without a copy; blocks.
@@ -114,23 +190,20 @@ class Transfers:
         Returns:
             How the array is used from now on; None if the device reads it.
         """
-        nbytes = host.nbytes
+        use: HostUse | None = HostUse(None)
         if start is not None:
-            self._context.check(driver.cuMemcpyHtoDAsync(address, start, nbytes, stream.native))
-            return None
-        if nbytes <= SMALL:
-            slot = self._take_slot()
+            use = None
+        elif host.nbytes <= SMALL:
+            slot = self._slots.take()
             _copy(_shaped(slot, host), host)
-            stream.after(partial(self._give_slot_back, slot))
-            self._context.check(
-                driver.cuMemcpyHtoDAsync(address, slot.ctypes.data, host.nbytes, stream.native)
-            )
+            stream.after(partial(self._slots.give_back, slot))
+            start = int(slot.ctypes.data)
         else:
+            # The driver has taken it when the call returns.
             packed = np.ascontiguousarray(host)
-            self._context.check(
-                driver.cuMemcpyHtoDAsync(address, packed.ctypes.data, host.nbytes, stream.native)
-            )
-        return HostUse(None)
+            start = int(packed.ctypes.data)
+        self._context.check(driver.cuMemcpyHtoDAsync(address, start, host.nbytes, stream.native))
+        return use
 
     def to_host(self, stream: CudaStream, address: int, host: HostArray, start: int | None) -> HostUse | None:
         """Enqueue the copy of device memory to a host array, in C order; it is there at the next event.
@@ -149,7 +222,7 @@ class Transfers:
             self._context.check(driver.cuMemcpyDtoHAsync(start, address, nbytes, stream.native))
             return None
         if nbytes <= SMALL:
-            slot = self._take_slot()
+            slot = self._slots.take()
             self._context.check(
                 driver.cuMemcpyDtoHAsync(slot.ctypes.data, address, host.nbytes, stream.native)
             )
@@ -167,31 +240,11 @@ class Transfers:
 
         The context is current.
         """
-        self._slots.clear()
-        areas, self._areas = self._areas, []
-        for area in areas:
-            driver.cuMemFreeHost(area)
+        self._slots.close()
         with self._pinning:
             self._is_closed = True
             for start in tuple(self._starts):
                 self._forget(start)
-
-    def _take_slot(self) -> HostArray:
-        while True:
-            with self._lock:
-                if self._slots:
-                    return self._slots.pop()
-            # Without the lock: a fault that shows here has what others hold given back.
-            self._add_slots()
-
-    def _add_slots(self) -> None:
-        area, memory = self._pinned(_SLOTS * SMALL)
-        self._areas.append(area)
-        self._slots += [memory[start : start + SMALL] for start in range(0, _SLOTS * SMALL, SMALL)]
-
-    def _give_slot_back(self, slot: HostArray) -> None:
-        with self._lock:
-            self._slots.append(slot)
 
     def _fetch(self, slot: HostArray, use: HostUse) -> None:
         host = use.begin()
@@ -200,13 +253,7 @@ class Transfers:
                 _copy(host, _shaped(slot, host))
         finally:
             use.end()
-            self._give_slot_back(slot)
-
-    def _pinned(self, nbytes: int) -> tuple[int, HostArray]:
-        with self._context:
-            flags = driver.CU_MEMHOSTALLOC_PORTABLE
-            area = int(self._context.check(driver.cuMemHostAlloc(nbytes, flags)))
-        return area, np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(area))
+            self._slots.give_back(slot)
 
 
 def _shaped(slot: HostArray, like: HostArray) -> HostArray:

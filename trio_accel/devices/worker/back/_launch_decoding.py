@@ -1,4 +1,4 @@
-"""Reads launches as the application has written them."""
+"""Reads launches as the application has written them: whole, or by a template."""
 
 from __future__ import annotations
 
@@ -6,27 +6,32 @@ import enum
 import functools
 import importlib
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
 from ....backends.base import DType
-from ....backends.base.ops import ArraySpec, Descriptor, OperationSpec
+from ....backends.base.ops import ArraySpec, Descriptor, OperationSpec, map_arrays
 from ...arrays._blocks import Block
-from ...base._arrival import Arrival
+from ...base._waits import Arrival
 from ...operations._faults import FaultHit, FaultPlan, Faults
 from ...operations._operation import Launch
-from ..transport._launch_format import ARRAY, COMPLEX, DTYPES, HOST, TUPLE, Wire, decode_fault
-from ._remote_copies import RemoteArray
+from ..transport._protocol import ARRAY, COMPLEX, DTYPES, HOST, TUPLE, Wire
+from ..transport._wire_values import decode_fault
+from ._memory import RemoteArray, WorkerBlocks
 
-__all__ = ["HostDecoder", "decode_array", "decode_launch", "decode_spec", "no_host"]
+__all__ = ["LaunchTemplate", "decode_array", "decode_launch", "decode_spec", "no_host"]
 
 HostDecoder: TypeAlias = Callable[[Any], npt.NDArray[Any]]
 """Called with what was sent for a host array; returns the array."""
 
 T = TypeVar("T")
+
+# Of one template: a program that drops its results has the same blocks again and again.
+_MOST_BINDINGS = 256
 
 
 def decode_launch(
@@ -167,3 +172,193 @@ def decode_array(data: Wire) -> npt.NDArray[Any]:
 def no_host(array: Any) -> NoReturn:
     """For specifications without host arrays."""
     raise TypeError(f"a host array where there is none: {reprlib.repr(array)}")
+
+
+@attrs.frozen
+class _HostAddress:
+    """Where a host array lies that a template has."""
+
+    plain: Any
+
+
+@attrs.define(eq=False, on_setattr=None)
+class Binding:
+    """A launch template bound to blocks: what all its launches on these blocks have in common.
+
+    Attributes:
+        spec: What the backend runs; None where host arrays belong to it, of which one was not there yet.
+        reads: Blocks that it reads.
+        writes: Blocks that it changes.
+        allocations: Id and bytes of the blocks to make first.
+        outputs: Blocks that it writes.
+        uses: Arguments that exist already, and their blocks.
+        written: The `outputs`, as they were found last.
+        used: The `uses`, likewise.
+    """
+
+    spec: OperationSpec | None
+    reads: frozenset[int]
+    writes: frozenset[int]
+    allocations: tuple[tuple[int, int], ...]
+    outputs: tuple[int, ...]
+    uses: tuple[tuple[str, int], ...]
+    written: tuple[Block, ...] = attrs.field(default=(), init=False)
+    used: tuple[tuple[str, Block], ...] = attrs.field(default=(), init=False)
+    _new: tuple[Block, ...] = attrs.field(default=(), init=False)
+    # What the table's `changes` was then.
+    _changes: int = attrs.field(default=-1, init=False)
+
+    def is_found(self, table: WorkerBlocks) -> bool:
+        """Whether all blocks are the ones that were found last, and none of those to be made is invalid."""
+        is_found = self._changes == table.changes
+        for block in self._new:
+            is_found = is_found and block.damaged_by is None
+        return is_found
+
+    def find(self, table: WorkerBlocks) -> None:
+        """Find the blocks."""
+        self.written = tuple([table[block] for block in self.outputs])
+        self.used = tuple([(argument, table[block]) for argument, block in self.uses])
+        self._new = tuple([table[block] for block, _ in self.allocations])
+        self._changes = table.changes
+
+
+class LaunchTemplate:
+    """Makes launches that differ in their blocks alone.
+
+    Args:
+        data: What the application's `TemplateTable` has sent.
+
+    Raises:
+        ImportError: This process does not have the specification's module.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._allocations: tuple[tuple[int, int], ...]
+        self._outputs: tuple[int, ...]
+        self._uses: tuple[tuple[str, int], ...]
+        self._name, self._library, plain, self._allocations, self._outputs, self._uses = data
+        address: Any = _HostAddress
+        spec = decode_spec(plain, address)
+        described = spec.descriptor()
+        self._make_spec: Callable[[list[Any]], OperationSpec] = described.make
+        self._reads, self._writes = spec.blocks()
+        self._fields: list[Any] = list(described.values(spec))
+        # Those of one array each; and those of many, with positions in place of blocks.
+        self._arrays = [
+            (index, field.block, (field.offset, field.dtype, field.shape, field.strides))
+            for index, field in enumerate(self._fields)
+            if type(field) is ArraySpec
+        ]
+        self._many = [
+            (index, self._fields[index])
+            for index, field in enumerate(described.fields)
+            if field.role.count == "many"
+        ]
+        self._hosts = [
+            (index, field.plain[1:])
+            for index, field in enumerate(self._fields)
+            if isinstance(field, _HostAddress)
+        ]
+        self._packed = described.packed
+        self._values: Callable[[Any], Iterable[Any]] = described.values
+        self._bindings: dict[tuple[int, ...], Binding] = {}
+
+    def bind(self, blocks: tuple[int, ...]) -> Binding:
+        """What follows from the blocks of a launch, in the order in which they occur."""
+        binding = self._bindings.get(blocks)
+        if binding is None:
+            if len(self._bindings) >= _MOST_BINDINGS:
+                self._bindings.clear()
+            binding = self._bindings[blocks] = self._make(blocks)
+        return binding
+
+    def forget_hosts(self) -> None:
+        """Keep nothing that was made with host arrays."""
+        if self._hosts:
+            self._bindings.clear()
+
+    def _make(self, blocks: tuple[int, ...]) -> Binding:
+        return Binding(
+            None if self._hosts else self._make_spec(self._fields_on(blocks)),
+            frozenset([blocks[position] for position in self._reads]),
+            frozenset([blocks[position] for position in self._writes]),
+            tuple([(blocks[position], nbytes) for position, nbytes in self._allocations]),
+            tuple([blocks[position] for position in self._outputs]),
+            tuple([(argument, blocks[position]) for argument, position in self._uses]),
+        )
+
+    def launch(
+        self,
+        number: int,
+        blocks: tuple[int, ...],
+        binding: Binding,
+        shared: Callable[..., npt.NDArray[Any]] = no_host,
+        packed: tuple[bytes, ...] = (),
+    ) -> Launch:
+        """Make a launch of this template.
+
+        Args:
+            number: Number of the request.
+            blocks: Its blocks, in the order in which they occur.
+            binding: What follows from them; its blocks are found.
+            shared: Makes an array over memory of the application's; see `decode_launch`.
+            packed: Its packed scalars.
+        """
+        arrivals: list[Arrival] = []
+        spec = binding.spec
+        if spec is None:
+            spec = self._with_hosts(blocks, arrivals, shared)
+            if not arrivals:
+                # Nothing has to be waited for, now or later.
+                binding.spec = spec
+        if packed:
+            spec = self._with_packed(spec, packed)
+        return Launch(
+            self._name,
+            spec,
+            binding.reads,
+            binding.writes,
+            binding.allocations,
+            (),
+            binding.written,
+            binding.used,
+            (),
+            self._library,
+            None,
+            number,
+            arrivals,
+        )
+
+    def _with_packed(self, spec: OperationSpec, packed: tuple[bytes, ...]) -> OperationSpec:
+        """The same specification with these scalars; itself if it has them."""
+        fields = list(self._values(spec))
+        if packed == tuple([fields[index] for index in self._packed]):
+            return spec
+        for index, content in zip(self._packed, packed, strict=True):
+            fields[index] = content
+        return self._make_spec(fields)
+
+    def _fields_on(self, blocks: tuple[int, ...]) -> list[Any]:
+        """The fields of a specification, but for host arrays; the next call changes them."""
+        fields = self._fields
+        for index, position, layout in self._arrays:
+            block = blocks[position]
+            if fields[index].block != block:
+                # Most operands are those of the launch before.
+                fields[index] = ArraySpec(block, *layout)
+        for index, arrays in self._many:
+            fields[index] = map_arrays(arrays, lambda array: attrs.evolve(array, block=blocks[array.block]))
+        return fields
+
+    def _with_hosts(
+        self, blocks: tuple[int, ...], arrivals: list[Arrival], shared: Callable[..., npt.NDArray[Any]]
+    ) -> OperationSpec:
+        fields = self._fields_on(blocks)
+        for index, where in self._hosts:
+            fields[index] = shared(arrivals, *where)
+        spec = self._make_spec(fields)
+        for index, _ in self._hosts:
+            # No array of this template is left in memory that is taken back.
+            fields[index] = None
+        return spec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import starmap
 
 import attrs
 import trio
@@ -12,6 +13,7 @@ from ....actors import ActorError, Ref
 from ....backends.base import AccelDevice, PlacedBlock
 from ...engine._context import ContextActor, Session
 from ...engine._library_opener import CloseLibrary, PrepareLibrary
+from ..transport._protocol import Address
 from ._memory import WorkerMemory
 
 __all__ = ["PreparedLibraries"]
@@ -58,14 +60,14 @@ class PreparedLibraries:
         self._context = context
         self._nursery = nursery
 
-    def prepare(self, path: str, blocks: Iterable[PlacedBlock]) -> None:
+    def prepare(self, path: str, blocks: Iterable[Address]) -> None:
         """Open a library ahead.
 
         Args:
             path: Import path of its actor.
             blocks: Where the blocks lie that it has from its start.
         """
-        places = tuple(blocks)
+        places = tuple(starmap(PlacedBlock, blocks))
         if not self._has_begun:
             try:
                 self._device.expect(places)

@@ -7,23 +7,26 @@ import logging
 import os
 import socket
 import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
 
 import trio
 
 from ....backends.base.fast_paths import use_fast_paths
 from ...front._system import System
 from ..transport._answers import ANSWERS
-from ..transport._channel import Channel, EndOfChannel
+from ..transport._channel import Channel, EndOfChannel, SpinWait
 from ..transport._page import SharedPage
 from ..transport._protocol import WorkerConfig
-from ..transport._spin_wait import SpinWait
-from ._heartbeat import Heartbeat
-from ._logs import LogForwarder
 from ._server import WorkerServer
 
 __all__ = ["main"]
 
 _SOCKET, _PAGE = 3, 4
+# Seconds between two beats, and the most characters of a record of the logs.
+_INTERVAL, _LONGEST = 0.1, 1 << 16
 # Seconds after which a thread is asked for the interpreter's lock. Python's own 5 ms let what is done wait
 # for its reply while others are launched: 64 askers of 64×64 products got 7000 of them a second, and 11 000
 # with this.
@@ -37,13 +40,19 @@ def main() -> None:
         faulthandler.enable()
     _keep_to_itself(_SOCKET, _PAGE)
     page = SharedPage(_PAGE)
-    heartbeat = Heartbeat(page)
-    heartbeat.start()
+    # An operation that keeps the loop busy is no silence. And whatever else fails, the process must end.
+    threading.Thread(target=_beat, args=(page,), name="heartbeat", daemon=True).start()
     # The loop and the threads of the streams take turns with the interpreter's lock for microseconds each.
     sys.setswitchinterval(_SWITCH)
     trio.run(_main, page)
     # Streams that are stuck are no reason to stay.
     os._exit(0)
+
+
+def _beat(page: SharedPage) -> None:
+    while True:
+        time.sleep(_INTERVAL)
+        page.beat()
 
 
 def _keep_to_itself(*descriptors: int) -> None:
@@ -80,6 +89,22 @@ async def _main(page: SharedPage) -> None:
             nursery.start_soon(channel.listen)
         async with System.open(config.path) as system:
             server = WorkerServer(system, channel, page, config)
-            with system.subscribe(server.observe_life, messages=False):
+            with system.subscribe(server.events.tell, messages=False):
                 await server.run(received[1:])
         nursery.cancel_scope.cancel(reason="the worker ends")
+
+
+class LogForwarder(logging.Handler):
+    """Sends records to the application, where they go to the logger of the same name.
+
+    Args:
+        send: Sends a message.
+    """
+
+    def __init__(self, send: Callable[[tuple[Any, ...]], None]) -> None:
+        super().__init__()
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send one record as text."""
+        self._send(("log", record.name, record.levelno, self.format(record)[:_LONGEST]))

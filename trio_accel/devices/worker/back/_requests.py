@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
+import attrs
 import numpy.typing as npt
+import trio
 
 from ....actors import DirectReply, Ref, idle_actor
 from ...arrays._blocks import BlockTable
@@ -16,18 +19,16 @@ from ...engine._engine import Engine
 from ...operations._operation import Launch
 from ..transport._answers import ANSWERS
 from ..transport._channel import Channel
-from ..transport._launch_format import ALLOCATIONS, NAME, OUTPUTS
 from ..transport._page import SharedPage
-from ..transport._protocol import Address
-from ..transport._wire_errors import encode_error
-from ._blocks import WorkerBlocks
-from ._launch_decoding import decode_launch
-from ._slabs import WorkerSlabs
-from ._templates import LaunchTemplate
+from ..transport._protocol import ALLOCATIONS, NAME, OUTPUTS, Address
+from ..transport._wire_values import encode_error
+from ._launch_decoding import LaunchTemplate, decode_launch
+from ._memory import WorkerBlocks, WorkerSlabs
 
 __all__ = ["WorkerRequests"]
 
 
+@attrs.define(eq=False, repr=False)
 class WorkerRequests:
     """Has requests launched, and answers them.
 
@@ -45,26 +46,20 @@ class WorkerRequests:
         is_closing: Whether the application wants the context to end.
     """
 
-    def __init__(
-        self,
-        channel: Channel,
-        page: SharedPage,
-        blocks: BlockTable,
-        table: WorkerBlocks,
-        slabs: WorkerSlabs,
-    ) -> None:
-        self.serving: dict[int, _Serving] = {}
-        self.session: Session | None = None
-        self.context: Ref[ContextActor]
-        self.is_closing: bool = False
-        self._channel = channel
-        self._start = page.start
-        self._blocks = blocks
-        self._table = table
-        self._array_at = slabs.array
-        # Launch templates that were used by now; and all, as they came.
-        self._templates: dict[int, LaunchTemplate] = {}
-        self._told_templates: dict[int, Any] = {}
+    _channel: Channel
+    _page: SharedPage
+    _blocks: BlockTable
+    _table: WorkerBlocks
+    _slabs: WorkerSlabs
+    serving: dict[int, _Serving] = attrs.field(factory=dict[int, "_Serving"], init=False)
+    session: Session | None = attrs.field(default=None, init=False)
+    context: Ref[ContextActor] = attrs.field(init=False)
+    is_closing: bool = attrs.field(default=False, init=False)
+    # What is set when the application gives an array back that it holds, by the number of its request.
+    _leases: dict[int, trio.Event] = attrs.field(factory=dict[int, trio.Event], init=False)
+    # Launch templates that were used by now; and all, as they came.
+    _templates: dict[int, LaunchTemplate] = attrs.field(factory=dict[int, LaunchTemplate], init=False)
+    _told_templates: dict[int, Any] = attrs.field(factory=dict[int, Any], init=False)
 
     def launch(self, number: int, word: int, invalidates: bool, data: Any, released: tuple[int, ...]) -> None:
         """Serve a request that was sent whole."""
@@ -76,14 +71,12 @@ class WorkerRequests:
         self._table.name(data[ALLOCATIONS])
         results: list[npt.NDArray[Any]] = []
         try:
-            launch = decode_launch(data, number, self._table, self._array_at, results)
+            launch = decode_launch(data, number, self._table, self._slabs.array, results)
         except Exception as error:  # noqa: BLE001  # a module of the program's that this process does not have
             invalid = data[OUTPUTS] if invalidates else ()
             self._cannot_read(number, data[NAME], data[ALLOCATIONS], invalid, error, session.engine)
             return
-        serving = _Serving(launch, word, session, self, invalidates=invalidates)
-        serving.results = results
-        self._serve(serving)
+        self._serve(_Serving(launch, word, session, self, results, invalidates=invalidates))
 
     def add_template(self, template: int, data: Any) -> None:
         """Take note of a launch template."""
@@ -124,7 +117,7 @@ class WorkerRequests:
             if not binding.is_found(table):
                 table.name(binding.allocations)
                 binding.find(table)
-            launch = found.launch(number, blocks, binding, self._array_at, packed)
+            launch = found.launch(number, blocks, binding, self._slabs.array, packed)
         except Exception as error:  # noqa: BLE001  # the same, or memory that is not here
             allocations: tuple[tuple[int, int], ...]
             outputs: tuple[int, ...]
@@ -205,7 +198,7 @@ class WorkerRequests:
         number = launch.number
         serving = self.serving[number]
         serving.is_launched = True
-        self._start(serving.word, number)
+        self._page.start(serving.word, number)
 
     def cancel(self, number: int) -> None:
         """Withdraw a request, if it is not launched yet."""
@@ -219,7 +212,37 @@ class WorkerRequests:
         _all_addresses(launch.allocations, engine)
         self._channel.send(("done", launch.number, (), (), ("withdrawn", False, False, None, ())), now=True)
 
+    def lease(self, nursery: trio.Nursery, number: int, block: int, *, write: bool) -> None:
+        """Hold a block, and say where it lies once it is its turn."""
+        session = self.session
+        if session is not None:
+            over = self._leases[number] = trio.Event()
+            # The order is that of the messages, so its turn is taken before the next one is read.
+            lease = session.engine.leases.hold(block, write=write)
+            nursery.start_soon(self._hold, number, block, lease, over)
 
+    async def _hold(self, number: int, block: int, lease: Any, over: trio.Event) -> None:
+        session = self.session
+        async with lease:
+            address = None if session is None else session.engine.placed(block)
+            if address is not None and not over.is_set():
+                self._channel.send(("granted", number, address[:]), now=True)
+                await over.wait()
+        del self._leases[number]
+        self._channel.send(("done", number, (), (), None), now=True)
+
+    def unlease(self, number: int) -> None:
+        """The application has given a block back."""
+        if number in self._leases:
+            self._leases[number].set()
+
+    def end_leases(self) -> None:
+        """The context is to end."""
+        for over in self._leases.values():
+            over.set()
+
+
+@attrs.define(eq=False, repr=False)
 class _Serving(DirectReply):
     """A request that is being served.
 
@@ -236,31 +259,17 @@ class _Serving(DirectReply):
         payload: The answer as it is sent if all goes well, if it was encoded by now.
     """
 
-    __slots__ = (
-        "addresses",
-        "invalidates",
-        "is_launched",
-        "launch",
-        "payload",
-        "requests",
-        "results",
-        "session",
-        "word",
-    )
-
-    def __init__(
-        self, launch: Launch, word: int, session: Session, requests: WorkerRequests, *, invalidates: bool
-    ) -> None:
-        super().__init__(launch)
-        self.launch: Launch = launch
-        self.word: int = word
-        self.results: Sequence[npt.NDArray[Any]] = ()
-        self.invalidates: bool = invalidates
-        self.session: Session = session
-        self.requests: WorkerRequests = requests
-        self.is_launched: bool = False
-        self.addresses: tuple[Address, ...] | None = None
-        self.payload: bytes | None = None
+    launch: Launch
+    word: int
+    session: Session
+    requests: WorkerRequests
+    invalidates: bool = attrs.field(kw_only=True)
+    results: Sequence[npt.NDArray[Any]] = ()
+    is_launched: bool = False
+    addresses: tuple[Address, ...] | None = None
+    payload: bytes | None = None
+    # To its library, a launch is the message.
+    message: Launch = attrs.field(init=False, default=attrs.Factory(attrgetter("launch"), takes_self=True))
 
     def poll_first(self, poll: Callable[[], Awaitable[None]]) -> bool:
         """Encode the answer while the device works; no task of the worker waits for the end."""

@@ -4,37 +4,35 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from contextvars import Context, copy_context
+from itertools import starmap
 from typing import Any
 
 import attrs
 import trio
 
-from ....actors import ActorError, Event, Ref, Restart, System
+from ....actors import ActorError, ActorStarted, Event, MessageEvent, Ref, Restart, Subscription, System
 from ....backends import resolve_for_worker
 from ....backends.base import AccelDevice, AccelError, PlacedBlock
 from ..._options import DeviceOptions
 from ...arrays._blocks import BlockTable
-from ...base._availability import Availability
+from ...base._errors import lost_descriptors
+from ...base._waits import Availability
 from ...engine._context import ContextActor, Session, context_policy
 from ...engine._library_opener import CloseLibrary
-from ...operations._hooks import EngineHook
+from ...operations._hooks import EngineHook, Phase
 from ...operations._operation import Launch
 from ..transport._channel import Channel, EndOfChannel
-from ..transport._framing import Received
+from ..transport._frames import LOST, Received
 from ..transport._page import SharedPage
-from ..transport._protocol import WorkerConfig, placed_block
-from ..transport._wire_errors import encode_error
-from ._blocks import WorkerBlocks
-from ._events import EventForwarder
-from ._leases import WorkerLeases
-from ._memory import WorkerMemory
+from ..transport._protocol import Message, WorkerConfig
+from ..transport._wire_values import encode_error, encode_event
+from ._memory import RemoteCopies, WorkerBlocks, WorkerMemory
 from ._prepared import PreparedLibraries
-from ._remote_copies import RemoteCopies
 from ._requests import WorkerRequests
-from ._times import LaunchClock
 
 __all__ = ["WorkerServer"]
 
@@ -47,15 +45,17 @@ class WorkerServer:
     """Owner of the context in a worker; everything runs in the one task that reads, or by callbacks."""
 
     def __init__(self, system: System, channel: Channel, page: SharedPage, config: WorkerConfig) -> None:
+        # The askers of operations are in the application, which also ends a worker that closes.
         self.options: DeviceOptions = attrs.evolve(
-            # The askers of operations are in the application, which also ends a worker that closes.
-            config.options,
-            cancel_grace=_FOREVER,
-            close_grace=_FOREVER,
+            config.options, cancel_grace=_FOREVER, close_grace=_FOREVER
         )
+        # What the application knows of the generation before.
+        self.in_use: tuple[str, ...] = config.in_use
+        # The device, once it is open.
+        self.opened: AccelDevice
         self.hooks: list[EngineHook] = []
         self.next_generation: int = 0
-        self.variables: Context = copy_context()
+        self.variables: Context | None = copy_context()
         self._grace = config.options.close_grace
         self._system = system
         self._channel = channel
@@ -63,19 +63,16 @@ class WorkerServer:
         self._availability = Availability()
         self.blocks: BlockTable = BlockTable(config.device, self._availability)
         self._table = WorkerBlocks(self.blocks)
-        self._memory = WorkerMemory(channel, self._give_up)
+        self._memory = WorkerMemory(channel)
         self._prepared = PreparedLibraries(self._memory)
         self._requests = WorkerRequests(channel, page, self.blocks, self._table, self._memory.slabs)
-        self._leases = WorkerLeases(channel, self._requests)
         self._copies = RemoteCopies(channel.send)
-        self._events = EventForwarder(system, channel, config.path)
+        self.events: EventForwarder = EventForwarder(system, channel, config.path)
         self._clock = LaunchClock(channel, self.hooks)
         # The engine calls them with each operation, and with each look.
-        self.counts_launches: bool = True
-        self.launching: Callable[[Launch], None] = self._requests.launching
+        self.launching: Callable[[Launch], None] | None = self._requests.launching
         self.looked: Callable[[int], None] = page.look
         self._serving = self._requests.serving
-        self._device: AccelDevice
         self._context: Ref[ContextActor]
         self._is_lost = False
         # How many messages came together, of which one is being handled.
@@ -90,7 +87,7 @@ class WorkerServer:
             "forget_templates": self._requests.forget_templates,
             "replay": self._requests.replay,
             "lease": self._on_lease,
-            "unlease": self._leases.end,
+            "unlease": self._requests.unlease,
             "cancel": self._requests.cancel,
             "copied": self._copies.copied,
             "filled": self._memory.slabs.filled,
@@ -103,25 +100,15 @@ class WorkerServer:
             "kept": self._memory.forget,
             "tell_chunk": self._memory.tell_again,
             "unslab": self._on_unslab,
-            "prepare": self._on_prepare,
+            "prepare": self._prepared.prepare,
             "forget": self._prepared.forget,
         }
 
     # What the context asks of its owner.
 
-    @property
-    def in_use(self) -> tuple[str, ...]:
-        """What the application knows of the generation before."""
-        return self._config.in_use
-
-    @property
-    def opened(self) -> AccelDevice:
-        """The device is open already."""
-        return self._device
-
     def open_device(self) -> AccelDevice:
         """The device is open already."""
-        return self._device
+        return self.opened
 
     def attach(self, session: Session) -> None:
         """The context stands ready."""
@@ -153,7 +140,7 @@ class WorkerServer:
             received: What has come by now.
         """
         try:
-            self._device = self._memory.device = await trio.to_thread.run_sync(self._open)
+            self.opened = self._memory.device = await trio.to_thread.run_sync(self._open)
         except Exception as error:  # noqa: BLE001  # the application decides
             self._give_up(error)
             await trio.sleep_forever()
@@ -163,7 +150,7 @@ class WorkerServer:
             self._nursery.start_soon(self._memory.slabs.run)
             await self._stand_ready()
             gc.freeze()
-            self._channel.send(("ready", tuple(self._device.libraries)), now=True)
+            self._channel.send(("ready", tuple(self.opened.libraries)), now=True)
             while True:
                 self._received = len(received)
                 for start in range(0, len(received), _IN_A_ROW):
@@ -171,7 +158,11 @@ class WorkerServer:
                         # What is launched by now may be done.
                         await trio.lowlevel.checkpoint()
                     for message, descriptors in received[start : start + _IN_A_ROW]:
-                        handlers[message[0]](*message[1:], *descriptors)
+                        if LOST in descriptors:
+                            # The device would serve without a part of the memory.
+                            self._give_up(lost_descriptors())
+                        else:
+                            handlers[message[0]](*message[1:], *descriptors)
                 try:
                     received = await self._channel.receive()
                 except EndOfChannel:
@@ -185,11 +176,8 @@ class WorkerServer:
         return self._copies.wrap(device)
 
     def _observe(self, is_observed: bool, is_timed: bool) -> None:
-        self._events.observe(is_observed)
+        self.events.observe(is_observed)
         self._clock.run(is_timed=is_timed)
-
-    def _on_prepare(self, path: str, addresses: Iterable[Any]) -> None:
-        self._prepared.prepare(path, map(placed_block, addresses))
 
     async def _close_library(self, number: int, path: str) -> None:
         with suppress(ActorError):
@@ -209,7 +197,7 @@ class WorkerServer:
         except Exception as error:  # noqa: BLE001  # the application decides
             self._lose(error)
             await trio.sleep_forever()
-        self._prepared.open(self._device, self._context, self._nursery)
+        self._prepared.open(self.opened, self._context, self._nursery)
         self._nursery.start_soon(self._watch_context)
 
     async def _watch_context(self) -> None:
@@ -220,7 +208,7 @@ class WorkerServer:
 
     def _lose(self, error: BaseException) -> None:
         """Give the context up; the device says whether anything of it may still write."""
-        self._give_up(error, is_silent=self._device.is_dead)
+        self._give_up(error, is_silent=self.opened.is_dead)
 
     def _give_up(self, error: BaseException, *, is_silent: bool = False) -> None:
         """Tell the application what the context is lost to; it ends this process.
@@ -239,7 +227,7 @@ class WorkerServer:
             # It was lost while it stood ready, and the application knows.
             return
         try:
-            self._begin(session, generation, [placed_block(address) for address in addresses])
+            self._begin(session, generation, list(starmap(PlacedBlock, addresses)))
         except Exception as error:  # noqa: BLE001  # the application decides
             self._lose(error)
         else:
@@ -247,14 +235,14 @@ class WorkerServer:
 
     def _begin(self, session: Session, generation: int, blocks: list[PlacedBlock]) -> None:
         self._prepared.remove_leaving()
-        self._device.adopt(blocks)
+        self.opened.adopt(blocks)
         self._prepared.begin(session, blocks)
         self._availability.begin(generation)
         for block in blocks:
             self._table.adopt(block.block, block.nbytes)
         session.generation = generation
         session.engine.begin(generation, self._table)
-        self._events.begin()
+        self.events.begin()
 
     def _on_release(self, released: tuple[int, ...]) -> None:
         self._table.let_go(released)
@@ -263,7 +251,7 @@ class WorkerServer:
     def _on_lease(self, number: int, block: int, write: bool, released: tuple[int, ...]) -> None:
         if released:
             self._on_release(released)
-        self._leases.begin(self._nursery, number, block, write=write)
+        self._requests.lease(self._nursery, number, block, write=write)
 
     def _on_call(self, number: int, what: str, path: str = "") -> None:
         session = self._requests.session
@@ -276,7 +264,7 @@ class WorkerServer:
             self._nursery.start_soon(self._close_library, number, path)
             return
         self.blocks.drain()
-        memory = self._device.memory()
+        memory = self.opened.memory()
         engine = session.engine
         in_flight = {library: queue.in_flight for library, queue in engine.queues().items()}
         value = (
@@ -294,11 +282,11 @@ class WorkerServer:
         self._channel.send(("result", number, None), now=True)
 
     def _on_poison(self, reason: str) -> None:
-        self._device.poison(reason)
+        self.opened.poison(reason)
 
     def _on_unslab(self, number: int) -> None:
         self._requests.forget_hosts()
-        self._memory.remove_slab(number, self._wait_idle)
+        self._memory.slabs.remove(self.opened, number, self._wait_idle)
 
     async def _wait_idle(self) -> None:
         session = self._requests.session
@@ -307,13 +295,92 @@ class WorkerServer:
 
     def _on_close(self) -> None:
         self._requests.is_closing = True
-        self._leases.end_all()
+        self._requests.end_leases()
         self._nursery.start_soon(self._close)
 
     async def _close(self) -> None:
         await self._context.stop()
         self._channel.send(("closed",), now=True)
 
-    def observe_life(self, event: Event) -> None:
-        """Tell the application of the life of the actors below the context."""
-        self._events.tell(event)
+
+class EventForwarder:
+    """Tells of the actors below the context: of their lives always, of their messages if somebody observes.
+
+    Args:
+        system: The worker's own.
+        channel: Where the application is told.
+        path: Path of the device's actor.
+    """
+
+    def __init__(self, system: System, channel: Channel, path: str) -> None:
+        self._system = system
+        self._channel = channel
+        self._below = f"{path}/context/"
+        self._subscription: Subscription | None = None
+        # Events of the time in which the worker stood ready.
+        self._early: list[Message] | None = []
+
+    def begin(self) -> None:
+        """The worker serves: its actors are shown from now on."""
+        early, self._early = self._early, None
+        for message in early or ():
+            self._channel.send(message)
+
+    def observe(self, is_observed: bool) -> None:
+        """Begin or end to tell of messages."""
+        if is_observed and self._subscription is None:
+            self._subscription = self._system.subscribe(self._observe_message)
+        elif not is_observed and self._subscription is not None:
+            self._subscription.close()
+            self._subscription = None
+
+    def tell(self, event: Event) -> None:
+        """Tell of an event."""
+        path = event.path
+        if not path.startswith(self._below):
+            return
+        actor_class = ""
+        if isinstance(event, ActorStarted):
+            with suppress(KeyError):
+                actor_class = self._system.tree().find(path).actor_class
+        message: Message = ("event", encode_event(event), actor_class)
+        if self._early is None:
+            self._channel.send(message)
+        else:
+            # The tree shows the actors of the worker that serves.
+            self._early.append(message)
+
+    def _observe_message(self, event: Event) -> None:
+        if isinstance(event, MessageEvent):
+            self.tell(event)
+
+
+class LaunchClock:
+    """Notes when operations are launched and when they are complete.
+
+    Args:
+        channel: Where the application is told.
+        hooks: Those of the worker's engine.
+    """
+
+    def __init__(self, channel: Channel, hooks: list[EngineHook]) -> None:
+        self._channel = channel
+        self._hooks = hooks
+        self._begun: dict[int, int] = {}
+
+    def run(self, *, is_timed: bool) -> None:
+        """Begin or end to note times."""
+        if is_timed and self._see not in self._hooks:
+            self._hooks.append(self._see)
+        elif not is_timed and self._see in self._hooks:
+            self._hooks.remove(self._see)
+            self._begun.clear()
+
+    def _see(self, phase: Phase, launch: Launch) -> None:
+        if phase is Phase.ENQUEUE:
+            self._begun[launch.number] = time.monotonic_ns()
+        elif phase is Phase.COMPLETE:
+            begun = self._begun.pop(launch.number, None)
+            if begun is not None:
+                # The answer follows.
+                self._channel.post(("times", launch.number, begun, time.monotonic_ns()))

@@ -6,7 +6,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any
 
 import attrs
 import trio
@@ -15,31 +15,29 @@ from trio.lowlevel import enable_ki_protection
 from ....actors import ActorEvent, ActorFailedError, Event, MessageEvent
 from ....backends.base import ContextPoisonedError
 from ....backends.base.ops import ArraySpec
-from ...base._alarms import Alarms
-from ...base._errors import locate
-from ...base._shortage import lost_descriptors, out_of_descriptors
+from ...base._errors import locate, lost_descriptors, out_of_descriptors
+from ...base._waits import Alarms
 from ...engine._device_state import DeviceState
 from ...operations._operation import LaunchTimes
-from ..transport._codec import NonsenseError
-from ..transport._framing import LOST, Received, close_all
-from ..transport._protocol import Address
+from ..transport._frames import LOST, Received, close_all
+from ..transport._protocol import Address, NonsenseError
 from ._actors import WorkerActors
 from ._calls import Calls
 from ._chunks import ChunkTable
 from ._copy_service import CopyService
 from ._link import WorkerLink
-from ._logs import record_of
-from ._outcomes import OutcomePolicy, TryAgainError
+from ._outcomes import OutcomePolicy
 from ._pool import WorkerPool
 from ._request import LeaseRequest, OperationRequest, RemoteRequest
 from ._requests import RequestTable
 
-__all__ = ["AnswerHandler"]
+__all__ = ["AnswerHandler", "record_of"]
 
 # Seconds between two attempts to get a descriptor for which there was no room.
 _ASKED_AGAIN = 0.1
 
 
+@attrs.define(eq=False, repr=False)
 class AnswerHandler:
     """Takes the messages of workers, which are not trusted.
 
@@ -59,32 +57,22 @@ class AnswerHandler:
         on_first_success: Called when the context completes its first request without an error, once.
     """
 
-    def __init__(
-        self,
-        device: DeviceState,
-        requests: RequestTable,
-        chunks: ChunkTable,
-        copies: CopyService,
-        outcomes: OutcomePolicy,
-        *,
-        pool: WorkerPool,
-        alarms: Alarms,
-        calls: Calls,
-        lose: Callable[[WorkerLink, Exception], None],
-    ) -> None:
-        self.actors: WorkerActors = WorkerActors()
-        self.on_first_success: Callable[[], None] | None = None
-        self._device = device
-        self._requests = requests
-        self._chunks = chunks
-        self._copies = copies
-        self._outcomes = outcomes
-        self._pool = pool
-        self._alarms = alarms
-        self._calls = calls
-        self._lose = lose
-        self._nursery: trio.Nursery
-        self._handlers: dict[Any, Callable[[WorkerLink, Any, tuple[int, ...]], None]] = {
+    _device: DeviceState
+    _requests: RequestTable
+    _chunks: ChunkTable
+    _copies: CopyService
+    _outcomes: OutcomePolicy
+    _pool: WorkerPool
+    _alarms: Alarms
+    _calls: Calls
+    _lose: Callable[[WorkerLink, Exception], None]
+    actors: WorkerActors = attrs.field(factory=WorkerActors, init=False)
+    on_first_success: Callable[[], None] | None = attrs.field(default=None, init=False)
+    _nursery: trio.Nursery = attrs.field(init=False)
+    _handlers: dict[Any, Callable[..., None]] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._handlers = {
             "ready": self._on_ready,
             "started": self._on_started,
             "made": self._on_made,
@@ -116,7 +104,7 @@ class AnswerHandler:
             for message, descriptors in received:
                 if descriptors:
                     _expect(message[0] == "chunk", f"{message[0]}: it came with descriptors")
-                handlers[message[0]](link, message[1:], descriptors)
+                handlers[message[0]](link, *message[1:], *descriptors)
                 taken += 1
         except NonsenseError as error:
             # The one place where anything follows from that.
@@ -153,8 +141,7 @@ class AnswerHandler:
         """Whether its asker is to look for its end."""
         return not request.is_over and self._requests.sent == 1
 
-    def _on_times(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        number, begun, completed = message
+    def _on_times(self, link: WorkerLink, number: int, begun: int, completed: int) -> None:
         request = self._request(link, number)
         if request is not None:
             _expect(isinstance(request, OperationRequest), f"times: request {number} is a lease")
@@ -162,51 +149,44 @@ class AnswerHandler:
             _expect(begun <= completed <= time.monotonic_ns(), f"times: {begun} to {completed}")
             request.launch.times = LaunchTimes(link.process.pid, begun, completed)
 
-    def _on_ready(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
+    def _on_ready(self, link: WorkerLink, libraries: tuple[str, ...]) -> None:
         _expect(not link.is_ready, "ready: it was before")
-        (link.libraries,) = message
+        link.libraries = libraries
         link.is_ready = True
         link.notify()
 
-    def _on_started(self, link: WorkerLink, _: Any, __: tuple[int, ...]) -> None:
+    def _on_started(self, link: WorkerLink) -> None:
         _expect(link.is_ready and not link.is_started, "started: it was not told to")
         link.is_started = True
         link.notify()
 
-    def _on_made(self, _: WorkerLink, message: Any, __: tuple[int, ...]) -> None:
-        library, taken, imports = message
+    def _on_made(self, _: WorkerLink, library: str, taken: int, imports: int) -> None:
         self._device.recoveries.made(library, taken * 1e-9, imports * 1e-9)
 
-    def _on_closed(self, link: WorkerLink, _: Any, __: tuple[int, ...]) -> None:
+    def _on_closed(self, link: WorkerLink) -> None:
         _expect(self._outcomes.is_closing, "closed: it was not told to")
         link.is_started = False
         link.notify()
 
-    def _on_lost(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        error, link.is_silent = message
+    def _on_lost(self, link: WorkerLink, error: Exception, is_silent: bool) -> None:
+        link.is_silent = is_silent
         link.has_faulted = isinstance(error, ContextPoisonedError) and not error.is_memory_damaged
         self._lose(link, error)
         link.condemn(f"lost its context: {error}", error)
 
-    def _on_done(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        number, addresses, results, trouble = message
-        request = self._request(link, number)
-        if request is not None:
-            if addresses:
-                _check_addresses(request, addresses, self._chunks)
-            _check_results(request, results, trouble)
-            self._done(link, request, addresses, results, trouble)
-
-    def _done(
+    def _on_done(
         self,
         link: WorkerLink,
-        request: RemoteRequest,
+        number: int,
         addresses: tuple[Address, ...],
         results: tuple[bytes, ...],
         trouble: Any,
     ) -> None:
-        """The worker is done with a request."""
-        self._requests.done(request.number)
+        request = self._request(link, number)
+        if request is None:
+            return
+        _check_done(request, addresses, results, trouble, self._chunks)
+        self._requests.done(number)
         if trouble is None and self.on_first_success is not None:
             first, self.on_first_success = self.on_first_success, None
             first()
@@ -218,11 +198,11 @@ class AnswerHandler:
                 self._chunks.forget_addresses(request.launch.allocations)
             if self._chunks.missing:
                 addresses = self._mapped(request, addresses)
-            try:
-                placed, error = self._outcomes.done(request, addresses, results, trouble)
-            except TryAgainError:
+            done = self._outcomes.done(request, addresses, results, trouble)
+            if done is None:
                 self._collect(request)
             else:
+                placed, error = done
                 if placed:
                     self._chunks.record(placed)
                 self._count(link, request.library, error)
@@ -231,7 +211,7 @@ class AnswerHandler:
 
     def _count(self, link: WorkerLink, library: str, error: BaseException | None) -> None:
         """Count an operation for the tree; the next workers open a library ahead once one has succeeded."""
-        if error is not None and isinstance(error, ActorFailedError):
+        if isinstance(error, ActorFailedError):
             self.actors.failed[library] += 1
         else:
             self.actors.handled[library] += 1
@@ -276,8 +256,7 @@ class AnswerHandler:
         request.number = self._requests.next_number()
         self._requests.add(request)
 
-    def _on_granted(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        number, address = message
+    def _on_granted(self, link: WorkerLink, number: int, address: Address) -> None:
         request = self._request(link, number)
         if request is not None:
             _expect(isinstance(request, LeaseRequest), f"granted: request {number} is no lease")
@@ -289,11 +268,16 @@ class AnswerHandler:
             request.address = address
             request.granted.set()
 
-    def _on_copy(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        transfer, number, index, chunk, offset, array = cast(
-            "tuple[int, int, int, int, int, ArraySpec]", message
-        )
-
+    def _on_copy(
+        self,
+        link: WorkerLink,
+        transfer: int,
+        number: int,
+        index: int,
+        chunk: int,
+        offset: int,
+        array: ArraySpec,
+    ) -> None:
         def copied() -> None:
             link.send(("copied", transfer), now=True)
 
@@ -315,8 +299,7 @@ class AnswerHandler:
             # to go on all the same.
             copied()
 
-    def _on_chunk(self, link: WorkerLink, message: Any, descriptors: tuple[int, ...]) -> None:
-        number, nbytes = message
+    def _on_chunk(self, link: WorkerLink, number: int, nbytes: int, *descriptors: int) -> None:
         _expect(len(descriptors) == 1, f"chunk {number}: it came with {len(descriptors)} descriptors")
         if link.is_serving:
             try:
@@ -332,7 +315,7 @@ class AnswerHandler:
                 self._pool.share(chunk, link)
                 return
         # Else of a worker that was given up: nothing lies in it that anybody knows of.
-        _close_descriptors([(message, descriptors)])
+        close_all(descriptors)
 
     @enable_ki_protection
     async def _ask_for_chunk(self, link: WorkerLink, number: int) -> None:
@@ -341,20 +324,17 @@ class AnswerHandler:
         if number in self._chunks.missing and link.is_serving:
             link.send(("tell_chunk", number))
 
-    def _on_unchunk(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        (number,) = message
+    def _on_unchunk(self, link: WorkerLink, number: int) -> None:
         if link.is_serving and self._chunks.missing.pop(number, None) is None:
             _expect(number in self._chunks.chunks, f"unchunk: there is no chunk {number}")
             self._chunks.drop(number)
 
-    def _on_result(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        self._calls.answer(link.process.pid, *message)
+    def _on_result(self, link: WorkerLink, number: int, value: Any) -> None:
+        self._calls.answer(link.process.pid, number, value)
 
-    def _on_event(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
+    def _on_event(self, link: WorkerLink, event: Event, actor_class: str) -> None:
         if link.how is not None:
             return
-        event: Event
-        event, actor_class = message
         _expect(event.path.startswith(f"{self._device.path}/context/"), "event: of another's actor")
         if isinstance(event, ActorEvent):
             event = attrs.evolve(event, pid=link.process.pid)
@@ -365,8 +345,7 @@ class AnswerHandler:
         else:
             observers.emit_life(event)
 
-    def _on_log(self, link: WorkerLink, message: Any, _: tuple[int, ...]) -> None:
-        name, level, text = message
+    def _on_log(self, link: WorkerLink, name: str, level: int, text: str) -> None:
         logger = logging.getLogger(name)
         if logger.isEnabledFor(level):
             logger.handle(record_of(name, level, text, link.process.pid, self._device.path))
@@ -382,11 +361,17 @@ def _expect(is_so: bool, what: str) -> None:
         raise NonsenseError(what)
 
 
-def _check_addresses(request: RemoteRequest, addresses: tuple[Address, ...], chunks: ChunkTable) -> None:
-    """See that a worker tells of the blocks that a request makes, and that they can lie there.
+def _check_done(
+    request: RemoteRequest,
+    addresses: tuple[Address, ...],
+    results: tuple[bytes, ...],
+    trouble: Any,
+    chunks: ChunkTable,
+) -> None:
+    """See that an answer tells of blocks that a request makes, and has the host arrays that were asked for.
 
     Raises:
-        NonsenseError: They are no blocks of the request, or there is no such memory.
+        NonsenseError: They are others, or a block cannot lie where it is said to.
     """
     made = request.launch.allocations if isinstance(request, OperationRequest) else ()
     for address in addresses:
@@ -394,14 +379,6 @@ def _check_addresses(request: RemoteRequest, addresses: tuple[Address, ...], chu
             block, nbytes, *_ = address
             raise NonsenseError(f"request {request.number} makes no block {block} of {nbytes} bytes")
         chunks.check_address(address)
-
-
-def _check_results(request: RemoteRequest, results: tuple[bytes, ...], trouble: Any) -> None:
-    """See that the host arrays that came with an answer are those that were asked for.
-
-    Raises:
-        NonsenseError: They are not.
-    """
     if not isinstance(request, OperationRequest):
         _expect(not results and trouble is None, f"request {request.number} is a lease")
         return
@@ -430,3 +407,21 @@ def _close_descriptors(received: Iterable[Received]) -> None:
     """Close what came with messages that are not taken."""
     for _, descriptors in received:
         close_all(descriptors)
+
+
+def record_of(name: str, level: int, text: str, pid: int, device: str) -> logging.LogRecord:
+    """A record of a worker, as the application logs it: with the number of the worker's process.
+
+    Args:
+        name: Name of the logger.
+        level: Its level.
+        text: What the worker has made of it.
+        pid: Number of the worker's process.
+        device: Path of the device.
+    """
+    record = logging.LogRecord(name, level, __file__, 0, "%s", (text,), None)
+    record.process = pid
+    record.processName = "trio_accel worker"
+    # As `extra` would set them.
+    vars(record).update(pid=pid, device=device)
+    return record

@@ -1,27 +1,26 @@
-"""What the worker is asked beside requests: a memory count, or to say when nothing is in flight."""
+"""What the worker is asked beside operations: counts, the end of what is in flight, and leases."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
 import trio
 
-from ....backends.base import CacheCounts, MemoryStatistics
-from ...base._import_paths import by_title
+from ....backends.base import CacheCounts, MemoryStatistics, NotSupportedError
+from ...arrays._ref import AccelRef
+from ...base._library_paths import by_title
 from ...base._statistics import CacheStatistics, DeviceStatistics, LibraryStatistics
 from ...engine._device_state import DeviceState
 from ..transport._answers import MEMORY, USAGE
-from ..transport._codec import NonsenseError
+from ..transport._protocol import NonsenseError
+from ._chunks import ChunkTable
+from ._request import LeaseRequest
 from ._requests import RequestSender
 
-__all__ = ["Calls"]
-
-
-class _CallLostError(Exception):
-    """The worker is gone and has not answered; the next one can be asked."""
+__all__ = ["Calls", "Leases"]
 
 
 @attrs.define(eq=False)
@@ -70,20 +69,14 @@ class Calls:
             sender.send_released()
             self._last += 1
             number = self._last
-            self._calls[number] = _Call(what)
+            call = self._calls[number] = _Call(what)
             sender.link.send(("call", number, what, *arguments), now=True)
-            with suppress(_CallLostError):
-                return await self._wait(number)
-
-    async def _wait(self, number: int) -> Any:
-        call = self._calls[number]
-        try:
-            await call.done.wait()
-        finally:
-            self._calls.pop(number, None)
-        if call.is_lost:
-            raise _CallLostError
-        return call.value
+            try:
+                await call.done.wait()
+            finally:
+                del self._calls[number]
+            if not call.is_lost:
+                return call.value
 
     def answer(self, pid: int, number: int, value: Any) -> None:
         """A worker has answered; perhaps nobody waits any more.
@@ -100,21 +93,14 @@ class Calls:
         if number > self._last or (call is not None and (value is None) is (call.what == "count")):
             raise NonsenseError(f"result: it answers no call that was made, {number}")
         # Counted now, and not when its asker runs: more may have happened by then.
-        counted = None if value is None else self._count(pid, *value)
+        counted = None if value is None else self._count(pid, value)
         if call is not None:
             call.value = counted
             call.done.set()
 
-    def _count(
-        self,
-        pid: int,
-        launched: int,
-        completed: int,
-        in_flight: dict[str, int],
-        memory: tuple[int, ...],
-        usage: dict[str, tuple[int, ...]],
-    ) -> DeviceStatistics:
+    def _count(self, pid: int, value: Any) -> DeviceStatistics:
         """Add what the worker counts to what waits here: whatever it had done by then is known here."""
+        launched, completed, in_flight, memory, usage = value
         return DeviceStatistics(
             generation=self._device.generation,
             pid=pid,
@@ -147,3 +133,64 @@ class Calls:
         for call in self._calls.values():
             call.is_lost = True
             call.done.set()
+
+
+class Leases:
+    """Holds arrays of a device whose memory this process has mapped.
+
+    Args:
+        device: The device.
+        sender: Has the requests, and the worker that serves.
+        chunks: The memory.
+    """
+
+    def __init__(self, device: DeviceState, sender: RequestSender, chunks: ChunkTable) -> None:
+        self._device = device
+        self._sender = sender
+        self._requests = sender.requests
+        self._chunks = chunks
+
+    @asynccontextmanager
+    async def hold(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any, None]:
+        """See `AccelRef.lease`."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._device.availability.is_ended:
+            raise await self._device.lost()
+        self._check(ref, stream)
+        request = LeaseRequest(self._requests.next_number(), ref.spec, write=write)
+        try:
+            self._requests.add(request)
+            await request.granted.wait()
+            if request.failure is not None:
+                raise request.failure
+            # While its turn was waited for, it may have become invalid, or was released.
+            ref.block.check("lease")
+            assert request.address is not None
+            _, _, chunk, offset = request.address
+            array = self._chunks.view(chunk, offset, ref.spec)
+            array.flags.writeable = write
+            self._device.leases += 1
+            try:
+                yield array
+            finally:
+                self._device.leases -= 1
+                array.flags.writeable = False
+        finally:
+            request.is_given_back = True
+            if not self._requests.withdraw(request) and self._sender.link is not None:
+                self._sender.link.send(("unlease", request.number), now=True)
+
+    def _check(self, ref: AccelRef, stream: object) -> None:
+        ref.block.check("lease")
+        if stream is not None:
+            raise NotSupportedError(
+                "lease: stream: in a worker process no stream of this one reaches the array"
+            )
+        if not self._device.backend.shares_memory_with_host:
+            raise NotSupportedError(
+                "lease: this process cannot address the memory of the device, whose context is in a worker; "
+                "copy with to_host(), or open the device with isolation='inline'",
+                device=self._device.name,
+                operation="lease",
+                backend=self._device.backend.name,
+            )

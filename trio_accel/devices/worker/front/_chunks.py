@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterable
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -14,20 +15,24 @@ import numpy.typing as npt
 from ....backends.base import AccelBackend
 from ....backends.base.chunks import ALIGNMENT
 from ....backends.base.ops import ArraySpec
-from ...base._shortage import out_of_descriptors
-from ..transport._codec import NonsenseError
-from ..transport._protocol import Address
+from ...arrays._blocks import BlockTable
+from ...base._errors import out_of_descriptors
+from ..transport._protocol import Address, NonsenseError
 
 if TYPE_CHECKING:
     from ..launcher._launcher import Launcher
+if TYPE_CHECKING:
+    from ....actors import System
 
-__all__ = ["Chunk", "ChunkTable"]
-
+__all__ = ["INTACT", "Chunk", "ChunkTable", "LeftMemory", "free_left_memory"]
 
 # The address of a block whose request is not answered.
 _UNKNOWN = 0, inf, 0, 0
 # More than the allocator of a worker makes.
 _MOST = 4096
+
+INTACT = "; its arrays are intact: system.open_device(adopt=device) opens a device that has them"
+"""What is said behind the reason for which a device was given up, if it left any."""
 
 
 @attrs.define(eq=False)
@@ -204,3 +209,61 @@ class ChunkTable:
         """Give everything back."""
         self.blocks.clear()
         self.drop_empty()
+
+
+@attrs.define(eq=False)
+class LeftMemory:
+    """Chunks, and the arrays of the program that lie in them.
+
+    They are there until another device of the system adopts them, or the system ends. A chunk is given back
+    earlier if no array of the program lies in it any more.
+
+    Attributes:
+        chunks: The memory.
+        blocks: The blocks of the program's arrays.
+        generation: Number of the last context that used it.
+    """
+
+    chunks: ChunkTable
+    blocks: BlockTable
+    generation: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(nbytes for _, nbytes, _, _ in self.chunks.blocks.values())
+
+    def leave(self, system: System) -> None:
+        """No device has it any more."""
+        _left.setdefault(system, set()).add(self)
+        self.generation = max(self.generation, self.blocks.availability.generation)
+        self.chunks.on_drop = _nobody
+        self.blocks.leave(self._release)
+        self.chunks.drop_empty()
+
+    def take(self, system: System) -> None:
+        """A device has it again."""
+        _left.get(system, set()).discard(self)
+
+    def free(self) -> None:
+        """Give everything back; the arrays are lost."""
+        self.blocks.close()
+        self.chunks.close()
+
+    def _release(self, blocks: Iterable[int]) -> None:
+        self.chunks.forget(blocks)
+        self.chunks.drop_empty()
+
+
+# The system is not kept alive by it.
+_left: weakref.WeakKeyDictionary[System, set[LeftMemory]] = weakref.WeakKeyDictionary()
+
+
+def free_left_memory(system: System) -> None:
+    """The system has ended: nobody can adopt what its devices left."""
+    for memory in _left.pop(system, set()):
+        memory.free()
+
+
+def _nobody(chunk: int) -> None:
+    """No worker has it mapped."""

@@ -6,24 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import attrs
 import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...host._copying import COPIES_AT_ONCE, Copying
-from ._request import OperationRequest, RemoteRequest
-from ._staging import HostCopy
+from ...host._host_pool import COPIES_AT_ONCE, Copying
+from ._request import HostCopy, OperationRequest, RemoteRequest
 
 __all__ = ["CopyService"]
-
-
-@attrs.frozen(eq=False)
-class _Running:
-    """Whose copy it is, and whether it touches memory that outlives the worker as the device's."""
-
-    request: OperationRequest
-    is_on_device: bool
 
 
 class CopyService:
@@ -39,7 +29,8 @@ class CopyService:
 
     def __init__(self) -> None:
         self.begun: int = 0
-        self._running: dict[Copying, _Running] = {}
+        # Whose each one is.
+        self._running: dict[Copying, tuple[OperationRequest, HostCopy]] = {}
         self._changed = trio.Event()
         self._limiter = trio.CapacityLimiter(COPIES_AT_ONCE)
         self._nursery: trio.Nursery
@@ -90,19 +81,19 @@ class CopyService:
 
     def cancel(self, request: RemoteRequest) -> None:
         """End the copies of one request soon."""
-        for copying, running in self._running.items():
-            if running.request is request:
+        for copying, (owner, _) in self._running.items():
+            if owner is request:
                 copying.cancel()
 
     def cancel_on_device(self) -> None:
         """End all copies from and to the device's memory soon: what they were for is lost."""
-        for copying, running in self._running.items():
-            if running.is_on_device:
+        for copying, (_, copy) in self._running.items():
+            if copy.region is None:
                 copying.cancel()
 
     async def wait_off_device(self) -> None:
         """Wait until none touches the device's memory."""
-        while any(running.is_on_device for running in self._running.values()):
+        while any(copy.region is None for _, copy in self._running.values()):
             await self._changed.wait()
 
     async def wait_idle(self) -> None:
@@ -121,12 +112,12 @@ class CopyService:
         copy.is_begun = True
         copying = Copying(memory, copy.host) if copy.is_upload else Copying(copy.host, memory)
         request.copies += 1
-        self._running[copying] = _Running(request, copy.region is None)
+        self._running[copying] = request, copy
         self._nursery.start_soon(self._copy, copying, copy, copied)
 
     @enable_ki_protection
     async def _copy(self, copying: Copying, copy: HostCopy, copied: Callable[[], None]) -> None:
-        request = self._running[copying].request
+        request, _ = self._running[copying]
         try:
             await trio.to_thread.run_sync(copying.run, limiter=self._limiter)
         except Exception as error:  # noqa: BLE001  # the system has no thread

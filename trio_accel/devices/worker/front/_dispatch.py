@@ -16,28 +16,24 @@ from ....actors import ActorContext
 from ....backends.base import DeviceLostError
 from ...arrays._pending import Pending
 from ...arrays._ref import AccelRef
-from ...base._alarms import Alarms
-from ...base._cancel_grace import grace_in
 from ...base._statistics import DeviceStatistics
+from ...base._waits import Alarms
 from ...completion._strategies import SyncCompletion
+from ...engine._cancel_grace import grace_in
 from ...engine._context import context_policy
 from ...engine._device_state import DeviceState
-from ...host._copying import SMALL
-from ...operations._operation import Operation, Planned, Planner, admit, recording_now
+from ...host._host_pool import SMALL
+from ...operations._operation import Operation, Planned, Planner, admit
 from ..launcher._launcher import Launcher, WorkerProcess, open_launcher
-from ._calls import Calls
-from ._chunks import ChunkTable
-from ._context import WorkerContextActor
+from ._actors import MeasuredRequest, Measures
+from ._calls import Calls, Leases
+from ._chunks import INTACT, ChunkTable, LeftMemory
 from ._copy_service import CopyService
-from ._generations import Generations
-from ._leases import Leases
-from ._left_memory import INTACT, LeftMemory
-from ._measures import MeasuredRequest, Measures
+from ._generations import Generations, WorkerContextActor
 from ._outcomes import OutcomePolicy
 from ._pool import WorkerPool, check_options
-from ._request import HostArrays, OperationRequest, RemoteRequest
+from ._request import HostArrays, OperationRequest, RemoteRequest, Staging
 from ._requests import RequestSender
-from ._staging import Staging
 
 __all__ = ["WorkerDispatch"]
 
@@ -71,23 +67,14 @@ class WorkerDispatch:
         else:
             self._chunks = adopted.chunks
             self._chunks.on_drop = self._unshare
-        self._copies = CopyService()
-        self._outcomes = OutcomePolicy(device, self._copies)
-        self._pool = WorkerPool(device, self._chunks)
-        self._sender = RequestSender(device, self._chunks, self._copies, self._outcomes)
-        self._requests = self._sender.requests
-        self._calls = Calls(device, self._sender)
-        self._alarms = Alarms()
-        self._generations = Generations(
-            device,
-            self._chunks,
-            self._copies,
-            self._outcomes,
-            pool=self._pool,
-            sender=self._sender,
-            calls=self._calls,
-            alarms=self._alarms,
-        )
+        self._copies = copies = CopyService()
+        self._outcomes = outcomes = OutcomePolicy(device, copies)
+        self._pool = pool = WorkerPool(device, self._chunks)
+        self._sender = sender = RequestSender(device, self._chunks, copies, outcomes)
+        self._requests = sender.requests
+        self._calls = calls = Calls(device, sender)
+        self._alarms = alarms = Alarms()
+        self._generations = Generations(device, self._chunks, copies, outcomes, pool, sender, calls, alarms)
         self._answers = self._generations.answers
         self._measures = Measures(device, self._answers.actors)
         self._leases = Leases(device, self._sender, self._chunks)
@@ -208,9 +195,9 @@ class WorkerDispatch:
         try:
             self._requests.add(request)
             link = self._sender.link
-            if link is not None and self._requests.sent == 1 and link.may_spin:
+            if link is not None and self._requests.sent == 1 and link.channel.may_spin:
                 # Its asker sees its end by itself, as long as it is alone.
-                await link.spin(
+                await link.channel.spin(
                     partial(self._answers.take_own, link, request),
                     partial(self._answers.is_waited_for, request),
                 )
@@ -226,7 +213,7 @@ class WorkerDispatch:
     @enable_ki_protection
     def submit(self, operation: Operation[LibraryT, ReplyT]) -> Pending[ReplyT]:
         """See `Device.submit`."""
-        recording = recording_now()
+        recording = admit(self._device, operation, "submit")
         if recording is not None:
             return recording.submit(self._device, operation)
         if self._device.availability.is_ended:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
+from typing import ClassVar, TypeAlias
 
 import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ....actors import ActorContext, ActorSnapshot
-from ...base._alarms import Alarms
+from ....actors import Actor, ActorContext, ActorSnapshot
+from ....backends.base import ContextPoisonedError
 from ...base._errors import damage_to_memory
+from ...base._waits import Alarms
 from ...engine._device_state import DeviceState
 from ..launcher._launcher import Launcher
 from ._answers import AnswerHandler
@@ -24,9 +26,9 @@ from ._link import WorkerLink, died
 from ._outcomes import OutcomePolicy
 from ._pool import WorkerPool
 from ._request import OperationRequest, RemoteRequest
-from ._requests import RequestSender
+from ._requests import RequestSender, RequestTable
 
-__all__ = ["Generations"]
+__all__ = ["Generations", "WorkerContextActor"]
 
 _logger = logging.getLogger("trio_accel.devices")
 
@@ -34,7 +36,10 @@ _CLOSING = 1.0
 # A context that follows a loss gets one request at a time, until one has completed, and no longer than this.
 _CAREFUL = 0.2
 
+_Serve: TypeAlias = Callable[[ActorContext], AbstractAsyncContextManager[None]]
 
+
+@attrs.define(eq=False, repr=False)
 class Generations:
     """Has one worker after the other serve, and sorts what a lost one had.
 
@@ -53,42 +58,27 @@ class Generations:
         last_error: What the last one was lost to, or why none came up.
     """
 
-    def __init__(
-        self,
-        device: DeviceState,
-        chunks: ChunkTable,
-        copies: CopyService,
-        outcomes: OutcomePolicy,
-        *,
-        pool: WorkerPool,
-        sender: RequestSender,
-        calls: Calls,
-        alarms: Alarms,
-    ) -> None:
-        self.answers: AnswerHandler = AnswerHandler(
-            device,
-            sender.requests,
-            chunks,
-            copies,
-            outcomes,
-            pool=pool,
-            alarms=alarms,
-            calls=calls,
-            lose=self._lose,
+    _device: DeviceState
+    _chunks: ChunkTable
+    _copies: CopyService
+    _outcomes: OutcomePolicy
+    _pool: WorkerPool
+    _sender: RequestSender
+    _calls: Calls
+    _alarms: Alarms
+    answers: AnswerHandler = attrs.field(init=False)
+    last_error: BaseException | None = attrs.field(default=None, init=False)
+    _context: ActorContext | None = attrs.field(default=None, init=False)
+    _requests: RequestTable = attrs.field(init=False)
+    _nursery: trio.Nursery = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._requests = self._sender.requests
+        device, chunks, copies, pool = self._device, self._chunks, self._copies, self._pool
+        requests, outcomes = self._requests, self._outcomes
+        self.answers = AnswerHandler(
+            device, requests, chunks, copies, outcomes, pool, self._alarms, self._calls, self._lose
         )
-        self.last_error: BaseException | None = None
-        self._device = device
-        self._options = device.options
-        self._chunks = chunks
-        self._copies = copies
-        self._outcomes = outcomes
-        self._pool = pool
-        self._sender = sender
-        self._requests = sender.requests
-        self._calls = calls
-        self._alarms = alarms
-        self._context: ActorContext | None = None
-        self._nursery: trio.Nursery
 
     def open(self, launcher: Launcher, nursery: trio.Nursery) -> None:
         """Begin; workers are served by tasks of the nursery."""
@@ -152,7 +142,7 @@ class Generations:
 
     def _open_requests(self) -> None:
         """Hand over what waits; after a loss one request at a time, until one has completed."""
-        intensity = self._options.intensity
+        intensity = self._device.options.intensity
         is_careful = self._device.losses.count > 0 and (intensity is None or not intensity.counts_progress)
         self._requests.open(carefully=is_careful)
         if is_careful:
@@ -164,7 +154,8 @@ class Generations:
         for request in self._requests.take_waiting():
             self._outcomes.refuse(request, self._outcomes.closed())
         link.send(("close",), now=True)
-        with trio.move_on_after(self._options.close_grace + _CLOSING, shield=True), suppress(Exception):
+        seconds = self._device.options.close_grace + _CLOSING
+        with trio.move_on_after(seconds, shield=True), suppress(Exception):
             # If it dies over that, it is closed as well.
             await link.wait(lambda: not link.is_started)
 
@@ -211,7 +202,7 @@ class Generations:
             if isinstance(request, OperationRequest):
                 # What it was to make may have been made anew, or not at all.
                 self._chunks.forget_addresses(request.launch.allocations)
-        self._requests.put_back(self._outcomes.sort(had, link, error, retry=self._options.retry))
+        self._requests.put_back(self._outcomes.sort(had, link, error))
         if self._context is not None and not self._outcomes.is_closing:
             self._context.crash(error)
 
@@ -234,3 +225,19 @@ class Generations:
             await link.wait_gone()
         for request in written:
             request.copy_over()
+
+
+class WorkerContextActor(Actor):
+    """One incarnation is one generation of the device, served by one worker."""
+
+    # The device logs each loss.
+    expected_crashes: ClassVar[tuple[type[Exception], ...]] = (ContextPoisonedError,)
+
+    def __init__(self, serve: _Serve) -> None:
+        self._serve = serve
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Hold a worker; when it is lost, the incarnation ends with it."""
+        async with self._serve(context):
+            yield

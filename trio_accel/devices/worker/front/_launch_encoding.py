@@ -31,8 +31,8 @@ from ....backends.base.ops import (
     value_key,
 )
 from ...operations._operation import Launch
-from ..transport._codec import Message
-from ..transport._launch_format import ARRAY, COMPLEX, ENUM, HOST, TUPLE, Wire, encode_fault
+from ..transport._protocol import ARRAY, COMPLEX, ENUM, HOST, TUPLE, Message, Wire
+from ..transport._wire_values import encode_fault
 
 __all__ = ["HostEncoder", "TemplateTable", "encode_array", "encode_launch", "encode_spec"]
 
@@ -96,8 +96,6 @@ class TemplateTable:
     Attributes:
         counts: What became of templates, by the import path of the library.
     """
-
-    __slots__ = ("_is_on", "_last", "_numbers", "_post", "counts")
 
     def __init__(self, post: Callable[[Message], None]) -> None:
         self._post = post
@@ -317,7 +315,8 @@ def _encode_value(value: object, host: HostEncoder) -> object:
     if kind in _PLAIN:
         return value
     if kind is ArraySpec:
-        return _encode_array_spec(cast("ArraySpec", value))
+        array = cast("ArraySpec", value)
+        return ARRAY, int(array.block), _layout_of(array.offset, id(array.dtype), array.shape, array.strides)
     if kind is tuple:
         return TUPLE, *[_encode_value(item, host) for item in cast("tuple[object, ...]", value)]
     if isinstance(value, enum.Enum):
@@ -327,10 +326,6 @@ def _encode_value(value: object, host: HostEncoder) -> object:
     if isinstance(value, np.ndarray):
         return HOST, host(cast("npt.NDArray[Any]", value))
     raise _CannotCrossError
-
-
-def _encode_array_spec(spec: ArraySpec) -> object:
-    return ARRAY, int(spec.block), _layout_of(spec.offset, id(spec.dtype), spec.shape, spec.strides)
 
 
 @functools.lru_cache(1024)

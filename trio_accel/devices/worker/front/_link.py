@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeAlias
 
+import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
 from ....backends.base import ContextPoisonedError
 from ..launcher._launcher import WorkerProcess
-from ..transport._channel import Channel, EndOfChannel
-from ..transport._codec import NonsenseError
-from ..transport._framing import Received
+from ..transport._channel import Channel, EndOfChannel, SpinWait
+from ..transport._frames import Received
 from ..transport._page import FIRST_WORD, WORDS, SharedPage
-from ..transport._protocol import WorkerConfig
-from ..transport._spin_wait import SpinWait
+from ..transport._protocol import NonsenseError
 from ._chunks import Chunk
 from ._launch_encoding import TemplateTable
 
@@ -44,10 +43,12 @@ _LEAST_SILENCE = 1.0
 _START = 60.0
 
 
+@attrs.define(eq=False, slots=False)
 class WorkerLink:
     """A worker from its start to its death: its process, its messages and the words it shares.
 
     Attributes:
+        channel: Its messages.
         libraries: Names of the libraries that its device has.
         is_ready: Whether its device is open.
         how: In words how it ended, or why it is not to be used any more; None while it serves.
@@ -65,60 +66,47 @@ class WorkerLink:
         used: Libraries that have completed an operation in it.
     """
 
-    def __init__(
-        self,
-        process: WorkerProcess,
-        channel: Channel,
-        page: SharedPage,
-        *,
-        device: str,
-        path: str,
-        heartbeat_timeout: float,
-        stuck_after: float | None,
-        window: float = 0.0,
-    ) -> None:
-        self.process: WorkerProcess = process
-        self.page: SharedPage = page
-        self.libraries: tuple[str, ...] = ()
-        self.is_ready: bool = False
-        self.how: str | None = None
-        self.is_started: bool = False
-        self.is_serving: bool = False
-        self.is_distrusted: bool = False
-        self.has_faulted: bool = False
-        self.is_silent: bool = False
-        self.is_stuck: bool = False
-        self.is_asked: Callable[[], bool] = bool
-        self._channel = channel
-        if window:
-            channel.spin_with(SpinWait(window, _ASKS, _ANSWERS))
-            channel.share(*page.frames)
+    process: WorkerProcess
+    channel: Channel
+    page: SharedPage
+    _device: str = attrs.field(alias="device", kw_only=True)
+    _path: str = attrs.field(alias="path", kw_only=True)
+    _timeout: float = attrs.field(alias="heartbeat_timeout", kw_only=True)
+    _stuck_after: float | None = attrs.field(alias="stuck_after", kw_only=True)
+    _window: float = attrs.field(alias="window", default=0.0, kw_only=True)
+    libraries: tuple[str, ...] = attrs.field(default=(), init=False)
+    is_ready: bool = attrs.field(default=False, init=False)
+    how: str | None = attrs.field(default=None, init=False)
+    is_started: bool = attrs.field(default=False, init=False)
+    is_serving: bool = attrs.field(default=False, init=False)
+    is_distrusted: bool = attrs.field(default=False, init=False)
+    has_faulted: bool = attrs.field(default=False, init=False)
+    is_silent: bool = attrs.field(default=False, init=False)
+    is_stuck: bool = attrs.field(default=False, init=False)
+    is_asked: Callable[[], bool] = attrs.field(default=bool, init=False)
+    send: Callable[..., None] = attrs.field(init=False)
+    post: Callable[..., None] = attrs.field(init=False)
+    templates: TemplateTable = attrs.field(init=False)
+    words: dict[str, int] = attrs.field(factory=dict[str, int], init=False)
+    used: set[str] = attrs.field(factory=set[str], init=False)
+    _error: Exception | None = attrs.field(default=None, init=False)
+    _free_words: list[int] = attrs.field(factory=list[int], init=False)
+    # What the words said at its death.
+    _last: dict[str, int] | None = attrs.field(default=None, init=False)
+    _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _is_over: trio.Event = attrs.field(factory=trio.Event, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        channel = self.channel
+        if self._window:
+            channel.spin_with(SpinWait(self._window, _ASKS, _ANSWERS))
+            channel.share(*self.page.frames)
         # Of each operation there is one, so that it goes straight there.
-        self.send: Callable[..., None] = channel.send
-        self.post: Callable[..., None] = channel.post
-        self.templates: TemplateTable = TemplateTable(channel.post)
-        self._device = device
-        self._path = path
-        self._tick = heartbeat_timeout / _BEATS
-        self._timeout = heartbeat_timeout
-        self._stuck_after = stuck_after
-        self._error: Exception | None = None
-        self.words: dict[str, int] = {}
-        self.used: set[str] = set()
-        self._free_words: list[int] = []
-        # What the words said at its death.
-        self._last: dict[str, int] | None = None
-        self._changed = trio.Event()
-        self._is_over = trio.Event()
+        self.send, self.post = channel.send, channel.post
+        self.templates = TemplateTable(channel.post)
 
     def __repr__(self) -> str:
         return f"<WorkerLink {self.process!r}, {self.how or 'open'}>"
-
-    def configure(self, config: WorkerConfig, chunks: Sequence[Chunk]) -> None:
-        """Tell a new worker what it is to be."""
-        self.send(("config", config))
-        for chunk in chunks:
-            self.send_chunk(chunk)
 
     def send_chunk(self, chunk: Chunk) -> None:
         """Have it map memory that is there."""
@@ -153,15 +141,6 @@ class WorkerLink:
         word = self.words.get(library)
         return 0 if word is None else self.page.started(word)
 
-    @property
-    def may_spin(self) -> bool:
-        """Whether an answer is due so soon that the task that waits for it may `spin`."""
-        return self._channel.may_spin
-
-    async def spin(self, take: Callable[[list[Received]], bool], goes_on: Callable[[], bool]) -> None:
-        """Poll for the answer to a request in the task that waits for it; see `Channel.spin`."""
-        await self._channel.spin(take, goes_on)
-
     @enable_ki_protection
     async def run(
         self,
@@ -178,9 +157,9 @@ class WorkerLink:
         """
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._channel.run)
-                if self._channel.spin_wait is not None:
-                    nursery.start_soon(self._channel.listen)
+                nursery.start_soon(self.channel.run)
+                if self.channel.spin_wait is not None:
+                    nursery.start_soon(self.channel.listen)
                 nursery.start_soon(self._listen_to_heart)
                 nursery.start_soon(self._wait_for_death)
                 if self._stuck_after is not None:
@@ -211,13 +190,13 @@ class WorkerLink:
     async def _wait_for_death(self) -> None:
         """A child of the worker may hold its end of the socket: then the socket tells of no death."""
         await self.process.wait_dead()
-        self._channel.expect_no_more()
+        self.channel.expect_no_more()
 
     async def _receive(self, handle: MessageHandler) -> None:
         """Have messages handled until there are no more, or one makes no sense."""
         try:
             while not self.is_distrusted:
-                handle(self, await self._channel.receive())
+                handle(self, await self.channel.receive())
         except EndOfChannel as end:
             if isinstance(end.__cause__, NonsenseError):
                 self.distrust(end.__cause__)
@@ -230,21 +209,16 @@ class WorkerLink:
     def _end(self, how: str) -> None:
         if self.how is None:
             self.how = how
-            self._log_end()
+            pid, extra = self.process.pid, {"device": self._path, "pid": self.process.pid}
+            _logger.info("device %s: worker process %d %s", self._path, pid, how, extra=extra)
         self.notify()
 
     def condemn(self, why: str, error: Exception | None = None) -> None:
         """Kill it; what it has sent is still taken."""
         if self.how is None:
-            self.how = why
             self._error = error
-            self._log_end()
+        self._end(why)
         self.process.kill()
-        self.notify()
-
-    def _log_end(self) -> None:
-        extra = {"device": self._path, "pid": self.process.pid}
-        _logger.info("device %s: worker process %d %s", self._path, self.process.pid, self.how, extra=extra)
 
     async def wait(self, condition: Callable[[], Any]) -> None:
         """Wait for something that a message tells.
@@ -274,15 +248,8 @@ class WorkerLink:
             await self.wait(lambda: self.is_ready)
         if not self.is_ready:
             self.condemn(f"was not ready after {_START:g} s and was killed")
-        last, silent = -1, 0
-        while self.how is None:
-            # Ticks are counted, and not seconds: if this process was stopped, time has passed for both.
-            await trio.sleep(self._tick)
-            beat = self.page.heartbeat
-            silent = silent + 1 if beat == last else 0
-            last = beat
-            if silent >= _BEATS:
-                self.condemn(f"gave no sign of life for {self._timeout:g} s and was killed")
+        if await self._stands_still(self._timeout / _BEATS, _BEATS, lambda: self.page.heartbeat):
+            self.condemn(f"gave no sign of life for {self._timeout:g} s and was killed")
 
     @enable_ki_protection
     async def _watch_the_watch(self, stuck_after: float) -> None:
@@ -290,17 +257,11 @@ class WorkerLink:
 
         Behind such an operation a call of the driver may not return either, and with it the worker's loop.
         """
-        last, missed = 0, 0.0
         tick = min(stuck_after, _LONGEST_TICK)
-        while self.how is None:
-            # As with the heart, what counts is how often this process has looked.
-            await trio.sleep(tick)
-            looks = self.page.looks
-            missed = missed + tick if looks and looks == last else 0.0
-            last = looks
-            if missed >= stuck_after + _MARGIN:
-                self.is_stuck = True
-                self.condemn(f"stood still for stuck_after = {stuck_after:g} s and was killed")
+        # It counts none while there is nothing to look after.
+        if await self._stands_still(tick, (stuck_after + _MARGIN) / tick, lambda: self.page.looks or None):
+            self.is_stuck = True
+            self.condemn(f"stood still for stuck_after = {stuck_after:g} s and was killed")
 
     @enable_ki_protection
     async def _watch_the_process(self, stuck_after: float) -> None:
@@ -310,25 +271,39 @@ class WorkerLink:
         holds the interpreter's lock meanwhile, that computes or reads from a disk. One that is stopped, or
         frozen, has not even begun with its requests, so that its engine looks for nothing.
         """
-        limit = max(stuck_after + _MARGIN, _LEAST_SILENCE)
+
+        def used() -> object:
+            return (self.process.processor_time(), self.page.heartbeat) if self.is_asked() else None
+
         tick = min(stuck_after, _LONGEST_TICK)
-        last, still = (-1, -1), 0.0
-        while self.how is None:
-            await trio.sleep(tick)
-            used = self.process.processor_time(), self.page.heartbeat
-            still = still + tick if used == last and self.is_asked() else 0.0
-            last = used
-            if still >= limit:
-                if self.process.is_in_disk_wait():
-                    still = 0.0
-                    continue
+        ticks = max(stuck_after + _MARGIN, _LEAST_SILENCE) / tick
+        while await self._stands_still(tick, ticks, used):
+            if not self.process.is_in_disk_wait():
                 self.condemn(
                     f"has requests and did not run for stuck_after = {stuck_after:g} s, and was killed"
                 )
 
+    async def _stands_still(self, tick: float, ticks: float, look: Callable[[], object]) -> bool:
+        """Wait until something has been the same at so many looks in a row, and is not None.
+
+        Looks are counted, and not seconds: if this process was stopped, time has passed for both.
+
+        Returns:
+            Whether it is so; False once the worker has ended.
+        """
+        last, still = None, 0
+        while self.how is None:
+            await trio.sleep(tick)
+            seen = look()
+            still = still + 1 if seen is not None and seen == last else 0
+            last = seen
+            if still >= ticks:
+                return True
+        return False
+
     def _bury(self) -> None:
         self.process.close()
-        self._channel.close()
+        self.channel.close()
         self._last = {library: self.page.started(word) for library, word in self.words.items()}
         self.page.close()
         self._is_over.set()

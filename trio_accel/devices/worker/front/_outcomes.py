@@ -22,17 +22,14 @@ from ._copy_service import CopyService
 from ._link import WorkerLink
 from ._request import LeaseRequest, OperationRequest, RemoteRequest
 
-__all__ = ["OutcomePolicy", "TryAgainError"]
+__all__ = ["OutcomePolicy"]
 
 # What a worker would tell of an operation if there were anything to be told.
 _FINE: Any = "done", True, False, None, ()
 # The library of copies from the host and to it.
 _COPIES = "trio_accel.devices:MemoryActor"
+# Of a launch in a worker all is told at its end; `Launch.times` says when it was.
 _PHASES = (Phase.ENQUEUE, Phase.COMPLETE, Phase.REPLY, Phase.RELEASE)
-
-
-class TryAgainError(Exception):
-    """A request is to be made once more."""
 
 
 class OutcomePolicy:
@@ -57,7 +54,7 @@ class OutcomePolicy:
         addresses: tuple[Address, ...],
         results: tuple[Any, ...],
         trouble: Any,
-    ) -> tuple[Sequence[Address], BaseException | None]:
+    ) -> tuple[Sequence[Address], BaseException | None] | None:
         """The worker is done with an operation.
 
         Args:
@@ -67,10 +64,9 @@ class OutcomePolicy:
             trouble: What the worker tells of it unless it was launched and all went well.
 
         Returns:
-            The blocks that arrays of the program live in now, and what the operation failed with.
-
-        Raises:
-            TryAgainError: There was not enough memory, and garbage may hold some: nothing has become of it.
+            The blocks that arrays of the program live in now, and what the operation failed with. None if
+            there was not enough memory, and garbage may hold some: nothing has become of it, and it is to be
+            made once more.
         """
         launch, device = request.launch, self._device
         error: BaseException | None = None
@@ -81,12 +77,14 @@ class OutcomePolicy:
                 self._copies.cancel(request)
                 request.unwind_after_copies()
                 return (), None
-            error = self._error_of(request, found, is_launched=is_launched)
+            if self._may_try_again(request, found, is_launched=is_launched):
+                return None
+            error = self._error_of(found or request.failure, is_launched=is_launched)
             if is_hit:
                 _strike(launch)
         if error is not None or request.hosts.is_used:
             self._copy(request, results, error)
-        generation = device.generation
+        generation = device.availability.generation
         made: list[int] = []
         for block in launch.keep:
             # Of an asker that has gone, nobody has the arrays, and they are released already.
@@ -97,7 +95,7 @@ class OutcomePolicy:
         if invalid or request.failure is not None:
             self._invalidate(request, invalid, error)
         if is_launched and device.hooks:
-            self._notify(launch)
+            notify(device.hooks, launch, *_PHASES)
         request.finish_after_copies(error)
         return [address for address in addresses if address[0] in made] if addresses else (), error
 
@@ -107,8 +105,7 @@ class OutcomePolicy:
             self._copies.cancel(request)
         else:
             request.hosts.fill(results)
-            if request.hosts.copies:
-                self._copies.fetch(request)
+            self._copies.fetch(request)
 
     def _invalidate(self, request: OperationRequest, invalid: Any, error: BaseException | None) -> None:
         """Make invalid what the worker says, or all that it writes if a copy has failed."""
@@ -116,21 +113,20 @@ class OutcomePolicy:
             if output.id in invalid or request.failure is not None:
                 output.spoil(request.launch.name, error)
 
-    def _error_of(
+    def _may_try_again(
         self, request: OperationRequest, found: Exception | None, *, is_launched: bool
-    ) -> BaseException | None:
-        error = found or request.failure
+    ) -> bool:
         # What it changes in place may be half changed.
         is_as_it_was = not is_launched or request.reads.isdisjoint(request.writes)
         is_short = isinstance(found, OutOfMemoryError) and request.may_collect
-        if is_short and is_as_it_was and not self.is_closing:
-            raise TryAgainError
-        if error is not None and self.is_closing and not is_launched:
-            return self.closed()
-        return error
+        return is_short and is_as_it_was and not self.is_closing
+
+    def _error_of(self, error: Exception | None, *, is_launched: bool) -> Exception | None:
+        is_late = error is not None and self.is_closing and not is_launched
+        return self.closed() if is_late else error
 
     def sort(
-        self, requests: Iterable[RemoteRequest], link: WorkerLink, cause: Exception, *, retry: int
+        self, requests: Iterable[RemoteRequest], link: WorkerLink, cause: Exception
     ) -> list[RemoteRequest]:
         """Decide about the requests that a lost worker had, in their order.
 
@@ -139,7 +135,7 @@ class OutcomePolicy:
         """
         requests = self._without_stuck(requests, link) if link.is_stuck else list(requests)
         suspects = self._suspects(requests, link)
-        return [request for request in requests if self._runs_again(request, link, cause, retry, suspects)]
+        return [request for request in requests if self._runs_again(request, link, cause, suspects)]
 
     def _suspects(self, requests: Iterable[RemoteRequest], link: WorkerLink) -> list[OperationRequest] | None:
         """Find those that may have brought a fault of the device about; None where there was no fault.
@@ -177,7 +173,6 @@ class OutcomePolicy:
         request: RemoteRequest,
         link: WorkerLink,
         cause: Exception,
-        retry: int,
         suspects: list[OperationRequest] | None,
     ) -> bool:
         if isinstance(request, LeaseRequest):
@@ -191,6 +186,7 @@ class OutcomePolicy:
             request.losses += not is_innocent
             _strike(request.launch)
             is_to_blame = suspects == [request]
+            retry = self._device.options.retry
             is_over = is_to_blame and not self._device.options.retry_suspects
             if not retry or request.losses > retry or is_over or not request.makes_all_it_writes:
                 self._fail_in_flight(request, cause, is_to_blame=is_to_blame)
@@ -221,7 +217,7 @@ class OutcomePolicy:
         launch = request.launch
         for output in launch.outputs:
             output.spoil(launch.name, error)
-        self._notify(launch)
+        notify(self._device.hooks, launch, *_PHASES)
         self._copies.cancel(request)
         request.finish_after_copies(error)
 
@@ -251,10 +247,6 @@ class OutcomePolicy:
     def closed(self) -> DeviceLostError:
         """The error of a request that came too late."""
         return DeviceLostError("the device is closed", device=self._device.name)
-
-    def _notify(self, launch: Launch) -> None:
-        for phase in _PHASES:
-            notify(self._device.hooks, phase, launch)
 
 
 def _strike(launch: Launch) -> None:

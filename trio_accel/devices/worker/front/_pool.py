@@ -7,6 +7,8 @@ import pickle
 import socket
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -14,23 +16,26 @@ from trio.lowlevel import enable_ki_protection
 from ....actors import describe
 from ....backends.base import NotSupportedError
 from ....backends.base.fast_paths import current_fast_paths
-from ...base._libraries_in_use import LibrariesInUse
-from ...base._recovery_cost import Ahead
-from ...base._shortage import is_shortage
+from ...base._errors import is_shortage
+from ...base._library_paths import LibrariesInUse
+from ...base._statistics import Ahead
 from ...completion._strategies import SyncCompletion, window_of
 from ...engine._device_state import DeviceState
 from ...engine._library_opener import blocks_of, modules_of
+from ...host._host_pool import HostPool, Slab
 from ..launcher._launcher import Launcher, LauncherError
-from ..launcher._program import program_arguments
+from ..launcher._link import program_arguments
 from ..transport._answers import ANSWERS
 from ..transport._channel import Channel
 from ..transport._page import SharedPage
 from ..transport._protocol import WorkerConfig
 from ._chunks import Chunk, ChunkTable
 from ._link import MessageHandler, WorkerLink
-from ._slab_table import SlabTable
 
-__all__ = ["WorkerPool", "check_options"]
+if TYPE_CHECKING:
+    from ..launcher._launcher import Launcher
+
+__all__ = ["SlabTable", "WorkerPool", "check_options"]
 
 # The most bytes of a worker's message; with host arrays by value.
 _LARGEST_ANSWER = 32 << 20
@@ -156,7 +161,7 @@ class WorkerPool:
         """Whether the next worker begins with a module, and why not."""
         if not self._preload:
             return "refused", "the backend has nothing imported ahead"
-        judgement = self._launcher.judgements.get(module)
+        judgement = self._launcher.ahead.judgements.get(module)
         if judgement is None:
             return "pending", "it is still being tried whether it can be imported ahead"
         return judgement.ahead, None if judgement.ahead == "fully" else judgement.why
@@ -268,7 +273,9 @@ class WorkerPool:
                 if self._failures:
                     await trio.sleep(min(_LEAST_PAUSE * 2 ** min(self._failures, _DOUBLINGS), _LONGEST_PAUSE))
                 try:
-                    await self._add_spare()
+                    spare = await self._start()
+                    # Only now: meanwhile, a loss may have put another list in the place of this one.
+                    self._spares.append(spare)
                 except Exception as error:  # noqa: BLE001  # whatever it is, the device goes on without
                     if self._is_closed:
                         return
@@ -281,11 +288,6 @@ class WorkerPool:
 
     def _wants_spare(self) -> bool:
         return not self._is_closed and len(self._spares) < self._options.spares
-
-    async def _add_spare(self) -> None:
-        spare = await self._start()
-        # Only now: meanwhile, a loss may have put another list in the place of this one.
-        self._spares.append(spare)
 
     async def _start_when_possible(self) -> WorkerLink:
         """Start a worker; where this process has too few descriptors for that, try again for a while."""
@@ -305,20 +307,16 @@ class WorkerPool:
         if self._options.preload:
             await self._launcher.import_ahead(self._options.preload, self._preload)
         began = time.perf_counter()
-        page = SharedPage.create()
-        try:
+        with ExitStack() as undo:
+            page = SharedPage.create()
+            undo.callback(page.close)
             ours, theirs = socket.socketpair()
+            undo.callback(ours.close)
             with theirs:
-                try:
-                    process = await self._launcher.start_worker(
-                        program_arguments(), (theirs.fileno(), page.descriptor), self._preload
-                    )
-                except BaseException:
-                    ours.close()
-                    raise
-        except BaseException:
-            page.close()
-            raise
+                process = await self._launcher.start_worker(
+                    program_arguments(), (theirs.fileno(), page.descriptor), self._preload
+                )
+            undo.pop_all()
         link = WorkerLink(
             process,
             Channel(ours, receives=ANSWERS, limit=self._limit),
@@ -334,19 +332,19 @@ class WorkerPool:
         in_use = self.in_use.paths
         placed = [library for library in in_use if blocks_of(library)]
         try:
-            link.configure(
-                WorkerConfig(
-                    device=self._device,
-                    path=self._path,
-                    options=self._options,
-                    in_use=tuple([library for library in in_use if library not in placed]),
-                    is_observed=self._is_observed,
-                    is_timed=self._is_timed,
-                    window=min(self._window, _WINDOW),
-                    fast_paths=current_fast_paths(),
-                ),
-                tuple(self._chunks.chunks.values()),
+            config = WorkerConfig(
+                device=self._device,
+                path=self._path,
+                options=self._options,
+                in_use=tuple([library for library in in_use if library not in placed]),
+                is_observed=self._is_observed,
+                is_timed=self._is_timed,
+                window=min(self._window, _WINDOW),
+                fast_paths=current_fast_paths(),
             )
+            link.send(("config", config))
+            for chunk in self._chunks.chunks.values():
+                link.send_chunk(chunk)
             for library in placed:
                 self._prepare(link, library)
             self._slabs.tell(link)
@@ -365,3 +363,60 @@ class WorkerPool:
             if not self._is_closed:
                 self._failures += 1
                 self.refill()
+
+
+class SlabTable:
+    """Tells of each slab, before anything in it is named, and of its end.
+
+    Args:
+        pool: The pool; None if the workers' device needs none.
+        links: Gives the workers that there are.
+    """
+
+    def __init__(self, pool: HostPool | None, links: Callable[[], Iterable[WorkerLink]]) -> None:
+        self._pool = pool
+        self._links = links
+        self._launcher: Launcher
+        # What the launcher calls them.
+        self._kept: dict[int, int] = {}
+
+    def open(self, launcher: Launcher) -> None:
+        """Begin; the launcher cuts the memory to nothing if this process dies."""
+        self._launcher = launcher
+        if self._pool is not None:
+            self._pool.on_make = self._share
+            self._pool.on_drop = self._unshare
+
+    def tell(self, link: WorkerLink) -> None:
+        """Have a new worker map what there is."""
+        if self._pool is not None:
+            for slab in self._pool.slabs.values():
+                _send(link, slab)
+
+    def close(self) -> None:
+        """Give the pool up; arrays in it stay as they are."""
+        if self._pool is not None:
+            for slab in self._pool.slabs.values():
+                self._forget(slab)
+            self._pool.close()
+
+    def _share(self, slab: Slab) -> None:
+        assert slab.descriptor is not None
+        self._kept[slab.number] = self._launcher.keep_chunk(slab.descriptor)
+        for link in self._links():
+            _send(link, slab)
+
+    def _unshare(self, slab: Slab) -> None:
+        self._forget(slab)
+        for link in self._links():
+            link.send(("unslab", slab.number))
+
+    def _forget(self, slab: Slab) -> None:
+        kept = self._kept.pop(slab.number, None)
+        if kept is not None:
+            self._launcher.forget_chunk(kept)
+
+
+def _send(link: WorkerLink, slab: Slab) -> None:
+    assert slab.descriptor is not None
+    link.send(("slab", slab.number, slab.nbytes), (slab.descriptor,))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context
 from typing import Any, NoReturn
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 import outcome
@@ -15,16 +17,21 @@ from ....actors import WOKEN, Waiter
 from ....backends.base import DType
 from ....backends.base.ops import ArraySpec, CopyFromHostSpec, CopyToHostSpec
 from ...base._order import Turn
-from ...host._host_pool import Region
+from ...host._host_pool import HostPool, Region
 from ...operations._operation import Launch
-from ..transport._codec import Message
-from ..transport._protocol import Address
+from ..transport._protocol import Address, Message
 from ._launch_encoding import TemplateTable, encode_array, encode_launch
-from ._staging import HostCopy, Staging
 
-__all__ = ["HostArrays", "LeaseRequest", "OperationRequest", "RemoteRequest"]
+__all__ = ["HostArrays", "HostCopy", "LeaseRequest", "OperationRequest", "RemoteRequest", "Staging"]
+
+# The next array is copied while one is transferred; and memory that is promised is not all taken yet,
+# so that what the machine has left does not tell.
+_STAGED = 2 << 30
+
+_transfers = itertools.count(1)
 
 
+@attrs.define(eq=False, repr=False)
 class RemoteRequest(Waiter):
     """One request, from the moment it is handed over until its outcome; it may see several workers.
 
@@ -42,38 +49,23 @@ class RemoteRequest(Waiter):
         is_suspect: Whether it may have brought a fault of the device about: it runs alone.
     """
 
-    __slots__ = (
-        "_end",
-        "_on_cancel",
-        "copies",
-        "failure",
-        "is_left",
-        "is_over",
-        "is_suspect",
-        "library",
-        "losses",
-        "number",
-        "reads",
-        "turn",
-        "writes",
-    )
+    number: int
+    library: str
+    reads: frozenset[int]
+    writes: frozenset[int]
+    losses: int = attrs.field(default=0, init=False)
+    turn: Turn | None = attrs.field(default=None, init=False)
+    copies: int = attrs.field(default=0, init=False)
+    failure: Exception | None = attrs.field(default=None, init=False)
+    is_left: bool = attrs.field(default=False, init=False)
+    is_over: bool = attrs.field(default=False, init=False)
+    is_suspect: bool = attrs.field(default=False, init=False)
+    # How it ends when no copy runs any more.
+    _end: Callable[[], None] | None = attrs.field(default=None, init=False)
+    _on_cancel: Callable[[RemoteRequest], bool] | None = attrs.field(default=None, init=False)
 
-    def __init__(self, number: int, library: str, reads: frozenset[int], writes: frozenset[int]) -> None:
+    def __attrs_pre_init__(self) -> None:
         super().__init__()
-        self.number: int = number
-        self.library: str = library
-        self.reads: frozenset[int] = reads
-        self.writes: frozenset[int] = writes
-        self.losses: int = 0
-        self.turn: Turn | None = None
-        self.copies: int = 0
-        self.failure: Exception | None = None
-        self.is_left: bool = False
-        self.is_over: bool = False
-        self.is_suspect: bool = False
-        # How it ends when no copy runs any more.
-        self._end: Callable[[], bool] | None = None
-        self._on_cancel: Callable[[RemoteRequest], bool] | None = None
 
     def message(self, word: int, released: tuple[int, ...], templates: TemplateTable) -> Message:
         """What is sent to the worker that has these templates."""
@@ -114,20 +106,16 @@ class RemoteRequest(Waiter):
         self._let_go()
         return trio.lowlevel.Abort.SUCCEEDED
 
-    def finish(self, error: BaseException | None) -> bool:
-        """Give the outcome; a second one does nothing and returns False."""
+    def finish(self, error: BaseException | None) -> None:
+        """Give the outcome; a second one does nothing."""
         if self.is_left:
-            return self.unwind()
-        return self._end_once(WOKEN if error is None else outcome.Error(error))
+            self.unwind()
+        else:
+            self._end_once(WOKEN if error is None else outcome.Error(error))
 
     def finish_after_copies(self, error: BaseException | None) -> None:
         """Give the outcome when nothing uses the program's arrays any more; a copy may fail until then."""
-        if self.copies:
-            self._after_copies(lambda: self.finish(error or self.failure))
-            return
-        if error is None:
-            error = self.failure
-        self._end_once(WOKEN if error is None else outcome.Error(error))
+        self._after_copies(lambda: self.finish(error or self.failure))
 
     def unwind_after_copies(self) -> None:
         """Let a cancelled asker go when nothing uses the program's arrays any more, whatever the outcome."""
@@ -159,29 +147,24 @@ class RemoteRequest(Waiter):
     def _let_go(self) -> None:
         """Give back what it has taken for itself."""
 
-    def _after_copies(self, end: Callable[[], bool]) -> None:
+    def _after_copies(self, end: Callable[[], None]) -> None:
         if not self.copies:
             end()
         elif self._end is None:
             self._end = end
 
-    def unwind(self) -> bool:
+    def unwind(self) -> None:
         """Give a cancelled asker its cancellation."""
-        is_news = self._end_once(self.cancellation())
+        self._end_once(self.cancellation())
         if self.is_left:
             # Its asker leaves that to the end of the request.
             self.retire()
-        return is_news
 
-    def _end_once(self, result: outcome.Outcome[None]) -> bool:
+    def _end_once(self, result: outcome.Outcome[None]) -> None:
         """Give the outcome, unless there is one."""
-        if self.is_over:
-            if self.is_left:
-                self.retire()
-            return False
-        self._let_go()
-        self.settle(result)
-        return True
+        if not self.is_over:
+            self._let_go()
+            self.settle(result)
 
     def settle(self, result: outcome.Outcome[None]) -> None:
         """Give the outcome to the task or the function, or keep it for the task to come."""
@@ -189,6 +172,64 @@ class RemoteRequest(Waiter):
         super().settle(result)
 
 
+@attrs.define(eq=False)
+class HostCopy:
+    """A copy that the application makes between a host array and memory that it shares with the worker.
+
+    Attributes:
+        host: The array.
+        is_upload: Whether it is read.
+        region: Where it is copied to or from. None if that is the device's own memory: then the worker
+            tells the address when its stream gets there.
+        transfer: What the worker calls a region that is not filled yet; the same for every worker.
+        is_begun: Whether the copy runs or has run.
+        is_over: Whether it has run.
+    """
+
+    host: npt.NDArray[Any]
+    is_upload: bool
+    region: Region | None
+    transfer: int = attrs.field(factory=lambda: next(_transfers))
+    is_begun: bool = False
+    is_over: bool = False
+
+
+class Staging:
+    """Regions of the pool for staged transfers of other arrays, so many bytes at a time.
+
+    Args:
+        pool: Where they are.
+        on_free: Called when some are given back.
+
+    Attributes:
+        pool: The pool; its own arrays need no region.
+        limit: The most bytes at a time, unless one request needs more.
+        taken: Bytes that are taken.
+    """
+
+    def __init__(self, pool: HostPool, on_free: Callable[[], None]) -> None:
+        self.pool: HostPool = pool
+        self.limit: int = _STAGED
+        self.taken: int = 0
+        self._on_free = on_free
+
+    def take(self, nbytes: int) -> Region:
+        """Take a region.
+
+        Raises:
+            OutOfMemoryError: The machine has not so much.
+        """
+        region = self.pool.stage(nbytes)
+        self.taken += nbytes
+        return region
+
+    def give_back(self, copies: Iterable[HostCopy]) -> None:
+        """A request needs its regions no more."""
+        self.taken -= sum(copy.region.nbytes for copy in copies if copy.region is not None)
+        self._on_free()
+
+
+@attrs.define(eq=False, repr=False)
 class HostArrays:
     """The host arrays of one request; they are the same for every worker.
 
@@ -204,32 +245,27 @@ class HostArrays:
         staging: As given.
     """
 
-    __slots__ = ("_by_value", "_filled", "_next", "copies", "is_used", "is_written", "staging")
-
-    def __init__(self, by_value: int, staging: Staging | None) -> None:
-        self._by_value = by_value
-        self.staging: Staging | None = staging
-        self._filled: list[npt.NDArray[Any]] = []
-        self._next = 0
-        self.copies: list[HostCopy] = []
-        self.is_used: bool = False
-        self.is_written: bool = False
+    _by_value: int
+    staging: Staging | None
+    copies: list[HostCopy] = attrs.field(factory=list[HostCopy], init=False)
+    is_used: bool = attrs.field(default=False, init=False)
+    is_written: bool = attrs.field(default=False, init=False)
+    _filled: list[npt.NDArray[Any]] = attrs.field(factory=list["npt.NDArray[Any]"], init=False)
+    _next: int = attrs.field(default=0, init=False)
 
     def fit(self, launch: Launch) -> bool:
         """Whether what the arrays of a launch need of host memory is there, or would be the first."""
         staging = self.staging
         if staging is None or not staging.taken or self.copies:
             return True
-        specs = (launch.spec, *launch.staged)
-        hosts = [spec.host for spec in specs if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec))]
-        needed = [host.nbytes for host in hosts if host.nbytes > self._by_value and not self.address(host)]
+        needed = [
+            host.nbytes for host in _copied(launch) if host.nbytes > self._by_value and not self.address(host)
+        ]
         return not needed or staging.taken + sum(needed) <= staging.limit
 
     def are_direct(self, launch: Launch) -> bool:
         """Whether the device itself transfers an array of the program for a launch."""
-        specs = (launch.spec, *launch.staged)
-        hosts = [spec.host for spec in specs if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec))]
-        return any(host.size and self.address(host) is not None for host in hosts)
+        return any(host.size and self.address(host) is not None for host in _copied(launch))
 
     @property
     def is_copied(self) -> bool:
@@ -294,7 +330,8 @@ class HostArrays:
     def _copy(self, host: npt.NDArray[Any], *, is_upload: bool) -> Message:
         index, self._next = self._next, self._next + 1
         if index == len(self.copies):
-            self.copies.append(HostCopy(host, is_upload, self._region(host.nbytes)))
+            region = None if self.staging is None else self.staging.take(host.nbytes)
+            self.copies.append(HostCopy(host, is_upload, region))
         copy = self.copies[index]
         region = copy.region
         if region is None:
@@ -303,8 +340,11 @@ class HostArrays:
         is_filled = copy.is_over or not is_upload
         return _shared(region.slab.number, region.offset, host, None if is_filled else copy.transfer)
 
-    def _region(self, nbytes: int) -> Region | None:
-        return None if self.staging is None else self.staging.take(nbytes)
+
+def _copied(launch: Launch) -> list[npt.NDArray[Any]]:
+    """Host arrays that a launch copies from and to."""
+    specs = (launch.spec, *launch.staged)
+    return [spec.host for spec in specs if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec))]
 
 
 def _shared(slab: int, offset: int, host: npt.NDArray[Any], transfer: int | None) -> Message:
@@ -360,14 +400,8 @@ class OperationRequest(RemoteRequest):
             return "replay", self.number, word, self.invalidates, template, blocks, released, packed
         if hosts.is_used:
             hosts.begin()
-        return (
-            "request",
-            self.number,
-            word,
-            self.invalidates,
-            encode_launch(launch, hosts.read, hosts.write, hosts.fill_later),
-            released,
-        )
+        whole = encode_launch(launch, hosts.read, hosts.write, hosts.fill_later)
+        return "request", self.number, word, self.invalidates, whole, released
 
     def retire(self) -> None:
         """Nothing works on it any more: give back what it holds."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 
+import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
@@ -13,14 +15,13 @@ from ....backends.base import DeviceLostError
 from ...base._errors import locate
 from ...base._order import SubmissionOrder
 from ...base._statistics import QueueStatistics
-from ...base._task_notifier import TaskNotifier
+from ...base._waits import TaskNotifier
 from ...engine._device_state import DeviceState
 from ._chunks import ChunkTable
 from ._copy_service import CopyService
 from ._link import WorkerLink
 from ._outcomes import OutcomePolicy
-from ._request import OperationRequest, RemoteRequest
-from ._staging import HostCopy
+from ._request import HostCopy, OperationRequest, RemoteRequest
 
 __all__ = ["RequestSender", "RequestTable"]
 
@@ -31,6 +32,7 @@ _MANY = 64
 _DRAINED = 0.1
 # Where suspects wait, in place of the queue of their library; no library has this name.
 _SUSPECTS = "?"
+_NUMBER = attrgetter("number")
 
 
 class RequestTable:
@@ -157,25 +159,25 @@ class RequestTable:
         """The worker is gone; returns what it had, in order."""
         self._is_open = self._is_careful = False
         self._alone = None
-        had = list(self._sent.values())
+        had = sorted(self._sent.values(), key=_NUMBER)
         self._sent.clear()
         self._counts.clear()
-        return sorted(had, key=lambda request: request.number)
+        return had
 
     def put_back(self, requests: Iterable[RemoteRequest]) -> None:
         """Let requests wait that a worker had, each in its old place."""
-        again = {request.number: request for request in requests}
-        for queue in self._queues.values():
-            again.update((request.number, request) for request in queue)
-        self._forget_waiting()
-        self._last_innocent = max(again, default=0)
-        for number in sorted(again):
-            self._queue(again[number])
+        waiting = sorted([*requests, *self.take_waiting()], key=_NUMBER)
+        self._last_innocent = waiting[-1].number if waiting else 0
+        for request in waiting:
+            self._queue(request)
 
     def take_waiting(self) -> list[RemoteRequest]:
         """Take everything back that waits, in order."""
         waiting = self._in_order()
-        self._forget_waiting()
+        self._queues.clear()
+        self._order = SubmissionOrder()
+        self._is_mixed = False
+        self.waiting = 0
         return waiting
 
     def forget_library(self, library: str) -> bool:
@@ -251,14 +253,7 @@ class RequestTable:
 
     def _in_order(self) -> list[RemoteRequest]:
         """All that wait, by their numbers."""
-        waiting = [request for queue in self._queues.values() for request in queue]
-        return sorted(waiting, key=lambda request: request.number)
-
-    def _forget_waiting(self) -> None:
-        self._queues.clear()
-        self._order = SubmissionOrder()
-        self._is_mixed = False
-        self.waiting = 0
+        return sorted(itertools.chain.from_iterable(self._queues.values()), key=_NUMBER)
 
     def _unqueue(self, request: RemoteRequest) -> None:
         self._leave(request)
@@ -281,6 +276,7 @@ def _queue_name(request: RemoteRequest) -> str:
     return _SUSPECTS if request.is_suspect else request.library
 
 
+@attrs.define(eq=False, repr=False)
 class RequestSender:
     """Sends requests to the worker that serves, and with them the blocks that the program has let go.
 
@@ -295,25 +291,21 @@ class RequestSender:
         requests: The requests that are not done.
     """
 
-    def __init__(
-        self,
-        device: DeviceState,
-        chunks: ChunkTable,
-        copies: CopyService,
-        outcomes: OutcomePolicy,
-    ) -> None:
-        self.link: WorkerLink | None = None
-        self.requests: RequestTable = RequestTable(device.options.in_flight, self._send)
-        self._device = device
-        self._chunks = chunks
-        self._copies = copies
-        self._outcomes = outcomes
-        # What the worker is to be told that the program has let go; of some it is not known how large it is.
-        self._released: list[int] = []
-        self._released_bytes = 0.0
-        self._some_released = TaskNotifier()
-        # The task that gives back what is dropped while the worker has requests; it waits while it has none.
-        self._first_sent = TaskNotifier()
+    _device: DeviceState
+    _chunks: ChunkTable
+    _copies: CopyService
+    _outcomes: OutcomePolicy
+    link: WorkerLink | None = attrs.field(default=None, init=False)
+    requests: RequestTable = attrs.field(init=False)
+    # What the worker is to be told that the program has let go; of some it is not known how large it is.
+    _released: list[int] = attrs.field(factory=list[int], init=False)
+    _released_bytes: float = attrs.field(default=0.0, init=False)
+    _some_released: TaskNotifier = attrs.field(factory=TaskNotifier, init=False)
+    # The task that gives back what is dropped while the worker has requests; it waits while it has none.
+    _first_sent: TaskNotifier = attrs.field(factory=TaskNotifier, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.requests = RequestTable(self._device.options.in_flight, self._send)
 
     def open(self, nursery: trio.Nursery) -> None:
         """Begin; blocks are given back by tasks of the nursery."""
@@ -373,8 +365,7 @@ class RequestSender:
         if isinstance(request, OperationRequest) and request.hosts.is_used:
             # It may be large.
             link.send(message, now=is_alone)
-            if request.hosts.copies:
-                self._copies.stage(request, self._filled)
+            self._copies.stage(request, self._filled)
             return
         link.post(message, now=is_alone)
 

@@ -12,7 +12,6 @@ import trio
 from ....backends import driver_checks
 from ....backends.base import NotSupportedError
 from ._link import LauncherLink, Report
-from ._program import interpreter_options
 
 __all__ = ["ImportsAhead", "Judgement"]
 
@@ -148,11 +147,11 @@ class ImportsAhead:
             self._link.order(
                 "import",
                 number,
-                [*interpreter_options(), "-c", ""],
+                ("-c", ""),
                 preload=module.preload,
                 module=module.name,
                 checks=driver_checks(),
-                is_trusted=module.is_trusted,
+                trusted=module.is_trusted,
             )
         except (OSError, NotSupportedError) as error:
             self._refuse(module, str(error))

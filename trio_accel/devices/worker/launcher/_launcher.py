@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import signal
 import sys
+import time
 import weakref
-from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import attrs
 import trio
@@ -27,12 +29,10 @@ from ....actors import (
     handles,
 )
 from ....backends.base import AccelError, NotSupportedError
-from ..._preload import Preload
-from ...base._shortage import lost_descriptors
-from ._ahead import ImportsAhead, Judgement
-from ._link import EndOfLink, LauncherError, LauncherLink, Report, describe_exit
-from ._program import interpreter_options
-from ._worker import WorkerProcess
+from ..._options import Preload
+from ...base._errors import lost_descriptors
+from ._ahead import ImportsAhead
+from ._link import EndOfLink, LauncherError, LauncherLink, Report, describe_exit, is_dead
 
 __all__ = ["Launcher", "LauncherActor", "LauncherError", "StartWorker", "WorkerProcess", "open_launcher"]
 
@@ -43,9 +43,15 @@ _POLICY = Policy(backoff=Backoff(base=0.1, maximum=2.0, reset_after=1.0))
 _ALWAYS = Policy(intensity=Intensity(sys.maxsize, 1.0), grace=2 * _POLICY.grace)
 _logger = logging.getLogger("trio_accel.devices")
 
+# Of the fields of a process's stat file that come after its name; see proc_pid_stat(5).
+_FLAGS, _STATUS = 6, -1
+_IS_EXITING = 0x4
+# CPUCLOCK_SCHED of the kernel: all that its threads have run.
+_SCHEDULED = 2
+
 
 @attrs.frozen
-class StartWorker(Request["LauncherActor", WorkerProcess]):
+class StartWorker(Request["LauncherActor", "WorkerProcess"]):
     """Start a worker process; the reply comes when its program has begun.
 
     A cancelled asker gets its cancellation when nothing is left of the worker. With
@@ -153,8 +159,7 @@ class LauncherActor(Actor):
 
     def _send(self, number: int, message: StartWorker) -> None:
         preload = message.preload if self._front.preloads else ()
-        arguments = (*interpreter_options(), *message.arguments)
-        self._link.order("start", number, arguments, message.descriptors, preload=preload)
+        self._link.order("start", number, message.arguments, message.descriptors, preload=preload)
 
     @enable_ki_protection
     async def _read(self) -> None:
@@ -251,13 +256,14 @@ class Launcher:
     Attributes:
         preloads: Whether it imports modules ahead: not once a launcher process has died meanwhile.
         ahead: What it imports ahead for programs.
+        ref: Address of its actor, once it is open.
     """
 
     def __init__(self) -> None:
         self.preloads: bool = True
         self.ahead: ImportsAhead = ImportsAhead()
         self._supervisor: Ref[LauncherSupervisor] | None = None
-        self._ref: Ref[LauncherActor] | None = None
+        self.ref: Ref[LauncherActor]
         self._link: LauncherLink | None = None
         self._opening = trio.Lock()
         self._numbers = itertools.count(1)
@@ -268,13 +274,7 @@ class Launcher:
         self._refusal: Exception | None = None
 
     def __repr__(self) -> str:
-        return f"<Launcher {self._ref!r}, {len(self._chunks)} chunks>"
-
-    @property
-    def ref(self) -> Ref[LauncherActor]:
-        """Address of its actor."""
-        assert self._ref is not None
-        return self._ref
+        return f"<Launcher {self._supervisor!r}, {len(self._chunks)} chunks>"
 
     async def start_worker(
         self, arguments: Iterable[str], descriptors: Iterable[int] = (), preload: Iterable[str] = ()
@@ -285,18 +285,9 @@ class Launcher:
             LauncherError: As there; or the launcher that is to start it does not start itself.
         """
         message = StartWorker(tuple(arguments), tuple(descriptors), tuple(preload))
-        with trio.CancelScope() as scope:
-            self._asking.add(scope)
-            try:
-                return await self.ref.ask(message)
-            finally:
-                self._asking.discard(scope)
+        with self._unless_refused():
+            return await self.ref.ask(message)
         raise LauncherError(f"a worker process was not started: {self._refusal}") from self._refusal
-
-    @property
-    def judgements(self) -> dict[str, Judgement]:
-        """What became of each module that was to be imported ahead, of those of which that is known."""
-        return self.ahead.judgements
 
     async def import_ahead(self, modules: Iterable[str | Preload], preload: Iterable[str]) -> None:
         """Have modules imported for all workers that start from then on; each is tried in a child first.
@@ -314,11 +305,17 @@ class Launcher:
             self.ahead.want(each.module, before, is_trusted=each.trusted)
             for each in (Preload(module) if isinstance(module, str) else module for module in modules)
         ]
+        with self._unless_refused():
+            for each in over:
+                await each.wait()
+
+    @contextmanager
+    def _unless_refused(self) -> Generator[None, None, None]:
+        """Leave the block once no launcher starts."""
         with trio.CancelScope() as scope:
             self._asking.add(scope)
             try:
-                for each in over:
-                    await each.wait()
+                yield
             finally:
                 self._asking.discard(scope)
 
@@ -396,10 +393,6 @@ class Launcher:
             name = next(name for name in names if name not in taken)
             self._supervisor = await system.spawn(LauncherSupervisor, self, name=name, policy=_ALWAYS)
 
-    async def open_process(self, context: ActorContext) -> None:
-        """Start the actor that holds the process; for its supervisor."""
-        self._ref = await context.spawn(LauncherActor, self, name="process", policy=_POLICY)
-
 
 class LauncherSupervisor(Actor):
     """Has the actor of the launcher process restarted as often as it fails."""
@@ -410,7 +403,7 @@ class LauncherSupervisor(Actor):
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Start that actor."""
-        await self._front.open_process(context)
+        self._front.ref = await context.spawn(LauncherActor, self._front, name="process", policy=_POLICY)
         yield
 
 
@@ -436,3 +429,129 @@ async def open_launcher(system: System) -> Launcher:
         _launchers[system] = weakref.ref(launcher)
     await launcher.open_in(system)
     return launcher
+
+
+class WorkerProcess:
+    """A running worker. Made by the launcher; to be used on the Trio thread.
+
+    Args:
+        pid: Its process number.
+        descriptor: Of the process; it belongs to this from here on.
+        ask: Called when somebody waits for the launcher's report of its end.
+
+    Attributes:
+        pid: Its process number; after its death it may be another's.
+        is_asked_for: Whether somebody waits for that report.
+    """
+
+    def __init__(self, pid: int, descriptor: int, ask: Callable[[], None]) -> None:
+        self.pid: int = pid
+        self.is_asked_for: bool = False
+        self._ask = ask
+        self._descriptor: int | None = descriptor
+        self._how: str | None = None
+        self._reported = trio.Event()
+        self._watching = trio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<WorkerProcess {self.pid}, {self._how or 'running'}>"
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether all its threads have ended and its memory is unmapped."""
+        if self._descriptor is None:
+            return self._how is not None
+        return is_dead(self._descriptor)
+
+    def ending(self) -> str | None:
+        """How it ends, where the kernel knows already but still takes it apart: a GPU's context takes long.
+
+        Returns:
+            As `wait`; None where it is not known yet, or no more.
+        """
+        fields = self._fields()
+        if fields is None:
+            return None
+        flags, status = int(fields[_FLAGS]), int(fields[_STATUS])
+        # Its number is not another's as long as it is not reaped. Older kernels say 0 where they do not tell.
+        if not flags & _IS_EXITING or not status or self.is_dead:
+            return None
+        return describe_exit(os.waitstatus_to_exitcode(status))
+
+    def processor_time(self) -> int:
+        """Nanoseconds for which its threads have run; 0 where the system does not say."""
+        try:
+            # The clock of a process: see clock_getcpuclockid(3), which Python does not have.
+            return time.clock_gettime_ns((~self.pid << 3) | _SCHEDULED)
+        except OSError:
+            return 0
+
+    def is_in_disk_wait(self) -> bool:
+        """Whether its main thread waits for a disk, as one does that loads a large library."""
+        fields = self._fields()
+        return fields is not None and fields[0] == "D"
+
+    def _fields(self) -> list[str] | None:
+        """What the kernel says of it, from its state on."""
+        try:
+            # Bytes, as a codec may have to be imported.
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                # Its name may hold anything, and stands in brackets.
+                return file.read().rpartition(b")")[2].decode().split()
+        except OSError:
+            return None
+
+    def kill(self) -> None:
+        """Kill it, whatever it is doing; harmless when it is dead."""
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal; harmless when it is dead."""
+        if self._descriptor is None:
+            return
+        try:
+            signal.pidfd_send_signal(self._descriptor, number)
+        except ProcessLookupError:
+            # Dead already, and reaped; the report is on its way.
+            return
+
+    async def wait_dead(self) -> None:
+        """Wait until it is dead; neither the launcher nor the ends of its sockets are needed for that."""
+        async with self._watching:
+            if self._descriptor is not None and not self.is_dead:
+                # Closed meanwhile, it was killed, and nothing is left to look at.
+                with suppress(trio.ClosedResourceError):
+                    await trio.lowlevel.wait_readable(self._descriptor)
+
+    async def wait(self) -> str:
+        """Wait until it is dead, and reaped with all that it has started unless its launcher has gone.
+
+        Returns:
+            How it has ended: ``was killed by SIGKILL``, ``exited with code 3``, ``ended with its launcher``.
+        """
+        await self.wait_dead()
+        if not self._reported.is_set():
+            self.is_asked_for = True
+            self._ask()
+        await self._reported.wait()
+        self._close_descriptor()
+        assert self._how is not None
+        return self._how
+
+    def close(self) -> None:
+        """Give up the handle; the worker is killed if it lives."""
+        self.kill()
+        self._close_descriptor()
+
+    def report(self, how: str) -> None:
+        """Take note of its end, or of the end of its launcher; for the launcher."""
+        self._how = how
+        self._reported.set()
+        if self.is_dead:
+            self._close_descriptor()
+
+    def _close_descriptor(self) -> None:
+        if self._descriptor is not None:
+            trio.lowlevel.notify_closing(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = None

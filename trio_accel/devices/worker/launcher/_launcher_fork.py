@@ -20,7 +20,10 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn, TypeAlias
+
+Order: TypeAlias = Mapping[str, Any]
+"""What a worker is to be; see `_read_order` of the launcher's program."""
 
 _LONGEST = 30  # seconds for imports
 _PATIENCE = 3.0  # seconds for a fork that tries what was imported
@@ -58,71 +61,49 @@ class Forks:
         # Those that run Python, and are no obstacle.
         self._trusted: set[int] = set()
 
-    def lacks(self, modules: Sequence[str]) -> bool:
-        """Whether some of the modules are not imported yet."""
-        return not self._imported.issuperset(modules)
+    def lacks(self, order: Order) -> bool:
+        """Whether some of the modules are not imported yet that a worker is to have."""
+        return not self._imported.issuperset(order["preload"])
 
-    def prepare(
-        self,
-        modules: Sequence[str],
-        path: list[str],
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
-        directory: int,
-    ) -> str | None:
+    def prepare(self, order: Order, directory: int) -> str | None:
         """Import what is not imported yet.
 
         Args:
-            modules: What the worker is to have imported.
-            path: The application's `sys.path`.
-            arguments: The worker's command line.
-            environment: The application's environment now.
-            directory: Descriptor of its working directory.
+            order: What the worker is to be.
+            directory: Descriptor of the application's working directory.
 
         Returns:
             Why the worker must be a fresh interpreter; None if it may be a fork.
         """
-        why = self._is_open or _unlike(arguments) or self._changed_since(environment)
-        missing = [name for name in modules if name not in self._imported]
+        why = self._is_open or _unlike(order["arguments"]) or self._changed_since(order["environment"])
+        missing = [name for name in order["preload"] if name not in self._imported]
         if why is None and missing and not self._failed.keys() & missing:
-            self._import(missing, path, environment, directory)
+            self._import(missing, order, directory)
         for name in missing:
             why = why or self._failed.get(name)
         if why is None and self._thread is not None:
             why = f"an imported module {self._thread}"
         return why or self._is_open
 
-    def add(
-        self,
-        module: str,
-        path: list[str],
-        environment: Mapping[str, str],
-        directory: int,
-        *,
-        pieces: Sequence[str] | None = None,
-        is_trusted: bool = False,
-    ) -> str | None:
+    def add(self, order: Order, directory: int, pieces: Sequence[str] | None) -> str | None:
         """Import a module of the application, and rehearse its classes.
 
         Args:
-            module: Its name.
-            path: The application's `sys.path`.
-            environment: The application's environment now.
-            directory: Descriptor of its working directory.
+            order: Which one; if it is trusted, forks may be made whatever the import leaves behind.
+            directory: Descriptor of the application's working directory.
             pieces: What it imports, which is imported instead of it.
-            is_trusted: Whether forks may be made whatever the import leaves behind.
 
         Returns:
             Why forks of this process are not what they should be; None if they are.
         """
         before, was_open = dict(self._changes), self._is_open
         if pieces is None:
-            self._import([module], path, environment, directory, _rehearsals)
-            if module in self._failed:
-                return self._failed[module]
+            self._import([order["module"]], order, directory, _rehearsals)
+            if order["module"] in self._failed:
+                return self._failed[order["module"]]
         else:
-            self._import(pieces, path, environment, directory)
-        if is_trusted:
+            self._import(pieces, order, directory)
+        if order["trusted"]:
             self._thread, self._is_open = None, was_open
             self._trusted.update(sys._current_frames())  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
             return None
@@ -134,30 +115,27 @@ class Forks:
                 return f"its import changes {name}, which has been read by then"
         return None
 
-    def run(
-        self, arguments: Sequence[str], environment: Mapping[str, str], path: list[str], free: int
-    ) -> NoReturn:
+    def run(self, order: Order, free: int) -> NoReturn:
         """In the forked child: be the program, until the end.
 
         Threads are not waited for, and what is registered with `atexit` is not run: both would be the
         launcher's as much as the worker's.
 
         Args:
-            arguments: The worker's command line.
-            environment: The application's environment now.
-            path: The application's `sys.path`.
+            order: What the worker is to be.
             free: The first descriptor that is not the worker's; all from there on are closed.
 
         Raises:
             Exception: The program has not begun.
         """
+        arguments, environment = order["arguments"], order["environment"]
         place = arguments.index(_COMMAND)
         code, *rest = arguments[place + 1 :]
         _replace_environment(_changed(environment, self._changes))
         sys.orig_argv[:] = arguments
         sys.argv[:] = [_COMMAND, *rest]
         sys.dont_write_bytecode = "-B" in arguments[:place]
-        sys.path[:] = path
+        sys.path[:] = order["path"]
         importlib.invalidate_caches()
         _set_signals()
         if environment.get("PYTHONFAULTHANDLER"):
@@ -180,20 +158,19 @@ class Forks:
     def _import(
         self,
         modules: Sequence[str],
-        path: list[str],
-        environment: Mapping[str, str],
+        order: Order,
         directory: int,
         rehearsals_of: Callable[[ModuleType], list[Callable[[], object]]] | None = None,
     ) -> None:
         before = _descriptors()
-        given = _changed(environment, self._changes)
-        self._read = self._read or environment
+        given = _changed(order["environment"], self._changes)
+        self._read = self._read or order["environment"]
         _replace_environment(given)
         # Modules may be found relative to it.
         os.fchdir(directory)
         # One that hangs ends this process, even where no Python runs; the application does without then.
         signal.alarm(_LONGEST)
-        self._settle(path)
+        self._settle(order["path"])
         rehearsals: list[Callable[[], object]] = []
         for name in modules:
             try:

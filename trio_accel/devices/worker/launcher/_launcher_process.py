@@ -35,7 +35,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -174,16 +174,16 @@ class Launcher:
         except OSError as error:
             for descriptor in descriptors:
                 os.close(descriptor)
-            self._report("unimported", number, str(error))
+            self._report("unimported", number, {"ahead": "refused", "reason": str(error)})
             return
         if self._trials is None:
             self._forks = self._forks or _load_forks()
             trials = cast("type[Trials]", _load(_TRIAL).Trials)
             self._trials = trials(self._forks, _spawn, _receive, self._watch, self._report, _load)
-        self._trials.add(number, order, _environment_of(order), descriptors[0])
+        self._trials.add(number, order, descriptors[0])
 
     def _program(
-        self, number: int, order: Mapping[str, object], descriptors: Sequence[int]
+        self, number: int, order: Mapping[str, Any], descriptors: Sequence[int]
     ) -> Callable[[int], object] | int:
         """What a worker does when all is in its place; with modules to be imported ahead, import them now.
 
@@ -192,26 +192,17 @@ class Launcher:
         That takes half a second, in which this process sees nothing: the end of the application, which it
         meets right after, and the ends of other workers. It dies of SIGALRM if it takes far too long.
         """
-        arguments = cast("list[str]", order["arguments"])
-        environment = _environment_of(order)
-        modules = cast("list[str]", order.get("preload", []))
-        path = cast("list[str]", order.get("path", []))
-        if modules:
+        if order["preload"]:
             forks = self._forks = self._forks or _load_forks()
-            if forks.lacks(modules):
+            if forks.lacks(order):
                 # For so long no answer is to be expected.
                 self._report("importing", number, 0)
-            why = forks.prepare(modules, path, arguments, environment, descriptors[0])
+            why = forks.prepare(order, descriptors[0])
             if why is None:
-                settled = {"preload": modules, "path": path, "arguments": arguments}
-                pid = self._trials and self._trials.start(
-                    {**settled, "environment": environment}, descriptors
-                )
-                if pid:
-                    return pid
-                return lambda free: forks.run(arguments, environment, path, free)
+                pid = self._trials and self._trials.ask("start", order, descriptors)
+                return pid or (lambda free: forks.run(order, free))
             self._report("fresh", number, why)
-        return lambda _: _execute(arguments, environment)
+        return lambda _: _execute(order["arguments"], order["environment"])
 
     def _kill(self, number: int) -> None:
         for worker, (other, _) in self._workers.items():
@@ -295,8 +286,13 @@ def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
     return data, list(descriptors)
 
 
-def _read_order(detail: object, descriptors: list[int]) -> dict[str, object]:
-    """What a worker is to be; that may lie in a file, the last of the descriptors.
+def _read_order(detail: object, descriptors: list[int]) -> dict[str, Any]:
+    """Read what a worker is to be; that may lie in a file, the last of the descriptors.
+
+    Returns:
+        Its arguments, its environment, the modules to import before (``preload``), and the ``path`` where
+        they are. For a module of the application also its name, whether it is trusted, and ``checks``: files
+        that say whether it has initialised a driver; see `AccelBackend.driver_check`.
 
     Raises:
         OSError: Some of the descriptors are missing.
@@ -305,10 +301,11 @@ def _read_order(detail: object, descriptors: list[int]) -> dict[str, object]:
         with open(descriptors.pop(), "rb") as file:
             file.seek(0)
             detail = json.load(file)
-    order = cast("dict[str, object] | None", detail)
+    order = cast("dict[str, Any] | None", detail)
     if order is None or len(descriptors) != order["descriptors"]:
         raise OSError("there are too many open files in the launcher of worker processes")
-    return order
+    # It came with what has changed since this process was started.
+    return {"preload": [], "path": [], **order, "environment": _changed(_ENVIRONMENT, order["environment"])}
 
 
 def _children() -> set[int]:
@@ -418,16 +415,10 @@ def _fork(launcher: int) -> int:
     return int(said)
 
 
-def _environment_of(order: Mapping[str, object]) -> dict[str, str]:
-    """The environment of the application when it gave an order."""
-    changes = cast("dict[str, str | None]", order["environment"])
-    environment = dict(_ENVIRONMENT)
-    for name, value in changes.items():
-        if value is None:
-            environment.pop(name, None)
-        else:
-            environment[name] = value
-    return environment
+def _changed(environment: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Change an environment; None stands for a variable that is gone."""
+    now = {**environment, **changes}
+    return {name: value for name, value in now.items() if value is not None}
 
 
 def _execute(arguments: list[str], environment: Mapping[str, str]) -> NoReturn:

@@ -12,22 +12,23 @@ Loaded by the launcher with the first such module. It must import nothing but th
 
 from __future__ import annotations
 
+import builtins
+import importlib
 import json
 import os
 import select
 import signal
 import socket
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from trio_accel.devices.worker.launcher._launcher_fork import Forks
 
 # Seconds for the import of a child: an alarm ends it after 30, unless the module has seen to that.
@@ -38,7 +39,6 @@ _NO_ORDER = -1  # instead of the number of an order for a worker
 _PATIENCE = 2.0  # seconds for the template to fork; the launcher is deaf for so long
 _MOST_DEATHS = 5  # of templates, until what they had is left to the workers
 _MOST_TRIALS = 4  # of a module and of what is left of it
-_BLAME = Path(__file__).with_name("_launcher_blame.py")
 _SELF = "/proc/self"
 _MASKS = (b"SigBlk", b"SigIgn", b"SigCgt")
 # Handled by readline from its import on, which debuggers import: it tells of the size of a terminal.
@@ -50,14 +50,8 @@ class Candidate(NamedTuple):
 
     Attributes:
         number: Of the order.
-        module: Its name.
-        preload: What is to be imported before it, and needs no trial.
-        checks: Files that say whether it has initialised a driver; see `AccelBackend.driver_check`.
-        path: The application's `sys.path`.
-        arguments: The command line of a worker.
-        environment: The application's environment now.
-        directory: Descriptor of its working directory; it belongs to the trials.
-        is_trusted: Whether what the import leaves behind is no obstacle.
+        order: Which module, and how a worker would start.
+        directory: Descriptor of the application's working directory; it belongs to the trials.
         pieces: What it imports and is to be tried instead, as it is refused itself; None for the module.
         refusals: How often it was refused.
         culprit: The package that the first refusal was for, and why.
@@ -67,14 +61,8 @@ class Candidate(NamedTuple):
     """
 
     number: int
-    module: str
-    preload: list[str]
-    checks: list[str]
-    path: list[str]
-    arguments: list[str]
-    environment: Mapping[str, str]
+    order: Mapping[str, Any]
     directory: int
-    is_trusted: bool
     pieces: Sequence[str] | None = None
     refusals: int = 0
     culprit: str | None = None
@@ -143,24 +131,15 @@ class Trials:
         self._deadline = 0.0
         self._is_late = False
 
-    def add(
-        self, number: int, order: Mapping[str, object], environment: Mapping[str, str], directory: int
-    ) -> None:
+    def add(self, number: int, order: Mapping[str, Any], directory: int) -> None:
         """Try a module, behind those that came before.
 
         Args:
             number: Of the order.
             order: What is to be imported, and how a worker would start.
-            environment: The application's environment now.
-            directory: Descriptor of its working directory, which belongs to this from here on.
+            directory: Descriptor of the application's working directory, which belongs to this from here on.
         """
-        preload, checks, path, arguments = (
-            cast("list[str]", order[name]) for name in ("preload", "checks", "path", "arguments")
-        )
-        module, is_trusted = cast("str", order["module"]), cast("bool", order["trusted"])
-        self._waiting.append(
-            Candidate(number, module, preload, checks, path, arguments, environment, directory, is_trusted)
-        )
+        self._waiting.append(Candidate(number, order, directory))
         self._go_on()
 
     def patience(self) -> float | None:
@@ -200,28 +179,18 @@ class Trials:
         if verdict.reason is None and not self._adopt(verdict.template):
             verdict = Verdict("the process that had imported it has ended")
         if verdict.reason is None:
-            self._held[tried.module] = self._tell(tried, None)
+            self._held[tried.order["module"]] = self._tell(tried, None)
         else:
             self._refuse(tried, verdict)
         self._go_on()
         return True
 
-    def start(self, order: Mapping[str, object], descriptors: Sequence[int]) -> int:
-        """Have the template fork a worker; returns its pid, 0 if there is no template that may."""
-        return self._ask("start", order, descriptors)
+    def ask(self, kind: str, detail: Mapping[str, Any], descriptors: Sequence[int]) -> int:
+        """Have the template fork a worker (``start``) or a child that tries a module (``try``).
 
-    def awaited(self, orphans: set[int]) -> set[int]:
-        """Find a template that has been forked, and of which the child is still to tell."""
-        if self._tried is None:
-            return set()
-        found: set[int] = set()
-        for pid in orphans:
-            with suppress(OSError), open(f"/proc/{pid}/comm", "rb") as name:
-                if name.read().strip() == _TEMPLATE:
-                    found.add(pid)
-        return found
-
-    def _ask(self, kind: str, detail: Mapping[str, object], descriptors: Sequence[int]) -> int:
+        Returns:
+            The pid of that; 0 if there is no template that may.
+        """
         if self._control is None:
             return 0
         with open(os.memfd_create("order", os.MFD_CLOEXEC), "wb") as file:
@@ -237,6 +206,17 @@ class Trials:
                 return 0
         os.kill(self._template, signal.SIGKILL)
         return 0
+
+    def awaited(self, orphans: set[int]) -> set[int]:
+        """Find a template that has been forked, and of which the child is still to tell."""
+        if self._tried is None:
+            return set()
+        found: set[int] = set()
+        for pid in orphans:
+            with suppress(OSError), open(f"/proc/{pid}/comm", "rb") as name:
+                if name.read().strip() == _TEMPLATE:
+                    found.add(pid)
+        return found
 
     def _adopt(self, template: int) -> bool:
         """Go on with a process that has one module more; returns whether it lives."""
@@ -279,19 +259,13 @@ class Trials:
             candidate = self._waiting.popleft()
             if not candidate.began:
                 candidate = candidate._replace(began=time.monotonic())
-            if (held := self._held.get(candidate.module)) is not None:
+            if (held := self._held.get(candidate.order["module"])) is not None:
                 self._tell(held._replace(number=candidate.number, is_told=False), None)
                 os.close(candidate.directory)
                 continue
-            if self._forks.lacks(candidate.preload):
+            if self._forks.lacks(candidate.order):
                 self._report("importing", candidate.number, 0)
-            why = self._forks.prepare(
-                candidate.preload,
-                candidate.path,
-                candidate.arguments,
-                candidate.environment,
-                candidate.directory,
-            )
+            why = self._forks.prepare(candidate.order, candidate.directory)
             if why is None:
                 why = self._try(candidate)
             if self._tried is None:
@@ -307,7 +281,7 @@ class Trials:
         with theirs:
             try:
                 descriptors = [candidate.directory, self._said, theirs.fileno()]
-                self._child = self._ask("try", candidate._asdict(), descriptors) or self._spawn(
+                self._child = self.ask("try", candidate._asdict(), descriptors) or self._spawn(
                     partial(self._be, candidate), descriptors, self._launcher
                 )
                 self._watch(_NO_ORDER, self._child)
@@ -344,28 +318,22 @@ class Trials:
             _close_from(free)
             _rename(b"accel trial")
             directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
-            checks = [self._load(path).driver_in_use for path in candidate.checks]
-            before, watch = Traces(), self._load(str(_BLAME)).Watch()
+            order = candidate.order
+            checks = [self._load(path).driver_in_use for path in order["checks"]]
+            before, watch = Traces(), Watch()
             with watch:
-                why = self._forks.add(
-                    candidate.module,
-                    candidate.path,
-                    candidate.environment,
-                    directory,
-                    pieces=candidate.pieces,
-                    is_trusted=candidate.is_trusted,
-                )
+                why = self._forks.add(order, directory, candidate.pieces)
             # That it initialises a driver says more than the threads that the driver has started.
             in_use = next((text for check in checks if (text := check()) is not None), None)
-            said = Verdict(in_use or why or (None if candidate.is_trusted else before.left()))
+            said = Verdict(in_use or why or (None if order["trusted"] else before.left()))
             if said.reason is None:
                 # Inherited from its first moment on.
                 _rename(_TEMPLATE)
                 given = [directory, _CONTROL]
                 said = said._replace(template=self._spawn(self._serve, given, self._launcher))
             else:
-                culprit = watch.culprit(candidate.module, said.reason)
-                said = Verdict(said.reason, culprit, watch.pieces(candidate.module, culprit))
+                culprit = watch.culprit(order["module"], said.reason)
+                said = Verdict(said.reason, culprit, watch.pieces(order["module"], culprit))
             os.write(_VERDICT, json.dumps(said).encode())
         finally:
             os._exit(0)
@@ -392,12 +360,9 @@ class Trials:
     def _fork(self, kind: str, detail: dict[str, Any], descriptors: list[int]) -> int:
         if kind == "try":
             return self._spawn(partial(self._be, Candidate(**detail)), descriptors, self._launcher)
-        arguments, environment, path = detail["arguments"], detail["environment"], detail["path"]
-        why = self._forks.prepare(detail["preload"], path, arguments, environment, descriptors[0])
-        if why is not None:
+        if self._forks.prepare(detail, descriptors[0]) is not None:
             return 0
-        run = self._forks.run
-        return self._spawn(lambda free: run(arguments, environment, path, free), descriptors, self._launcher)
+        return self._spawn(partial(self._forks.run, detail), descriptors, self._launcher)
 
 
 def _rename(name: bytes) -> None:
@@ -410,6 +375,96 @@ def _close_from(first: int) -> None:
     for place in _files():
         if place >= first:
             os.close(place)
+
+
+class Watch:
+    """Watches imports while it is entered: who imports whom, and after which import something is new."""
+
+    def __init__(self) -> None:
+        self._import = builtins.__import__
+        self._import_module = importlib.import_module
+        self._before = set(sys.modules)
+        self._first = _things()
+        # By what is left behind: the package whose code had run when it was first seen.
+        self._blamed: dict[str, str] = {}
+        # By package: those that it imports.
+        self._needs: dict[str, set[str]] = {}
+
+    def __enter__(self) -> Self:
+        builtins.__import__ = self._watched
+        importlib.import_module = self._watched_module
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        builtins.__import__ = self._import
+        importlib.import_module = self._import_module
+
+    def culprit(self, module: str, reason: str) -> str:
+        """Name the package that is to blame for what is new; the module itself, if no other is."""
+        kind = "task" if "thread" in reason else "fd"
+        left = sorted(_things() - self._first)
+        blamed = [self._blamed[thing] for thing in left if thing.startswith(kind) and thing in self._blamed]
+        return blamed[0] if blamed else module
+
+    def pieces(self, module: str, culprit: str) -> list[str]:
+        """List what was imported, in order, without the module, the culprit and all that import it."""
+        spoiled = {_top(culprit), _top(module)}
+        while more := {name for name, needs in self._needs.items() if needs & spoiled} - spoiled:
+            spoiled |= more
+        left_out = spoiled | sys.stdlib_module_names
+        return [
+            name
+            for name, found in tuple(sys.modules.items())
+            if name not in self._before
+            and _top(name) not in left_out
+            and getattr(found, "__spec__", None) is not None
+        ]
+
+    def _watched(
+        self,
+        name: str,
+        globals: Mapping[str, Any] | None = None,  # noqa: A002  # as it is called
+        locals: Mapping[str, Any] | None = None,  # noqa: A002  # the same
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> Any:
+        importer = _top((globals or {}).get("__name__") or "")
+        imported = _top(name) if level == 0 else importer
+        with self._noted(importer, imported, name):
+            return self._import(name, globals, locals, fromlist, level)
+
+    def _watched_module(self, name: str, package: str | None = None) -> ModuleType:
+        importer = _top(sys._getframe(1).f_globals.get("__name__", ""))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        with self._noted(importer, _top(name) or _top(package or ""), name):
+            return self._import_module(name, package)
+
+    @contextmanager
+    def _noted(self, importer: str, imported: str, name: str) -> Generator[None, None, None]:
+        if importer != imported:
+            self._needs.setdefault(importer, set()).add(imported)
+        known = len(sys.modules)
+        if name not in sys.modules:
+            self._look(importer)
+        try:
+            yield
+        finally:
+            if len(sys.modules) != known:
+                self._look(imported)
+
+    def _look(self, package: str) -> None:
+        for thing in _things() - self._first:
+            self._blamed.setdefault(thing, package)
+
+
+def _things() -> set[str]:
+    """Threads and descriptors of this process, by number."""
+    return {f"{kind} {name}" for kind in ("task", "fd") for name in os.listdir(f"{_SELF}/{kind}")}
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
 
 
 class Traces:

@@ -11,27 +11,19 @@ import subprocess
 import sys
 from array import array
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Self, cast
+from typing import Any, Self, cast
 
 import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
 from ....backends.base import AccelError, NotSupportedError
-from ....backends.base.search_path import search_path
+from ....backends.base.modules import search_path
 
-__all__ = [
-    "EndOfLink",
-    "LauncherError",
-    "LauncherLink",
-    "Report",
-    "check_interpreter",
-    "describe_exit",
-    "is_dead",
-]
+__all__ = ["EndOfLink", "LauncherError", "LauncherLink", "Report", "describe_exit", "program_arguments"]
 
 _PROGRAM = Path(__file__).with_name("_launcher_process.py")
 # The details of longer orders are sent in files.
@@ -144,34 +136,31 @@ class LauncherLink:
         descriptors: Sequence[int] = (),
         *,
         preload: Sequence[str] = (),
-        module: str | None = None,
-        checks: Sequence[str] = (),
-        is_trusted: bool = False,
+        **trial: object,
     ) -> None:
         """Send an order for a process like this one; see `send`.
 
         Args:
             kind: ``start`` or ``import``.
             number: Its number.
-            arguments: What follows the interpreter on a worker's command line.
+            arguments: What follows the interpreter and its options on a worker's command line.
             descriptors: What a worker is to have.
             preload: Modules that the launcher imports before.
-            module: The module that is to be imported on trial.
-            checks: Files that say whether it has initialised a driver; see `AccelBackend.driver_check`.
-            is_trusted: Whether what its import leaves behind is no obstacle.
+            trial: Of a module that is to be imported on trial: its name (``module``), files that say whether
+                it has initialised a driver (``checks``; see `AccelBackend.driver_check`), and whether what
+                its import leaves behind is no obstacle (``trusted``).
 
         Raises:
             NotSupportedError: The interpreter is not known.
         """
         detail: dict[str, object] = {
-            "arguments": [check_interpreter(), *arguments],
+            "arguments": [_check_interpreter(), *interpreter_options(), *arguments],
             "environment": self.environment_changes(),
             "descriptors": 1 + len(descriptors),
+            "preload": preload,
+            "path": search_path() if preload or trial else (),
+            **trial,
         }
-        if preload:
-            detail.update(preload=preload, path=search_path())
-        if module is not None:
-            detail.update(module=module, checks=checks, trusted=is_trusted)
         directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
         try:
             self.send(kind, number, detail, (directory, *descriptors))
@@ -188,7 +177,9 @@ class LauncherLink:
             return
         data = json.dumps([kind, number, detail]).encode()
         if len(data) > _PACKET:
-            with _file_of(detail) as file:
+            with open(os.memfd_create("trio_accel order", os.MFD_CLOEXEC), "w+b") as file:
+                file.write(json.dumps(detail).encode())
+                file.flush()
                 self._send(json.dumps([kind, number, None]).encode(), (*descriptors, file.fileno()))
         else:
             self._send(data, descriptors)
@@ -361,7 +352,7 @@ def _check_platform() -> None:
         ) from error
 
 
-def check_interpreter() -> str:
+def _check_interpreter() -> str:
     """Path of the interpreter that runs this program, and is to run others.
 
     Raises:
@@ -376,7 +367,7 @@ def check_interpreter() -> str:
 
 
 async def _start(control: int) -> trio.Process:
-    command = [check_interpreter(), "-I", "-S", str(_PROGRAM), str(control), str(os.getpid())]
+    command = [_check_interpreter(), "-I", "-S", str(_PROGRAM), str(control), str(os.getpid())]
     try:
         return await trio.lowlevel.open_process(
             command,
@@ -401,15 +392,52 @@ def _receive(control: socket.socket) -> tuple[bytes, tuple[int, ...]]:
     return data, tuple(descriptors)
 
 
-@contextmanager
-def _file_of(detail: object) -> Generator[BinaryIO, None, None]:
-    descriptor = os.memfd_create("trio_accel order", os.MFD_CLOEXEC)
-    with open(descriptor, "w+b") as file:
-        file.write(json.dumps(detail).encode())
-        file.flush()
-        yield file
-
-
 def _close_all(descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+# Until the path is set nothing is imported but what the interpreter has loaded by then. The folder of the
+# user's own packages is part of the path, but an isolated interpreter has not run its `.pth` files.
+_BOOT = """\
+import site, sys
+path = [*map(eval, sys.argv[1:])]
+del sys.argv[1:]
+sys.pycache_prefix = {prefix}
+if not site.ENABLE_USER_SITE and site.getusersitepackages() in path:
+    site.addsitedir(site.getusersitepackages())
+sys.path[:] = path
+from trio_accel.devices.worker.back._process import main
+main()
+"""
+
+
+def program_arguments() -> tuple[str, ...]:
+    """What follows the interpreter and its options on the command line of a worker of a device."""
+    # As literals of ASCII, one for each entry: whatever encoding the other interpreter takes for arguments,
+    # and however long they are together.
+    path = map(ascii, search_path())
+    return ("-c", _BOOT.format(prefix=ascii(sys.pycache_prefix)), *path)
+
+
+def interpreter_options() -> tuple[str, ...]:
+    """Options of the interpreter of every worker.
+
+    It is isolated: neither the working directory nor variables of the environment say where modules are.
+    So what variables say of other things is told by options, but for those that have no option.
+    """
+    options = ["-I", "-B"] if sys.dont_write_bytecode else ["-I"]
+    if not sys.flags.ignore_environment:
+        environment = os.environ
+        if environment.get("PYTHONDEVMODE"):
+            options += ["-X", "dev"]
+        if environment.get("PYTHONOPTIMIZE"):
+            level = environment["PYTHONOPTIMIZE"]
+            options += ["-OO" if level.isdecimal() and int(level) > 1 else "-O"]
+        if environment.get("PYTHONTRACEMALLOC", "").isdecimal():
+            options += ["-X", f"tracemalloc={environment['PYTHONTRACEMALLOC']}"]
+        if environment.get("PYTHONUTF8") in ("0", "1"):
+            options += ["-X", f"utf8={environment['PYTHONUTF8']}"]
+        for warning in filter(None, environment.get("PYTHONWARNINGS", "").split(",")):
+            options += ["-W", warning]
+    return tuple(options)

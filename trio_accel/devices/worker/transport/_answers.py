@@ -18,11 +18,11 @@ from typing import Any, NoReturn, SupportsIndex, TypeAlias, cast
 
 import attrs
 
+from ....actors import Event
 from ....backends.base import CacheCounts, DType, MemoryStatistics
 from ....backends.base.ops import ArraySpec
-from ._codec import Codec, Message, NonsenseError
-from ._events import decode_event
-from ._wire_errors import decode_error
+from ._protocol import Codec, Message, NonsenseError
+from ._wire_values import decode_error, decode_event
 
 __all__ = ["ANSWERS", "MEMORY", "USAGE"]
 
@@ -31,6 +31,7 @@ USAGE = (*(field.name for field in attrs.fields(CacheCounts)), "workspace")
 """What a worker counts of its memory, in this order."""
 
 _Data: TypeAlias = bytes | memoryview
+_Reader: TypeAlias = Callable[[Any], Any]
 
 # What the first byte of a message says: how the rest is written.
 _JSON, _DONE, _GRANTED, _RESULT, _COPY, _SEVERAL, _DONES, _TIMES = range(8)
@@ -105,16 +106,16 @@ def _brief(tag: int, number: int, addresses: Any) -> bytes:
     return b"".join([_HEAD.pack(tag, number), *[_ADDRESS.pack(*address) for address in addresses]])
 
 
-def _granted(number: int, *addresses: Any) -> bytes:
-    return _brief(_GRANTED, number, addresses)
-
-
 def _copy(transfer: int, number: int, index: int, chunk: int, offset: int, array: Any) -> bytes:
     block, start, dtype, shape, strides = array
     head = _HEAD_OF_COPY.pack(
         _COPY, transfer, number, index, chunk, offset, block, start, _NUMBERS[dtype], len(shape)
     )
     return head + _layout(len(shape)).pack(*shape, *strides)
+
+
+def _granted(number: int, address: Any) -> bytes:
+    return _brief(_GRANTED, number, (address,))
 
 
 _PACKED: dict[str, Callable[..., bytes]] = {
@@ -242,7 +243,7 @@ def _read(data: _Data) -> Message:
     if reader is None:
         raise NonsenseError(f"there is no message {_SHORT.repr(kind)}")
     try:
-        return kind, *reader(*fields)
+        return kind, *reader(tuple(fields))
     except Exception as error:  # noqa: BLE001  # as above
         raise NonsenseError(f"{kind}: {error}") from None
 
@@ -287,53 +288,79 @@ def _refuse(value: object, what: str) -> NoReturn:
     raise NonsenseError(f"{_SHORT.repr(value)} is no {what}")
 
 
-def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < _LARGEST:
-        _refuse(value, "count")
-    return value
+def _integer(least: int, what: str) -> _Reader:
+    """Make a reader of whole numbers of 64 bits that are not less."""
+
+    def read(value: Any) -> int:
+        if type(value) is not int or not least <= value < _LARGEST:
+            _refuse(value, what)
+        return value
+
+    return read
 
 
-def _integer(value: Any) -> int:
-    if type(value) is not int or abs(value) >= _LARGEST:
-        _refuse(value, "integer")
-    return value
+def _of_type(kind: type, what: str) -> _Reader:
+    """Make a reader of values of just this type: a subclass may have methods of its own."""
+
+    def read(value: Any) -> Any:
+        if type(value) is not kind:
+            _refuse(value, what)
+        return value
+
+    return read
 
 
-def _text(value: Any) -> str:
-    if type(value) is not str:
-        _refuse(value, "text")
-    return value
+def _each(reader: _Reader) -> _Reader:
+    """Make a reader of sequences of any length."""
+
+    def read(values: Any) -> tuple[Any, ...]:
+        return tuple([reader(item) for item in _sequence(values)])
+
+    return read
 
 
-def _flag(value: Any) -> bool:
-    if type(value) is not bool:
-        _refuse(value, "truth value")
-    return value
+def _fields(*readers: _Reader) -> _Reader:
+    """Make a reader of so many fields, each of which has its own reader."""
+
+    def read(values: Any) -> tuple[Any, ...]:
+        if len(_sequence(values)) != len(readers):
+            _refuse(values, f"sequence of {len(readers)}")
+        return tuple([reader(field) for reader, field in zip(readers, values, strict=True)])
+
+    return read
 
 
-def _content(value: Any) -> bytes:
-    if type(value) is not bytes:
-        _refuse(value, "content of an array")
-    return value
+def _by_name(reader: _Reader) -> _Reader:
+    """Make a reader of what is counted by library."""
+
+    def read(values: Any) -> dict[str, Any]:
+        return {name: reader(value) for name, value in _table(values).items()}
+
+    return read
 
 
-def _each(read: Callable[[Any], Any], values: Any) -> tuple[Any, ...]:
-    if type(values) is not tuple:
-        _refuse(values, "sequence")
-    return tuple([read(item) for item in cast("Sequence[Any]", values)])
+def _or_none(reader: _Reader) -> _Reader:
+    return lambda value: None if value is None else reader(value)
 
 
-def _address(value: Any) -> tuple[int, ...]:
-    address = _each(_count, value)
-    if len(address) != _WORDS_OF_ADDRESS:
-        _refuse(value, "address")
-    return address
+def _end(value: Any) -> str:
+    if value not in ("done", "withdrawn"):
+        _refuse(value, "end of a request")
+    return str(value)
 
 
-def _read_error(value: Any) -> Exception:
+def _error(value: Any) -> Exception:
     error = decode_error(value)
     _try_texts(error)
     return error
+
+
+def _event(value: Any) -> Event:
+    event = decode_event(value)
+    error: BaseException | None = getattr(event, "error", None)
+    if error is not None:
+        _try_texts(error)
+    return event
 
 
 def _try_texts(error: BaseException) -> None:
@@ -347,63 +374,26 @@ def _try_texts(error: BaseException) -> None:
         _try_texts(error.__cause__)
 
 
-def _trouble(how: Any, is_launched: Any, is_hit: Any, error: Any, invalid: Any) -> Message:
-    if how not in ("done", "withdrawn"):
-        _refuse(how, "end of a request")
-    found = None if error is None else _read_error(error)
-    return how, _flag(is_launched), _flag(is_hit), found, _each(_integer, invalid)
+_sequence, _table = _of_type(tuple, "sequence"), _of_type(dict, "table")
+_count, _any_integer = _integer(0, "count"), _integer(1 - _LARGEST, "integer")
+_text, _flag, _content = _of_type(str, "text"), _of_type(bool, "truth value"), _of_type(bytes, "content")
+_address = _fields(*[_count] * _WORDS_OF_ADDRESS)
+_trouble = _fields(_end, _flag, _flag, _or_none(_error), _each(_any_integer))
+_memory, _usage = _fields(*[_count] * len(MEMORY)), _by_name(_fields(*[_count] * len(USAGE)))
+_counted = _fields(_count, _count, _by_name(_count), _memory, _usage)
 
-
-def _read_done(number: Any, addresses: Any, results: Any, trouble: Any) -> Message:
-    found = None if trouble is None else _trouble(*trouble)
-    return _count(number), _each(_address, addresses), _each(_content, results), found
-
-
-def _read_result(number: Any, value: Any) -> Message:
-    if value is None:
-        return _count(number), None
-    launched, completed, in_flight, memory, usage = value
-    _check(type(in_flight) is type(usage) is dict, "it counts something else")
-    _check(len(memory) == len(MEMORY), "it counts something else")
-    _check(all(len(counts) == len(USAGE) for counts in usage.values()), "it counts something else")
-    return _count(number), (
-        _count(launched),
-        _count(completed),
-        {name: _count(value) for name, value in in_flight.items()},
-        tuple(map(_count, memory)),
-        {path: tuple(map(_count, counts)) for path, counts in usage.items()},
-    )
-
-
-def _read_event(data: Any, actor_class: Any) -> Message:
-    event = decode_event(data)
-    error: BaseException | None = getattr(event, "error", None)
-    if error is not None:
-        _try_texts(error)
-    return event, _text(actor_class)
-
-
-def _of(*reads: Callable[[Any], Any]) -> Callable[..., Message]:
-    """Reads so many fields, each by its own function."""
-
-    def read(*fields: Any) -> Message:
-        return tuple([one(field) for one, field in zip(reads, fields, strict=True)])
-
-    return read
-
-
-_READERS: dict[str, Callable[..., Message]] = {
-    "ready": _of(functools.partial(_each, _text)),
-    "started": _of(),
-    "made": _of(_text, _count, _count),
-    "done": _read_done,
-    "chunk": _of(_count, _count),
-    "unchunk": _of(_count),
-    "result": _read_result,
-    "event": _read_event,
-    "log": _of(_text, _count, _text),
-    "lost": _of(_read_error, _flag),
-    "closed": _of(),
+_READERS: dict[str, _Reader] = {
+    "ready": _fields(_each(_text)),
+    "started": _fields(),
+    "made": _fields(_text, _count, _count),
+    "done": _fields(_count, _each(_address), _each(_content), _or_none(_trouble)),
+    "chunk": _fields(_count, _count),
+    "unchunk": _fields(_count),
+    "result": _fields(_count, _or_none(_counted)),
+    "event": _fields(_event, _text),
+    "log": _fields(_text, _count, _text),
+    "lost": _fields(_error, _flag),
+    "closed": _fields(),
 }
 
 ANSWERS = Codec(_encode, _encode_all, _decode)

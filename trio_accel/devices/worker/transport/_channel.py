@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-import array
-import mmap
 import socket
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
-from typing import cast
 
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...base._task_notifier import TaskNotifier
+from ...base._waits import TaskNotifier
+from ...completion._adaptive import LatencyEstimator
 from ...completion._port import LONGEST_LOOK
-from ._codec import PICKLED, Codec, Message, NonsenseError
-from ._framing import (
-    BUFFER,
-    HEADER,
-    LOST,
-    MAX_DESCRIPTORS,
+from ._frames import (
     MAX_LENGTH,
     RETRY,
-    TRANSIENT,
+    Inbox,
+    Outbox,
     Received,
     close_all,
 )
-from ._outbox import Outbox
-from ._shared_frame import SharedFrame
-from ._spin_wait import SpinWait
+from ._page import SharedFrame
+from ._protocol import PICKLED, Codec
 
-__all__ = ["Channel", "EndOfChannel"]
+__all__ = ["Channel", "EndOfChannel", "SpinWait"]
 
 # So many turns of the loop before the receiver sleeps, where answers come one after the other.
 _TURNS = 2
@@ -41,11 +33,6 @@ _TURNS = 2
 _POLL = 20e-6
 # To read the socket in vain takes as long as so many looks at memory.
 _LOOKS = 6
-_ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
-# As plain numbers: members of an enumeration are put together by Python code.
-# Other systems have no workers, but import this.
-_CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
-_TRUNCATED = int(socket.MSG_CTRUNC)
 
 
 class EndOfChannel(Exception):  # noqa: N818 - an end, as Trio names it; only sometimes an error
@@ -90,7 +77,7 @@ class Channel:
         self.send = outbox.send
         self.post = outbox.post
         self.run = outbox.run
-        self._inbox = _Inbox(receives.decode, limit)
+        self._inbox = Inbox(receives.decode, limit)
         # Where there is a `spin_wait`: the task that waits for messages, and the one that listens for them
         # meanwhile, which pauses from its first notice on until the other sleeps again.
         self._sleeper = TaskNotifier()
@@ -319,166 +306,66 @@ class Channel:
         self._sock.close()
 
 
-class _Inbox:
-    """What was read and not yet returned: frames of the socket, and those that the peer shows in memory.
+class SpinWait:
+    """Tells when a message is due, so that the task that waits for it does not sleep then.
+
+    A processor that has slept takes long to wake. So where the peer has taken about as long for its last
+    two answers, its messages are looked for from a while before the next is due until a while after.
 
     Args:
-        decode: Reads a payload.
-        limit: The most bytes that one may have.
-
-    Attributes:
-        is_at_end: There is nothing more to read.
-        error: Why, where the peer did not simply close its end.
-        is_refused: The kernel had no memory to read with, for now.
-        seen: Where the peer shows frames.
+        window: The most seconds to stay awake for one message: half of them before it is due.
+        asks: First items of the messages that something answers, or follows.
+        answers: Of those that do. Others may come and go in between, and mean nothing.
     """
 
-    __slots__ = (
-        "_buffer",
-        "_descriptors",
-        "_end",
-        "_last",
-        "_limit",
-        "_read_payload",
-        "_start",
-        "_view",
-        "error",
-        "is_at_end",
-        "is_refused",
-        "seen",
-    )
+    def __init__(self, window: float, asks: frozenset[object], answers: frozenset[object]) -> None:
+        self.asks: frozenset[object] = asks
+        self.answers: frozenset[object] = answers
+        self._half = window / 2
+        self._forecast = LatencyEstimator(time.perf_counter())
+        self._is_expected = False
 
-    def __init__(self, decode: Callable[[bytes | memoryview], Message | list[Message]], limit: int) -> None:
-        self._read_payload = decode
-        self._limit = limit
-        self._buffer = memoryview(bytearray(BUFFER))
-        # The buffer, or a larger one that holds just the frame that is coming.
-        self._view = self._buffer
-        self._start = 0
-        self._end = 0
-        self._descriptors: deque[int] = deque()
-        # Number of the last frame that was returned.
-        self._last = 0
-        self.is_at_end: bool = False
-        self.is_refused: bool = False
-        self.error: Exception | None = None
-        self.seen: SharedFrame | None = None
+    @property
+    def is_steady(self) -> bool:
+        """Whether the next answer can be told."""
+        return self._forecast.is_steady
 
-    def poll(self) -> list[Received]:
-        """The next message, if it is shown in memory."""
-        seen = self.seen
-        if seen is None:
-            return []
-        number = self._last + 1
-        payload = seen.take(number)
-        if payload is None:
-            return []
-        self._last = number
-        try:
-            return _alone(self._read_payload(payload))
-        except Exception as error:  # noqa: BLE001 - as in `read`
-            self.is_at_end = True
-            self.error = error.with_traceback(None)
-            return []
+    @property
+    def is_near(self) -> bool:
+        """Whether the answer is likely to come in these moments."""
+        return self._is_expected and self._forecast.is_near(time.perf_counter())
 
-    def read(self, sock: socket.socket) -> list[Received]:
-        """Read once; return the messages that are complete by then."""
-        received: list[Received] = []
-        self.is_refused = False
-        try:
-            size, ancillary, flags, _ = sock.recvmsg_into(
-                [self._view[self._end :] if self._end else self._view], _ANCILLARY, _CLOSE_ON_EXEC
-            )
-            if ancillary or flags & _TRUNCATED:
-                self._take(ancillary, flags)
-            self._end += size
-            self.is_at_end = not size
-            self._decode(received)
-        except (BlockingIOError, InterruptedError):
-            pass
-        except Exception as error:  # noqa: BLE001 - a peer that sends nonsense is as good as gone
-            self.is_refused = isinstance(error, OSError) and error.errno in TRANSIENT
-            if not self.is_refused:
-                self.is_at_end = True
-                self.error = error.with_traceback(None)
-        if self.is_at_end:
-            # What it has shown at last was there before.
-            received += self.poll()
-        return received
+    def sent(self) -> bool:
+        """Something was sent that is answered; returns whether `pause` has changed."""
+        if self._is_expected:
+            return False
+        self._is_expected = True
+        self._forecast.begin(time.perf_counter())
+        return self._forecast.is_steady
 
-    def close(self) -> None:
-        """Drop everything; descriptors whose message was not returned are closed."""
-        self.is_at_end = True
-        self.seen = None
-        close_all(self._descriptors)
-        self._descriptors.clear()
+    def received(self, messages: Sequence[tuple[tuple[object, ...], object]]) -> None:
+        """Messages have come, and among them perhaps an answer."""
+        if self._is_expected:
+            answers = self.answers
+            for message, _ in messages:
+                if message[0] in answers:
+                    self._end()
+                    break
 
-    def _take(self, ancillary: list[tuple[int, int, bytes]], flags: int) -> None:
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                descriptors = array.array("i")
-                descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-                self._descriptors.extend(descriptors)
-        if len(self._descriptors) > MAX_DESCRIPTORS:
-            raise NonsenseError(f"{len(self._descriptors)} descriptors came that no message names")
-        if flags & _TRUNCATED:
-            # Of the message that is being read: the kernel hands over those of one at a time.
-            self._descriptors.append(LOST)
+    def _end(self) -> None:
+        self._is_expected = False
+        self._forecast.end(time.perf_counter())
 
-    def _decode(self, received: list[Received]) -> None:
-        """Append the messages that are complete, and make room for the next one."""
-        view, start, end, ahead = self._view, self._start, self._end, HEADER.size
-        needed = ahead
-        while end - start >= ahead:
-            length, count, number = HEADER.unpack_from(view, start)
-            if length > self._limit:
-                raise NonsenseError(f"a message of {length} bytes is too large; allowed: {self._limit}")
-            begin = start + ahead
-            if begin + length > end:
-                needed += length
-                break
-            if number > self._last + 1:
-                raise NonsenseError(f"frame {number} came behind frame {self._last}: others are missing")
-            if number > self._last:
-                self._last = number
-                message = self._read_payload(view[begin : begin + length])
-                if type(message) is not list:
-                    received.append((cast("Message", message), self._claim(count) if count else ()))
-                elif count:
-                    raise NonsenseError("several messages came with descriptors")
-                else:
-                    # Several that were posted.
-                    received.extend([(one, ()) for one in message])
-            start = self._start = begin + length
-        if start == end:
-            self._view = self._buffer
-            self._start = self._end = 0
-        elif start + needed > len(view):
-            self._make_room(needed)
-
-    def _claim(self, count: int) -> tuple[int, ...]:
-        """Take the descriptors of the next message that has some; `LOST` if one of them was."""
-        claimed: list[int] = []
-        while len(claimed) < count:
-            descriptor = self._descriptors.popleft() if self._descriptors else None
-            if descriptor is None or descriptor == LOST:
-                close_all(claimed)
-                if descriptor is None:
-                    raise NonsenseError(f"a message came with {len(claimed)} descriptors instead of {count}")
-                return (LOST,)
-            claimed.append(descriptor)
-        return tuple(claimed)
-
-    def _make_room(self, needed: int) -> None:
-        """Move the beginning of a frame to where the whole of it fits; happens once for each frame."""
-        rest = self._view[self._start : self._end]
-        # Memory that the system gives as it is filled: the frame may be announced, and never come.
-        self._view = self._buffer if needed <= BUFFER else memoryview(mmap.mmap(-1, needed))
-        self._view[: len(rest)] = rest
-        self._start, self._end = 0, len(rest)
-
-
-def _alone(message: Message | list[Message]) -> list[Received]:
-    if type(message) is list:
-        raise NonsenseError("a frame that is shown holds one message")
-    return [(cast("Message", message), ())]
+    def pause(self) -> float:
+        """Seconds for which one may sleep; 0 while an answer is due, infinity if none is."""
+        forecast = self._forecast
+        if not self._is_expected or not forecast.is_steady:
+            return inf
+        left = forecast.due - time.perf_counter()
+        if left > self._half:
+            return left - self._half
+        if left > -self._half:
+            return 0.0
+        # It was in vain.
+        forecast.is_steady = False
+        return inf

@@ -1,26 +1,125 @@
-"""Memory that a worker and the application share: what it has begun, that it lives, and messages."""
+"""A frame in memory that both processes see, for a receiver that is awake."""
 
 from __future__ import annotations
 
 import fcntl
 import mmap
 import os
+import platform
+import threading
 from typing import Self
 
-from ._shared_frame import SIZE, SharedFrame
+__all__ = ["FIRST_WORD", "SIZE", "WORDS", "SharedFrame", "SharedPage"]
 
-__all__ = ["FIRST_WORD", "WORDS", "SharedPage"]
+SIZE = 1024
+"""Bytes of memory of one."""
+
+# Words of the sender, and in another cache line those of the receiver; what the frame holds lies behind.
+_NUMBER, _LENGTH = 0, 1
+_IS_AWAKE, _TAKEN = 8, 9
+_AHEAD = 128
+# Processors that show stores, and make loads, in the order of the program.
+_ORDERED = frozenset({"x86_64", "amd64"})
 
 # One page in all.
 _FRAMES = 2048
 _MIDDLE = _FRAMES + SIZE
 _BYTES = _MIDDLE + SIZE
-
 FIRST_WORD = 2
 """Number of the first word of a library."""
 
 WORDS = _FRAMES // 8
 """How many words there are."""
+
+
+class SharedFrame:
+    """Where one process shows a frame to another that looks for it, instead of sending it.
+
+    Neither then calls the system. Two things can go wrong with memory alone. A receiver could read half of a
+    frame: so it is written and read as with a sequence lock, and its number, 0 while it is being written,
+    is the same before and after it was read. And a receiver could fall asleep over a frame that was just
+    shown: so it first says that it sleeps and then looks once more, and a sender first shows and then looks
+    whether it sleeps, each with a barrier in between, as in Dekker's algorithm. Whichever comes second
+    notices; if both do, the frame comes twice, and has the same number.
+
+    Args:
+        memory: `SIZE` bytes, all zero in the beginning.
+    """
+
+    __slots__ = ("_data", "_most", "_words")
+
+    def __init__(self, memory: memoryview) -> None:
+        self._words = memory[:_AHEAD].cast("Q")
+        self._data = memory[_AHEAD:]
+        self._most = len(self._data)
+
+    # The sender.
+
+    def show(self, number: int, payload: bytes) -> bool:
+        """Show a frame.
+
+        Args:
+            number: Its place among all that were sent, from 1.
+            payload: What it holds.
+
+        Returns:
+            Whether the receiver will see it. If not, it may all the same.
+        """
+        length = len(payload)
+        if length > self._most:
+            return False
+        words = self._words
+        words[_NUMBER] = 0
+        words[_LENGTH] = length
+        self._data[:length] = payload
+        words[_NUMBER] = number
+        _barrier()
+        return bool(words[_IS_AWAKE])
+
+    def is_taken(self, number: int) -> bool:
+        """Whether a frame was taken that was shown."""
+        return self._words[_TAKEN] >= number
+
+    # The receiver.
+
+    def wake(self) -> None:
+        """From now on look every now and then, until `sleep`."""
+        self._words[_IS_AWAKE] = 1
+
+    def sleep(self) -> None:
+        """From now on only what is sent will be seen; what was shown by now is to be taken after that."""
+        self._words[_IS_AWAKE] = 0
+        _barrier()
+
+    def take(self, number: int) -> bytes | None:
+        """What the frame of this number holds, if it is shown now."""
+        words = self._words
+        if words[_NUMBER] != number:
+            return None
+        payload = bytes(self._data[: words[_LENGTH]])
+        if words[_NUMBER] != number:
+            return None
+        words[_TAKEN] = number
+        return payload
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._words.release()
+        self._data.release()
+
+    @staticmethod
+    def is_possible() -> bool:
+        """Whether this machine has the order of loads and stores that it takes."""
+        return platform.machine().lower() in _ORDERED
+
+
+_LOCK = threading.Lock()
+
+
+def _barrier() -> None:
+    """Have all stores seen before anything is loaded: an instruction with the lock prefix does so."""
+    with _LOCK:
+        pass
 
 
 class SharedPage:

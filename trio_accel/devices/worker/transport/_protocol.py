@@ -59,27 +59,88 @@ lost              error: the context is gone, nothing more is launched; whether 
                   more
 closed            the context has ended in order
 ================  ==========================================================================================
+
+A launch is its name, the import path of its library, the specification, id and bytes of the blocks to be
+made, what is staged for it, ids of the blocks that it writes, arguments that exist already and their blocks,
+and the fault that is to hit it.
+
+A specification is the import path of its class and the values of its fields. A value that is not plain is a
+tuple that begins with one of the tags.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import functools
+import pickle
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import attrs
 
-from ....backends.base import PlacedBlock
+from ....backends.base import DType
 from ....backends.base.fast_paths import FastPaths
-from ....backends.base.ops import ArraySpec
 from ..._options import DeviceOptions
-from ._codec import Message
 
 __all__ = [
+    "ALLOCATIONS",
+    "ARRAY",
+    "COMPLEX",
+    "DTYPES",
+    "ENUM",
+    "HOST",
+    "NAME",
+    "OUTPUTS",
+    "PICKLED",
+    "TUPLE",
     "Address",
+    "Codec",
+    "Message",
+    "NonsenseError",
+    "Wire",
     "WorkerConfig",
-    "placed_block",
-    "plain_address",
-    "plain_array",
 ]
+
+Message: TypeAlias = tuple[object, ...]
+
+
+class NonsenseError(ValueError):
+    """The peer sent something that is no message, or a message that cannot be meant."""
+
+
+@attrs.frozen
+class Codec:
+    """How messages become bytes, and bytes messages.
+
+    Attributes:
+        encode: Writes one message.
+        encode_all: Writes several that go in one frame.
+        decode: Reads what either has written: a message, or a list of them. Where it cannot, it raises
+            `NonsenseError`, or any other exception.
+    """
+
+    encode: Callable[[Message], bytes]
+    encode_all: Callable[[Sequence[Message]], bytes]
+    decode: Callable[[bytes | memoryview], Message | list[Message]]
+
+
+_pickle = functools.partial(pickle.dumps, protocol=5)
+
+PICKLED = Codec(_pickle, _pickle, pickle.loads)
+"""For messages of a trusted peer: to read one may run code that the sender has chosen."""
+
+
+Wire: TypeAlias = tuple[object, ...]
+"""Real numbers, strings, bytes, None and tuples of these: what the pickler writes without calling Python."""
+
+TUPLE, ARRAY, COMPLEX, ENUM, HOST = range(5)
+"""Tags: the first item of every tuple that stands for a value."""
+
+NAME, ALLOCATIONS, OUTPUTS = 0, 3, 5
+"""Where the operation's name, the blocks to be made and those that it writes stand in an encoded launch."""
+
+DTYPES = {member.value: member for member in DType}
+"""The dtypes by their names."""
+
 
 Address: TypeAlias = tuple[int, int, int, int]
 """Where a block lies, as plain values: its id, bytes, the chunk, and the offset in it."""
@@ -109,18 +170,3 @@ class WorkerConfig:
     is_timed: bool
     window: float
     fast_paths: FastPaths
-
-
-def plain_address(block: PlacedBlock) -> Address:
-    """A placed block as plain values."""
-    return block[:]
-
-
-def placed_block(data: Any) -> PlacedBlock:
-    """What `plain_address` made."""
-    return PlacedBlock(*data)
-
-
-def plain_array(array: ArraySpec) -> Message:
-    """An array as plain values."""
-    return array.block, array.offset, array.dtype.value, array.shape, array.strides

@@ -1,0 +1,185 @@
+"""Replays of graphs on a kind of GPU that nobody has: when they are captured, and what is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from trio_accel.backends.base import DType, InThread, LibraryError
+from trio_accel.backends.base.graphs import ChainLibrary, ChainSpec
+from trio_accel.backends.base.kernels import kernel
+from trio_accel.backends.base.ops import (
+    ArraySpec,
+    BranchSpec,
+    FillSpec,
+    GraphNode,
+    GraphRecipe,
+    GraphSpec,
+    LoopSpec,
+    OperationSpec,
+)
+
+WHERE = ArraySpec(1, 0, DType.int64, (), ())
+CONDITION = ArraySpec(2, 0, DType.int64, (), ())
+
+
+class Stream:
+    """What runs, in order."""
+
+    is_capturing = False
+
+    def __init__(self) -> None:
+        self.log: list[object] = []
+        self.behind: list[Callable[[], None]] = []
+        self.timeline = SimpleNamespace(sequence=1)
+
+    def after(self, finisher: Callable[[], None]) -> None:
+        self.behind.append(finisher)
+
+
+class Capturing(Stream):
+    is_capturing = True
+
+
+class Fills:
+    """A library of which a chain is made."""
+
+    operations = frozenset({FillSpec.operation})
+    is_captured = True
+
+    def prepare(self, spec: OperationSpec) -> None:
+        return None
+
+    def enqueue(self, spec: Any, stream: Stream) -> None:
+        if spec.value < 0:
+            raise LibraryError("below zero", library="fills", code="invalid_value")
+        stream.log.append(spec.value)
+
+    def close(self) -> None:
+        self.operations = frozenset()
+
+
+class Graphs(ChainLibrary):
+    """The vendor's half: a graph is the list of what was captured."""
+
+    name = "graphs"
+    backend: ClassVar[str] = "none"
+
+    def __init__(self) -> None:
+        super().__init__(SimpleNamespace(info=SimpleNamespace(name="none:0")))  # type: ignore[arg-type]
+        self.base = self.freed = 0
+        self.conditions: list[int] = []
+        self.graphs: list[list[object]] = []
+        self.refuses = ""
+
+    @kernel(GraphSpec, backend="none", plan=ChainLibrary.plan_chain)
+    @kernel(BranchSpec, backend="none", plan=ChainLibrary.plan_chain)
+    @kernel(LoopSpec, backend="none", plan=ChainLibrary.plan_chain)
+    def _replay(self, spec: ChainSpec, call: Any) -> None:
+        self.run_chain(spec, call.plan, call.stream)
+
+    def enqueue(self, spec: Any, stream: Stream) -> None:
+        prepare = self.prepare(spec)
+        if prepare is not None:
+            prepare()
+        if not self.launch_chain(spec, stream):
+            entry = self._kernel_of(spec)
+            entry.function(spec, SimpleNamespace(plan=self._plan_of(spec, entry), stream=stream))
+
+    def _open(self, name: str) -> Fills:
+        return Fills()
+
+    def _address(self, array: ArraySpec) -> int:
+        return self.base + array.block
+
+    def _freed(self) -> int:
+        return self.freed
+
+    def _failure(self) -> Exception | None:
+        return None
+
+    def _workspace(self, stream: Stream) -> int:
+        return 0
+
+    def _make_graph(self, stream: Stream, workspace: int, enqueue: Any, *, has_conditions: bool) -> Any:
+        if self.refuses:
+            raise RuntimeError(self.refuses)
+        capturing = Capturing()
+        enqueue(capturing)
+        self.graphs.append(capturing.log)
+        return stream, capturing.log
+
+    def _is_in_place(self, graph: Any) -> bool:
+        return True
+
+    def _launch_graph(self, graph: Any) -> bool:
+        stream, log = graph
+        stream.log.append(tuple(log))
+        return True
+
+    def _discard(self, graph: Any) -> None:
+        self.graphs.remove(graph[1])
+
+    def _read(self, condition: ArraySpec, stream: Stream) -> int:
+        return self.conditions.pop(0)
+
+    def _write(self, count: ArraySpec, stream: Stream, turns: int) -> None:
+        stream.log.append(f"{turns} turns")
+
+
+def recipe(*values: int) -> bytes:
+    place = ArraySpec(0, 0, DType.int64, (), ())
+    return GraphRecipe(GraphNode(f"fill.{n}", "fills", FillSpec(n, place)) for n in values).encode()
+
+
+def chain(*values: int) -> GraphSpec:
+    return GraphSpec(recipe(*values), (), (), (WHERE,))
+
+
+def test_a_chain_is_captured_before_its_fourth_launch_at_a_place() -> None:
+    library, stream = Graphs(), Stream()
+    for _ in range(5):
+        library.enqueue(chain(1, 2), stream)
+    assert stream.log == [1, 2, 1, 2, 1, 2, (1, 2), (1, 2)]
+    assert library.graphs == [[1, 2]]
+    # Elsewhere it is counted anew.
+    library.base, library.freed = 100, 1
+    library.enqueue(chain(1, 2), stream)
+    assert stream.log[8:] == [1, 2]
+    library._close_libraries()  # as the vendor's half calls it
+    assert library.graphs == []
+
+
+def test_what_cannot_be_captured_goes_on_one_by_one() -> None:
+    library, stream = Graphs(), Stream()
+    library.refuses = "not today"
+    for _ in range(6):
+        library.enqueue(chain(3), stream)
+    assert stream.log == [3] * 6
+
+
+def test_an_operation_that_fails_is_named_by_its_number() -> None:
+    library, stream = Graphs(), Stream()
+    with pytest.raises(LibraryError, match=r"^node 0 of the graph, fill.-1: below zero"):
+        library.enqueue(chain(-1, 2), stream)
+    # What is enqueued by then runs: its error comes behind it.
+    library.enqueue(chain(1, -2), stream)
+    (finisher,) = stream.behind
+    with pytest.raises(LibraryError, match=r"^node 1 of the graph, fill.-2: below zero"):
+        finisher()
+
+
+def test_conditions_are_read_where_they_are_not_captured() -> None:
+    library, stream = Graphs(), Stream()
+    branch = BranchSpec(CONDITION, True, recipe(1, 2), (), (WHERE,))
+    loop = LoopSpec(CONDITION, 2, recipe(5), (), (WHERE,), WHERE)
+    library.conditions = [7, 0, 1, 1, 0]
+    assert isinstance(library.prepare(branch), InThread)
+    library.enqueue(branch, stream)
+    library.enqueue(branch, stream)
+    library.enqueue(loop, stream)
+    assert stream.log == [1, 2, 5, 5, "2 turns"]
+    assert library.conditions == [0]

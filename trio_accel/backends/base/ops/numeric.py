@@ -1,0 +1,239 @@
+"""Specifications of products, transforms, random numbers and expressions, which are written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Literal, TypeAlias
+
+from ..dtypes import DType
+from ._array import ArraySpec
+from ._roles import exact, packed, reads, scalar, writes
+from ._signature import check_one_dtype, common_shape, refuse_shapes
+from ._spec import OperationSpec, specification
+
+__all__ = [
+    "FFT_DTYPES", "PHILOX_ROW", "RANDOM_DTYPES", "Distribution", "ElementwiseSpec", "FftDirection", "FftKind",
+    "FftNorm", "FftSpec", "MatmulSpec", "PhiloxSpec", "ReductionSpec", "Side", "Transpose", "product_shape",
+    "transformed_shape",
+]  # fmt: skip
+
+Transpose = Literal["N", "T", "C"]
+"""As it is, transposed, or transposed and conjugated: the BLAS's letters."""
+
+Side = Literal["L", "R"]
+"""Whether a matrix is the left or the right factor."""
+
+
+@specification
+class MatmulSpec(OperationSpec):
+    """``out = a @ b`` with the shape rules of `numpy.matmul` for operands of one or more axes.
+
+    All three have one dtype. ``out`` is C-contiguous and overlaps neither operand.
+    """
+
+    a: ArraySpec = reads()
+    b: ArraySpec = reads()
+    out: ArraySpec = writes()
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        a, b, out = self.a, self.b, self.out
+        shape = product_shape(name, a.shape, b.shape)
+        if out.shape != shape:
+            refuse_shapes(name, self, f"out must have the shape {shape} of the product", a=a, b=b, out=out)
+        if a.dtype is not b.dtype or a.dtype is not out.dtype:
+            check_one_dtype(name, self, a=a, b=b, out=out)
+
+
+FftKind: TypeAlias = Literal["c2c", "r2c", "c2r"]
+FftDirection: TypeAlias = Literal["forward", "inverse"]
+FftNorm: TypeAlias = Literal["backward", "ortho", "forward"]
+
+FFT_DTYPES: Mapping[FftKind, Mapping[DType, DType]] = {
+    "c2c": {DType.complex64: DType.complex64, DType.complex128: DType.complex128},
+    "r2c": {DType.float32: DType.complex64, DType.float64: DType.complex128},
+    "c2r": {DType.complex64: DType.float32, DType.complex128: DType.float64},
+}
+"""By the kind of a transform: the dtype of its result by that of its source."""
+
+
+@specification
+class FftSpec(OperationSpec):
+    """A transform along one axis or several, batched over the others.
+
+    The last of `axes` is the one that is halved: complex kinds of several axes are transforms along
+    each of them, and of the real kinds only the last axis is real, the others being complex. So a
+    backend whose library has plans of up to three axes runs the axes in groups, one after the other:
+    r2c ends, and c2r begins, with plain complex transforms along the first ones.
+
+    Attributes:
+        kind: ``"c2c"``, ``"r2c"`` (half spectrum) or ``"c2r"``, in the vendors' terms.
+        direction: ``"forward"`` (exponent -) or ``"inverse"`` (exponent +). Where a library has the
+            real kinds in one direction only, the other is its conjugate.
+        lengths: Length of the transform along each of `axes`, at least 1: ``source`` is cut or padded
+            with zeros to it. Along a halved axis ``n // 2 + 1`` elements stand for n.
+        axes: Axes of the transform: at least one, distinct, not negative.
+        norm: Which direction is scaled, as in `numpy.fft`.
+    """
+
+    kind: FftKind = exact()
+    direction: FftDirection = exact()
+    lengths: tuple[int, ...] = exact()
+    axes: tuple[int, ...] = exact()
+    norm: FftNorm = exact()
+    source: ArraySpec = reads()
+    out: ArraySpec = writes()
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        kind, source, out, axes, lengths = self.kind, self.source, self.out, self.axes, self.lengths
+        if (
+            not axes
+            or len(axes) != len(lengths)
+            or len(set(axes)) != len(axes)
+            or not 0 <= min(axes) <= max(axes) < len(source.shape)
+            or min(lengths) < 1
+        ):
+            rule = f"axes={axes} must be distinct axes of source, each with one of lengths={lengths} above 0"
+            refuse_shapes(name, self, rule, source=source, out=out)
+        shape = transformed_shape(source.shape, axes, lengths, is_halved=kind == "r2c")
+        if out.shape != shape:
+            rule = f"out must have shape {shape} for axes={axes} and lengths={lengths}"
+            refuse_shapes(name, self, rule, source=source, out=out)
+        if FFT_DTYPES[kind].get(source.dtype) is not out.dtype:
+            transform = f"{self.direction} {kind} transform of {source.dtype} to {out.dtype}"
+            raise TypeError(f"{name}: FftSpec: there is no {transform}")
+
+
+Distribution: TypeAlias = Literal["bits", "uniform", "normal", "exponential", "lognormal", "integers"]
+
+_REALS = (DType.float32, DType.float64)
+
+RANDOM_DTYPES: Mapping[Distribution, tuple[DType, ...]] = {
+    "bits": (DType.uint32,),
+    "uniform": _REALS,
+    "normal": _REALS,
+    "exponential": _REALS,
+    "lognormal": _REALS,
+    "integers": (DType.int64,),
+}
+"""The dtypes of the numbers of each distribution."""
+
+PHILOX_ROW = 1 << 16
+"""Subsequences of the Philox sequence: so many counters make a row."""
+
+
+@specification
+class PhiloxSpec(OperationSpec):
+    """Numbers of a Philox-4x32-10 sequence (Salmon et al., SC 2011), in the order of cuRAND.
+
+    Four 32-bit words come from one counter. Counter ``c`` of the sequence has its first half at
+    ``row + c // 65536`` and its second half at ``c % 65536``; the key is the seed. Of every four
+    float64 or int64 values, the first two come from one counter and the others from that of the next row.
+
+    Attributes:
+        distribution: ``"bits"`` (uint32 words), ``"uniform"`` (over ``low`` to ``low + width``,
+            from numbers above 0 up to 1), ``"normal"`` (mean ``low``, standard deviation ``width``,
+            by Box and Muller), ``"exponential"`` (mean ``width``: minus the logarithms of uniform numbers),
+            ``"lognormal"`` (of normal numbers the exponentials) or ``"integers"`` (int64 from ``low`` on,
+            below ``low + width``, of at most 2**32: the upper half of the product with two words).
+        seed: 64-bit key.
+        row: First row, even.
+        low: Lower bound, or mean.
+        width: Width, or standard deviation.
+    """
+
+    distribution: Distribution = exact()
+    seed: int = exact()
+    row: int = exact()
+    low: float = scalar()
+    width: float = scalar()
+    out: ArraySpec = writes()
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        allowed = RANDOM_DTYPES.get(self.distribution, ())
+        if self.out.dtype not in allowed or not self.out.is_contiguous:
+            names = ", ".join(map(str, allowed))
+            raise TypeError(
+                f"{name} {self.distribution} makes contiguous arrays of {names}, not {self.out.dtype}"
+            )
+
+
+@specification
+class ElementwiseSpec(OperationSpec):
+    """An expression of arrays and numbers, computed for each element.
+
+    Attributes:
+        expression: The expression and its types, as `SpecializedExpression.encode` of
+            `trio_accel.backends.base.expressions` writes them.
+        arrays: Arrays that are read element by element, broadcast to the shape of the results by strides of
+            zero.
+        loaded: Arrays that elements are loaded from, as they lie; an array may be in both.
+        results: The results, in C order.
+        scalars: Numbers, 16 bytes for each.
+    """
+
+    expression: str = exact()
+    arrays: tuple[ArraySpec, ...] = reads(many=True)
+    loaded: tuple[ArraySpec, ...] = reads(many=True)
+    results: tuple[ArraySpec, ...] = writes(many=True)
+    scalars: bytes = packed()
+
+
+@specification
+class ReductionSpec(OperationSpec):
+    """An expression of arrays and numbers, reduced along axes.
+
+    Attributes:
+        reduction: The reduction and its types, as `SpecializedReduction.encode` writes them.
+        axes: The axes of `arrays` that are reduced, in order.
+        arrays: Arrays, broadcast to one shape by strides of zero.
+        out: The result, in C order, with or without the reduced axes.
+        scalars: Numbers, 16 bytes for each.
+    """
+
+    reduction: str = exact()
+    axes: tuple[int, ...] = exact()
+    arrays: tuple[ArraySpec, ...] = reads(many=True)
+    out: ArraySpec = writes()
+    scalars: bytes = packed()
+
+
+@lru_cache
+def transformed_shape(
+    shape: tuple[int, ...], axes: tuple[int, ...], lengths: tuple[int, ...], *, is_halved: bool
+) -> tuple[int, ...]:
+    """Shape of a Fourier transform along axes that are there; `is_halved` is for the kind r2c."""
+    extents = list(shape)
+    for axis, length in zip(axes, lengths, strict=True):
+        extents[axis] = length
+    if is_halved:
+        extents[axes[-1]] = lengths[-1] // 2 + 1
+    return tuple(extents)
+
+
+@lru_cache
+def product_shape(name: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of a product by the rules of `numpy.matmul`.
+
+    Raises:
+        ValueError: The shapes of the operands do not fit.
+    """
+    if not a or not b:
+        scalar = "a" if not a else "b"
+        raise ValueError(f"{name}: {scalar} must have at least one axis, got an array without axes; use scal")
+    rows, columns = a[:-1][-1:], b[1:] if len(b) == 1 else b[-1:]
+    inner = b[0] if len(b) == 1 else b[-2]
+    if a[-1] != inner:
+        raise ValueError(
+            f"{name}: the last axis of a and the {'only' if len(b) == 1 else 'last but one'} axis of b must "
+            f"have one length, got a of shape {a} and b of shape {b}"
+        )
+    stack = common_shape(a[:-2], b[:-2])
+    if stack is None:
+        raise ValueError(
+            f"{name}: the leading axes of a and b must broadcast, got a of shape {a} and b of shape {b}"
+        )
+    return stack + rows + columns

@@ -1,0 +1,113 @@
+"""Memory that is costly to get or to give back: pages that are kept, and a thread that waits."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import attrs
+
+__all__ = ["PagePool", "Reclaimer"]
+
+ItemT = TypeVar("ItemT")
+
+
+@attrs.define(eq=False)
+class PagePool(Generic[ItemT]):
+    """Pieces of pages, which are taken and given back one by one; the pages stay until the device is closed.
+
+    A backend says how a page is made and freed. All but these two may be called from any thread.
+    """
+
+    _free: list[ItemT] = attrs.field(factory=list[ItemT], init=False)
+    _pages: list[int] = attrs.field(factory=list[int], init=False)
+    # A thread of the device may give back while an operation takes.
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+
+    def make_page(self) -> tuple[int, list[ItemT]]:
+        """Get a page: its address, and its pieces."""
+        raise NotImplementedError
+
+    def free_page(self, page: int) -> None:
+        """Give a page back."""
+        raise NotImplementedError
+
+    def add_page(self) -> None:
+        """Get another page: also ahead, in the thread that opens the device, as that takes a while."""
+        page, items = self.make_page()
+        with self._lock:
+            self._pages.append(page)
+            self._free += items
+
+    def take(self) -> ItemT:
+        """A piece that nobody uses; raises what `make_page` does."""
+        while True:
+            with self._lock:
+                if self._free:
+                    return self._free.pop()
+            # Without the lock: a fault that shows here has what others hold given back.
+            self.add_page()
+
+    def give_back(self, item: ItemT) -> None:
+        """Let others have a piece: nothing that was enqueued uses it, or waits for more than it holds."""
+        with self._lock:
+            if self._pages:
+                self._free.append(item)
+
+    def close(self) -> None:
+        """Free the pages: no stream uses one any more."""
+        with self._lock:
+            self._free.clear()
+            pages, self._pages = self._pages, []
+        for page in pages:
+            self.free_page(page)
+
+
+class Reclaimer:
+    """Runs what gives memory back in a thread, one after the other.
+
+    To unmap memory may wait for everything that is enqueued, and a stream may be held until Trio's
+    thread lets it go: so that must not be the thread that waits.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._left = 0
+        self._lock = threading.Lock()
+        self._is_idle = threading.Event()
+        self._is_idle.set()
+
+    def give_back(self, job: Callable[[], None]) -> None:
+        """Run something soon; it must not raise."""
+        with self._lock:
+            if self._thread is None:
+                # A daemon: a device that is stuck must not keep the interpreter from ending.
+                self._thread = threading.Thread(target=self._run, name=f"{self._name} reclaim", daemon=True)
+                self._thread.start()
+            self._left += 1
+            self._is_idle.clear()
+        self._jobs.put(job)
+
+    def wait(self, seconds: float) -> bool:
+        """Block until all is given back; returns whether it was in time."""
+        return self._is_idle.wait(seconds)
+
+    def close(self) -> None:
+        """Give back what is left, and end the thread; blocks."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._jobs.put(None)
+            thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job
+            with self._lock:
+                self._left -= 1
+                if not self._left:
+                    self._is_idle.set()

@@ -1,0 +1,278 @@
+"""Memory that kernels and libraries of a GPU need for themselves while they compute.
+
+It is taken and given back in the order of streams, so that nothing has to be waited for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Protocol
+
+import attrs
+
+from .errors import OutOfMemoryError
+from .memory import BlockMemory
+
+__all__ = ["Arena", "LastUses", "OrderedStream", "Region", "Workspace"]
+
+# As drivers align what they give.
+_ALIGNMENT = 256
+
+
+class LosableContext(AbstractContextManager[None], Protocol):
+    """The context of a device: within its block the driver can be called."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing is enqueued any more."""
+        ...
+
+
+class OrderedStream(Protocol):
+    """A stream in whose order memory is taken and given back."""
+
+    @property
+    def is_destroyed(self) -> bool:
+        """Whether it has ended and was given back."""
+        ...
+
+    @property
+    def launched(self) -> int:
+        """The number of its last event."""
+        ...
+
+    def refresh(self) -> int:
+        """Look how far it is; returns the number of its last event that is done."""
+        ...
+
+    def take_memory(self, nbytes: int) -> int:
+        """Take memory of the device, for what is enqueued from now on; returns its address.
+
+        Raises:
+            MemoryError: There is not so much.
+        """
+        ...
+
+    def free_memory(self, address: int) -> None:
+        """Give memory back, behind what was enqueued; at once where the stream has ended."""
+
+    def synchronize(self) -> None:
+        """Block until everything enqueued is done."""
+
+
+class LastUses(dict[OrderedStream, int]):
+    """By stream, the number of its event after the last use of something that is to make way."""
+
+    __slots__ = ()
+
+    def note(self, stream: OrderedStream) -> None:
+        """Something there is used on a stream now."""
+        self[stream] = stream.launched + 1
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a stream may not have got past the last use."""
+        for stream, number in tuple(self.items()):
+            if stream.is_destroyed or stream.refresh() >= number:
+                self.pop(stream, None)
+        return bool(self)
+
+
+class Arena:
+    """The workspace of a device: the operations of a stream use one area, one after the other.
+
+    In the order of streams, and not from the chunks of arrays: it is lost with the context. It counts as
+    memory of the device. When blocks need the room, areas of idle streams are given back.
+
+    Args:
+        context: The device's context.
+        memory: Counts the bytes.
+    """
+
+    def __init__(self, context: LosableContext, memory: BlockMemory[Any, Any]) -> None:
+        self._context = context
+        self._memory = memory
+        # By stream: where its area begins, and its size.
+        self._areas: dict[OrderedStream, tuple[int, int]] = {}
+        # By stream: the library that used its area last.
+        self._users: dict[OrderedStream, str] = {}
+        memory.relieve = self.give_back_idle
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all areas."""
+        return sum(size for _, size in tuple(self._areas.values()))
+
+    def by_library(self) -> Counter[str]:
+        """Bytes of the areas, by the library that used them last."""
+        found: Counter[str] = Counter()
+        for stream, (_, size) in tuple(self._areas.items()):
+            found[self._users.get(stream, "")] += size
+        return found
+
+    def begin(self, stream: OrderedStream, library: str) -> Region:
+        """Take the area of a stream for one operation of a library: until it ends, nobody gives it back."""
+        self._users[stream] = library
+        return Region(self, stream, *self._areas.pop(stream, (0, 0)))
+
+    def take(self, stream: OrderedStream, nbytes: int) -> int:
+        """Take memory in the order of a stream.
+
+        Raises:
+            OutOfMemoryError: The limit leaves not so much.
+            MemoryError: The device has not so much.
+        """
+        self._memory.take_workspace(nbytes)
+        try:
+            return stream.take_memory(nbytes)
+        except BaseException:
+            self._memory.give_workspace(nbytes)
+            raise
+
+    def free(self, stream: OrderedStream, address: int, nbytes: int) -> None:
+        """Give memory back, behind what the stream has been given."""
+        self._memory.give_workspace(nbytes)
+        stream.free_memory(address)
+
+    def put(self, stream: OrderedStream, address: int, nbytes: int) -> None:
+        """Make this the area of a stream."""
+        self._areas[stream] = address, nbytes
+
+    def place(self, stream: OrderedStream) -> tuple[int, int]:
+        """Where the area of a stream begins, and its size: what was captured uses it there."""
+        return self._areas.get(stream, (0, 0))
+
+    def reserve(self, stream: OrderedStream, nbytes: int) -> None:
+        """Make the area of a stream as large as this at least; raises as `take` does."""
+        address, size = self.place(stream)
+        if size < nbytes:
+            larger = self.take(stream, nbytes)
+            if size:
+                self.free(stream, address, size)
+            self.put(stream, larger, nbytes)
+
+    def drop(self, stream: OrderedStream) -> None:
+        """Give the area of a stream back."""
+        self._users.pop(stream, None)
+        address, nbytes = self._areas.pop(stream, (0, 0))
+        if nbytes:
+            self.free(stream, address, nbytes)
+
+    def give_back_idle(self) -> bool:
+        """Give back the areas of streams with nothing to do; returns whether there were any."""
+        # A thread that enqueues may take or put an area meanwhile.
+        idle = [
+            stream
+            for stream in tuple(self._areas)
+            if stream.is_destroyed or stream.refresh() >= stream.launched
+        ]
+        if not idle or self._context.is_lost:
+            return False
+        with self._context:
+            for stream in idle:
+                self.drop(stream)
+                if not stream.is_destroyed:
+                    # It has nothing to do, so this does not block; the pool gives back what is free.
+                    stream.synchronize()
+        return True
+
+    def close(self) -> None:
+        """Give everything back; the context is current, or dead."""
+        for stream in tuple(self._areas):
+            self.drop(stream)
+
+
+@attrs.define(eq=False)
+class Region:
+    """What one operation takes of its stream's area: piece after piece, all free again behind it.
+
+    Args:
+        arena: The arena.
+        stream: The stream.
+        address: Where the area begins.
+        size: Its size.
+    """
+
+    _arena: Arena
+    _stream: OrderedStream
+    _address: int
+    _size: int
+    _used: int = attrs.field(default=0, init=False)
+    # Pieces for which the area had no room.
+    _more: list[tuple[int, int]] = attrs.field(factory=list[tuple[int, int]], init=False)
+
+    def take(self, nbytes: int) -> int:
+        """The address of so many bytes; raises as `Arena.take` does."""
+        whole = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        start = self._used
+        if start + whole <= self._size:
+            address = self._address + start
+        else:
+            if self._size and not start:
+                # Nothing of the area is used yet: a larger one takes its place.
+                self._arena.free(self._stream, self._address, self._size)
+                self._size = 0
+            address = self._arena.take(self._stream, whole)
+            self._more.append((address, whole))
+        self._used += whole
+        return address
+
+    def end(self) -> None:
+        """The operation is enqueued, or was refused: the next one has an area as large as this one needed."""
+        arena, stream, pieces = self._arena, self._stream, self._more
+        if self._size:
+            pieces.append((self._address, self._size))
+        if len(pieces) <= 1:
+            # Nearly always: the operation had room enough, or is the first one.
+            for address, nbytes in pieces:
+                arena.put(stream, address, nbytes)
+            return
+        for address, nbytes in pieces:
+            arena.free(stream, address, nbytes)
+        # The operation has what it needs. If there is no room for one area, the next one says so.
+        with suppress(OutOfMemoryError, MemoryError):
+            arena.put(stream, arena.take(stream, self._used), self._used)
+
+
+@attrs.define(eq=False)
+class Workspace:
+    """One area for each stream, which grows to what was needed at most; the stream orders its uses.
+
+    In the order of streams, and not from the chunks of arrays: it is lost with the context. It counts in the
+    statistics of the device's memory, and the limit concerns it not.
+
+    Args:
+        memory: Counts the bytes.
+        library: Name of the library.
+    """
+
+    _memory: BlockMemory[Any, Any]
+    _library: str
+    _areas: dict[OrderedStream, tuple[int, int]] = attrs.field(
+        factory=dict["OrderedStream", tuple[int, int]], init=False
+    )
+
+    def reserve(self, stream: OrderedStream, nbytes: int) -> int:
+        """The address of at least so many bytes, free for the next operation on a stream.
+
+        Raises:
+            MemoryError: There is not so much.
+        """
+        address, size = self._areas.get(stream, (0, 0))
+        if size >= nbytes:
+            return address
+        larger = stream.take_memory(nbytes)
+        if size:
+            stream.free_memory(address)
+        self._areas[stream] = larger, nbytes
+        self._memory.add_fixed_workspace(self._library, nbytes - size)
+        return larger
+
+    def close(self) -> None:
+        """Give everything back, behind what uses it. The context is current."""
+        for stream, (address, size) in self._areas.items():
+            self._memory.add_fixed_workspace(self._library, -size)
+            # Closed or not: work that nobody waits for any more may be on the stream.
+            stream.free_memory(address)
+        self._areas.clear()

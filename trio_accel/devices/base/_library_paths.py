@@ -1,0 +1,82 @@
+"""Import paths of library actors, ``"package.module:Class?argument"``; and which of them a device uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TypeVar
+
+__all__ = ["LibrariesInUse", "argument_of", "by_title", "is_actor_of", "title_of"]
+
+T = TypeVar("T")
+
+
+def argument_of(path: str) -> str | None:
+    """What is behind the question mark; None where there is none."""
+    _, separator, argument = path.partition("?")
+    return argument if separator else None
+
+
+@lru_cache(1024)
+def title_of(path: str) -> str:
+    """What people are told of: the name that an argument begins with; the path where there is no argument."""
+    argument = argument_of(path)
+    return path if argument is None else argument.partition(" ")[0]
+
+
+def by_title(counts: Mapping[str, T]) -> dict[str, T]:
+    """What is known of each library, by its title."""
+    return {title_of(path): count for path, count in counts.items()}
+
+
+def is_actor_of(path: str, actor_class: str, library: str) -> bool:
+    """Whether this actor serves a library.
+
+    Args:
+        path: Its path in the tree.
+        actor_class: Name of its class.
+        library: Import path of the library.
+    """
+    if library.partition("?")[0].rpartition(":")[2] != actor_class:
+        return False
+    # One with an argument has a supervisor with the name.
+    return argument_of(library) is None or path.split("/")[-2] == title_of(library)
+
+
+class LibrariesInUse:
+    """The libraries that completed an operation in one generation: the next one opens them ahead.
+
+    So none is opened ahead that was asked for and could not be opened, or that ended its process.
+    """
+
+    def __init__(self) -> None:
+        # In the order of their first operations, which is the order in which they are opened.
+        self._now: dict[str, None] = {}
+        self._before: tuple[str, ...] = ()
+
+    def __contains__(self, path: str) -> bool:
+        """Whether the library of an import path was used in this generation."""
+        return path in self._now
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Import paths of those of this generation; of the one before, until there are any."""
+        return tuple(self._now) or self._before
+
+    def add(self, path: str) -> None:
+        """A library has completed an operation."""
+        self._now[path] = None
+
+    def discard(self, path: str) -> None:
+        """A library was closed."""
+        self._now.pop(path, None)
+        self._before = tuple(other for other in self._before if other != path)
+
+    def begin(self) -> None:
+        """A generation begins."""
+        self._before = tuple(self._now)
+        self._now = {}
+
+    def clear(self) -> None:
+        """A context that was to open them did not come up, perhaps because of one of them."""
+        self._before, self._now = (), {}

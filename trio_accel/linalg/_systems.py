@@ -1,0 +1,383 @@
+"""Factors of matrices, determinants, and systems of linear equations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from ..backends.base import DType, LibraryError, LinAlgError
+from ..backends.base.checks import NATIVE
+from ..backends.base.ops import ArraySpec, OperationSpec, Transpose
+from ..devices import AccelRef, DeclaredSpec, Operand, Operation, device_of, message_of, operation
+from ._actor import BlasActor, SolverActor
+from ._matrices import gemm, matmul, trsm
+from ._spectra import Svd, SVDResult
+from ._vectors import axpy
+
+__all__ = [
+    "CheckDiagonal", "Cholesky", "Det", "Inv", "LUResult", "LstsqResult", "Lu", "LuSolve", "QRResult", "Qr",
+    "Slogdet", "SlogdetResult", "Solve", "SolveTriangular", "cholesky", "det", "inv", "lstsq", "lu",
+    "lu_solve", "qr", "slogdet", "solve", "solve_triangular",
+]  # fmt: skip
+
+SINGULAR = "is singular: its pivot {} is zero"
+
+
+class LUResult(NamedTuple):
+    """An LU factorization; see `lu`."""
+
+    lu: AccelRef
+    """Both triangular factors, of the shape of the matrices."""
+    piv: AccelRef
+    """Row exchanges: int32, from 0."""
+
+
+class QRResult(NamedTuple):
+    """A QR factorization; see `qr`."""
+
+    Q: AccelRef
+    """Orthonormal columns."""
+    R: AccelRef
+    """Upper triangular matrices."""
+
+
+class SlogdetResult(NamedTuple):
+    """A determinant that may be too large for its dtype; see `slogdet`."""
+
+    sign: AccelRef
+    """0, or a number of absolute value 1."""
+    logabsdet: AccelRef
+    """The natural logarithm of the absolute value, a real number."""
+
+
+class LstsqResult(NamedTuple):
+    """A solution by least squares; see `lstsq`."""
+
+    x: AccelRef
+    """The solution."""
+    residuals: AccelRef
+    """Sums of squares, where the solution is the only one and not exact."""
+    rank: int
+    """How many singular values count."""
+    s: AccelRef
+    """The singular values, the largest first."""
+
+
+@operation(
+    "a(..., n, n) -> out(..., n, n)",
+    actor=SolverActor,
+    dtypes=NATIVE,
+    # The word is the order, from 1, of the first leading minor that is not positive, or holds a NaN.
+    status="is not positive definite: its leading minor of order {} is not positive",
+)
+async def cholesky(a: Operand, *, upper: bool = False) -> AccelRef:
+    """Triangular factor of positive definite matrices, as `numpy.linalg.cholesky` (LAPACK ``potrf``).
+
+    Only the lower triangle of `a` is read, or the upper one with `upper`; the matrices count as Hermitian.
+
+    Args:
+        a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
+        upper: Whether to make ``U`` of ``a = U^H @ U``, instead of ``L`` of ``a = L @ L^H``.
+
+    Returns:
+        The factor, of the shape and dtype of `a`, with a positive diagonal and zeros in its other triangle.
+
+    Raises:
+        LinAlgError: A matrix is not positive definite, or holds a NaN or an infinity; `LinAlgError.index`
+            says which one. It has `code` for the order of the leading minor that is not positive.
+    """
+    ...
+
+
+@operation(
+    "a(..., m, n) -> lu(..., m, n), piv: int32(..., min(m, n))",
+    actor=SolverActor,
+    dtypes=NATIVE,
+    status=SINGULAR,
+    reply=LUResult,
+)
+async def lu(a: Operand) -> LUResult:
+    """Triangular factors with row exchanges, as `scipy.linalg.lu_factor` (LAPACK ``getrf``).
+
+    Args:
+        a: Array of shape (..., m, n), of float32, float64, complex64 or complex128.
+
+    Returns:
+        ``lu`` of the shape and dtype of `a`: ``U`` in the upper triangle and ``L`` below, without its
+        diagonal of ones. ``piv`` of shape (..., min(m, n)) and int32, from 0: row i was exchanged with row
+        ``piv[i]``. `lu_solve` takes both.
+
+    Raises:
+        LinAlgError: A matrix is singular: a pivot is exactly zero. SciPy only warns.
+    """
+    ...
+
+
+@overload
+async def qr(a: Operand, mode: Literal["reduced", "complete"] = "reduced") -> QRResult: ...
+@overload
+async def qr(a: Operand, mode: Literal["r"]) -> AccelRef: ...
+@operation(
+    {
+        "reduced": "a(..., m, n) -> q(..., m, min(m, n)), r(..., min(m, n), n)",
+        "complete": "a(..., m, n) -> q(..., m, m), r(..., m, n)",
+        "r": "a(..., m, n) -> r(..., min(m, n), n)",
+    },
+    by="mode",
+    actor=SolverActor,
+    dtypes=NATIVE,
+    reply=QRResult,
+)
+async def qr(a: Operand, mode: Literal["reduced", "complete", "r"] = "reduced") -> QRResult | AccelRef:
+    """Orthogonal and triangular factors, as `numpy.linalg.qr` (LAPACK ``geqrf`` and ``orgqr``).
+
+    Args:
+        a: Array of shape (..., m, n), of float32, float64, complex64 or complex128; k is min(m, n).
+        mode: ``"reduced"``: Q of shape (..., m, k) and R of shape (..., k, n). ``"complete"``: (..., m, m)
+            and (..., m, n). ``"r"``: R of shape (..., k, n) alone.
+
+    Returns:
+        Q with orthonormal columns and R with zeros below its diagonal, such that ``a = Q @ R``; or R.
+    """
+    ...
+
+
+@operation("a(..., n, n) -> det(...)", actor=SolverActor, dtypes=NATIVE)
+async def det(a: Operand) -> AccelRef:
+    """Determinant of matrices, as `numpy.linalg.det` (LAPACK ``getrf``).
+
+    Args:
+        a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
+
+    Returns:
+        The determinants, of shape (...) and the dtype of `a`: 0 of singular matrices, 1 of empty ones.
+    """
+    ...
+
+
+@operation(
+    "a(..., n, n) -> sign(...), logabsdet: real(...)",
+    actor=SolverActor,
+    dtypes=NATIVE,
+    reply=SlogdetResult,
+)
+async def slogdet(a: Operand) -> SlogdetResult:
+    """Sign and logarithm of the determinant, as `numpy.linalg.slogdet` (LAPACK ``getrf``).
+
+    Of large matrices the determinant itself is often too large or too small for its dtype.
+
+    Args:
+        a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
+
+    Returns:
+        The sign, of shape (...) and the dtype of `a`, and the logarithm of the absolute value, of the real
+        dtype: the determinant is ``sign * exp(logabsdet)``. Of a singular matrix 0, and minus infinity.
+    """
+    ...
+
+
+_Trans: TypeAlias = Literal[0, 1, 2]
+_Letter: TypeAlias = Literal[0, 1, 2, "N", "T", "C"]
+_LETTERS: dict[_Letter, Transpose] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
+
+
+def _no_row(spec: DeclaredSpec, where: str, code: int, index: tuple[int, ...]) -> LibraryError:
+    """Name the pivot, from 1, that must not be followed; nothing is wrong with the matrix."""
+    return LibraryError(
+        f"lu_solve: pivot {code} of {where} is no row; piv is what lu() returns, and counts from 0",
+        library="solver",
+        code="invalid_value",
+    )
+
+
+def _zero_there(spec: DeclaredSpec, where: str, code: int, index: tuple[int, ...]) -> LibraryError:
+    """Name the function that asks for the look at the diagonal."""
+    text = f"solve_triangular: {where} is singular: element {code} of its diagonal is zero"
+    return LinAlgError(text, library="solver", code=code, index=index)
+
+
+@operation(
+    "a(..., n, n), b(..., n, c?) -> out(..., n, c?)", actor=SolverActor, dtypes=NATIVE, status=SINGULAR
+)
+async def solve(a: Operand, b: Operand) -> AccelRef:
+    """Solution of ``a @ x = b``, as `numpy.linalg.solve` (LAPACK ``gesv``).
+
+    Args:
+        a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
+        b: Vector of shape (n,), or array of shape (..., n, k), of the same dtype. The stacks of `a` and `b`
+            broadcast against each other; a matrix of `a` that serves several of `b` is factored once.
+
+    Returns:
+        The solution, of shape (..., n) if `b` is a vector, else (..., n, k).
+
+    Raises:
+        LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` says which one.
+    """
+    ...
+
+
+@operation("a(..., n, n) -> out(..., n, n)", actor=SolverActor, dtypes=NATIVE, status=SINGULAR)
+async def inv(a: Operand) -> AccelRef:
+    """Inverse of matrices, as `numpy.linalg.inv` (LAPACK ``gesv``). `solve` is faster, and more accurate.
+
+    Args:
+        a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
+
+    Returns:
+        The inverse, of the shape and dtype of `a`.
+
+    Raises:
+        LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` says which one.
+    """
+    ...
+
+
+@operation(
+    "lu(..., n, n), piv: int32(..., n), b(..., n, c?) -> out(..., n, c?)",
+    actor=SolverActor,
+    dtypes=NATIVE,
+    status=_no_row,
+)
+async def _lu_solve(lu: Operand, piv: Operand, b: Operand, trans: _Trans = 0) -> AccelRef:
+    """Solve by factors that are there; see `lu_solve`."""
+    ...
+
+
+async def lu_solve(lu_and_piv: tuple[Operand, Operand], b: Operand, trans: Literal[0, 1, 2] = 0) -> AccelRef:
+    """Solution of ``op(a) @ x = b`` by the factors of a, as `scipy.linalg.lu_solve` (LAPACK ``getrs``).
+
+    Args:
+        lu_and_piv: What `lu` returns for square matrices: (..., n, n), and (..., n) of int32.
+        b: Vector of shape (n,), or array of shape (..., n, k), of the dtype of the factors. The stacks
+            broadcast against each other.
+        trans: 0: op(a) is a; 1: its transpose; 2: its conjugate transpose.
+
+    Returns:
+        The solution, of shape (..., n) if `b` is a vector, else (..., n, k).
+
+    Raises:
+        LibraryError: A pivot is no row.
+    """
+    lu, piv = lu_and_piv
+    return await _lu_solve(lu, piv, b, trans)
+
+
+def _triangular(
+    lower: bool, trans: _Letter, unit_diagonal: bool, a: ArraySpec, b: ArraySpec, out: ArraySpec
+) -> OperationSpec:
+    return trsm.spec(1.0, a, b, "L", _LETTERS[trans], lower, unit_diagonal, out)
+
+
+@operation("a(..., n, n), b(..., n, c?) -> out(..., n, c?)", actor=BlasActor, dtypes=NATIVE, spec=_triangular)
+async def _solve_triangular(
+    a: Operand, b: Operand, trans: _Letter = 0, lower: bool = False, unit_diagonal: bool = False
+) -> AccelRef:
+    """Solve with triangular matrices; the solution is infinite if they are singular."""
+    ...
+
+
+@operation("a(..., n, n) -> ", actor=SolverActor, dtypes=NATIVE, status=_zero_there)
+async def _check_diagonal(a: Operand) -> None:
+    """Fail with `LinAlgError` if a triangular matrix is singular; `solve_triangular` asks it too."""
+    ...
+
+
+async def solve_triangular(
+    a: Operand,
+    b: Operand,
+    trans: Literal[0, 1, 2, "N", "T", "C"] = 0,
+    lower: bool = False,
+    unit_diagonal: bool = False,
+) -> AccelRef:
+    """Solution of ``op(a) @ x = b`` for triangular matrices, as `scipy.linalg.solve_triangular` (``trsm``).
+
+    A second operation looks at the diagonal at the same time.
+
+    Args:
+        a: Array of shape (..., n, n), of float32, float64, complex64 or complex128; one triangle is read.
+        b: Vector of shape (n,), or array of shape (..., n, k), of the same dtype. The stacks broadcast.
+        trans: 0 or ``"N"``: op(a) is a; 1 or ``"T"``: its transpose; 2 or ``"C"``: its conjugate transpose.
+        lower: Whether the lower triangle is read, instead of the upper one.
+        unit_diagonal: Whether the diagonal counts as ones, and is not read.
+
+    Returns:
+        The solution, of shape (..., n) if `b` is a vector, else (..., n, k).
+
+    Raises:
+        LinAlgError: A matrix is singular: its diagonal has a zero. `LinAlgError.index` says which one.
+    """
+    device = device_of("solve_triangular", a, b)
+    solution = device.submit(SolveTriangular(a, b, trans, lower, unit_diagonal))
+    if not unit_diagonal:
+        await device.ask(CheckDiagonal(a))
+    return await solution.wait()
+
+
+async def lstsq(a: Operand, b: Operand, rcond: float | None = None) -> LstsqResult:
+    """The x of least length that makes ``|b - a @ x|`` least, as `numpy.linalg.lstsq`; by `svd`.
+
+    The singular values cross to the host, which finds the rank, and with full rank the differences do.
+
+    Args:
+        a: Matrix of shape (m, n), of float32, float64, complex64 or complex128.
+        b: Vector of shape (m,), or matrix of shape (m, k), of the same dtype.
+        rcond: Singular values up to `rcond` times the largest one count as zero. None: as many roundings of
+            the dtype as the longer side of `a` has elements. Not between 0 and 1: one rounding, as in LAPACK.
+
+    Returns:
+        x of shape (n,) or (n, k); the sums of the squared differences of each column, of shape (1,) or (k,)
+        and the real dtype, without elements if the rank is less than n or m is not above n; the rank, an int;
+        and the singular values of `a`.
+
+    Raises:
+        LinAlgError: The matrix holds a NaN or an infinity, or its iteration did not converge.
+        numpy.linalg.LinAlgError: Shapes that do not fit. Stacks are refused, as by NumPy.
+        TypeError: Neither is on a device, or another dtype, or two of them.
+
+    A cancelled call leaves nothing behind. See `Device.ask` for the errors that any operation can end with.
+    """
+    device = device_of("lstsq", a, b)
+    _check(a, b)
+    m, n = a.shape
+    u, s, vh = cast(SVDResult, await device.ask(Svd(a, full_matrices=False)))
+    values: npt.NDArray[Any] = await s.to_host()
+    epsilon = float(np.finfo(values.dtype).eps)
+    least = epsilon * max(m, n) if rcond is None else rcond if 0 < rcond < 1 else epsilon
+    kept = values[values > least * values.max(initial=0)]
+    rank, dtype = len(kept), u.dtype.dtype
+    columns = b if len(b.shape) == 2 else b[:, None]
+    parts = await gemm(1.0, u[:, :rank], columns, trans_a="C")
+    parts = await matmul(np.diag((1 / kept).astype(dtype)), parts)
+    x = await gemm(1.0, vh[:rank], parts, trans_a="C")
+    residuals = np.empty(0, values.dtype)
+    if rank == n < m:
+        off = await axpy(-1.0, columns, await gemm(1.0, a, x))
+        residuals = np.square(np.abs(await off.to_host())).sum(0)
+    return LstsqResult(x if columns is b else x[:, 0], await device.put(residuals), rank, s)
+
+
+def _check(a: Operand, b: Operand) -> None:
+    """Refuse shapes and dtypes before anything is launched."""
+    if len(a.shape) != 2 or len(b.shape) not in (1, 2) or a.shape[0] != b.shape[0]:
+        raise np.linalg.LinAlgError(
+            "lstsq: Incompatible dimensions: a must have shape (m, n) and b shape (m,) or (m, k), "
+            f"got a of shape {a.shape} and b of shape {b.shape}"
+        )
+    types = [one.dtype if isinstance(one, AccelRef) else DType.of(one.dtype) for one in (a, b)]
+    if types[0] is not types[1]:
+        raise TypeError(f"lstsq: operands must have one dtype, got a {types[0]}, b {types[1]}; use cast()")
+
+
+Cholesky: Final = cholesky.message
+Det: Final = det.message
+Lu: Final = lu.message
+Slogdet: Final = slogdet.message
+Qr: Callable[..., Operation[SolverActor, QRResult | AccelRef]] = message_of(qr)
+CheckDiagonal: Final = _check_diagonal.message
+Inv: Final = inv.message
+Solve: Final = solve.message
+LuSolve: Final = _lu_solve.message
+SolveTriangular: Final = _solve_triangular.message

@@ -1,0 +1,354 @@
+"""The figures of a snapshot under the names that metrics have, and these as Prometheus wants them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import attrs
+
+from ..backends.base.modules import import_extra
+from ._gpus import GpuWatch
+from ._recorder import Recorder
+from ._snapshot import ActorRow, CacheRow, DeviceRow, Histogram, LibraryRow, SystemSnapshot
+from ._tally import OTHER_ACTORS
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+    from prometheus_client.registry import Collector
+
+__all__ = ["FIGURES", "HISTOGRAMS", "Figure", "Sample", "exposition", "prometheus", "prometheus_gpus"]
+
+# Actors that are told apart; the number of metrics that a program exports has to be bounded.
+_MOST_ACTORS = 1000
+_UNUSED = CacheRow()
+_PREFIX = "trio_accel_"
+_EXTRA = "metrics"
+
+Labels: TypeAlias = tuple[str, ...]
+Sample: TypeAlias = tuple[Labels, float]
+
+
+@attrs.frozen(kw_only=True)
+class Figure:
+    """One metric.
+
+    Attributes:
+        name: Words of its name, with an underscore between; without the unit.
+        unit: ``"seconds"``, ``"bytes"`` or nothing.
+        kind: A ``"counter"`` only rises, until what it counts begins anew; a ``"gauge"`` goes up and down.
+        help: What it is, in a sentence.
+        labels: Names of its labels; that of the system comes before them.
+        samples: Its values in a snapshot, each with those of the labels.
+    """
+
+    name: str
+    unit: str = ""
+    kind: Literal["counter", "gauge"]
+    help: str
+    labels: Labels = ()
+    samples: Callable[[SystemSnapshot], Iterable[Sample]]
+
+
+def _of_actors(figure: Callable[[ActorRow], float]) -> Callable[[SystemSnapshot], Iterable[Sample]]:
+    """One value for each actor; those of the last ones are added up, if there are very many."""
+
+    def samples(snapshot: SystemSnapshot) -> Iterator[Sample]:
+        for actor in snapshot.actors[:_MOST_ACTORS]:
+            yield (actor.path,), figure(actor)
+        if len(snapshot.actors) > _MOST_ACTORS:
+            yield (OTHER_ACTORS,), sum(figure(actor) for actor in snapshot.actors[_MOST_ACTORS:])
+
+    return samples
+
+
+def _of_devices(
+    figure: Callable[[DeviceRow], float | None],
+) -> Callable[[SystemSnapshot], Iterable[Sample]]:
+    """One value for each device of which it is known."""
+
+    def samples(snapshot: SystemSnapshot) -> Iterator[Sample]:
+        for device in snapshot.devices:
+            value = figure(device)
+            if value is not None:
+                yield (device.path,), value
+
+    return samples
+
+
+def _outcomes(snapshot: SystemSnapshot) -> Iterator[Sample]:
+    for row in snapshot.operations:
+        for outcome in ("completed", "failed", "cancelled", "dropped"):
+            yield (row.path, row.message_type, outcome), getattr(row, outcome)
+
+
+def _states(snapshot: SystemSnapshot) -> Iterator[Sample]:
+    states = ("starting", "running", "restarting", "stopping", "quarantined")
+    counts = Counter[str](dict.fromkeys(states, 0))
+    counts.update(actor.state for actor in snapshot.actors)
+    for state, count in counts.items():
+        yield (state,), count
+
+
+def _memory(snapshot: SystemSnapshot) -> Iterator[Sample]:
+    for device in snapshot.devices:
+        memory = device.memory
+        if memory is not None:
+            for kind in ("used", "reserved", "workspace", "foreign"):
+                yield (device.path, kind), getattr(memory, kind)
+
+
+def _of_libraries(
+    figures: Callable[[LibraryRow], Mapping[str, float]],
+) -> Callable[[SystemSnapshot], Iterable[Sample]]:
+    """Some values for each library of a device, by the last label; it has none where that is empty."""
+
+    def samples(snapshot: SystemSnapshot) -> Iterator[Sample]:
+        for device in snapshot.devices:
+            for library in device.libraries:
+                for label, value in figures(library).items():
+                    yield (device.path, library.library, *filter(None, [label])), value
+
+    return samples
+
+
+def _arrays(snapshot: SystemSnapshot) -> Iterator[Sample]:
+    for device in snapshot.devices:
+        for actor in device.actors:
+            yield (device.path, actor.path), actor.used
+
+
+def _cache(row: CacheRow) -> Mapping[str, float]:
+    return attrs.asdict(row) if row != _UNUSED else {}
+
+
+def _quantiles(snapshot: SystemSnapshot) -> Iterator[Sample]:
+    for row in snapshot.operations:
+        for quantile, value in (("0.5", row.p50), ("0.99", row.p99)):
+            if value is not None:
+                yield (row.path, row.message_type, quantile), value
+
+
+# Name, kind, unit, labels with commas between them, help.
+_TABLE = """
+uptime              gauge   seconds - Seconds since the system was opened.
+dead_letters        counter -       - Messages that were sent and will not be served.
+actors              gauge   -       state Actors by their state.
+messages            counter -       path,message_type,outcome Messages by actor and type, and what became of them.
+message_latency     gauge   seconds path,message_type,quantile Seconds from sending to the end that a share of the last messages took at most.
+actor_restarts      counter -       path How often an actor was restarted.
+actor_expired       counter -       path Requests that were dropped because their deadline had passed.
+mailbox_messages    gauge   -       path Messages in the mailbox of an actor.
+mailbox_senders     gauge   -       path Senders that wait for room in the mailbox of an actor.
+actor_in_flight     gauge   -       path Messages that an actor serves, and requests whose reply it gives later.
+device_up           gauge   -       device 1 while a device has a context, 0 while one is made.
+device_generation   gauge   -       device Which context of the device this is, from 1.
+device_losses       counter -       device Contexts that a device has lost.
+device_recovery     gauge   seconds device Seconds from the last loss of a context to the next context.
+device_pending      gauge   -       device Requests that wait while the context of a device is made.
+device_age          gauge   seconds device How old the figures are that a device has told of itself: launches, requests and memory.
+device_launches     counter -       device Operations launched by the current context of a device.
+device_in_flight    gauge   -       device Operations that a device has now.
+device_requests     gauge   -       device,library,state Requests of the libraries of a device.
+device_plans        counter -       device,library,event Plans of the libraries of the current context of a device: found, made, evicted.
+device_templates    counter -       device,library,event Launch templates of the worker of a device: found, made, evicted.
+device_memory       gauge   bytes   device,kind Memory of a device by what it is taken for.
+device_arrays       gauge   bytes   device,path Memory of the arrays of a device by the actor that made them.
+device_workspace    gauge   bytes   device,library Memory that the libraries of a device hold for themselves.
+device_memory_limit gauge   bytes   device The most memory that the arrays of a device may take.
+"""  # noqa: E501  a row for a metric
+_READ: Mapping[str, Callable[[SystemSnapshot], Iterable[Sample]]] = {
+    "uptime": lambda snapshot: [((), snapshot.uptime)],
+    "dead_letters": lambda snapshot: [((), snapshot.dead_letters)],
+    "actors": _states,
+    "messages": _outcomes,
+    "message_latency": _quantiles,
+    "actor_restarts": _of_actors(lambda actor: actor.restarts),
+    "actor_expired": _of_actors(lambda actor: actor.expired),
+    "mailbox_messages": _of_actors(lambda actor: actor.mailbox_depth),
+    "mailbox_senders": _of_actors(lambda actor: actor.mailbox_waiting),
+    "actor_in_flight": _of_actors(lambda actor: actor.running + actor.deferred),
+    "device_up": _of_devices(lambda device: device.state == "running"),
+    "device_generation": _of_devices(lambda device: device.generation),
+    "device_losses": _of_devices(lambda device: device.losses),
+    "device_recovery": _of_devices(lambda device: device.recovery_time),
+    "device_pending": _of_devices(lambda device: device.pending),
+    "device_age": _of_devices(lambda device: device.age),
+    "device_launches": _of_devices(lambda device: None if device.age is None else device.launched),
+    "device_in_flight": _of_devices(lambda device: None if device.age is None else device.in_flight),
+    "device_requests": _of_libraries(lambda row: {"waiting": row.waiting, "in_flight": row.in_flight}),
+    "device_plans": _of_libraries(lambda row: _cache(row.plans)),
+    "device_templates": _of_libraries(lambda row: _cache(row.templates)),
+    "device_memory": _memory,
+    "device_arrays": _arrays,
+    "device_workspace": _of_libraries(lambda row: {"": row.workspace} if row.workspace else {}),
+    "device_memory_limit": _of_devices(lambda device: None if device.memory is None else device.memory.limit),
+}
+
+
+def _figure(row: str) -> Figure:
+    name, kind, unit, labels, text = row.split(maxsplit=4)
+    return Figure(
+        name=name,
+        unit=unit.strip("-"),
+        kind="counter" if kind == "counter" else "gauge",
+        help=text,
+        labels=() if labels == "-" else tuple(labels.split(",")),
+        samples=_READ[name],
+    )
+
+
+FIGURES: tuple[Figure, ...] = tuple(map(_figure, _TABLE.strip().splitlines()))
+
+HISTOGRAMS = {
+    "queue": "Seconds from sending a message to its handler's start.",
+    "run": "Seconds from the start of a message's handler to its end.",
+}
+"""What the two histograms of messages are."""
+
+
+def prometheus(recorder: Recorder) -> Collector:
+    """Make a collector of `prometheus-client`, to be registered. Needs the extra ``metrics``.
+
+    It takes a snapshot when it is asked, and keeps nothing. It may be asked in any thread: from another than
+    the system's, it waits until the loop has a moment. Its text is served by ``make_asgi_app(registry)`` of
+    `prometheus-client`, which every ASGI server on Trio can mount.
+
+    Labels have as many values as there are actors and types of messages, but for at most 1000 actors, and at
+    most `operations` pairs of the two (see `record`).
+
+    Args:
+        recorder: Who records.
+
+    Raises:
+        NotSupportedError: `prometheus-client` is not installed.
+    """
+    import_extra("prometheus_client", _EXTRA)
+    return _collector(lambda: _metrics(recorder))
+
+
+def prometheus_gpus(watch: GpuWatch) -> Collector:
+    """Make a collector of `prometheus-client` for GPUs, to be registered. Needs the extra ``metrics``.
+
+    It has the last readings of `watch_gpus`, and waits for no new ones. What is None in a reading is left
+    out. The label ``gpu`` is the UUID, or the number where the UUID is not known.
+
+    Args:
+        watch: Who reads.
+
+    Raises:
+        NotSupportedError: `prometheus-client` is not installed.
+    """
+    import_extra("prometheus_client", _EXTRA)
+    return _collector(lambda: _gpus(watch))
+
+
+def _gpus(watch: GpuWatch) -> Iterator[Metric]:
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+
+    readings = watch.latest
+    yield GaugeMetricFamily(f"{_PREFIX}gpu_age", "Seconds since GPUs were read.", watch.age, unit="seconds")
+    up = GaugeMetricFamily(f"{_PREFIX}gpu_up", "1 if a GPU answers, 0 if it does not.", labels=("gpu",))
+    for reading in readings:
+        up.add_metric([_plain(reading.uuid or str(reading.index))], reading.error is None)
+    yield up
+    for name, unit, text in _OF_GPUS:
+        family = CounterMetricFamily if name.startswith("ecc") else GaugeMetricFamily
+        metric = family(f"{_PREFIX}gpu_{name}", text, labels=("gpu",), unit=unit)
+        for reading in readings:
+            value: float | None = getattr(reading, name)
+            if value is not None:
+                metric.add_metric([_plain(reading.uuid or str(reading.index))], value)
+        yield metric
+
+
+# Attribute of a reading, unit and meaning.
+_OF_GPUS = (
+    ("memory_used", "bytes", "Memory that is taken, by all processes."),
+    ("memory_total", "bytes", "Memory that there is."),
+    ("utilization", "percent", "Time in which a kernel ran."),
+    ("memory_utilization", "percent", "Time in which memory was read or written."),
+    ("power", "watts", "Power that is drawn."),
+    ("power_limit", "watts", "Power that may be drawn."),
+    ("temperature", "celsius", "Temperature."),
+    ("ecc_corrected", "", "Errors of memory that were corrected, since the driver was loaded."),
+    ("ecc_uncorrected", "", "Errors of memory that were not, since the driver was loaded."),
+)
+
+
+def exposition(recorder: Recorder, *, openmetrics: bool = False) -> str:
+    """The metrics as text, in the format of Prometheus or in OpenMetrics. Needs the extra ``metrics``.
+
+    Args:
+        recorder: Who records.
+        openmetrics: Whether it is to be OpenMetrics 1.0, which ends with ``# EOF``.
+
+    Raises:
+        NotSupportedError: `prometheus-client` is not installed.
+    """
+    import_extra("prometheus_client", _EXTRA)
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.exposition import choose_encoder
+
+    registry = CollectorRegistry()
+    registry.register(_collector(lambda: _metrics(recorder)))
+    encode, _ = choose_encoder("application/openmetrics-text" if openmetrics else "")
+    return encode(registry).decode()
+
+
+def _collector(metrics: Callable[[], Iterator[Metric]]) -> Collector:
+    # Its base is only there with the extra.
+    from prometheus_client.registry import Collector
+
+    class MetricsCollector(Collector):
+        def collect(self) -> Iterator[Metric]:
+            return metrics()
+
+        def describe(self) -> list[Metric]:
+            # Nothing is asked when it is registered: the system may be another thread's.
+            return []
+
+    return MetricsCollector()
+
+
+def _metrics(recorder: Recorder) -> Iterator[Metric]:
+    snapshot = recorder.snapshot()
+    for figure in FIGURES:
+        yield _metric(figure, snapshot)
+    for what, text in HISTOGRAMS.items():
+        yield _histogram(what, text, snapshot)
+
+
+def _metric(figure: Figure, snapshot: SystemSnapshot) -> Metric:
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+
+    family = CounterMetricFamily if figure.kind == "counter" else GaugeMetricFamily
+    metric = family(
+        f"{_PREFIX}{figure.name}", figure.help, labels=("system", *figure.labels), unit=figure.unit
+    )
+    for labels, value in figure.samples(snapshot):
+        metric.add_metric([_plain(snapshot.system), *map(_plain, labels)], value)
+    return metric
+
+
+def _histogram(what: str, text: str, snapshot: SystemSnapshot) -> Metric:
+    from prometheus_client.metrics_core import HistogramMetricFamily
+
+    metric = HistogramMetricFamily(
+        f"{_PREFIX}message_{what}", text, labels=("system", "path", "message_type"), unit="seconds"
+    )
+    for row in snapshot.operations:
+        times: Histogram = row.queue if what == "queue" else row.run
+        ends = [*map(str, times.bounds), "+Inf"]
+        metric.add_metric(
+            [_plain(snapshot.system), _plain(row.path), _plain(row.message_type)],
+            list(zip(ends, map(float, times.cumulated()), strict=True)),
+            times.total,
+        )
+    return metric
+
+
+def _plain(text: str) -> str:
+    """Text that can be written as UTF-8: names may have what is half of a character."""
+    return text.encode("utf-8", "replace").decode()
