@@ -346,6 +346,14 @@ def test_connections_have_a_bound(service: Serving) -> None:
     assert service.get("health").status_code == 200
 
 
+def test_clients_that_leave_after_their_answer_hold_nothing(service: Serving) -> None:
+    before = descriptors_of(service.process.pid)
+    for _ in range(40):
+        assert service.get("health").status_code == 200
+    # Hypercorn would keep each connection for five seconds.
+    eventually(lambda: descriptors_of(service.process.pid), lambda seen: seen < before + 5, within=2.0)
+
+
 def test_a_client_that_does_not_read_is_given_up(service: Serving) -> None:
     address = urlsplit(service.url)
     body = json.dumps({"texts": ["the worker process"] * 64})

@@ -20,7 +20,7 @@ import trio_accel as ta
 
 try:
     from search_batch import leaves_of, open_service
-    from search_http import serve_http
+    from search_http import BACKLOG, serve_http
     from search_model import make_models
     from search_web import application
 except ModuleNotFoundError as error:
@@ -103,7 +103,7 @@ async def main(arguments: argparse.Namespace) -> None:
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         # First of all: a port that is taken is known before anything is started.
-        (listener,) = await trio.open_tcp_listeners(arguments.port, host="127.0.0.1")
+        (listener,) = await trio.open_tcp_listeners(arguments.port, host="127.0.0.1", backlog=BACKLOG)
         await enter(listener)
         system = await enter(ta.open_system("search"))
         recorder = stack.enter_context(ta.telemetry.record(system))
