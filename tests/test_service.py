@@ -334,14 +334,18 @@ def test_a_key_has_a_bound_on_requests_at_once_and_another_key_goes_on(service: 
 def test_connections_have_a_bound(service: Serving) -> None:
     address = urlsplit(service.url)
     before = descriptors_of(service.process.pid)
-    with ExitStack() as stack:
-        clients = [
-            stack.enter_context(socket.create_connection((address.hostname, address.port), 5))
-            for _ in range(400)
-        ]
-        clients[-1].settimeout(10)
-        assert clients[-1].recv(1000).startswith(b"HTTP/1.1 503 ")
-        assert descriptors_of(service.process.pid) < before + 300
+
+    def refused() -> int:
+        with ExitStack() as stack:
+            clients = [
+                stack.enter_context(socket.create_connection((address.hostname, address.port), 9))
+                for _ in range(300)
+            ]
+            assert descriptors_of(service.process.pid) < before + 280
+            return sum(client.recv(1000).startswith(b"HTTP/1.1 503 ") for client in clients[256:])
+
+    # Where it takes more than five seconds to connect, the first of them have been idle for too long.
+    eventually(refused, lambda seen: seen > 0, within=60.0)
     eventually(lambda: descriptors_of(service.process.pid), lambda seen: seen < before + 20)
     assert service.get("health").status_code == 200
 
@@ -446,7 +450,7 @@ import attrs
 import numpy as np
 import trio_accel as ta
 
-VERSIONS = {"lengths": 1}
+VERSIONS = {"lengths": 1, "broken": 0}
 
 
 @attrs.frozen
@@ -478,6 +482,8 @@ class Lengths:
 
 @asynccontextmanager
 async def load_model(device, folder, version):
+    if version == "broken":
+        raise ValueError("a reason")
     scale = await device.put(np.array([2.0, 3.0]))
     async with ta.open_program(device, Lengths, scale) as program:
 
@@ -505,6 +511,10 @@ def test_another_model_is_one_file(tmp_path: Path) -> None:
     with serving(SERVICE, tmp_path, "--show-errors") as service:
         response = service.post("embed", {"texts": ["a", "abc"]})
         assert response.json() == {"model": "lengths", "vectors": [[2.0, 3.0], [6.0, 9.0]]}
+        # `--show-errors` tells why.
+        refused = service.post("admin/model", {"model": "broken"}, x_api_key=service.admin_key)
+        assert refused.status_code == 409
+        assert "a reason" in refused.json()["error"]
 
 
 @pytest.mark.parametrize(
