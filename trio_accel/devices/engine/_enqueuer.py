@@ -355,6 +355,7 @@ class ThreadedLaunches:
         if call.later is None:
             self._call_here(call, backend, reply)
             return
+        self._completer.port.calls += 1
         if queue.thread is None:
             try:
                 queue.thread = CallThread(f"{queue.stream.name} launches")
@@ -382,6 +383,7 @@ class ThreadedLaunches:
     def _end(self, call: ThreadedCall, error: Exception | None) -> None:
         """The thread has returned."""
         operation, queue = call.operation, call.queue
+        self._completer.port.calls -= 1
         if operation.is_lost:
             # With its context, of which nobody uses anything any more.
             return
