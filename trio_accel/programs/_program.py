@@ -180,7 +180,7 @@ class OpenProgram:
                 await self._wait_idle()
         finally:
             opened = self._opened
-            await _end(opened)
+            await _end(opened)  # noqa: ASYNC102  # it shields itself
             self._opened = attrs.evolve(opened, frozen=(), state=(), again=_never)
             self._methods.clear()
             opened.thaw()

@@ -356,6 +356,7 @@ class ThreadedLaunches:
         if call.later is None:
             self._call_here(call, backend, reply)
             return
+        self._completer.port.calls += 1
         if queue.thread is None:
             try:
                 queue.thread = CallThread(f"{queue.stream.name} launches")
@@ -383,6 +384,7 @@ class ThreadedLaunches:
     def _end(self, call: ThreadedCall, error: Exception | None) -> None:
         """The thread has returned."""
         operation, queue = call.operation, call.queue
+        self._completer.port.calls -= 1
         if operation.is_lost:
             # Lost with its context, whose memory and streams are not used any more.
             return
