@@ -283,12 +283,12 @@ class Cell:
         return self.incarnation
 
     def end_incarnation(self) -> None:
-        """The incarnation has ended, and its children with it."""
+        """Note that the incarnation has ended, and its children with it."""
         self.incarnation = None
         self.children = _NO_CHILDREN
 
     def resume(self) -> None:
-        """The incarnation takes messages."""
+        """Note that the incarnation takes messages."""
         if not self.is_quarantined:
             self.state = CellState.RUNNING if self.stop_reason is None else CellState.STOPPING
         self.mailbox.resume()
@@ -300,7 +300,7 @@ class Cell:
             self.mailbox.suspend()
 
     def close(self, error: BaseException | None) -> None:
-        """The actor has ended for good: its messages are not served."""
+        """End for good: queued messages are refused."""
         self.state = CellState.TERMINATED
         reason = self.stop_reason or (
             f"it failed: {describe(error)}" if error is not None else "it ended by itself"

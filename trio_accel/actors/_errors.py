@@ -84,7 +84,7 @@ class MailboxFullError(ActorError, NotExecutedError):
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions that a group holds, however deeply; the exception itself if it is no group."""
+    """Yield the exceptions that a group holds, however deeply; the exception itself if it is no group."""
     left = [error]
     while left:
         one = left.pop()
@@ -96,7 +96,7 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether an exception, or any member of a group, must travel on: cancellation, Ctrl-C, exit.
+    """Tell whether an exception, or any member of a group, must travel on: cancellation, Ctrl-C, exit.
 
     A group that holds a failure beside one of these must not be swallowed either.
     """
@@ -226,7 +226,7 @@ class StderrUnlessConfigured(logging.Handler):
 
 
 def _in_one_line(record: logging.LogRecord) -> str:
-    """The message, with the exception and the place where it was raised; no traceback."""
+    """Return the message, with the exception and the place where it was raised; no traceback."""
     text = " ".join(record.getMessage().split("\n", 1)[0].split())
     error = record.exc_info[1] if record.exc_info else None
     if error is None:

@@ -387,15 +387,15 @@ class Measured(Protocol):
         ...
 
     def failed(self, error: BaseException) -> None:
-        """A message whose times were added last has failed."""
+        """Count a failure of the message whose times were added last."""
         ...
 
     def cancelled(self) -> None:
-        """A message whose times were added last has unwound, as its asker was cancelled."""
+        """Count a cancellation of the message whose times were added last, which has unwound."""
         ...
 
     def dropped(self) -> None:
-        """A message is a dead letter; it has no times."""
+        """Count a dead letter; it has no times."""
         ...
 
 

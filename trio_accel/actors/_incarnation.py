@@ -88,7 +88,7 @@ class Incarnation:
         return (*self.grouped.values(), *alone)
 
     def envelope_of(self, task: trio.lowlevel.Task) -> Envelope | None:
-        """The message that a task of this incarnation is serving."""
+        """Return the message that a task of this incarnation is serving."""
         return self.grouped.get(task, self.current)
 
     def crash(self, error: BaseException) -> None:
@@ -155,7 +155,7 @@ class Incarnation:
             await self._wait_group()
 
     def _drains_on(self) -> bool:
-        """Whether it has something to serve, or what it has begun may send it more, while it drains."""
+        """Tell whether it has something to serve, or what it has begun may send it more, while it drains."""
         cell = self.cell
         if not cell.is_draining:
             return False
@@ -303,7 +303,7 @@ class Incarnation:
         outcomes.handled += 1
 
     def _is_over(self, envelope: Envelope) -> bool:
-        """Whether the asker has gone meanwhile: the request is not served."""
+        """Tell whether the asker has gone meanwhile: the request is not served."""
         outcomes = self.outcomes
         if envelope.is_cancelled:
             outcomes.unwind(envelope)

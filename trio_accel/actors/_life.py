@@ -67,7 +67,7 @@ class Life:
             cell.announce_end()
 
     def supervisor_of_children(self) -> Supervisor:
-        """The supervisor of the incarnation's children, made on first use."""
+        """Return the supervisor of the incarnation's children, made on first use."""
         if self._children is None:
             cell, incarnation = self._cell, self._cell.incarnation
             assert incarnation is not None  # its context has looked

@@ -251,7 +251,7 @@ class Envelope(Waiter):
         return _NEVER if self.is_abandonable else self.deadline
 
     def abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
-        """The task that is parked for it is cancelled: Trio's abort function."""
+        """Cancel the task that is parked for it, or let it wait on: Trio's abort function."""
         if self.state == EnvelopeState.QUEUED:
             self.cell.mailbox.withdraw(self)
             return trio.lowlevel.Abort.SUCCEEDED
@@ -310,4 +310,4 @@ class Envelope(Waiter):
 
 
 def no_look() -> None:
-    """The `last_look` of an asker that would call one."""
+    """Do nothing: the `last_look` of an asker that would call one."""

@@ -194,7 +194,7 @@ class Backoff:
                 raise ValueError(f"Backoff: {name} must not be above maximum, got {given}")
 
     def delay(self, attempt: int, source: random.Random) -> float:
-        """Seconds to wait before restart number `attempt` (from 0) of a series."""
+        """Return the seconds to wait before restart number `attempt` (from 0) of a series."""
         if attempt == 0:
             plain = self.initial
         else:

@@ -78,7 +78,7 @@ class Outcomes:
         self.observers = self.system.observers
 
     def settle(self, request: OpenRequest) -> None:
-        """A deferred request has its reply, or does not wait for one any more."""
+        """Forget a deferred request, which has its reply or waits for none any more."""
         self.deferred.discard(request)
         if not self.deferred:
             self.all_settled()
@@ -247,7 +247,7 @@ class DeferredReply(Generic[ReplyT_contra]):
         return self._envelope.is_cancelled
 
     def is_of(self, envelope: Envelope) -> bool:
-        """Whether it is the reply to that request."""
+        """Tell whether it is the reply to that request."""
         return self._envelope is envelope
 
     @property

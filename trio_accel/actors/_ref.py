@@ -287,12 +287,12 @@ class Posted:
 
 
 def cell_behind(ref: Ref[Any]) -> Cell:
-    """The cell behind a reference, for the runtime's own use."""
+    """Return the cell behind a reference, for the runtime's own use."""
     return ref._cell  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def _waiting_for(sender: Party) -> Iterator[tuple[Party, Envelope | AwaitedStart | None]]:
-    """The sender and those that wait for it, each with what it is working on meanwhile; the sender first."""
+    """Yield the sender and those that wait for it, each with its work meanwhile; the sender first."""
     cell: Party | None = sender
     busy_with = sender.awaited
     while cell is not None:
@@ -301,7 +301,7 @@ def _waiting_for(sender: Party) -> Iterator[tuple[Party, Envelope | AwaitedStart
 
 
 def _waits_for_this_task(target: Cell) -> bool:
-    """Whether an actor takes no message before the running task goes on."""
+    """Tell whether an actor takes no message before the running task goes on."""
     sender = cell_of_task()
     if sender is None:
         return False

@@ -204,7 +204,7 @@ class Supervisor:
         raise self._failed(sibling, None, "it does not end although it was cancelled")
 
     def _is_restarted(self, cell: Cell, error: BaseException | None) -> bool:
-        """Whether the child's restart type and directive let it start again."""
+        """Tell whether the child's restart type and directive let it start again."""
         if self.stopping or cell.restart is Restart.TEMPORARY:
             return False
         if error is None:
@@ -325,7 +325,7 @@ class Spawner:
     __slots__ = ()
 
     def _supervisor_of(self, actor_class: Callable[..., object]) -> Supervisor:
-        """The supervisor of an actor that is to be started."""
+        """Return the supervisor of an actor that is to be started."""
         raise NotImplementedError
 
     async def spawn(

@@ -94,7 +94,7 @@ class Timer:
             self._served()
 
     def _served(self, _: outcome.Outcome[object] | None = None) -> None:
-        """The message was served, or dropped by the mailbox."""
+        """Note that the message was served, or dropped by the mailbox."""
         self._sent = None
         if self._period is None:
             self._incarnation.timers.discard(self)

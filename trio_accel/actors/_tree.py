@@ -125,6 +125,6 @@ def _draw(root: ActorSnapshot) -> Iterator[str]:
 
 
 def _shortened(text: str) -> str:
-    """An error in one line of a width that leaves the tree readable."""
+    """Return an error in one line of a width that leaves the tree readable."""
     line = " ".join(text.split())
     return line if len(line) <= _LONGEST_ERROR else line[: _LONGEST_ERROR - 1].rstrip() + "…"

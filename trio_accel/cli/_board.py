@@ -288,7 +288,7 @@ class PipeConsole(Console):
 
 
 def make_console(*, is_quiet: bool = False) -> Console:
-    """The console on stdout; a quiet one prints nothing."""
+    """Return the console on stdout; a quiet one prints nothing."""
     return PipeConsole(file=sys.stdout, highlight=False, quiet=is_quiet)
 
 
@@ -298,7 +298,7 @@ def print_line(console: Console, markup: str) -> None:
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> Table:
-    """Names and values in two columns without lines."""
+    """Return the names and values in two columns without lines."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")

@@ -72,5 +72,5 @@ def check_output(path: Path) -> None:
 
 
 def describe_os_error(error: OSError) -> str:
-    """The reason of an ``OSError`` in lower case, without errno and path."""
+    """Return the reason of an ``OSError`` in lower case, without errno and path."""
     return (error.strerror or str(error)).lower()

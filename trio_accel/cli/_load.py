@@ -92,7 +92,7 @@ class Products:
         return TOLERANCE * math.sqrt(self.right.shape[0])
 
     def error(self, index: int, product: NDArray[np.generic]) -> float:
-        """The relative error (Frobenius norm) of a product."""
+        """Return the relative error (Frobenius norm) of a product."""
         return relative_error(product, self.references[index])
 
 
@@ -211,7 +211,7 @@ class Load:
 
 
 def worst_error(fates: Sequence[Fate]) -> float:
-    """The largest error of the completed requests; NaN if one is NaN, or none was completed."""
+    """Return the largest error of the completed requests; NaN if one is NaN, or none was completed."""
     return worst_of([math.nan if fate.error is None else fate.error for fate in fates if fate.is_completed])
 
 

@@ -112,7 +112,7 @@ class _Header:
 
 
 def read_matrix(path: Path | None) -> Matrix:
-    """The user's matrix, or the carried one for ``None``. Blocking.
+    """Return the user's matrix, or the carried one for ``None``. Blocking.
 
     Raises:
         InputError: The file is missing, unreadable, not a Matrix Market file or beyond a limit.
@@ -121,7 +121,7 @@ def read_matrix(path: Path | None) -> Matrix:
 
 
 def _is_matrix(head: bytes) -> bool:
-    """Whether a file that begins like this can be a Matrix Market file, plain or compressed."""
+    """Tell whether a file that begins like this can be a Matrix Market file, plain or compressed."""
     return head.startswith(GZIP) or head.lower().startswith(_BANNER)
 
 
@@ -226,7 +226,7 @@ def _check_size(name: str, shape: tuple[int, int], symmetry: str, entries: int) 
 
 
 def _entries(name: str, header: _Header, blocks: Iterable[Sequence[bytes]]) -> NDArray[np.float64]:
-    """All entries: as many rows, and as many columns as an entry has words."""
+    """Return all entries: as many rows, and as many columns as an entry has words."""
     parts: list[NDArray[np.float64]] = []
     number, count = header.lines + 1, 0
     for block in blocks:
@@ -245,7 +245,7 @@ def _entries(name: str, header: _Header, blocks: Iterable[Sequence[bytes]]) -> N
 
 
 def _numbers(header: _Header, lines: Sequence[bytes]) -> NDArray[np.float64] | None:
-    """The entries in some lines, ``None`` if one of these is wrong."""
+    """Return the entries in some lines, ``None`` if one of these is wrong."""
     entries = [words for line in lines if (words := line.split())]
     if not entries:
         return np.empty((0, len(header.types)))
@@ -296,7 +296,7 @@ def _csr(header: _Header, entries: NDArray[np.float64]) -> csr_array[np.float64]
 
 
 def _dense(header: _Header, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A matrix that is stored column by column; of a symmetric one only the lower triangle is."""
+    """Return a matrix that is stored column by column; of a symmetric one only the lower triangle is."""
     if header.symmetry != "symmetric":
         return values.reshape(header.shape[::-1]).T
     dense = np.zeros(header.shape)

@@ -89,7 +89,7 @@ _KILL = Fault("kill", "SIGKILL to the worker process", 1, lambda on: _inject(on,
 
 
 def _faults_of(device: ta.Device, isolation: Isolation) -> Sequence[Fault]:
-    """The faults that a device in this isolation can survive, the mildest first."""
+    """Return the faults that a device in this isolation can survive, the mildest first."""
     if isolation == "inline":
         # There the worker is this process.
         return _CRASH, _POISON
@@ -253,7 +253,7 @@ class RecoverStep(Step):
     async def _break_all(
         self, bench: Bench, load: Load, faults: Sequence[Fault]
     ) -> tuple[str, list[FaultReport]]:
-        """The tree before the first fault, and what each fault came to; ends when every request has."""
+        """Draw the tree before the first fault, and each fault's effect; ends when every request has."""
         reports: list[FaultReport] = []
         async with trio.open_nursery() as nursery:
             await load.start(nursery)
@@ -271,7 +271,7 @@ class RecoverStep(Step):
 
 
 def _told(report: FaultReport) -> str:
-    """A line of the moment."""
+    """Return a line of the moment."""
     if report.recovery_ms is None:
         return f"  {report.text}: {report.failed} failed, and no product was right again"
     return f"  {report.text}: {report.failed} failed, right again after {report.recovery_ms:.0f} ms"
@@ -324,7 +324,7 @@ def _arrays_check(data: RecoverData) -> Check:
 
 
 def _tree(lines: str) -> RenderableType:
-    """A tree whose lines end where the terminal does: one that went on below would break it."""
+    """Return a tree whose lines end where the terminal does: one that went on below would break it."""
     return Padding(Text(lines, no_wrap=True, overflow="ellipsis"), (0, 0, 0, 2))
 
 
@@ -343,7 +343,7 @@ def _one_round(faults: Sequence[FaultReport]) -> Table:
 
 
 def _rounds(faults: Sequence[FaultReport]) -> Table:
-    """The same of several rounds: each fault in all of them, with medians and the longest times."""
+    """Return the same of several rounds: each fault in all of them, with medians and the longest times."""
     table = grid("fault", ">times", ">failed", ">right after", ">at most")
     for text in dict.fromkeys(report.text for report in faults):
         ours = [report for report in faults if report.text == text]
@@ -359,7 +359,7 @@ def _rounds(faults: Sequence[FaultReport]) -> Table:
 
 
 def _fates(fates: Sequence[Fate]) -> Table:
-    """How many requests ended how, by the fault injected last at that time."""
+    """Tell how many requests ended how, by the fault injected last at that time."""
     # With all faults of a GPU it is just as wide as a terminal.
     phases = list(dict.fromkeys(fate.after for fate in fates))
     table = grid("requests by last fault", *(f">{phase or 'none'}" for phase in phases), ">all")

@@ -120,7 +120,7 @@ def exit_code_of(error: Exception) -> int:
 
 
 def _only_error(error: BaseException) -> BaseException:
-    """The error in nested groups of one, else the innermost group."""
+    """Return the error in nested groups of one, else the innermost group."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     group = cast("BaseExceptionGroup[BaseException]", error)
@@ -218,5 +218,5 @@ def _unusable(error: Exception) -> InputError:
 
 
 def isolation_of(device: ta.Device) -> Isolation:
-    """Where the context of a device lives."""
+    """Tell where the context of a device lives."""
     return device.options.isolation or device.info.isolations[0]

@@ -247,7 +247,7 @@ def _require_finite(matrix: Matrix, value: float, iteration: int) -> None:
 
 
 def _report(progress: Screen, history: Sequence[float], rtol: float) -> None:
-    """How far the residual has come on a logarithmic scale."""
+    """Show how far the residual has come on a logarithmic scale."""
     done = math.log(max(history[-1], rtol)) / math.log(rtol)
     progress.update(
         round(1000 * max(0.0, done)), 1000, f"iteration {len(history) - 1}, residual {history[-1]:.1e}"

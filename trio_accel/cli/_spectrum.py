@@ -237,7 +237,7 @@ def _frames(recording: Recording, stft: Stft, first: int, last: int) -> NDArray[
 
 
 def _hann(size: int) -> NDArray[np.float64]:
-    """The periodic Hann window."""
+    """Return the periodic Hann window."""
     return 0.5 - 0.5 * np.cos(2.0 * np.pi * np.arange(size) / size)
 
 

@@ -276,7 +276,7 @@ class KeyParser:
         return bool(self._rest)
 
     def feed(self, data: bytes) -> list[str]:
-        """The keys that ``data`` completes. Sequences without a meaning here are left out."""
+        """Return the keys that ``data`` completes. Sequences without a meaning here are left out."""
         text = self._rest + self._decoder.decode(data)
         self._rest = ""
         keys: list[str] = []

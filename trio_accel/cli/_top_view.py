@@ -90,7 +90,7 @@ class View:
     _scroll: int = attrs.field(default=0, init=False)
 
     def lines(self, snapshot: SystemSnapshot, room: int) -> Sequence[Line]:
-        """The lines that find room, with the selected one among them.
+        """Return the lines that find room, with the selected one among them.
 
         Args:
             snapshot: The program.
@@ -103,7 +103,7 @@ class View:
         return self._lines[self.top : self.top + self._room]
 
     def scrolled(self, count: int, room: int) -> int:
-        """The first line of a page of text that is visible, of ``count`` with room for ``room``."""
+        """Return the first line of a page of text that is visible, of ``count`` with room for ``room``."""
         self._room = max(1, room)
         self._scroll = max(0, min(self._scroll, count - room))
         return self._scroll
@@ -211,7 +211,7 @@ _ACTIONS: Mapping[str, Callable[[View], None]] = {
 
 
 def lines_of(rows: Sequence[ActorRow], view: View) -> Sequence[Line]:
-    """All lines, in the order that is wanted."""
+    """Return all lines, in the order that is wanted."""
     if view.sort.value is not None:
         matches = [row for row in rows if _is_match(row, view.filter)]
         matches.sort(key=view.sort.value, reverse=True)
@@ -271,7 +271,7 @@ def _tree(
 
 
 def _count(children: Mapping[str | None, Sequence[ActorRow]], path: str) -> int:
-    """How many actors are below one."""
+    """Tell how many actors are below one."""
     count, left = 0, [path]
     while left:
         inner = children.get(left.pop(), ())

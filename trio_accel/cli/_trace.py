@@ -75,7 +75,7 @@ def _run(program: str, arguments: Sequence[str], *, is_module: bool) -> int:
 
 
 def _is_interrupt(error: BaseException) -> bool:
-    """Whether it is a group of nothing but interrupts."""
+    """Tell whether it is a group of nothing but interrupts."""
     if not isinstance(error, BaseExceptionGroup):
         return False
     group = cast("BaseExceptionGroup[BaseException]", error)

@@ -225,7 +225,7 @@ def _common(operation: str, arrays: Sequence[ArraySpec], fixed: tuple[int, ...] 
 
 
 def _kind_of(planner: Planner, name: str, argument: complex | np.generic) -> str:
-    """The type of a number, as `Argument.encode` writes it."""
+    """Return the type of a number, as `Argument.encode` writes it."""
     if isinstance(argument, np.generic):
         # Also float64, which is a Python float, too: NumPy's numbers have dtypes.
         return Argument(planner.dtype(name, argument.dtype), False).encode()

@@ -99,7 +99,7 @@ class Graph(Generic[ReplyT]):
         return f"<Graph of {len(self)} operations on {self.device.path}{state}>"
 
     def __len__(self) -> int:
-        """How many operations it has; a graph in it counts as one."""
+        """Tell how many operations it has; a graph in it counts as one."""
         return len(self._layout.recipe.nodes)
 
     def __enter__(self) -> Self:
@@ -166,7 +166,7 @@ class Graph(Generic[ReplyT]):
         self._layout = attrs.evolve(self._layout, constants=())
 
     def dot(self) -> str:
-        """The recorded chain in the DOT language of Graphviz: operations, and which of them need which."""
+        """Draw the recorded chain in the DOT language of Graphviz: operations, and which need which."""
         return dot_of(self._layout.recipe.nodes)
 
     def plan_replay(self, planner: Planner, arrays: Sequence[Operand] | None) -> Planned[ReplyT]:
@@ -338,11 +338,11 @@ class _InPlace(Generic[ReplyT]):
     again: Sequence[AccelRef]
 
     def is_there(self) -> bool:
-        """Whether what it makes anew is where it was."""
+        """Tell whether what it makes anew is where it was."""
         return all(ref.block.is_usable for ref in self.again)
 
     def plan(self, planner: Planner) -> Planned[ReplyT]:
-        """The same once more; raises as `Graph.plan_replay` does."""
+        """Return the same once more; raises as `Graph.plan_replay` does."""
         for name, ref in self.reads:
             planner.read(name, ref)
         for name, ref in self.updates:
@@ -408,7 +408,7 @@ def _check_arguments(device: Device, step: object, arrays: Sequence[AccelRef]) -
 
 
 def _names(step: Callable[..., Any], count: int) -> Iterator[str]:
-    """Names of the arguments of a step."""
+    """Yield the names of the arguments of a step."""
     try:
         parameters = list(inspect.signature(step).parameters.values())
     except (TypeError, ValueError):

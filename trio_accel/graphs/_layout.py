@@ -151,7 +151,7 @@ def _uses(nodes: Iterable[GraphNode], given: Mapping[int, ArraySpec]) -> dict[in
 
 
 def _placed(node: GraphNode, places: Mapping[int, tuple[int, int]]) -> GraphNode:
-    """A node with positions in place of blocks."""
+    """Return a node with positions in place of blocks."""
 
     def place(array: ArraySpec) -> ArraySpec:
         position, shift = places[array.block]
@@ -163,7 +163,7 @@ def _placed(node: GraphNode, places: Mapping[int, tuple[int, int]]) -> GraphNode
 
 
 def dot_of(nodes: Sequence[GraphNode]) -> str:
-    """A chain as a digraph: an edge leads to each operation that must follow because of an array."""
+    """Return a chain as a digraph: an edge leads to each operation that must follow because of an array."""
     return "\n".join(["digraph graph_of_operations {", '  node [shape="box"];', *_body(nodes, "n"), "}", ""])
 
 
@@ -195,7 +195,7 @@ def _followed(earlier: Sequence[GraphNode], node: GraphNode) -> Iterator[int]:
 
 
 def _meet(first: Sequence[ArraySpec], second: Sequence[ArraySpec]) -> bool:
-    """Whether arrays of two operations may share an element."""
+    """Tell whether arrays of two operations may share an element."""
     return any(overlaps(one, other) for one in first for other in second)
 
 

@@ -41,12 +41,12 @@ def ptx(code: str | bytes, name: str = "kernel.ptx") -> KernelCode:
 
 
 def cubin(code: bytes, name: str = "kernel.cubin") -> KernelCode:
-    """A cubin: code of one architecture, such as nvcc makes with ``-cubin``."""
+    """Return a cubin: code of one architecture, such as nvcc makes with ``-cubin``."""
     return KernelCode("cubin", _bytes("cubin", code), _text("name", name))
 
 
 def fatbin(code: bytes, name: str = "kernel.fatbin") -> KernelCode:
-    """A fatbin: code of several architectures, such as nvcc makes with ``-fatbin``."""
+    """Return a fatbin: code of several architectures, such as nvcc makes with ``-fatbin``."""
     return KernelCode("fatbin", _bytes("fatbin", code), _text("name", name))
 
 
@@ -166,7 +166,7 @@ class CompileOptions:
     diag_suppress: Sequence[int] = attrs.field(default=(), validator=_several(int))
 
     def plain(self) -> dict[str, object]:
-        """Those that are given, by the names of `cuda.core.ProgramOptions`, in plain values."""
+        """Return those that are given, by the names of `cuda.core.ProgramOptions`, in plain values."""
         given: dict[str, object] = {
             "std": self.std,
             "define_macro": [_macro(name, value) for name, value in self.macros.items()],

@@ -357,7 +357,7 @@ def _fixed(where: str, what: str, given: Extents) -> Any:
 
 
 def _named(where: str, parameters: Mapping[str, Parameter]) -> tuple[KernelParameter, ...]:
-    """The parameters with their names.
+    """Return the parameters with their names.
 
     Raises:
         TypeError, ValueError: Something else.

@@ -75,7 +75,7 @@ class Parameter:
     shape: ShapeRule | None = None
 
     def named(self, name: str) -> KernelParameter:
-        """The same as a definition has it."""
+        """Make the same as a definition has it."""
         return KernelParameter(
             name=name, role=self.role, dtype=self.dtype, ndim=self.ndim, layout=self.layout
         )
@@ -196,7 +196,7 @@ class Scalars:
         self._pack = struct.Struct(code).pack
 
     def pack(self, values: list[Any]) -> bytes:
-        """The bytes of values that their types can hold."""
+        """Return the bytes of values that their types can hold."""
         for number in self._others:
             values[number] = np.array(values[number], self._dtypes[number].dtype).tobytes()
         return self._pack(*values)
@@ -294,7 +294,7 @@ def extents(name: str, what: str, given: Any) -> Dim3:
 
 
 def shape_of(name: str, parameter: str, given: Any) -> tuple[int, ...]:
-    """The shape that a rule gives an output."""
+    """Return the shape that a rule gives an output."""
     shape = _whole_numbers(given)
     if shape is None or any(extent < 0 for extent in shape):
         raise ValueError(
@@ -346,7 +346,7 @@ def check_block(name: str, block: Dim3) -> None:
 
 
 def check_shared(name: str, given: Any) -> int:
-    """Bytes of dynamic shared memory.
+    """Return the bytes of dynamic shared memory.
 
     Raises:
         TypeError: No whole number.

@@ -317,7 +317,7 @@ async def solve_triangular(
 
 
 async def lstsq(a: Operand, b: Operand, rcond: float | None = None) -> LstsqResult:
-    """The x of least length that makes ``|b - a @ x|`` least, as `numpy.linalg.lstsq`; by `svd`.
+    """Return the x of least length that makes ``|b - a @ x|`` least, as `numpy.linalg.lstsq`; by `svd`.
 
     The singular values cross to the host, which finds the rank, and with full rank the differences do.
 

@@ -260,7 +260,7 @@ class Batcher(Servant[ItemT, ResultT]):
         entry.reply.fail(error)
 
     def _leave(self, entry: Entry[ItemT, ResultT]) -> None:
-        """The asker of a call was cancelled."""
+        """Let a call go whose asker was cancelled."""
         self._counts.cancelled += 1
         entry.reply.cancelled()
         if entry.on_leave is None:
@@ -333,7 +333,7 @@ class Batcher(Servant[ItemT, ResultT]):
 
 
 def _check_cost(max_cost: float | None, cost: object) -> float:
-    """The highest cost of a batch; infinity if costs do not count."""
+    """Return the highest cost of a batch; infinity if costs do not count."""
     if (max_cost is None) is not (cost is None):
         raise ValueError("Batcher: cost and max_cost go together: give both, or none")
     return math.inf if max_cost is None else must_be_positive("Batcher: max_cost", max_cost)

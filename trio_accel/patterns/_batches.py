@@ -142,7 +142,7 @@ class BatchQueue(Generic[ItemT, ResultT]):
         self.count -= 1
 
     def oldest(self) -> Entry[ItemT, ResultT]:
-        """The request that has waited for longest."""
+        """Return the request that has waited for longest."""
         return min((_first(bucket) for bucket in self._buckets.values()), key=_arrived)
 
     def take(self, now: float, *, is_idle: bool) -> list[Entry[ItemT, ResultT]]:
@@ -166,13 +166,13 @@ class BatchQueue(Generic[ItemT, ResultT]):
         return taken
 
     def due(self, now: float, *, is_idle: bool) -> float:
-        """When the next batch is to be launched, if no request comes; infinity if none waits."""
+        """Tell when the next batch is to be launched, if no request comes; infinity if none waits."""
         return min(
             (self._due(bucket, now, is_idle=is_idle) for bucket in self._buckets.values()), default=math.inf
         )
 
     def due_with(self, entry: Entry[ItemT, ResultT], now: float, *, is_idle: bool) -> float:
-        """When the bucket of a request that waits is to be launched."""
+        """Tell when the bucket of a request that waits is to be launched."""
         return self._due(self._buckets[entry.key], now, is_idle=is_idle)
 
     def _due(self, bucket: _Bucket[ItemT, ResultT], now: float, *, is_idle: bool) -> float:
@@ -209,7 +209,7 @@ class BatchResults(Protocol[ResultT_co]):
         ...
 
     def __getitem__(self, index: int, /) -> ResultT_co:
-        """The result of one item."""
+        """Return the result of one item."""
         ...
 
 
@@ -217,7 +217,7 @@ BatchModel = Callable[[list[ItemT]], Awaitable[BatchResults[ResultT]]]
 
 
 def may_be_one_request(error: Exception) -> bool:
-    """Whether a batch may have failed because of one of its requests; the default of `Batcher.divides`.
+    """Tell whether a batch may have failed because of one of its requests; the default of `Batcher.divides`.
 
     Not so for a device that was lost or hung, a context that was lost to something else, an actor that
     crashed, stopped or has no room (`ActorError`), a device that takes no more (`QueueFullError`), and
@@ -357,7 +357,7 @@ class BatchRun(Generic[ItemT, ResultT]):
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether a program has refused the batch, and goes on: then it pays to look for the bad request."""
+    """Tell whether a program has refused the batch, and goes on: then it pays to look for the bad request."""
     return isinstance(error, Refused) or isinstance(error.__cause__, Refused)
 
 
@@ -389,7 +389,7 @@ def _one_for_each(results: BatchResults[ResultT], count: int) -> list[ResultT]:
 
 
 def _copy(error: Exception) -> Exception:
-    """A copy of an exception, or itself where it cannot be copied."""
+    """Return a copy of an exception, or itself where it cannot be copied."""
     try:
         copied = copy.copy(error)
     except Exception:  # noqa: BLE001  # a stranger's class

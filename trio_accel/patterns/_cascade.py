@@ -62,7 +62,7 @@ class Stage(Generic[ItemT, ResultT]):
             )
 
     def confidence_in(self, result: ResultT) -> float | None:
-        """How sure the stage is of a result; None if it does not say.
+        """Tell how sure the stage is of a result; None if it does not say.
 
         Raises:
             ModelOutputError: It is NaN, or no number.

@@ -50,7 +50,7 @@ class CircuitOpenError(NotExecutedError):
 
 
 def is_failure(error: Exception) -> bool:
-    """Whether an error speaks against the model and not against its caller, for a `CircuitBreaker`.
+    """Tell whether an error speaks against the model and not against its caller, for a `CircuitBreaker`.
 
     These do not: `ValueError` and `TypeError`, which singular matrices are too, but for `ModelOutputError`;
     `NotSupportedError`; `AskCycleError`; and what limits refuse, `RateLimitError`, `UnknownTenantError` and

@@ -79,7 +79,7 @@ def assign(
 
 
 def _places(first: NDArray[np.intp], experts: int) -> NDArray[np.intp]:
-    """The place of each choice in the row of its expert."""
+    """Return the place of each choice in the row of its expert."""
     flat = first.T.ravel()  # first choices before second ones
     places = np.empty(len(flat), dtype=np.intp)
     for expert in range(experts):
@@ -163,7 +163,7 @@ class RoutingStatistics:
 
     @classmethod
     def none(cls, experts: int) -> RoutingStatistics:
-        """Those of a router that has routed nothing."""
+        """Return those of a router that has routed nothing."""
         zero, none = (0,) * experts, (0.0,) * experts
         return cls(
             tokens=0,
@@ -231,7 +231,7 @@ class Part:
 
 
 def parts_of(assignment: Assignment, capacity: int, experts: int) -> list[Part]:
-    """The calls of experts: each has at most as many tokens as the capacity."""
+    """Return the calls of experts: each has at most as many tokens as the capacity."""
     parts: list[Part] = []
     for expert in range(experts):
         tokens, choices = np.nonzero((assignment.experts == expert) & assignment.is_placed)
@@ -277,7 +277,7 @@ def combined(assignment: Assignment, parts: Sequence[Part], statistics: RoutingS
 
 
 def _weights_of_answers(assignment: Assignment, parts: Sequence[Part]) -> Shares:
-    """The weights in the sum: of the experts that answered, raised in place of those that failed."""
+    """Return the weights in the sum: of the experts that answered, raised in place of those that failed."""
     planned = np.where(assignment.is_placed, assignment.weights, 0.0)
     answered = planned.copy()
     for part in parts:
@@ -291,7 +291,7 @@ def _weights_of_answers(assignment: Assignment, parts: Sequence[Part]) -> Shares
 
 
 def statistics_of(shares: Shares, assignment: Assignment, parts: Sequence[Part]) -> RoutingStatistics:
-    """How the load of one call was spread."""
+    """Tell how the load of one call was spread."""
     experts = shares.shape[1]
 
     def counted(numbers: NDArray[np.intp], weights: Shares | None = None) -> tuple[Any, ...]:
@@ -314,6 +314,6 @@ def statistics_of(shares: Shares, assignment: Assignment, parts: Sequence[Part])
 
 
 def _added(mine: Any, others: Any) -> Any:
-    """The sum of two numbers, or of two tuples of numbers one by one."""
+    """Return the sum of two numbers, or of two tuples of numbers one by one."""
     total = np.add(mine, others)
     return tuple(total.tolist()) if total.ndim else total.item()

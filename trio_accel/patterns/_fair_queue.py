@@ -66,7 +66,7 @@ class Weights(MutableMapping[Hashable, float]):
         return len(self._weights)
 
     def of(self, tenant: Hashable) -> float | None:
-        """The weight of a tenant, or the default; None if it is refused."""
+        """Return the weight of a tenant, or the default; None if it is refused."""
         return self._weights.get(tenant, self._default)
 
 
@@ -175,12 +175,12 @@ class FairQueue(Generic[ValueT]):
         return len(self._flows)
 
     def __iter__(self) -> Iterator[Queued[ValueT]]:
-        """All that is queued, in order of arrival."""
+        """Yield all queued requests, in order of arrival."""
         entries = [entry for flow in self._flows for entry in flow.queue.values()]
         return iter(sorted(entries, key=lambda entry: entry.number))
 
     def queued_of(self, tenant: Hashable) -> int:
-        """How many requests of a tenant are queued."""
+        """Tell how many requests of a tenant are queued."""
         flow = self._flows.find(tenant)
         return 0 if flow is None else len(flow.queue)
 
@@ -243,7 +243,7 @@ class FairQueue(Generic[ValueT]):
         return None
 
     def finish(self) -> None:
-        """A request that was taken is done."""
+        """Note that a request that was taken is done."""
         self.in_flight -= 1
         self._end_period_if_idle()
 

@@ -135,7 +135,7 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
         return combined(assignment, parts, statistics)
 
     async def _shares(self, tokens: Tokens) -> Shares:
-        """The gate's probabilities."""
+        """Return the gate's probabilities."""
         logits = await real_rows("the gate", await self._gate(tokens), (len(tokens), len(self._experts)))
         shares = softmax("the gate", logits)
         few = np.flatnonzero(np.count_nonzero(shares, axis=1) < self._top_k)

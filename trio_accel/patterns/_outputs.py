@@ -72,7 +72,7 @@ def check_logits(what: str, logits: NDArray[np.float64]) -> None:
 
 
 def softmax(what: str, logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The softmax of each row; for the errors see `check_logits`."""
+    """Return the softmax of each row; for the errors see `check_logits`."""
     check_logits(what, logits)
     with np.errstate(over="ignore"):  # what is so much less likely has the share 0
         shares = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -140,7 +140,7 @@ class Sampler:
     are_logits: bool = False
 
     def distribution(self, scores: Rows) -> Rows:
-        """The distribution that tokens are drawn from; at temperature 0 the scores themselves."""
+        """Return the distribution that tokens are drawn from; at temperature 0 the scores themselves."""
         if self.temperature == 0:
             return scores
         # Divided by the greatest, or a power could be zero for all.
@@ -164,7 +164,7 @@ class Sampler:
         return int(np.searchsorted(sums, self.rng.random() * float(sums[-1]), side="right"))
 
     def accepted(self, proposed: Sequence[int], drafted: Sequence[Rows], verified: Rows) -> list[int]:
-        """The tokens of one round: the proposals accepted, and one token of the verifier.
+        """Return the tokens of one round: the proposals accepted, and one token of the verifier.
 
         A proposal is accepted with the probability ``min(1, p / q)``, where ``p`` is its probability by the
         verifier and ``q`` that by the draft. The first one that is not is replaced by a token of the residual
@@ -196,7 +196,7 @@ class Sampler:
 
 
 def _residual(p: Rows, q: Rows) -> Rows:
-    """The verifier's probabilities less the draft's, where positive; not normalised."""
+    """Return the verifier's probabilities less the draft's, where positive; not normalised."""
     excess = p - q
     np.maximum(excess, 0, out=excess)
     # It is zero everywhere only if the two are equal but for rounding.

@@ -138,7 +138,7 @@ class RateLimit:
         return True
 
     def delay(self, key: Hashable = None, *, cost: float = 1.0) -> float:
-        """Seconds until the tokens are there, if no other call takes them; 0 if they are.
+        """Return the seconds until the tokens are there, if no other call takes them; 0 if they are.
 
         Raises:
             ValueError, TypeError: As for `acquire`.

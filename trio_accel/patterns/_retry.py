@@ -29,7 +29,7 @@ _random = random.Random()  # noqa: S311
 
 
 def was_never_executed(error: BaseException) -> bool:
-    """Whether an error says that the request which it is the outcome of was not even begun.
+    """Tell whether an error says that the request which it is the outcome of was not even begun.
 
     So is each `NotExecutedError`. It speaks of that one request. A model of several steps may have executed
     those before.

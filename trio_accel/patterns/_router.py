@@ -244,7 +244,7 @@ def _score(key: bytes, name: str) -> bytes:
 
 
 def _as_bytes(key: object) -> bytes:
-    """A key as bytes, by which keys of several types differ."""
+    """Return a key as bytes, by which keys of several types differ."""
     if isinstance(key, str):
         return b"s" + key.encode("utf-8", "surrogatepass")
     if isinstance(key, bytes):
@@ -323,7 +323,7 @@ class Member(Generic[ItemT, ResultT]):
         return (self.ref is None or self.ref.is_running) and (self.device is None or self.device.is_ready)
 
     def has_refused(self, error: ActorError) -> bool:
-        """Whether an error says that its actor has not executed the request, and another one may."""
+        """Tell whether an error says that its actor has not executed the request, and another one may."""
         is_its_own = self.ref is not None and error.path == self.ref.path
         return is_its_own and isinstance(error, NotExecutedError) and error.may_go_elsewhere
 
@@ -376,6 +376,6 @@ def _make(name: str, given: Given[ItemT, ResultT]) -> Member[ItemT, ResultT]:
 
 
 def _actor_of(model: object) -> Ref[Any] | None:
-    """The actor that a model is the address of, or the method `Ref.ask` of."""
+    """Return the actor that a model is the address of, or the method `Ref.ask` of."""
     holder: Any = getattr(model, "__self__", model)
     return holder if isinstance(holder, Ref) else None  # pyright: ignore[reportUnknownVariableType]

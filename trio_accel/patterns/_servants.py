@@ -161,7 +161,7 @@ class Tally:
 
 
 def _is_cancellation(error: BaseException) -> bool:
-    """Whether only a cancellation has ended a call; an error beside it is the asker's outcome."""
+    """Tell whether only a cancellation has ended a call; an error beside it is the asker's outcome."""
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
         return group.split(trio.Cancelled)[1] is None

@@ -282,11 +282,11 @@ class _Text:
         return self.request.max_tokens - len(self.tokens)
 
     def so_far(self, proposed: list[int]) -> tuple[int, ...]:
-        """The prompt, what was generated, and what is proposed."""
+        """Return the prompt, what was generated, and what is proposed."""
         return (*self.request.prompt, *self.tokens, *proposed)
 
     def vocabulary_after(self, drafted: list[Rows]) -> int | None:
-        """How many tokens there are: by the verifier, in the first round by the draft."""
+        """Tell how many tokens there are: by the verifier, in the first round by the draft."""
         return self._vocabulary or (len(drafted[0]) if drafted else None)
 
     def know(self, verified: Rows) -> None:

@@ -69,7 +69,7 @@ def padded(
 
 
 def by_shape(item: Operand) -> Hashable:
-    """The key of a `Batcher` for `stacked`: items of one shape and dtype go together.
+    """Return the key of a `Batcher` for `stacked`: items of one shape and dtype go together.
 
     Raises:
         TypeError: The item is no array.

@@ -110,7 +110,7 @@ class Expectations:
         self._known: dict[object, tuple[_Arrays, bool]] = {}
 
     def expected(self, keys: Iterable[object]) -> _Arrays:
-        """Dtypes and shapes of the arrays that a call will return; none where that is open."""
+        """Return the dtypes and shapes of the arrays that a call will return; none where that is open."""
         for key in keys:
             arrays, is_steady = self._known.get(key, ((), False))
             if is_steady:
@@ -145,7 +145,7 @@ class _ProgramMessage(Operation[ProgramActor, Any]):
 
 @cache
 def message_class(base: type[MessageT], where: str) -> type[MessageT]:
-    """The class of messages with the name of a method, by which statistics and faults know them."""
+    """Return the class of messages with the name of a method, by which statistics and faults know them."""
     module, _, name = where.partition(".")
     made: Any = type(name, (base,), {"__module__": module, "__doc__": f"A call of {where}."})
     return cast("type[MessageT]", made)
@@ -234,7 +234,7 @@ class MethodCall(_ProgramMessage):
         return Planned(spec, finish=lambda: Returned(_read(words), made, keys))
 
     def _arguments(self, planner: Planner, inputs: list[ArraySpec], updated: list[ArraySpec]) -> str:
-        """The text of the arguments; their arrays go to the lists."""
+        """Return the text of the arguments; their arrays go to the lists."""
         prefix, updates = f"{planner.name}: ", self.method.updates
 
         def read(where: str, value: Any) -> int | None:
@@ -297,7 +297,7 @@ def _read(words: Any) -> Result | int:
 
 
 def call_tree(signature: inspect.Signature, trees: dict[str, Tree]) -> Tree:
-    """The tree of a call: a tuple and a dict."""
+    """Return the tree of a call: a tuple and a dict."""
     args: list[Tree] = ["t"]
     kwargs: list[Tree] = ["d"]
     is_gap = False

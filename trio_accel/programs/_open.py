@@ -233,7 +233,7 @@ class Plan:
         args: Sequence[object],
         kwargs: Mapping[str, object],
     ) -> Anew:
-        """The same with other arguments in place of some of those before."""
+        """Return the same with other arguments in place of some of those before."""
         if self._bound is None:
             return await self._prepare(name, None)
         merged = _merged(self._target, self._bound.signature, before, args, kwargs)
@@ -260,7 +260,7 @@ class Plan:
     async def _arguments(
         self, arguments: Mapping[str, object] | None
     ) -> tuple[dict[str, Any], list[StateArray]]:
-        """The trees of the constructor's arguments, and the arrays among them."""
+        """Return the trees of the constructor's arguments, and the arrays among them."""
         state: list[StateArray] = []
         trees: dict[str, Any] = {}
         if arguments is None:
@@ -320,7 +320,7 @@ def _merged(
     args: Sequence[object],
     kwargs: Mapping[str, object],
 ) -> dict[str, object]:
-    """The arguments of a constructor, with those that are given in place of those before."""
+    """Return the arguments of a constructor, with those that are given in place of those before."""
     try:
         given = signature.bind_partial(*args, **kwargs).arguments
     except TypeError as error:

@@ -417,7 +417,7 @@ class FunctionProgram(OpenProgram, Generic[P]):
         await self._reset((), {})
 
     def operation(self) -> type[Operation[Any, Any]]:
-        """The class of the operations that call it: `trio_accel.testing.inject_fault` takes it."""
+        """Return the class of the operations that call it: `trio_accel.testing.inject_fault` takes it."""
         return message_class(MethodCall, self._find(None).where)
 
     def _find(self, given: object) -> Method:
@@ -443,7 +443,7 @@ def _one_of_each_block(state: Sequence[StateArray], method: Method) -> Sequence[
 
 
 def _own_error(refused: Refused, method: Method) -> Exception:
-    """The error by which a method has refused a request, of the class that the method declares."""
+    """Return the error by which a method has refused a request, of the class that the method declares."""
     cause, refused.__cause__ = refused.__cause__, None
     if refused.code not in range(len(method.refuses)):
         refused.__cause__ = cause

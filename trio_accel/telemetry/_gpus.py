@@ -281,7 +281,7 @@ async def _call(function: Callable[[], T]) -> T:
 
 
 def _placed(readings: tuple[GpuReading, ...], system: System | None) -> Iterator[GpuReading]:
-    """The readings, with what is known of this program."""
+    """Yield the readings, with facts of this program."""
     pids = {os.getpid()}
     devices: dict[str, list[str]] = {}
     if system is not None:

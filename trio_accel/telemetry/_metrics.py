@@ -279,7 +279,7 @@ _OF_GPUS = (
 
 
 def exposition(recorder: Recorder, *, openmetrics: bool = False) -> str:
-    """The metrics as text, in the format of Prometheus or in OpenMetrics. Needs the extra ``metrics``.
+    """Return the metrics as text, in the format of Prometheus or in OpenMetrics. Needs the extra ``metrics``.
 
     Args:
         recorder: The recorder.

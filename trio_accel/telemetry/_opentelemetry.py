@@ -193,7 +193,7 @@ def add_histograms(exporter: MetricExporter) -> MetricExporter:
 
 
 def _with(data: MetricsData, added: list[Metric]) -> MetricsData:
-    """The same data with metrics added to those of the meter."""
+    """Return the same data with metrics added to those of the meter."""
     return replace(
         data,
         resource_metrics=[

@@ -309,7 +309,7 @@ class _DeviceRows:
             known.scope.cancel(reason="recording ends")
 
     def rows(self, actors: dict[str, ActorSnapshot]) -> tuple[DeviceRow, ...]:
-        """The devices now.
+        """Return the devices now.
 
         Args:
             actors: All actors by their paths.
@@ -317,7 +317,7 @@ class _DeviceRows:
         return tuple([_row(device, self._of(device), actors) for device in self.devices])
 
     def array_bytes(self) -> Counter[str]:
-        """Bytes of the arrays of all devices, by the path of the actor that made them."""
+        """Return the bytes of the arrays of all devices, by the path of the actor that made them."""
         found: Counter[str] = Counter()
         for known in self._known.values():
             if known.statistics is not None:

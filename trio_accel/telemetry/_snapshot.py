@@ -59,7 +59,7 @@ class Histogram:
         return self.total / self.count if self.count else None
 
     def cumulated(self) -> tuple[int, ...]:
-        """How many values are at most each bound; the last is the number of all."""
+        """Tell how many values are at most each bound; the last is the number of all."""
         return tuple(accumulate(self.counts))
 
     def quantile(self, share: float) -> float | None:
@@ -337,7 +337,7 @@ class SystemSnapshot:
     failures: tuple[FailureRow, ...] = ()
 
     def to_json(self) -> str:
-        """The snapshot as one line of JSON text."""
+        """Return the snapshot as one line of JSON text."""
         return json.dumps(self, default=_members, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
     @classmethod

@@ -266,7 +266,7 @@ class _Client:
                     await self._asked.wait()
 
     async def _send(self, line: bytes, seconds: float) -> bool:
-        """Whether the line was sent in time, to somebody who is there."""
+        """Tell whether the line was sent in time, to somebody who is there."""
         self._is_in_line = True
         with trio.move_on_after(seconds):
             try:

@@ -233,7 +233,7 @@ def _has_launcher(system: System) -> bool:
 
 
 def _last(items: Sequence[ItemT], count: int) -> list[ItemT]:
-    """The last of them, so many if there are."""
+    """Return the last of them, so many if there are."""
     return list(items[-count:]) if count > 0 else []
 
 

@@ -121,7 +121,7 @@ class FixedRandom(random.Random):
         self._fraction = fraction
 
     def random(self) -> float:
-        """The fixed fraction."""
+        """Return the fixed fraction."""
         return self._fraction
 
 

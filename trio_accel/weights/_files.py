@@ -168,7 +168,7 @@ class OpenFiles:
 
 
 def paths_of(path: StrPath | Iterable[StrPath]) -> list[str]:
-    """The paths that a caller has given, as text.
+    """Return the paths that a caller has given, as text.
 
     Raises:
         TypeError: It is no path.

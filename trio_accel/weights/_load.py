@@ -278,7 +278,7 @@ def _pieces(tensors: Iterable[_Tensor]) -> Iterator[tuple[_Tensor, int, int]]:
 
 
 def _bytes_of(tensor: _Tensor, count: int) -> int:
-    """Bytes of so many elements, in the file or on the device, where they take more."""
+    """Return the bytes of so many elements, in the file or on the device, where they take more."""
     return count * max(tensor.info.dtype.itemsize, tensor.dtype.itemsize)
 
 

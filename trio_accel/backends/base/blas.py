@@ -45,7 +45,7 @@ class Factor:
     is_conjugated: bool = False
 
     def of(self, spec: OperationSpec) -> complex:
-        """The number."""
+        """Return the number."""
         number: complex = getattr(spec, self.field)
         return number.conjugate() if self.is_conjugated else number
 
@@ -133,13 +133,13 @@ class Plan:
         return self.plain if self.plain is not None and getattr(spec, "alpha", 0) == 1 else self.routine
 
     def calls(self, addresses: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
-        """Addresses for each call, given those of the arrays."""
+        """Yield the addresses for each call, given those of the arrays."""
         lists = {field: self.addresses(field, addresses[field]).tolist() for field in self.steps}
         for places in zip(*lists.values(), strict=True):
             yield dict(zip(lists, places, strict=True))
 
     def addresses(self, field: str, first: int) -> npt.NDArray[np.uint64]:
-        """Addresses of all matrices of a field, in the order of the stack, given that of the first one."""
+        """Return the addresses of a field's matrices, in the order of the stack, given the first one."""
         steps = zip(self.stack, self.steps[field], strict=True)
         found = np.array(first, np.uint64)
         for extent, step in steps:
@@ -147,14 +147,14 @@ class Plan:
         return found.ravel()
 
     def operand(self, field: str, array: ArraySpec) -> Matrix:
-        """The layout of a matrix; of a stack, that of the first one."""
+        """Return the layout of a matrix; of a stack, that of the first one."""
         self._shapes[field] = array.shape
         self._step(field, array.strides)
         (rows, columns), (down, along) = array.shape[-2:], array.strides[-2:]
         return Matrix(field, (rows, columns), (down, along), array.dtype.itemsize)
 
     def result(self, field: str, array: ArraySpec) -> Matrix:
-        """A matrix that is changed, or its copy by rows."""
+        """Return a matrix that is changed, or its copy by rows."""
         matrix = self.operand(field, array)
         if not matrix.is_by_columns and not matrix.is_across:
             return self._copied(matrix.turned).turned
@@ -169,7 +169,7 @@ class Plan:
         return matrix.turned, _ACROSS[op], True
 
     def by_columns(self, matrix: Matrix) -> Matrix:
-        """An operand by columns, or its copy."""
+        """Return an operand by columns, or its copy."""
         return matrix if matrix.is_by_columns else self._copied(matrix)
 
     def _copied(self, matrix: Matrix) -> Matrix:
@@ -278,7 +278,7 @@ _PLANNERS: Mapping[str, Callable[[Plan, Any], None]] = {
 
 
 def _is_by_rows(matrix: Matrix, like: Matrix) -> bool:
-    """Whether to take a result by rows; one that is stored both ways is taken as an operand is."""
+    """Tell whether to take a result by rows; one that is stored both ways is taken as an operand is."""
     is_either = matrix.is_by_columns and matrix.turned.is_by_columns
     return not (like if is_either else matrix).is_by_columns
 

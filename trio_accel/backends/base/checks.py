@@ -75,7 +75,7 @@ def check_dtypes(backend: str, spec: OperationSpec, allowed: Mapping[str, tuple[
 
 
 def _words(operation: str) -> str:
-    """The last name of an operation in small letters: ``copy_to_host`` of ``...CopyToHostSpec``."""
+    """Return the last name of an operation in small letters: ``copy_to_host`` of ``...CopyToHostSpec``."""
     return _CAPITAL.sub("_", operation.rpartition(".")[2].removesuffix("Spec")).lower()
 
 

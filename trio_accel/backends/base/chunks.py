@@ -85,7 +85,7 @@ class ChunkAllocator:
         self._placements[to] = self._placements.pop(block)
 
     def has_gap(self, nbytes: int) -> bool:
-        """Whether there is a place for a block of so many bytes in the chunks that are there."""
+        """Tell whether there is a place for a block of so many bytes in the chunks that are there."""
         return bool(self._gaps) and self._gaps[-1][0] >= _reserved(nbytes)
 
     def allocate(self, block: int, nbytes: int) -> Placement:

@@ -44,7 +44,7 @@ def header_parts(
     first: Sequence[str] = (),
     named: Mapping[str, str] | None = None,
 ) -> tuple[str | bytes, ...] | None:
-    """Names and digests of everything that a source may include, directly or by way of other headers.
+    """Find names and digests of everything that a source may include, directly or by other headers.
 
     Conditions of the preprocessor are not evaluated, so a header counts where it may be included. A header
     that is found nowhere counts by its name: it is the compiler's own, whose version is another part of the
@@ -153,7 +153,7 @@ class CompiledCode:
 
 
 def code_key(**parts: str | bytes | int | tuple[str | bytes, ...]) -> bytes:
-    """The key of what is compiled: a SHA-256 digest of named parts.
+    """Make the key of a compilation: a SHA-256 digest of named parts.
 
     Everything that the result depends on has to be among the parts: the source, the contents of the headers
     (`header_parts`), options, architecture, versions of compiler and driver.
@@ -301,7 +301,7 @@ def _encoded(key: bytes, code: CompiledCode) -> bytes:
 
 
 def _decoded(key: bytes, data: bytes) -> CompiledCode | None:
-    """An entry's code; None if it is cut off, damaged, another's, or of another version."""
+    """Return an entry's code; None if it is cut off, damaged, another's, or of another version."""
     payload = data[_HEADER:]
     if data[:_HEADER] != b"".join((_MAGIC, key, hashlib.sha256(payload).digest())):
         return None
@@ -373,7 +373,7 @@ _defaults: dict[tuple[Path | None, int], CodeCache] = {}
 
 
 def default_code_cache() -> CodeCache:
-    """The cache that the environment names.
+    """Return the cache that the environment names.
 
     `TRIO_ACCEL_CACHE_PATH` is its folder; without it, ``trio-accel/kernels`` in ``$XDG_CACHE_HOME`` or
     ``~/.cache``. `TRIO_ACCEL_CACHE_MAXSIZE` is its cap in bytes (1 GiB). `TRIO_ACCEL_CACHE_DISABLE=1` does

@@ -135,7 +135,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         return is_idle
 
     def is_idle(self) -> bool:
-        """Whether nothing uses the device any more, once its streams are closed."""
+        """Tell whether nothing uses the device any more, once its streams are closed."""
         return all(stream.has_ended for stream in self.streams)
 
     def end(self, *, is_idle: bool) -> None:

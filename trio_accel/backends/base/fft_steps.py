@@ -47,7 +47,7 @@ class View:
     is_aligned: bool = True
 
     def cut(self, shape: tuple[int, ...]) -> View:
-        """The part that it has in common with an array of another shape."""
+        """Return the part that it has in common with an array of another shape."""
         return attrs.evolve(self, shape=tuple(map(min, self.shape, shape)))
 
     @classmethod
@@ -317,7 +317,7 @@ class TransformPlan:
         return any(have < need for have, need in zip(self._source.shape, shape, strict=True))
 
     def _shape(self, dtype: DType) -> tuple[int, ...]:
-        """The shape of real and of complex numbers on their way."""
+        """Return the shape of real and of complex numbers on their way."""
         shape = list(self._source.shape)
         for axis, length in self._lengths.items():
             shape[axis] = length
@@ -374,7 +374,7 @@ class TransformPlan:
 
 
 def _groups(axes: list[int], most: int) -> Iterator[tuple[int, ...]]:
-    """The last of some axes, fewer and fewer."""
+    """Yield the last of some axes, fewer and fewer."""
     for count in range(min(most, len(axes)), -1, -1):
         yield tuple(axes[len(axes) - count :])
 

@@ -150,15 +150,15 @@ class ChainLibrary(TableLibrary):
         raise NotImplementedError
 
     def _freed(self) -> int:
-        """How often memory was freed: as long as nothing is, every block is where it was."""
+        """Tell how often memory was freed: as long as nothing is, every block is where it was."""
         raise NotImplementedError
 
     def _failure(self) -> Exception | None:
-        """Why the context is lost, if it is."""
+        """Tell why the context is lost, if it is."""
         raise NotImplementedError
 
     def _workspace(self, stream: Any) -> int:
-        """Bytes of workspace that operations on a stream have had."""
+        """Return the bytes of workspace that operations on a stream have had."""
         raise NotImplementedError
 
     def _make_graph(
@@ -168,7 +168,7 @@ class ChainLibrary(TableLibrary):
         raise NotImplementedError
 
     def _is_in_place(self, graph: Any) -> bool:
-        """Whether a graph uses workspace that is there: another chain may have needed more since."""
+        """Tell whether a graph uses workspace that is there: another chain may have needed more since."""
         raise NotImplementedError
 
     def _launch_graph(self, graph: Any) -> bool:
@@ -210,7 +210,7 @@ class ChainLibrary(TableLibrary):
         return capture
 
     def _is_cached(self, chain: Chain, spec: Any) -> bool:
-        """Whether a chain will be launched as a graph."""
+        """Tell whether a chain will be launched as a graph."""
         try:
             entry = self._cache.entries.get(self._key(chain, spec, self._stream))
         except KeyError:

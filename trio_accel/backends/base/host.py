@@ -37,7 +37,7 @@ _address_of = ctypes.addressof
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
-    """Where an array begins: most often in a quarter of the time that ``array.ctypes.data`` takes."""
+    """Tell where an array begins: most often in a quarter of the time that ``array.ctypes.data`` takes."""
     try:
         return _address_of(_first_of(array))
     except (TypeError, ValueError):
@@ -46,7 +46,7 @@ def address_of(array: npt.NDArray[Any]) -> int:
 
 
 def has_shared_memory() -> bool:
-    """Whether the system has anonymous files."""
+    """Tell whether the system has anonymous files."""
     return hasattr(os, "memfd_create")
 
 
@@ -126,7 +126,7 @@ def _text(path: Path) -> str:
 
 @functools.cache
 def model_name() -> str:
-    """The vendor's name of the processor, as far as the system tells."""
+    """Return the vendor's name of the processor, as far as the system tells."""
     return table_entry("/proc/cpuinfo", "model name") or platform.processor() or platform.machine() or "CPU"
 
 

@@ -60,15 +60,15 @@ class Call(Protocol):
         ...
 
     def at(self, array: ArraySpec) -> int:
-        """The address of an array's first element; raises as `array` does."""
+        """Return the address of an array's first element; raises as `array` does."""
         ...
 
     def peers(self, peers: Peers) -> Any:
-        """The arrays that the other parts of an operation lend, in the order of `Peers.arrays`."""
+        """Return the arrays that the other parts of an operation lend, in the order of `Peers.arrays`."""
         ...
 
     def workspace(self, nbytes: int) -> int:
-        """The address of so many bytes of memory where the kernel runs; 0 for none.
+        """Return the address of so many bytes of memory where the kernel runs; 0 for none.
 
         Raises:
             OutOfMemoryError: There is not so much.
@@ -76,7 +76,7 @@ class Call(Protocol):
         ...
 
     def status(self, words: StatusArray) -> int:
-        """The address to write status words to, which are zero now."""
+        """Return the address to write status words to, which are zero now."""
         ...
 
 
@@ -252,7 +252,7 @@ def _two_kernels(first: KernelEntry, second: KernelEntry) -> str:
 
 
 def kernels_of(names: Mapping[str, Any], backend: str) -> dict[str, KernelEntry]:
-    """The kernels for a backend that a module or a class has, by the names of their operations.
+    """Return the kernels for a backend that a module or a class has, by the names of their operations.
 
     Raises:
         ValueError: An operation has two.

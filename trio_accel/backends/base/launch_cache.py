@@ -31,7 +31,7 @@ class GraphCall:
     _refused: set[bytes] = attrs.field(factory=set[bytes], init=False, repr=False)
 
     def is_refused(self, key: Key) -> bool:
-        """Whether it turned out that it cannot be cached, with the factors of a key of its own."""
+        """Tell whether it turned out that it cannot be cached, with the factors of a key of its own."""
         refused = self._refused
         return bool(refused) and (len(refused) >= _MOST_REFUSED or _factors_of(key) in refused)
 
@@ -101,7 +101,7 @@ class LaunchCache(Generic[_VALUE]):
         return False
 
     def has_room(self) -> bool:
-        """Whether there is room for one that is due; another may make way for it."""
+        """Tell whether there is room for one that is due; another may make way for it."""
         return len(self.entries) < self.most or self._make_room()
 
     def store(self, key: Key, value: _VALUE, now: int) -> None:

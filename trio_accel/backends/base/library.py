@@ -102,7 +102,7 @@ class TableLibrary:
         self._last: tuple[OperationSpec | None, Any] = (None, None)
 
     def _methods(self) -> dict[str, KernelEntry]:
-        """The kernels that the class declares, as methods of this object."""
+        """Return the kernels that the class declares, as methods of this object."""
         found: dict[str, KernelEntry] = {}
         for cls in reversed(type(self).__mro__):
             found.update(kernels_of(vars(cls), self.backend))
@@ -161,7 +161,7 @@ class TableLibrary:
         return spec.descriptor().plan_key(spec)
 
     def _find_plan(self, spec: OperationSpec) -> Any:
-        """The plan of an operation; None if it has none yet."""
+        """Return the plan of an operation; None if it has none yet."""
         last, plan = self._last
         if last is not spec:
             plan = self._plans.find(self._key_of(spec))
@@ -185,7 +185,7 @@ class TableLibrary:
         return plan
 
     def _plan_of(self, spec: OperationSpec, kernel: KernelEntry) -> Any:
-        """The plan of an operation, which is made now if it was not prepared; None if it needs none."""
+        """Return the plan of an operation, made now if it was not prepared; None if it needs none."""
         if kernel.plan is None:
             if kernel.dtypes:
                 key = self._key_of(spec)
@@ -200,10 +200,10 @@ class TableLibrary:
         return plan
 
     def _close_plan(self, plan: Any) -> None:
-        """A plan makes way for another; by default there is nothing to give back."""
+        """Give a plan back that makes way for another; by default there is nothing to do."""
 
     def _is_busy(self, plan: Any) -> bool:
-        """Whether a stream may still use a plan; by default they are values."""
+        """Tell whether a stream may still use a plan; by default they are values."""
         return False
 
 
@@ -229,7 +229,7 @@ class PlanCache:
     )
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Tell how many there are."""
         return len(self._plans)
 
     def find(self, key: tuple[object, ...]) -> Any:
@@ -257,7 +257,7 @@ class PlanCache:
                     self._close(other)
 
     def note_launch(self, plan: Any) -> None:
-        """A launch has this plan: it was found, unless it was made for just this launch."""
+        """Count a launch with this plan: it was found, unless it was made for just this launch."""
         if plan is self._new:
             self._new = None
         else:

@@ -71,7 +71,7 @@ class ChunkSource(Protocol[ChunkT, BlockT_co]):
         ...
 
     def available(self) -> int:
-        """Bytes that the device has left."""
+        """Return the bytes that the device has left."""
         ...
 
 

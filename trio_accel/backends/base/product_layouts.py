@@ -252,7 +252,7 @@ def _batch_strides(shape: tuple[int, ...], strides: _Strides, batch: tuple[int, 
 
 
 def _merged(shape: tuple[int, ...], *strides: _Strides) -> tuple[tuple[int, ...], list[_Strides]]:
-    """The same elements in the same order with as few axes as can be."""
+    """Return the same elements in the same order with as few axes as can be."""
     extents: list[int] = []
     steps: list[list[int]] = [[] for _ in strides]
     for axis, extent in enumerate(shape):

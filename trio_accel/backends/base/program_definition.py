@@ -60,7 +60,7 @@ def flatten(where: str, value: object, leaf: Callable[[str, Any], int | None], *
 
 
 def _tagged(where: str, value: object) -> Tree:
-    """The tree of a plain value that JSON does not have."""
+    """Return the tree of a plain value that JSON does not have."""
     if isinstance(value, (complex, np.complexfloating)):
         number = complex(cast("complex", value))
         return [_COMPLEX, number.real, number.imag]
@@ -108,13 +108,13 @@ def build(tree: Tree, arrays: Sequence[object]) -> Any:
 
 
 def text_of(tree: Tree) -> str:
-    """A tree as text; NaN and infinities too."""
+    """Return a tree as text; NaN and infinities too."""
     return _encode(tree)
 
 
 @lru_cache(1024)
 def tree_of(text: str) -> Tree:
-    """The tree of `text_of`; nothing of it is to be changed, as calls with the same text share it."""
+    """Return the tree of `text_of`; nothing of it is to be changed, as calls with the same text share it."""
     return json.loads(text)
 
 

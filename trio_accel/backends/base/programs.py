@@ -58,7 +58,7 @@ class ProgramArrays(Protocol):
         ...
 
     def found(self, value: object) -> tuple[str, tuple[int, ...]] | None:
-        """Dtype and shape of an array that a method has returned; None if it is no array.
+        """Return the dtype and shape of an array that a method has returned; None if it is no array.
 
         Raises:
             TypeError: An array that devices do not have.
@@ -186,7 +186,7 @@ class ProgramHost:
             self._arrays.end([*inputs, *updated, *outputs])
 
     def enqueues(self, method: str) -> bool:
-        """Whether a method declares that it never waits."""
+        """Tell whether a method declares that it never waits."""
         return bool(getattr(self._method(method)[1], ENQUEUES, False))
 
     def tell(self, spec: ProgramResult) -> None:

@@ -124,7 +124,7 @@ class ChunkKeeper(Protocol):
         """
 
     def drop(self, chunk: int) -> None:
-        """A chunk is given back: it holds no block, and the device does not use it any more."""
+        """Give a chunk back: it holds no block, and the device does not use it any more."""
 
 
 class Hold(Protocol):
@@ -540,7 +540,7 @@ class AccelBackend(Protocol):
         ...
 
     def unavailable_reason(self, index: int | None = None) -> str | None:
-        """Why there is no device, and what to do about it; None where there is one. Blocks.
+        """Tell why there is no device, and what to do about it; None where there is one. Blocks.
 
         Args:
             index: Ask for one device: None for one that can be used, and where there is none of that number.

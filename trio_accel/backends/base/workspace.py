@@ -105,7 +105,7 @@ class Arena:
         return sum(size for _, size in tuple(self._areas.values()))
 
     def by_library(self) -> Counter[str]:
-        """Bytes of the areas, by the library that used them last."""
+        """Return the bytes of the areas, by the library that used them last."""
         found: Counter[str] = Counter()
         for stream, (_, size) in tuple(self._areas.items()):
             found[self._users.get(stream, "")] += size
@@ -140,7 +140,7 @@ class Arena:
         self._areas[stream] = address, nbytes
 
     def place(self, stream: OrderedStream) -> tuple[int, int]:
-        """Where the area of a stream begins, and its size: what was captured uses it there."""
+        """Tell where the area of a stream begins, and its size: what was captured uses it there."""
         return self._areas.get(stream, (0, 0))
 
     def reserve(self, stream: OrderedStream, nbytes: int) -> None:
@@ -203,7 +203,7 @@ class Region:
     _more: list[tuple[int, int]] = attrs.field(factory=list[tuple[int, int]], init=False)
 
     def take(self, nbytes: int) -> int:
-        """The address of so many bytes; raises as `Arena.take` does."""
+        """Return the address of so many bytes; raises as `Arena.take` does."""
         whole = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         start = self._used
         if start + whole <= self._size:
@@ -254,7 +254,7 @@ class Workspace:
     )
 
     def reserve(self, stream: OrderedStream, nbytes: int) -> int:
-        """The address of at least so many bytes, free for the next operation on a stream.
+        """Return the address of at least so many bytes, free for the next operation on a stream.
 
         Raises:
             MemoryError: There is not so much.

@@ -61,7 +61,7 @@ class CudaBackend(AccelBackend):
         return tuple(device.info for device in self._look()[1] if device.problem is None)
 
     def unavailable_reason(self, index: int | None = None) -> str | None:
-        """Why there is no GPU to use, or not that one, and what to do about it."""
+        """Tell why there is no GPU to use, or not that one, and what to do about it."""
         found, devices, libraries = self._look()
         if index is not None:
             return next((device.problem for device in devices if device.info.index == index), None)

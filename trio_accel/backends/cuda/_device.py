@@ -195,7 +195,7 @@ class CudaDevice(LibraryDevice):
         return attrs.evolve(statistics, foreign=foreign) if foreign else statistics
 
     def is_idle(self) -> bool:
-        """Whether nothing uses the device any more; what the program has leased may be in use."""
+        """Tell whether nothing uses the device any more; what the program has leased may be in use."""
         return self._lending.is_idle and super().is_idle()
 
     def end(self, *, is_idle: bool) -> None:

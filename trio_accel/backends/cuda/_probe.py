@@ -220,7 +220,7 @@ def _why_not(device: dict[str, Any]) -> str | None:
 
 
 def taken(name: str) -> str:
-    """Why a device in mode 'exclusive process' cannot be used."""
+    """Tell why a device in mode 'exclusive process' cannot be used."""
     return (
         f"the {name} is in compute mode 'exclusive process', and another process has it; `nvidia-smi` shows "
         "which, and nvidia-smi -c DEFAULT lets processes share it"

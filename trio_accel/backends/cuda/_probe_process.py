@@ -179,7 +179,7 @@ def _is_missing(error: Exception) -> bool:
 
 
 def _version(path: str, function: str, is_in_parts: bool) -> list[int] | None:  # of JSON
-    """The library's own word for it; None if it has none."""
+    """Return the library's own word for it; None if it has none."""
     numbers = [ctypes.c_int() for _ in range(_PARTS if is_in_parts else 2)]
     try:
         call = getattr(ctypes.CDLL(path), function)

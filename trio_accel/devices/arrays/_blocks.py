@@ -136,7 +136,7 @@ class Block:
 
 
 def bare(error: BaseException) -> BaseException:
-    """A copy of an error without its frames, which would keep the arrays in their variables alive."""
+    """Return a copy of an error without its frames, which would keep the arrays in their variables alive."""
     try:
         again = copy.copy(error)
     except Exception:  # noqa: BLE001  # a stranger's exception, that cannot be made again

@@ -108,7 +108,7 @@ class AccelRef(NoOperators):
         return self.block.generation
 
     def __getitem__(self, index: Index) -> AccelRef:
-        """A view of a part, by NumPy's basic indexing; it shares the memory.
+        """Return a view of a part, by NumPy's basic indexing; it shares the memory.
 
         Raises:
             TypeError: An index that is no whole number, slice, ``...`` or ``None``.
@@ -122,7 +122,7 @@ class AccelRef(NoOperators):
         )
 
     def reshape(self, shape: int | Sequence[int], *sizes: int) -> AccelRef:
-        """A view of the elements in C order under another shape; one size may be -1.
+        """Return a view of the elements in C order under another shape; one size may be -1.
 
         Raises:
             ValueError: Another number of elements, or a layout of which there is no such view.

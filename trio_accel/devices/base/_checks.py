@@ -43,7 +43,7 @@ def one_of(said: str, *kinds: type[object]) -> Validator:
 
 
 def is_above_zero(value: object) -> bool:
-    """Whether a value is a finite number above 0."""
+    """Tell whether a value is a finite number above 0."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < inf
 
 

@@ -189,7 +189,7 @@ class RecoveryCost:
         return f"restart {self.seconds:.2f} s{ready}: {', '.join(parts)}{why}"
 
     def _imports(self) -> dict[str, float]:
-        """Seconds by module: the first program of a worker pays for the others."""
+        """Return the seconds by module: the first program of a worker pays for the others."""
         found: dict[str, float] = {}
         for each in self.programs:
             if each.ahead not in ("fully", "inline"):
@@ -230,7 +230,7 @@ class Recoveries:
         self._programs: dict[str, _Program] = {}
 
     def expect(self, library: str, name: str, module: str) -> None:
-        """A program is to be opened.
+        """Note that a program is to be opened.
 
         Args:
             library: The backend's name of its library.
@@ -240,7 +240,7 @@ class Recoveries:
         self._programs[library] = _Program(name, module)
 
     def forget(self, library: str) -> None:
-        """A program was closed, or could not be opened."""
+        """Forget a program that was closed, or could not be opened."""
         self._programs.pop(library, None)
 
     def made(self, library: str, seconds: float, imports: float) -> None:

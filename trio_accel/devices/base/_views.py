@@ -65,7 +65,7 @@ def transposed(spec: ArraySpec) -> ArraySpec:
 
 
 def overlaps(first: ArraySpec, second: ArraySpec) -> bool:
-    """Whether two arrays may share an element: their byte ranges in one block meet."""
+    """Tell whether two arrays may share an element: their byte ranges in one block meet."""
     if first.block != second.block or not first.size or not second.size:
         return False
     start, end = reach(first)
@@ -74,7 +74,7 @@ def overlaps(first: ArraySpec, second: ArraySpec) -> bool:
 
 
 def overlaps_itself(host: npt.NDArray[Any]) -> bool:
-    """Whether two elements of a host array may share memory, as those of a broadcast array do.
+    """Tell whether two elements of a host array may share memory, as those of a broadcast array do.
 
     False for all that NumPy's indexing, transposing and reshaping make of an ordinary array. True also for
     layouts made by hand whose axes interleave, and do not meet.

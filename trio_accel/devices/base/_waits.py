@@ -30,13 +30,13 @@ class Availability:
         self._changed = trio.Event()
 
     def begin(self, generation: int) -> None:
-        """A context is ready."""
+        """Begin a generation: its context is ready."""
         self.generation = generation
         self.is_ready = True
         self._wake()
 
     def interrupt(self) -> None:
-        """The context is gone; another may follow."""
+        """End the generation: the context is gone, and another may follow."""
         self.is_ready = False
         self._wake()
 

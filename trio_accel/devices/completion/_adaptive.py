@@ -240,7 +240,7 @@ class LatencyEstimator:
         return self._began + self.seconds
 
     def is_near(self, now: float) -> bool:
-        """Whether the current one is likely to be done in these moments."""
+        """Tell whether the current one is likely to be done in these moments."""
         return self.is_steady and abs(now - self.due) <= max(_NEAR, _NEAR_SHARE * self.seconds)
 
     def begin(self, now: float) -> None:

@@ -36,7 +36,7 @@ class CancelGrace:
         self._seconds = seconds
 
     def start(self, queue: StreamQueue, operation: InFlight, context: Context) -> None:
-        """The asker of an operation in flight is cancelled: its grace begins.
+        """Begin the grace of an operation in flight, whose asker is cancelled.
 
         Args:
             queue: Where the operation is.
@@ -131,5 +131,5 @@ def cancel_grace(seconds: float) -> Generator[None, None, None]:
 
 
 def grace_in(context: Context, default: float) -> float:
-    """The seconds that were chosen in the context of an asker, or the default."""
+    """Return the seconds that were chosen in the context of an asker, or the default."""
     return context.get(_GRACE, default)

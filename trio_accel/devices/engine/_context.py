@@ -44,7 +44,7 @@ _DIRECTIVES = {
 
 
 def context_policy(options: DeviceOptions) -> Policy:
-    """How a context is supervised, and supervises its libraries."""
+    """Tell how a context is supervised, and supervises its libraries."""
     return recovery_policy(options, directives=_DIRECTIVES, grace=options.close_grace + 5.0)
 
 
@@ -74,7 +74,7 @@ class Session:
         self.submissions = Submissions(self.engine, self.libraries, self.variables)
 
     def forget(self, path: str, library: Ref[LibraryActor]) -> None:
-        """The actor of a library has ended: the next request for it starts another."""
+        """Forget the actor of a library that has ended: the next request for it starts another."""
         if self.libraries.get(path) is library:
             del self.libraries[path]
 
@@ -112,7 +112,7 @@ class ContextOwner(EngineObserver, Protocol):
         ...
 
     def attach(self, session: Session) -> None:
-        """The context is ready."""
+        """Note that the context is ready."""
 
     def detach(self, error: BaseException | None) -> None:
         """It is gone, or ends by itself; called twice when it was lost, first with what it was lost to."""
@@ -185,7 +185,7 @@ class ContextActor(LibraryOpener):
             raise
 
     def _lose(self, error: Exception) -> None:
-        """The context is dead: send no more work to it, and have it replaced."""
+        """Send no more work to a context that is dead, and have it replaced."""
         self._owner.detach(error)
         self.context.crash(error)
 
@@ -276,7 +276,7 @@ class Submissions:
         return True
 
     def found(self, path: str, library: Ref[LibraryActor]) -> None:
-        """A library is open: what waits for it goes before all that is handed to it from now on.
+        """Take an open library: operations that wait for it go before all later ones.
 
         Others count on that order, and would wait for each other for ever: see `LaunchOrder`.
         """
@@ -331,7 +331,7 @@ class Submissions:
     def _what_happened(
         self, library: Ref[LibraryActor] | None, launch: Launch, error: BaseException
     ) -> BaseException:
-        """The error in a device's terms: an actor that ended did so with its context."""
+        """Return the error in a device's terms: an actor that ended did so with its context."""
         if isinstance(error, ActorFailedError):
             if library is None:
                 # The context's actor, which opens libraries.

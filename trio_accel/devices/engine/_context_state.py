@@ -41,7 +41,7 @@ class EngineObserver(Protocol):
         """Note that a program was made: the library's name, the seconds in all, and those of its import."""
 
     def is_alone(self) -> bool:
-        """Whether nothing else is asked for than the operation that is being launched."""
+        """Tell whether nothing else is asked for than the operation that is being launched."""
         ...
 
 
@@ -72,7 +72,7 @@ class ContextState:
             self.is_closing = not self.is_lost
 
     def lose_context(self, cause: Exception) -> None:
-        """The context is gone: end everything in flight, and have the context replaced."""
+        """Lose the context: end everything in flight, and have it replaced."""
         raise NotImplementedError
 
     def locate(self, error: Exception, launch: Launch) -> None:
@@ -168,7 +168,7 @@ class Watchdog:
             blocks.is_watched = False
 
     def begin(self) -> None:
-        """An operation is about to be enqueued while nothing is in flight."""
+        """Begin to watch: an operation is about to be enqueued while nothing is in flight."""
         self._observer.looked(1)
         self.wake()
 

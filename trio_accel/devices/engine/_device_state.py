@@ -115,7 +115,7 @@ class DeviceState:
             )
 
     def is_own_run(self) -> bool:
-        """Whether this is the Trio run that the device was opened in."""
+        """Tell whether this is the Trio run that the device was opened in."""
         try:
             return trio.lowlevel.current_trio_token() is self.token
         except RuntimeError:
@@ -138,7 +138,7 @@ class DeviceState:
             hook(Phase.VALIDATE, launch)
 
     async def lost(self) -> DeviceLostError:
-        """Why there is no device any more; a fresh instance for every asker."""
+        """Tell why there is no device any more; a fresh instance for every asker."""
         if self.actor is None:
             return DeviceLostError("the device was never opened", device=self.name)
         error = (await self.actor.wait_terminated()).error
@@ -158,7 +158,7 @@ class DeviceState:
         return lost
 
     def end(self, *, is_given_up: bool) -> None:
-        """The device is closed or given up: no context follows."""
+        """End the device, closed or given up: no context follows."""
         self.availability.end()
         self.is_given_up = is_given_up
         if is_given_up:

@@ -382,7 +382,7 @@ class ThreadedLaunches:
             self._completer.watch(operation, queue)
 
     def _end(self, call: ThreadedCall, error: Exception | None) -> None:
-        """The thread has returned."""
+        """Take the third step: the thread has returned."""
         operation, queue = call.operation, call.queue
         self._completer.port.calls -= 1
         if operation.is_lost:
@@ -410,7 +410,7 @@ class Ranges:
         self._attributes: dict[tuple[str, str], Any] = {}
 
     def around(self, launch: Launch, library: KernelLibrary) -> Call:
-        """The call of the library for this launch, in its range."""
+        """Return the call of the library for this launch, in its range."""
         key = launch.name, library.name
         if key not in self._attributes:
             # One of a program's own has the digest of its code behind its name.

@@ -135,7 +135,7 @@ class InFlight:
         return False
 
     def touches(self, block: int, *, write: bool) -> bool:
-        """Whether it must be over before the host reads a block, or writes it."""
+        """Tell whether it must be over before the host reads a block, or writes it."""
         launch = self.launch
         return block in launch.writes or (write and block in launch.reads)
 

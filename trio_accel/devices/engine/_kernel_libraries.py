@@ -49,7 +49,7 @@ class KernelLibraries:
         self._nursery = nursery
 
     async def take(self, name: str) -> KernelLibrary:
-        """A library for its caller alone: one that was opened ahead, or a new one.
+        """Return a library for its caller alone: one that was opened ahead, or a new one.
 
         Raises:
             NotSupportedError: There is no such library.

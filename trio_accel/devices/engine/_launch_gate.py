@@ -58,12 +58,12 @@ class LaunchGate:
         self.order.make_turns()
 
     def launched(self, launch: Launch) -> None:
-        """The thread has done so."""
+        """Leave the order with an operation that a thread has enqueued."""
         self._kept.discard(launch)
         self.leave(launch)
 
     def may_launch(self, launch: Launch, queue: StreamQueue) -> bool:
-        """Whether what it needs is there, and room in the window, and all that goes before is launched."""
+        """Tell whether its arrivals, room in the window and all launches before it are there."""
         if self.order.has_turns:
             turn = self.order.turn(launch)
             if turn is not None and turn.waits_for and not turn.is_ready:
@@ -142,12 +142,12 @@ class LaunchGate:
             queue.notify()
 
     def _counts_on(self, launch: Launch, queue: StreamQueue) -> bool:
-        """Whether an operation that waits is still to be launched."""
+        """Tell whether an operation that waits is still to be launched."""
         return launch not in self._withdrawn and not queue.is_lost
 
 
 def _has_room(launch: Launch, queue: StreamQueue) -> bool:
-    """Whether there is room in the window and on the stream."""
+    """Tell whether there is room in the window and on the stream."""
     # The loop puts an injected fault on the stream, where no thread may be at work then.
     return not queue.is_full and (launch.fault is None or not queue.calls)
 

@@ -68,7 +68,7 @@ class LibraryActor(Actor):
 
     @classmethod
     def supervision(cls, argument: str) -> OwnSupervision | None:
-        """How the actor of an argument is supervised, if by a supervisor of its own; None as by default."""
+        """Tell how the actor of an argument is supervised, if alone; None as by default."""
         return None
 
     @classmethod

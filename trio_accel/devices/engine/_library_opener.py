@@ -307,7 +307,7 @@ def modules_of(path: str) -> tuple[str, ...]:
 
 
 def _imported(path: str) -> type[LibraryActor] | None:
-    """The class of a library actor, if its module is imported here."""
+    """Return the class of a library actor, if its module is imported here."""
     module, _, name = path.partition("?")[0].partition(":")
     found: object = getattr(sys.modules.get(module), name, None)
     return found if isinstance(found, type) and issubclass(found, LibraryActor) else None
@@ -316,7 +316,7 @@ def _imported(path: str) -> type[LibraryActor] | None:
 def _name_of(
     actor_class: type[LibraryActor], path: str, names: Container[str], own: OwnSupervision | None
 ) -> str:
-    """The name of a library's actor in the tree.
+    """Return the name of a library's actor in the tree.
 
     The actors of this package have the names of their libraries, whatever was opened before. One of a
     program's own has its import path, also where it launches with a library that has an actor here.

@@ -66,7 +66,7 @@ class Losses:
     _summed_up: float = attrs.field(default=float("-inf"), init=False)
 
     def restarted(self, event: ActorRestarted) -> None:
-        """A context is gone, or could not be made; the next one is made after a delay."""
+        """Count a context that is gone, or could not be made; the next one is made after a delay."""
         generation = self._availability.generation
         cause = "it ended by itself" if event.error is None else describe(event.error)
         next_one = (

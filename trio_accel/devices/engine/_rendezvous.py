@@ -75,7 +75,7 @@ class _Gate:
             hold.release()
 
     def ring(self) -> None:
-        """A stream has come. Any thread."""
+        """Count a stream that has come. Any thread."""
         self._come.append(None)
         if len(self._come) >= self._count:
             self.open()
@@ -123,7 +123,7 @@ class Rendezvous:
         self._exit = _Gate(count, self._notifier)
 
     def holds_back(self, part: PartInFlight) -> bool:
-        """Whether the stream of a part has nothing to do until others have come."""
+        """Tell whether the stream of a part has nothing to do until others have come."""
         return (part.came.is_done and not self._entrance.is_open) or (
             part.ran.is_done and not self._exit.is_open
         )
@@ -240,7 +240,7 @@ class Rendezvous:
             part.watch()
 
     def _refuse(self, number: int, error: Exception) -> None:
-        """The launch of a part has failed."""
+        """Fail the operation with the launch of a part."""
         self._errors[number] = error
         self.fail(error)
 

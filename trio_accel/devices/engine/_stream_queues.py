@@ -32,7 +32,7 @@ class StreamLoad:
     """Whether a thread enqueues on the stream: then there is no room for anything else."""
 
     def take(self) -> None:
-        """A thread enqueues from now on."""
+        """Take the stream for a thread, which enqueues from now on."""
         self.is_taken = True
         self.outstanding += MOST_ON_A_STREAM
 
@@ -106,7 +106,7 @@ class StreamQueue:
             await self.wait_changed()
 
     def is_stuck(self, now: float, limit: float) -> bool:
-        """Whether neither its first operation nor others on the stream have got anywhere for so long.
+        """Tell whether neither its first operation nor others on the stream have got anywhere for so long.
 
         The time begins when this first sees them so: nothing is timed while operations come and go.
         """

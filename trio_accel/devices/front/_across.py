@@ -99,7 +99,7 @@ _Device = tuple[OpenDevice, InlineDispatch]
 
 
 def _devices_of(name: str, operation: MultiDeviceOperation[Any]) -> list[_Device]:
-    """The devices that take part, in their order.
+    """Return the devices that take part, in their order.
 
     Raises:
         TypeError, ValueError: None, no device, one twice, or devices of two backends.
@@ -139,7 +139,7 @@ def _refused(name: str, device: OpenDevice, why: str, instead: str) -> NotSuppor
 
 
 async def _ready(devices: Sequence[_Device]) -> list[Session]:
-    """The current context of each device; waits while one is being rebuilt."""
+    """Return the current context of each device; waits while one is being rebuilt."""
     while True:
         sessions = [session for _, dispatch in devices if (session := dispatch.session) is not None]
         if len(sessions) == len(devices):
@@ -256,7 +256,7 @@ class _Parts:
                 self.end()
 
     async def _unwind(self) -> bool:
-        """The asker is cancelled: returns whether the operation is complete all the same."""
+        """Cancel for the asker; returns whether the operation is complete all the same."""
         if not self._rendezvous.in_flight:
             self._fail(WithdrawnError())
         context = trio.lowlevel.current_task().context
@@ -279,7 +279,7 @@ class _Parts:
         self._is_left = True
 
     def end(self) -> None:
-        """The asker has gone: parts that are not in flight give their memory back."""
+        """Give memory of parts that are not in flight back: the asker has gone."""
         if self._left:
             return
         self._rendezvous.end()
@@ -306,7 +306,7 @@ class PlannedParts(Generic[ReplyT_co]):
     finish: Callable[[], ReplyT_co] | None = None
 
     def result(self) -> ReplyT_co:
-        """The reply of an operation that is complete."""
+        """Return the reply of an operation that is complete."""
         return cast("ReplyT_co", self.reply) if self.finish is None else self.finish()
 
 
@@ -418,7 +418,7 @@ def _check_parts(name: str, planned: PlannedParts[Any], owners: Sequence[AccelDe
 
 
 def _peers_of(spec: OperationSpec) -> Peers | None:
-    """The arrays of other devices that a part uses, if any."""
+    """Return the arrays of other devices that a part uses, if any."""
     field = spec.descriptor().peers
     peers: object = getattr(spec, field) if field else None
     # A field of another type is refused with the other fields.

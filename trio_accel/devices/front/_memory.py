@@ -281,7 +281,7 @@ async def _copy_parts(readers: Iterable[_Shared | _Staged], out: AccelRef, parts
 
 
 def _is_addressed(backend: AccelBackend) -> bool:
-    """Whether the host addresses the memory of such a device."""
+    """Tell whether the host addresses the memory of such a device."""
     return backend.shares_memory_with_host
 
 
@@ -292,7 +292,7 @@ class _Shared:
     _array: npt.NDArray[Any]
 
     async def read(self, part: _Part) -> npt.NDArray[Any]:
-        """A piece."""
+        """Return a piece."""
         # With the dots it is an array in any case.
         index: tuple[Any, ...] = (*part, ...)
         piece: npt.NDArray[Any] = self._array[index]
@@ -307,7 +307,7 @@ class _Staged:
     _memory: npt.NDArray[Any] | None = None
 
     async def read(self, part: _Part) -> npt.NDArray[Any]:
-        """A piece; it is overwritten with the next."""
+        """Return a piece; it is overwritten with the next."""
         piece = self._source[part]
         if self._memory is None:
             count = min(max(_PIECE // piece.dtype.itemsize, piece.size), self._source.size)

@@ -130,7 +130,7 @@ class _Recording:
         self._arguments: dict[int, ArraySpec] = {}
 
     def stand_in(self, array: AccelRef) -> AccelRef:
-        """An array that stands for another one."""
+        """Return an array that stands for another one."""
         array.block.check("capture")
         spec, block = array.spec, self.blocks.new(array.block.nbytes)
         self._named.add(block)

@@ -191,7 +191,7 @@ async def _open_adopting(
 def _make(
     system: System, backend: AccelBackend, info: DeviceInfo, options: DeviceOptions
 ) -> tuple[OpenDevice, str]:
-    """A device that is not started yet, and the name of its actor.
+    """Return a device that is not started yet, and the name of its actor.
 
     Raises:
         NotSupportedError: It does not have an option.
@@ -256,7 +256,7 @@ _DEVICE = DeviceActor.__name__
 
 
 def _levels_to_caller() -> int:
-    """How far up the stack the program is, for a warning of the function that calls this."""
+    """Tell how far up the stack the program is, for a warning of the function that calls this."""
     package, level = __name__.partition(".")[0] + ".", 1
     frame = inspect.currentframe()
     frame = frame and frame.f_back

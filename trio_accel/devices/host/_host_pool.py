@@ -83,7 +83,7 @@ class Region:
         }
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """An array over its start, contiguous in C order."""
+        """Return an array over its start, contiguous in C order."""
         nbytes = math.prod(shape) * dtype.itemsize
         memory: npt.NDArray[np.uint8] = np.asarray(cast("Any", self))
         return memory[:nbytes].view(dtype).reshape(shape)
@@ -220,7 +220,7 @@ class HostPool:
                     self._allocator.free(region)
 
     def hold_back(self) -> None:
-        """A device was lost and may still write to what is in use now: nothing of it is given out again."""
+        """Hold arrays in use back from reuse: a device was lost, and may still write to them."""
         self.drain()
         self._unsure = next(self._region_numbers)
 

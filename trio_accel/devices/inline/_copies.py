@@ -49,7 +49,7 @@ class Travel:
         )
 
     def _through(self, spec: _SpecT, arrivals: list[Arrival]) -> _SpecT:
-        """The same specification, by way of the pool if the device cannot transfer its host array."""
+        """Return the same specification, by way of the pool if the device cannot transfer its host array."""
         if not isinstance(spec, (CopyFromHostSpec, CopyToHostSpec)):
             return spec
         host, copies = spec.host, self._copies
@@ -148,7 +148,7 @@ class InlineCopies:
         return None
 
     def _goes_straight(self, host: npt.NDArray[Any]) -> bool:
-        """Whether the device transfers a host array by itself, now."""
+        """Tell whether the device transfers a host array by itself, now."""
         place = self.pool.find(host) if host.flags.c_contiguous else None
         return place is not None and self._registrar.registration(place[0]) is None
 

@@ -116,7 +116,7 @@ class InlineDispatch:
         """Do nothing: no other process watches over this loop."""
 
     def is_alone(self) -> bool:
-        """Whether only one request is asked for."""
+        """Tell whether only one request is asked for."""
         return self._asking == 1
 
     def open_device(self) -> AccelDevice:

@@ -341,7 +341,7 @@ def _check_module(module: str, package: str) -> None:
 
 
 def _public(module: str) -> str:
-    """The package that exports what a module has."""
+    """Return the package that exports what a module has."""
     return ".".join(part for part in module.split(".") if not part.startswith("_"))
 
 

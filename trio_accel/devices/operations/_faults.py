@@ -100,7 +100,7 @@ class _Kill:
 
 
 def anew(error: Exception) -> Exception:
-    """A copy of an error: an exception object must not be raised twice."""
+    """Return a copy of an error: an exception object must not be raised twice."""
     # Errors of devices have fields that their `args` do not tell.
     return attrs.evolve(error) if isinstance(error, AccelError) else copy.copy(error)
 
@@ -151,7 +151,7 @@ class FaultHit:
             self._plan.hit += 1
 
     def give_back(self) -> None:
-        """The request is over: unless it has happened, it hits the next one."""
+        """End with the request: unless the fault has happened, it hits the next one."""
         if not self.is_struck:
             self.is_struck = True
             self._faults.put_back(self._plan)
@@ -193,7 +193,7 @@ class Faults:
         return None
 
     def put_back(self, plan: FaultPlan) -> None:
-        """The request that a hit was taken for was never launched."""
+        """Take a hit back whose request was never launched."""
         plan.remaining += 1
         if not plan.is_removed and plan not in self.waiting:
             self.waiting.insert(0, plan)

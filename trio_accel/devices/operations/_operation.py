@@ -84,7 +84,7 @@ class Planned(Generic[ReplyT_co]):
     is_checked: bool = False
 
     def result(self) -> ReplyT_co:
-        """The reply of an operation that is complete."""
+        """Return the reply of an operation that is complete."""
         if self.finish is not None:
             return self.finish()
         return cast("ReplyT_co", self.reply)
@@ -223,7 +223,7 @@ class Launch(Request[Any, None]):
             raise failed
 
     def without_fault(self) -> Launch:
-        """The same to be run again, with nothing happening to it on purpose; it shares what is held."""
+        """Copy it for another run, without an injected fault; the copy shares the held memory."""
         return self if self.fault is None or self.fault.comes_again else attrs.evolve(self, fault=None)
 
     def forget(self) -> None:

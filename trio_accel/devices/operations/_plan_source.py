@@ -213,7 +213,7 @@ class PlanSource:
         ]
 
     def _others(self, name: str) -> str:
-        """The operands that an array which is written must not share memory with, as arguments."""
+        """Return the operands that an array which is written must not share memory with, as arguments."""
         names: list[str] = []
         for item in self._line.inputs:
             if item.name == name:

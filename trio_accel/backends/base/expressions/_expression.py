@@ -147,7 +147,7 @@ def parse(
 
 
 def _ordered(found: list[str], inputs: tuple[str, ...] | None) -> tuple[str, ...]:
-    """The arguments in the order that was asked for."""
+    """Return the arguments in the order that was asked for."""
     if inputs is None:
         return tuple(found)
     missing = [name for name in found if name not in inputs]
@@ -162,7 +162,7 @@ def _ordered(found: list[str], inputs: tuple[str, ...] | None) -> tuple[str, ...
 
 
 def _inputs(statements: Iterable[tuple[str, Node]], *kinds: type[Name | Load]) -> list[str]:
-    """Names that nodes of these kinds read before they are assigned, in order."""
+    """Return the names that nodes of these kinds read before they are assigned, in order."""
     found: dict[str, None] = {}
     assigned: set[str] = set()
     for name, node in statements:
@@ -172,7 +172,7 @@ def _inputs(statements: Iterable[tuple[str, Node]], *kinds: type[Name | Load]) -
 
 
 def _unread(statements: Sequence[tuple[str, Node]]) -> tuple[str, ...]:
-    """Names whose last value no later statement reads."""
+    """Return the names whose last value no later statement reads."""
     kept: dict[str, None] = {}
     for name, node in statements:
         for read in _names(node, Name, Load):

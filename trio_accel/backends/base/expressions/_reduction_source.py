@@ -59,7 +59,7 @@ class ReductionLayouts:
 
 
 def partial_bytes(reduction: TypedReduction) -> int:
-    """Bytes of what one thread hands on to the second kernel."""
+    """Return the bytes of what one thread hands on to the second kernel."""
     dtype = reduction.accumulator
     size = 4 if dtype in (DType.float16, DType.bfloat16) else dtype.itemsize
     return -(-size // 8) * 8 + 8 if _has_index(reduction) else size
@@ -203,7 +203,7 @@ def _accumulate(
     scalars: Sequence[DType],
     layouts: ReductionLayouts,
 ) -> str:
-    """A function that reduces what one thread has to; it loads several elements before it computes."""
+    """Return a function that reduces what one thread has to; it loads several elements before it computes."""
     arrays = [dtype for dtype in inputs if dtype is not None]
     bases, loads, taken, numbers = list[str](), list[str](), list[str](), 0
     for dtype in inputs:

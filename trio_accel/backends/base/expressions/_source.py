@@ -75,17 +75,17 @@ _LONG, _MANY = 64, 8
 
 @functools.cache
 def prelude() -> str:
-    """Types and functions that every kernel begins with."""
+    """Return the types and functions that every kernel begins with."""
     return _PRELUDE.read_text(encoding="utf-8")
 
 
 def register_of(dtype: DType) -> str:
-    """The C++ type of a value."""
+    """Return the C++ type of a value."""
     return _REGISTERS[dtype]
 
 
 def element_of(dtype: DType) -> str:
-    """The C++ class that loads and stores elements."""
+    """Return the C++ class that loads and stores elements."""
     return {DType.float16: "F16", DType.bfloat16: "BF16"}.get(dtype, f"Element<{register_of(dtype)}>")
 
 
@@ -238,7 +238,7 @@ FUNCTION void store_at(const Arguments &arguments, Index i, const Made &made)
 
 
 def elements_of_thread(dtypes: Sequence[DType], steps: int) -> int:
-    """How many elements a thread loads before it computes: memory is slow, and wide.
+    """Tell how many elements a thread loads before it computes: memory is slow, and wide.
 
     Args:
         dtypes: Dtypes of the arrays.
@@ -282,7 +282,7 @@ KERNEL(elementwise, Arguments)
 
 
 def extents_of(expression: TypedExpression) -> int:
-    """How many extents and strides a kernel gets for indices and loads, two for each axis."""
+    """Tell how many extents and strides a kernel gets for indices and loads, two for each axis."""
     return 2 * (len(expression.axes) + sum(count for _, count in expression.loads))
 
 

@@ -196,7 +196,7 @@ def _number(text: str) -> complex:
 
 
 def pack_scalars(values: Sequence[complex], dtypes: Sequence[DType]) -> bytes:
-    """Numbers as bytes, each of its own type."""
+    """Return the numbers as bytes, each of its own type."""
     return b"".join([_packed(value, dtype) for value, dtype in zip(values, dtypes, strict=True)])
 
 
@@ -207,7 +207,7 @@ def _packed(value: complex, dtype: DType) -> bytes:
 
 
 def unpack_scalars(data: bytes, dtypes: Sequence[DType]) -> list[Any]:
-    """The numbers that `pack_scalars` made bytes of, as NumPy's."""
+    """Return the numbers that `pack_scalars` made bytes of, as NumPy's."""
     return [
         np.frombuffer(data, dtype.dtype, 1, number * SCALAR_BYTES)[0] for number, dtype in enumerate(dtypes)
     ]

@@ -239,7 +239,7 @@ class _Typist:
         return self._step(Step(name, result, tuple(converted)))
 
     def _resolve(self, node: Apply, function: Function, kinds: list[ArgumentType]) -> list[DType]:
-        """Types of a ufunc's arguments and of its result, as NumPy has them."""
+        """Return the types of a ufunc's arguments and of its result, as NumPy has them."""
         # A Python number never widens bfloat16; NumPy, which does not know it, would take float32.
         low = DType.bfloat16 if DType.bfloat16 in kinds else None
         given = [
@@ -313,7 +313,7 @@ class _Typist:
         return self._step(Step("arctan2", dtype, (zero, self._cast(number, dtype))))
 
     def _common(self, node: Apply, steps: tuple[int, ...]) -> DType:
-        """The dtype that values are brought to, as `numpy.result_type` finds it."""
+        """Return the dtype that values are brought to, as `numpy.result_type` finds it."""
         kinds = [self._kind(number) for number in steps]
         low = DType.bfloat16 in kinds
         given = [
@@ -331,19 +331,19 @@ class _Typist:
         return self._weak.get(number, self._steps[number].dtype)
 
     def _strong(self, number: int) -> int:
-        """The same as a value of its own dtype, for what treats Python numbers as arrays."""
+        """Return the same as a value of its own dtype, for what treats Python numbers as arrays."""
         weak = self._weak.get(number)
         return number if weak is None else self._rigid(number, weak.carrier)
 
     def _rigid(self, number: int, dtype: DType) -> int:
-        """A step that is not weak, with the value of a weak one."""
+        """Return a step that is not weak, with the value of a weak one."""
         step = self._steps[number]
         if step.function == "constant":
             return self._step(Step("constant", dtype, (), step.value))
         return self._step(Step("cast", dtype, (number,)))
 
     def _convert(self, number: int, dtype: DType, place: Place) -> int:
-        """A value as another dtype; what NumPy would refuse is refused."""
+        """Return a value as another dtype; what NumPy would refuse is refused."""
         step, weak = self._steps[number], self._weak.get(number)
         source = step.dtype
         if dtype in _LOW:

@@ -160,7 +160,7 @@ def _elementwise_kernel(spec: ElementwiseSpec) -> KernelSource:
 def elementwise_arguments(
     spec: ElementwiseSpec, source: KernelSource, address: _Address
 ) -> tuple[object, ...]:
-    """The arguments of a launch, in the order of the structure."""
+    """Return the arguments of a launch, in the order of the structure."""
     elements = _elements(spec)
     addresses = [address(array) for array in spec.results]
     addresses += [address(array) for array in spec.arrays] or [0]
@@ -231,7 +231,7 @@ def _parts(found: _Reduced, most_blocks: int) -> int:
 
 
 def _is_by_block(outputs: int, count: int, kept_strides: _Strides, reduced_strides: _Strides) -> bool:
-    """Whether threads of a block had better read one after another along the axes that are reduced."""
+    """Tell whether threads of a block had better read one after another along the axes that are reduced."""
     steps = [
         (abs(kept[-1]) if kept else 0, abs(reduced[-1]) if reduced else 0)
         for kept, reduced in zip(kept_strides, reduced_strides, strict=True)
@@ -241,7 +241,7 @@ def _is_by_block(outputs: int, count: int, kept_strides: _Strides, reduced_strid
 
 
 def _split(arguments: Sequence[Argument]) -> tuple[list[DType | None], list[DType]]:
-    """Dtypes of the arrays, with None for scalars; and those of the scalars."""
+    """Return the dtypes of the arrays, with None for scalars; and those of the scalars."""
     arrays = [argument.dtype if argument.is_array else None for argument in arguments]
     return arrays, [argument.dtype for argument in arguments if not argument.is_array]
 

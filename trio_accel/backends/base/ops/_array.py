@@ -112,7 +112,7 @@ class Peers:
             self._call_back()
 
     def end(self) -> None:
-        """The operation is over; called by the engine."""
+        """End with the operation; called by the engine."""
         self._callbacks.clear()
 
     def _call_back(self) -> None:

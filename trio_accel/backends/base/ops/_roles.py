@@ -63,7 +63,7 @@ _OTHER = Role("other")
 
 
 def role_of(field: attrs.Attribute[Any]) -> Role:
-    """The role that a field of an attrs class was declared with."""
+    """Return the role that a field of an attrs class was declared with."""
     role: Role = field.metadata.get(_ROLE, _OTHER)
     return role
 

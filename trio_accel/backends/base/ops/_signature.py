@@ -104,11 +104,11 @@ class Item:
         return self.name.replace(".", "_")
 
     def dtype(self, dtype: DType) -> DType:
-        """The dtype of the array, by that of the others."""
+        """Return the dtype of the array, by that of the others."""
         return KINDS[self.kind](dtype) if self.kind else dtype
 
     def shown(self, extents: Mapping[str, int]) -> str:
-        """The shape that is wanted, with the extents that are known."""
+        """Return the shape that is wanted, with the extents that are known."""
         parts = [self.stack.removeprefix("s")] if self.stack else []
         parts += [str(extents.get(dim, dim)) if isinstance(dim, str) else str(dim) for dim in self.dims]
         wanted = f"({', '.join(parts)}{',' * (len(parts) == 1)})"
@@ -213,7 +213,7 @@ class _Match:
             self._refuse(item, " with the same leading axes")
 
     def made(self, item: Item) -> Shape:
-        """The shape of an output."""
+        """Return the shape of an output."""
         stack = {"...": self._broadcast, "": ()}.get(item.stack)
         if stack is None:
             stack = self._same[item.stack]

@@ -97,7 +97,7 @@ class Descriptor:
     is_in_order: Callable[[Any], bool]
 
     def arrays(self, spec: Any, access: Access | None = None) -> tuple[ArraySpec, ...]:
-        """The arrays of a specification, in the order of its fields.
+        """Return the arrays of a specification, in the order of its fields.
 
         Args:
             spec: The specification.
@@ -229,14 +229,14 @@ def map_arrays(value: object, function: Callable[[ArraySpec], Any]) -> Any:
 
 
 def arrays_of(value: object) -> tuple[ArraySpec, ...]:
-    """The arrays that a field holds which is a tuple of them; an empty tuple for any other."""
+    """Return the arrays that a field holds which is a tuple of them; an empty tuple for any other."""
     kind = type(value)
     arrays = cast("tuple[ArraySpec, ...]", value) if kind is tuple else ()
     return arrays if arrays and type(arrays[0]) is ArraySpec else ()
 
 
 def array_key(array: ArraySpec) -> tuple[object, ...]:
-    """All of an array but its block, to be compared while the dtypes live."""
+    """Return all of an array but its block, to be compared while the dtypes live."""
     # A dtype by its identity, as its hash takes longer than all the rest.
     return array.offset, id(array.dtype), array.shape, array.strides
 
@@ -305,7 +305,7 @@ def _plan_key(cls: type[Any], fields: Iterable[SpecField]) -> Callable[[Any], tu
 
 
 def _each(field: SpecField, items: str) -> str:
-    """The source of what is listed of each array of a field; with a comma behind it."""
+    """Write the source of the list items of a field's arrays, with a comma behind it."""
     value = f"spec.{field.name}"
     if field.role.count == "one":
         return f"{items.format(value)}, "
@@ -360,7 +360,7 @@ def _check_field(name: str, spec: Any, field: SpecField) -> None:
 
 
 def _is_of(count: str, value: Any) -> bool:
-    """Whether a field of arrays holds as many as it may."""
+    """Tell whether a field of arrays holds as many as it may."""
     if count == "many":
         if type(value) is not tuple:
             return False
@@ -373,7 +373,7 @@ def _is_of(count: str, value: Any) -> bool:
 
 
 def _is_status(value: Any) -> bool:
-    """Whether a field holds status words, which have a layout of their own."""
+    """Tell whether a field holds status words, which have a layout of their own."""
     return type(value) is np.ndarray and bool(value.dtype == np.int32 and value.flags.c_contiguous)
 
 

@@ -66,7 +66,7 @@ class BranchSpec(OperationSpec):
         return (*self.read, *self.updated, self.condition)
 
     def chosen(self, condition: int) -> int:
-        """The number of the operation to run."""
+        """Return the number of the operation to run."""
         return int(not condition) if self.is_test else int(condition)
 
 
@@ -140,7 +140,7 @@ class GraphRecipe:
 
 
 def placed(spec: OperationSpec, arrays: Sequence[ArraySpec]) -> OperationSpec:
-    """A specification of a recipe, with arrays in place of their positions."""
+    """Return a specification of a recipe, with arrays in place of their positions."""
 
     def place(array: ArraySpec) -> ArraySpec:
         base = arrays[array.block]

@@ -122,7 +122,7 @@ class KernelDefinition:
         return tuple(each.dtype for each in self.parameters if each.role == "scalar")
 
     def arrays(self, role: KernelRole) -> tuple[KernelParameter, ...]:
-        """The arrays of one role, in order."""
+        """Return the arrays of one role, in order."""
         return tuple(each for each in self.parameters if each.role == role)
 
     @staticmethod

@@ -39,7 +39,7 @@ class HostUse:
             return None
 
     def end(self) -> None:
-        """The copy is over, or has failed."""
+        """End the use: the copy is over, or has failed."""
         self._is_over = True
 
     def withdraw(self) -> bool:

@@ -54,20 +54,20 @@ class Call:
     _rooms: tuple[HostArray, ...] = attrs.field(default=(), init=False)
 
     def array(self, array: ArraySpec) -> HostArray:
-        """An array, as a view of its memory; raises as `HostDevice.host_view` does."""
+        """Return an array, as a view of its memory; raises as `HostDevice.host_view` does."""
         return self.device.host_view(array)
 
     def at(self, array: ArraySpec) -> int:
-        """The address of an array's first element; raises as `array` does."""
+        """Return the address of an array's first element; raises as `array` does."""
         return int(self.device.host_view(array).ctypes.data)
 
     def peers(self, peers: Peers) -> list[HostArray]:
-        """The arrays that the other parts of an operation lend, in the order of `Peers.arrays`."""
+        """Return the arrays that the other parts of an operation lend, in the order of `Peers.arrays`."""
         owners: Any = [peer.owner for peer in peers.arrays]
         return [owner.host_view(peer.array) for owner, peer in zip(owners, peers.arrays, strict=True)]
 
     def workspace(self, nbytes: int) -> int:
-        """The address of so many bytes of memory, until the kernel returns; 0 for none.
+        """Return the address of so many bytes of memory, until the kernel returns; 0 for none.
 
         Raises:
             MemoryError: There is not so much; the operation fails with an `OutOfMemoryError`.

@@ -230,7 +230,7 @@ class Lapack:
 
 
 def each(array: HostArray, axes: int = 2, stack: tuple[int, ...] | None = None) -> list[int]:
-    """Addresses of the matrices of a stack, broadcast to another one if wanted.
+    """Return the addresses of the matrices of a stack, broadcast to another one if wanted.
 
     Args:
         array: The stack; its last `axes` axes are those of one item.

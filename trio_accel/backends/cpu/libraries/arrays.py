@@ -62,14 +62,14 @@ def _scalars(arguments: Sequence[Argument], data: bytes) -> list[Any]:
 
 
 def _indices(axis: int, shape: tuple[int, ...]) -> HostArray:
-    """The index of each element along an axis: an array of this shape, in the memory of one axis."""
+    """Return the index of each element along an axis: an array of this shape, in the memory of one axis."""
     along = [1] * len(shape)
     along[axis] = shape[axis]
     return np.broadcast_to(np.arange(shape[axis]).reshape(along), shape)
 
 
 def _narrow(indices: HostArray) -> HostArray:
-    """The same with one element along axes where all are equal, so that less is computed of it."""
+    """Return the same with one element along axes where all are equal, so that less is computed of it."""
     return indices[tuple([slice(None) if step else slice(1) for step in indices.strides])]
 
 

@@ -51,7 +51,7 @@ def launch(spec: KernelSpec, call: Call) -> None:
 
 
 def _scalars(definition: KernelDefinition, content: bytes) -> list[Any]:
-    """The scalars as NumPy's, of the declared types."""
+    """Return the scalars as NumPy's, of the declared types."""
     dtypes = definition.scalars
     offsets, _ = scalar_offsets(dtypes)
     return [

@@ -160,7 +160,7 @@ def _packed(matrices: HostArray) -> HostArray:
 
 @_solver("check_diagonal", "a")
 def check_diagonal(spec: Any, _: Lapack, a: HostArray) -> None:
-    """Where the diagonals have a zero."""
+    """Note where the diagonals have a zero."""
     if a.size:
         is_zero = (np.diagonal(a, axis1=-2, axis2=-1) == 0).reshape(len(spec.info), -1)
         spec.info[:] = np.where(is_zero.any(1), is_zero.argmax(1) + 1, 0)
@@ -276,7 +276,7 @@ def _clear(matrices: HostArray, *, is_lower: bool) -> None:
 
 
 def _is_finite(a: HostArray, info: StatusArray, looked_at: HostArray | None = None) -> bool:
-    """Whether there is no NaN or infinity, with which the routines may run for ever; else say where."""
+    """Tell whether there is no NaN or infinity, with which the routines may run for ever; else say where."""
     is_held = np.isfinite(a)
     if looked_at is not None:
         is_held |= ~looked_at

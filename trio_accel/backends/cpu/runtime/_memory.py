@@ -78,7 +78,7 @@ class _Source:
         return map_shared(descriptor, nbytes)
 
     def drop(self, chunk: HostArray) -> None:
-        """The mapping goes with the last array over it."""
+        """Do nothing: the mapping goes with the last array over it."""
 
     def block(self, chunk: HostArray, offset: int, nbytes: int) -> HostArray:
         return chunk[offset : offset + nbytes]

@@ -267,7 +267,7 @@ class CpuFault:
     reason: str | None = None
 
     def error(self) -> ContextPoisonedError | None:
-        """A new error that says why the context is lost; None while it is usable."""
+        """Make a new error that says why the context is lost; None while it is usable."""
         if self.reason is None:
             return None
         return ContextPoisonedError(f"the context is lost: {self.reason}", device=self._device)

@@ -228,7 +228,7 @@ class Call:
         return self.stream.handle
 
     def at(self, array: ArraySpec) -> int:
-        """The address of an array's first element."""
+        """Return the address of an array's first element."""
         return self.device.address(array)
 
     def array(self, array: ArraySpec) -> DeviceArray:
@@ -240,7 +240,7 @@ class Call:
         return [cast("LibraryDevice", one.owner).lent_to(self.device, one.array) for one in peers.arrays]
 
     def workspace(self, nbytes: int) -> int:
-        """The address of so many bytes of device memory, aligned to 256; 0 for none.
+        """Return the address of so many bytes of device memory, aligned to 256; 0 for none.
 
         Raises:
             OutOfMemoryError: The device's memory limit leaves not so much.
@@ -252,11 +252,11 @@ class Call:
         return self._region.take(nbytes)
 
     def workspace_array(self, dtype: DType, shape: tuple[int, ...]) -> DeviceArray:
-        """An array without gaps in workspace; raises as `workspace` does."""
+        """Return an array without gaps in workspace; raises as `workspace` does."""
         return DeviceArray.packed(self.workspace(math.prod(shape) * dtype.itemsize), dtype, shape)
 
     def host_workspace(self, nbytes: int) -> int:
-        """The address of so many bytes of host memory; 0 for none."""
+        """Return the address of so many bytes of host memory; 0 for none."""
         if nbytes <= 0:
             return 0
         room = np.empty(nbytes, np.uint8)
@@ -265,7 +265,7 @@ class Call:
         return int(room.ctypes.data)
 
     def uploaded(self, words: npt.NDArray[Any]) -> int:
-        """The address of workspace that gets the elements of a host array; they are taken at the call."""
+        """Upload the elements of a host array to workspace; they are read at once. Returns the address."""
         place, pinned = self.workspace(words.nbytes), self.device.pinned
         host = pinned.take(words.nbytes)
         # The driver would copy from pageable memory while its caller waits; pinned memory it reads later.
@@ -295,7 +295,7 @@ class Call:
         return packed
 
     def packed(self, array: ArraySpec, order: Order = "C") -> int:
-        """The address of an array's elements without gaps: its own, or that of a copy."""
+        """Return the address of an array's elements without gaps: its own, or that of a copy."""
         if array.is_contiguous and (order == "C" or array.ndim < 2):
             return self.device.address(array)
         source = _turned(self.array(array), order)
@@ -343,7 +343,7 @@ class Call:
         return self._zeroed(words)
 
     def words(self, count: int, judge: Callable[[StatusArray], None]) -> int:
-        """The address of so many status words of the kernel's own, 32 bits each, which are zero now.
+        """Return the address of so many status words of the kernel's own, 32 bits each, which are zero now.
 
         Args:
             count: How many.
@@ -369,7 +369,7 @@ class Call:
             self._fetch_words()
 
     def release(self) -> None:
-        """The kernel is enqueued, or has failed: the workspace is the next operation's."""
+        """Leave the workspace to the next operation: the kernel is enqueued, or has failed."""
         if self._region is not None:
             self._region.end()
 

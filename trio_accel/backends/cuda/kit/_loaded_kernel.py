@@ -261,7 +261,7 @@ class LoadedKernel(LoadedCode):
         return int(self._context.check(found))
 
     def _refused(self, spec: KernelSpec, result: tuple[Any, ...]) -> None:
-        """The driver has refused a launch: the asker's problem, unless the context is lost."""
+        """Raise the driver's refusal of a launch: the asker's problem, unless the context is lost."""
         try:
             self._context.check(result)
         except DriverError as error:

@@ -82,7 +82,7 @@ class Factors:
         self.beta: int = self.alpha + _FOUR_DOUBLES.size // 2
 
     def packed(self) -> bytes:
-        """The bytes of both: zeros of either sign differ, and NaNs do not."""
+        """Return the bytes of both: zeros of either sign differ, and NaNs do not."""
         return bytes(self._buffer)
 
     def put(self, kind: Kind, alpha: complex, beta: complex = 0.0) -> None:
@@ -169,7 +169,7 @@ class Cublas:
         self._workspace.close()
 
     def is_warm(self, kind: Kind) -> bool:
-        """Whether something of a type was multiplied before."""
+        """Tell whether something of a type was multiplied before."""
         return kind.code in self._warm
 
     def warm(self, kind: Kind) -> None:

@@ -85,7 +85,7 @@ class Routine:
         return self.sizes.get("m", self.sizes["n"]), self.sizes["n"]
 
     def values(self) -> dict[str, int]:
-        """The values of all words that depend on no address."""
+        """Return the values of all words that depend on no address."""
         kind = KINDS[self.dtype]
         told = {"T": kind.code, "R": KINDS[kind.real].code}
         told |= {"bytes": self.work[0], "host_bytes": self.work[1]}
@@ -93,7 +93,7 @@ class Routine:
         return {**told, **self.sizes, **self.options, "batch": self.batch}
 
     def function(self, suffix: str = "") -> Any:
-        """The function of the bindings."""
+        """Return the function of the bindings."""
         letter = KINDS[self.dtype].letter
         name = _COMPLEX.get(self.name, self.name) if letter in "cz" else self.name
         module = cublas if self.words[0] == "blas" else cusolverDn
@@ -116,7 +116,7 @@ class Vendor:
         self._streams = {"solver": 0, "blas": 0}
 
     def sized(self, routine: Routine) -> Routine:
-        """The routine with its workspace."""
+        """Return the routine with its workspace."""
         if "work" not in routine.words:
             return routine
         # It depends on no address.

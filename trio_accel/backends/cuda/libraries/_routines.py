@@ -72,7 +72,7 @@ class RoutineLibrary(CudaLibrary):
         return self._plan_vectors(spec, device) if spec.x.strides[0] > 0 else (None,)
 
     def _plan_norm(self, spec: Any, device: LibraryDevice) -> tuple[_Vectors | None]:
-        """The same; refuse a result that is not of the type of absolute values."""
+        """Return the same; refuse a result that is not of the type of absolute values."""
         real = KINDS[spec.x.dtype].real
         check_dtype("cuda", f"norm of {spec.x.dtype} to", spec.out.dtype, (real,))
         return self._plan_vectors(spec, device)
@@ -278,7 +278,7 @@ def _batched(plan: Plan) -> Routine | None:
 
 
 def _small(spec: Any, stack: tuple[int, ...]) -> Any:
-    """An operation of one matrix that needs the same kernels: sizes with as many bits are one size."""
+    """Return an operation of one matrix that needs the same kernels: sizes with as many bits are one size."""
     arrays = {name: _small_array(array, stack) for name, array in _arrays(spec).items() if array}
     return attrs.evolve(spec, **arrays)
 

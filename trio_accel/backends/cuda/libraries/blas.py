@@ -274,7 +274,7 @@ class BlasLibrary(RoutineLibrary):
 
 
 def _nothing(spec: MatmulSpec, call: Call) -> None:
-    """The result is empty."""
+    """Enqueue nothing: the result is empty."""
 
 
 def _zeros(spec: MatmulSpec, call: Call) -> None:

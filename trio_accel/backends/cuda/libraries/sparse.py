@@ -248,7 +248,7 @@ class SparseLibrary(CudaLibrary):
         self._unchecked.run(call.handle, max(spec.matrix[0], 1) * _LANES, _ARGUMENTS, *values)
 
     def _judge(self, spec: Any, structure: _Structure, words: StatusArray) -> None:
-        """An operation with a matrix that was not checked is done. May run in a thread of the device."""
+        """Note the end of an operation that checked its matrix. May run in a thread of the device."""
         _refuse_faulty(spec, words)
         # cuSPARSE can neither be told that more is stored than is used, nor that there is nothing.
         if not words[1:].any() and spec.matrix[0] and _stored(spec):

@@ -47,17 +47,17 @@ class CudaMemoryError(MemoryError):
 
 
 def is_sticky(code: int) -> bool:
-    """Whether a context that reported this is dead."""
+    """Tell whether a context that reported this is dead."""
     return code != 0 and name_of(code) in _STICKY
 
 
 def is_damage(code: int) -> bool:
-    """Whether this says that memory of the device is broken, or may be."""
+    """Tell whether this says that memory of the device is broken, or may be."""
     return name_of(code) in _DAMAGING
 
 
 def name_of(code: int) -> str:
-    """The driver's name of a code."""
+    """Return the driver's name of a code."""
     try:
         return str(driver.CUresult(code).name)
     except ValueError:
@@ -256,7 +256,7 @@ class CudaContext:
         return self.check(driver.cuLibraryLoadData(code, None, None, 0, None, None, 0))
 
     def function_of(self, kernel: Any) -> Any:
-        """The function of a loaded kernel, ready to be launched. The context is current."""
+        """Return the function of a loaded kernel, ready to be launched. The context is current."""
         function = self.check(driver.cuKernelGetFunction(kernel))
         with suppress(RuntimeError):
             # Else its first launch may load it; drivers before CUDA 12.4 have no such function.
@@ -273,13 +273,13 @@ class CudaContext:
             self._before_loss.remove(callback)
 
     def lose_to(self, code: int) -> None:
-        """The driver has reported a sticky code."""
+        """Lose the context to a sticky code of the driver."""
         self.is_dead = True
         self._is_memory_damaged = self._is_memory_damaged or is_damage(code)
         self.lose(f"the context is lost: {describe(code)}")
 
     def lose(self, why: str) -> None:
-        """The context cannot be used any more; the first reason is the one."""
+        """Count the context as lost; the first reason is the one."""
         with self._lock:
             if self._loss is not None:
                 return
@@ -289,7 +289,7 @@ class CudaContext:
             self.is_lost = True
 
     def failure(self) -> ContextPoisonedError | None:
-        """A new error that says why the context is lost; None while it is usable."""
+        """Make a new error that says why the context is lost; None while it is usable."""
         if self._loss is None:
             return None
         return ContextPoisonedError(

@@ -40,7 +40,7 @@ class CurrentStreams:
         return nullcontext()
 
     def are_current(self, handle: int) -> bool:
-        """Whether it is the current stream of this thread, in both."""
+        """Tell whether it is the current stream of this thread, in both."""
         torch, cupy = _torch_streams(), _cupy_streams()
         return (torch is None or torch.current_stream(self._index).cuda_stream == handle) and (
             cupy is None or cupy.get_current_stream().ptr == handle
@@ -86,7 +86,7 @@ class CurrentStreams:
                 again()
 
     def _of_cupy(self, cupy: Any, handle: int) -> Any:
-        """A stream of CuPy that does not end ours."""
+        """Return a stream of CuPy that does not end ours."""
         if hasattr(cupy.Stream, "from_external"):
             return cupy.Stream.from_external(_Handle(handle))
         # Before CuPy 14.
@@ -110,7 +110,7 @@ def loaded(module: str, needs: str) -> Any:
 
 
 def _torch_streams() -> Any:
-    """The module with PyTorch's streams; None where it was built without CUDA, or is not imported."""
+    """Return the module with PyTorch's streams; None where it was built without CUDA, or is not imported."""
     torch: Any = sys.modules.get("torch")
     streams = getattr(torch, "cuda", None)
     has_cuda = getattr(getattr(torch, "version", None), "cuda", None)
@@ -118,6 +118,6 @@ def _torch_streams() -> Any:
 
 
 def _cupy_streams() -> Any:
-    """The module with CuPy's streams; None where it is not imported."""
+    """Return the module with CuPy's streams; None where it is not imported."""
     streams = getattr(sys.modules.get("cupy"), "cuda", None)
     return streams if hasattr(streams, "get_current_stream") else None

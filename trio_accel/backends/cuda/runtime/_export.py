@@ -124,7 +124,7 @@ class CudaArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        """The array as a DLPack capsule over the same memory.
+        """Return the array as a DLPack capsule over the same memory.
 
         Args:
             stream: Where the consumer will use it; of no account, as nothing is left to wait for.

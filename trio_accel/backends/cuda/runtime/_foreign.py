@@ -156,7 +156,7 @@ def _number_of(stream: object) -> int | None:
 
 
 def reserved_by_others(index: int) -> int:
-    """Bytes of a device's memory that PyTorch and CuPy have taken in this process, if they are imported."""
+    """Count bytes of a device's memory that PyTorch and CuPy have taken, if they are imported."""
     reserved = 0
     # Another thread may be importing one: then the module does not have all its attributes yet.
     torch: Any = getattr(sys.modules.get("torch"), "cuda", None)
@@ -199,7 +199,7 @@ def foreign_array(value: Any, stream: CudaStream, device: int) -> tuple[DeviceAr
 
 
 def described(value: Any) -> tuple[DType, tuple[int, ...]]:
-    """Dtype and shape of an array of any library.
+    """Return the dtype and shape of an array of any library.
 
     Raises:
         TypeError: Devices have no such dtype.

@@ -65,7 +65,7 @@ class Graphs:
         return self._cache.most
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Tell how many there are."""
         return len(self._entries)
 
     def replay(self, key: Key, stream: CudaStream) -> bool:
@@ -176,7 +176,7 @@ class Graphs:
             self._stream = None
 
     def _capture_largest(self, stream: int, enqueue: Callable[[int], None]) -> Any:
-        """A graph of as many kernels as any may have: something is enqueued twice if need be."""
+        """Capture a graph of as many kernels as any may have: a call is enqueued twice if need be."""
         graph = self._capture(stream, enqueue)
         if graph is None or _count_nodes(graph) == _MOST_NODES:
             return graph
@@ -189,7 +189,7 @@ class Graphs:
         return self._capture(stream, enqueue_twice)
 
     def _capture(self, stream: int, enqueue: Callable[[int], None]) -> Any:
-        """A graph of what is enqueued; None where that is anything but a few of these."""
+        """Capture a graph of enqueued work; None where that is anything but a few kernels."""
         code = driver.cuStreamBeginCapture(stream, _MODE)[0]
         if code:
             return self._take((code, None))
@@ -215,7 +215,7 @@ class Graphs:
             driver.cuGraphDestroy(graph)
 
     def _take(self, result: tuple[Any, ...]) -> Any:
-        """The result of a call, or None where it failed.
+        """Return the result of a call, or None where it failed.
 
         Raises:
             ContextPoisonedError: The context is lost.
@@ -225,7 +225,7 @@ class Graphs:
         return None if result[0] else result[1]
 
     def _give_up(self, key: Key, code: int) -> None:
-        """A graph is refused: from now on it goes without."""
+        """Give up a graph that is refused: from now on its call goes without."""
         self._take((code, None))
         key[0].refuse(key)
         with self._lock:
@@ -237,7 +237,7 @@ class Graphs:
 
 
 def _count_nodes(graph: Any) -> int:
-    """How many there are, or one too many; 0 where there is anything else."""
+    """Tell how many there are, or one too many; 0 where there is anything else."""
     code, nodes, count = driver.cuGraphGetNodes(graph, _MOST_NODES + 1)
     if code or any(int(driver.cuGraphNodeGetType(node)[1]) not in _NODES for node in nodes[:count]):
         return 0
@@ -365,7 +365,7 @@ class CaptureStream(CudaStream):
         self._begin(graph, (node,))
 
     def _captured(self) -> tuple[Any, Sequence[Any]]:
-        """The graph that is captured into, and what the next node will follow."""
+        """Return the graph that is captured into, and what the next node will follow."""
         _, _, graph, nodes, *_, count = self._context.check(driver.cuStreamGetCaptureInfo(self.native))
         return graph, list(nodes or ())[: int(count)]
 

@@ -160,7 +160,7 @@ class EventNotifier:
         return result
 
     def defuse(self) -> None:
-        """The context counts as lost: nothing dies any more of what runs all the same."""
+        """Make the trap readable: in a context that counts as lost, work that still runs must not kill it."""
         if self._trap is not None:
             self._protect(mmap.PROT_READ | mmap.PROT_WRITE)
 

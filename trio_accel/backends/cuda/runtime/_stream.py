@@ -240,7 +240,7 @@ class CudaStream:
             check(self._notifier.post(side))
 
     def side(self) -> int:
-        """Handle of a stream for what may not hold up this one: it is made on first use."""
+        """Return the handle of a stream for what may not hold up this one: it is made on first use."""
         if self._side is None:
             with self._context:
                 self._side = int(self._context.check(driver.cuStreamCreate(_NON_BLOCKING)))
@@ -267,11 +267,11 @@ class CudaStream:
         return self._context.is_lost
 
     def loss(self) -> ContextPoisonedError | None:
-        """The error that the context was lost to."""
+        """Make the error that the context was lost to."""
         return self._context.failure()
 
     def forget(self) -> None:
-        """The context is lost: whatever has not finished by now never will."""
+        """Drop unfinished events: the context is lost, and they never finish."""
         with self._lock:
             self.refresh()
             self._finishing.clear()

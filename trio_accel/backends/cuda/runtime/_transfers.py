@@ -54,7 +54,7 @@ class PinnedMemory:
             self._pool(_LEAST).add_page()
 
     def take(self, nbytes: int) -> int:
-        """The address of at least so many bytes.
+        """Return the address of at least so many bytes.
 
         Raises:
             CudaMemoryError: The machine has not so much.

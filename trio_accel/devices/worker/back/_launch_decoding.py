@@ -331,7 +331,7 @@ class LaunchTemplate:
         )
 
     def _with_packed(self, spec: OperationSpec, packed: tuple[bytes, ...]) -> OperationSpec:
-        """The same specification with these scalars; itself if it has them."""
+        """Return the same specification with these scalars; itself if it has them."""
         fields = list(self._values(spec))
         if packed == tuple([fields[index] for index in self._packed]):
             return spec
@@ -340,7 +340,7 @@ class LaunchTemplate:
         return self._make_spec(fields)
 
     def _fields_on(self, blocks: tuple[int, ...]) -> list[Any]:
-        """The fields of a specification, but for host arrays; the next call changes them."""
+        """Return the fields of a specification, but for host arrays; the next call changes them."""
         fields = self._fields
         for index, position, layout in self._arrays:
             block = blocks[position]

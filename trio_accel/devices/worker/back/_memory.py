@@ -152,7 +152,7 @@ class WorkerSlabs:
         shape: tuple[int, ...],
         transfer: int | None,
     ) -> npt.NDArray[Any]:
-        """An array in a slab; the same for the same offset, type and shape.
+        """Return an array in a slab; the same for the same offset, type and shape.
 
         Args:
             arrivals: Takes what must be over before the array is used.
@@ -177,7 +177,7 @@ class WorkerSlabs:
         return array
 
     def filled(self, transfer: int) -> None:
-        """The application has copied: what waits for it is launched."""
+        """End an arrival that the application has copied: operations that wait for it are launched."""
         arrival = self._copies.get(transfer)
         if arrival is not None:
             arrival.end()
@@ -259,12 +259,12 @@ class WorkerMemory:
             self._channel.send(("chunk", chunk, nbytes), (descriptor,))
 
     def tell_again(self, chunk: int) -> None:
-        """The application had no room for a chunk; it asks again if this fails."""
+        """Send a chunk again that the application had no room for; it asks again if this fails."""
         with suppress(OSError):
             self._tell(chunk)
 
     def forget(self, chunk: int) -> None:
-        """The application has the descriptor of a chunk, or needs none any more."""
+        """Close the own descriptor of a chunk, which the application has, or needs no more."""
         told = self._told.pop(chunk, None)
         if told is not None:
             os.close(told[1])
@@ -274,7 +274,7 @@ class WorkerMemory:
         self.device.map_chunk(number, nbytes, descriptor)
 
     def remove_chunk(self, number: int) -> None:
-        """A chunk is gone."""
+        """Unmap a chunk that is gone."""
         # This worker itself may have given it back.
         with suppress(KeyError, ValueError):
             self.device.unmap_chunk(number)
@@ -309,7 +309,7 @@ class RemoteCopies:
         self._waiting: dict[int, tuple[Hold, LoopNotifier]] = {}
 
     def wrap(self, device: AccelDevice) -> AccelDevice:
-        """The device, with a memory library that knows such arrays."""
+        """Return the device, with a memory library that knows such arrays."""
         return cast("AccelDevice", _Device(device, self))
 
     def enqueue(self, copy: _Copy, device: AccelDevice, stream: AccelStream) -> None:
@@ -324,7 +324,7 @@ class RemoteCopies:
         self._waiting[transfer] = stream.hold(notifier), notifier
 
     def copied(self, transfer: int) -> None:
-        """The application has copied: the stream goes on."""
+        """Release the stream: the application has copied."""
         hold, notifier = self._waiting.pop(transfer)
         notifier.close()
         hold.release()

@@ -119,7 +119,7 @@ class PreparedLibraries:
                     self.prepare(path, ())
 
     def remove_chunk(self, number: int) -> None:
-        """A chunk is gone; what was opened ahead with blocks in it goes first."""
+        """Unmap a chunk that is gone; libraries that were opened ahead with blocks in it go first."""
         paths = [
             path
             for path, prepared in self._prepared.items()
@@ -139,7 +139,7 @@ class PreparedLibraries:
             self._memory.remove_chunk(number)
 
     def remove_leaving(self) -> None:
-        """The worker is about to take over: chunks that are gone must not be among what it takes."""
+        """Unmap chunks that are gone, before the worker takes over all that are mapped."""
         for number in self._leaving:
             self._memory.remove_chunk(number)
         self._leaving.clear()

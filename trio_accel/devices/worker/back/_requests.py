@@ -234,12 +234,12 @@ class WorkerRequests:
         self._channel.send(("done", number, (), (), None), now=True)
 
     def unlease(self, number: int) -> None:
-        """The application has given a block back."""
+        """End a lease: the application has given the block back."""
         if number in self._leases:
             self._leases[number].set()
 
     def end_leases(self) -> None:
-        """The context is to end."""
+        """End all leases: the context is to end."""
         for over in self._leases.values():
             over.set()
 

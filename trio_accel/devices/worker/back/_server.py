@@ -108,11 +108,11 @@ class WorkerServer:
     # Answers to the context's questions to its owner.
 
     def open_device(self) -> AccelDevice:
-        """The device is open already."""
+        """Return the device, which is open already."""
         return self.opened
 
     def attach(self, session: Session) -> None:
-        """The context stands ready."""
+        """Take the session of a context that stands ready."""
         self._requests.session = session
         self.blocks.release = session.engine.release_all
 
@@ -129,7 +129,7 @@ class WorkerServer:
         self._channel.send(("made", library, int(seconds * 1e9), int(imports * 1e9)))
 
     def is_alone(self) -> bool:
-        """Whether the application has sent nothing else."""
+        """Tell whether the application has sent nothing else."""
         return self._received == 1 and len(self._serving) == 1
 
     # The one task.
@@ -327,7 +327,7 @@ class EventForwarder:
         self._early: list[Message] | None = []
 
     def begin(self) -> None:
-        """The worker serves: its actors are shown from now on."""
+        """Show the worker's actors from now on: it serves."""
         early, self._early = self._early, None
         for message in early or ():
             self._channel.send(message)

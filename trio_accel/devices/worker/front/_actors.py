@@ -143,7 +143,7 @@ class Measures:
         self._measured: dict[tuple[str, str], Measured] = {}
 
     def now(self) -> float:
-        """The time."""
+        """Return the time."""
         return self._observers.now()
 
     def of(self, launch: Launch) -> Measured | None:

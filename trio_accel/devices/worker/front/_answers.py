@@ -128,7 +128,7 @@ class AnswerHandler:
         return True
 
     def _is_answer(self, message: Any, request: OperationRequest) -> bool:
-        """Whether a message says that all went well with a request."""
+        """Tell whether a message says that all went well with a request."""
         if message[:2] != ("done", request.number):
             return False
         _, _, _, results, trouble = message
@@ -138,7 +138,7 @@ class AnswerHandler:
         return not (request.hosts.is_used or self._requests.waiting or self._device.hooks)
 
     def is_waited_for(self, request: OperationRequest) -> bool:
-        """Whether its asker is to look for its end."""
+        """Tell whether its asker is to look for its end."""
         return not request.is_over and self._requests.sent == 1
 
     def _on_times(self, link: WorkerLink, number: int, begun: int, completed: int) -> None:
@@ -220,7 +220,7 @@ class AnswerHandler:
             self._pool.use(library)
 
     def _request(self, link: WorkerLink, number: int) -> RemoteRequest | None:
-        """The request that a worker speaks of; None if it is no concern of this worker any more.
+        """Return the request that a worker speaks of; None if it is no concern of this worker any more.
 
         Raises:
             NonsenseError: It was not given such a request, or has answered it.

@@ -129,7 +129,7 @@ class Calls:
         return libraries
 
     def lose(self) -> None:
-        """The worker is gone."""
+        """Fail all calls: the worker is gone."""
         for call in self._calls.values():
             call.is_lost = True
             call.done.set()

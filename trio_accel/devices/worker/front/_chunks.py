@@ -198,7 +198,7 @@ class ChunkTable:
             self.blocks.pop(block, None)
 
     def forget(self, blocks: Iterable[int]) -> float:
-        """The program has no array in these blocks any more.
+        """Forget blocks in which the program has no array any more.
 
         Returns:
             How many bytes they are; infinity if that is not known of one.
@@ -245,7 +245,7 @@ class LeftMemory:
         self.chunks.drop_empty()
 
     def take(self, system: System) -> None:
-        """A device has it again."""
+        """Take it for a device again."""
         _left.get(system, set()).discard(self)
 
     def free(self) -> None:

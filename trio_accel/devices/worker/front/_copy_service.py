@@ -137,4 +137,4 @@ def _memory(copy: HostCopy) -> npt.NDArray[Any]:
 
 
 def _nothing() -> None:
-    """The worker is done with it."""
+    """End a copy that the worker is done with."""

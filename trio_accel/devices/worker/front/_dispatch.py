@@ -125,7 +125,7 @@ class WorkerDispatch:
         return INTACT if self.left is not None and self.left.chunks.blocks else ""
 
     def have_back(self, memory: LeftMemory) -> None:
-        """The device that was to adopt what this one left could not be opened."""
+        """Take the memory back: the device that was to adopt it could not be opened."""
         self.left, self.adopted_by = memory, None
         memory.leave(self._device.system)
 
@@ -162,7 +162,7 @@ class WorkerDispatch:
             self._leave_memory(context)
 
     def _leaves(self, context: ActorContext) -> bool:
-        """Whether the memory stays for another device: this one was not closed, or never had it."""
+        """Tell whether the memory stays for another device: this one was not closed, or never had it."""
         is_broken = self._device.memory_failure is not None
         return self._adopted is not None or not (context.is_stopping or is_broken)
 
@@ -251,7 +251,7 @@ class WorkerDispatch:
         return MeasuredRequest(number, launch, hosts, self._measures, invalidates=invalidates), planned
 
     def _cancel(self, request: RemoteRequest) -> bool:
-        """An asker is cancelled: take its request back, or give it the grace to end."""
+        """Take the request of a cancelled asker back, or give it the grace to end."""
         if self._requests.withdraw(request):
             if not request.copies:
                 return True
@@ -269,7 +269,7 @@ class WorkerDispatch:
         self._alarms.set(request, trio.current_time() + seconds, lambda: self._leave(request))
 
     def _leave(self, request: RemoteRequest) -> None:
-        """A cancelled asker waits no longer, except for copies of its arrays, which end soon."""
+        """Let a cancelled asker go, except for copies of its arrays, which end soon."""
         if request.is_over:
             return
         if self._requests.get(request.number) is not request:

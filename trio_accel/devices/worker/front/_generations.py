@@ -119,7 +119,7 @@ class Generations:
             link.condemn("was ended with its context")
 
     def _asks(self, link: WorkerLink) -> bool:
-        """Whether a worker is to answer something: at first, that it serves."""
+        """Tell whether a worker is to answer something: at first, that it serves."""
         return not link.is_serving or bool(self._requests.sent or len(self._calls))
 
     def _snapshots(self) -> tuple[ActorSnapshot, ...]:
@@ -137,7 +137,7 @@ class Generations:
         self._pool.refill()
 
     def _progress(self, context: ActorContext) -> None:
-        """The context has completed a request without an error."""
+        """Report progress: the context has completed a request without an error."""
         context.report_progress()
         self._requests.hurry()
 

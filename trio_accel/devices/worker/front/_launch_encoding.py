@@ -281,7 +281,7 @@ def _by_field(spec: OperationSpec, host: HostEncoder, status: HostEncoder | None
 
 
 def _path_of(cls: type[OperationSpec]) -> str:
-    """Where another process finds a specification class.
+    """Tell where another process finds a specification class.
 
     Raises:
         TypeError: It cannot, or the class is no attrs class.
@@ -329,7 +329,7 @@ def _encode_value(value: object, host: HostEncoder) -> object:
 
 @functools.lru_cache(1024)
 def _layout_of(offset: int, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Wire:
-    """All of an array but its block; a pickle has one that occurs again only once.
+    """Return all of an array but its block; a pickle has one that occurs again only once.
 
     Args:
         offset: Offset in the block.
@@ -352,7 +352,7 @@ def _encode_number(value: Any) -> object:
 
 
 def _class_path(cls: type[object]) -> str:
-    """Where another process finds a class.
+    """Tell where another process finds a class.
 
     Raises:
         _CannotCrossError: It does not.

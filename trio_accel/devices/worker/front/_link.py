@@ -113,7 +113,7 @@ class WorkerLink:
         self.send(("chunk", chunk.number, chunk.nbytes), (chunk.descriptor,))
 
     def word(self, library: str) -> int:
-        """The shared word of a library.
+        """Return the shared word of a library.
 
         Raises:
             RuntimeError: There are too many.
@@ -129,7 +129,7 @@ class WorkerLink:
         return word
 
     def forget_library(self, library: str) -> None:
-        """A library was closed: its shared word is there for another."""
+        """Free the shared word of a library that was closed."""
         self.templates.counts.pop(library, None)
         if self._last is None and library in self.words:
             self._free_words.append(self.words.pop(library))
@@ -189,7 +189,7 @@ class WorkerLink:
 
     @enable_ki_protection
     async def _wait_for_death(self) -> None:
-        """A child of the worker may hold its end of the socket: then the socket tells of no death."""
+        """Wait for the death by the process: a child may hold the socket, which then tells of none."""
         await self.process.wait_dead()
         self.channel.expect_no_more()
 
@@ -312,5 +312,5 @@ class WorkerLink:
 
 
 def died(how: str, device: str) -> ContextPoisonedError:
-    """The error of a context whose worker has ended."""
+    """Make the error of a context whose worker has ended."""
     return ContextPoisonedError(f"the worker process {how}", device=device)

@@ -280,7 +280,7 @@ class OutcomePolicy:
 
 
 def _has_begun(request: RemoteRequest, link: WorkerLink) -> bool:
-    """Whether a worker had begun with an operation."""
+    """Tell whether a worker had begun with an operation."""
     # D58: the worker writes a request's number to its library's word before the launch, and a library
     # launches in the order of numbers. So the word tells what was begun, even of a killed worker.
     return isinstance(request, OperationRequest) and request.number <= link.started(request.library)

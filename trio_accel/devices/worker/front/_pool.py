@@ -158,7 +158,7 @@ class WorkerPool:
         self._slabs.open(launcher)
 
     def _judge(self, module: str) -> tuple[Ahead, str | None]:
-        """Whether the next worker begins with a module, and why not."""
+        """Tell whether the next worker begins with a module, and why not."""
         if not self._preload:
             return "refused", "the backend has nothing imported ahead"
         judgement = self._launcher.ahead.judgements.get(module)
@@ -215,7 +215,7 @@ class WorkerPool:
                 link.send(("observe", is_observed, is_timed))
 
     def use(self, library: str) -> None:
-        """A library is in use from now on: those that stand ready open it ahead, too."""
+        """Note that a library is in use from now on: workers that stand ready open it ahead, too."""
         self.in_use.add(library)
         modules = modules_of(library)
         if modules and self._preload:
@@ -233,7 +233,7 @@ class WorkerPool:
             link.send(("prepare", library, tuple(addresses)))
 
     def forget(self, library: str) -> None:
-        """A library was closed: those that stand ready close it, too."""
+        """Forget a library that was closed: workers that stand ready close it, too."""
         self.in_use.discard(library)
         for link in self._links:
             link.used.discard(library)

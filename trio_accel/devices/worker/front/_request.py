@@ -229,7 +229,7 @@ class Staging:
         return region
 
     def give_back(self, copies: Iterable[HostCopy]) -> None:
-        """A request needs its regions no more."""
+        """Give the regions of a request back."""
         self.taken -= sum(copy.region.nbytes for copy in copies if copy.region is not None)
         self._on_free()
 
@@ -259,7 +259,7 @@ class HostArrays:
     _next: int = attrs.field(default=0, init=False)
 
     def fit(self, launch: Launch) -> bool:
-        """Whether what the arrays of a launch need of host memory is there, or would be the first."""
+        """Tell whether what the arrays of a launch need of host memory is there, or would be the first."""
         staging = self.staging
         if staging is None or not staging.taken or self.copies:
             return True
@@ -269,7 +269,7 @@ class HostArrays:
         return not needed or staging.taken + sum(needed) <= staging.limit
 
     def are_direct(self, launch: Launch) -> bool:
-        """Whether the device itself transfers an array of the program for a launch."""
+        """Tell whether the device itself transfers an array of the program for a launch."""
         return any(host.size and self.address(host) is not None for host in _copied(launch))
 
     @property
@@ -278,12 +278,12 @@ class HostArrays:
         return all(copy.is_over for copy in self.copies if copy.is_upload)
 
     def begin(self) -> None:
-        """The request is told to a worker, from its first host array on."""
+        """Begin the message to a worker, with the first host array."""
         self._filled.clear()
         self._next = 0
 
     def read(self, host: npt.NDArray[Any]) -> Message:
-        """How the worker gets a host array: from shared memory, by value, or by a copy."""
+        """Tell how the worker gets a host array: from shared memory, by value, or by a copy."""
         self.is_used = True
         address = self.address(host)
         if address is not None:
@@ -293,7 +293,7 @@ class HostArrays:
         return self._copy(host, is_upload=True)
 
     def write(self, host: npt.NDArray[Any]) -> Message:
-        """How a host array is filled: by the device itself, from the reply, or by a copy."""
+        """Tell how a host array is filled: by the device itself, from the reply, or by a copy."""
         self.is_used = True
         address = self.address(host)
         if address is not None:
@@ -304,13 +304,13 @@ class HostArrays:
         return self.fill_later(host)
 
     def fill_later(self, host: npt.NDArray[Any]) -> Message:
-        """How a host array is filled from the reply."""
+        """Tell how a host array is filled from the reply."""
         self.is_used = True
         self._filled.append(host)
         return "result", DType.of(host.dtype).value, host.shape
 
     def fits(self, results: Sequence[bytes]) -> bool:
-        """Whether these are as long as the host arrays that are filled from the reply."""
+        """Tell whether these are as long as the host arrays that are filled from the reply."""
         return [host.nbytes for host in self._filled] == list(map(len, results))
 
     def fill(self, results: Sequence[bytes]) -> None:
@@ -319,7 +319,7 @@ class HostArrays:
             np.copyto(host, np.ndarray(host.shape, host.dtype, data))
 
     def clear(self) -> None:
-        """The request is over: what it had of the pool goes back."""
+        """Give regions of the pool back: the request is over."""
         copies, self.copies = self.copies, []
         self._filled.clear()
         if self.staging is not None and copies:

@@ -77,11 +77,11 @@ class RequestTable:
         return len(self._sent)
 
     def next_number(self) -> int:
-        """The place of the next request."""
+        """Return the place of the next request."""
         return next(self._numbers)
 
     def get(self, number: int) -> RemoteRequest | None:
-        """A request that the worker has."""
+        """Return a request that the worker has."""
         return self._sent.get(number)
 
     def add(self, request: RemoteRequest) -> None:
@@ -139,7 +139,7 @@ class RequestTable:
                     is_moving = len(queues) > 1
 
     def done(self, number: int) -> RemoteRequest | None:
-        """The worker is done with a request; returns it, if it was known."""
+        """Take a request out that the worker is done with; returns it, if it was known."""
         request = self._sent.pop(number, None)
         if request is not None:
             self._counts[request.library] -= 1
@@ -255,7 +255,7 @@ class RequestTable:
         return queue
 
     def _in_order(self) -> list[RemoteRequest]:
-        """All that wait, by their numbers."""
+        """Return all that wait, by their numbers."""
         return sorted(itertools.chain.from_iterable(self._queues.values()), key=_NUMBER)
 
     def _unqueue(self, request: RemoteRequest) -> None:
@@ -332,7 +332,7 @@ class RequestSender:
             self.link = None
 
     def serving(self) -> WorkerLink:
-        """The worker that serves.
+        """Return the worker that serves.
 
         Raises:
             DeviceLostError: None does now.
@@ -374,7 +374,7 @@ class RequestSender:
         link.post(message, now=is_alone)
 
     def _filled(self, copy: HostCopy) -> None:
-        """A host array is in shared memory: streams may wait for it, which is the worker's to know."""
+        """Tell the worker that a host array is in shared memory: operations may wait for it."""
         if self.link is not None:
             self.link.send(("filled", copy.transfer), now=True)
 
@@ -392,7 +392,7 @@ class RequestSender:
             self._some_released.notify()
 
     def forget_library(self, library: str) -> None:
-        """A library was closed: keep nothing of it, unless it was asked for again."""
+        """Forget a library that was closed, unless it was asked for again."""
         if self.requests.forget_library(library) and self.link is not None:
             self.link.forget_library(library)
 

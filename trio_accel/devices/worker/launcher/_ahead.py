@@ -123,7 +123,7 @@ class ImportsAhead:
             self._order(module)
 
     def end(self, how: str) -> None:
-        """The process is at its end."""
+        """End with the process."""
         self._link = None
         for module in self._modules.values():
             if module.number:

@@ -367,7 +367,7 @@ class Launcher:
         return left
 
     def detach(self) -> None:
-        """The process is at its end; for the actor."""
+        """End with the process; for the actor."""
         self._link = None
 
     def postpone(self, order: Order) -> None:
@@ -487,7 +487,7 @@ class WorkerProcess:
             return 0
 
     def is_in_disk_wait(self) -> bool:
-        """Whether its main thread waits for a disk, as one does that loads a large library."""
+        """Tell whether its main thread waits for a disk, as one does that loads a large library."""
         fields = self._fields()
         return fields is not None and fields[0] == "D"
 

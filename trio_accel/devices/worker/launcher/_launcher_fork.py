@@ -62,7 +62,7 @@ class Forks:
         self._trusted: set[int] = set()
 
     def lacks(self, order: Order) -> bool:
-        """Whether some of the modules are not imported yet that a worker is to have."""
+        """Tell whether some of the modules are not imported yet that a worker is to have."""
         return not self._imported.issuperset(order["preload"])
 
     def prepare(self, order: Order, directory: int) -> str | None:
@@ -267,7 +267,7 @@ def _judge_threads(rehearsals: Sequence[Callable[[], object]], trusted: set[int]
 
 
 def _threads() -> set[str]:
-    """Names of the threads beside this one, as the kernel has them."""
+    """Return the names of the threads beside this one, as the kernel has them."""
     names: set[str] = set()
     for task in set(os.listdir(f"{_SELF}/task")) - {str(os.getpid())}:
         with suppress(OSError), open(f"{_SELF}/task/{task}/comm") as name:

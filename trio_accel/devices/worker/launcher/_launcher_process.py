@@ -310,7 +310,7 @@ def _read_order(detail: object, descriptors: list[int]) -> dict[str, Any]:
 
 
 def _children() -> set[int]:
-    """The children of this process, dead ones that are not reaped among them."""
+    """Return the children of this process, dead ones that are not reaped among them."""
     found: set[int] = set()
     try:
         for task in os.listdir(_SELF):

@@ -155,7 +155,7 @@ class Trials:
             os.kill(self._child, signal.SIGKILL)
 
     def ended(self, pid: int, status: int) -> bool:
-        """A child of the launcher is dead and reaped; returns whether it was one of these."""
+        """Take a child of the launcher that is dead and reaped; returns whether it was one of these."""
         if pid in self._replaced:
             self._replaced.remove(pid)
             return True
@@ -504,7 +504,7 @@ def _files() -> dict[int, str]:
 
 
 def _signals() -> dict[str, tuple[object, ...]]:
-    """How each signal is handled, as Python knows it and as the kernel does: libraries handle some."""
+    """Tell how each signal is handled, as Python knows it and as the kernel does: libraries handle some."""
     with open(f"{_SELF}/status", "rb") as status:
         masks = [int(line.split()[1], 16) for line in status if line.startswith(_MASKS)]
     return {

@@ -326,7 +326,7 @@ class LauncherLink:
 
 
 def is_dead(process: int) -> bool:
-    """Whether all threads of a process have ended, by its descriptor."""
+    """Tell whether all threads of a process have ended, by its descriptor."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
     return bool(poll.poll(0))
@@ -353,7 +353,7 @@ def _check_platform() -> None:
 
 
 def _check_interpreter() -> str:
-    """Path of the interpreter that runs this program, and is to run others.
+    """Return the path of the interpreter that runs this program, and is to run others.
 
     Raises:
         NotSupportedError: It is not known, as in a program that embeds Python.

@@ -257,7 +257,7 @@ def _read_copy(data: _Data) -> Message:
 
 
 def _tuples(value: Any) -> Any:
-    """An array of JSON was a tuple."""
+    """Make tuples of JSON's arrays."""
     if type(value) is list:
         return tuple([_tuples(item) for item in cast("Sequence[Any]", value)])
     if type(value) is dict:

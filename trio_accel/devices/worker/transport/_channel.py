@@ -115,7 +115,7 @@ class Channel:
         return self._outbox.pending_bytes
 
     def _asked(self) -> None:
-        """The peer has something to answer."""
+        """Note that the peer has something to answer."""
         if self.spin_wait is not None and self.spin_wait.sent():
             # An answer is due.
             self._sleeper.notify()
@@ -283,7 +283,7 @@ class Channel:
             await self._sleeper.wait()
 
     def expect_no_more(self) -> None:
-        """The peer is dead: what it has sent is received, and no more, even if a child has its socket."""
+        """End after the messages that a dead peer has sent, even if a child has its socket."""
         if not self._is_closed:
             with suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
@@ -360,7 +360,7 @@ class SpinWait:
         self._forecast.end(time.perf_counter())
 
     def pause(self) -> float:
-        """Seconds for which one may sleep; 0 while an answer is due, infinity if none is."""
+        """Return the seconds for which one may sleep; 0 while an answer is due, infinity if none is."""
         forecast = self._forecast
         if not self._is_expected or not forecast.is_steady:
             return inf

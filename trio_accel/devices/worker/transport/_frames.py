@@ -361,7 +361,7 @@ class Inbox:
         self.seen: SharedFrame | None = None
 
     def poll(self) -> list[Received]:
-        """The next message, if it is shown in memory."""
+        """Return the next message, if it is shown in memory."""
         seen = self.seen
         if seen is None:
             return []

@@ -79,7 +79,7 @@ class SharedFrame:
         return bool(words[_IS_AWAKE])
 
     def is_taken(self, number: int) -> bool:
-        """Whether a frame was taken that was shown."""
+        """Tell whether a frame was taken that was shown."""
         return self._words[_TAKEN] >= number
 
     # The receiver.
@@ -112,7 +112,7 @@ class SharedFrame:
 
     @staticmethod
     def is_possible() -> bool:
-        """Whether this machine has the order of loads and stores that it takes."""
+        """Tell whether this machine has the order of loads and stores that it takes."""
         return platform.machine().lower() in _ORDERED
 
 
@@ -184,7 +184,7 @@ class SharedPage:
         return self._words[word]
 
     def start(self, word: int, number: int) -> None:
-        """A library begins to launch an operation."""
+        """Note that a library begins to launch an operation."""
         self._words[word] = number
 
     def close(self) -> None:

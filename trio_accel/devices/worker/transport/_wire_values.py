@@ -266,7 +266,7 @@ def _notes(error: BaseException) -> tuple[str, ...]:
 
 
 def _traceback(error: BaseException) -> str:
-    """The traceback as text: nothing may keep the frames, and the arrays in them, alive."""
+    """Return the traceback as text: nothing may keep the frames, and the arrays in them, alive."""
     # Source lines come from whatever loader the module names.
     return "".join(traceback.format_tb(error.__traceback__, limit=-_MAX_FRAMES)).rstrip()
 
