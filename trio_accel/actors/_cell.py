@@ -63,7 +63,7 @@ class Terminated:
 
 @attrs.define(eq=False, repr=False)
 class Cell:
-    """One actor as others hold it, from spawn to its permanent end: whom to send to, and how to end it."""
+    """One actor as others hold it, from spawn to its permanent end: to send to it and to end it."""
 
     system: SystemState
     path: str
@@ -76,10 +76,10 @@ class Cell:
     mailbox: Mailbox = attrs.field(init=False)
     state: CellState = attrs.field(default=CellState.STARTING, init=False)
     incarnation: Incarnation | None = attrs.field(default=None, init=False)
-    # Of the incarnation.
+    # Children of the incarnation.
     children: Mapping[str, Cell] = attrs.field(default=_NO_CHILDREN, init=False)
     number: int = attrs.field(default=-1, init=False)
-    # Of the process in which the last incarnation does its work, if that is another one.
+    # The process in which the last incarnation does its work, if that is another one.
     pid: int | None = attrs.field(default=None, init=False)
     last_error: BaseException | None = attrs.field(default=None, init=False)
     # When the incarnation, or the one that has ended, first made progress.
@@ -294,7 +294,7 @@ class Cell:
         self.mailbox.resume()
 
     def suspend(self) -> None:
-        """Messages wait for the next incarnation, unless the end was asked for."""
+        """Let messages wait for the next incarnation, unless the end was asked for."""
         if self.stop_reason is None:
             self.state = CellState.RESTARTING
             self.mailbox.suspend()
@@ -312,7 +312,7 @@ class Cell:
             self.outcomes.fail(request, self.cause_of(cause))
 
     def announce_end(self) -> None:
-        """Tell everyone who waits for the permanent end."""
+        """Tell all that wait for the permanent end."""
         terminated = self.terminated
         assert terminated is not None  # it is closed
         self.gate.end()
@@ -343,7 +343,7 @@ class Cell:
                 f"actor {self.path} restarts: a sibling failed, and its strategy restarts both",
                 path=self.path,
             )
-        # Whether it is restarted is not decided yet.
+        # The supervisor has not decided yet whether it is restarted.
         return ActorStoppedError(
             f"actor {self.path} ended: another of its messages or a child failed", path=self.path
         )

@@ -87,10 +87,10 @@ class Timer:
         envelope.on_done = self._served
         self._sent = envelope
         try:
-            # It may have to wait for room; no task waits for that.
+            # It may have to wait for room in the mailbox, without a task.
             self._cell.mailbox.put(envelope, is_own=True)
         except MailboxFullError:
-            # A dead letter: it was counted and the observers know.
+            # A dead letter, which was counted and told to the observers.
             self._served()
 
     def _served(self, _: outcome.Outcome[object] | None = None) -> None:

@@ -293,14 +293,14 @@ class Batcher(Servant[ItemT, ResultT]):
                 await run.run()
                 del self._running[run]
             if self._timer is not None:
-                # It may have nothing to do now, so that a batch is due earlier.
+                # The model may have nothing to do now: then the waiting batch is due earlier.
                 now = trio.current_time()
                 self._expect(self._timer, self._queue.due(now, is_idle=not self._running), now)
             if self._is_led or not self._queue.count:
                 await self._parked.park()
             else:
                 self._is_led = True
-                # The model may never give others the loop.
+                # The model may have no checkpoint of its own, and other tasks must run.
                 await trio.lowlevel.checkpoint()
 
     async def _next_batch(self) -> list[Entry[ItemT, ResultT]]:  # noqa: ASYNC910  # its caller checkpoints
@@ -324,7 +324,7 @@ class Batcher(Servant[ItemT, ResultT]):
             timer.deadline = due
 
     def _fail_all(self, context: ActorContext) -> None:
-        """Fail what no later incarnation knows of."""
+        """Fail all open calls: later incarnations do not know of them."""
         for entry in self._queue.entries:
             end_with_incarnation(context, entry.reply, has_begun=False)
         for run in self._running:

@@ -302,7 +302,7 @@ class BatchRun(Generic[ItemT, ResultT]):
             self._scope.cancel(reason="all askers of the batch were cancelled")
 
     async def _divide(self, entries: list[Entry[ItemT, ResultT]], error: Exception) -> None:
-        """Halve what failed until the requests that fail are alone; see `Batcher`."""
+        """Halve failed parts until the requests that fail are alone; see `Batcher` (D122)."""
         works, level = False, 0
         failed = [(entries, error)]
         while failed:
@@ -352,7 +352,7 @@ class BatchRun(Generic[ItemT, ResultT]):
     def _fail(self, entries: list[Entry[ItemT, ResultT]], error: Exception) -> None:
         waiting = [entry for entry in entries if not entry.reply.is_done]
         for number, entry in enumerate(waiting):
-            # Several tasks that raise one exception would write to one traceback.
+            # D122: several tasks that raise one exception object would write to one traceback.
             self._counts.failed += entry.reply.fail(_copy(error) if number else error)
 
 

@@ -202,7 +202,8 @@ class FairQueue(Generic[ValueT]):
         if not flow.queue:
             self._backlogged += 1
             if flow.is_listed:
-                # Its old entry is not above the new one's place.
+                # The heap still has the tenant's old entry, whose tag is not above the new one's: `take`
+                # corrects it.
                 self._stale -= 1
             else:
                 heapq.heappush(self._heads, self._place(entry))
@@ -253,8 +254,10 @@ class FairQueue(Generic[ValueT]):
         self.queued -= 1
         self.in_flight += 1
         self._virtual = start
-        # One whose tenant is not known any more was admitted with a weight.
+        # A tenant that has lost its weight meanwhile counts with the one at the request's arrival.
         weight = self._weights.of(flow.tenant) or entry.weight
+        # D123: tags are whole numbers. As floats, steps of a tenant with a large weight were lost beside a
+        # large tag, and it was served for ever.
         flow.finish = start + max(1, int(entry.cost / weight * _UNIT))
         flow.period = self._period
         if flow.queue:

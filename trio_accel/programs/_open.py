@@ -181,7 +181,7 @@ class Plan:
             raise
 
     async def _prepare(self, name: str, arguments: Mapping[str, object] | None) -> Anew:
-        """Have everything ready to make it of these arguments of the constructor; None for a function."""
+        """Prepare an instance with these arguments of the constructor; None for a function."""
         trees, arrays = await self._arguments(arguments)
         updated = state_of(cast("type[object]", self._target)) if self._is_class else frozenset[str]()
         definition = ProgramDefinition(
@@ -289,7 +289,7 @@ def _frozen(block: Any, name: str) -> Generator[None, None, None]:
     try:
         yield
     finally:
-        # Once: while a program is made again, its arrays are frozen by the next one, too.
+        # One entry only: during a reset the next instance has frozen the same arrays under the same name.
         names = list(block.frozen_by)
         names.remove(name)
         block.frozen_by = tuple(names)

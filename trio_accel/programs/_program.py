@@ -95,7 +95,7 @@ class Anew:
 
 
 class OpenProgram:
-    """An open program: what `Program` and `FunctionProgram` share.
+    """An open program: base of `Program` and `FunctionProgram`.
 
     It is an async context manager that closes it.
 
@@ -116,7 +116,7 @@ class OpenProgram:
         self._left: set[int] = set()
         self._asking = 0
         self._idle = trio.Event()
-        # One reset after the other; until all are over, those who ask are parked.
+        # D140: resets run one after the other; calls are parked until all are over.
         self._turn = trio.Lock()
         self._resets = 0
         self._parked = trio.lowlevel.ParkingLot()
@@ -202,6 +202,7 @@ class OpenProgram:
                 anew = await self._opened.again(args, kwargs)
                 await self._wait_idle()
                 self._check_open()
+                # After the wait: a call may have damaged an array meanwhile.
                 anew.check(self.device)
                 await self._replace(anew)
         finally:
@@ -212,6 +213,7 @@ class OpenProgram:
     async def _replace(self, anew: Anew) -> None:
         """Make an instance in place of the one of before, which stays if that fails."""
         before = self._opened
+        # D140: the old instance ends first, as a GPU may have no room for two.
         await _end(before)
         opened = await anew.start()
         if self._is_closed:

@@ -131,14 +131,14 @@ class ChainLibrary(TableLibrary):
     ) -> None:
         super().__init__(device, kernels, counts)
         self._libraries: dict[str, Any] = {self.name: self}
-        # A graph can be thrown away at any time: the driver lets one in flight run to its end.
+        # Any graph can be thrown away at any time: the driver lets one in flight run to its end.
         self._cache: LaunchCache[Any] = LaunchCache(lambda key, last: True, self._discard)
         self._cache.most = _MOST
         # How many operations were enqueued.
         self._enqueued = 0
-        # The key of a chain that was asked for last.
+        # The last question for a key, and the key.
         self._found: tuple[ChainSpec | None, int, Any, Key | None] = (None, 0, None, None)
-        # Where a chain was launched last.
+        # The stream of the last launch.
         self._stream: Any = None
 
     def _open(self, name: str) -> Any:
@@ -164,7 +164,7 @@ class ChainLibrary(TableLibrary):
     def _make_graph(
         self, stream: Any, workspace: int, enqueue: Callable[[Any], None], *, has_conditions: bool
     ) -> Any:
-        """Capture what a function enqueues, to be launched on a stream; blocks."""
+        """Capture the work that a function enqueues, to be launched on a stream; blocks."""
         raise NotImplementedError
 
     def _is_in_place(self, graph: Any) -> bool:
@@ -180,7 +180,7 @@ class ChainLibrary(TableLibrary):
         raise NotImplementedError
 
     def _capture_parts(self, spec: BranchSpec | LoopSpec, works: Works, stream: Any) -> None:
-        """Capture what runs on a condition, which the device looks at by itself."""
+        """Capture the parts that run on a condition, which the device reads by itself."""
         raise NotImplementedError
 
     def _read(self, condition: ArraySpec, stream: Any) -> int:
@@ -199,7 +199,7 @@ class ChainLibrary(TableLibrary):
         """Open the libraries of a chain, and prepare its operations; later on capture it."""
         prepare = super().prepare(spec)
         if prepare is not None:
-            # Also what is used first may block.
+            # The first use of a library opens it, which may block.
             return InThread(prepare)
         chain: Chain | None = self._find_plan(spec) if isinstance(spec, CHAINS) else None
         if chain is None:
@@ -269,7 +269,7 @@ class ChainLibrary(TableLibrary):
         return library
 
     def launch_chain(self, spec: ChainSpec, stream: Any) -> bool:
-        """Launch what was captured of a chain, if anything was: for that no context need be current.
+        """Launch the captured graph of a chain, if there is one; no context need be current for that.
 
         Returns False where the chain is to be enqueued one by one, with its kernel.
         """

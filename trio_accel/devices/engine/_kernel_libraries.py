@@ -27,7 +27,7 @@ class _Opening:
 
 
 class KernelLibraries:
-    """Opens the libraries of one context; the loop goes on meanwhile, and so do the other libraries.
+    """The libraries of one context, which are opened in threads: the loop and other libraries go on (D99).
 
     An opening belongs to the context. It goes on when the actor that began it is cancelled, and the next
     actor takes what it has opened.
@@ -45,7 +45,7 @@ class KernelLibraries:
         self._openings: dict[str, list[_Opening]] = {}
 
     def start(self, nursery: trio.Nursery) -> None:
-        """Libraries are opened by tasks of the nursery from now on."""
+        """Begin: libraries are opened by tasks of the nursery."""
         self._nursery = nursery
 
     async def take(self, name: str) -> KernelLibrary:
@@ -53,7 +53,7 @@ class KernelLibraries:
 
         Raises:
             NotSupportedError: There is no such library.
-            Exception: Whatever else it cannot be opened for.
+            Exception: Another error of its opening.
         """
         while True:
             openings = self._openings.get(name)
@@ -62,7 +62,7 @@ class KernelLibraries:
             if opening.error is not None:
                 raise opening.error
             if opening in self._openings.get(name, ()):
-                # Else another actor of this library was quicker.
+                # Else another actor has taken it during the wait.
                 self._remove(opening)
                 assert opening.library is not None
                 return opening.library
@@ -118,6 +118,7 @@ class KernelLibraries:
                 opening.error = opening.error or ActorStoppedError(
                     f"the context ended before its library {name!r} was open", path=self._device.info.name
                 )
+            # Also when cancelled: the waiting actors belong to other tasks, and would wait for ever.
             opening.is_over.set()
 
     def close(self) -> None:

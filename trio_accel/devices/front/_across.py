@@ -114,7 +114,7 @@ def _devices_of(name: str, operation: MultiDeviceOperation[Any]) -> list[_Device
         if not isinstance(dispatch, InlineDispatch):
             raise _refused(name, device, "has its context in a worker process", 'isolation="inline"')
         if isinstance(device.options.completion, SyncCompletion):
-            # It would block the loop, which takes the parts on from a device that is lost.
+            # It would block the loop, which must release the other parts if a device is lost.
             raise _refused(name, device, "waits with SyncCompletion", "another completion strategy")
         if any(device is other for other, _ in found):
             raise ValueError(f"{name}: {device.path} takes part twice; each device has one part")
@@ -203,7 +203,8 @@ class _Parts:
         Raises:
             BaseException: The error of the operation.
         """
-        # In one go: any two operations come to the library actors that they share in the same order.
+        # D105: without a checkpoint in between, so that any two operations come to shared library actors in
+        # the same order, and cannot wait for one another.
         for number, (_, dispatch) in enumerate(self._devices):
             self._submit(number, dispatch)
         try:
@@ -216,7 +217,7 @@ class _Parts:
             try:
                 raise error
             finally:
-                # It has this frame.
+                # The error's traceback has this frame: the variable would make a cycle.
                 del error
 
     def _submit(self, number: int, dispatch: InlineDispatch) -> None:
@@ -237,14 +238,14 @@ class _Parts:
         self._look()
 
     def _fail(self, error: BaseException) -> None:
-        """Take back what is not launched, and let go on what waits at the rendezvous."""
+        """Take back parts that are not launched, and let those at the rendezvous go on."""
         if self._error is None or (isinstance(self._error, _DERIVED) and not isinstance(error, _DERIVED)):
             self._error = error
         self._rendezvous.fail(error)
         for number in tuple(self._left):
             launch = self._launches[number]
             if self._sessions[number].submissions.withdraw(launch):
-                # Its callback is not called.
+                # The callback of a withdrawn operation is not called.
                 self._left.discard(number)
         self._look()
 

@@ -112,7 +112,7 @@ class GraphLibrary(CudaLibrary, ChainLibrary):
                 conditions.set_loop(stream, handle, spec, is_begin=False)
             return
         handles = [stream.condition() for _ in works]
-        # All of them first: a part may change what the others are chosen by.
+        # D129: all conditions are set first, as a part may change the array that the others are chosen by.
         for number, handle in enumerate(handles):
             conditions.set_branch(stream, handle, spec, number)
         for number, handle in enumerate(handles):

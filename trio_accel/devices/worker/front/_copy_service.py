@@ -29,7 +29,7 @@ class CopyService:
 
     def __init__(self) -> None:
         self.begun: int = 0
-        # Whose each one is.
+        # Copies that run, with their requests.
         self._running: dict[Copying, tuple[OperationRequest, HostCopy]] = {}
         self._changed = trio.Event()
         self._limiter = trio.CapacityLimiter(COPIES_AT_ONCE)
@@ -111,6 +111,7 @@ class CopyService:
         self.begun += 1
         copy.is_begun = True
         copying = Copying(memory, copy.host) if copy.is_upload else Copying(copy.host, memory)
+        # The request's outcome waits for this count: until then the copy touches the program's array.
         request.copies += 1
         self._running[copying] = request, copy
         self._nursery.start_soon(self._copy, copying, copy, copied)

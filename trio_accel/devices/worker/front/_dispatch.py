@@ -78,7 +78,8 @@ class WorkerDispatch:
         self._answers = self._generations.answers
         self._measures = Measures(device, self._answers.actors)
         self._leases = Leases(device, self._sender, self._chunks)
-        # A worker whose loop blocks cannot be told that something was copied.
+        # With `SyncCompletion` the worker's loop blocks, and cannot be told of copies: all arrays go by
+        # value.
         self._by_value = sys.maxsize if isinstance(self._options.completion, SyncCompletion) else SMALL
         self._token = trio.lowlevel.current_trio_token()
         self._staging = None if device.host_pool is None else Staging(device.host_pool, self._pump_soon)
@@ -154,7 +155,7 @@ class WorkerDispatch:
                         given_up, INTACT if self._chunks.blocks and self._leaves(context) else ""
                     )
                     with trio.CancelScope(shield=True):
-                        # They are killed: this takes as long as the kernel needs for that.
+                        # Bounded by the kernel: the workers are killed.
                         await self._pool.close()
                         await self._copies.wait_idle()
                 nursery.cancel_scope.cancel(reason="the device ends")
@@ -187,7 +188,8 @@ class WorkerDispatch:
         recording = admit(self._device, operation, "ask")
         if recording is not None:
             return await recording.ask(self._device, operation)
-        # One that is done by the time of a cancellation returns: a loop of these must end all the same.
+        # A request that is done at a cancellation still returns: without this look a loop of them would never
+        # end.
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._device.availability.is_ended:
             raise await self._device.lost()
@@ -196,7 +198,8 @@ class WorkerDispatch:
             self._requests.add(request)
             link = self._sender.link
             if link is not None and self._requests.sent == 1 and link.channel.may_spin:
-                # Its asker sees its end by itself, as long as it is alone.
+                # D38, D43: a lone asker polls for the answer in its own task, which saves the receiver's
+                # wake-up.
                 await link.channel.spin(
                     partial(self._answers.take_own, link, request),
                     partial(self._answers.is_waited_for, request),
@@ -255,7 +258,7 @@ class WorkerDispatch:
         if self._requests.withdraw(request):
             if not request.copies:
                 return True
-            # The worker that was lost had it, or its host array is on its way for the next one.
+            # A lost worker had it, or its host array is being copied for the next one.
             self._copies.cancel(request)
             request.unwind_after_copies()
             return False
@@ -273,13 +276,13 @@ class WorkerDispatch:
         if request.is_over:
             return
         if self._requests.get(request.number) is not request:
-            # The worker is done with it: what it has made is on its way to the program.
+            # The worker is done with it: only copies of its results are still running.
             self._copies.cancel(request)
             request.unwind_after_copies()
             return
         assert isinstance(request, OperationRequest)
         if request.hosts.are_direct(request.launch):
-            # The device itself uses memory of the program.
+            # D72: the device itself uses memory of the program, so the asker must wait.
             return
         if not (request.makes_all_it_writes or request.hosts.is_copied):
             # Its changes would have no valid result.
@@ -321,7 +324,7 @@ class WorkerDispatch:
         self._sender.serving().send(("poison", reason), now=True)
 
     def _pump_soon(self) -> None:
-        # Not here, in the midst of what a request ends by.
+        # Not here: this is called in the midst of the end of a request.
         if self._requests.waiting:
             self._token.run_sync_soon(self._requests.pump, idempotent=True)
 

@@ -122,11 +122,13 @@ class LauncherActor(Actor):
                 context.show_process(link.pid)
                 for order in self._front.attach(link):
                     self._accept(order)
-                # Behind the workers that wait: those import for themselves meanwhile.
+                # Behind the waiting orders: their workers import modules themselves, which is sooner than a
+                # trial.
                 self._front.ahead.begin(link)
                 yield
                 nursery.cancel_scope.cancel(reason="the launcher ends")
         finally:
+            # Before the workers are told: orders that follow wait for the next process.
             self._front.detach()
             how = await link.close()  # noqa: ASYNC102  # it shields itself, and is bounded
             await self._end_all(how)  # noqa: ASYNC102  # the same
@@ -169,7 +171,7 @@ class LauncherActor(Actor):
         except EndOfLink:
             how = await self._link.wait_end()
             if not all(self._imported.issuperset(order.message.preload) for order in self._orders.values()):
-                # It may have died of the imports, and the next one would.
+                # The process may have died of the imports, and the next one would die of them, too.
                 self._front.preloads = False
             self.context.crash(LauncherError(f"the launcher of worker processes {how}"))
 
@@ -193,11 +195,12 @@ class LauncherActor(Actor):
         if number in self._workers:
             self._workers.pop(number).report(describe_exit(os.waitstatus_to_exitcode(detail)))
         if number in self._orders:
-            # Its asker has waited for that.
+            # The cancelled asker has waited for the end of its worker.
             self._orders.pop(number).reply.cancelled()
 
     def _begun(self, number: int, pid: int, descriptors: tuple[int, ...]) -> None:
         if not descriptors:
+            # D74: without its descriptor the worker could not be watched or killed safely.
             self._link.send("kill", number)
             self._refuse(
                 number,
@@ -210,7 +213,7 @@ class LauncherActor(Actor):
         if self._orders[number].reply.is_cancelled:
             worker.close()
         elif not self._orders.pop(number).reply.set(worker):
-            # Its asker has gone.
+            # The asker has gone meanwhile.
             worker.close()
 
     def _begin_fresh(self, number: int, why: str) -> None:
@@ -237,12 +240,13 @@ class LauncherActor(Actor):
             if order.is_again or order.reply.is_cancelled:
                 self._refuse(number, f"a worker process was not started: the launcher {how}")
             else:
-                # If there is no next launcher, the reply fails with the end of this actor.
+                # D79: an order is tried once more by the next launcher. If there is none, the reply fails
+                # with this actor's end.
                 self._front.postpone(attrs.evolve(order, is_again=True))
         workers = tuple(self._workers.values())
         self._workers.clear()
         for worker in workers:
-            # They were killed already, unless the launcher was so suddenly that they are about to be.
+            # The launcher's end has killed them, or will in a moment.
             worker.kill()
             worker.report("ended with its launcher")
         with trio.move_on_after(_END, shield=True):
@@ -269,7 +273,7 @@ class Launcher:
         self._numbers = itertools.count(1)
         self._chunks: dict[int, int] = {}
         self._postponed: list[Order] = []
-        # Those that have ordered, and what they were refused for.
+        # Scopes of tasks that have ordered, and the error that refuses them.
         self._asking: set[trio.CancelScope] = set()
         self._refusal: Exception | None = None
 
@@ -473,7 +477,7 @@ class WorkerProcess:
         if fields is None:
             return None
         flags, status = int(fields[_FLAGS]), int(fields[_STATUS])
-        # Its number is not another's as long as it is not reaped. Older kernels say 0 where they do not tell.
+        # The pid cannot be reused before the process is reaped. Older kernels give 0 as an unknown status.
         if not flags & _IS_EXITING or not status or self.is_dead:
             return None
         return describe_exit(os.waitstatus_to_exitcode(status))
@@ -494,9 +498,9 @@ class WorkerProcess:
     def _fields(self) -> list[str] | None:
         """Read the kernel's record of it, from its state on."""
         try:
-            # Bytes, as a codec may have to be imported.
+            # In bytes: text may need a codec to be imported.
             with open(f"/proc/{self.pid}/stat", "rb") as file:
-                # Its name may hold anything, and stands in brackets.
+                # The name of the process is in brackets and may have any characters, brackets too.
                 return file.read().rpartition(b")")[2].decode().split()
         except OSError:
             return None
@@ -519,7 +523,7 @@ class WorkerProcess:
         """Wait until it is dead; neither the launcher nor the ends of its sockets are needed for that."""
         async with self._watching:
             if self._descriptor is not None and not self.is_dead:
-                # Closed meanwhile, it was killed, and nothing is left to look at.
+                # Closed meanwhile: then the process was killed.
                 with suppress(trio.ClosedResourceError):
                     await trio.lowlevel.wait_readable(self._descriptor)
 

@@ -58,7 +58,7 @@ class Forks:
         self._is_open: str | None = None
         # Why forks would not do for the threads that there are.
         self._thread: str | None = None
-        # Those that run Python, and are no obstacle.
+        # Threads of trusted modules that run Python, and are no obstacle.
         self._trusted: set[int] = set()
 
     def lacks(self, order: Order) -> bool:
@@ -111,6 +111,7 @@ class Forks:
             return f"its import {self._thread}"
         changed = [name for name, value in self._changes.items() if before.get(name, "") != value]
         for name in sorted(changed):
+            # D97: libraries read these once, so a worker with another value needs a fresh interpreter.
             if name.startswith((*_OF_THE_SYSTEM, *_OF_LIBRARIES)):
                 return f"its import changes {name}, which has been read by then"
         return None
@@ -165,9 +166,9 @@ class Forks:
         given = _changed(order["environment"], self._changes)
         self._read = self._read or order["environment"]
         _replace_environment(given)
-        # Modules may be found relative to it.
+        # Entries of `sys.path` may be relative to the application's working directory.
         os.fchdir(directory)
-        # One that hangs ends this process, even where no Python runs; the application does without then.
+        # An import that hangs ends this process, even where no Python runs; the application goes on without.
         signal.alarm(_LONGEST)
         self._settle(order["path"])
         rehearsals: list[Callable[[], object]] = []
@@ -192,7 +193,7 @@ class Forks:
             {name: now.get(name) for name in now.keys() | given.keys() if now.get(name) != given.get(name)}
         )
         if _descriptors() - before:
-            # A worker would share it with the others, or find it closed.
+            # A worker would share the file with the others, or find it closed.
             self._is_open = "an imported module has left a file open"
         # Collecting garbage would write to every object, and so copy the memory that all workers share.
         gc.freeze()
@@ -256,6 +257,8 @@ def _judge_threads(rehearsals: Sequence[Callable[[], object]], trusted: set[int]
     """
     if not _threads():
         return None
+    # D97: BLAS libraries end their threads before a fork, by `pthread_atfork`: an empty fork makes them do
+    # so.
     why = _try_fork(None)
     names = _threads()
     if running := sys._current_frames().keys() - {threading.get_ident()} - trusted:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
@@ -328,7 +331,7 @@ def _replace_environment(environment: Mapping[str, str]) -> None:
     for name, value in environment.items():
         if os.environ.get(name) != value:
             os.environ[name] = value
-    # It may have another opinion of local time.
+    # The new environment may have another time zone.
     time.tzset()
 
 
@@ -387,7 +390,7 @@ def _exit_code(code: object) -> int:
     if code is None:
         return 0
     if isinstance(code, int):
-        # As the kernel does with what an interpreter gives it.
+        # As the kernel does with an interpreter's exit status.
         return code & 0xFF
     print(code, file=sys.stderr)  # noqa: T201  # what the interpreter does with it
     return 1
