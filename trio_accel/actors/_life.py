@@ -139,7 +139,7 @@ class Life:
         try:
             await incarnation.serve(own)
         except BaseException as error:
-            # The error reaches the nurseries of the lifespan, in whose groups an unprintable one would do harm.
+            # The error reaches the nurseries of the lifespan: in their groups an unprintable one does harm.
             check_printable(error)
             raise
         finally:

@@ -289,6 +289,7 @@ class Batcher(Servant[ItemT, ResultT]):
                 run = BatchRun(self._model, entries, self._blame, self._counts)
                 self._running[run] = None
                 if self._queue.count:
+                    # D122: another runner leads while this one runs its batch: no hand-over between tasks.
                     self._call_leader()
                 await run.run()
                 del self._running[run]

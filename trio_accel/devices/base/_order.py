@@ -87,7 +87,7 @@ class SubmissionOrder:
     __slots__ = ("_readers", "_writers")
 
     def __init__(self) -> None:
-        # By block: the last that writes it, and those that read it since.
+        # By block: the last turn that writes it, and the turns that read it since.
         self._writers: dict[int, Turn] = {}
         self._readers: dict[int, dict[Turn, None]] = {}
 
@@ -116,6 +116,7 @@ class SubmissionOrder:
             if block in writers:
                 turn.follow(writers[block])
             if block in readers:
+                # Later operations follow this write, and by it the readers: they need not be kept.
                 for reader in readers.pop(block):
                     turn.follow(reader)
             writers[block] = turn

@@ -209,7 +209,7 @@ class HostPool:
         return self._sorted[index].number, first - self._starts[index]
 
     def drain(self) -> None:
-        """Give back now what was dropped."""
+        """Give dropped regions back now."""
         self._is_notified = False
         if not self.is_closed:
             for _ in range(len(self._dropped)):
@@ -245,15 +245,16 @@ class HostPool:
         self._sorted.clear()
 
     def _drop(self, region: int, nbytes: int) -> None:
-        """Take a region back. Any thread, in the midst of anything."""
+        """Take a region back. Any thread, finalisers included."""
         self._dropped.append(region)
         if (nbytes >= _LARGE or len(self._dropped) >= _MANY) and not self._is_notified:
-            # As with blocks: a thread that finds it notified has appended before.
+            # The race of `BlockTable.drop`: a thread that finds the flag set has appended before, so `drain`
+            # sees it.
             self._is_notified = True
             self._notifier.notify()
 
     def _make(self, nbytes: int) -> tuple[int, int]:
-        # The system would promise more than there is, and end the process that takes it at its word.
+        # The system promises more memory than there is, and kills a process that uses it all.
         available = available_bytes()
         if nbytes > available:
             raise MemoryError(f"{nbytes} bytes of host memory, {available} available")
@@ -270,7 +271,7 @@ class HostPool:
         try:
             self.on_make(slab)
         except OSError as error:
-            # There is no descriptor left to give to others.
+            # No descriptor is left to give to the workers (D74).
             self._give_back(slab.number)
             raise MemoryError(f"{nbytes} bytes of host memory: {error}") from error
         return slab.number, slab.nbytes
@@ -285,8 +286,8 @@ class HostPool:
 
 
 def _make_private(nbytes: int) -> npt.NDArray[np.uint8]:
-    # Mapped as shared with children, which share nothing else: to copy on write what a device writes to
-    # by itself would part the two.
+    # A shared mapping: in a private one a fork would make pages copy-on-write, and the device would write to
+    # the old page while the program reads the new one.
     return np.frombuffer(mmap.mmap(-1, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE), np.uint8)
 
 

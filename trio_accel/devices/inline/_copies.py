@@ -44,7 +44,7 @@ class Travel:
             spec=self._through(launch.spec, arrivals),
             staged=tuple([self._through(staged, arrivals) for staged in launch.staged]),
             arrivals=arrivals,
-            # The device uses the regions in their place.
+            # The device uses regions of the pool in place of these.
             keep=tuple([item for item in launch.keep if not any(item is host for host in self._replaced)]),
         )
 
@@ -77,7 +77,7 @@ class Travel:
     async def fetch(self) -> None:
         """Fill the program's arrays: the operation is done."""
         with trio.CancelScope(shield=True):
-            # The threads write to arrays of the program until they are done.
+            # Shielded: the threads write to arrays of the program until they are done.
             for copying in self._downloads:
                 await trio.to_thread.run_sync(copying.run, limiter=self._copies.limiter)
 
@@ -116,12 +116,12 @@ class Travel:
 
 
 class InlineCopies:
-    """Brings host arrays that the device cannot transfer by itself to the pool and back, in threads.
+    """Copies between the pool and host arrays that the device cannot transfer by itself, in threads (D50).
 
     Args:
-        pool: Memory that it can.
-        registrar: Knows since when.
-        nursery: Where copies are waited for.
+        pool: Memory that the device transfers by itself.
+        registrar: Registers it with the device.
+        nursery: Runs the copies.
 
     Attributes:
         pool: The pool.
@@ -153,7 +153,7 @@ class InlineCopies:
         return place is not None and self._registrar.registration(place[0]) is None
 
     def await_slab(self, slab: int, arrivals: list[Arrival]) -> None:
-        """Add what is over when the device knows a slab."""
+        """Add the arrival of a slab's registration, if that is not over."""
         registration = self._registrar.registration(slab)
         if registration is not None:
             arrivals.append(registration)

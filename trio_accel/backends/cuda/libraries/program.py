@@ -100,7 +100,7 @@ class ProgramLibrary(CudaLibrary):
         if spec.arguments and self._host.enqueues(spec.method):
             self._is_short[spec.method] = time.perf_counter() - began < _SHORT
 
-    # In the thread, too, which may be enqueueing a call on the stream.
+    # D111: blocking, so that it goes to the stream's thread, behind a call that is being enqueued there.
     @kernel(ProgramResult, backend="cuda", is_blocking=True)
     def _tell(self, spec: ProgramResult, call: Call) -> None:
         self._host.tell(spec)
@@ -112,7 +112,7 @@ class ProgramLibrary(CudaLibrary):
 
     def _told(self, error: Exception) -> Exception:
         """Make the backends' own error of a failure, which may be the end of CUDA."""
-        # A declared refusal may be how the program's library tells of the end of CUDA.
+        # A declared refusal may wrap an error by which the program's library tells of the end of CUDA (D137).
         raised = error.__cause__ or error if isinstance(error, Refused) else error
         if not isinstance(error, AccelError) or isinstance(error, Refused):
             self._context.look()
@@ -120,7 +120,7 @@ class ProgramLibrary(CudaLibrary):
             if failure is not None:
                 return failure
             if isinstance(raised, MemoryError) or type(raised).__name__ == "OutOfMemoryError":
-                # CuPy's is a MemoryError, PyTorch's is not.
+                # CuPy's error is a MemoryError, PyTorch's is not.
                 return self._exhausted()
         return super()._told(error)
 

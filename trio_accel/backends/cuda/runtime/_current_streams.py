@@ -23,7 +23,7 @@ class CurrentStreams:
 
     def __init__(self, index: int) -> None:
         self._index = index
-        # By handle; those of CuPy must be kept while they are current.
+        # By handle. CuPy's objects must be kept while they are current.
         self._torch: dict[int, Any] = {}
         self._cupy: dict[int, Any] = {}
         self._loop: int | None = None
@@ -72,7 +72,7 @@ class CurrentStreams:
             if handle not in self._cupy:
                 self._cupy[handle] = self._of_cupy(cupy, handle)
             self._cupy[handle].use()
-            # Before the device of before is.
+            # Undone in reverse order: CuPy sets the stream of the device that is current.
             undo.append(before.use)
 
     @contextmanager

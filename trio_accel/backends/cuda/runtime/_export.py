@@ -97,7 +97,8 @@ class CudaArray:
     def _interface(self) -> dict[str, Any]:
         self._check()
         if self._array.dtype in _CODES:
-            # So that `hasattr` says no, and a library that has both protocols takes the other one.
+            # An AttributeError, so that `hasattr` is False, and a library with both protocols takes the other
+            # one.
             raise AttributeError(
                 f"__cuda_array_interface__ has no {self._array.dtype}; DLPack has: use the from_dlpack of "
                 "the library that is to take the array"
@@ -108,7 +109,7 @@ class CudaArray:
             "typestr": self.dtype.str,
             "data": (self._array.address if self._array.size else 0, self._is_read_only),
             "version": 3,
-            # Nothing is left to wait for.
+            # All earlier work is done at the begin of a lease, so there is nothing to wait for.
             "stream": None,
         }
 
@@ -127,7 +128,7 @@ class CudaArray:
         """Return the array as a DLPack capsule over the same memory.
 
         Args:
-            stream: Where the consumer will use it; of no account, as nothing is left to wait for.
+            stream: Stream of the consumer; not used, as there is nothing to wait for.
             max_version: The newest DLPack that the consumer knows. Before 1.0 there is no flag for arrays
                 that are read-only, so they are refused.
             dl_device: Where the consumer wants it: nowhere else than it is.

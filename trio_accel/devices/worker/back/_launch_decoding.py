@@ -224,7 +224,7 @@ class Binding:
 
 
 class LaunchTemplate:
-    """Makes launches that differ in their blocks alone.
+    """A launch template in the worker (D23): it makes launches that differ in their blocks alone.
 
     Args:
         data: The template, as the application's `TemplateTable` has sent it.
@@ -244,7 +244,7 @@ class LaunchTemplate:
         self._make_spec: Callable[[list[Any]], OperationSpec] = described.make
         self._reads, self._writes = spec.blocks()
         self._fields: list[Any] = list(described.values(spec))
-        # Those of one array each; and those of many, with positions in place of blocks.
+        # Fields of one array each; and fields of many, with positions in place of blocks.
         self._arrays = [
             (index, field.block, (field.offset, field.dtype, field.shape, field.strides))
             for index, field in enumerate(self._fields)
@@ -274,7 +274,7 @@ class LaunchTemplate:
         return binding
 
     def forget_hosts(self) -> None:
-        """Keep nothing that was made with host arrays."""
+        """Drop specifications that have host arrays."""
         if self._hosts:
             self._bindings.clear()
 
@@ -310,7 +310,7 @@ class LaunchTemplate:
         if spec is None:
             spec = self._with_hosts(blocks, arrivals, shared)
             if not arrivals:
-                # Nothing has to be waited for, now or later.
+                # Without arrivals the same host arrays are ready at each later launch, too.
                 binding.spec = spec
         if packed:
             spec = self._with_packed(spec, packed)
@@ -345,7 +345,7 @@ class LaunchTemplate:
         for index, position, layout in self._arrays:
             block = blocks[position]
             if fields[index].block != block:
-                # Most operands are those of the launch before.
+                # Most operands are those of the launch before, so their specifications can stay.
                 fields[index] = ArraySpec(block, *layout)
         for index, arrays in self._many:
             fields[index] = map_arrays(arrays, lambda array: attrs.evolve(array, block=blocks[array.block]))
@@ -359,6 +359,6 @@ class LaunchTemplate:
             fields[index] = shared(arrivals, *where)
         spec = self._make_spec(fields)
         for index, _ in self._hosts:
-            # No array of this template is left in memory that is taken back.
+            # The template must keep no array over memory that may be taken back (D60).
             fields[index] = None
         return spec

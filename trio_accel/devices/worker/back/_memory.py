@@ -29,13 +29,13 @@ __all__ = ["RemoteArray", "RemoteCopies", "WorkerBlocks", "WorkerMemory", "Worke
 
 Change: TypeAlias = Callable[[], Awaitable[None]]
 _logger = logging.getLogger("trio_accel.devices")
-# Then all of a slab are forgotten: they are made again in a moment.
+# At so many arrays of a slab all are forgotten: they are made again in a moment.
 _MOST_ARRAYS = 256
 _Copy: TypeAlias = CopyFromHostSpec | CopyToHostSpec
 
 
 class WorkerBlocks(dict[int, Block]):
-    """Blocks by their ids; for one that the application has released, one that is gone.
+    """Blocks by their ids; an id that the application has released gives a released block.
 
     To be changed by its methods alone.
 
@@ -68,7 +68,7 @@ class WorkerBlocks(dict[int, Block]):
         for number, nbytes in allocations:
             known = self.get(number)
             if known is not None:
-                # The application gives it to one array after the other.
+                # The application names one block for one array after the other (D22).
                 if known.damaged_by is None:
                     continue
                 known.is_released = True
@@ -83,7 +83,7 @@ class WorkerBlocks(dict[int, Block]):
                 continue
             self.changes += 1
             if not block.is_released:
-                # Without waking the loop, which is awake.
+                # Not by `release`, which may wake the loop: it is awake.
                 block.is_released = True
                 dropped.append((number, block.nbytes, None))
 
@@ -92,7 +92,7 @@ class WorkerBlocks(dict[int, Block]):
 class _Slab:
     memory: npt.NDArray[np.uint8]
     registered: Arrival = attrs.field(factory=Arrival)
-    # Those that operations used, by offset, type and shape: a program uses the same again and again.
+    # Arrays that operations used, by offset, type and shape: a program uses the same again and again.
     arrays: dict[tuple[int, str, tuple[int, ...]], npt.NDArray[Any]] = attrs.field(
         factory=dict[tuple[int, str, tuple[int, ...]], "npt.NDArray[Any]"]
     )

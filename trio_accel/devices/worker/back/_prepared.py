@@ -73,13 +73,13 @@ class PreparedLibraries:
             try:
                 self._device.expect(places)
             except ValueError:
-                # It is opened when it is used.
+                # A place outside of the mapped chunks: the library is opened when it is used.
                 return
             self._prepared[path] = _Prepared(places)
         self._nursery.start_soon(self._prepare, path, self._prepared.get(path))
 
     async def _prepare(self, path: str, prepared: _Prepared | None) -> None:
-        # Not in a context that is about to end.
+        # The context may be about to end: then nothing is opened ahead.
         with suppress(ActorError):
             await self._context.ask(PrepareLibrary(path))
         if prepared is not None:
@@ -114,6 +114,7 @@ class PreparedLibraries:
         self._prepared.clear()
         for path, each in prepared.items():
             if any(places.get(place.block) != place for place in each.blocks):
+                # D115: its objects refer to addresses that may be another block's now.
                 session.discard(path)
                 if not each.is_closed:
                     self.prepare(path, ())

@@ -100,7 +100,7 @@ class TemplateTable:
     def __init__(self, post: Callable[[Message], None]) -> None:
         self._post = post
         self._is_on = current_fast_paths().templates
-        # 0 stands for one that was seen once.
+        # 0 for a launch that was seen once: many occur only once, and the second makes the template.
         self._numbers: dict[_Key, int] = {}
         self._last = 0
         self.counts: defaultdict[str, CacheCounts] = defaultdict(CacheCounts)
@@ -131,7 +131,7 @@ class TemplateTable:
         for block, nbytes in launch.allocations:
             key.append(nbytes)
             blocks.append(block)
-        # Where one kind of block ends and the next begins.
+        # A separator, so that blocks of one kind are not taken for those of the next.
         key.append("outputs")
         for output in launch.outputs:
             blocks.append(output.id)
@@ -150,6 +150,7 @@ class TemplateTable:
                 numbers.clear()
                 for counts in self.counts.values():
                     counts.evicted = counts.made
+                # Posted in order with the launches, so the worker forgets between the same two.
                 self._post(("forget_templates",))
             numbers[whole] = 0
             return None
@@ -214,10 +215,10 @@ def _spec_key(
         if kind is ArraySpec:
             array = value
             blocks.append(array.block)
-            # As `array_key` does it, without a call for each.
+            # As `array_key`, without a call for each array.
             key += array.offset, id(array.dtype), array.shape, array.strides
         elif kind in _PLAIN and kind is not float:
-            # As `value_key` does it.
+            # As `value_key`.
             key += kind, value
         elif kind is tuple and (arrays := arrays_of(value)):
             blocks += [array.block for array in arrays]

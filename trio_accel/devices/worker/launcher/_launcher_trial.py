@@ -115,7 +115,7 @@ class Trials:
         self._receive = receive
         self._watch = watch
         self._launcher = os.getpid()
-        # The process that has imported modules, the socket to it, and what it has.
+        # The template (D138): its pid, the socket to it, and the modules that it has imported.
         self._template = 0
         self._control: socket.socket | None = None
         self._held: dict[str, Candidate] = {}
@@ -123,7 +123,7 @@ class Trials:
         self._replaced: set[int] = set()
         self._report = report
         self._waiting: deque[Candidate] = deque()
-        # The one whose child runs; the child, the file of what it says, and when it has run for too long.
+        # The candidate on trial; its child, the file of the child's report, and the child's deadline.
         self._tried: Candidate | None = None
         self._child = 0
         self._said = 0
@@ -204,6 +204,7 @@ class Trials:
                     return int(self._control.recv(20) or b"0")
             except ConnectionError:
                 return 0
+        # No answer in time: a template that hangs would hold up every later worker.
         os.kill(self._template, signal.SIGKILL)
         return 0
 
@@ -272,7 +273,7 @@ class Trials:
                 self._tell(candidate, why)
 
     def _try(self, candidate: Candidate) -> str | None:
-        """Start a child; returns why there is none."""
+        """Start a child; returns the reason if that fails."""
         try:
             self._said = os.memfd_create("verdict", os.MFD_CLOEXEC)
         except OSError as error:
@@ -323,11 +324,11 @@ class Trials:
             before, watch = Traces(), Watch()
             with watch:
                 why = self._forks.add(order, directory, candidate.pieces)
-            # That it initialises a driver says more than the threads that the driver has started.
+            # A driver that was initialised says more than the threads that it has started.
             in_use = next((text for check in checks if (text := check()) is not None), None)
             said = Verdict(in_use or why or (None if order["trusted"] else before.left()))
             if said.reason is None:
-                # Inherited from its first moment on.
+                # Before the fork: the name marks the template from its first moment on, see `awaited`.
                 _rename(_TEMPLATE)
                 given = [directory, _CONTROL]
                 said = said._replace(template=self._spawn(self._serve, given, self._launcher))
@@ -385,9 +386,9 @@ class Watch:
         self._import_module = importlib.import_module
         self._before = set(sys.modules)
         self._first = _things()
-        # By what is left behind: the package whose code had run when it was first seen.
+        # By leftover: the package whose code had run when it was first seen.
         self._blamed: dict[str, str] = {}
-        # By package: those that it imports.
+        # By package: the packages that it imports.
         self._needs: dict[str, set[str]] = {}
 
     def __enter__(self) -> Self:
@@ -459,7 +460,7 @@ class Watch:
 
 
 def _things() -> set[str]:
-    """Threads and descriptors of this process, by number."""
+    """List threads and descriptors of this process, by number."""
     return {f"{kind} {name}" for kind in ("task", "fd") for name in os.listdir(f"{_SELF}/{kind}")}
 
 
@@ -498,7 +499,7 @@ def _files() -> dict[int, str]:
         try:
             found[int(place)] = os.readlink(f"{_SELF}/fd/{place}")
         except FileNotFoundError:
-            # That of the listing.
+            # The descriptor of the listing itself.
             continue
     return found
 

@@ -72,9 +72,9 @@ class LauncherLink:
         self._process: trio.Process
         self._watched: int | None = None
         self._watching = trio.Lock()
-        # Why it was killed, if it was.
+        # The reason if it was killed.
         self._why = ""
-        # How long it has been silent, how long it may be, and whether it is asked for anything.
+        # Seconds of its silence, seconds that it may be silent, and whether it is asked for anything.
         self._silence = 0.0
         self._may_be_silent = _SILENCE
         self._has_asked = trio.Event()
@@ -196,7 +196,7 @@ class LauncherLink:
         except BlockingIOError:
             return False
         except ConnectionError:
-            # The process has gone, and the task that receives from it sees that.
+            # The process has gone, and the receiving task notices that.
             return True
         return True
 
@@ -226,7 +226,8 @@ class LauncherLink:
                 await trio.lowlevel.wait_readable(self._control)
                 continue
             except ConnectionError:
-                # It died and had not read all; what it has said by then comes next.
+                # A process that dies with unread orders resets the connection once; its last reports come
+                # after that.
                 continue
             await trio.lowlevel.cancel_shielded_checkpoint()
             if not data:
@@ -245,7 +246,8 @@ class LauncherLink:
             self._is_closed = True
             while self._outbox:
                 _close_all(self._outbox.popleft()[1])
-            # A forked child of the application may hold a copy, so that closing alone ends nothing.
+            # D78: a forked child of the application may have a copy of the socket, so `close` alone would not
+            # end it.
             with suppress(OSError):
                 self._control.shutdown(socket.SHUT_RDWR)
             self._control.close()
@@ -277,10 +279,10 @@ class LauncherLink:
 
     @enable_ki_protection
     async def watch(self, is_asked: Callable[[], bool]) -> None:
-        """See that the process lives, and says what it is asked for; one that does not is killed.
+        """Watch that the process lives, and answers; otherwise it is killed (D79).
 
-        Returns when it is dead; what it has said by then can be received. One that is not asked for anything
-        may be stopped: its workers need it no more than this process does.
+        Returns when it is dead; what it has said by then can be received. While it is not asked for anything
+        it may be stopped: its workers do not need it.
 
         Args:
             is_asked: Whether something that it was asked for is still to be said.
@@ -298,7 +300,8 @@ class LauncherLink:
             await self._has_asked.wait()
             while is_asked():
                 self.send("ping", 0)
-                # Ticks are counted, and not seconds: if this process was stopped, time has passed for both.
+                # Ticks are counted, not seconds of a clock: if this process was stopped, time has passed for
+                # both.
                 await trio.sleep(_TICK)
                 self._silence += _TICK
                 if self._silence >= self._may_be_silent:
@@ -308,7 +311,7 @@ class LauncherLink:
             self._has_asked = trio.Event()
 
     async def _wait_dead(self) -> None:
-        """Wait until the process is dead; it is not reaped by that, so that its number is no other's."""
+        """Wait until the process is dead. It is not reaped by that, so its number is not reused."""
         async with self._watching:
             if self._watched is not None and not is_dead(self._watched):
                 await trio.lowlevel.wait_readable(self._watched)
@@ -317,7 +320,8 @@ class LauncherLink:
         """Wait until the process is dead, and end what may be left of its group; returns how it has ended."""
         await self._wait_dead()
         if self._watched is not None:
-            # Workers die with it, but not what they have started.
+            # Its workers die with it by their parent-death signal, but processes that they have started do
+            # not.
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             os.close(self._watched)
@@ -414,8 +418,8 @@ main()
 
 def program_arguments() -> tuple[str, ...]:
     """Return the command line of a device's worker behind the interpreter and its options."""
-    # As literals of ASCII, one for each entry: whatever encoding the other interpreter takes for arguments,
-    # and however long they are together.
+    # D77: one ASCII literal for each entry, which no encoding of arguments changes, and which together may be
+    # long.
     path = map(ascii, search_path())
     return ("-c", _BOOT.format(prefix=ascii(sys.pycache_prefix)), *path)
 

@@ -348,7 +348,7 @@ class Inbox:
         self._read_payload = decode
         self._limit = limit
         self._buffer = memoryview(bytearray(BUFFER))
-        # The buffer, or a larger one that holds just the frame that is coming.
+        # The buffer, or a larger one for the frame that is coming alone.
         self._view = self._buffer
         self._start = 0
         self._end = 0
@@ -418,7 +418,8 @@ class Inbox:
         if len(self._descriptors) > MAX_DESCRIPTORS:
             raise NonsenseError(f"{len(self._descriptors)} descriptors came that no message names")
         if flags & _TRUNCATED:
-            # Of the message that is being read: the kernel hands over those of one at a time.
+            # D74: the lost descriptors are those of the message that is being read, as the kernel hands over
+            # those of one message at a time.
             self._descriptors.append(LOST)
 
     def _decode(self, received: list[Received]) -> None:
@@ -435,6 +436,7 @@ class Inbox:
                 break
             if number > self._last + 1:
                 raise NonsenseError(f"frame {number} came behind frame {self._last}: others are missing")
+            # D44: a frame that was shown in memory and sent as well has a number that was seen.
             if number > self._last:
                 self._last = number
                 message = self._read_payload(view[begin : begin + length])
@@ -443,7 +445,7 @@ class Inbox:
                 elif count:
                     raise NonsenseError("several messages came with descriptors")
                 else:
-                    # Several that were posted.
+                    # Several posted messages in one frame.
                     received.extend([(one, ()) for one in message])
             start = self._start = begin + length
         if start == end:
@@ -468,7 +470,8 @@ class Inbox:
     def _make_room(self, needed: int) -> None:
         """Move the beginning of a frame to where the whole of it fits; happens once for each frame."""
         rest = self._view[self._start : self._end]
-        # Memory that the system gives as it is filled: the frame may be announced, and never come.
+        # D80: mapped memory, which the system gives as it is filled: a frame may be announced, and never
+        # come.
         self._view = self._buffer if needed <= BUFFER else memoryview(mmap.mmap(-1, needed))
         self._view[: len(rest)] = rest
         self._start, self._end = 0, len(rest)
