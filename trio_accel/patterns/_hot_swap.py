@@ -162,7 +162,7 @@ class _Loaded(Generic[ItemT, ResultT]):
 
 
 class HotSwap(TaskServant[ItemT, ResultT]):
-    """Serves by a model that can be replaced without losing a request.
+    """A servant whose model can be replaced without losing a request.
 
     `Swap` loads the next model beside the old one, sends it the items of `warm_up`, and tries it with
     `probe`. If any of that fails, or the asker of `Swap` is cancelled, it is closed again, and the old one
@@ -232,7 +232,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
             return await self._current.ask(item)
         except ModelRetiredError:
             if self._is_over:
-                # The asker is told of the end of the actor.
+                # The actor ends and cancels this task, and its asker gets that error instead.
                 await trio.sleep_forever()  # noqa: ASYNC120
             self._retired += 1
             raise
@@ -262,7 +262,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         finally:
             self._next = None
         old = self._previous = self._current
-        # From here on, all requests are served by the next model.
+        # Without a checkpoint in between: from here on all requests are served by the next model.
         self._current = loaded
         self._deployment.opening, self._deployment.version = opening, version
         self._swaps += 1
@@ -294,7 +294,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         try:
             await self._nursery.start(self._hold, opening, version, box)
         except BaseException:
-            # The cancellation may have come when the task was started already.
+            # The cancellation may have come after `started()`: then the model is loaded, and must be closed.
             for loaded in box:
                 loaded.retire.set()
             raise
@@ -329,7 +329,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         except Exception:
             if loaded is None or not loaded.retire.is_set():
                 raise
-            # No request needs it any more.
+            # Only logged: no request needs the old model any more.
             _logger.exception("%s: closing the old model %s failed", self.context.path, version)
         finally:
             if loaded is not None:

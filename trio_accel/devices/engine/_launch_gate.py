@@ -27,10 +27,10 @@ class LaunchGate:
     def __init__(self, drain: Callable[[], None]) -> None:
         self.order: LaunchOrder = LaunchOrder()
         self._drain = drain
-        # Those whose library actor has begun with them, and those of them that are taken back.
+        # Operations that their library actors have begun with, and those of them that are taken back.
         self._waiting: dict[Launch, StreamQueue] = {}
         self._withdrawn: set[Launch] = set()
-        # Those that are in flight, and keep their places until a thread has enqueued them.
+        # D111: operations in flight that keep their places until a thread has enqueued them.
         self._kept: set[Launch] = set()
 
     def leave(self, launch: Launch) -> None:
@@ -54,7 +54,8 @@ class LaunchGate:
         (D111).
         """
         self._kept.add(launch)
-        # Those of the same library, too, as its actor may be another one by then.
+        # Turns for all: also operations of the same library must wait, as its actor may have restarted by
+        # then.
         self.order.make_turns()
 
     def launched(self, launch: Launch) -> None:
@@ -88,7 +89,7 @@ class LaunchGate:
         """
         self._waiting[launch] = queue
         failure: Exception | None = None
-        # A plan may need the memory that the program has let go.
+        # Before the thread: a plan may need memory that the program has let go.
         self._drain()
         try:
             try:
@@ -122,7 +123,8 @@ class LaunchGate:
                 turn = self.order.turn(launch)
                 is_ready = turn is None or launch in self._withdrawn or turn.is_ready
                 if turn is not None and not is_ready:
-                    # Meanwhile a thread may begin to enqueue on the stream.
+                    # During this wait a thread may begin to enqueue on the stream, so room is looked for
+                    # again.
                     await turn.wait()
             if launch in self._withdrawn:
                 raise WithdrawnError

@@ -64,7 +64,7 @@ class LibraryDevice(BlockDevice[CudaStream, DeviceChunk, int]):
         except BaseException:
             self.context.release()
             raise
-        # By block, what is to be called when its contents change.
+        # By block: functions to call when its contents change (D26).
         self._to_invalidate: dict[int, set[Callable[[int], None]]] = {}
         self._spans: dict[tuple[tuple[int, ...], tuple[int, ...], int], tuple[int, int]] = {}
         self._usage: dict[str, LibraryUsage] = {}
@@ -99,7 +99,7 @@ class LibraryDevice(BlockDevice[CudaStream, DeviceChunk, int]):
                 invalidate(block)
 
     def invalidate_with(self, block: int, invalidate: Callable[[int], None]) -> None:
-        """Have it called, on the Trio thread, when a block is no more what it is now. From any thread."""
+        """Have a function called, on the Trio thread, when a block's contents change. From any thread."""
         self._to_invalidate.setdefault(block, set()).add(invalidate)
 
     def at(self, array: ArraySpec) -> DeviceArray:

@@ -120,9 +120,9 @@ MadeT = TypeVar("MadeT")
 # Errors of cuda.core and cuda.bindings where NVIDIA's library is not installed.
 _NOT_FOUND = frozenset({"DynamicLibNotFoundError", "FunctionNotFoundError"})
 _LOG = "compilation log:"
-# Of the runtime with what belongs to the language, and of the C++ libraries.
+# Headers of the runtime, with those of the language, and of the C++ libraries.
 _HEADERS = ("cudart", "cccl")
-# Options of the compiler that are the linker's, too.
+# Options of the compiler that the linker has, too.
 _LINKED = frozenset(
     {"ftz", "prec_div", "prec_sqrt", "fma", "max_register_count", "lineinfo", "debug", "ptxas_options"}
 )
@@ -151,7 +151,7 @@ def architecture_of(definition: KernelDefinition, architecture: str) -> str:
 
 
 def compile_kernel(definition: KernelDefinition, architecture: str) -> CompiledKernel:
-    """Compile and link the code of a kernel; what is compiled already is only passed on.
+    """Compile and link the code of a kernel; compiled code is only passed on.
 
     Args:
         definition: The kernel.
@@ -183,7 +183,7 @@ def _compile(
     def work() -> CompiledCode:
         made: dict[str, Any] = {**definition.options, **more, "arch": arch, "name": code.name}
         if "#include" in str(code.data) or "pre_include" in made:
-            # Behind the folders that were given.
+            # The installed headers come behind the given folders.
             made["include_path"] = [*made.get("include_path", ()), *_header_folders()]
         chosen = ProgramOptions(**made)
         options.extend(option.decode() for option in chosen.as_bytes("nvrtc", target))
@@ -228,7 +228,7 @@ def _link(definition: KernelDefinition, arch: str) -> CompiledKernel:
 def _told(
     definition: KernelDefinition, code: KernelCode, options: list[str], verb: str, work: Callable[[], MadeT]
 ) -> MadeT:
-    """Do a step; what fails in it is told in the errors of backends."""
+    """Do a step; its failure is raised as one of the backends' own errors."""
     try:
         return work()
     except (AccelError, MemoryError):

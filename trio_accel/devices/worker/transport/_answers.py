@@ -142,7 +142,7 @@ def _encode_all(messages: Sequence[Message]) -> bytes:
 
 
 def _words_of(messages: Sequence[Message]) -> array.array[int] | None:
-    """Answers to operations that went well, as words: number, count of addresses, and those; None for others.
+    """Pack answers to operations that went well as words: number, count of addresses, these; else None.
 
     Many askers get these together, so that each takes a third of the time of a message by itself.
     """
@@ -170,7 +170,7 @@ def _plain(value: object) -> object:
     raise TypeError(f"{_SHORT.repr(value)} cannot be sent: it is no plain value")
 
 
-# Made once: that takes longer than a message does.
+# Made once: an encoder takes longer to make than a message to encode.
 _to_json = json.JSONEncoder(default=_plain, separators=(",", ":")).encode
 
 
@@ -276,7 +276,7 @@ def _value(found: dict[str, Any]) -> object:
 
 _from_json = json.JSONDecoder(object_hook=_value).decode
 
-# The layouts of the messages; what a function is given may be anything.
+# Readers of the messages (D80). They must expect any value: a worker with damaged memory may send it.
 
 
 def _check(is_good: object, what: str) -> None:
@@ -300,7 +300,7 @@ def _integer(least: int, what: str) -> _Reader:
 
 
 def _of_type(kind: type, what: str) -> _Reader:
-    """Make a reader of values of just this type: a subclass may have methods of its own."""
+    """Make a reader of values of exactly this type: a subclass may have methods of its own."""
 
     def read(value: Any) -> Any:
         if type(value) is not kind:
@@ -331,7 +331,7 @@ def _fields(*readers: _Reader) -> _Reader:
 
 
 def _by_name(reader: _Reader) -> _Reader:
-    """Make a reader of what is counted by library."""
+    """Make a reader of counts by library."""
 
     def read(values: Any) -> dict[str, Any]:
         return {name: reader(value) for name, value in _table(values).items()}
@@ -364,7 +364,7 @@ def _event(value: Any) -> Event:
 
 
 def _try_texts(error: BaseException) -> None:
-    """See that its text can be had: it is made of fields that were sent."""
+    """Check that its text can be made of the fields that were sent."""
     str(error)
     repr(error)
     if isinstance(error, BaseExceptionGroup):
@@ -397,7 +397,7 @@ _READERS: dict[str, _Reader] = {
 }
 
 ANSWERS = Codec(_encode, _encode_all, _decode)
-"""How a worker writes what it tells the application, and how that is read there.
+"""Codec of a worker's messages to the application (D80).
 
 Reading makes errors, events and arrays of their fields, so the values differ from the written ones in these.
 
