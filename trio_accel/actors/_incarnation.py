@@ -155,7 +155,7 @@ class Incarnation:
             await self._wait_group()
 
     def _drains_on(self) -> bool:
-        """Tell whether it has something to serve, or what it has begun may send it more, while it drains."""
+        """Tell whether it has messages to serve, or its open requests may send it more, while it drains."""
         cell = self.cell
         if not cell.is_draining:
             return False

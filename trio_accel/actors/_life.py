@@ -80,7 +80,7 @@ class Life:
         return self._children
 
     async def _live(self) -> BaseException | None:
-        """Run one incarnation to its end; returns what it failed with."""
+        """Run one incarnation to its end; returns its error, if it failed."""
         cell = self._cell
         incarnation = cell.begin_incarnation()
         error: BaseException | None = None

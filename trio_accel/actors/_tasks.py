@@ -1,4 +1,4 @@
-"""Tasks: for which actor each runs, and what it is woken with."""
+"""Tasks: the actor that each runs for, and the outcome that wakes it."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def list_devices() -> tuple[DeviceInfo, ...]:
 
 
 def describe() -> tuple[BackendReport, ...]:
-    """Tell of every backend what it found on this machine, the best first. Blocks; opens no device."""
+    """Return the findings of every backend on this machine, the best first. Blocks; opens no device."""
     return tuple(_load(name).describe() for name in _BACKENDS)
 
 

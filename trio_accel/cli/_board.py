@@ -140,7 +140,7 @@ class Screen:
         self._look = look
 
     def finish(self, result: StepResult) -> None:
-        """End a step, and print what it found."""
+        """End a step, and print its result."""
         self._running = self._look = None
         self._told.clear()
         # Otherwise the result makes room for what was drawn before.

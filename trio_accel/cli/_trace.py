@@ -1,4 +1,4 @@
-"""The command `trace`: a Python program with a timeline of what it does."""
+"""The command `trace`: a Python program with a timeline."""
 
 from __future__ import annotations
 

@@ -338,7 +338,7 @@ class _InPlace(Generic[ReplyT]):
     again: Sequence[AccelRef]
 
     def is_there(self) -> bool:
-        """Tell whether what it makes anew is where it was."""
+        """Tell whether arrays that it makes anew are where they were."""
         return all(ref.block.is_usable for ref in self.again)
 
     def plan(self, planner: Planner) -> Planned[ReplyT]:

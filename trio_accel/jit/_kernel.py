@@ -205,7 +205,7 @@ class Kernel:
     async def occupancy(
         self, device: Device, block: int | Sequence[int] | None = None, shared: int = 0
     ) -> Occupancy:
-        """Compile it for a device, if that is not done, and tell what it needs and how much of it fits.
+        """Compile it for a device, if that is not done, and tell its needs and how many of its blocks fit.
 
         Args:
             device: The device.

@@ -172,7 +172,7 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
         return failed[0] if failed else None
 
     async def _error_of_part(self, tokens: Tokens, part: Part) -> Exception | None:
-        """Have an expert compute some tokens; returns what it failed with."""
+        """Have an expert compute some tokens; returns its error, if it failed."""
         computed = await outcome_of(self._compute_part(tokens, part))
         return cast("Exception", computed.error) if isinstance(computed, outcome.Error) else None
 

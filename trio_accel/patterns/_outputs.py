@@ -15,7 +15,7 @@ __all__ = ["ModelOutputError"]
 
 
 class ModelOutputError(ValueError):
-    """A model returned what it must not: a wrong shape, NaN, or what is no distribution."""
+    """A model returned a wrong result: a wrong shape, NaN, or no distribution."""
 
 
 async def host_array(what: str, result: object) -> NDArray[Any]:

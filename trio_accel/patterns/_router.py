@@ -139,7 +139,7 @@ class Candidate(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the replica, by which keys find it."""
         ...
 
     @property

@@ -166,7 +166,7 @@ class Plan:
         self._refuses_all = refuses_all
 
     async def open(self) -> Opened:
-        """Open it."""
+        """Have the device make the program; what fails leaves nothing behind."""
         device = self._device
         names = _names.setdefault(device, set())
         name = self._name or self._free_name(names)

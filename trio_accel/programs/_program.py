@@ -165,7 +165,7 @@ class OpenProgram:
         return not all(array.ref.block.is_usable for array in arrays)
 
     async def aclose(self) -> None:
-        """End the program, and let go of its arrays, once it has served what it was asked.
+        """End the program, and let go of its arrays, once it has served all calls.
 
         If this is cancelled, it does not wait for that. Its actor ends, in workers that stand ready too, and
         no later context makes it again. The arrays that it was opened with are given back if there are no
@@ -280,7 +280,7 @@ class OpenProgram:
         return call
 
     async def _ask_unknown(self, method: Method, state: Sequence[StateArray], bound: Any) -> Any:
-        """Ask for a call, and fetch what it has returned, unless it came as expected."""
+        """Ask for a call, and fetch its result, unless that came as expected."""
         changes = bool(method.updates or method.state)
         for number in itertools.count():
             slot, generation = next(self._slots), self.device.generation

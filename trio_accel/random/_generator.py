@@ -230,7 +230,7 @@ class Generator:
 
     @property
     def seed(self) -> int:
-        """The seed."""
+        """Seed of its sequence, also where the operating system drew it."""
         return self._seed
 
     async def bits(self, shape: int | Sequence[int], *, out: AccelRef | None = None) -> AccelRef:

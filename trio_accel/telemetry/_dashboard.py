@@ -139,7 +139,7 @@ class DashboardActor(Actor):
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Serve meanwhile."""
-        # A listener closes what it is given, and the next incarnation needs the socket.
+        # A listener closes its socket, which the next incarnation needs, so it gets a copy.
         again = trio.socket.from_stdlib_socket(self._listener.dup())
         async with trio.SocketListener(again) as listener, trio.open_nursery() as nursery:
             # The socket listens already.

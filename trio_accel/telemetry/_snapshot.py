@@ -192,7 +192,7 @@ class CacheRow(CacheStatistics):
 
 @attrs.frozen(kw_only=True)
 class LibraryRow:
-    """One library of a device: its requests, what it has planned in this generation, and what it holds.
+    """One library of a device: its requests, its plans in this generation, and its workspace.
 
     Attributes:
         library: Its title: the import path, or the name that its argument begins with.

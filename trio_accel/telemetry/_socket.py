@@ -146,7 +146,7 @@ class ObserverActor(Actor):
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Serve meanwhile."""
-        # A listener closes what it is given, and the next incarnation needs the socket.
+        # A listener closes its socket, which the next incarnation needs, so it gets a copy.
         again = trio.socket.from_stdlib_socket(self._listening.dup())
         async with _PacedListener(trio.SocketListener(again)) as listener, trio.open_nursery() as nursery:
             await nursery.start(trio.serve_listeners, self._server.serve, [listener])
@@ -340,7 +340,7 @@ async def open_observation(
 
     Raises:
         ValueError: The interval is no such number.
-        ObserverSocketError: No program listens there, it refuses, or what it sends is not understood.
+        ObserverSocketError: No program listens there, it refuses, or its lines are not understood.
     """
     check_interval(interval)
     with trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM) as connection:
@@ -366,7 +366,7 @@ def _why_not(path: str | os.PathLike[str], error: OSError) -> str:
 
 
 async def _ask(stream: trio.SocketStream, interval: float) -> None:
-    # Why the program has closed the connection is in what it sent before.
+    # The program's last line says why it has closed the connection.
     with suppress(trio.BrokenResourceError):
         await stream.send_all(encode({"interval": interval}))
 

@@ -119,7 +119,8 @@ class _ManualPort(CompletionPort):
     _forget: Callable[[_ManualPort], None]
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
-        # When the engine looks, it takes everything that is done: so what it looks at is exchanged.
+        # When the engine looks, it takes everything that is done: so the events that it looks at are
+        # exchanged.
         for queue in self._completer.queues.all:
             for operation in queue.operations:
                 if operation.event is event:

@@ -236,7 +236,7 @@ async def inspect(path: StrPath | Iterable[StrPath]) -> Contents:
         path: As for `load`.
 
     Raises:
-        WeightsError: A file is not what it claims to be.
+        WeightsError: A file is no safetensors file.
         OSError: A file cannot be opened or read.
     """
     return await trio.to_thread.run_sync(_contents, paths_of(path))

@@ -53,7 +53,7 @@ _FOREIGN = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
 
 
 class WeightsError(ValueError):
-    """A file of weights is cut off, damaged or not what it claims to be. The message names the file."""
+    """A file of weights is cut off, damaged or no safetensors file. The message names the file."""
 
 
 @attrs.frozen(kw_only=True)

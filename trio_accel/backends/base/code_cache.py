@@ -1,4 +1,4 @@
-"""Disk cache of compiled code: what a compiler made, found again by what it was made of.
+"""Disk cache of compiled code, found again by its source, headers and options.
 
 The contents of the files that a source in C++ includes are part of that.
 """
@@ -212,7 +212,7 @@ class CodeCache:
 
         Args:
             key: Of `code_key`; None for what is not to be kept.
-            compiler: Compiles it; what it raises is raised, and nothing is kept.
+            compiler: Compiles it; an error of it is raised, and nothing is kept.
         """
         found = None if key is None else self.find(key)
         if found is not None:

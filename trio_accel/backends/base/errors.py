@@ -148,7 +148,7 @@ class LinAlgError(LibraryError, np.linalg.LinAlgError):
 class Refused(LibraryError):  # noqa: N818  # it is raised by users, about a request, and reads as one word
     """A program does not answer a request: its asker gets this, and the program goes on.
 
-    Raise it in a method of a program. A method that updates arrays must say that it has changed none of them:
+    Raise it in a method of a program. A method that updates arrays must say that it has changed no array:
     ``raise Refused("a negative price", unchanged=True)``. Otherwise it counts as any other error.
 
     Attributes:

@@ -262,7 +262,7 @@ class TransformPlan:
         return rest[: len(rest) - len(group)]
 
     def _to_real(self, rest: list[int]) -> None:
-        """Transform to real numbers, from a copy: a library destroys what it transforms to them."""
+        """Transform to real numbers, from a copy: a library destroys the source of such a transform."""
         dtype, real = self._source.dtype, self._out.dtype
         if self._lengths[self._halved] == 1:
             # Real parts are what copying to real numbers leaves.

@@ -347,7 +347,7 @@ class ChainLibrary(TableLibrary):
             enqueue = partial(self._enqueue_chain, spec)
             graph = self._make_graph(launching, workspace, enqueue, has_conditions=chain.has_conditions)
         except Exception as error:
-            # Also of a vendor's library: what it says of a call that it would not capture is no crash of it.
+            # Also of a vendor's library: its refusal of a call that it would not capture is no crash of it.
             failure = self._failure()
             if failure is not None:
                 raise failure from error

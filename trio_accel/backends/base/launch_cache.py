@@ -71,7 +71,7 @@ class LaunchCache(Generic[_VALUE]):
 
     One that has not been used since it was looked at before makes way, by a clock with one hand. It moves by
     one at every eighth call that would be stored if there were room. A program that uses a few more in turn
-    than there is room for loses none of the entries, and pays for none that is thrown away before its use.
+    than there is room for loses no entries, and pays for no entry that is thrown away before its use.
 
     Args:
         is_free: Whether an entry can be thrown away: by its key, and when it was used last.

@@ -21,7 +21,7 @@ from .ops import ArraySpec
 __all__ = ["MOST_TEXT", "ProgramDefinition", "Tree", "build", "flatten", "text_of", "tree_of"]
 
 Tree: TypeAlias = Any
-"""Plain values stand for themselves; a list begins with a tag that says what it stands for."""
+"""Plain values stand for themselves; a list begins with a tag that names its kind."""
 
 _PLAIN = frozenset({type(None), bool, int, float, str})
 _MOST_DEPTH = 32

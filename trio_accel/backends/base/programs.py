@@ -202,7 +202,7 @@ class ProgramHost:
         del self._kept[spec.slot]
 
     def close(self) -> None:
-        """Let go of the instance and of what it has returned."""
+        """Let go of the instance and of its results."""
         self._program = None
         self._kept.clear()
 

@@ -241,7 +241,7 @@ class InThread:
     Attributes:
         plan: Preparation that blocks, as for other operations; None if there is nothing to do.
         is_short: Whether this one does not block, so that it needs no thread. But it runs code of the
-            program's own: if it fails, what it has enqueued by then is waited for, as in a thread.
+            program's own: if it fails, the work that it has enqueued by then is waited for, as in a thread.
     """
 
     plan: Callable[[], None] | None = None

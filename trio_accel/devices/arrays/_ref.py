@@ -470,9 +470,9 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     async def close_library(self, path: str) -> None:
-        """End the actor of a library, once it has served what it was asked.
+        """End the actor of a library, once it has served all requests.
 
-        It gives back what it holds, and is not opened ahead in the next context. The next operation that
+        It gives its memory back, and is not opened ahead in the next context. The next operation that
         names it starts another. On a device that is closed, or rebuilds its context, there is nothing to end.
 
         Args:

@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 LONGEST_LOOK = 0.05
-"""Seconds for which a task may look for what it waits for: Trio tells of Ctrl-C only where one is parked."""
+"""Seconds for which a task may poll in a row: Trio delivers Ctrl-C only to a parked task."""
 
 
 class CompletionPort(Protocol):

@@ -30,7 +30,7 @@ class KernelLibraries:
     """The libraries of one context, which are opened in threads: the loop and other libraries go on (D99).
 
     An opening belongs to the context. It goes on when the actor that began it is cancelled, and the next
-    actor takes what it has opened.
+    actor takes the library.
 
     Args:
         device: The device of the context.

@@ -209,7 +209,7 @@ class Declared(Protocol[ParametersP, ReplyT_co]):
 
     @property
     def declaration(self) -> Declaration:
-        """The declaration."""
+        """The declaration that it was made from."""
         ...
 
     @property

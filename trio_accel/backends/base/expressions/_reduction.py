@@ -198,7 +198,7 @@ def _accumulated(name: str, value: DType, *, is_chosen: bool) -> DType:
 
 
 def _combined(combine: Expression, value: DType, *, is_chosen: bool) -> TypedExpression:
-    """Type an expression of ``a`` and ``b`` so that its result is what it takes."""
+    """Type an expression of ``a`` and ``b`` so that its result has the type of its arguments."""
     for _ in range(_MOST_ROUNDS):
         found = typed(combine, (value, value))
         (result,) = found.dtypes

@@ -46,7 +46,7 @@ class Role:
             without a role.
         access: Of arrays: what is done with them.
         count: Of arrays: how many there are.
-        number: Of a scalar: what it is to an array, where that was declared.
+        number: Of a scalar: its relation to an array, where that was declared.
         of: Of such a scalar: the name of that field.
         is_packed: Of a scalar: whether it is bytes that cross to a worker beside a launch template.
     """

@@ -9,7 +9,7 @@ from ._spec import OperationSpec, specification
 __all__ = ["RESULT_WORDS", "ProgramCall", "ProgramFetch", "ProgramResult", "ProgramReturn"]
 
 RESULT_WORDS = 128
-"""Words in which a call tells what it has returned: its length in bytes, then the text where it fits."""
+"""Words in which a call describes its results: its length in bytes, then the text where it fits."""
 
 
 @specification

@@ -88,7 +88,7 @@ class _Source:
 
 
 class HostLease:
-    """A host array that the program has; what it does with it is done when it gives it back.
+    """A host array that the program has; its work with it is done when it gives it back.
 
     Args:
         array: An array object of its own over the memory.

@@ -21,7 +21,7 @@ from ...base import AccelEvent, ContextPoisonedError, Waker
 __all__ = ["CpuEvent", "CpuFault", "CpuHold", "CpuStream", "Work", "check_usable"]
 
 Work: TypeAlias = Callable[[], object]
-"""One operation, ready to run; what it returns is dropped."""
+"""One operation, ready to run; its result is dropped."""
 
 _WRITING = 0.0001
 

@@ -197,7 +197,7 @@ class Call:
     """One launch: addresses of its arrays, workspace, status words and plan.
 
     A kernel is called as ``kernel(spec, call)`` and enqueues on `stream`, with the context current. Memory of
-    the call is its own until what it has enqueued is done.
+    the call is its own until its work is done.
 
     Attributes:
         device: The device.
@@ -347,8 +347,8 @@ class Call:
 
         Args:
             count: How many.
-            judge: Called with what the kernel has left there, when the operation is complete; what it raises
-                is the error of the operation. It is short. It may be called in a thread of the device.
+            judge: Called with the words that the kernel has written, when the operation is complete; an error
+                of it is the error of the operation. It is short. It may be called in a thread of the device.
         """
         words = np.zeros(count, np.int32)
         self._judges.append(partial(judge, words))

@@ -1,4 +1,4 @@
-"""A kernel of the user's own, loaded onto a device: what it needs, and how it is launched."""
+"""A kernel of the user's own, loaded onto a device: its needs, and its launch."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class _Multiply:
 
 
 class BlasLibrary(RoutineLibrary):
-    """cuBLAS, by its routines for mixed types; what it does not have by kernels of the backend's own."""
+    """cuBLAS, by its routines for mixed types; missing ones by kernels of the backend's own."""
 
     name = "blas"
     errors: ClassVar[Errors] = {cublas.cuBLASError: cublas.Status}

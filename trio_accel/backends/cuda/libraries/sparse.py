@@ -141,7 +141,7 @@ class SparseLibrary(CudaLibrary):
         )
 
     def _describe(self, spec: Any, addresses: tuple[int, int, int, int, int]) -> _Product:
-        """Make the descriptors of a product, and find what it needs."""
+        """Make the descriptors of a product, and find its workspace."""
         indptr, indices, data, x_at, out_at = addresses
         kind, (one, zero) = _VALUE_TYPES[spec.matrix_data.dtype], _factors(spec.matrix_data.dtype)
         with ExitStack() as undo:

@@ -144,7 +144,7 @@ class EventNotifier:
         return True
 
     def post(self, stream: int) -> tuple[Any, ...]:
-        """Enqueue that it looks at what it watches; returns the driver's answer."""
+        """Enqueue a look at the watched events; returns the driver's answer."""
         result: tuple[Any, ...] = driver.cuLaunchHostFunc(stream, _POST, self._address)
         return result
 

@@ -190,7 +190,7 @@ class CudaStream:
         return CudaEvent(self, timeline.sequence + 1)
 
     def after(self, finisher: Callable[[], None]) -> None:
-        """Do something short on the host before the next event is done; what it raises is its error."""
+        """Do something short on the host before the next event is done; an error of it is the event's."""
         self._next.append(finisher)
 
     def wait(self, event: AccelEvent) -> None:

@@ -117,7 +117,7 @@ class WorkerServer:
         self.blocks.release = session.engine.release_all
 
     def detach(self, error: BaseException | None) -> None:
-        """It is gone; the application hears what it was lost to, if that is known by now."""
+        """End with the context; the application hears the error of its loss, if that is known by now."""
         self._requests.session = None
         # Arrays that are dropped from now on are gone with the device.
         self.blocks.lose()
@@ -188,7 +188,7 @@ class WorkerServer:
         self._channel.send(("result", number, None), now=True)
 
     async def _stand_ready(self) -> None:
-        """Have the context's actor run before anybody needs it; what it needs of the memory follows."""
+        """Have the context's actor run before it is needed; its memory follows."""
         try:
             self._context = self._requests.context = await self._system.spawn(
                 ContextActor,
@@ -204,7 +204,7 @@ class WorkerServer:
         self._nursery.start_soon(self._watch_context)
 
     async def _watch_context(self) -> None:
-        """See the context's actor fail over its libraries: what it failed with is known at its end."""
+        """Watch for the failure of the context's actor over its libraries: the error is known at its end."""
         error = (await self._context.wait_terminated()).error
         if not self._requests.is_closing:
             self._lose(error or AccelError("the context ended by itself"))

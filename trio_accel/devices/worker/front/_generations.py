@@ -150,7 +150,7 @@ class Generations:
             self._alarms.set(self._requests, trio.current_time() + _CAREFUL, self._requests.hurry)
 
     async def _close(self, link: WorkerLink) -> None:
-        """End a worker in order: what waits is refused, what it has is finished within the grace."""
+        """End a worker in order: waiting requests are refused, and its own are finished within the grace."""
         self._outcomes.is_closing = True
         for request in self._requests.take_waiting():
             self._outcomes.refuse(request, self._outcomes.closed())

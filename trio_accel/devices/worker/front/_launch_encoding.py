@@ -37,7 +37,7 @@ from ..transport._wire_values import encode_fault
 __all__ = ["HostEncoder", "TemplateTable", "encode_array", "encode_launch", "encode_spec"]
 
 HostEncoder: TypeAlias = Callable[[npt.NDArray[Any]], object]
-"""Called with each host array; what it returns (plain values) is sent instead."""
+"""Called with each host array; returns the plain values to send instead."""
 
 
 # Then all are forgotten: a program whose shapes are always others gains nothing by them.

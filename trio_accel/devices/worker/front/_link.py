@@ -55,7 +55,7 @@ class WorkerLink:
         is_started: Whether it serves a generation.
         is_serving: Whether requests go to it: it has started, and its context is not lost.
         is_distrusted: Whether it has sent what makes no sense: nothing that it sent after that counts.
-        has_faulted: Whether a fault of the device has ended its context, by what it was asked.
+        has_faulted: Whether a fault of the device has ended its context, which a request may have caused.
         is_silent: Whether nothing of its context writes to memory any more, dead or not.
         is_stuck: Whether it was killed because its loop stood still over an operation that does not end.
         is_asked: Tells whether it has requests that it has not answered.
@@ -203,7 +203,7 @@ class WorkerLink:
                 self.distrust(end.__cause__)
 
     def distrust(self, error: NonsenseError) -> None:
-        """Kill it over what it has sent."""
+        """Kill it over a message that makes no sense."""
         self.is_distrusted = True
         self.condemn(f"sent a message that makes no sense: {error}")
 
@@ -215,7 +215,7 @@ class WorkerLink:
         self.notify()
 
     def condemn(self, why: str, error: Exception | None = None) -> None:
-        """Kill it; what it has sent is still taken."""
+        """Kill it; messages that it has sent are still taken."""
         if self.how is None:
             self._error = error
         self._end(why)

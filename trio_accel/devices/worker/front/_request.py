@@ -148,7 +148,7 @@ class RemoteRequest(Waiter):
         self._let_go()
 
     def _let_go(self) -> None:
-        """Give back what it has taken for itself."""
+        """Give back the memory that it has taken for itself."""
 
     def _after_copies(self, end: Callable[[], None]) -> None:
         if not self.copies:

@@ -37,7 +37,7 @@ from ._link import EndOfLink, LauncherError, LauncherLink, Report, describe_exit
 __all__ = ["Launcher", "LauncherActor", "LauncherError", "StartWorker", "WorkerProcess", "open_launcher"]
 
 _END = 2.0
-# A process that has lived for a second after its start has done what it is for.
+# D79: a process that has lived for a second after its start has served, and the back-off begins anew.
 _POLICY = Policy(backoff=Backoff(base=0.1, maximum=2.0, reset_after=1.0))
 # Its failures are those of the devices that order workers, which count them; never the system's.
 _ALWAYS = Policy(intensity=Intensity(sys.maxsize, 1.0), grace=2 * _POLICY.grace)

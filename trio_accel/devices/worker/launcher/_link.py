@@ -88,7 +88,7 @@ class LauncherLink:
         """Start a launcher process; returns when it is ready.
 
         Raises:
-            NotSupportedError: The platform has not what it takes.
+            NotSupportedError: The platform lacks process descriptors.
             LauncherError: It did not start.
         """
         _check_platform()
@@ -272,7 +272,7 @@ class LauncherLink:
                 signal.pidfd_send_signal(self._watched, signal.SIGKILL)
 
     def ask(self) -> None:
-        """Have the process looked after until it has said what it is asked for; see `watch`."""
+        """Have the process watched until it has answered; see `watch`."""
         if not self._has_asked.is_set():
             self._silence = 0.0
             self._has_asked.set()
@@ -281,7 +281,7 @@ class LauncherLink:
     async def watch(self, is_asked: Callable[[], bool]) -> None:
         """Watch that the process lives, and answers; otherwise it is killed (D79).
 
-        Returns when it is dead; what it has said by then can be received. While it is not asked for anything
+        Returns when it is dead; its last reports can still be received. While it is not asked for anything
         it may be stopped: its workers do not need it.
 
         Args:

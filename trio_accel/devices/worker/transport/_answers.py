@@ -1,6 +1,6 @@
 """The messages of a worker as bytes that hold values and nothing else.
 
-A worker is where native code of others runs, so what it sends may be anything. To unpickle that would let it
+A worker runs native code of others, so its messages may be anything. To unpickle that would let it
 run what it likes in the application. The answers to operations, of which there are many, are a few words
 packed in binary. All other messages are JSON. Each message is checked here against the layout that its kind
 has. The dispatch checks what it is about: requests, chunks, blocks.
