@@ -245,6 +245,7 @@ class RequestTable:
             queue = self._queues[name] = deque()
         queue.append(request)
         self.waiting += 1
+        # A turn of the order that `take_waiting` threw away would never be ready.
         request.turn = None
         if self._is_mixed:
             request.turn = self._order.enter(request.reads, request.writes)
@@ -266,7 +267,6 @@ class RequestTable:
         self.waiting -= 1
         if request.turn is not None:
             self._order.leave(request.turn)
-            # A turn of the order that `take_waiting` threw away would never be ready.
             request.turn = None
             self._is_mixed = self.waiting > 0
 

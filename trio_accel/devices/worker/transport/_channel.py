@@ -242,8 +242,8 @@ class Channel:
         if seen is None:
             return []
         seen.sleep()
-        received = self._inbox.poll()
         # D44: the flag is down before this look, so a frame that was shown in between is not missed.
+        received = self._inbox.poll()
         if received and self.spin_wait is not None:
             self.spin_wait.received(received)
         return received
