@@ -32,7 +32,7 @@ class _Question:
 
 
 class Questions:
-    """The calls that are not answered.
+    """The questions to workers that are not answered.
 
     Args:
         device: The device.
