@@ -214,6 +214,7 @@ class Engine(ContextState):
             # D136: only operations that are still in flight can be to blame.
             self.completer.reap_ended()
             self.fail_all(cause)
+            # D129: loops of graphs on the device must end, or the streams never do.
             self.device.give_up(str(cause))
             self._lose(cause)
 

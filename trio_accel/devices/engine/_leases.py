@@ -129,6 +129,8 @@ class Leases:
     @asynccontextmanager
     async def _hold(self, turn: Turn, block: int, *, write: bool) -> AsyncGenerator[None, None]:
         try:
+            # The turn comes when earlier operations are launched; the program's use must wait until they are
+            # done.
             await turn.wait()
             for queue in tuple(self._queues):
                 while any(operation.touches(block, write=write) for operation in queue.operations):

@@ -157,6 +157,7 @@ class LibraryActor(Actor):
             Whether it was launched, or has failed; otherwise nothing has happened.
         """
         queue, load = self._queue, self._queue.load
+        # D20: past the mailbox only while nothing waits to be launched, so that the order of launches stays.
         if not self._is_plain or not self._gate.order.is_clear:
             return False
         # As `StreamQueue.is_full`, without the call.
@@ -184,6 +185,7 @@ class LibraryActor(Actor):
         failure: Exception | None = None
         gate, queue = self._gate, self._queue
         try:
+            # D111: the library is not asked anything while a thread is in it.
             if queue.load.is_taken and not self.hands_ahead:
                 await gate.wait(message, queue)
             prepare = self._kernels.prepare(message.spec)
@@ -253,6 +255,7 @@ class LibraryActor(Actor):
             try:
                 operation = self._enqueuer.enqueue(launch, self._kernels, queue, failure)
             finally:
+                # Also after a failure: operations that follow this one must go on.
                 self._gate.leave(launch)
         start_grace = partial(self._cancel_grace.start, queue, operation)
         given: Reply

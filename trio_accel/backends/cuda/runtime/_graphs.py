@@ -108,6 +108,7 @@ class Graphs:
         if not self._lock.acquire(blocking=False):
             return False
         try:
+            # D39: on a stream of its own, so that no other use of the operation's stream is captured.
             assert self._stream is not None
             graph = self._capture(self._stream, enqueue)
             made = None if graph is None else self._instantiate(graph)

@@ -223,8 +223,10 @@ class RequestTable:
         return self.queues(in_flight)
 
     def _may_go(self, request: RemoteRequest) -> bool:
+        # D75: the first request after a loss is alone, until one has completed.
         if self._is_careful and self._sent:
             return False
+        # D136: a suspect runs with nothing beside it, and later requests wait for all suspects.
         if self._alone is not None:
             return False
         if not request.is_suspect and request.number > self._last_innocent and self._queues.get(_SUSPECTS):
