@@ -249,13 +249,14 @@ class DeviceRow:
         recovery_text: Of which parts that is made, and why modules are imported again, in one line.
         pending: Requests that wait while the context is being rebuilt.
         pid: Process of the worker, if it has one.
+        served: Seconds since this generation began, from which on the rest counts; None if that was not seen.
         age: Seconds since the rest was true; None if it was never known.
         launched: Operations enqueued in this generation.
         completed: Operations that completed, with or without an error.
         in_flight: Operations that the backend has.
         memory: Memory of its arrays.
         libraries: Libraries that have requests, have planned something, or hold workspace.
-        actors: Memory of arrays by who made them, the largest first.
+        actors: Memory of arrays by who made them, the largest first. All together they are what is in use.
     """
 
     path: str
@@ -270,6 +271,7 @@ class DeviceRow:
     recovery_text: str | None = None
     pending: int = 0
     pid: int | None = None
+    served: float | None = None
     age: float | None = None
     launched: int = 0
     completed: int = 0
@@ -281,18 +283,19 @@ class DeviceRow:
 
 @attrs.frozen(kw_only=True)
 class FailureRow:
-    """Something that failed.
+    """What has failed, once or again and again: by the actor and the error.
 
     Attributes:
-        time: When, in seconds since the epoch; of several alike, the last.
+        time: When it did last, in seconds since the epoch.
+        first: When it did first; None from a program that does not tell.
         path: Path of the actor.
         kind: ``"message"``, ``"restart"`` (an incarnation ended), ``"end"`` (the actor ended for good) or
             ``"supervisor"`` (it gave up).
         message_type: What was being served, if anything.
         error: The error in one line.
-        traceback: The error with its traceback, cut off if it is very long. Where many came at once, of some
-            only the line.
-        count: How many alike this stands for.
+        traceback: The first error with its traceback, cut off if it is very long. Where many came at once, of
+            some only the line.
+        count: How often it did. A message that fails and the restart that this causes count once.
     """
 
     time: float
@@ -302,6 +305,7 @@ class FailureRow:
     error: str
     traceback: str
     count: int = 1
+    first: float | None = None
 
 
 @attrs.frozen(kw_only=True)
