@@ -90,7 +90,8 @@ async def open_dashboard(
             program. Without that, it shows their types.
 
     Raises:
-        NotSupportedError: Starlette or Hypercorn is not installed: ``pip install 'trio-accel[dashboard]'``.
+        NotSupportedError: Starlette or Hypercorn is not installed: ``pip install '.[dashboard]'`` in a
+            checkout.
         OSError: The port is taken.
         ValueError: The port or the interval is out of range; or the system has a dashboard already.
     """
@@ -101,7 +102,8 @@ async def open_dashboard(
         serve = _server()
     except ImportError as error:
         raise NotSupportedError(
-            f"the dashboard needs {error.name}, which is not installed: pip install 'trio-accel[dashboard]'"
+            f"the dashboard needs {error.name}, which is not installed: pip install '.[dashboard]' "
+            "in a checkout"
         ) from error
     with socket.create_server((_HOST, port)) as listener, record(system) as recorder:
         feed = _Feed(recorder, interval, shows_errors=errors)
