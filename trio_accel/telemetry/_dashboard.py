@@ -263,7 +263,10 @@ def _for_page(snapshot: SystemSnapshot, *, shows_errors: bool) -> str:
     busiest = sorted(snapshot.operations, key=lambda row: (-row.rate, -row.completed))
     shown = attrs.evolve(snapshot, operations=tuple(busiest[:_OPERATIONS]))
     if not shows_errors:
-        actors = [attrs.evolve(row, last_error=_type_of(row.last_error)) for row in shown.actors]
+        actors = [
+            row if row.last_error is None else attrs.evolve(row, last_error=_type_of(row.last_error))
+            for row in shown.actors
+        ]
         failures = [
             attrs.evolve(row, error=_type_of(row.error), traceback="Its text is shown with errors=True.")
             for row in shown.failures
@@ -272,8 +275,8 @@ def _for_page(snapshot: SystemSnapshot, *, shows_errors: bool) -> str:
     return shown.to_json()
 
 
-def _type_of(error: str | None) -> str | None:
-    return None if error is None else error.partition(":")[0]
+def _type_of(error: str) -> str:
+    return error.partition(":")[0]
 
 
 def _application(feed: _Feed) -> Starlette:
