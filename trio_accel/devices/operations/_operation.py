@@ -315,10 +315,11 @@ def admit(device: AskedDevice, operation: object, verb: str) -> Recording | None
         RuntimeError: The device belongs to another Trio run.
     """
     if not _is_operation(type(operation)):  # type: ignore[arg-type]  # mypy takes no class for hashable
-        if not isinstance(operation, Operation):
+        cls = type(operation)
+        if not issubclass(cls, Operation):
             raise TypeError(f"{verb}: {operation!r} is no operation of a device")
         raise TypeError(
-            f"{verb}: {type(operation).__name__} does not say which library actor serves it; "
+            f"{verb}: {cls.__name__} does not say which library actor serves it; "
             "give the class an attribute library = 'package.module:Class'"
         )
     try:
