@@ -48,7 +48,7 @@ async def save(
 
     Raises:
         NotSupportedError: The format does not have an element type: complex128.
-        TypeError, ValueError: A name, an array or a text is none.
+        TypeError, ValueError: A name, an array or a text is of another type, or not valid.
         WeightsError: The path is that of a pipe or a device.
         OSError: The file cannot be written.
         StaleRefError: An array must not be used any more.
@@ -99,7 +99,7 @@ def _check(arrays: Mapping[str, object], metadata: Mapping[str, object]) -> None
 
 
 def _make(target: str, header: bytes) -> IO[bytes]:
-    """A file beside the target, under a name that nobody else has."""
+    """Make a file beside the target, under a new name."""
     name = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.{secrets.token_hex(8)}")
     mode = _mode_of(target)
     # From its beginning no more may read it than may read the one before; the umask takes bits away.

@@ -40,8 +40,8 @@ class CpuMemory(BlockMemory[HostArray, HostArray]):
         """Make the array of a specification.
 
         Raises:
-            KeyError: There is no such block.
-            ValueError: The array does not lie within it.
+            KeyError: No block has this id.
+            ValueError: The array is not within it.
         """
         memory, _ = self.block(array.block)
         return np.ndarray(array.shape, array.dtype.dtype, memory.data, array.offset, array.strides)
@@ -79,7 +79,7 @@ class _Source:
         return map_shared(descriptor, nbytes)
 
     def drop(self, chunk: HostArray) -> None:
-        """The mapping goes with the last array over it."""
+        """Do nothing: the mapping goes with the last array over it."""
 
     def block(self, chunk: HostArray, offset: int, nbytes: int) -> HostArray:
         return chunk[offset : offset + nbytes]
@@ -89,7 +89,7 @@ class _Source:
 
 
 class HostLease:
-    """A host array that the program has; what it does with it is done when it gives it back.
+    """A host array that the program has; its work with it is done when it gives it back.
 
     Args:
         array: An array object of its own over the memory.
@@ -109,7 +109,7 @@ class HostLease:
         self.array: HostArray = array if write else as_strided(array, writeable=False)
 
     def take_back(self) -> None:
-        """Let nobody write to it any more."""
+        """Make the array read-only."""
         self.array.flags.writeable = False
 
 
