@@ -5,6 +5,7 @@ it, and a reply arrives when the device has completed the operation.
 """
 
 import logging as _logging
+import sys as _sys
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
@@ -87,6 +88,7 @@ from .backends.base import (
     QueueFullError,
     StaleRefError,
 )
+from .backends.base import foreign_names as _foreign_names
 from .devices import (
     AccelRef,
     AdaptiveCompletion,
@@ -120,7 +122,20 @@ def __getattr__(name: str) -> object:
         return _import_module(f"{__name__}.{name}")
     if name == "open_dashboard":
         return _import_module(f"{__name__}.telemetry").open_dashboard
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    instead = _foreign_names.MADE.get(name, "")
+    if name == "open_device":
+        instead = 'async with ta.open_system("name") as system, system.open_device("cpu") as device'
+    parts = (
+        () if name.startswith("_") else (arrays, fft, graphs, jit, linalg, programs, random, sparse, weights)
+    )
+    for capability in (*parts, *([_import_module(f"{__name__}.patterns")] if parts else ())):
+        if name in capability.__all__:
+            instead = f"ta.{capability.__name__.rpartition('.')[2]}.{name}"
+    told = f"; write {instead}" if instead else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{told}", name=name, obj=_this)
+
+
+_this = _sys.modules[__name__]
 
 
 # Without this, `logging` would print warnings too where a program has configured nothing.

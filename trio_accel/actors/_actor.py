@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from contextvars import Context, copy_context
 from functools import partial
-from typing import Any, ClassVar, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, TypeVarTuple
 
 import attrs
 import trio
@@ -42,6 +42,22 @@ class Actor(ActorBase):
 
     context: ActorContext
     __handlers__: ClassVar[HandlerTable] = {}
+
+    if not TYPE_CHECKING:  # a type checker would find every attribute with it
+
+        def __getattr__(self, name: str) -> object:
+            cls = type(self).__name__
+            if name == "context":
+                raise AttributeError(
+                    f"{cls}.context is there once the actor is spawned, and not in __init__ yet"
+                )
+            if hasattr(Ref, name):
+                raise AttributeError(
+                    f"{cls} has no attribute {name!r}: an actor is spawned, and its address has it: "
+                    f"ref = await system.spawn({cls}, ...), then ref.{name}(...)"
+                )
+            # Once more: it may be the error of a property.
+            return object.__getattribute__(self, name)
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)

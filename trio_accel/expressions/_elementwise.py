@@ -123,7 +123,7 @@ class Elementwise(Generic[ReplyT]):
             TypeError: Too few or too many arguments, or one that there is not; or no shape.
             ValueError: No shape.
         """
-        given = bind(self.operation, self.inputs, arguments, named)
+        given = bind(self.operation, self.inputs, arguments, named, options=_RESERVED)
         if out is None or isinstance(out, AccelRef):
             outs: tuple[AccelRef | None, ...] = (out,) * len(self.outputs) if out is None else (out,)
         else:
@@ -189,7 +189,7 @@ class Elementwise(Generic[ReplyT]):
         if known.has_places:
             taken.check_places(planner.name, known.axes)
         results = [
-            planner.output(taken.shape, dtype, each, argument=name)
+            planner.output(taken.shape, dtype, each, argument=name, may_have_gaps=True)
             for name, dtype, each in zip(self.outputs, known.dtypes, out, strict=True)
         ]
         for number, given in enumerate(out):

@@ -22,9 +22,14 @@ def _plan_matmul(message: Any, planner: Planner) -> Planned[AccelRef]:
         raise TypeError(
             f"{planner.name}: operands must have one dtype, got a {a.dtype}, b {b.dtype}; use cast()"
         )
-    out = planner.output(product_shape(planner.name, a.shape, b.shape), a.dtype, message.out)
+    is_plain = a.ndim == b.ndim == 2 and a.dtype.is_inexact
+    shape = product_shape(planner.name, a.shape, b.shape)
+    out = planner.output(shape, a.dtype, message.out, may_have_gaps=is_plain)
     if message.out is not None:
         planner.distinct("out", out.spec, a=a, b=b)
+        if not out.spec.is_contiguous:
+            # `gemm` writes by strides, where a stack of products has none for its result.
+            return Planned(gemm.spec(1.0, a, b, 0.0, "N", "N", out.spec), out)
     return Planned(MatmulSpec(a, b, out.spec), out, is_checked=True)
 
 

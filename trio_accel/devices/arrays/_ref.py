@@ -9,7 +9,7 @@ import abc
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, ClassVar, NoReturn, Self, SupportsIndex, TypeVar
+from typing import Any, ClassVar, Never, NoReturn, Self, SupportsIndex, TypeVar
 
 import numpy.typing as npt
 import trio
@@ -155,7 +155,7 @@ class AccelRef(NoOperators):
     def __array__(self, *args: object, **kwargs: object) -> npt.NDArray[Any]:
         raise TypeError("an AccelRef is no host array; use await ref.to_host()")
 
-    async def to_host(self, *, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+    async def to_host(self, *, out: npt.NDArray[Any] | None = None, **_unknown: Never) -> npt.NDArray[Any]:
         """Copy the array to host memory, after everything that writes it.
 
         Args:
@@ -168,7 +168,7 @@ class AccelRef(NoOperators):
             ValueError: `out` has another shape or dtype, is read-only, or has elements that share memory.
             StaleRefError: The array must not be used any more.
         """
-        return await self.device._to_host(self, out)  # noqa: SLF001
+        return await self.device._to_host(self, out, **_unknown)  # noqa: SLF001
 
     async def item(self) -> Any:
         """Copy the only element to the host, as a Python scalar.
@@ -496,7 +496,9 @@ class Device(abc.ABC):
         """Finish what is in flight, within `close_grace`, and give the device back."""
 
     @abc.abstractmethod
-    def _to_host(self, ref: AccelRef, out: npt.NDArray[Any] | None) -> Awaitable[npt.NDArray[Any]]:
+    def _to_host(
+        self, ref: AccelRef, out: npt.NDArray[Any] | None, **_unknown: Never
+    ) -> Awaitable[npt.NDArray[Any]]:
         """See `AccelRef.to_host`."""
 
     @abc.abstractmethod

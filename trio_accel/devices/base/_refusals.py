@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import inspect
 import numbers
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import wraps
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 
-__all__ = ["NoOperators", "NotAwaited", "what_to_do"]
+from ...actors import bind_arguments
+from ...backends.base import foreign_names
+
+__all__ = ["NoOperators", "NotAwaited", "opens", "what_to_do"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _AWAITED = "; it was not awaited: write `await` before the call that makes it"
 
@@ -65,6 +75,54 @@ class NotAwaited:
                 f"{type(self).__name__!r} object has no attribute {name!r}; {self.what_to_do}"
             )
 
+        def __enter__(self) -> NoReturn:
+            raise TypeError(f"a plain `with` does not do; {self.what_to_do}")
+
+        def __exit__(self, *_: object) -> None:
+            raise AssertionError  # pragma: no cover  # it is not entered
+
+
+class _Opening(NotAwaited):
+    """What a function returns that opens something for an ``async with``."""
+
+    def __init__(self, manager: AbstractAsyncContextManager[Any, bool | None]) -> None:
+        self._manager = manager
+
+    def __aenter__(self) -> Any:
+        return self._manager.__aenter__()
+
+    def __aexit__(self, *error: Any) -> Any:
+        return self._manager.__aexit__(*error)
+
+    def __await__(self) -> Generator[Any, Any, NoReturn]:
+        raise TypeError(self.what_to_do)
+
+
+def opens(
+    text: str,
+) -> Callable[[Callable[P, AsyncGenerator[T]]], Callable[P, AbstractAsyncContextManager[T, bool | None]]]:
+    """Make a context manager of an async generator, as `asynccontextmanager` does; wrong use says what to do.
+
+    Args:
+        text: What that is.
+    """
+
+    def decorate(
+        function: Callable[P, AsyncGenerator[T]],
+    ) -> Callable[P, AbstractAsyncContextManager[T, bool | None]]:
+        manager = asynccontextmanager(function)
+        opening: Any = type("Opening", (_Opening,), {"what_to_do": text})
+
+        @wraps(function)
+        def make(*args: P.args, **kwargs: P.kwargs) -> AbstractAsyncContextManager[T, bool | None]:
+            bind_arguments(function.__name__, function, args, kwargs)
+            opened: AbstractAsyncContextManager[T, bool | None] = opening(manager(*args, **kwargs))
+            return opened
+
+        return make
+
+    return decorate
+
 
 def what_to_do(value: object) -> str:
     """What to do about something that is no array or no device; empty where that is not known."""
@@ -72,6 +130,10 @@ def what_to_do(value: object) -> str:
         return _AWAITED
     if isinstance(value, NotAwaited):
         return f"; {value.what_to_do}"
+    if isinstance(value, (type, FunctionType)):
+        is_class = isinstance(value, type)
+        told = "it is a class: make a message of it:" if is_class else "call it by itself: await"
+        return f"; {told} {value.__name__}(...)"
     if isinstance(value, np.ndarray):
         return "; copy it to the device first: await device.put(array)"
     if isinstance(value, (list, tuple, numbers.Number)):
@@ -100,6 +162,16 @@ class NoOperators:
             return NotImplemented
 
         __hash__ = object.__hash__
+
+        def __getattr__(self, name: str) -> NoReturn:
+            instead, expressions = foreign_names.ATTRIBUTES.get(name), foreign_names.EXPRESSIONS
+            if instead is None and name in foreign_names.REDUCTIONS:
+                instead = f"f = ta.jit.{foreign_names.REDUCTIONS[name]}, then await f(x, axis=...)"
+            if instead is None and (name in expressions or isinstance(getattr(np, name, None), np.ufunc)):
+                instead = f'f = ta.jit.elementwise("{expressions.get(name, f"{name}(x)")}"), then await f(x)'
+            told = "" if instead is None else f"; write {instead}"
+            message = f"{type(self).__name__!r} object has no attribute {name!r}{told}"
+            raise AttributeError(message, name=name, obj=self)
 
         def __array_ufunc__(
             self, ufunc: np.ufunc, method: str, *inputs: object, **kwargs: object

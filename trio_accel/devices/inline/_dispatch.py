@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
-from typing import Any, TypeVar, cast
+from typing import Any, Never, TypeVar, cast
 
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -151,9 +151,9 @@ class InlineDispatch:
         self._device.availability.interrupt()
 
     @enable_ki_protection
-    async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
+    async def ask(self, operation: Operation[LibraryT, ReplyT], **_unknown: Never) -> ReplyT:
         """See `Device.ask`."""
-        recording = admit(self._device, operation, "ask")
+        recording = admit(self._device, operation, "ask", _unknown)
         if recording is not None:
             return await recording.ask(self._device, operation)
         # One that is done by the time of a cancellation returns: a loop of these must end all the same.

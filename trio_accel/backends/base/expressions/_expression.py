@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import attrs
 
+from .. import foreign_names
 from ._functions import CONSTANTS, FUNCTIONS, OPERATORS
 
 __all__ = ["Apply", "Expression", "Index", "Literal", "Load", "Name", "Node", "Place", "parse"]
@@ -309,7 +310,9 @@ class _Parser:
 
     def _function(self, node: ast.Call, depth: int) -> Node:
         if not isinstance(node.func, ast.Name):
-            self._refuse("only functions of the table can be called, by their names", node)
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            told = f": write {name}(...)" if name in FUNCTIONS else _similar(name)
+            self._refuse(f"only functions of the table can be called, by their names{told}", node)
         name = node.func.id
         if name == _INDEX:
             return self._index(node)
@@ -385,5 +388,11 @@ def _what(node: ast.AST) -> str:
 def _similar(name: str) -> str:
     import difflib
 
+    instead, reduced = foreign_names.EXPRESSIONS.get(name), foreign_names.REDUCTIONS.get(name)
+    told = "" if instead is None else f"; write {instead}"
+    if reduced is not None:
+        told += f"; one value of many is made by ta.jit.{reduced}"
+    if told:
+        return told
     similar = difflib.get_close_matches(name, FUNCTIONS, 3)
     return f"; there is {', '.join(similar)}" if similar else ""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Never, TypeVar
 
 import outcome
 import trio
@@ -182,9 +182,9 @@ class WorkerDispatch:
         )
 
     @enable_ki_protection
-    async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
+    async def ask(self, operation: Operation[LibraryT, ReplyT], **_unknown: Never) -> ReplyT:
         """See `Device.ask`."""
-        recording = admit(self._device, operation, "ask")
+        recording = admit(self._device, operation, "ask", _unknown)
         if recording is not None:
             return await recording.ask(self._device, operation)
         # One that is done by the time of a cancellation returns: a loop of these must end all the same.
