@@ -89,10 +89,10 @@ class DirectReply(Waiter):
     def abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
         """Tell that the parked task is cancelled; it waits on."""
         assert self.task is not None  # it is parked
-        self.raise_cancel = raise_cancel
+        waits_on = super().abort(raise_cancel)
         if self.on_cancel is not None:
             self.on_cancel(self.task.context)
-        return trio.lowlevel.Abort.FAILED
+        return waits_on
 
     def deliver(self, error: BaseException | None) -> None:
         """Hand the outcome over; called once."""

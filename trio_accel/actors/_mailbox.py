@@ -196,7 +196,7 @@ class Mailbox:
     def withdraw(self, envelope: Envelope) -> None:
         """Take a queued message out again; it never runs."""
         envelope.state = EnvelopeState.DONE
-        envelope.task = None
+        envelope.forget_task()
         for queue in (self._waiting, self._stash, self._queue):
             queue.pop(envelope, None)
         # One that was stashed has begun.

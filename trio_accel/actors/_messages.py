@@ -181,6 +181,10 @@ class Waiter:
         self.raise_cancel = raise_cancel
         return trio.lowlevel.Abort.FAILED
 
+    def forget_task(self) -> None:
+        """Forget the task: it waits no more."""
+        self.task = None
+
     def settle(self, result: outcome.Outcome[Any]) -> None:
         """Give the outcome to the task or the function, or keep it for the task to come."""
         # The frames of an error that lives on refer to the waiter: it must keep nobody alive.
@@ -252,17 +256,15 @@ class Envelope(Waiter):
             return trio.lowlevel.Abort.SUCCEEDED
         if self.is_abandonable:
             # The task waits no more: neither for a reply nor, through this request, for anybody else.
-            self.task = self.sender = self.caller = None
+            self.forget_task()
+            self.sender = self.caller = None
             return trio.lowlevel.Abort.SUCCEEDED
-        self.request_cancel(raise_cancel)
-        return trio.lowlevel.Abort.FAILED
-
-    def request_cancel(self, raise_cancel: Callable[[], NoReturn]) -> None:
-        """Cancel the running request; the asker goes on waiting until it has unwound."""
-        self.raise_cancel = raise_cancel
+        # The asker goes on waiting until the request has unwound.
+        waits_on = super().abort(raise_cancel)
         if self.scope is not None:
             self.scope.cancel(reason=_ASKER_CANCELLED)
         self.call_hook()
+        return waits_on
 
     def call_hook(self) -> None:
         """Tell who has deferred the reply that its asker is cancelled."""
@@ -290,13 +292,9 @@ class Envelope(Waiter):
             return False
         self.state = EnvelopeState.DONE
         self.scope = self.on_cancel = self.on_failed_hook = None
-        # As `settle`, without the call; but nothing is kept where no one waits: it was told, or left.
-        task, self.task = self.task, None
-        on_done, self.on_done = self.on_done, None
-        if task is not None:
-            trio.lowlevel.reschedule(task, result)
-        elif on_done is not None:
-            on_done(result)
+        # Otherwise it was told, or its asker has left it: its outcome is not kept.
+        if self.task is not None or self.on_done is not None:
+            self.settle(result)
         return True
 
     def fail(self, error: BaseException) -> bool:

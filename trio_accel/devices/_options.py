@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import NoneType
+from typing import cast
 
 import attrs
 
@@ -33,7 +34,9 @@ def _spares(instance: DeviceOptions, attribute: attrs.Attribute[int], value: int
 
 
 def _are(value: object, *kinds: type[object]) -> bool:
-    return isinstance(value, tuple) and all(isinstance(each, kinds) for each in value)
+    return isinstance(value, tuple) and all(
+        isinstance(each, kinds) for each in cast("tuple[object, ...]", value)
+    )
 
 
 def _modules(

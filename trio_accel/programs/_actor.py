@@ -23,6 +23,7 @@ class ProgramActor(LibraryActor):
     """
 
     library = "program"
+    hands_ahead = True
 
     @classmethod
     def supervision(cls, argument: str) -> OwnSupervision:

@@ -17,7 +17,16 @@ from ..backends.base.program_definition import build
 from ..backends.base.programs import GONE
 from ..devices import Device, Operation, RecoveryCost, opened, refuse_recording
 from ._actor import ProgramActor
-from ._messages import Fetch, MethodCall, Result, StateArray, TellResult, message_class
+from ._messages import (
+    Expectations,
+    Fetch,
+    MethodCall,
+    Result,
+    Returned,
+    StateArray,
+    TellResult,
+    message_class,
+)
 from ._method import Method, describe_function, find_method
 
 __all__ = ["Anew", "FunctionProgram", "OpenProgram", "Opened", "Program"]
@@ -102,6 +111,7 @@ class OpenProgram:
         self._is_closed = False
         self._methods: dict[object, tuple[Method, Sequence[StateArray]]] = {}
         self._slots = itertools.count()
+        self._expectations = Expectations()
         # Of results that nobody fetches.
         self._left: set[int] = set()
         self._asking = 0
@@ -170,7 +180,7 @@ class OpenProgram:
                 await self._wait_idle()
         finally:
             opened = self._opened
-            await _end(opened)
+            await _end(opened)  # noqa: ASYNC102  # it shields itself
             self._opened = attrs.evolve(opened, frozen=(), state=(), again=_never)
             self._methods.clear()
             opened.thaw()
@@ -243,9 +253,7 @@ class OpenProgram:
         try:
             if method.out is None:
                 return await self._ask_unknown(method, state, bound)
-            message = message_class(MethodCall, method.where)
-            call = message(self._opened.library, method, bound, out, self._opened.frozen, state, None, ())
-            return await self.device.ask(call)
+            return await self.device.ask(self._call(method, state, bound, out, None, ()))
         except Refused as refused:
             raise _own_error(refused, method)  # noqa: B904  # its cause is set there
         finally:
@@ -253,18 +261,33 @@ class OpenProgram:
             if not self._asking:
                 self._idle.set()
 
-    async def _ask_unknown(self, method: Method, state: Sequence[StateArray], bound: Any) -> Any:
-        """Ask for a call, and fetch what it has returned."""
+    def _call(
+        self,
+        method: Method,
+        state: Sequence[StateArray],
+        bound: Any,
+        out: object,
+        slot: int | None,
+        forget: tuple[int, ...],
+    ) -> MethodCall:
+        opened = self._opened
         message = message_class(MethodCall, method.where)
-        library, changes = self._opened.library, bool(method.updates or method.state)
+        call: MethodCall = message(
+            opened.library, method, bound, out, opened.frozen, state, slot, forget, self._expectations
+        )
+        return call
+
+    async def _ask_unknown(self, method: Method, state: Sequence[StateArray], bound: Any) -> Any:
+        """Ask for a call, and fetch what it has returned, unless it came as expected."""
+        changes = bool(method.updates or method.state)
         for number in itertools.count():
             slot, generation = next(self._slots), self.device.generation
             forget = tuple(itertools.islice(self._left, _MOST_FORGOTTEN))
             try:
-                call = message(library, method, bound, None, self._opened.frozen, state, slot, forget)
-                found = await self.device.ask(call)
+                call = self._call(method, state, bound, None, slot, forget)
+                returned = await self.device.ask(call)
                 self._left.difference_update(forget)
-                return await self._fetch(method, slot, found)
+                return await self._fetch(method, slot, returned)
             except Refused:
                 raise  # nothing was kept
             except LibraryError as error:
@@ -281,12 +304,15 @@ class OpenProgram:
                 raise
         raise AssertionError  # pragma: no cover  # the loop has no end
 
-    async def _fetch(self, method: Method, slot: int, found: Result | int) -> Any:
-        library = self._opened.library
+    async def _fetch(self, method: Method, slot: int, returned: Returned) -> Any:
+        library, found = self._opened.library, returned.result
         if isinstance(found, int):
             message = message_class(TellResult, f"{method.where}.result")
             found = cast("Result", await self.device.ask(message(library, slot, found)))
             self._left.add(slot)
+        if found.arrays is None:
+            return build(found.tree, returned.expected)
+        self._expectations.note(returned.keys, tuple((dtype, tuple(shape)) for dtype, shape in found.arrays))
         arrays: list[object] = []
         if found.arrays:
             fetch = message_class(Fetch, f"{method.where}.fetch")

@@ -240,9 +240,12 @@ class InThread:
 
     Attributes:
         plan: What must be done once before, as for other operations; None if there is nothing to do.
+        is_short: Whether this one does not block, so that it needs no thread. But it runs code of the
+            program's own: if it fails, what it has enqueued by then is waited for, as in a thread.
     """
 
     plan: Callable[[], None] | None = None
+    is_short: bool = False
 
     def __call__(self) -> None:
         """Do it."""

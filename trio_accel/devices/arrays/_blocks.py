@@ -171,7 +171,7 @@ class BlockTable:
 
     device_name: str
     availability: Availability
-    _keeps: bool = attrs.field(default=True, kw_only=True)
+    _keeps: bool = attrs.field(default=True, kw_only=True, alias="keeps")
     device: Owner = attrs.field(init=False)
     valid_since: int = attrs.field(default=0, init=False)
     dropped: deque[_Dropped] = attrs.field(factory=deque[_Dropped], init=False)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import trio
 
-__all__ = ["BackgroundCalls", "CallThread", "LoopNotifier"]
+__all__ = ["BackgroundCalls", "CallThread", "LoopNotifier", "failure_of"]
 
 _logger = logging.getLogger("trio_accel.devices")
 
@@ -132,7 +132,7 @@ class CallThread:
                 function()
             except BaseException as raised:  # noqa: ASYNC103, BLE001  # Trio has no cancellation here
                 # This frame lives on.
-                error = _failure_of(
+                error = failure_of(
                     raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next)
                 )
             with suppress(trio.RunFinishedError):
@@ -141,8 +141,8 @@ class CallThread:
             del call, function, done, error
 
 
-def _failure_of(error: BaseException) -> Exception:
-    """What a thread has raised, as an exception that keeps its lines, and nothing alive."""
+def failure_of(error: BaseException) -> Exception:
+    """What a call has raised, as an exception that keeps its lines, and nothing alive."""
     left: list[BaseException | None] = [error]
     seen: set[int] = set()
     while left:

@@ -108,6 +108,12 @@ class AdaptivePort(WatchedPort):
     async def run(self) -> None:
         while True:
             await self.wait()
+            if self.calls:
+                # A thread runs Python: a loop that polls keeps taking the interpreter's lock from it.
+                if not self.look():
+                    self._arm()
+                    await self.wait_changed()
+                continue
             self._began = time.perf_counter()
             if await self._search(self._began + self._budget):
                 self._budget = min(2 * self._budget, self._most)
@@ -128,7 +134,7 @@ class AdaptivePort(WatchedPort):
             # The rest of the program goes on between two looks.
             await trio.lowlevel.checkpoint()
             now = time.perf_counter()
-            if now >= end or not self._events:
+            if now >= end or not self._events or self.calls:
                 return self.look()
             if estimator is not None and estimator.is_near(now):
                 _poll([events[0] for events in self._events.values()], now + _POLL)
@@ -140,7 +146,7 @@ class AdaptivePort(WatchedPort):
         estimators = [self._estimators[stream] for stream in self._events if stream in self._estimators]
         # There is no estimate of what is overdue.
         steady = [estimator for estimator in estimators if estimator.is_steady and estimator.due + half > now]
-        if not steady or not half:
+        if not steady or not half or self.calls:
             self._arm()
             await self.wait_changed()
             return

@@ -32,10 +32,12 @@ class CompletionPort(Protocol):
     Attributes:
         polls: Whether the end of an operation may be polled for: else `poll` and `spin` are not called.
         is_quick: Whether the next operation, if it is alone, is to be polled before it is watched.
+        calls: How many calls threads make now, or are to make, for operations of this engine.
     """
 
     polls: bool = False
     is_quick: bool = False
+    calls: int = 0
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         """See to it that the engine looks at its events soon after this one is done."""
@@ -76,7 +78,7 @@ class CompletionStrategy(Protocol):
         ...
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class HostCallbackPort(CompletionPort):
     """Has the stream notify of each event."""
 

@@ -149,7 +149,11 @@ class Completer:
 
     def watch(self, operation: InFlight, queue: StreamQueue) -> None:
         """Have the end of an operation seen that a thread has enqueued; the stream is others' again."""
-        self.port.watch(queue.stream, operation.event)
+        if operation.event.is_done:
+            # Short work is over before the loop learns that it was enqueued: nothing else has to wake it.
+            self._reap(queue)
+        else:
+            self.port.watch(queue.stream, operation.event)
         self.queues.notify(queue.load)
 
     def refuse(self, operation: InFlight, error: Exception) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -13,18 +14,18 @@ from ...backends.base import AccelDevice, AccelEvent, AccelStream, Hold, KernelL
 from ...backends.base.modules import import_extra
 from ...backends.base.ops import OperationSpec
 from ..arrays._blocks import BlockTable
-from ..base._bridge import CallThread
+from ..base._bridge import CallThread, failure_of
 from ..base._waits import Alarms
 from ..completion._port import CompletionPort
 from ..operations._hooks import EngineHook, Phase, enter, notify
 from ..operations._operation import Launch
 from ._completer import Completer
 from ._context_state import ContextState, Watchdog
-from ._in_flight import NOT_YET, InFlight, MemoryInUse
+from ._in_flight import NOT_YET, InFlight, MemoryInUse, Reply
 from ._launch_gate import LaunchGate
 from ._stream_queues import StreamQueue
 
-__all__ = ["Enqueuer", "Ranges", "ThreadedLaunches"]
+__all__ = ["Enqueuer", "Ranges", "ThreadedCall", "ThreadedLaunches"]
 
 Call: TypeAlias = "Callable[[OperationSpec, AccelStream], None]"
 InFlightT = TypeVar("InFlightT", bound=InFlight)
@@ -97,8 +98,22 @@ class Enqueuer:
             raise
         return self.add(launch, queue, stream.record(), InFlight)
 
-    def begin(self, launch: Launch, queue: StreamQueue, failure: Exception | None) -> None:
-        """Do what comes before the call of the backend; raises as `enqueue` does."""
+    def begin(
+        self,
+        launch: Launch,
+        queue: StreamQueue,
+        failure: Exception | None,
+        later: list[Callable[[], object]] | None = None,
+    ) -> None:
+        """Do what comes before the call of the backend; raises as `enqueue` does.
+
+        Args:
+            launch: The operation.
+            queue: Stream to put it on.
+            failure: What its preparation failed with.
+            later: Gets what is to be put on the stream before the call, which a thread does that has the
+                stream. None: it is done now.
+        """
         if self._context.is_lost:
             raise ActorStoppedError(f"{launch.name} was not started: the context is lost", path=queue.owner)
         has_staged = False
@@ -115,6 +130,12 @@ class Enqueuer:
                 self._check(launch, queue, failure)
             # What the program has let go by now is there for this operation.
             memory.exchange(self._blocks, launch.allocations)
+            if later is not None:
+                events: list[AccelEvent] = []
+                memory.order(stream, launch.reads, launch.writes, events.append)
+                later += [partial(stream.wait, event) for event in events]
+                later += [partial(self._copies.enqueue, copy, stream) for copy in launch.staged]
+                return
             memory.order(stream, launch.reads, launch.writes)
             for copy in launch.staged:
                 has_staged = True
@@ -147,12 +168,15 @@ class Enqueuer:
         self.launched += 1
         return operation
 
-    def bind(self, operation: InFlight, queue: StreamQueue, error: Exception | None) -> Exception | None:
+    def bind(
+        self, operation: InFlight, queue: StreamQueue, error: Exception | None, event: AccelEvent | None
+    ) -> Exception | None:
         """Give an operation its event that was added before the backend was called for it.
 
         Args:
             operation: The operation.
             queue: Where it is.
+            event: Its event, if that is recorded.
             error: What the backend has raised. What it has enqueued by then is waited for all the same.
 
         Returns:
@@ -165,7 +189,7 @@ class Enqueuer:
                 self.end_call(launch, stream)
         except Exception as failed:  # noqa: BLE001  # it is the operation's
             error = failed
-        operation.bind(stream, stream.record())
+        operation.bind(stream, stream.record() if event is None else event)
         if launch.fault is not None and is_launched:
             launch.fault.fault.after()
         return error
@@ -236,14 +260,55 @@ class Enqueuer:
         return operation
 
 
+@attrs.define(eq=False)
+class ThreadedCall:
+    """The call of the backend for one operation, which is in flight already.
+
+    Attributes:
+        operation: The operation.
+        queue: Where it is.
+        later: What is to be put on the stream before the call; None if it is there already, as the call is
+            made in the loop.
+        event: Behind what was enqueued, once that is done. An injected fault comes in between, in the loop.
+    """
+
+    operation: InFlight
+    queue: StreamQueue
+    later: list[Callable[[], object]] | None
+    event: AccelEvent | None = None
+
+    def make(self, call: Call) -> None:
+        """Put everything on the stream, in order; raises as the backend does."""
+        operation, stream = self.operation, self.queue.stream
+        if operation.is_lost:
+            # It was handed over ahead, and its context is gone.
+            return
+        try:
+            for put in self.later or ():
+                put()
+            call(operation.launch.spec, stream)
+        finally:
+            if operation.launch.fault is None:
+                # Here, as the thread may be at the next call before the loop looks. A closed stream refuses.
+                with suppress(RuntimeError):
+                    self.event = stream.record()
+
+
 class ThreadedLaunches:
     """Launches operations in three steps, so that the loop goes on while the backend enqueues one.
 
-    In the loop, an operation gets its memory, its operands and its place on the stream; from then on it is in
-    flight. In a thread, the backend is called. In the loop again, its event is recorded.
+    In the loop, an operation gets its memory, its operands and its place among what is in flight. In a
+    thread, what it must follow is put on the stream, the backend is called, and the event is recorded. In the
+    loop again, others learn of the event.
 
     Until then it keeps its place in the launch order: what is to follow it is not launched. To hold that back
     on the device instead would hang, as a driver that loads a kernel waits for streams that are held.
+
+    A queue may hand calls over ahead (`StreamQueue.hands_ahead`). What touches the memory of one before is
+    not among them, by the launch order. So nothing that is put on a stream waits for what the same thread
+    has still to put there.
+
+    A call that is short is made in the loop, in the same steps.
 
     Args:
         gate: Where operations wait to be launched.
@@ -256,41 +321,74 @@ class ThreadedLaunches:
         self._enqueuer = enqueuer
         self._completer = completer
 
-    def begin(self, launch: Launch, queue: StreamQueue, failure: Exception | None) -> InFlight:
+    def begin(
+        self, launch: Launch, queue: StreamQueue, failure: Exception | None, *, is_here: bool = False
+    ) -> ThreadedCall:
         """Take the first step; its caller sees to the reply, and takes the second one.
+
+        Args:
+            launch: The operation.
+            queue: Where it goes.
+            failure: What its preparation failed with.
+            is_here: Whether the call is made in the loop.
 
         Raises:
             Exception: As for `Enqueuer.enqueue`.
         """
+        later: list[Callable[[], object]] | None = None if is_here else []
         try:
-            self._enqueuer.begin(launch, queue, failure)
+            self._enqueuer.begin(launch, queue, failure, later)
         except BaseException:
             self._gate.leave(launch)
             raise
         operation = self._enqueuer.add(launch, queue, NOT_YET, InFlight)
-        self._gate.keep(launch)
-        queue.load.take()
-        return operation
+        if not is_here:
+            self._gate.keep(launch)
+            queue.is_alone = launch.fault is not None
+            queue.take()
+        return ThreadedCall(operation, queue, later)
 
-    def start(self, operation: InFlight, library: KernelLibrary, queue: StreamQueue) -> None:
-        """Call the backend in a thread; the third step follows by itself."""
+    def start(self, call: ThreadedCall, library: KernelLibrary, reply: Reply) -> None:
+        """Call the backend; the third step follows by itself."""
+        operation, queue = call.operation, call.queue
+        backend = self._enqueuer.call_of(operation.launch, library)
+        if call.later is None:
+            self._call_here(call, backend, reply)
+            return
+        self._completer.port.calls += 1
         if queue.thread is None:
             try:
                 queue.thread = CallThread(f"{queue.stream.name} launches")
             except RuntimeError as error:
                 # The system has no thread left.
-                self._end(operation, queue, error)
+                self._end(call, error)
                 return
-        call = partial(self._enqueuer.call_of(operation.launch, library), operation.launch.spec, queue.stream)
-        queue.thread.call(call, partial(self._end, operation, queue))
+        queue.thread.call(partial(call.make, backend), partial(self._end, call))
 
-    def _end(self, operation: InFlight, queue: StreamQueue, error: Exception | None) -> None:
+    def _call_here(self, call: ThreadedCall, backend: Call, reply: Reply) -> None:
+        operation, queue = call.operation, call.queue
+        error: Exception | None = None
+        try:
+            call.make(backend)
+        except Exception as raised:  # noqa: BLE001  # it is the operation's
+            error = failure_of(raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next))
+        error = self._enqueuer.bind(operation, queue, error, call.event)
+        self._gate.leave(operation.launch)
+        if error is None:
+            self._completer.see_to(operation, queue, reply)
+        else:
+            self._completer.refuse(operation, error)
+            self._completer.watch(operation, queue)
+
+    def _end(self, call: ThreadedCall, error: Exception | None) -> None:
         """The thread has returned."""
+        operation, queue = call.operation, call.queue
+        self._completer.port.calls -= 1
         if operation.is_lost:
             # With its context, of which nobody uses anything any more.
             return
-        queue.load.give_back()
-        error = self._enqueuer.bind(operation, queue, error)
+        queue.give_back()
+        error = self._enqueuer.bind(operation, queue, error, call.event)
         self._gate.launched(operation.launch)
         if error is not None:
             self._completer.refuse(operation, error)

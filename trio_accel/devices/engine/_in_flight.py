@@ -104,11 +104,14 @@ class InFlight:
     def bind(self, stream: AccelStream, event: AccelEvent) -> None:
         """It is enqueued: this is its event, which it occupies its blocks until."""
         self.event = event
+        writes = self.launch.writes
         for use in self.uses:
-            if use.last_write == (stream, NOT_YET):
+            if use.block not in writes:
+                # Others of the stream may read it, too: then this event, or theirs, stands there by now. Or
+                # none, if theirs was done and made way. Those of a stream are bound in its order.
+                use.read(stream, event)
+            elif use.last_write == (stream, NOT_YET):
                 use.last_write = stream, event
-            if use.reads is not None and use.reads.get(stream) is NOT_YET:
-                use.reads[stream] = event
 
     def vacate(self, unpin: Callable[[BlockUse], None]) -> None:
         """It is over: what it has pinned is used by it no more.
@@ -179,8 +182,8 @@ class BlockUse:
         self.last_write: tuple[AccelStream, AccelEvent] | None = None
         self.reads: dict[AccelStream, AccelEvent] | None = None
 
-    def order(self, stream: AccelStream, *, is_write: bool) -> None:
-        """Make a stream wait for what a read must follow, or a write."""
+    def order(self, stream: AccelStream, wait: Callable[[AccelEvent], object], *, is_write: bool) -> None:
+        """Have what is put on a stream wait for what a read must follow, or a write."""
         if self.last_write is not None:
             writer, written = self.last_write
             if writer is not stream:
@@ -188,11 +191,11 @@ class BlockUse:
                     # Nobody has to wait for it any more.
                     self.last_write = None
                 else:
-                    stream.wait(written)
+                    wait(written)
         if is_write and self.reads:
             for other, event in self.reads.items():
                 if other is not stream and not event.is_done:
-                    stream.wait(event)
+                    wait(event)
 
     def read(self, stream: AccelStream, event: AccelEvent) -> None:
         """Remember a read that was enqueued: the event is done when it is."""
@@ -303,17 +306,31 @@ class MemoryInUse:
             else:
                 uses[block] = BlockUse(block, is_allocated=True)
 
-    def order(self, stream: AccelStream, reads: Iterable[int], writes: Iterable[int]) -> None:
-        """Make a stream wait for everything that work on these blocks must follow."""
+    def order(
+        self,
+        stream: AccelStream,
+        reads: Iterable[int],
+        writes: Iterable[int],
+        wait: Callable[[AccelEvent], object] | None = None,
+    ) -> None:
+        """Have a stream wait for everything that work on these blocks must follow.
+
+        Args:
+            stream: The stream.
+            reads: Blocks that are read.
+            writes: Blocks that are changed.
+            wait: Called for each event; None for `AccelStream.wait`, as it is not to be done later.
+        """
+        wait = wait or stream.wait
         use_of = self.uses.get
         for block in reads:
             use = use_of(block)
             if use is not None and use.last_write is not None and use.last_write[0] is not stream:
-                use.order(stream, is_write=False)
+                use.order(stream, wait, is_write=False)
         for block in writes:
             use = use_of(block)
             if use is not None and (use.last_write is not None or use.reads is not None):
-                use.order(stream, is_write=True)
+                use.order(stream, wait, is_write=True)
 
     def release(self, block: int) -> None:
         """Free a block, as soon as nothing uses it."""

@@ -26,6 +26,7 @@ from ...backends.base.fast_paths import current_fast_paths
 from ..base._errors import FailureClass, classify
 from ..operations._operation import Launch
 from ._engine import Engine
+from ._enqueuer import ThreadedCall
 from ._in_flight import Reply
 from ._rendezvous import Part, PartLaunch, check_part
 from ._stream_queues import MOST_ON_A_STREAM, StreamQueue
@@ -58,9 +59,12 @@ class LibraryActor(Actor):
 
     Attributes:
         library: Name of the backend's library.
+        hands_ahead: Whether a thread that calls its kernels is given the next call before it has returned
+            from the last one. Then the backend's library may be asked to `prepare` meanwhile.
     """
 
     library: ClassVar[str]
+    hands_ahead: ClassVar[bool] = False
 
     @classmethod
     def supervision(cls, argument: str) -> OwnSupervision | None:
@@ -109,6 +113,7 @@ class LibraryActor(Actor):
         except BaseException:
             kernels.close()
             raise
+        queue.hands_ahead = self.hands_ahead
         self._kernels, self._queue = kernels, queue
         # A subclass may do more with a launch than this class knows.
         cls = type(self)
@@ -131,13 +136,13 @@ class LibraryActor(Actor):
     def launch_now(self, message: Launch) -> object:
         """Launch an operation that was handed over, unless it would have to wait."""
         try:
-            # Before the library is asked anything, as a thread may be in it.
+            # Before the library is asked anything, as a thread may be in it that is given nothing ahead.
             if not self._gate.may_launch(message, self._queue):
                 return NOT_NOW
             prepare = self._kernels.prepare(message.spec)
             if prepare is not None and not (isinstance(prepare, InThread) and prepare.plan is None):
                 return NOT_NOW
-            return self._launch(message, None, is_blocking=prepare is not None)
+            return self._launch(message, None, in_thread=prepare)
         except Exception as error:  # noqa: BLE001  # whose it is, is told there
             return self._refused(error)
 
@@ -160,9 +165,13 @@ class LibraryActor(Actor):
         if launch.arrivals and not launch.has_arrived:
             return False
         try:
-            if self._kernels.prepare(launch.spec) is not None:
+            prepare = self._kernels.prepare(launch.spec)
+            if prepare is None:
+                self._launch(launch, reply)
+            elif isinstance(prepare, InThread) and prepare.is_short:
+                self._launch(launch, reply, in_thread=prepare)
+            else:
                 return False
-            self._launch(launch, reply)
         except Exception as error:  # noqa: BLE001  # whose it is, is told there
             reply.served(self.context, error if classify(error) is FailureClass.SUSPECT else None)
             reply.fail(error)
@@ -175,16 +184,16 @@ class LibraryActor(Actor):
         failure: Exception | None = None
         gate, queue = self._gate, self._queue
         try:
-            if queue.load.is_taken:
+            if queue.load.is_taken and not self.hands_ahead:
                 await gate.wait(message, queue)
             prepare = self._kernels.prepare(message.spec)
-            is_blocking = isinstance(prepare, InThread)
-            plan = prepare.plan if isinstance(prepare, InThread) else prepare
+            in_thread = prepare if isinstance(prepare, InThread) else None
+            plan = prepare if in_thread is None else in_thread.plan
             if plan is not None:
                 failure = await gate.prepare(message, queue, plan)
             if not gate.may_launch(message, queue):
                 await gate.wait(message, queue)
-            reply = self._launch(message, None, failure, is_blocking=is_blocking)
+            reply = self._launch(message, None, failure, in_thread=in_thread)
             return cast("DeferredReply[None]", reply)  # as none was given
         except Exception as error:  # noqa: BLE001  # whose it is, is told there
             return self._refused(error)
@@ -218,7 +227,7 @@ class LibraryActor(Actor):
         reply: DirectReply | None,
         failure: Exception | None = None,
         *,
-        is_blocking: bool = False,
+        in_thread: InThread | None = None,
     ) -> Reply:
         """Launch an operation: here every one comes by. Its reply is given at completion.
 
@@ -226,14 +235,18 @@ class LibraryActor(Actor):
             launch: The operation.
             reply: Its reply; None if it was handed over, so that its reply is a deferred one.
             failure: What its preparation failed with.
-            is_blocking: Whether its kernel is called in a thread.
+            in_thread: What the library says, if its kernel is called in a thread, or as it is there.
 
         Raises:
             Exception: As for `Enqueuer.enqueue`.
         """
         context, queue = self.context, self._queue
-        if is_blocking:
-            operation = self._threaded.begin(launch, queue, failure)
+        call: ThreadedCall | None = None
+        if in_thread is not None or queue.calls:
+            # Behind what the thread has, also if it is short or does not block.
+            is_here = in_thread is not None and in_thread.is_short and not queue.calls
+            call = self._threaded.begin(launch, queue, failure, is_here=is_here)
+            operation = call.operation
         elif reply is not None:
             operation = self._enqueuer.enqueue(launch, self._kernels, queue, failure)
         else:
@@ -250,8 +263,8 @@ class LibraryActor(Actor):
             deferred: DeferredReply[None] = context.defer(on_cancel=lambda: start_grace(deferred.context))
             given = deferred
         operation.crash, operation.reply = context.crash, given
-        if is_blocking:
-            self._threaded.start(operation, self._kernels, queue)
+        if call is not None:
+            self._threaded.start(call, self._kernels, given)
         else:
             self._completer.see_to(operation, queue, given)
         return given

@@ -17,6 +17,9 @@ __all__ = ["MOST_ON_A_STREAM", "StreamLoad", "StreamQueue", "StreamQueues"]
 
 # A driver's queue is finite, and a launch into a full one blocks.
 MOST_ON_A_STREAM = 256
+# So many calls a thread has at once: it goes on to the next one without the loop. What it has is not
+# withdrawn any more, so there are no more than the loop needs to keep up.
+_MOST_AHEAD = 8
 
 
 @attrs.define(eq=False)
@@ -57,6 +60,12 @@ class StreamQueue:
     """Whether the stream was given back."""
     thread: CallThread | None = None
     """Where kernels that block are called, once there was one."""
+    hands_ahead: bool = False
+    """Whether its thread may be given the next call before it has returned from the last one."""
+    calls: int = 0
+    """Calls that its thread has been given and has not returned from."""
+    is_alone: bool = False
+    """Whether the thread is to be given nothing behind the call that it has."""
     on_idle: Callable[[], None] | None = None
     """Set when the stream takes no more work: called when the last operation is done."""
     changed: trio.Event | None = attrs.field(default=None, init=False)
@@ -66,8 +75,24 @@ class StreamQueue:
     @property
     def is_full(self) -> bool:
         """Whether an operation has to wait for room in the window, or on the stream."""
-        is_full = len(self.operations) >= self.limit or self.load.outstanding >= MOST_ON_A_STREAM
-        return is_full and not self.is_lost
+        if self.calls:
+            # The stream is the thread's, which takes some ahead.
+            has_room = self.hands_ahead and not self.is_alone and self.calls < _MOST_AHEAD
+        else:
+            has_room = self.load.outstanding < MOST_ON_A_STREAM
+        return not (has_room and len(self.operations) < self.limit) and not self.is_lost
+
+    def take(self) -> None:
+        """Its thread is given one more call."""
+        self.calls += 1
+        if self.calls == 1:
+            self.load.take()
+
+    def give_back(self) -> None:
+        """Its thread has returned from a call."""
+        self.calls -= 1
+        if not self.calls:
+            self.load.give_back()
 
     async def drain(self, *, with_left: bool) -> None:
         """Wait until nothing is in flight, or nothing but what its askers have left.

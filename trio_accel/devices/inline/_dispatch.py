@@ -53,7 +53,7 @@ class InlineDispatch:
         self._registrar = None if pool is None else HostRegistrar(pool)
         self._copies: InlineCopies | None = None
         self._context_ref: Ref[ContextActor] | None = None
-        self.pending = 0
+        self.pending: int = 0
         self._asking = 0
         self._in_use = LibrariesInUse()
         self.session: Session | None = None

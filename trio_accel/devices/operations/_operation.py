@@ -319,10 +319,11 @@ def admit(
     if unknown:
         raise unknown_option(verb, next(iter(unknown)), ())
     if not _is_operation(type(operation)):  # type: ignore[arg-type]  # mypy takes no class for hashable
-        if not isinstance(operation, Operation):
+        cls = type(operation)
+        if not issubclass(cls, Operation):
             raise TypeError(f"{verb}: {operation!r} is no operation of a device{what_to_do(operation)}")
         raise TypeError(
-            f"{verb}: {type(operation).__name__} does not say which library actor serves it; "
+            f"{verb}: {cls.__name__} does not say which library actor serves it; "
             "give the class an attribute library = 'package.module:Class'"
         )
     try:

@@ -40,6 +40,8 @@ class ProgramCall(OperationSpec):
 class ProgramReturn(ProgramCall):
     """A call of a method whose results are known when it has returned: they are kept until they are fetched.
 
+    If their arrays have the dtypes and shapes of `written`, they are copied there, and are not kept.
+
     Attributes:
         slot: Number under which they are kept, if there are any arrays, or `words` do not hold the text.
         forget: Slots that nobody fetches any more.

@@ -11,7 +11,7 @@ import attrs
 import numpy.typing as npt
 import trio
 
-from ....actors import DirectReply, Ref, idle_actor
+from ....actors import DirectReply, Message, Ref, Request, idle_actor
 from ...arrays._blocks import BlockTable
 from ...base._errors import WithdrawnError
 from ...engine._context import ContextActor, Session
@@ -269,7 +269,9 @@ class _Serving(DirectReply):
     addresses: tuple[Address, ...] | None = None
     payload: bytes | None = None
     # To its library, a launch is the message.
-    message: Launch = attrs.field(init=False, default=attrs.Factory(attrgetter("launch"), takes_self=True))
+    message: Request[Any, Any] | Message[Any] = attrs.field(
+        init=False, default=attrs.Factory(attrgetter("launch"), takes_self=True)
+    )
 
     def poll_first(self, poll: Callable[[], Awaitable[None]]) -> bool:
         """Encode the answer while the device works; no task of the worker waits for the end."""

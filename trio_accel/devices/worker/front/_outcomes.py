@@ -135,7 +135,33 @@ class OutcomePolicy:
         """
         requests = self._without_stuck(requests, link) if link.is_stuck else list(requests)
         suspects = self._suspects(requests, link)
+        if not any(_has_begun(request, link) for request in requests):
+            requests = self._without_openers(requests, link, cause)
         return [request for request in requests if self._runs_again(request, link, cause, suspects)]
+
+    def _without_openers(
+        self, requests: list[RemoteRequest], link: WorkerLink, cause: Exception
+    ) -> list[RemoteRequest]:
+        """Fail what has lost a worker with nothing in flight again, as its library was opened.
+
+        The import of a module may end the process: it would end all workers, and so the device for everybody.
+        """
+        left: list[RemoteRequest] = []
+        for request in requests:
+            if isinstance(request, OperationRequest) and request.library not in link.used:
+                request.openings += 1
+                if request.openings > max(self._device.options.retry, 1) and not request.is_cancelled:
+                    error = ContextPoisonedError(
+                        "the device's context was lost again while the library of this operation was opened",
+                        device=self._device.name,
+                        operation=request.launch.name,
+                        generation=self._device.generation,
+                    )
+                    error.__cause__ = cause
+                    self.refuse(request, error)
+                    continue
+            left.append(request)
+        return left
 
     def _suspects(self, requests: Iterable[RemoteRequest], link: WorkerLink) -> list[OperationRequest] | None:
         """Find those that may have brought a fault of the device about; None where there was no fault.
@@ -147,7 +173,7 @@ class OutcomePolicy:
             return None
         firsts: dict[str, OperationRequest] = {}
         for request in requests:
-            if isinstance(request, OperationRequest) and request.number <= link.started(request.library):
+            if isinstance(request, OperationRequest) and _has_begun(request, link):
                 firsts.setdefault(request.library, request)
         return [first for library, first in firsts.items() if library != _COPIES] or list(firsts.values())
 
@@ -155,7 +181,7 @@ class OutcomePolicy:
         """Fail the operation that was begun first, which the others wait for; returns the others."""
         left = list(requests)
         for request in left:
-            if isinstance(request, OperationRequest) and request.number <= link.started(request.library):
+            if isinstance(request, OperationRequest) and _has_begun(request, link):
                 _strike(request.launch)
                 stuck = CompletionTimeoutError(
                     "it did not complete, and the worker's loop stood still with it",
@@ -179,7 +205,7 @@ class OutcomePolicy:
             # The memory is still there, and so is the program's view of it.
             return not request.is_given_back
         assert isinstance(request, OperationRequest)
-        if request.number <= link.started(request.library):
+        if _has_begun(request, link):
             is_innocent = suspects is not None and request not in suspects
             request.is_suspect = suspects is not None and not is_innocent
             # An innocent one may meet as many faults as there are bad requests.
@@ -247,6 +273,11 @@ class OutcomePolicy:
     def closed(self) -> DeviceLostError:
         """The error of a request that came too late."""
         return DeviceLostError("the device is closed", device=self._device.name)
+
+
+def _has_begun(request: RemoteRequest, link: WorkerLink) -> bool:
+    """Whether a worker had begun with an operation."""
+    return isinstance(request, OperationRequest) and request.number <= link.started(request.library)
 
 
 def _strike(launch: Launch) -> None:

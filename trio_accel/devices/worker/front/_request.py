@@ -41,6 +41,7 @@ class RemoteRequest(Waiter):
         reads: Blocks that it reads.
         writes: Blocks that it changes.
         losses: How often the context was lost while it was in flight.
+        openings: How often a worker was lost while its library was opened, and nothing was in flight.
         turn: Its place behind those that it must follow, while it waits in the application.
         copies: What uses its host arrays now: copies that run, and a lost worker that is not dead yet.
         failure: Why one of these failed.
@@ -54,6 +55,7 @@ class RemoteRequest(Waiter):
     reads: frozenset[int]
     writes: frozenset[int]
     losses: int = attrs.field(default=0, init=False)
+    openings: int = attrs.field(default=0, init=False)
     turn: Turn | None = attrs.field(default=None, init=False)
     copies: int = attrs.field(default=0, init=False)
     failure: Exception | None = attrs.field(default=None, init=False)
