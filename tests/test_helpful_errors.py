@@ -116,11 +116,6 @@ MISTAKES: dict[str, tuple[Mistake, type[Exception], str]] = {
         TypeError,
         "async with ta.open_system(...) as system",
     ),
-    "no such option of a system": (
-        lambda _: untyped.open_system("s", option=None),
-        TypeError,
-        "open_system: there is no option 'option'; did you mean 'options'?",
-    ),
     "a dashboard without async with": (
         lambda at: untyped.open_dashboard(at.system).url,
         AttributeError,
@@ -148,9 +143,9 @@ MISTAKES: dict[str, tuple[Mistake, type[Exception], str]] = {
     "mean": (
         lambda at: at.x.mean(),
         AttributeError,
-        'f = ta.jit.reduction("x", "sum", post="a / n"), then await f(x, axis=...)',
+        'write await ta.jit.reduction("x", "sum", post="a / n")(x, axis=...)',
     ),
-    "exp": (lambda at: at.x.exp(), AttributeError, 'f = ta.jit.elementwise("exp(x)"), then await f(x)'),
+    "exp": (lambda at: at.x.exp(), AttributeError, 'write await ta.jit.elementwise("exp(x)")(x)'),
     "a forgotten await in ask": (
         _forget_await,
         TypeError,
@@ -193,11 +188,15 @@ MISTAKES: dict[str, tuple[Mistake, type[Exception], str]] = {
         ValueError,
         "by their names: write exp(...)",
     ),
-    "a function of PyTorch": (lambda _: jit.elementwise("torch.relu(x)"), ValueError, "write maximum(x, 0)"),
+    "a function of PyTorch": (
+        lambda _: jit.elementwise("torch.relu(x)"),
+        ValueError,
+        'write await ta.jit.elementwise("maximum(x, 0)")(x)',
+    ),
     "softmax": (
         lambda _: jit.elementwise("softmax(x)"),
         ValueError,
-        'write exp(x - top) / total, with top of reduction("x", "max")',
+        'write await ta.jit.elementwise("exp(x - top) / total")(x, top, total), with top of ',
     ),
     "a mean in an expression": (
         lambda _: jit.elementwise("x - mean(x)"),
@@ -207,7 +206,7 @@ MISTAKES: dict[str, tuple[Mistake, type[Exception], str]] = {
     "a mean as a reduction": (
         lambda _: jit.reduction("x", "mean"),
         ValueError,
-        'write reduction("x", "sum", post="a / n")',
+        'write await ta.jit.reduction("x", "sum", post="a / n")',
     ),
     "keep_dims": (
         lambda at: jit.reduction("x")(at.x, axis=0, keep_dims=True),

@@ -88,7 +88,7 @@ from .backends.base import (
     QueueFullError,
     StaleRefError,
 )
-from .backends.base import foreign_names as _foreign_names
+from .backends.base.foreign_names import instead_of as _instead_of
 from .devices import (
     AccelRef,
     AdaptiveCompletion,
@@ -122,16 +122,13 @@ def __getattr__(name: str) -> object:
         return _import_module(f"{__name__}.{name}")
     if name == "open_dashboard":
         return _import_module(f"{__name__}.telemetry").open_dashboard
-    instead = _foreign_names.MADE.get(name, "")
-    if name == "open_device":
-        instead = 'async with ta.open_system("name") as system, system.open_device("cpu") as device'
+    told = _instead_of(name)
     parts = (
         () if name.startswith("_") else (arrays, fft, graphs, jit, linalg, programs, random, sparse, weights)
     )
     for capability in (*parts, *([_import_module(f"{__name__}.patterns")] if parts else ())):
         if name in capability.__all__:
-            instead = f"ta.{capability.__name__.rpartition('.')[2]}.{name}"
-    told = f"; write {instead}" if instead else ""
+            told = f"; write ta.{capability.__name__.rpartition('.')[2]}.{name}"
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{told}", name=name, obj=_this)
 
 

@@ -68,7 +68,12 @@ def unknown_option(where: str, name: str, names: Collection[str]) -> TypeError:
 
 
 def bind_arguments(
-    where: str, function: Callable[..., Any], args: Any, kwargs: Mapping[str, object], *own: str
+    where: str,
+    function: Callable[..., Any] | inspect.Signature,
+    args: Any,
+    kwargs: Mapping[str, object],
+    *own: str,
+    is_partial: bool = False,
 ) -> inspect.BoundArguments:
     """Find out which argument of a call is which.
 
@@ -78,13 +83,14 @@ def bind_arguments(
         args: Arguments by their places.
         kwargs: Arguments by their names.
         own: Options that the caller has besides.
+        is_partial: Whether some may be left out.
 
     Raises:
         TypeError: They do not fit.
     """
     signature = function if isinstance(function, inspect.Signature) else inspect.signature(function)
     try:
-        return signature.bind(*args, **kwargs)
+        return (signature.bind_partial if is_partial else signature.bind)(*args, **kwargs)
     except TypeError as error:
         parameters = signature.parameters.values()
         names = {one.name for one in parameters}

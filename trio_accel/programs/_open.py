@@ -15,9 +15,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import trio
 
-from ..actors import Backoff, Intensity
+from ..actors import Backoff, Intensity, bind_arguments
 from ..backends.base.program_definition import ProgramDefinition, build, flatten
-from ..devices import AccelRef, Device, DeviceOpening, opened
+from ..devices import AccelRef, Device, check_device, opened
+from ..devices.base._refusals import NotAwaited
 from ._actor import PATH, ProgramActor
 from ._messages import Ready, StateArray, call_tree, message_class
 from ._method import describe_function, state_of
@@ -33,8 +34,13 @@ _numbers = itertools.count(1)
 _names: WeakKeyDictionary[Device, set[str]] = WeakKeyDictionary()
 
 
-class ProgramOpening(Generic[ProgramT_co]):
+class ProgramOpening(NotAwaited, Generic[ProgramT_co]):
     """Opens a program by ``await``, or by ``async with``, which closes it. Made by `open_program`."""
+
+    what_to_do = (
+        "the program is not open yet: program = await ta.open_program(...), "
+        "or async with ta.open_program(...) as program"
+    )
 
     def __init__(self, plan: Plan, make: Callable[[Opened], ProgramT_co]) -> None:
         self._plan = plan
@@ -142,10 +148,7 @@ class Plan:
         asked_by: str = "open_program",
         refuses_all: bool = False,
     ) -> None:
-        given: object = device
-        if not isinstance(given, Device):
-            hint = f"; {given.what_to_do}" if isinstance(given, DeviceOpening) else ""
-            raise TypeError(f"open_program: device must be an open Device, got {type(given).__name__}{hint}")
+        check_device("open_program", device)
         for option, value, cls in (("intensity", intensity, Intensity), ("backoff", backoff, Backoff)):
             if value is not None and not isinstance(cast("object", value), cls):
                 raise TypeError(f"open_program: {option} must be {cls.__name__} or None, got {value!r}")
@@ -153,7 +156,9 @@ class Plan:
         self._target = target
         self._path = _import_path(target, asked_by)
         self._is_class = isinstance(target, type)
-        self._bound = _bind(target, args, kwargs) if self._is_class else None
+        where = f"open_program: {target.__qualname__}"
+        own = ("name", "intensity", "backoff")
+        self._bound = bind_arguments(where, target, args, kwargs, *own) if self._is_class else None
         if not self._is_class:
             describe_function(target)
             if args or kwargs:
@@ -305,14 +310,6 @@ def _collect(found: list[tuple[str, Any]], first: int) -> Callable[[str, Any], i
     return leaf
 
 
-def _bind(target: Callable[..., Any], args: Any, kwargs: Any) -> inspect.BoundArguments:
-    signature = inspect.signature(target)
-    try:
-        return signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"open_program: {target.__qualname__}{signature}: {error}") from None
-
-
 def _merged(
     target: Callable[..., Any],
     signature: inspect.Signature,
@@ -321,10 +318,8 @@ def _merged(
     kwargs: Mapping[str, object],
 ) -> dict[str, object]:
     """The arguments of a constructor, with those that are given in place of those before."""
-    try:
-        given = signature.bind_partial(*args, **kwargs).arguments
-    except TypeError as error:
-        raise TypeError(f"reset: {target.__qualname__}{signature}: {error}") from None
+    where = f"reset: {target.__qualname__}"
+    given = bind_arguments(where, signature, args, kwargs, is_partial=True).arguments
     merged = {**before, **given}
     for name, parameter in signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD and name in before and name in given:

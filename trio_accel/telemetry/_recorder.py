@@ -160,9 +160,8 @@ def check_system(verb: str, system: object) -> None:
         TypeError: It is none.
     """
     if not isinstance(system, System):
-        is_part = isinstance(getattr(system, "system", None), System)
-        hint = "; give its system: device.system" if is_part else what_to_do(system)
-        raise TypeError(f"{verb}: system must be an open system, got {system!r}{hint}")
+        told = f"got {system!r}{what_to_do(system)}"
+        raise TypeError(f"{verb}: system must be an open system, such as device.system, {told}")
 
 
 @contextmanager

@@ -8,17 +8,17 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 
-from ...actors import bind_arguments
-from ...backends.base import foreign_names
+from ...backends.base.foreign_names import instead_of
 
 __all__ = ["NoOperators", "NotAwaited", "opens", "what_to_do"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_Opens: TypeAlias = Callable[P, AbstractAsyncContextManager[T, bool | None]]
 
 _AWAITED = "; it was not awaited: write `await` before the call that makes it"
 
@@ -66,7 +66,7 @@ class NotAwaited:
     """
 
     __slots__ = ()
-    what_to_do: ClassVar[str]
+    what_to_do: str
 
     if not TYPE_CHECKING:  # a type checker finds it without, and would find every attribute with it
 
@@ -82,11 +82,12 @@ class NotAwaited:
             raise AssertionError  # pragma: no cover  # it is not entered
 
 
-class _Opening(NotAwaited):
-    """What a function returns that opens something for an ``async with``."""
+class Opening(NotAwaited):
+    """A context manager that is there for ``async with`` alone."""
 
-    def __init__(self, manager: AbstractAsyncContextManager[Any, bool | None]) -> None:
+    def __init__(self, manager: AbstractAsyncContextManager[Any, bool | None], what_to_do: str) -> None:
         self._manager = manager
+        self.what_to_do = what_to_do
 
     def __aenter__(self) -> Any:
         return self._manager.__aenter__()
@@ -98,28 +99,16 @@ class _Opening(NotAwaited):
         raise TypeError(self.what_to_do)
 
 
-def opens(
-    text: str,
-) -> Callable[[Callable[P, AsyncGenerator[T]]], Callable[P, AbstractAsyncContextManager[T, bool | None]]]:
+def opens(text: str) -> Callable[[Callable[P, AsyncGenerator[T]]], _Opens[P, T]]:
     """Make a context manager of an async generator, as `asynccontextmanager` does; wrong use says what to do.
 
     Args:
         text: What that is.
     """
 
-    def decorate(
-        function: Callable[P, AsyncGenerator[T]],
-    ) -> Callable[P, AbstractAsyncContextManager[T, bool | None]]:
-        manager = asynccontextmanager(function)
-        opening: Any = type("Opening", (_Opening,), {"what_to_do": text})
-
-        @wraps(function)
-        def make(*args: P.args, **kwargs: P.kwargs) -> AbstractAsyncContextManager[T, bool | None]:
-            bind_arguments(function.__name__, function, args, kwargs)
-            opened: AbstractAsyncContextManager[T, bool | None] = opening(manager(*args, **kwargs))
-            return opened
-
-        return make
+    def decorate(function: Callable[P, AsyncGenerator[T]]) -> _Opens[P, T]:
+        manager: Any = asynccontextmanager(function)
+        return wraps(function)(lambda *args, **kwargs: Opening(manager(*args, **kwargs), text))
 
     return decorate
 
@@ -164,13 +153,7 @@ class NoOperators:
         __hash__ = object.__hash__
 
         def __getattr__(self, name: str) -> NoReturn:
-            instead, expressions = foreign_names.ATTRIBUTES.get(name), foreign_names.EXPRESSIONS
-            if instead is None and name in foreign_names.REDUCTIONS:
-                instead = f"f = ta.jit.{foreign_names.REDUCTIONS[name]}, then await f(x, axis=...)"
-            if instead is None and (name in expressions or isinstance(getattr(np, name, None), np.ufunc)):
-                instead = f'f = ta.jit.elementwise("{expressions.get(name, f"{name}(x)")}"), then await f(x)'
-            told = "" if instead is None else f"; write {instead}"
-            message = f"{type(self).__name__!r} object has no attribute {name!r}{told}"
+            message = f"{type(self).__name__!r} object has no attribute {name!r}{instead_of(name)}"
             raise AttributeError(message, name=name, obj=self)
 
         def __array_ufunc__(

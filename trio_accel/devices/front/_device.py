@@ -309,10 +309,8 @@ class OpenDevice(Device):
         state = self.state
         state.blocks.move(self, state.availability, keeps=self.options.memory_limit is None)
 
-    def _to_host(
-        self, ref: AccelRef, out: npt.NDArray[Any] | None, **_unknown: Never
-    ) -> Awaitable[npt.NDArray[Any]]:
-        return self.ask(ToHost(ref, out), **_unknown)
+    def _to_host(self, ref: AccelRef, out: npt.NDArray[Any] | None) -> Awaitable[npt.NDArray[Any]]:
+        return self.ask(ToHost(ref, out))
 
     def _copy(self, ref: AccelRef, dtype: DType) -> Awaitable[AccelRef]:
         return self.ask(Copy(ref, dtype))

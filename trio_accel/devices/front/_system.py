@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack
-from typing import Any, ClassVar, Never
+from typing import Any, Never
 from weakref import WeakValueDictionary
 
 import attrs
@@ -35,7 +35,7 @@ _logger = logging.getLogger("trio_accel.devices")
 class DeviceOpening(NotAwaited):
     """A device being opened: await it, or use it in ``async with``, which closes the device at the end."""
 
-    what_to_do: ClassVar[str] = (
+    what_to_do = (
         "the device is not open yet: device = await system.open_device(...), "
         "or async with system.open_device(...) as device"
     )

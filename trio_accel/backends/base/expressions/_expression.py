@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import attrs
 
-from .. import foreign_names
+from ..foreign_names import instead_of
 from ._functions import CONSTANTS, FUNCTIONS, OPERATORS
 
 __all__ = ["Apply", "Expression", "Index", "Literal", "Load", "Name", "Node", "Place", "parse"]
@@ -388,11 +388,5 @@ def _what(node: ast.AST) -> str:
 def _similar(name: str) -> str:
     import difflib
 
-    instead, reduced = foreign_names.EXPRESSIONS.get(name), foreign_names.REDUCTIONS.get(name)
-    told = "" if instead is None else f"; write {instead}"
-    if reduced is not None:
-        told += f"; one value of many is made by ta.jit.{reduced}"
-    if told:
-        return told
     similar = difflib.get_close_matches(name, FUNCTIONS, 3)
-    return f"; there is {', '.join(similar)}" if similar else ""
+    return instead_of(name) or (f"; there is {', '.join(similar)}" if similar else "")

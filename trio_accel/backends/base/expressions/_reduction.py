@@ -11,8 +11,8 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from .. import foreign_names
 from ..dtypes import DType
+from ..foreign_names import instead_of
 from ._evaluate import evaluate
 from ._expression import Expression, parse
 from ._typing import ArgumentType, TypedExpression, Weak, typed
@@ -89,9 +89,8 @@ class Reduction:
                 raise ValueError(f"identity: {reduce} has its own; give one with an expression only")
             return Reduction(mapped, reduce, post=after)  # type: ignore[arg-type]  # one of the names
         if reduce.isidentifier():
-            told = f"; write {foreign_names.REDUCTIONS[reduce]}" if reduce in foreign_names.REDUCTIONS else ""
             raise ValueError(
-                f"reduce: there is no {reduce!r}{told}; there are {', '.join(REDUCTIONS)}, "
+                f"reduce: there is no {reduce!r}{instead_of(reduce)}; there are {', '.join(REDUCTIONS)}, "
                 "or an expression of a and b"
             )
         combine = _parsed("reduce", reduce)

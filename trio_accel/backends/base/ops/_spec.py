@@ -340,14 +340,9 @@ def _test(fields: Iterable[SpecField]) -> Callable[[Any], bool]:
             # Others are looked at more closely: large ones, complex ones, elements of whole-number arrays.
             tests.append(f"type({value}) in plain and -{ALWAYS_HELD} <= {value} <= {ALWAYS_HELD}")
             tests.append(f"spec.{role.of}.dtype.is_inexact")
-    names: dict[str, Any] = {
-        "ArraySpec": ArraySpec,
-        "plain": (int, float),
-        "is_of": _is_of,
-        "is_status": _is_status,
-    }
-    names |= {"exact": frozenset(_EXACT), "is_exact": _is_exact, "is_peers": _is_peers}
-    return _generated(" and ".join(tests) or "True", **names)
+    names = {"ArraySpec": ArraySpec, "plain": (int, float), "is_of": _is_of, "is_status": _is_status}
+    more = {"exact": frozenset(_EXACT), "is_exact": _is_exact, "is_peers": _is_peers}
+    return _generated(" and ".join(tests) or "True", **names, **more)
 
 
 def _check_field(name: str, spec: Any, field: SpecField) -> None:
