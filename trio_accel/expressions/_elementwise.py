@@ -148,9 +148,9 @@ class Elementwise(Generic[ReplyT]):
         Args:
             *arguments: Arrays and numbers, in the order of `inputs`; arrays broadcast. A Python number takes
                 the dtype of the arrays that it meets, as in NumPy.
-            out: Array to write to, of the broadcast shape; or a sequence of these, one for each result, with
-                None for a new one. It may be an argument that is not broadcast: then that is changed in
-                place.
+            out: Array to write to, of the broadcast shape and any strides; or a sequence of these, one for
+                each result, with None for a new one. It may be an argument that is not broadcast: then that
+                is changed in place.
             shape: Shape of the results; by default the one that the arrays broadcast to which are read
                 element by element, and where there are none, that of the first of `out`.
             **named: Arguments by their names.
