@@ -585,6 +585,9 @@ async def test_what_a_refused_launch_has_enqueued_keeps_its_memory(
 ) -> None:
     """The stream is held in front of it: its blocks are somebody else's only when it has passed."""
     host = np.ones((4, 4))
+    # The driver loads a kernel with its first launch, and waits for streams that are held then.
+    await ta.linalg.matmul(await device.put(host), host)
+    await device.statistics()  # gives back what was dropped
     hold = ta.testing.inject_fault(device, Product, hang=True)
     product = Product(host, host, pipe)
     asker = Asker(nursery, device, product)

@@ -21,7 +21,7 @@ from .errors import (
     StaleRefError,
 )
 from .foreign import CopyFromForeignSpec, ForeignArray, SharesCudaMemory
-from .kernels import Call, kernel
+from .kernels import KernelCall, kernel
 from .memory import BlockMemory, ChunkSource
 from .protocols import (
     AccelBackend,
@@ -51,7 +51,6 @@ __all__ = [
     "BackendReport",
     "BlockMemory",
     "CacheCounts",
-    "Call",
     "ChunkAllocator",
     "ChunkKeeper",
     "ChunkSource",
@@ -70,6 +69,7 @@ __all__ = [
     "InThread",
     "InputFailedError",
     "Isolation",
+    "KernelCall",
     "KernelLibrary",
     "Lease",
     "LibraryError",

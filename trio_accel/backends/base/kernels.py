@@ -15,7 +15,7 @@ from .dtypes import DType
 from .errors import NotSupportedError
 from .ops import ArraySpec, OperationSpec, Peers, StatusArray
 
-__all__ = ["Call", "DTypes", "KernelEntry", "kernel", "kernels_of", "load_module_kernels"]
+__all__ = ["DTypes", "KernelCall", "KernelEntry", "kernel", "kernels_of", "load_module_kernels"]
 
 _KERNELS = "_trio_accel_kernels"
 # In the namespace of a module or a class: the kernels that were declared there.
@@ -27,7 +27,7 @@ DTypes: TypeAlias = Mapping[str, tuple[DType, ...]]
 """By the names of fields that hold arrays, the dtypes that a kernel has; ``""`` for the first such field."""
 
 
-class Call(Protocol):
+class KernelCall(Protocol):
     """One launch, as its kernel sees it: ``kernel(spec, call)``.
 
     A backend that computes where its kernels run gives them arrays, and one that enqueues gives them

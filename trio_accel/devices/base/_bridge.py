@@ -87,7 +87,7 @@ def _call(name: str, function: Callable[[], None]) -> None:
         _logger.exception("%s failed", name)
 
 
-_Call: TypeAlias = "tuple[Callable[[], object], Callable[[Exception | None], None]]"
+_Job: TypeAlias = "tuple[Callable[[], object], Callable[[Exception | None], None]]"
 
 
 class CallThread:
@@ -107,7 +107,7 @@ class CallThread:
     def __init__(self, name: str) -> None:
         self._name = name
         self._token = trio.lowlevel.current_trio_token()
-        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         # A daemon: a call that never returns must not keep the interpreter from ending.
         threading.Thread(target=self._run, name=name, daemon=True).start()
 

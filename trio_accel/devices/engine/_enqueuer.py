@@ -27,7 +27,7 @@ from ._stream_queues import StreamQueue
 
 __all__ = ["Enqueuer", "Ranges", "ThreadedCall", "ThreadedLaunches"]
 
-Call: TypeAlias = "Callable[[OperationSpec, AccelStream], None]"
+Enqueue: TypeAlias = "Callable[[OperationSpec, AccelStream], None]"
 InFlightT = TypeVar("InFlightT", bound=InFlight)
 
 
@@ -221,7 +221,7 @@ class Enqueuer:
             self._memory.release(block)
         self._context.locate(error, launch)
 
-    def call_of(self, launch: Launch, library: KernelLibrary) -> Call:
+    def call_of(self, launch: Launch, library: KernelLibrary) -> Enqueue:
         """What is to be called for a launch, in the loop or in a thread: the backend's library."""
         return library.enqueue if self._ranges is None else self._ranges.around(launch, library)
 
@@ -277,7 +277,7 @@ class ThreadedCall:
     later: list[Callable[[], object]] | None
     event: AccelEvent | None = None
 
-    def make(self, call: Call) -> None:
+    def make(self, call: Enqueue) -> None:
         """Put everything on the stream, in order; raises as the backend does."""
         operation, stream = self.operation, self.queue.stream
         if operation.is_lost:
@@ -365,7 +365,7 @@ class ThreadedLaunches:
                 return
         queue.thread.call(partial(call.make, backend), partial(self._end, call))
 
-    def _call_here(self, call: ThreadedCall, backend: Call, reply: Reply) -> None:
+    def _call_here(self, call: ThreadedCall, backend: Enqueue, reply: Reply) -> None:
         operation, queue = call.operation, call.queue
         error: Exception | None = None
         try:
@@ -408,7 +408,7 @@ class Ranges:
         # By the names of operation and library; to register them takes longer than a range.
         self._attributes: dict[tuple[str, str], Any] = {}
 
-    def around(self, launch: Launch, library: KernelLibrary) -> Call:
+    def around(self, launch: Launch, library: KernelLibrary) -> Enqueue:
         """The call of the library for this launch, in its range."""
         key = launch.name, library.name
         if key not in self._attributes:

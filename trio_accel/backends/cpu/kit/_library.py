@@ -16,7 +16,7 @@ from ...base.ops import ArraySpec, OperationSpec, Peers, StatusArray
 from ..runtime._memory import HostArray
 from ..runtime._stream import CpuStream
 
-__all__ = ["Call", "CpuLibrary", "HostDevice"]
+__all__ = ["CpuLibrary", "HostDevice", "KernelCall"]
 
 
 class HostDevice(AccelDevice, Protocol):
@@ -37,7 +37,7 @@ class HostDevice(AccelDevice, Protocol):
 
 
 @attrs.define(eq=False)
-class Call:
+class KernelCall:
     """One launch: what its stream runs, and what its kernel is called with, in the thread of the stream.
 
     Attributes:
@@ -136,7 +136,7 @@ class CpuLibrary(TableLibrary):
             raise TypeError(f"stream: the CPU backend enqueues on its own streams, not on {stream!r}")
         stream.enqueue(self.call_of(spec, stream))
 
-    def call_of(self, spec: OperationSpec, stream: AccelStream) -> Call:
+    def call_of(self, spec: OperationSpec, stream: AccelStream) -> KernelCall:
         """Make a launch, which is run when it is called.
 
         Raises:
@@ -149,7 +149,7 @@ class CpuLibrary(TableLibrary):
         except AccelError as error:
             error.device = self._device.info.name
             raise
-        return Call(kernel.function, spec, plan, self._device, stream)
+        return KernelCall(kernel.function, spec, plan, self._device, stream)
 
     def close(self) -> None:
         """Give handles back: there are none."""

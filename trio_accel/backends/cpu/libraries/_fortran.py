@@ -80,7 +80,7 @@ class Blas:
     def __init__(self, dtype: DType, plan: Plan) -> None:
         self._plan = plan
         routines = [routine for routine in (plan.routine, plan.plain) if routine is not None]
-        self._calls = {routine.name: _Call(dtype, routine) for routine in routines}
+        self._calls = {routine.name: _Prepared(dtype, routine) for routine in routines}
 
     def run(self, spec: Any, view: Callable[[ArraySpec], HostArray]) -> None:
         """Run an operation."""
@@ -103,7 +103,7 @@ class Blas:
             np.copyto(arrays[field], copies[field])
 
 
-class _Call:
+class _Prepared:
     """A call of a routine: all that it is told but factors and addresses of arrays."""
 
     def __init__(self, dtype: DType, routine: Routine) -> None:

@@ -23,7 +23,7 @@ from ..runtime._context import CudaMemoryError
 from ..runtime._stream import CudaStream
 from ._device import LibraryDevice
 
-__all__ = ["Call", "CudaLibrary", "Errors", "ModuleLibrary", "Order", "factor_of"]
+__all__ = ["CudaLibrary", "Errors", "KernelCall", "ModuleLibrary", "Order", "factor_of"]
 
 BACKEND = "cuda"
 # What nvmath's bindings raise where a vendor's library has no such function; they do not export the class.
@@ -95,7 +95,7 @@ class CudaLibrary(TableLibrary):
 
     def _run(self, kernel: KernelEntry, spec: OperationSpec, stream: CudaStream) -> None:
         """Have a kernel enqueue an operation, with what belongs behind it."""
-        call = Call(self._device, spec, stream, self._plan_of(spec, kernel), self.name)
+        call = KernelCall(self._device, spec, stream, self._plan_of(spec, kernel), self.name)
         try:
             if kernel.function(spec, call) is not None:
                 raise TypeError(f"the kernel at {kernel.where} must enqueue and return None")
@@ -193,7 +193,7 @@ Order: TypeAlias = Literal["C", "F"]
 """How the matrices of an array lie: by rows, or by columns as LAPACK wants them; stacks lie one by one."""
 
 
-class Call:
+class KernelCall:
     """One launch: where its arrays lie, and what it needs beside them.
 
     A kernel is called as ``kernel(spec, call)`` and enqueues on `stream`, with the context current. Memory of

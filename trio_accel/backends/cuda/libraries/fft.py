@@ -18,7 +18,7 @@ from ...base.kernels import kernel
 from ...base.ops import FftSpec
 from ...base.workspace import LastUses
 from ..kit._device import LibraryDevice
-from ..kit._library import Call, CudaLibrary, Errors
+from ..kit._library import CudaLibrary, Errors, KernelCall
 from ..runtime._context import CudaContext
 from ..runtime._stream import CudaStream
 
@@ -165,7 +165,7 @@ class FftLibrary(CudaLibrary):
         return _Plan(tuple(steps), ends[-1], tuple(ends[:-1]), tuple(held.values()))
 
     @kernel(FftSpec, backend="cuda", dtypes=NATIVE, plan=_plan)
-    def _transform(self, spec: FftSpec, call: Call) -> None:
+    def _transform(self, spec: FftSpec, call: KernelCall) -> None:
         plan: _Plan = call.plan
         workspace = call.workspace(plan.workspace)
         buffers = [call.at(spec.source), call.at(spec.out)]

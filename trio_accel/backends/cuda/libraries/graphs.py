@@ -19,7 +19,7 @@ from ...base.ops import (
     OperationSpec,
 )
 from ..kit._device import LibraryDevice
-from ..kit._library import Call, CudaLibrary
+from ..kit._library import CudaLibrary, KernelCall
 from ..runtime._graphs import CaptureStream, Executable
 from ..runtime._stream import CudaStream
 from ._conditions import Conditions
@@ -66,7 +66,7 @@ class GraphLibrary(CudaLibrary, ChainLibrary):
     @kernel(GraphSpec, backend="cuda", plan=ChainLibrary.plan_chain)
     @kernel(BranchSpec, backend="cuda", plan=ChainLibrary.plan_chain)
     @kernel(LoopSpec, backend="cuda", plan=ChainLibrary.plan_chain)
-    def _replay(self, spec: ChainSpec, call: Call) -> None:
+    def _replay(self, spec: ChainSpec, call: KernelCall) -> None:
         self.run_chain(spec, call.plan, call.stream)
 
     def _open(self, name: str) -> CudaLibrary:

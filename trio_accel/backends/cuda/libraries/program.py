@@ -26,7 +26,7 @@ from ...base.ops import (
 )
 from ...base.programs import ProgramHost
 from ..kit._device import LibraryDevice
-from ..kit._library import Call, CudaLibrary
+from ..kit._library import CudaLibrary, KernelCall
 from ..runtime._current_streams import CurrentStreams, loaded
 from ..runtime._export import ProgramArray
 from ..runtime._foreign import described, foreign_array
@@ -90,7 +90,7 @@ class ProgramLibrary(CudaLibrary):
 
     @kernel(ProgramCall, backend="cuda", is_blocking=True)
     @kernel(ProgramReturn, backend="cuda", is_blocking=True)
-    def _call(self, spec: ProgramCall, call: Call) -> None:
+    def _call(self, spec: ProgramCall, call: KernelCall) -> None:
         arrays, began = self._arrays, time.perf_counter()
         with arrays.of(call), self._streams.of_call(call.handle):
             inputs = [arrays.view(array, write=False) for array in spec.read]
@@ -102,11 +102,11 @@ class ProgramLibrary(CudaLibrary):
 
     # In the thread, too, which may be enqueueing a call on the stream.
     @kernel(ProgramResult, backend="cuda", is_blocking=True)
-    def _tell(self, spec: ProgramResult, call: Call) -> None:
+    def _tell(self, spec: ProgramResult, call: KernelCall) -> None:
         self._host.tell(spec)
 
     @kernel(ProgramFetch, backend="cuda", is_blocking=True)
-    def _fetch(self, spec: ProgramFetch, call: Call) -> None:
+    def _fetch(self, spec: ProgramFetch, call: KernelCall) -> None:
         with self._arrays.of(call):
             self._host.fetch(spec, [self._arrays.view(array, write=True) for array in spec.written])
 
@@ -156,10 +156,10 @@ class _Arrays:
     def __init__(self, device: LibraryDevice, streams: CurrentStreams) -> None:
         self._device = device
         self._streams = streams
-        self._call: Call | None = None
+        self._call: KernelCall | None = None
 
     @contextmanager
-    def of(self, call: Call) -> Generator[None, None, None]:
+    def of(self, call: KernelCall) -> Generator[None, None, None]:
         """Arrays are those of a call, until the end."""
         self._call = call
         try:
@@ -197,7 +197,7 @@ class _Arrays:
         for view in cast("Sequence[ProgramArray]", views):
             view.end()
 
-    def _in_call(self) -> Call:
+    def _in_call(self) -> KernelCall:
         assert self._call is not None
         return self._call
 
@@ -227,7 +227,7 @@ class _Arrays:
         call.stream.after(partial(_let_go, owner))
         return array
 
-    def _uploaded(self, host: npt.NDArray[Any], call: Call) -> DeviceArray:
+    def _uploaded(self, host: npt.NDArray[Any], call: KernelCall) -> DeviceArray:
         dtype, shape = described(host)
         room = call.workspace_array(dtype, shape)
         self._device.transfers.to_device(

@@ -18,7 +18,7 @@ from ...base.device_array import DeviceArray
 from ...base.kernels import kernel
 from ...base.ops import StatusArray, array_key
 from ..kit._device import LibraryDevice
-from ..kit._library import Call, CudaLibrary, Errors
+from ..kit._library import CudaLibrary, Errors, KernelCall
 from ..runtime._stream import CudaStream
 
 __all__ = ["SparseLibrary"]
@@ -112,7 +112,7 @@ class SparseLibrary(CudaLibrary):
         self._handle: int = cusparse.create()
 
     @kernel("sparse.spmv", backend="cuda", dtypes=_DTYPES)
-    def _multiply(self, spec: Any, call: Call) -> None:
+    def _multiply(self, spec: Any, call: KernelCall) -> None:
         # A type is compared by identity: cheaper than its hash, which is NumPy's.
         structure = (id(spec.out.dtype), *_layout(spec))
         matrix = self._matrices.get(structure)
@@ -158,7 +158,7 @@ class SparseLibrary(CudaLibrary):
             self._stream = stream
 
     @kernel("sparse.spmm", backend="cuda", dtypes=_DTYPES)
-    def _multiply_dense(self, spec: Any, call: Call) -> None:
+    def _multiply_dense(self, spec: Any, call: KernelCall) -> None:
         structure, dtype = self._harmless(spec, call), spec.matrix_data.dtype
         factors = [scalar_of("sparse", name, getattr(spec, name), dtype) for name in ("alpha", "beta")]
         out, size = call.result(spec.out, is_updated=True), spec.out.size
@@ -184,7 +184,7 @@ class SparseLibrary(CudaLibrary):
             cusparse.sp_mm(*terms, call.workspace(cusparse.sp_mm_buffer_size(*terms)))
 
     @kernel("sparse.sddmm", backend="cuda", dtypes=_DTYPES)
-    def _sample(self, spec: Any, call: Call) -> None:
+    def _sample(self, spec: Any, call: KernelCall) -> None:
         structure = self._harmless(spec, call)
         (rows, inner), columns = spec.a.shape, spec.b.shape[1]
         if not (_stored(spec) and inner and rows and columns):
@@ -205,14 +205,14 @@ class SparseLibrary(CudaLibrary):
             cusparse.sddmm(*terms, call.workspace(int(nbytes[0])))
 
     @kernel("sparse.to_dense", backend="cuda", dtypes=_DTYPES)
-    def _to_dense(self, spec: Any, call: Call) -> None:
+    def _to_dense(self, spec: Any, call: KernelCall) -> None:
         out = call.result(spec.out)
         call.fill(DeviceArray.packed(out, spec.out.dtype, spec.out.shape), 0)
         indptr, indices, data = map(call.packed, (spec.matrix_indptr, spec.matrix_indices, spec.matrix_data))
         words = call.words(2, partial(_refuse_faulty, spec))
         self._launch_unchecked(spec, call, (indptr, indices, data, 0, out), words, is_dense=True)
 
-    def _harmless(self, spec: Any, call: Call) -> tuple[int, int]:
+    def _harmless(self, spec: Any, call: KernelCall) -> tuple[int, int]:
         """Where row pointers and columns lie that lead nowhere outside.
 
         Those of the matrix, if it was found right. Otherwise copies that a kernel makes: of what is there, or
@@ -240,7 +240,7 @@ class SparseLibrary(CudaLibrary):
             self._forget(min(tuple(self._matrices.items()), key=lambda item: item[1].used)[0])
 
     def _launch_unchecked(
-        self, spec: Any, call: Call, addresses: tuple[int, ...], words: int, *, is_dense: bool
+        self, spec: Any, call: KernelCall, addresses: tuple[int, ...], words: int, *, is_dense: bool
     ) -> None:
         """Enqueue the kernel that checks all that it reads, by a warp for each row."""
         types = _TYPES[spec.matrix_data.dtype], spec.matrix_indptr.dtype is DType.int64, is_dense

@@ -22,7 +22,7 @@ from ...operations._operation import LaunchTimes
 from ..transport._frames import LOST, Received, close_all
 from ..transport._protocol import Address, NonsenseError
 from ._actors import WorkerActors
-from ._calls import Calls
+from ._calls import Questions
 from ._chunks import ChunkTable
 from ._copy_service import CopyService
 from ._link import WorkerLink
@@ -64,7 +64,7 @@ class AnswerHandler:
     _outcomes: OutcomePolicy
     _pool: WorkerPool
     _alarms: Alarms
-    _calls: Calls
+    _calls: Questions
     _lose: Callable[[WorkerLink, Exception], None]
     actors: WorkerActors = attrs.field(factory=WorkerActors, init=False)
     on_first_success: Callable[[], None] | None = attrs.field(default=None, init=False)

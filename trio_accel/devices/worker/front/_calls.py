@@ -20,19 +20,19 @@ from ._chunks import ChunkTable
 from ._request import LeaseRequest
 from ._requests import RequestSender
 
-__all__ = ["Calls", "Leases"]
+__all__ = ["Leases", "Questions"]
 
 
 @attrs.define(eq=False)
-class _Call:
+class _Question:
     what: str
     done: trio.Event = attrs.field(factory=trio.Event)
     value: Any = None
     is_lost: bool = False
 
 
-class Calls:
-    """The calls that are not answered.
+class Questions:
+    """The questions to workers that are not answered.
 
     Args:
         device: The device.
@@ -43,7 +43,7 @@ class Calls:
         self._device = device
         self._sender = sender
         self._last = 0
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, _Question] = {}
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -69,7 +69,7 @@ class Calls:
             sender.send_released()
             self._last += 1
             number = self._last
-            call = self._calls[number] = _Call(what)
+            call = self._calls[number] = _Question(what)
             sender.link.send(("call", number, what, *arguments), now=True)
             try:
                 await call.done.wait()

@@ -26,7 +26,7 @@ from ...host._host_pool import SMALL
 from ...operations._operation import Operation, Planned, Planner, admit
 from ..launcher._launcher import Launcher, WorkerProcess, open_launcher
 from ._actors import MeasuredRequest, Measures
-from ._calls import Calls, Leases
+from ._calls import Leases, Questions
 from ._chunks import INTACT, ChunkTable, LeftMemory
 from ._copy_service import CopyService
 from ._generations import Generations, WorkerContextActor
@@ -72,7 +72,7 @@ class WorkerDispatch:
         self._pool = pool = WorkerPool(device, self._chunks)
         self._sender = sender = RequestSender(device, self._chunks, copies, outcomes)
         self._requests = sender.requests
-        self._calls = calls = Calls(device, sender)
+        self._calls = calls = Questions(device, sender)
         self._alarms = alarms = Alarms()
         self._generations = Generations(device, self._chunks, copies, outcomes, pool, sender, calls, alarms)
         self._answers = self._generations.answers

@@ -19,7 +19,7 @@ from ...base._waits import Alarms
 from ...engine._device_state import DeviceState
 from ..launcher._launcher import Launcher
 from ._answers import AnswerHandler
-from ._calls import Calls
+from ._calls import Questions
 from ._chunks import ChunkTable
 from ._copy_service import CopyService
 from ._link import WorkerLink, died
@@ -64,7 +64,7 @@ class Generations:
     _outcomes: OutcomePolicy
     _pool: WorkerPool
     _sender: RequestSender
-    _calls: Calls
+    _calls: Questions
     _alarms: Alarms
     answers: AnswerHandler = attrs.field(init=False)
     last_error: BaseException | None = attrs.field(default=None, init=False)
