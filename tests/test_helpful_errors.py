@@ -230,11 +230,11 @@ MISTAKES: dict[str, tuple[Mistake, type[Exception], str]] = {
         "a must be a number, got <AccelRef",
     ),
     "an item in place of Call": (lambda at: at.batcher.ask(3), TypeError, "ask(Call(...))"),
-    "a model that is not async": (_ask_blocking, TypeError, "Write `async def blocking(...)`"),
+    "a model that is not async": (_ask_blocking, TypeError, "write `async def blocking(...)`"),
     "an actor that is not spawned": (
         lambda _: untyped.patterns.Batcher(double).ask(Call(3)),
         AttributeError,
-        "ref = await system.spawn(Batcher, ...), then ref.ask(...)",
+        "ref = await system.spawn(Batcher, ...), then await ref.ask(...)",
     ),
     "an instance in spawn": (
         lambda at: at.system.spawn(Batcher(double)),

@@ -5,7 +5,6 @@ it, and a reply arrives when the device has completed the operation.
 """
 
 import logging as _logging
-import sys as _sys
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
@@ -123,16 +122,12 @@ def __getattr__(name: str) -> object:
     if name == "open_dashboard":
         return _import_module(f"{__name__}.telemetry").open_dashboard
     told = _instead_of(name)
-    parts = (
-        () if name.startswith("_") else (arrays, fft, graphs, jit, linalg, programs, random, sparse, weights)
-    )
-    for capability in (*parts, *([_import_module(f"{__name__}.patterns")] if parts else ())):
-        if name in capability.__all__:
-            told = f"; write ta.{capability.__name__.rpartition('.')[2]}.{name}"
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{told}", name=name, obj=_this)
-
-
-_this = _sys.modules[__name__]
+    if not name.startswith("_"):
+        patterns = _import_module(f"{__name__}.patterns")
+        for part in (arrays, fft, graphs, jit, linalg, patterns, programs, random, sparse, weights):
+            if name in part.__all__:
+                told = f"; write ta.{part.__name__.rpartition('.')[2]}.{name}"
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{told}")
 
 
 # Without this, `logging` would print warnings too where a program has configured nothing.

@@ -46,16 +46,10 @@ class Actor(ActorBase):
     if not TYPE_CHECKING:  # a type checker would find every attribute with it
 
         def __getattr__(self, name: str) -> object:
-            cls = type(self).__name__
-            if name == "context":
-                raise AttributeError(
-                    f"{cls}.context is there once the actor is spawned, and not in __init__ yet"
-                )
-            if hasattr(Ref, name):
-                raise AttributeError(
-                    f"{cls} has no attribute {name!r}: an actor is spawned, and its address has it: "
-                    f"ref = await system.spawn({cls}, ...), then ref.{name}(...)"
-                )
+            if name == "context" or hasattr(Ref, name):
+                cls = type(self).__name__
+                spawn = f"ref = await system.spawn({cls}, ...), then await ref.ask(...)"
+                raise AttributeError(f"{cls} has no {name!r} before it is spawned: {spawn}")
             # Once more: it may be the error of a property.
             return object.__getattribute__(self, name)
 

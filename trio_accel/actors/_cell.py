@@ -130,11 +130,9 @@ class Cell:
         if isinstance(message, type) and issubclass(message, (Request, Message)):
             return f"{message.__name__} is a class; make a message of it: {message.__name__}(...)"
         if not isinstance(message, (Request, Message)):
-            taken = [f"{verb}({cls.__name__}(...))" for cls in self.handlers if issubclass(cls, base)]
-            return (
-                f"{given} is no message; give an instance of a subclass of {base.__name__}"
-                f"{': ' if taken else ''}{', '.join(sorted(taken))}"
-            )
+            taken = sorted(f"{verb}({cls.__name__}(...))" for cls in self.handlers if issubclass(cls, base))
+            told = f": {', '.join(taken)}" if taken else ""
+            return f"{given} is no message; give an instance of a subclass of {base.__name__}{told}"
         if not isinstance(message, base):
             kind, use = ("Request", "ask()") if isinstance(message, Request) else ("Message", "tell()")
             return f"{name} is a {kind}, which goes with {use}; here a {base.__name__} is needed"

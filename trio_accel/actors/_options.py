@@ -60,37 +60,28 @@ def nearest(name: str, names: Collection[str]) -> str:
 def unknown_option(where: str, name: str, names: Collection[str]) -> TypeError:
     """Make the error of an option that there is not, which says what to write."""
     if name == "timeout":
-        return TypeError(
-            f"{where}: no call takes a timeout: write `with trio.fail_after(seconds):` around it"
-        )
+        return TypeError(f"{where}: no call takes a timeout: write `with trio.fail_after(seconds):`")
     told = nearest(name, names) if names else "it takes none"
     return TypeError(f"{where}: there is no option {name!r}; {told}")
 
 
 def bind_arguments(
-    where: str,
-    function: Callable[..., Any] | inspect.Signature,
-    args: Any,
-    kwargs: Mapping[str, object],
-    *own: str,
-    is_partial: bool = False,
+    where: str, signature: inspect.Signature, args: Any, kwargs: Mapping[str, object], *own: str
 ) -> inspect.BoundArguments:
     """Find out which argument of a call is which.
 
     Args:
         where: Name of the call, for the error.
-        function: What is called, or its signature.
+        signature: That of what is called.
         args: Arguments by their places.
         kwargs: Arguments by their names.
         own: Options that the caller has besides.
-        is_partial: Whether some may be left out.
 
     Raises:
         TypeError: They do not fit.
     """
-    signature = function if isinstance(function, inspect.Signature) else inspect.signature(function)
     try:
-        return (signature.bind_partial if is_partial else signature.bind)(*args, **kwargs)
+        return signature.bind(*args, **kwargs)
     except TypeError as error:
         parameters = signature.parameters.values()
         names = {one.name for one in parameters}

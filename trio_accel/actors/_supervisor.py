@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -405,5 +406,8 @@ def _check_class(
         name = type(actor_class).__name__
         made = f": write spawn({name}, ...), with its arguments" if isinstance(actor_class, ActorBase) else ""
         raise TypeError(f"spawn: {actor_class!r} is not a subclass of Actor{made}")
-    bind_arguments(f"spawn: {found.__name__}", found, args, kwargs, "name", "restart", "policy", "mailbox")
+    signature = inspect.signature(found)
+    bind_arguments(
+        f"spawn: {found.__name__}", signature, args, kwargs, "name", "restart", "policy", "mailbox"
+    )
     return found

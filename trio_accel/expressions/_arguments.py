@@ -247,10 +247,8 @@ def _kind_of(planner: Planner, name: str, argument: complex | np.generic) -> str
     """
     given: object = argument
     if not isinstance(given, (int, float, complex, np.generic)):
-        raise TypeError(
-            f"{planner.name}: {name} must be a number or an array, got {type(given).__name__}"
-            f"{what_to_do(given)}"
-        )
+        told = f"{type(given).__name__}{what_to_do(given)}"
+        raise TypeError(f"{planner.name}: {name} must be a number or an array, got {told}")
     if isinstance(argument, np.generic):
         # Also float64, which is a Python float, too: NumPy's numbers have dtypes.
         return Argument(planner.dtype(name, argument.dtype), False).encode()

@@ -11,6 +11,7 @@ from ..backends.base import DType, DTypeLike
 from ..backends.base.expressions import Expression, SpecializedExpression, parse
 from ..backends.base.ops import ElementwiseSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
+from ..devices.operations._plan_source import written
 from ._arguments import ExpressionArgument, Taken, bind, extents_of, result_dtype, served_by, take
 
 __all__ = ["ComputeElementwise", "Elementwise"]
@@ -189,7 +190,7 @@ class Elementwise(Generic[ReplyT]):
         if known.has_places:
             taken.check_places(planner.name, known.axes)
         results = [
-            planner.output(taken.shape, dtype, each, argument=name, may_have_gaps=True)
+            written(planner, name, each, (taken.shape, dtype))[0]
             for name, dtype, each in zip(self.outputs, known.dtypes, out, strict=True)
         ]
         for number, given in enumerate(out):

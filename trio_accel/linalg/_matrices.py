@@ -16,20 +16,20 @@ __all__ = [
 
 def _plan_matmul(message: Any, planner: Planner) -> Planned[AccelRef]:
     """Plan by the rules of `numpy.matmul`, which drops axes; and it is what is asked most."""
+    given: AccelRef | None = message.out
+    is_matrix = isinstance(given, AccelRef) and given.ndim == 2 and given.dtype.is_inexact
+    if given is not None and is_matrix and not given.spec.is_contiguous:
+        # It writes by strides, where a stack of products has none for its result.
+        return gemm.message(1.0, message.a, message.b, 0.0, given).plan(planner)
     a = planner.read("a", message.a)
     b = planner.read("b", message.b)
     if a.dtype is not b.dtype:
         raise TypeError(
             f"{planner.name}: operands must have one dtype, got a {a.dtype}, b {b.dtype}; use cast()"
         )
-    is_plain = a.ndim == b.ndim == 2 and a.dtype.is_inexact
-    shape = product_shape(planner.name, a.shape, b.shape)
-    out = planner.output(shape, a.dtype, message.out, may_have_gaps=is_plain)
+    out = planner.output(product_shape(planner.name, a.shape, b.shape), a.dtype, message.out)
     if message.out is not None:
         planner.distinct("out", out.spec, a=a, b=b)
-        if not out.spec.is_contiguous:
-            # `gemm` writes by strides, where a stack of products has none for its result.
-            return Planned(gemm.spec(1.0, a, b, 0.0, "N", "N", out.spec), out)
     return Planned(MatmulSpec(a, b, out.spec), out, is_checked=True)
 
 

@@ -90,9 +90,8 @@ def as_callable(model: Model[ItemT, ResultT]) -> Callable[[ItemT], Awaitable[Res
         if not inspect.isawaitable(work):
             name = getattr(model, "__name__", type(model).__name__)
             raise TypeError(
-                f"the model {name} returned {type(work).__name__}, which is not awaitable: a model is async. "
-                f"Write `async def {name}(...)`; one that computes in Python is called there by "
-                f"`await trio.to_thread.run_sync(...)`"
+                f"the model {name} returned {type(work).__name__}, and must be async: write `async def "
+                f"{name}(...)`, with `await trio.to_thread.run_sync(...)` where it computes in Python"
             )
         return await cast("Awaitable[ResultT]", work)
 

@@ -37,10 +37,7 @@ _names: WeakKeyDictionary[Device, set[str]] = WeakKeyDictionary()
 class ProgramOpening(NotAwaited, Generic[ProgramT_co]):
     """Opens a program by ``await``, or by ``async with``, which closes it. Made by `open_program`."""
 
-    what_to_do = (
-        "the program is not open yet: program = await ta.open_program(...), "
-        "or async with ta.open_program(...) as program"
-    )
+    what_to_do = "the program is not open yet: async with ta.open_program(...) as program"
 
     def __init__(self, plan: Plan, make: Callable[[Opened], ProgramT_co]) -> None:
         self._plan = plan
@@ -156,9 +153,7 @@ class Plan:
         self._target = target
         self._path = _import_path(target, asked_by)
         self._is_class = isinstance(target, type)
-        where = f"open_program: {target.__qualname__}"
-        own = ("name", "intensity", "backoff")
-        self._bound = bind_arguments(where, target, args, kwargs, *own) if self._is_class else None
+        self._bound = _bind(target, args, kwargs) if self._is_class else None
         if not self._is_class:
             describe_function(target)
             if args or kwargs:
@@ -310,6 +305,11 @@ def _collect(found: list[tuple[str, Any]], first: int) -> Callable[[str, Any], i
     return leaf
 
 
+def _bind(target: Callable[..., Any], args: Any, kwargs: Any) -> inspect.BoundArguments:
+    where = f"open_program: {target.__qualname__}"
+    return bind_arguments(where, inspect.signature(target), args, kwargs, "name", "intensity", "backoff")
+
+
 def _merged(
     target: Callable[..., Any],
     signature: inspect.Signature,
@@ -318,8 +318,10 @@ def _merged(
     kwargs: Mapping[str, object],
 ) -> dict[str, object]:
     """The arguments of a constructor, with those that are given in place of those before."""
-    where = f"reset: {target.__qualname__}"
-    given = bind_arguments(where, signature, args, kwargs, is_partial=True).arguments
+    try:
+        given = signature.bind_partial(*args, **kwargs).arguments
+    except TypeError as error:
+        raise TypeError(f"reset: {target.__qualname__}{signature}: {error}") from None
     merged = {**before, **given}
     for name, parameter in signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD and name in before and name in given:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = ["instead_of"]
 
-_MEAN = 'await ta.jit.reduction("x", "sum", post="a / n")(x, axis=...)'
 _INSTEAD: dict[str, str] = {
     "open_device": 'async with ta.open_system("name") as system, system.open_device("cpu") as device',
     **dict.fromkeys(("array", "asarray", "tensor"), "await device.put(array)"),
@@ -21,7 +20,7 @@ _INSTEAD: dict[str, str] = {
         name: f'await ta.jit.reduction("x", "{name}")(x, axis=...)'
         for name in ("all", "any", "max", "min", "prod")
     },
-    **dict.fromkeys(("average", "mean"), _MEAN),
+    **dict.fromkeys(("average", "mean"), 'await ta.jit.reduction("x", "sum", post="a / n")(x, axis=...)'),
     "norm": 'await ta.jit.reduction("abs(x) ** 2", "sum", post="sqrt(a)")(x)',
     "std": 'await ta.jit.reduction("(x - mean) ** 2", "sum", post="sqrt(a / n)")(x, mean)',
     "exp": 'await ta.jit.elementwise("exp(x)")(x)',

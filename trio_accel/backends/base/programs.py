@@ -356,10 +356,7 @@ def _note(error: Exception, where: str) -> None:
     with suppress(Exception):
         error.add_note(f"in {where}")
         if "read-only" in str(error):
-            error.add_note(
-                "an array that a method changes is declared: "
-                '@programs.method(updates=["self.<parameter of __init__>", "<parameter>"])'
-            )
+            error.add_note('declare what a method changes: @programs.method(updates=["self.<parameter>"])')
 
 
 @attrs.frozen

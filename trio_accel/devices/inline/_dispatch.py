@@ -247,7 +247,7 @@ class InlineDispatch:
     @enable_ki_protection
     def submit(self, operation: Operation[LibraryT, ReplyT]) -> Pending[ReplyT]:
         """See `Device.submit`."""
-        recording = admit(self._device, operation, "submit")
+        recording = admit(self._device, operation, "submit", ())
         if recording is not None:
             return recording.submit(self._device, operation)
         session, context = self.session, self._context_ref

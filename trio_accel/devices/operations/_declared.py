@@ -496,7 +496,7 @@ class _Maker:
         )
         names = {"device_of": device_of, "Message": message, "unknown_option": unknown_option}
         made = self._compiled(text, function.__name__, names)
-        made.__signature__ = inspect.signature(function)
+        made.__wrapped__ = function
         made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
         made.__annotations__, made.__doc__ = function.__annotations__, function.__doc__
         made.__module__, made.__qualname__ = function.__module__, function.__qualname__

@@ -304,9 +304,7 @@ class AskedDevice(Protocol):
         """Refuse another thread or Trio run than that of the token."""
 
 
-def admit(
-    device: AskedDevice, operation: object, verb: str, unknown: Collection[str] = ()
-) -> Recording | None:
+def admit(device: AskedDevice, operation: object, verb: str, unknown: Collection[str]) -> Recording | None:
     """Refuse what a device does not serve, and options that it does not have.
 
     Returns:
@@ -410,18 +408,9 @@ class Planner:
         return operand.spec
 
     def output(
-        self,
-        shape: tuple[int, ...],
-        dtype: DType,
-        out: AccelRef | None = None,
-        *,
-        argument: str = "out",
-        may_have_gaps: bool = False,
+        self, shape: tuple[int, ...], dtype: DType, out: AccelRef | None = None, *, argument: str = "out"
     ) -> AccelRef:
-        """Name the array that is written: a new one, or the caller's if it has this shape and dtype.
-
-        The caller's must be contiguous, but where `may_have_gaps` says that the kernels write by strides.
-        """
+        """Name the array that is written: a new one, or the caller's if it has this shape and dtype."""
         if out is None:
             new = self._new(shape, dtype)
             self._outputs.append(new.block)
@@ -434,7 +423,7 @@ class Planner:
                 f"{self.name}: {argument} must have shape {shape} and dtype {dtype}, "
                 f"got shape {out.shape} and dtype {out.dtype}"
             )
-        if not may_have_gaps and not out.spec.is_contiguous:
+        if not out.spec.is_contiguous:
             raise ValueError(
                 f"{self.name}: {argument} must be contiguous, got a view of shape {out.shape} with strides "
                 f"{out.strides}; leave it out, and write the result there: "

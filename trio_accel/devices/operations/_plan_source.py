@@ -12,7 +12,7 @@ from ...backends.base.ops import KINDS, ArraySpec, Item, Shapes, check_index, co
 from ..arrays._ref import AccelRef
 from ._operation import Planned, Planner
 
-__all__ = ["PlanSource", "Structured", "refuse_value"]
+__all__ = ["PlanSource", "Structured", "refuse_value", "written"]
 
 
 class Structured(Protocol):
@@ -266,7 +266,7 @@ def _text(name: str, argument: str, value: object) -> str:
     return value
 
 
-def _written(
+def written(
     planner: Planner,
     argument: str,
     ref: AccelRef | None,
@@ -304,5 +304,5 @@ _STEPS: Mapping[str, Any] = {
     "refuse_value": refuse_value,
     "text": _text,
     "whole": _whole,
-    "written": _written,
+    "written": written,
 }

@@ -360,10 +360,7 @@ def _check_field(name: str, spec: Any, field: SpecField) -> None:
     if role.kind == "peers" and not _is_peers(value):
         raise TypeError(f"{name}: {where} must be made by planner.peers(), got {_type_of(value)}")
     if role.kind == "exact" and not _is_exact(value):
-        raise TypeError(
-            f"{name}: {where} must be a whole number, a name, or a tuple of these, got {value!r}; declare a "
-            "number of another kind as scalar()"
-        )
+        raise TypeError(f"{name}: {where} must be a whole number, a name, or a tuple of these, got {value!r}")
     if role.number is not None:
         check = factor if role.number is NumberRole.FACTOR else element
         check(name, where, value, getattr(spec, role.of).dtype)

@@ -213,7 +213,7 @@ class WorkerDispatch:
     @enable_ki_protection
     def submit(self, operation: Operation[LibraryT, ReplyT]) -> Pending[ReplyT]:
         """See `Device.submit`."""
-        recording = admit(self._device, operation, "submit")
+        recording = admit(self._device, operation, "submit", ())
         if recording is not None:
             return recording.submit(self._device, operation)
         if self._device.availability.is_ended:
