@@ -67,7 +67,7 @@ class StateArray:
 
 @attrs.frozen
 class Result:
-    """What a call tells of its result.
+    """Report of a call on its result.
 
     Attributes:
         tree: Its tree.
@@ -85,12 +85,12 @@ class Result:
 
 @attrs.frozen
 class Returned:
-    """What a call has returned whose result was not declared.
+    """Result of a call that was not declared.
 
     Attributes:
-        result: What it tells; the length of the text if that did not fit into the words.
+        result: The report; the length of the text if that did not fit into the words.
         expected: The arrays that were made for it ahead.
-        keys: What the results of such calls are expected by.
+        keys: Keys of the expectations of such calls.
     """
 
     result: Result | int
@@ -110,7 +110,7 @@ class Expectations:
         self._known: dict[object, tuple[_Arrays, bool]] = {}
 
     def expected(self, keys: Iterable[object]) -> _Arrays:
-        """Dtypes and shapes of the arrays that a call will return; none where that is open."""
+        """Return the dtypes and shapes of the arrays that a call will return; none where that is open."""
         for key in keys:
             arrays, is_steady = self._known.get(key, ((), False))
             if is_steady:
@@ -145,7 +145,7 @@ class _ProgramMessage(Operation[ProgramActor, Any]):
 
 @cache
 def message_class(base: type[MessageT], where: str) -> type[MessageT]:
-    """The class of messages with the name of a method, by which statistics and faults know them."""
+    """Return the class of messages with the name of a method, by which statistics and faults know them."""
     module, _, name = where.partition(".")
     made: Any = type(name, (base,), {"__module__": module, "__doc__": f"A call of {where}."})
     return cast("type[MessageT]", made)
@@ -165,16 +165,16 @@ class Ready(_ProgramMessage):
 
 @attrs.define(eq=False, slots=False)
 class MethodCall(_ProgramMessage):
-    """A call of a method; replies with its result, or with what it has `Returned` if that is not declared.
+    """A call of a method; replies with its result, or with a `Returned` if that is not declared.
 
     Attributes:
         method: The method.
         bound: Its arguments, without `out`.
         out: Arrays of the asker's for declared outputs.
-        frozen: Arrays that the program was opened with, and nobody changes.
+        frozen: Arrays that the program was opened with, and that are never changed.
         state: The others that it was opened with: one of each block.
         slot: Where the result is kept; None if it is declared.
-        forget: Slots of results that nobody fetches any more.
+        forget: Slots of results that are not wanted any more.
         expectations: The arrays that are expected of results which are not declared.
     """
 
@@ -200,7 +200,7 @@ class MethodCall(_ProgramMessage):
             else:
                 state.append(planner.read(array.where, array.ref))
         for array in self.frozen:
-            # They need no order, as nobody writes to them.
+            # Frozen arrays need no order, as they are never written to (D113).
             if not array.ref.block.is_usable:
                 array.ref.block.check(f"{planner.name}: {array.where}")
         planner.keep(self.frozen)
@@ -234,7 +234,7 @@ class MethodCall(_ProgramMessage):
         return Planned(spec, finish=lambda: Returned(_read(words), made, keys))
 
     def _arguments(self, planner: Planner, inputs: list[ArraySpec], updated: list[ArraySpec]) -> str:
-        """The text of the arguments; their arrays go to the lists."""
+        """Return the text of the arguments; their arrays go to the lists."""
         prefix, updates = f"{planner.name}: ", self.method.updates
 
         def read(where: str, value: Any) -> int | None:
@@ -291,13 +291,13 @@ class Fetch(_ProgramMessage):
 
 
 def _read(words: Any) -> Result | int:
-    """What a call has told; the length of the text if it did not fit."""
+    """Read the report of a call; the length of the text if it did not fit."""
     length, text = int(words[0]), words[1:].view(np.uint8)
     return Result.read(text[:length].tobytes()) if length <= text.size else length
 
 
 def call_tree(signature: inspect.Signature, trees: dict[str, Tree]) -> Tree:
-    """The tree of a call: a tuple and a dict."""
+    """Return the tree of a call: a tuple and a dict."""
     args: list[Tree] = ["t"]
     kwargs: list[Tree] = ["d"]
     is_gap = False
@@ -329,12 +329,12 @@ def _declared(where: str, method: Method, bound: inspect.BoundArguments) -> obje
 def _outputs(
     planner: Planner, where: str, declared: object, given: object, outputs: list[ArraySpec]
 ) -> tuple[Tree, object]:
-    """The tree and the reply of declared outputs.
+    """Make the tree and the reply of declared outputs.
 
     Args:
         planner: Names them.
         where: Place in the result.
-        declared: What the rule says.
+        declared: The result of the rule.
         given: Arrays of the asker's, or None.
         outputs: Takes the arrays.
     """

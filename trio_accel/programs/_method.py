@@ -48,14 +48,16 @@ def method(
     refuses: Sequence[type[Exception]] = (),
     enqueues: bool = False,
 ) -> Callable[[FunctionT], FunctionT]:
-    """Declare what a method of a program, or a function, writes. One without it may return any arrays.
+    """Declare the outputs and effects of a method of a program, or of a function.
+
+    A method without this declaration may return any arrays.
 
     Args:
         out: Called where the program is asked, with the arguments of the call. Returns shape and dtype of the
             result, ``((rows, 384), "float32")``, or a dict, list or tuple of such pairs, or None if there is
             no result. Then a call is one operation, where it is two otherwise. A method with a parameter
-            `out` gets the arrays there, and writes to them; what another returns is copied to them. The asker
-            may give arrays of its own by that parameter.
+            `out` gets the arrays there, and writes to them; the result of another is copied to them. The
+            asker may give arrays of its own by that parameter.
         updates: Names of parameters whose arrays are changed in place, and with ``"self."`` before them those
             of the constructor's. Such a call is never run twice: where its context is lost, its arrays are
             damaged, and the asker is told.
@@ -70,7 +72,7 @@ def method(
             backend, where methods compute, it changes nothing.
 
     Raises:
-        TypeError: An argument that is none of these.
+        TypeError: An argument is of another type.
 
     >>> class Counter:
     ...     def __init__(self, counts: Array) -> None:

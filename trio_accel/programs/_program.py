@@ -43,10 +43,10 @@ _MOST_PARKED = 1024
 
 @attrs.frozen(eq=False, kw_only=True)
 class Opened:
-    """What was opened.
+    """An opened program.
 
     Attributes:
-        device: Where it runs.
+        device: The device.
         name: Its name in the tree.
         target: The class or function.
         library: Import path of its actor, with its definition.
@@ -95,7 +95,7 @@ class Anew:
 
 
 class OpenProgram:
-    """An open program: what `Program` and `FunctionProgram` share.
+    """An open program: base of `Program` and `FunctionProgram`.
 
     It is an async context manager that closes it.
 
@@ -112,11 +112,11 @@ class OpenProgram:
         self._methods: dict[object, tuple[Method, Sequence[StateArray]]] = {}
         self._slots = itertools.count()
         self._expectations = Expectations()
-        # Of results that nobody fetches.
+        # Slots of results that are not wanted.
         self._left: set[int] = set()
         self._asking = 0
         self._idle = trio.Event()
-        # One reset after the other; until all are over, those who ask are parked.
+        # D140: resets run one after the other; calls are parked until all are over.
         self._turn = trio.Lock()
         self._resets = 0
         self._parked = trio.lowlevel.ParkingLot()
@@ -165,11 +165,11 @@ class OpenProgram:
         return not all(array.ref.block.is_usable for array in arrays)
 
     async def aclose(self) -> None:
-        """End the program, and let go of its arrays, once it has served what it was asked.
+        """End the program, and let go of its arrays, once it has served all calls.
 
         If this is cancelled, it does not wait for that. Its actor ends, in workers that stand ready too, and
-        no later context makes it again. The arrays that it was opened with are given back if nobody else
-        refers to them. Closing it twice does nothing.
+        no later context makes it again. The arrays that it was opened with are given back if there are no
+        other references to them. Closing it twice does nothing.
         """
         was_closed, self._is_closed = self._is_closed, True
         if was_closed:
@@ -187,7 +187,7 @@ class OpenProgram:
             opened.on_close()
 
     async def _wait_idle(self) -> None:
-        """Wait until nobody asks; only who has the turn does."""
+        """Wait until no call is open; only the task that has the turn does."""
         while self._asking:
             self._idle = trio.Event()
             await self._idle.wait()
@@ -202,6 +202,7 @@ class OpenProgram:
                 anew = await self._opened.again(args, kwargs)
                 await self._wait_idle()
                 self._check_open()
+                # After the wait: a call may have damaged an array meanwhile.
                 anew.check(self.device)
                 await self._replace(anew)
         finally:
@@ -212,10 +213,11 @@ class OpenProgram:
     async def _replace(self, anew: Anew) -> None:
         """Make an instance in place of the one of before, which stays if that fails."""
         before = self._opened
+        # D140: the old instance ends first, as a GPU may have no room for two.
         await _end(before)
         opened = await anew.start()
         if self._is_closed:
-            # Who closed it was cancelled, and did not wait.
+            # The task that closed it was cancelled, and did not wait.
             await _end(opened)
             opened.thaw()
             self._check_open()
@@ -278,7 +280,7 @@ class OpenProgram:
         return call
 
     async def _ask_unknown(self, method: Method, state: Sequence[StateArray], bound: Any) -> Any:
-        """Ask for a call, and fetch what it has returned, unless it came as expected."""
+        """Ask for a call, and fetch its result, unless that came as expected."""
         changes = bool(method.updates or method.state)
         for number in itertools.count():
             slot, generation = next(self._slots), self.device.generation
@@ -351,7 +353,7 @@ class Program(OpenProgram, Generic[T]):
             kwargs: The same, by name.
 
         Returns:
-            What it has returned, with references in place of arrays.
+            Its result, with references in place of arrays.
 
         Raises:
             TypeError, ValueError, AttributeError: There is no such method, or it does not take the arguments.
@@ -393,7 +395,7 @@ class Program(OpenProgram, Generic[T]):
             ContextPoisonedError: The context was lost meanwhile, and more often than `retry` says.
             ActorStoppedError: The program is closed.
             NotSupportedError: In the step of a graph.
-            Exception: What the constructor or `warm_up` raised, with a note that names it.
+            Exception: The error of the constructor or `warm_up`, with a note that names it.
         """
         await self._reset(args, kwargs)
 
@@ -425,7 +427,7 @@ class FunctionProgram(OpenProgram, Generic[P]):
         await self._reset((), {})
 
     def operation(self) -> type[Operation[Any, Any]]:
-        """The class of the operations that call it: `trio_accel.testing.inject_fault` takes it."""
+        """Return the class of the operations that call it: `trio_accel.testing.inject_fault` takes it."""
         return message_class(MethodCall, self._find(None).where)
 
     def _find(self, given: object) -> Method:
@@ -443,7 +445,7 @@ async def _never(args: Sequence[object], kwargs: Mapping[str, object]) -> Anew:
 
 
 def _one_of_each_block(state: Sequence[StateArray], method: Method) -> Sequence[StateArray]:
-    """What order and memory depend on: blocks. One that a method changes stands for all in its block."""
+    """Pick one array for each block, by which order and memory go; one that a method changes goes first."""
     found: dict[int, StateArray] = {}
     for array in sorted(state, key=lambda array: array.parameter not in method.state):
         found.setdefault(id(array.ref.block), array)
@@ -451,7 +453,7 @@ def _one_of_each_block(state: Sequence[StateArray], method: Method) -> Sequence[
 
 
 def _own_error(refused: Refused, method: Method) -> Exception:
-    """The error by which a method has refused a request, of the class that the method declares."""
+    """Return the error by which a method has refused a request, of the class that the method declares."""
     cause, refused.__cause__ = refused.__cause__, None
     if refused.code not in range(len(method.refuses)):
         refused.__cause__ = cause

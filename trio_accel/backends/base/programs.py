@@ -1,6 +1,6 @@
-"""A program where it runs: an instance of the user's class, and the calls of its methods.
+"""A program in the process that runs it: an instance of the user's class, and calls of its methods.
 
-What all backends share. An adapter of a backend makes the arrays and says where the calls run.
+The part that all backends share. An adapter of a backend makes the arrays and says where the calls run.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class ProgramArrays(Protocol):
         """Make the object by which a program uses an array.
 
         Raises:
-            KeyError: There is no such block.
+            KeyError: No block has this id.
         """
         ...
 
     def found(self, value: object) -> tuple[str, tuple[int, ...]] | None:
-        """Dtype and shape of an array that a method has returned; None if it is no array.
+        """Return the dtype and shape of an array that a method has returned; None if it is no array.
 
         Raises:
             TypeError: An array that devices do not have.
@@ -66,19 +66,19 @@ class ProgramArrays(Protocol):
         ...
 
     def keep(self, value: object) -> object:
-        """A copy of a returned array, which nobody else changes."""
+        """Return a copy of a returned array: the program may go on changing its own."""
         ...
 
     def copy(self, source: object, out: object) -> None:
         """Copy an array to one of the same dtype and shape that `view` has made."""
 
     def end(self, views: Sequence[object]) -> None:
-        """The call is over for which these were made: nobody may write to them any more."""
+        """End the call for which these arrays were made: from now on they are read-only."""
 
 
 @attrs.frozen
 class _Kept:
-    """What a method has returned, until it is fetched."""
+    """Result of a method, until it is fetched."""
 
     text: bytes
     arrays: list[object]
@@ -90,15 +90,16 @@ class ProgramHost:
     Args:
         argument: Text of the `ProgramDefinition`.
         arrays: The arrays of the backend.
-        within: Makes what constructor and `warm_up` run in. It is called when the module is imported.
+        within: Makes the context manager that constructor and `warm_up` run in. It is called when the module
+            is imported.
 
     Attributes:
-        definition: What it is made of.
+        definition: Its definition.
         import_seconds: How long the import of its module has taken.
 
     Raises:
         ImportError: This process does not have the module.
-        Exception: What constructor or `warm_up` raised, with a note that names them.
+        Exception: The error of constructor or `warm_up`, with a note that names them.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class ProgramHost:
 
         Raises:
             Refused: The method refuses the request; of a declared class, the error is the cause.
-            Exception: What the method raised, with a note that names it.
+            Exception: The error of the method, with a note that names it.
             TypeError: It returned something else than was declared, or what no device has.
         """
         if not spec.arguments:
@@ -185,7 +186,7 @@ class ProgramHost:
             self._arrays.end([*inputs, *updated, *outputs])
 
     def enqueues(self, method: str) -> bool:
-        """Whether a method declares that it never waits."""
+        """Tell whether a method declares that it never waits."""
         return bool(getattr(self._method(method)[1], ENQUEUES, False))
 
     def tell(self, spec: ProgramResult) -> None:
@@ -201,7 +202,7 @@ class ProgramHost:
         del self._kept[spec.slot]
 
     def close(self) -> None:
-        """Let go of the instance and of what it has returned."""
+        """Let go of the instance and of its results."""
         self._program = None
         self._kept.clear()
 
@@ -271,7 +272,7 @@ class ProgramHost:
         return leaf
 
     def _refusal(self, function: Callable[..., Any], error: Exception, where: str) -> Refused | None:
-        """What a method has raised as the refusal of a request; None if it is none."""
+        """Return the refusal that a method's error stands for; None if it is no refusal."""
         if isinstance(error, Refused):
             _note(error, where)
             return error
@@ -303,11 +304,11 @@ def load_target(path: str, where: str) -> Any:
 
     Args:
         path: Import path, ``"package.module:Class"``.
-        where: What names the program in errors.
+        where: The program's name in errors.
 
     Raises:
         ImportError: There is no such module here, or it does not have it.
-        Exception: What the module raised.
+        Exception: The error of the module.
     """
     module, _, qualname = path.partition(":")
     with _Named(f"{where}, at the import of {module}"):
@@ -325,7 +326,7 @@ def load_target(path: str, where: str) -> Any:
 
 
 def _check_written(where: str, returned: object, out: object, outputs: Sequence[object]) -> None:
-    """Refuse what a method has returned that was to write to `out`: nobody would see it."""
+    """Refuse a returned value of a method that was to write to `out`: it would be lost."""
     own = {id(output) for output in outputs}
     if returned is not None and returned is not out and not all(id(item) in own for item in _items(returned)):
         raise TypeError(
@@ -363,7 +364,7 @@ def _note(error: Exception, where: str) -> None:
 class _Named:
     """Names the code of the user's that an error comes from.
 
-    What the engine takes for its own, and what would end a task or the process, is told by another error.
+    Errors that the engine would take for its own, or that would end a task or the process, are wrapped.
     """
 
     where: str

@@ -25,7 +25,7 @@ class StreamSource(Protocol):
     """The streams of one context."""
 
     def acquire(self, library: str) -> AccelStream:
-        """A stream for one incarnation of a library's actor."""
+        """Return a stream for one incarnation of a library's actor."""
         ...
 
     def release(self, stream: AccelStream) -> None:

@@ -33,7 +33,7 @@ InFlightT = TypeVar("InFlightT", bound=InFlight)
 
 @attrs.define(eq=False)
 class Enqueuer:
-    """Gives operations to the backend, with memory for their results and behind the work that they follow.
+    """The launch: operations go to the backend, with memory for results, behind the work they follow.
 
     Each launch takes the same steps: `begin` makes it ready, the backend is called, `end_call` follows, and
     `add` puts it among what is in flight. `enqueue` takes them in a row. A kernel that blocks is called in a
@@ -44,13 +44,13 @@ class Enqueuer:
         context: The context.
         device: Its device.
         copies: Library that brings operands to the device.
-        blocks: Has what the program has let go.
+        blocks: Blocks that the program has let go.
         memory: The blocks that are in use.
-        watchdog: Looks after what is in flight.
+        watchdog: Watches operations in flight.
         port: Sees the ends of operations.
         alarms: For faults that are injected.
         hooks: See every operation at every step.
-        launching: Called with each operation that is about to be launched, whatever becomes of it; or None.
+        launching: Called with each operation before its launch, also if that fails; or None.
         ranges: Encloses the calls of the backend in ranges of profilers; or None.
 
     Attributes:
@@ -69,7 +69,7 @@ class Enqueuer:
     _launching: Callable[[Launch], None] | None
     _ranges: Ranges | None
     launched: int = attrs.field(default=0, init=False)
-    # Of injected faults.
+    # Holds of injected faults.
     _holds: list[Hold] = attrs.field(factory=list[Hold], init=False)
 
     def enqueue(
@@ -82,10 +82,10 @@ class Enqueuer:
                 gate for it.
             library: Library that has it.
             queue: Stream to put it on.
-            failure: What its preparation failed with: it is refused with that, as by the library.
+            failure: Error of its preparation: it is refused with that, as by the library.
 
         Raises:
-            Exception: What the backend raised; nothing is in flight, and what was allocated is freed.
+            Exception: The error of the backend; nothing is in flight, and what was allocated is freed.
         """
         self.begin(launch, queue, failure)
         stream = queue.stream
@@ -105,14 +105,14 @@ class Enqueuer:
         failure: Exception | None,
         later: list[Callable[[], object]] | None = None,
     ) -> None:
-        """Do what comes before the call of the backend; raises as `enqueue` does.
+        """Take the steps before the call of the backend; raises as `enqueue` does.
 
         Args:
             launch: The operation.
             queue: Stream to put it on.
-            failure: What its preparation failed with.
-            later: Gets what is to be put on the stream before the call, which a thread does that has the
-                stream. None: it is done now.
+            failure: Error of its preparation.
+            later: Takes the work for the stream before the call, which the stream's thread does then. None:
+                it is done now.
         """
         if self._context.is_lost:
             raise ActorStoppedError(f"{launch.name} was not started: the context is lost", path=queue.owner)
@@ -128,7 +128,7 @@ class Enqueuer:
                         launch.check_inputs()
             else:
                 self._check(launch, queue, failure)
-            # What the program has let go by now is there for this operation.
+            # Memory that the program has let go by now is there for this operation.
             memory.exchange(self._blocks, launch.allocations)
             if later is not None:
                 events: list[AccelEvent] = []
@@ -145,7 +145,7 @@ class Enqueuer:
             raise
 
     def end_call(self, launch: Launch, stream: AccelStream) -> None:
-        """Do what follows the call of the backend on the stream: the fault that is injected."""
+        """Take the steps on the stream behind the call of the backend: the injected fault."""
         if launch.fault is not None:
             launch.fault.fault.behind(self._device, stream, sorted(launch.writes), self._holds)
 
@@ -154,8 +154,8 @@ class Enqueuer:
 
         Args:
             launch: The operation.
-            queue: Where it is, or will be.
-            event: Behind what was enqueued for it; `NOT_YET` if its kernel is still to be called.
+            queue: Its stream.
+            event: Event behind its work; `NOT_YET` if its kernel is still to be called.
             kind: Class of the operation in flight.
         """
         operation = self._hold(launch, queue, event, kind, is_whole=True)
@@ -163,7 +163,7 @@ class Enqueuer:
             launch.fault.fault.after()
         for output in launch.outputs:
             if output.is_released:
-                # Before it was there: it goes when the operation is complete.
+                # Its program released it before it existed: it is freed when the operation is complete.
                 self._memory.release(output.id)
         self.launched += 1
         return operation
@@ -175,12 +175,12 @@ class Enqueuer:
 
         Args:
             operation: The operation.
-            queue: Where it is.
+            queue: Its stream.
             event: Its event, if that is recorded.
-            error: What the backend has raised. What it has enqueued by then is waited for all the same.
+            error: Error of the backend. Work that was enqueued by then is waited for all the same.
 
         Returns:
-            What it has failed with, if it has.
+            Its error, if it has failed.
         """
         launch, stream = operation.launch, queue.stream
         is_launched = error is None
@@ -201,13 +201,13 @@ class Enqueuer:
 
         Args:
             launch: The operation.
-            queue: Where it was to go.
-            error: What it failed with.
+            queue: Its stream.
+            error: Its error.
             has_staged: Whether copies for it are enqueued already; by default, if it has any.
         """
         notify(self._hooks, launch, Phase.COMPLETE, Phase.REPLY)
         if bool(launch.staged) if has_staged is None else has_staged:
-            # The copies run all the same: what they use is held until they have.
+            # The copies run all the same: their memory is held until they have.
             stream = queue.stream
             copies = self._hold(launch, queue, stream.record(), InFlight, is_whole=False)
             self._port.watch(stream, copies.event)
@@ -222,18 +222,18 @@ class Enqueuer:
         self._context.locate(error, launch)
 
     def call_of(self, launch: Launch, library: KernelLibrary) -> Enqueue:
-        """What is to be called for a launch, in the loop or in a thread: the backend's library."""
+        """Return the function to call for a launch, in the loop or in a thread: the backend's library."""
         return library.enqueue if self._ranges is None else self._ranges.around(launch, library)
 
     def end_holds(self) -> None:
-        """Let go on what injected faults hold up."""
+        """Release the holds of injected faults."""
         for hold in self._holds:
             hold.release()
 
     def _check(self, launch: Launch, queue: StreamQueue, failure: Exception | None) -> None:
-        """Tell of a launch that begins something or is watched, and look whether it may be."""
+        """Tell of a launch that starts the watchdog or is observed, and check that it may be."""
         if self._watchdog.idle is not None:
-            # Before it is enqueued: a driver that never returns is to be seen, too.
+            # Before the call: a driver that never returns must be seen, too.
             self._watchdog.begin()
         if self._hooks:
             enter(self._hooks, launch)
@@ -251,7 +251,7 @@ class Enqueuer:
     def _hold(
         self, launch: Launch, queue: StreamQueue, event: AccelEvent, kind: type[InFlightT], *, is_whole: bool
     ) -> InFlightT:
-        """Hold what is enqueued until it is done: the whole operation, or copies for it alone."""
+        """Put enqueued work in flight until it is done: the whole operation, or copies for it alone."""
         operation = kind(launch, event, self.launched)
         operation.occupy(self._memory.uses, queue.stream, is_whole=is_whole)
         queue.operations.append(operation)
@@ -266,10 +266,10 @@ class ThreadedCall:
 
     Attributes:
         operation: The operation.
-        queue: Where it is.
-        later: What is to be put on the stream before the call; None if it is there already, as the call is
-            made in the loop.
-        event: Behind what was enqueued, once that is done. An injected fault comes in between, in the loop.
+        queue: Its stream.
+        later: Work for the stream before the call; None if it is there already, as the call is made in the
+            loop.
+        event: Event behind its work, once that is recorded. An injected fault comes in between, in the loop.
     """
 
     operation: InFlight
@@ -289,29 +289,30 @@ class ThreadedCall:
             call(operation.launch.spec, stream)
         finally:
             if operation.launch.fault is None:
-                # Here, as the thread may be at the next call before the loop looks. A closed stream refuses.
+                # Recorded here, as the thread may be at the next call before the loop looks. A closed stream
+                # refuses.
                 with suppress(RuntimeError):
                     self.event = stream.record()
 
 
 class ThreadedLaunches:
-    """Launches operations in three steps, so that the loop goes on while the backend enqueues one.
+    """Launches in three steps, so that the loop goes on while the backend enqueues an operation (D111).
 
     In the loop, an operation gets its memory, its operands and its place among what is in flight. In a
-    thread, what it must follow is put on the stream, the backend is called, and the event is recorded. In the
-    loop again, others learn of the event.
+    thread, waits for the work that it follows are put on the stream, the backend is called, and the event is
+    recorded. In the loop again, others learn of the event.
 
-    Until then it keeps its place in the launch order: what is to follow it is not launched. To hold that back
-    on the device instead would hang, as a driver that loads a kernel waits for streams that are held.
+    Until then it keeps its place in the launch order: operations that follow it are not launched. A hold on
+    the device instead would hang, as a driver that loads a kernel waits for held streams (D50).
 
-    A queue may hand calls over ahead (`StreamQueue.hands_ahead`). What touches the memory of one before is
-    not among them, by the launch order. So nothing that is put on a stream waits for what the same thread
-    has still to put there.
+    A queue may hand calls over ahead (`StreamQueue.hands_ahead`). By the launch order, these do not touch
+    memory of earlier ones that are not enqueued yet. So no work on a stream waits for work that the same
+    thread has still to put there.
 
     A call that is short is made in the loop, in the same steps.
 
     Args:
-        gate: Where operations wait to be launched.
+        gate: Operations that wait to be launched.
         enqueuer: Does the steps in the loop.
         completer: Replies.
     """
@@ -328,8 +329,8 @@ class ThreadedLaunches:
 
         Args:
             launch: The operation.
-            queue: Where it goes.
-            failure: What its preparation failed with.
+            queue: Its stream.
+            failure: Error of its preparation.
             is_here: Whether the call is made in the loop.
 
         Raises:
@@ -381,11 +382,11 @@ class ThreadedLaunches:
             self._completer.watch(operation, queue)
 
     def _end(self, call: ThreadedCall, error: Exception | None) -> None:
-        """The thread has returned."""
+        """Take the third step: the thread has returned."""
         operation, queue = call.operation, call.queue
         self._completer.port.calls -= 1
         if operation.is_lost:
-            # With its context, of which nobody uses anything any more.
+            # Lost with its context, whose memory and streams are not used any more.
             return
         queue.give_back()
         error = self._enqueuer.bind(operation, queue, error, call.event)
@@ -409,7 +410,7 @@ class Ranges:
         self._attributes: dict[tuple[str, str], Any] = {}
 
     def around(self, launch: Launch, library: KernelLibrary) -> Enqueue:
-        """The call of the library for this launch, in its range."""
+        """Return the call of the library for this launch, in its range."""
         key = launch.name, library.name
         if key not in self._attributes:
             # One of a program's own has the digest of its code behind its name.

@@ -1,4 +1,4 @@
-"""The base of library actors, and the tasks that wait for what they launch there and then."""
+"""The base of library actors."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class LibraryActor(Actor):
 
     @classmethod
     def supervision(cls, argument: str) -> OwnSupervision | None:
-        """How the actor of an argument is supervised, if by a supervisor of its own; None as by default."""
+        """Tell how the actor of an argument is supervised, if alone; None as by default."""
         return None
 
     @classmethod
@@ -115,13 +115,13 @@ class LibraryActor(Actor):
             raise
         queue.hands_ahead = self.hands_ahead
         self._kernels, self._queue = kernels, queue
-        # A subclass may do more with a launch than this class knows.
+        # A subclass that overrides these must see every launch, so it has no direct way.
         cls = type(self)
         is_plain = cls.launch is LibraryActor.launch and cls.launch_now is LibraryActor.launch_now
         self._is_plain = is_plain and current_fast_paths().direct_launch
         try:
             yield
-            # One that is cancelled says nothing of the others.
+            # Only a graceful end is told and waited for, not a cancelled one.
             await trio.lowlevel.checkpoint_if_cancelled()
             engine.expect_end(context.path)
             await engine.synchronize(context.path)
@@ -136,7 +136,7 @@ class LibraryActor(Actor):
     def launch_now(self, message: Launch) -> object:
         """Launch an operation that was handed over, unless it would have to wait."""
         try:
-            # Before the library is asked anything, as a thread may be in it that is given nothing ahead.
+            # Before the library is asked anything: a thread may be in it, unless it hands calls ahead.
             if not self._gate.may_launch(message, self._queue):
                 return NOT_NOW
             prepare = self._kernels.prepare(message.spec)
@@ -157,6 +157,7 @@ class LibraryActor(Actor):
             Whether it was launched, or has failed; otherwise nothing has happened.
         """
         queue, load = self._queue, self._queue.load
+        # D20: past the mailbox only while nothing waits to be launched, so that the order of launches stays.
         if not self._is_plain or not self._gate.order.is_clear:
             return False
         # As `StreamQueue.is_full`, without the call.
@@ -184,6 +185,7 @@ class LibraryActor(Actor):
         failure: Exception | None = None
         gate, queue = self._gate, self._queue
         try:
+            # D111: the library is not asked anything while a thread is in it.
             if queue.load.is_taken and not self.hands_ahead:
                 await gate.wait(message, queue)
             prepare = self._kernels.prepare(message.spec)
@@ -229,13 +231,13 @@ class LibraryActor(Actor):
         *,
         in_thread: InThread | None = None,
     ) -> Reply:
-        """Launch an operation: here every one comes by. Its reply is given at completion.
+        """Launch an operation: all launches of one device come by here. Its reply is given at completion.
 
         Args:
             launch: The operation.
             reply: Its reply; None if it was handed over, so that its reply is a deferred one.
-            failure: What its preparation failed with.
-            in_thread: What the library says, if its kernel is called in a thread, or as it is there.
+            failure: Error of its preparation.
+            in_thread: The library's answer, if its kernel is called in a thread, or as it is there.
 
         Raises:
             Exception: As for `Enqueuer.enqueue`.
@@ -243,7 +245,7 @@ class LibraryActor(Actor):
         context, queue = self.context, self._queue
         call: ThreadedCall | None = None
         if in_thread is not None or queue.calls:
-            # Behind what the thread has, also if it is short or does not block.
+            # D111: behind the calls that the thread has, also if this one is short or does not block.
             is_here = in_thread is not None and in_thread.is_short and not queue.calls
             call = self._threaded.begin(launch, queue, failure, is_here=is_here)
             operation = call.operation
@@ -253,6 +255,7 @@ class LibraryActor(Actor):
             try:
                 operation = self._enqueuer.enqueue(launch, self._kernels, queue, failure)
             finally:
+                # Also after a failure: operations that follow this one must go on.
                 self._gate.leave(launch)
         start_grace = partial(self._cancel_grace.start, queue, operation)
         given: Reply
@@ -270,7 +273,7 @@ class LibraryActor(Actor):
         return given
 
     def _refused(self, error: Exception) -> DeferredReply[None]:
-        """Reply with what the library said; called while that is handled.
+        """Reply with the library's error; called while that is handled.
 
         Raises:
             Exception: The same, if the library is suspect.

@@ -40,7 +40,7 @@ def elementwise(spec: ElementwiseSpec, call: KernelCall) -> None:
         here = dict(zip(expression.axes, map(_narrow, piece[first:]), strict=True))
         made = evaluate(expression, list(given), here, sources)
         if len(made) > 1:
-            # A result that is an argument as it is may lie where another result is written.
+            # A result that is an argument unchanged may be in memory where another result is written.
             made = [value if value.flags.owndata else value.copy() for value in made]
         for out, value in zip(piece, made, strict=False):
             np.copyto(out, value)
@@ -62,14 +62,14 @@ def _scalars(arguments: Sequence[Argument], data: bytes) -> list[Any]:
 
 
 def _indices(axis: int, shape: tuple[int, ...]) -> HostArray:
-    """The index of each element along an axis: an array of this shape, in the memory of one axis."""
+    """Return the index of each element along an axis: an array of this shape, in the memory of one axis."""
     along = [1] * len(shape)
     along[axis] = shape[axis]
     return np.broadcast_to(np.arange(shape[axis]).reshape(along), shape)
 
 
 def _narrow(indices: HostArray) -> HostArray:
-    """The same with one element along axes where all are equal, so that less is computed of it."""
+    """Return the same with one element along axes where all are equal, so that less is computed of it."""
     return indices[tuple([slice(None) if step else slice(1) for step in indices.strides])]
 
 

@@ -248,6 +248,6 @@ def _largest(x: HostArray) -> float:
 
 
 def _reals(x: HostArray) -> HostArray:
-    """The elements as a vector of real numbers, complex ones as pairs; a copy only if they have gaps."""
+    """Take elements as a vector of real numbers, complex ones as pairs; a copy only if they have gaps."""
     vector: HostArray = np.ascontiguousarray(x).reshape(-1)
     return vector.view(np.real(vector).dtype) if vector.dtype.kind == "c" else vector

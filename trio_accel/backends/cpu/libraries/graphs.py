@@ -33,7 +33,7 @@ class GraphLibrary(CpuLibrary):
     @kernel(BranchSpec, backend="cpu")
     @kernel(LoopSpec, backend="cpu")
     def _replay(self, spec: OperationSpec, call: KernelCall) -> None:
-        # What is refused is refused before anything is changed.
+        # All operations are prepared first, so that a refusal comes before anything is changed.
         self._prepared(self.name, spec, call)()
 
     def _prepared(self, library: str, spec: OperationSpec, call: KernelCall) -> Callable[[], None]:

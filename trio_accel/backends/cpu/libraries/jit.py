@@ -51,7 +51,7 @@ def launch(spec: KernelSpec, call: KernelCall) -> None:
 
 
 def _scalars(definition: KernelDefinition, content: bytes) -> list[Any]:
-    """The scalars as NumPy's, of the declared types."""
+    """Return the scalars as NumPy's, of the declared types."""
     dtypes = definition.scalars
     offsets, _ = scalar_offsets(dtypes)
     return [
@@ -108,7 +108,7 @@ def _find(name: str, path: str) -> _Function:
     """Import a function, which may take as long as it likes: this is the stream's thread.
 
     Raises:
-        LibraryError: There is none.
+        LibraryError: There is no such function.
     """
     module, _, attribute = path.partition(":")
     with _told(f"kernel {name!r}: its function {path} for the CPU cannot be imported:"):

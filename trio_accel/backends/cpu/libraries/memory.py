@@ -71,7 +71,7 @@ def copy(spec: CopySpec, call: KernelCall) -> None:
         np.copyto(as_bits(out), as_bits(source))
         return
     if spec.source.dtype.kind == "complex" and spec.out.dtype.kind in ("float", "int", "uint"):
-        # What `astype` does but for its warning, which would go to whatever thread runs this.
+        # Convert as `astype` does, without its warning: that would be given in the stream's thread.
         source = np.real(source)
     convert(source, out)
 

@@ -87,12 +87,12 @@ def _double_words(spec: PhiloxSpec, first: int, count: int) -> HostArray:
 
 
 def _unit32(words: HostArray) -> HostArray:
-    """Numbers above 0 up to 1, as cuRAND makes them of one word."""
+    """Return the numbers above 0 up to 1, as cuRAND makes them of one word."""
     return words.astype(np.float32) * np.float32(2.0**-32) + np.float32(2.0**-33)
 
 
 def _unit64(words: HostArray) -> HostArray:
-    """Numbers above 0 up to 1, as cuRAND makes them of two words."""
+    """Return the numbers above 0 up to 1, as cuRAND makes them of two words."""
     numbers: HostArray = (words[0::2] ^ (words[1::2] << np.uint64(21))).astype(np.float64)
     numbers *= 2.0**-53
     numbers += 2.0**-54

@@ -82,7 +82,7 @@ def to_dense(spec: Any, call: KernelCall) -> None:
 
 @contextmanager
 def _contiguous(out: HostArray) -> Generator[HostArray]:
-    """Have an array filled, by way of one in C order where it lies otherwise."""
+    """Have an array filled, by way of one in C order where its own layout differs."""
     result: HostArray = out if out.flags.c_contiguous else np.empty_like(out, order="C")
     yield result
     if result is not out:

@@ -72,7 +72,7 @@ class RoutineLibrary(CudaLibrary):
         return self._plan_vectors(spec, device) if spec.x.strides[0] > 0 else (None,)
 
     def _plan_norm(self, spec: Any, device: LibraryDevice) -> tuple[_Vectors | None]:
-        """The same; refuse a result that is not of the type of absolute values."""
+        """Return the same; refuse a result that is not of the type of absolute values."""
         real = KINDS[spec.x.dtype].real
         check_dtype("cuda", f"norm of {spec.x.dtype} to", spec.out.dtype, (real,))
         return self._plan_vectors(spec, device)
@@ -80,7 +80,7 @@ class RoutineLibrary(CudaLibrary):
     def _vectors(
         self, call: KernelCall, read: Sequence[ArraySpec], updated: Sequence[ArraySpec] = ()
     ) -> list[int]:
-        """Where each operand lies as a vector, and its step; packed ones where they are none together."""
+        """Return the address of each operand as a vector, and its step; others are packed first."""
         (found,) = call.plan
         if found is None:
             places = [call.packed(array) for array in read]
@@ -208,7 +208,7 @@ class RoutineLibrary(CudaLibrary):
         self._blas.select(call.stream, HOST)
         kind = KINDS[spec.a.dtype]
         batched = _batched(plan)
-        # What is captured would read the lists again when it runs; they are not kept.
+        # D135: a captured graph would read the lists again at each replay, and they are not kept that long.
         if batched is not None and not call.stream.is_capturing:
             lists = {field: call.uploaded(plan.addresses(field, addresses[field])) for field in plan.steps}
             self._invoke(kind, batched, spec, lists)
@@ -273,14 +273,14 @@ class RoutineLibrary(CudaLibrary):
 
 
 def _batched(plan: Plan) -> Routine | None:
-    """The one call for all matrices of a stack, which takes lists of addresses; None where there is none."""
+    """Return the one call for all matrices of a stack, which takes lists of addresses; None without one."""
     if not plan.stack or plan.routine is None or plan.routine.name != "trsm":
         return None
     return Routine("trsm_batched", (*plan.routine.arguments, math.prod(plan.stack)))
 
 
 def _small(spec: Any, stack: tuple[int, ...]) -> Any:
-    """An operation of one matrix that needs the same kernels: sizes with as many bits are one size."""
+    """Return an operation of one matrix that needs the same kernels: sizes with as many bits are one size."""
     arrays = {name: _small_array(array, stack) for name, array in _arrays(spec).items() if array}
     return attrs.evolve(spec, **arrays)
 

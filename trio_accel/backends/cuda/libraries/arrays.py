@@ -28,7 +28,7 @@ class _Plan:
     """A compiled expression.
 
     Attributes:
-        source: What it was compiled of.
+        source: Its source.
         module: Its kernels.
         functions: The same by their names.
     """

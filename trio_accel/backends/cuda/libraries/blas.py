@@ -50,7 +50,7 @@ class _Multiply:
 
 
 class BlasLibrary(RoutineLibrary):
-    """cuBLAS, by its routines for mixed types; what it does not have by kernels of the backend's own."""
+    """cuBLAS, by its routines for mixed types; missing ones by kernels of the backend's own."""
 
     name = "blas"
     errors: ClassVar[Errors] = {cublas.cuBLASError: cublas.Status}
@@ -261,7 +261,7 @@ class BlasLibrary(RoutineLibrary):
     def _packed_operands(
         self, call: KernelCall, product: Product, a: DeviceArray, b: DeviceArray
     ) -> tuple[int, int]:
-        """Lay out what cannot be read as it lies; returns the addresses of both."""
+        """Copy operands that cannot be read in place; returns the addresses of both."""
         if product.is_in_full:
             a, b = _in_full(a, b)
         addresses = [
@@ -274,7 +274,7 @@ class BlasLibrary(RoutineLibrary):
 
 
 def _nothing(spec: MatmulSpec, call: KernelCall) -> None:
-    """The result is empty."""
+    """Enqueue nothing: the result is empty."""
 
 
 def _zeros(spec: MatmulSpec, call: KernelCall) -> None:
@@ -293,7 +293,7 @@ def _factors_of(spec: Any) -> tuple[complex, complex]:
 
 
 def _in_full(a: DeviceArray, b: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
-    """Both operands of a product with all batches, as they lie: without a copy."""
+    """Return both operands of a product with all batches, in place, without a copy."""
     batch, left, right = broadcast_operands((a.shape, b.shape), (a.strides, b.strides))
     full_a, full_b = (
         DeviceArray(

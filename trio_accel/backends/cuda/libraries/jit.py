@@ -47,7 +47,7 @@ class JitLibrary(ArraysLibrary):
 
 
 def _packed(definition: KernelDefinition, spec: KernelSpec, call: KernelCall) -> list[int]:
-    """Where the arrays lie: those that are to be packed have workspace if they lie otherwise."""
+    """Return the addresses of the arrays: of workspace for those that must be packed and are not."""
     addresses: list[int] = []
     for parameter, array in zip(definition.arrays("read"), spec.read, strict=True):
         addresses.append(call.packed(array) if parameter.layout == "packed" else call.at(array))

@@ -17,7 +17,7 @@ _DEVICE = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 
 class MemoryLibrary(CudaLibrary):
-    """What every device can do with its memory."""
+    """Operations of every device on its memory."""
 
     name = "memory"
 

@@ -100,7 +100,7 @@ class ProgramLibrary(CudaLibrary):
         if spec.arguments and self._host.enqueues(spec.method):
             self._is_short[spec.method] = time.perf_counter() - began < _SHORT
 
-    # In the thread, too, which may be enqueueing a call on the stream.
+    # D111: blocking, so that it goes to the stream's thread, behind a call that is being enqueued there.
     @kernel(ProgramResult, backend="cuda", is_blocking=True)
     def _tell(self, spec: ProgramResult, call: KernelCall) -> None:
         self._host.tell(spec)
@@ -111,8 +111,8 @@ class ProgramLibrary(CudaLibrary):
             self._host.fetch(spec, [self._arrays.view(array, write=True) for array in spec.written])
 
     def _told(self, error: Exception) -> Exception:
-        """What failed, in the errors of backends: what the program's libraries met may be the end of CUDA."""
-        # A declared refusal may be how the program's library tells of the end of CUDA.
+        """Make the backends' own error of a failure, which may be the end of CUDA."""
+        # A declared refusal may wrap an error by which the program's library tells of the end of CUDA (D137).
         raised = error.__cause__ or error if isinstance(error, Refused) else error
         if not isinstance(error, AccelError) or isinstance(error, Refused):
             self._context.look()
@@ -120,7 +120,7 @@ class ProgramLibrary(CudaLibrary):
             if failure is not None:
                 return failure
             if isinstance(raised, MemoryError) or type(raised).__name__ == "OutOfMemoryError":
-                # CuPy's is a MemoryError, PyTorch's is not.
+                # CuPy's error is a MemoryError, PyTorch's is not.
                 return self._exhausted()
         return super()._told(error)
 
@@ -202,7 +202,7 @@ class _Arrays:
         return self._call
 
     def _source(self, value: Any) -> DeviceArray:
-        """Where a returned array lies; it is kept until it is copied."""
+        """Place of a returned array, which is kept until it is copied."""
         if isinstance(value, (ProgramArray, _KeptArray)):
             return value.array
         call = self._in_call()
@@ -216,7 +216,7 @@ class _Arrays:
             value = value.detach().resolve_conj().resolve_neg()
         place = _place_of(value, index) if self._streams.are_current(call.handle) else None
         if place is not None:
-            # What has computed it is on the stream already.
+            # The work that computes it is on the stream already.
             address, strides = place
             call.stream.after(partial(_let_go, value))
             return DeviceArray(address, dtype, shape, strides)

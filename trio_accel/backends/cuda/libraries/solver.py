@@ -57,7 +57,7 @@ class SolverLibrary(CudaLibrary):
         self._vendor.destroy()
 
     def _ready(self, routine: Routine, *before: Routine) -> Routine:
-        """A routine that is tried out, behind those whose results it works on, with its workspace."""
+        """Return a routine that is tried out, behind those whose results it works on, with its workspace."""
         self._trials.run(*before, routine)
         return self._vendor.sized(routine)
 
@@ -332,7 +332,7 @@ def _bytes_of_one(array: ArraySpec) -> int:
 
 
 def _triangle(spec: Any) -> str:
-    """The triangle that is read, of the transpose; of the factor, it is the one that becomes zero."""
+    """Return the triangle that is read, of the transpose; of the factor, it is the one that becomes zero."""
     return "L" if spec.upper else "U"
 
 
@@ -349,7 +349,7 @@ def _part(array: DeviceArray, place: int, dtype: DType) -> DeviceArray:
 
 
 def _repeated(call: KernelCall, array: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
-    """An array broadcast in full."""
+    """Return an array broadcast in full."""
     full = call.workspace_array(array.dtype, shape)
     call.convert(broadcast(array, shape), full)
     return full

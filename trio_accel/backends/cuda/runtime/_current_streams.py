@@ -23,7 +23,7 @@ class CurrentStreams:
 
     def __init__(self, index: int) -> None:
         self._index = index
-        # By handle; those of CuPy must be kept while they are current.
+        # By handle. CuPy's objects must be kept while they are current.
         self._torch: dict[int, Any] = {}
         self._cupy: dict[int, Any] = {}
         self._loop: int | None = None
@@ -40,7 +40,7 @@ class CurrentStreams:
         return nullcontext()
 
     def are_current(self, handle: int) -> bool:
-        """Whether it is the current stream of this thread, in both."""
+        """Tell whether it is the current stream of this thread, in both."""
         torch, cupy = _torch_streams(), _cupy_streams()
         return (torch is None or torch.current_stream(self._index).cuda_stream == handle) and (
             cupy is None or cupy.get_current_stream().ptr == handle
@@ -72,7 +72,7 @@ class CurrentStreams:
             if handle not in self._cupy:
                 self._cupy[handle] = self._of_cupy(cupy, handle)
             self._cupy[handle].use()
-            # Before the device of before is.
+            # Undone in reverse order: CuPy sets the stream of the device that is current.
             undo.append(before.use)
 
     @contextmanager
@@ -86,7 +86,7 @@ class CurrentStreams:
                 again()
 
     def _of_cupy(self, cupy: Any, handle: int) -> Any:
-        """A stream of CuPy that does not end ours."""
+        """Return a stream of CuPy that does not end ours."""
         if hasattr(cupy.Stream, "from_external"):
             return cupy.Stream.from_external(_Handle(handle))
         # Before CuPy 14.
@@ -110,7 +110,7 @@ def loaded(module: str, needs: str) -> Any:
 
 
 def _torch_streams() -> Any:
-    """The module with PyTorch's streams; None where it was built without CUDA, or is not imported."""
+    """Return the module with PyTorch's streams; None where it was built without CUDA, or is not imported."""
     torch: Any = sys.modules.get("torch")
     streams = getattr(torch, "cuda", None)
     has_cuda = getattr(getattr(torch, "version", None), "cuda", None)
@@ -118,6 +118,6 @@ def _torch_streams() -> Any:
 
 
 def _cupy_streams() -> Any:
-    """The module with CuPy's streams; None where it is not imported."""
+    """Return the module with CuPy's streams; None where it is not imported."""
     streams = getattr(sys.modules.get("cupy"), "cuda", None)
     return streams if hasattr(streams, "get_current_stream") else None

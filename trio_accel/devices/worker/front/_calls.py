@@ -1,4 +1,4 @@
-"""What the worker is asked beside operations: counts, the end of what is in flight, and leases."""
+"""Calls of the worker beside operations: counts, the end of operations in flight, and leases."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class Questions:
         return len(self._calls)
 
     async def ask(self, what: str, *arguments: str) -> Any:
-        """Ask the worker that serves for something, and the next one if it is lost meanwhile.
+        """Call the worker that serves, and the next one if it is lost meanwhile.
 
         Args:
             what: ``"count"``, ``"synchronize"``, or ``"close"`` with the import path of a library.
-            arguments: What belongs to it.
+            arguments: Arguments of the call.
 
         Raises:
-            DeviceLostError: There is none any more.
+            DeviceLostError: There is no worker any more.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         availability, sender = self._device.availability, self._sender
@@ -65,7 +65,7 @@ class Questions:
                 if availability.is_ended:
                     raise await self._device.lost()
                 await availability.wait_changed()
-            # What the program has let go by now counts.
+            # Arrays that the program has let go by now are counted as released.
             sender.send_released()
             self._last += 1
             number = self._last
@@ -79,11 +79,11 @@ class Questions:
                 return call.value
 
     def answer(self, pid: int, number: int, value: Any) -> None:
-        """A worker has answered; perhaps nobody waits any more.
+        """Take an answer of a worker; its asker may have gone.
 
         Args:
             pid: Number of its process.
-            number: Of the call.
+            number: Number of the call.
             value: The answer.
 
         Raises:
@@ -129,7 +129,7 @@ class Questions:
         return libraries
 
     def lose(self) -> None:
-        """The worker is gone."""
+        """Fail all calls: the worker is gone."""
         for call in self._calls.values():
             call.is_lost = True
             call.done.set()
