@@ -15,8 +15,9 @@ import trio
 
 from ..actors import Actor, ActorContext, Event, System, describe
 from ..backends.base import NotSupportedError
+from ..devices.base._refusals import opens
 from ._protocol import SHORTEST_SECONDS, check_interval
-from ._recorder import Recorder, record
+from ._recorder import Recorder, check_system, record
 from ._snapshot import SystemSnapshot
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Dashboard:
     recorder: Recorder
 
 
-@asynccontextmanager
+@opens("the page is not served yet: async with ta.open_dashboard(system) as dashboard")
 async def open_dashboard(
     system: System, *, port: int = 0, interval: float = 0.5, errors: bool = False
 ) -> AsyncGenerator[Dashboard, None]:
@@ -95,6 +96,7 @@ async def open_dashboard(
         OSError: The port is taken.
         ValueError: The port or the interval is out of range; or the system has a dashboard already.
     """
+    check_system("open_dashboard", system)
     if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65535:
         raise ValueError(f"open_dashboard: port must be a whole number from 0 to 65535, got {port!r}")
     check_interval(interval)

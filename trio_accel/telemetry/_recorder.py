@@ -17,6 +17,7 @@ import trio
 from ..actors import ActorRestarted, ActorSnapshot, ActorStarted, ActorTerminated, Event, System
 from ..devices import Device, DeviceStatistics, LibraryStatistics, QueueStatistics
 from ..devices import System as DeviceSystem
+from ..devices.base._refusals import what_to_do
 from ._snapshot import (
     ActorMemoryRow,
     ActorRow,
@@ -152,6 +153,17 @@ class Recorder:
             self._ends.close()
 
 
+def check_system(verb: str, system: object) -> None:
+    """Refuse what is no open system.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not isinstance(system, System):
+        told = f"got {system!r}{what_to_do(system)}"
+        raise TypeError(f"{verb}: system must be an open system, such as device.system, {told}")
+
+
 @contextmanager
 def record(system: System, *, operations: int = 1000, failures: int = 50) -> Generator[Recorder, None, None]:
     """Record what a system does, for the body of the ``with``.
@@ -170,8 +182,7 @@ def record(system: System, *, operations: int = 1000, failures: int = 50) -> Gen
         ValueError: A bound that is no whole number of at least 1, or of at least 0 for failures.
         RuntimeError: This is another thread or Trio run than the system's; or another meter measures it.
     """
-    if not isinstance(system, System):
-        raise TypeError(f"record: system must be an open system, got {system!r}")
+    check_system("record", system)
     for name, value, least in (("operations", operations, 1), ("failures", failures, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ValueError(f"record: {name} must be a whole number of at least {least}, got {value!r}")
