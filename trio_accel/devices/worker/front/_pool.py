@@ -381,7 +381,7 @@ class SlabTable:
         self._kept: dict[int, int] = {}
 
     def open(self, launcher: Launcher) -> None:
-        """Begin; the launcher cuts the memory to nothing if this process dies."""
+        """Begin; the launcher empties the memory if this process dies."""
         self._launcher = launcher
         if self._pool is not None:
             self._pool.on_make = self._share
