@@ -63,7 +63,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.devices": _names(
         "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow "
         "FaultKind FaultPlan Launch LaunchTimes MemoryActor OpenDevice Phase PutFirst PutPart Recorded anew "
-        "opened overlaps record refuse_recording DECLARED"
+        "opened overlaps record refuse_recording DECLARED describe_workers"
     ),
     "trio_accel.programs": _names("ProgramActor"),
     "trio_accel.backends.base": _names(

@@ -49,6 +49,7 @@ from .operations._operation import (
     operation_name,
     refuse_recording,
 )
+from .worker.launcher._launcher import describe_workers
 
 __all__ = [
     "DECLARED",
@@ -115,6 +116,7 @@ __all__ = [
     "anew",
     "ask_across",
     "cancel_grace",
+    "describe_workers",
     "device_of",
     "in_range",
     "message_of",
