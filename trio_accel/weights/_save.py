@@ -46,7 +46,7 @@ async def save(
         TypeError, ValueError: A name, an array or a text is none.
         OSError: The file cannot be written.
         StaleRefError: An array must not be used any more.
-        ContextPoisonedError, DeviceLostError: The device was lost meanwhile.
+        ContextLostError, DeviceLostError: The device was lost meanwhile.
     """
     [target] = paths_of(path)
     _check(arrays, metadata or {})

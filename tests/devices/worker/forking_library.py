@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 
 from trio_accel.linalg import BlasActor
 
 __all__ = ["BlasActor", "leave_child"]
 
+# More than one processor's worth, and few enough for a machine that others use.
+_CHAINS = 60
 VARIABLE = "TRIO_ACCEL_TEST_CHILD"
 
 
@@ -18,8 +21,19 @@ def leave_child(kind: str) -> None:
 
     Args:
         kind: ``fork``, by Python; ``c``, by the C library; ``system``, a program; ``daemon``, an orphan in a
-            session of its own; or ``tree``, a child with a child.
+            session of its own; ``tree``, a child with a child; or ``chain``, in sessions of their own, several
+            that each fork the next and end, without a pause, for half a minute.
     """
+    if kind == "chain":
+        end = time.monotonic() + 30
+        for _ in range(_CHAINS):
+            if os.fork() == 0:
+                os.setsid()
+                while time.monotonic() < end:
+                    if os.fork():
+                        os._exit(0)
+                os._exit(0)
+        return
     if kind == "system":
         ctypes.CDLL(None).system(b"sleep 600 &")
         return

@@ -8,12 +8,13 @@ from typing import Any
 from ....backends.base import (
     AccelError,
     CompletionTimeoutError,
-    ContextPoisonedError,
+    ContextLostError,
     DeviceLostError,
     OutOfMemoryError,
     StaleRefError,
 )
 from ...arrays._blocks import Block
+from ...base._errors import loss_of
 from ...engine._device_state import DeviceState
 from ...operations._hooks import Phase, notify
 from ...operations._operation import Launch
@@ -200,12 +201,12 @@ class OutcomePolicy:
 
     def _fail_in_flight(self, request: OperationRequest, cause: Exception, *, is_to_blame: bool) -> None:
         launch, device = request.launch, self._device
-        error: DeviceLostError | ContextPoisonedError
+        error: DeviceLostError | ContextLostError
         if self.is_closing:
             error = DeviceLostError("the device was closed while this operation was in flight")
         else:
             why = "; no other operation can have caused it" if is_to_blame else ""
-            error = ContextPoisonedError(
+            error = loss_of(cause)(
                 f"the device's context was lost while this operation was in flight{why}; {launch.advice}",
                 is_to_blame=is_to_blame,
             )

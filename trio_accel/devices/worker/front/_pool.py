@@ -170,7 +170,7 @@ class WorkerPool:
         """A worker that is ready, alone: those before it are dead, and write to memory no more.
 
         Raises:
-            ContextPoisonedError: It did not come up.
+            ContextLostError: It did not come up.
             LauncherError: It could not be started.
         """
         # A spare whose death is known by now is none.

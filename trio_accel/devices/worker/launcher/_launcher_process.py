@@ -232,6 +232,10 @@ class Launcher:
         deadline = time.monotonic() + _UNWIND
         while orphans := self._orphans():
             for pid in orphans:
+                # Forks in a chain may be quicker than a signal for each, but none escapes that of its group.
+                group = os.getpgid(pid)
+                if group != os.getpgrp():
+                    os.killpg(group, signal.SIGKILL)
                 os.kill(pid, signal.SIGKILL)
             for pid in orphans:
                 process = os.pidfd_open(pid)
