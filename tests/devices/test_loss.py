@@ -71,7 +71,7 @@ async def test_a_poisoned_context_hangs_no_wait(
                     pass
                 ta.testing.poison(device)
                 gate.leave.set()
-            assert [type(outcome) for outcome in outcomes] == [ta.ContextLostError] * 4
+            assert [type(outcome) for outcome in outcomes] == [ta.ContextPoisonedError] * 4
             for outcome in outcomes:
                 # Its own event said so, or it was in flight when another's did.
                 assert "poisoned by a test" in f"{outcome} {outcome.__cause__}"

@@ -9,7 +9,7 @@ import time
 
 from trio_accel.linalg import BlasActor
 
-__all__ = ["BlasActor", "leave_child"]
+__all__ = ["BlasActor", "leave_chains", "leave_child"]
 
 # More than one processor's worth, and few enough for a machine that others use.
 _CHAINS = 60
@@ -21,19 +21,8 @@ def leave_child(kind: str) -> None:
 
     Args:
         kind: ``fork``, by Python; ``c``, by the C library; ``system``, a program; ``daemon``, an orphan in a
-            session of its own; ``tree``, a child with a child; or ``chain``, in sessions of their own, several
-            that each fork the next and end, without a pause, for half a minute.
+            session of its own; or ``tree``, a child with a child.
     """
-    if kind == "chain":
-        end = time.monotonic() + 30
-        for _ in range(_CHAINS):
-            if os.fork() == 0:
-                os.setsid()
-                while time.monotonic() < end:
-                    if os.fork():
-                        os._exit(0)
-                os._exit(0)
-        return
     if kind == "system":
         ctypes.CDLL(None).system(b"sleep 600 &")
         return
@@ -47,6 +36,18 @@ def leave_child(kind: str) -> None:
         os._exit(0)
     if kind == "daemon":
         os.waitpid(child, 0)
+
+
+def leave_chains() -> None:
+    """Start processes in sessions of their own that fork the next and end, for half a minute at most."""
+    end = time.monotonic() + 30
+    for _ in range(_CHAINS):
+        if os.fork() == 0:
+            os.setsid()
+            while time.monotonic() < end:
+                if os.fork():
+                    os._exit(0)
+            os._exit(0)
 
 
 if VARIABLE in os.environ:

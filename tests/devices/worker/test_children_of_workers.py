@@ -137,7 +137,7 @@ async def test_a_fork_bomb_ends_with_its_worker(system: ta.System) -> None:
     first, folder = launcher(), os.path.dirname(forking_library.__file__)
     code = (
         f"import os, signal, sys\nsys.path[:] = {[folder, *search_path()]!r}\n"
-        "import forking_library\nforking_library.leave_child('chain')\nos.write(3, b'now')\nos.close(3)\n"
+        "import forking_library\nforking_library.leave_chains()\nos.write(3, b'now')\nos.close(3)\n"
         "signal.pause()"
     )
     reader, writer = os.pipe2(os.O_NONBLOCK)

@@ -22,6 +22,7 @@ from trio_accel import actors
 from trio_accel.actors import ActorError, ActorFailedError, ActorStoppedError
 from trio_accel.backends.base import (
     AccelError,
+    ContextLostError,
     InputFailedError,
     LibraryError,
     OutOfMemoryError,
