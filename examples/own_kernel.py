@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 
 import trio_accel as ta
-from trio_accel.backends.base import Call, kernel, ops
+from trio_accel.backends.base import KernelCall, kernel, ops
 from trio_accel.devices import LibraryActor, Operand, Operation, Planned, Planner
 
 
@@ -66,7 +66,7 @@ class Blend(Operation[BlendActor, Blended]):
 
 
 @kernel(BlendSpec, backend="cpu")
-def blend_cpu(spec: BlendSpec, call: Call) -> None:
+def blend_cpu(spec: BlendSpec, call: KernelCall) -> None:
     """Compute in the thread of the stream."""
     terms, out = [call.array(term) for term in spec.terms], call.array(spec.out)
     bias = 0.0 if spec.bias is None else call.array(spec.bias)

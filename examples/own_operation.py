@@ -11,7 +11,7 @@ import numpy as np
 import scipy.linalg
 
 import trio_accel as ta
-from trio_accel.backends.base import Call, kernel
+from trio_accel.backends.base import KernelCall, kernel
 from trio_accel.backends.base.checks import NATIVE
 from trio_accel.devices import LibraryActor, Operand, operation
 
@@ -44,7 +44,7 @@ async def expm(a: Operand) -> ta.AccelRef:
 
 
 @kernel(expm, backend="cpu")
-def expm_cpu(spec: Any, call: Call) -> None:
+def expm_cpu(spec: Any, call: KernelCall) -> None:
     """Compute in the thread of the stream."""
     a, out = call.array(spec.a), call.array(spec.out)
     spec.info[:] = ~np.isfinite(a).all((-2, -1)).ravel()

@@ -1,7 +1,5 @@
 """Serve a model. Ask it by `curl -d '[3, 4]' http://127.0.0.1:8000/predict`; Ctrl-C ends it."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import signal
@@ -58,7 +56,7 @@ async def predict(batcher: ta.Ref[Predictions], request: Request) -> JSONRespons
 
 async def main(port: int) -> None:
     """Serve until Ctrl-C."""
-    listeners = await trio.open_tcp_listeners(port, host="127.0.0.1")
+    listeners = await trio.open_tcp_listeners(port, host="127.0.0.1", backlog=64)
     async with ta.open_system("demo") as system, system.open_device("cpu", options=OPTIONS) as device:
         program = await ta.open_program(device, Distances, await device.put(CENTRES))
 
@@ -82,12 +80,14 @@ async def main(port: int) -> None:
 async def serve_client(app: Starlette, places: trio.CapacityLimiter, stream: trio.SocketStream) -> None:
     """Serve one client by HTTP. What it sends can end no other connection."""
     http = import_module("hypercorn.trio.tcp_server")
+    # Of a client that leaves after its answer, Hypercorn would keep the connection for 5 seconds.
+    config = http.Config.from_mapping(keep_alive_max_requests=1)
     wrapped = import_module("hypercorn.app_wrappers").ASGIWrapper(app)
     async with stream:
         if places.available_tokens > 0:
             with suppress(Exception):
                 async with places:
-                    await http.TCPServer(wrapped, http.Config(), http.WorkerContext(None), {}, stream)
+                    await http.TCPServer(wrapped, config, http.WorkerContext(None), {}, stream)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ ISOLATED = (
     "surviving_worker.py",
     "own_library.py",
     "own_program.py",
+    "nearest.py",
     "checkpoint.py",
     "blend.py",
     "decay.py",
@@ -32,7 +33,13 @@ ISOLATED = (
     "embeddings.py",
 )
 # Modules that a program beside them uses.
-USED = {"bag_of_words.py": "embeddings.py", "own_operation.py": "decay.py"}
+USED = {
+    "bag_of_words.py": "embeddings.py",
+    "own_operation.py": "decay.py",
+    "nearest_numpy.py": "nearest.py",
+    "nearest_torch.py": "nearest.py",
+    "nearest_array_api.py": "nearest.py",
+}
 # Lines: one with kernels for two backends may have more.
 LONGEST = {"own_kernel.py": 120, "own_collective.py": 80, "serve_a_model.py": 100}
 
@@ -93,6 +100,14 @@ generation 3, 4 MiB intact
         """
 40 steps, 2 workers lost, loss 0[.]0[0-9]{2}, [0-3] wrong
 weights as without a device: right
+""",
+    ),
+    (
+        "nearest.py",
+        "--library numpy",
+        """
+1000 points, 0[.]160 from their centres on average
+centres and distances: right
 """,
     ),
     (
@@ -191,6 +206,14 @@ def test_output(name: str, arguments: str, output: str, tmp_path: Path) -> None:
         pytest.skip("the CPU backend has worker processes on Linux only")
     printed = run([name, *arguments.split()], tmp_path)
     assert re.fullmatch(output, f"\n{printed}"), printed
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="worker processes are on Linux only")
+@pytest.mark.parametrize(("library", "package"), [("torch", "torch"), ("array_api", "array_api_compat")])
+def test_the_same_function_in_other_libraries(library: str, package: str, tmp_path: Path) -> None:
+    pytest.importorskip(package)
+    printed = run(["nearest.py", "--library", library], tmp_path)
+    assert printed.endswith("centres and distances: right\n")
 
 
 def test_the_spectrum_of_a_file(tmp_path: Path) -> None:

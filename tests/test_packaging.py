@@ -100,6 +100,7 @@ def test_the_source_distribution_holds_what_the_tests_need(tmp_path: Path) -> No
         "tests/stand_in/*.h",
         "examples/**/*.py",
         "examples/encode/*.txt",
+        "examples/service/*.txt",
         "benchmarks/**/*.py",
     )
     assert tracked(*folders) <= names

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from math import inf
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -25,7 +26,10 @@ import attrs
 import httpx2
 import numpy as np
 import pytest
+import trio
 from prometheus_client.parser import text_string_to_metric_families
+
+import trio_accel as ta
 
 ROOT = Path(__file__).parents[1]
 SERVICE = ROOT / "examples" / "service"
@@ -61,6 +65,26 @@ def test_forms_of_a_word_are_one_word(monkeypatch: pytest.MonkeyPatch, forms: st
     assert len(set(model.words_of(forms))) == 1
     assert model.words_of("the device") != model.words_of("the kernel")
     assert model.words_of("It is what you have.") == []
+
+
+async def test_an_error_beside_a_deadline_is_that_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SERVICE))
+    batch = importlib.import_module("search_batch")
+
+    class Scheduler:
+        async def ask(self, call: ta.patterns.FairCall[str]) -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                if call.item.text == "bad":
+                    raise ta.AccelError("the deadline came first")
+
+    limit, breaker = ta.patterns.RateLimit(100.0, burst=100.0), ta.patterns.CircuitBreaker()
+    service = batch.Service(None, None, {"key": 1.0}, Scheduler(), None, limit, breaker)
+    tasks = [batch.Task("embed", text) for text in ("good", "bad", "good")]
+    scope = trio.CancelScope(deadline=-inf)
+    with pytest.raises(ta.AccelError, match="came first"), scope:
+        await service.ask("key", tasks)
 
 
 @attrs.frozen
@@ -310,16 +334,28 @@ def test_a_key_has_a_bound_on_requests_at_once_and_another_key_goes_on(service: 
 def test_connections_have_a_bound(service: Serving) -> None:
     address = urlsplit(service.url)
     before = descriptors_of(service.process.pid)
-    with ExitStack() as stack:
-        clients = [
-            stack.enter_context(socket.create_connection((address.hostname, address.port), 5))
-            for _ in range(400)
-        ]
-        clients[-1].settimeout(10)
-        assert clients[-1].recv(1000).startswith(b"HTTP/1.1 503 ")
-        assert descriptors_of(service.process.pid) < before + 300
+
+    def refused() -> int:
+        with ExitStack() as stack:
+            clients = [
+                stack.enter_context(socket.create_connection((address.hostname, address.port), 9))
+                for _ in range(300)
+            ]
+            assert descriptors_of(service.process.pid) < before + 280
+            return sum(client.recv(1000).startswith(b"HTTP/1.1 503 ") for client in clients[256:])
+
+    # Where it takes more than five seconds to connect, the first of them have been idle for too long.
+    eventually(refused, lambda seen: seen > 0, within=60.0)
     eventually(lambda: descriptors_of(service.process.pid), lambda seen: seen < before + 20)
     assert service.get("health").status_code == 200
+
+
+def test_clients_that_leave_after_their_answer_hold_nothing(service: Serving) -> None:
+    before = descriptors_of(service.process.pid)
+    for _ in range(40):
+        assert service.get("health").status_code == 200
+    # Hypercorn would keep each connection for five seconds.
+    eventually(lambda: descriptors_of(service.process.pid), lambda seen: seen < before + 5, within=2.0)
 
 
 def test_a_client_that_does_not_read_is_given_up(service: Serving) -> None:
@@ -345,6 +381,39 @@ def eventually(look: Callable[[], T], is_right: Callable[[T], bool], within: flo
         assert time.monotonic() < until, seen
         time.sleep(0.05)
     return seen
+
+
+@pytest.mark.alone
+def test_a_deadline_is_kept_while_the_worker_is_stopped(service: Serving) -> None:
+    late: list[float] = []
+
+    def ask(number: int) -> int:
+        deadline = 0.3 + 0.1 * number
+        begun = time.monotonic()
+        status = service.post("embed", {"texts": ["a worker"] * 4}, x_deadline=f"{deadline:.1f}").status_code
+        late.append(time.monotonic() - begun - deadline)
+        return status
+
+    def compare(number: int) -> None:
+        # The time of the client, of the connection and of the machine: a request that is refused at once.
+        begun = time.monotonic()
+        assert service.post("embed", {}).status_code == 400
+        own.append(time.monotonic() - begun)
+
+    own: list[float] = []
+    worker = service.get("ready").json()["worker"]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(compare, range(12)))
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            assert list(threads.map(ask, range(12))) == [504] * 12
+        finally:
+            os.kill(worker, signal.SIGCONT)
+    print(sorted(late), sorted(own))
+    assert min(late) > 0
+    assert sorted(late)[6] < 0.05 + sorted(own)[6]
+    assert max(late) < 0.05 + max(own)
+    assert service.post("embed", {"texts": ["a"]}).status_code == 200
 
 
 def test_metrics_health_and_readiness(service: Serving) -> None:
@@ -381,7 +450,7 @@ import attrs
 import numpy as np
 import trio_accel as ta
 
-VERSIONS = {"lengths": 1}
+VERSIONS = {"lengths": 1, "broken": 0}
 
 
 @attrs.frozen
@@ -413,6 +482,8 @@ class Lengths:
 
 @asynccontextmanager
 async def load_model(device, folder, version):
+    if version == "broken":
+        raise ValueError("a reason")
     scale = await device.put(np.array([2.0, 3.0]))
     async with ta.open_program(device, Lengths, scale) as program:
 
@@ -440,6 +511,10 @@ def test_another_model_is_one_file(tmp_path: Path) -> None:
     with serving(SERVICE, tmp_path, "--show-errors") as service:
         response = service.post("embed", {"texts": ["a", "abc"]})
         assert response.json() == {"model": "lengths", "vectors": [[2.0, 3.0], [6.0, 9.0]]}
+        # `--show-errors` tells why.
+        refused = service.post("admin/model", {"model": "broken"}, x_api_key=service.admin_key)
+        assert refused.status_code == 409
+        assert "a reason" in refused.json()["error"]
 
 
 @pytest.mark.parametrize(

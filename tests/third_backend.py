@@ -4,7 +4,7 @@ It is written against the protocols of `trio_accel.backends.base` alone, as a ba
 be: memory that the host cannot address, streams that are queues of commands, events, copies that are
 commands too, and completion that is told from a thread of the device. What computes are the functions of the
 CPU's libraries: a kernel is called as ``kernel(spec, call)`` on every backend, so they run here with another
-`Call`.
+`KernelCall`.
 
 `register_third()` makes it known as ``"third"``; ``nox -s third`` runs the conformance tests on it.
 """
@@ -280,8 +280,8 @@ class Chunks:
         return _MEMORY
 
 
-class Call:
-    """One launch, as its kernel sees it; see `trio_accel.backends.base.Call`."""
+class KernelCall:
+    """One launch, as its kernel sees it; see `trio_accel.backends.base.KernelCall`."""
 
     def __init__(self, device: Device, stream: Stream, plan: Any) -> None:
         self.device = device
@@ -330,9 +330,9 @@ class Library(TableLibrary):
         if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec)):
             # Until the stream gets there, the engine may withdraw the copy.
             spec.note_use(HostUse(as_bits(spec.host)))
-        stream.launch(partial(self._run, one, spec, Call(self._device, stream, plan)))
+        stream.launch(partial(self._run, one, spec, KernelCall(self._device, stream, plan)))
 
-    def _run(self, one: KernelEntry, spec: OperationSpec, call: Call) -> None:
+    def _run(self, one: KernelEntry, spec: OperationSpec, call: KernelCall) -> None:
         try:
             one.function(spec, call)
             if spec.descriptor().has_status:
@@ -358,18 +358,18 @@ def _with_host(spec: CopyFromHostSpec | CopyToHostSpec, copy: Callable[[Array], 
 
 
 @kernel(CopyFromHostSpec, backend=BACKEND)
-def copy_from_host(spec: CopyFromHostSpec, call: Call) -> None:
+def copy_from_host(spec: CopyFromHostSpec, call: KernelCall) -> None:
     _with_host(spec, partial(np.copyto, as_bits(call.array(spec.out))))
 
 
 @kernel(CopyToHostSpec, backend=BACKEND)
-def copy_to_host(spec: CopyToHostSpec, call: Call) -> None:
+def copy_to_host(spec: CopyToHostSpec, call: KernelCall) -> None:
     source = as_bits(call.array(spec.source))
     _with_host(spec, lambda host: np.copyto(host, source))
 
 
 @kernel(CopySpec, backend=BACKEND)
-def copy(spec: CopySpec, call: Call) -> None:
+def copy(spec: CopySpec, call: KernelCall) -> None:
     source, out = call.array(spec.source), call.array(spec.out)
     if spec.source.dtype is spec.out.dtype:
         source, out = as_bits(source), as_bits(out)
@@ -379,12 +379,12 @@ def copy(spec: CopySpec, call: Call) -> None:
 
 
 @kernel(FillSpec, backend=BACKEND)
-def fill(spec: FillSpec, call: Call) -> None:
+def fill(spec: FillSpec, call: KernelCall) -> None:
     np.copyto(as_bits(call.array(spec.out)), as_bits(scalar(spec.value, spec.out.dtype)))
 
 
 @kernel(StackSpec, backend=BACKEND)
-def stack(spec: StackSpec, call: Call) -> None:
+def stack(spec: StackSpec, call: KernelCall) -> None:
     out = as_bits(call.array(spec.out))
     if spec.is_padded:
         np.copyto(out, as_bits(scalar(spec.pad, spec.out.dtype)))

@@ -116,7 +116,7 @@ if _TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """What only some programs use is imported at its first use: it would be a tenth of the import."""
+    """Import at its first use what only some programs need: it would be a tenth of the import."""
     if name in {"patterns", "telemetry"}:
         return _import_module(f"{__name__}.{name}")
     if name == "open_dashboard":

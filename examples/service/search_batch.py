@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import trio
@@ -93,15 +93,30 @@ class Service:
                 async with trio.open_nursery() as nursery:
                     for place, task in enumerate(tasks):
                         nursery.start_soon(do, place, task)
-            except ExceptionGroup as group:
-                # One is enough to tell.
-                raise group.exceptions[0] from None  # noqa: ASYNC123
+            except BaseExceptionGroup as group:
+                raise one_of(group) from None
         return answers
 
     async def swap(self, version: str) -> patterns.Swapped:
         """Replace the model, while requests are served."""
         opening = partial(open_model, self.device, self.folder, version)
         return await self.models.ask(patterns.Swap(opening, version))
+
+
+def one_of(group: BaseException) -> BaseException:
+    """One error of a group, which is enough to tell; the group, if it has nothing but cancellations.
+
+    A deadline may pass just when an error is raised. Then there are both.
+    """
+    return next((leaf for leaf in leaves_of(group) if isinstance(leaf, Exception)), group)
+
+
+def leaves_of(error: BaseException) -> list[BaseException]:
+    """The errors in nested groups."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    return [leaf for one in group.exceptions for leaf in leaves_of(one)]
 
 
 @asynccontextmanager

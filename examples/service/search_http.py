@@ -7,24 +7,29 @@ client that does not read holds up its end, and the number of connections has no
 from __future__ import annotations
 
 import logging
-import os
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from typing import Any
 
+import attrs
 import trio
 from starlette.applications import Starlette
 
 # Beyond these, a connection is refused.
 MOST_CONNECTIONS = 256
+# Connections that the kernel keeps until they are taken, one in each round of the loop. A new client waits
+# for all before it, and a flood is held up by the kernel: where there is no room, a client tries again later.
+BACKLOG = 64
 # Milliseconds after which a client that does not read is given up.
 SLOW = 10_000
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 TCP_ESTABLISHED = 1
 
+# Hypercorn's annotations know servers with TLS only.
+hypercorn: Any = import_module("hypercorn.trio.tcp_server")
+wrappers: Any = import_module("hypercorn.app_wrappers")
 logger = logging.getLogger("service")
 
 
@@ -39,37 +44,32 @@ async def serve_http(
         stop: Says that the end has come.
         grace: Seconds for the last requests.
     """
-    context: Any = import_module("hypercorn.trio.worker_context").WorkerContext(None)
-    server: Any = import_module("hypercorn.trio.tcp_server").TCPServer
-    config: Any = import_module("hypercorn.config").Config()
+    context, config = hypercorn.WorkerContext(None), hypercorn.Config()
     config.errorlog = logger
-    wrapped: Any = import_module("hypercorn.app_wrappers").ASGIWrapper(application)
+    wrapped = wrappers.ASGIWrapper(application)
     streams: set[trio.SocketStream] = set()
 
     async def connected(stream: trio.SocketStream) -> None:
+        streams.add(stream)
         try:
-            await server(wrapped, config, context, {"is_gone": partial(is_gone, stream)}, stream)
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SLOW)
+            if len(streams) > MOST_CONNECTIONS:
+                with suppress(OSError), trio.move_on_after(0.1):
+                    await stream.socket.send(FULL)
+            elif not is_gone(stream):
+                with trio.CancelScope() as scope:
+                    state = {"is_gone": partial(is_gone, stream)}
+                    await hypercorn.TCPServer(wrapped, config, context, state, Client(stream, scope))
         except Exception:
             logger.exception("a connection failed")
         finally:
             streams.discard(stream)
             stream.socket.close()
 
-    def take(client: socket.socket) -> None:
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SLOW)
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(client))
-        if is_gone(stream):
-            stream.socket.close()
-        elif len(streams) >= MOST_CONNECTIONS:
-            with stream.socket, suppress(OSError):
-                client.send(FULL)
-        else:
-            streams.add(stream)
-            connections.start_soon(connected, stream)
-
     async with trio.open_nursery() as connections:
-        async with trio.open_nursery() as accepting, listener:
-            accepting.start_soon(accept, listener, take)
+        async with trio.open_nursery() as accepting:
+            accept = partial(trio.serve_listeners, handler_nursery=connections)
+            accepting.start_soon(accept, connected, [listener])
             await stop.wait()
             accepting.cancel_scope.cancel()
         # A connection that waits for its next request ends now, and the others after their response.
@@ -83,25 +83,28 @@ async def serve_http(
         connections.cancel_scope.cancel()
 
 
-async def accept(listener: trio.SocketListener, take: Callable[[socket.socket], None]) -> None:
-    """Hand over clients as they come.
+@attrs.frozen
+class Client:
+    """The stream of a client: when its end is read, what was begun for it is cancelled.
 
-    `trio.serve_listeners` takes one client in each round of the loop, and a round is long while many
-    connections are served: a new client would wait behind all who have come before it.
+    Hypercorn itself would go on, and would keep an idle connection for 5 seconds after its end.
     """
-    with socket.socket(fileno=os.dup(listener.socket.fileno())) as accepting:
-        accepting.setblocking(False)
-        while True:
-            await trio.lowlevel.wait_readable(accepting)
-            try:
-                for _ in range(MOST_CONNECTIONS):
-                    take(accepting.accept()[0])
-            except BlockingIOError:
-                pass
-            except OSError:
-                # There are too many descriptors, as `trio.serve_listeners` says.
-                logger.exception("a connection cannot be accepted")
-                await trio.sleep(0.1)
+
+    stream: trio.SocketStream
+    scope: trio.CancelScope
+
+    async def receive_some(self, most: int) -> bytes:
+        """As the stream does."""
+        data = b""
+        try:
+            data = await self.stream.receive_some(most)
+        finally:
+            if not data:
+                self.scope.cancel()
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 def is_gone(stream: trio.SocketStream) -> bool:

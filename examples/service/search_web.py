@@ -67,8 +67,7 @@ def application(
                 raise RequestError(f"this key has {AT_ONCE} requests under way", 429, 0.1)
             at_once[tenant] += 1
             try:
-                body = await body_of(request)
-                return JSONResponse(await while_there(request, serve, partial(service.ask, tenant), body))
+                return JSONResponse(await serve(partial(service.ask, tenant), await body_of(request)))
             finally:
                 at_once[tenant] -= 1
 
@@ -130,36 +129,6 @@ def refuse(status: int, why: str, after: float | None = None) -> Response:
     return JSONResponse({"error": why}, status, headers)
 
 
-async def while_there(
-    request: Request,
-    serve: Callable[[Ask, dict[str, Any]], Awaitable[dict[str, object]]],
-    ask: Ask,
-    body: dict[str, Any],
-) -> dict[str, object]:
-    """Serve a request whose body was read, until its client has gone.
-
-    Raises:
-        ClientDisconnect: It has gone. If it was gone already, nothing was asked.
-    """
-    if request.state.is_gone():
-        raise ClientDisconnect
-
-    async def watch(scope: trio.CancelScope) -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        scope.cancel()
-
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch, nursery.cancel_scope)
-            found = await serve(ask, body)
-            nursery.cancel_scope.cancel()
-            return found
-    except ExceptionGroup as group:
-        raise group.exceptions[0] from None  # noqa: ASYNC123  # `serve` has raised it
-    raise ClientDisconnect
-
-
 async def health(request: Request) -> Response:
     """200 as long as the program answers at all: it asks no actor."""
     return JSONResponse({"status": "alive", "process": os.getpid()})
@@ -182,12 +151,18 @@ def tenant_of(service: Service, request: Request) -> str:
 
 
 async def body_of(request: Request) -> dict[str, Any]:
-    """The JSON object in the body of a request."""
+    """The JSON object in the body of a request.
+
+    Raises:
+        ClientDisconnect: The client has gone: nothing is to be asked for it.
+    """
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > LONGEST_BODY:
             raise RequestError(f"the body has more than {LONGEST_BODY} bytes", 413)
+    if request.state.is_gone():
+        raise ClientDisconnect
     try:
         found: object = json.loads(body)
     except (ValueError, RecursionError):

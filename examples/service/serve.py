@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import re
 import secrets
@@ -12,15 +13,14 @@ import sys
 import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import cast
 
 import trio
 
 import trio_accel as ta
 
 try:
-    from search_batch import open_service
-    from search_http import serve_http
+    from search_batch import leaves_of, open_service
+    from search_http import BACKLOG, serve_http
     from search_model import make_models
     from search_web import application
 except ModuleNotFoundError as error:
@@ -94,14 +94,6 @@ def run(arguments: argparse.Namespace) -> int | str:
     return 0
 
 
-def leaves_of(error: BaseException) -> list[BaseException]:
-    """The errors in nested groups."""
-    if not isinstance(error, BaseExceptionGroup):
-        return [error]
-    group = cast("BaseExceptionGroup[BaseException]", error)
-    return [leaf for one in group.exceptions for leaf in leaves_of(one)]
-
-
 async def main(arguments: argparse.Namespace) -> None:
     """Serve until a signal comes."""
     device_options = ta.DeviceOptions(
@@ -111,7 +103,7 @@ async def main(arguments: argparse.Namespace) -> None:
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         # First of all: a port that is taken is known before anything is started.
-        (listener,) = await trio.open_tcp_listeners(arguments.port, host="127.0.0.1")
+        (listener,) = await trio.open_tcp_listeners(arguments.port, host="127.0.0.1", backlog=BACKLOG)
         await enter(listener)
         system = await enter(ta.open_system("search"))
         recorder = stack.enter_context(ta.telemetry.record(system))
@@ -126,6 +118,9 @@ async def main(arguments: argparse.Namespace) -> None:
                 system, device, arguments.models, dict(arguments.key or KEYS.items()), rate=arguments.rate
             )
         )
+        # A full collection would look at all modules and the model each time, and hold the loop for 50 ms.
+        gc.collect()
+        gc.freeze()
         app = application(service, recorder, admin_key, show_errors=arguments.show_errors)
         port = listener.socket.getsockname()[1]
         stop = trio.Event()

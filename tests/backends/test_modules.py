@@ -13,11 +13,11 @@ import pytest
 from own_modules import Every, Moved, install
 
 from trio_accel.backends.base import DType, NotSupportedError
-from trio_accel.backends.base.kernels import Call, KernelEntry, kernel, kernels_of
+from trio_accel.backends.base.kernels import KernelCall, KernelEntry, kernel, kernels_of
 from trio_accel.backends.base.ops import CopySpec
 
 
-def move_cpu(spec: Any, call: Call) -> None:
+def move_cpu(spec: Any, call: KernelCall) -> None:
     """``out = source``."""
     np.copyto(call.array(spec.out), call.array(spec.source))
 
@@ -115,7 +115,7 @@ def test_two_kernels_for_one_specification(rig: Any, backend: Any, monkeypatch: 
 
 
 def test_one_kernel_by_two_names_and_for_two_specifications() -> None:
-    def function(spec: Any, call: Call) -> None:
+    def function(spec: Any, call: KernelCall) -> None:
         """Is never called."""
 
     for spec in (Moved, Every):

@@ -110,6 +110,28 @@ class BlockingActor(LibraryActor):
             yield
 
 
+class _Ahead(_Blocking):
+    """The same, but what may be asked while one of them is called."""
+
+    def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
+        assert isinstance(spec, (BlockedScal, BlockedMatmul))
+        self._plans.add(type(spec).__name__)
+        return InThread() if spec.pipe else None
+
+
+class AheadActor(LibraryActor):
+    """One whose thread is given calls ahead."""
+
+    library = "blas"
+    hands_ahead = True
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        async with super().lifespan(context):
+            self._kernels = _Ahead(self._kernels)
+            yield
+
+
 class OtherActor(BlockingActor):
     """The same, with a stream of its own."""
 
@@ -133,6 +155,13 @@ class OtherScale(Scale):
     """The same by another library."""
 
     library: ClassVar[str] = f"{__name__}:OtherActor"
+
+
+@attrs.frozen(eq=False)
+class AheadScale(Scale):
+    """The same by one whose thread is given calls ahead."""
+
+    library: ClassVar[str] = f"{__name__}:AheadActor"
 
 
 @attrs.frozen(eq=False)

@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 import trio_accel as ta
-from trio_accel.backends.base import Call, kernel, ops
+from trio_accel.backends.base import KernelCall, kernel, ops
 from trio_accel.devices import (
     LibraryActor,
     MultiDeviceOperation,
@@ -74,7 +74,7 @@ class AllReduce(MultiDeviceOperation[tuple[ta.AccelRef, ...]]):
 
 
 @kernel(SumPart, backend="cpu")
-def sum_cpu(spec: SumPart, call: Call) -> None:
+def sum_cpu(spec: SumPart, call: KernelCall) -> None:
     out, terms = call.array(spec.out), call.peers(spec.terms)
     np.copyto(out, terms[0])
     for term in terms[1:]:
@@ -148,12 +148,12 @@ class PeerCopy(MultiDeviceOperation[ta.AccelRef]):
 
 
 @kernel(SendPart, backend="cpu")
-def send_cpu(spec: SendPart, call: Call) -> None:
+def send_cpu(spec: SendPart, call: KernelCall) -> None:
     """Nothing is to be done."""
 
 
 @kernel(ReceivePart, backend="cpu")
-def receive_cpu(spec: ReceivePart, call: Call) -> None:
+def receive_cpu(spec: ReceivePart, call: KernelCall) -> None:
     (source,) = call.peers(spec.source)
     np.copyto(call.array(spec.out), source)
 
@@ -257,7 +257,7 @@ def refused(spec: RoundPart, device: object) -> str:
 
 
 @kernel(RoundPart, backend="cpu", plan=refused, is_quick=True)
-def round_cpu(spec: RoundPart, call: Call) -> None:
+def round_cpu(spec: RoundPart, call: KernelCall) -> None:
     array, how = call.array(spec.array), spec.how
     barrier = MEETINGS.get(how)
     if barrier is not None:
@@ -294,7 +294,7 @@ def double_cuda(spec: DoubleSpec, call: Any) -> None:
 
 
 @kernel(DoubleSpec, backend="cpu")
-def double_cpu(spec: DoubleSpec, call: Call) -> None:
+def double_cpu(spec: DoubleSpec, call: KernelCall) -> None:
     array = call.array(spec.array)
     np.multiply(array, 2, out=array)
 

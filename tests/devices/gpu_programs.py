@@ -9,10 +9,12 @@ import ctypes
 import math
 import os
 import sys
+import time
 from typing import Any
 
 import attrs
 import numpy as np
+import trio
 from cuda.bindings import driver
 
 import trio_accel as ta
@@ -133,6 +135,13 @@ class Layer:
             x.__cuda_array_interface__["stream"],
         ]
 
+    def takes_another_stream(self) -> int:
+        """Leave another one current; returns that of before."""
+        torch = sys.modules["torch"].cuda
+        before: int = torch.current_stream(0).cuda_stream
+        torch.set_stream(torch.ExternalStream(77, device=0))
+        return before
+
     def crosses(self, x: Array) -> Any:
         """Take it by DLPack on streams of one's own."""
         own = check(driver.cuStreamCreate(1))
@@ -146,3 +155,66 @@ class Layer:
         check(driver.cuStreamSynchronize(own))
         check(driver.cuStreamDestroy(own))
         return len(capsules)
+
+
+class Enqueues:
+    """Methods that say that they only enqueue."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.numbers: list[int] = []
+
+    @ta.programs.method(enqueues=True)
+    def thread(self) -> bool:
+        """Whether it is called in the loop."""
+        return _is_loop()
+
+    @ta.programs.method(enqueues=True)
+    def slow(self, takes_its_time: bool) -> bool:
+        if takes_its_time:
+            time.sleep(0.25)
+        return _is_loop()
+
+    @ta.programs.method(out=lambda x: (x.shape, x.dtype), enqueues=True)
+    def declared(self, x: Array) -> Any:
+        return GpuArray.of(host_of(x) * 2)
+
+    @ta.programs.method(enqueues=True)
+    def undeclared(self, x: Array) -> Any:
+        return GpuArray.of(host_of(x) * 2)
+
+    @ta.programs.method(out=lambda x, number: (x.shape, x.dtype), enqueues=True)
+    def checked(self, x: Array, number: int) -> Any:
+        self.numbers.append(number)
+        made = GpuArray.of(host_of(x) * 2)
+        if number < 0:
+            raise ta.programs.Refused("a number below zero")
+        if not number:
+            raise ZeroDivisionError("it is made anew")
+        return made
+
+    @ta.programs.method(out=lambda x, fails: None, updates=["x"], enqueues=True)
+    def doubles(self, x: Array, fails: bool) -> None:
+        host_of(x)[...] *= 2
+        if fails:
+            raise ValueError("half way")
+
+    def count(self) -> int:
+        return len(self.numbers)
+
+    @ta.programs.method(out=lambda x: (x.shape, x.dtype))
+    def in_thread(self, x: Array) -> Any:
+        return GpuArray.of(host_of(x) * 2)
+
+    @ta.programs.method(out=lambda kept, x: None, updates=["kept"])
+    def adds(self, kept: Array, x: Array) -> None:
+        host_of(kept)[...] += host_of(x)
+
+
+def _is_loop() -> bool:
+    """Whether Trio runs in this thread."""
+    try:
+        trio.lowlevel.current_trio_token()
+    except RuntimeError:
+        return False
+    return True

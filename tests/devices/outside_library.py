@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 
 import trio_accel as ta
-from trio_accel.backends.base import Call, kernel, ops
+from trio_accel.backends.base import KernelCall, kernel, ops
 from trio_accel.devices import LibraryActor, Operand, Operation, Planned, Planner
 
 
@@ -118,7 +118,7 @@ class Broken(Operation[OutsideActor, None]):
 
 @kernel(BrokenSpec, backend="cpu")
 @kernel(BrokenSpec, backend="cuda")
-def broken(spec: BrokenSpec, call: Call) -> str | None:
+def broken(spec: BrokenSpec, call: KernelCall) -> str | None:
     if spec.how == "refuses":
         raise ta.LibraryError("refused", library="outside", code="how")
     if spec.how == "raises":
@@ -127,7 +127,7 @@ def broken(spec: BrokenSpec, call: Call) -> str | None:
 
 
 @kernel(StackSpec, backend="cpu")
-def stack_cpu(spec: StackSpec, call: Call) -> None:
+def stack_cpu(spec: StackSpec, call: KernelCall) -> None:
     out = call.array(spec.out)
     for row, term in zip(out, spec.terms, strict=False):
         np.multiply(call.array(term), spec.factor, out=row)
@@ -152,7 +152,7 @@ def stack_cuda(spec: StackSpec, call: Any) -> None:
 
 
 @kernel(NegateSpec, backend="cpu")
-def negate_cpu(spec: NegateSpec, call: Call) -> None:
+def negate_cpu(spec: NegateSpec, call: KernelCall) -> None:
     for one in (*spec.arrays, *([] if spec.more is None else [spec.more])):
         array = call.array(one)
         np.negative(array, out=array)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from blocking_library import OtherScale, Product, Scale
+from blocking_library import AheadScale, OtherScale, Product, Scale
 from chosen import BACKEND, NAME
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -169,7 +169,7 @@ async def test_its_library_does_one_thing_at_a_time(device: ta.Device, pipes: Pi
 
 
 STEPS = st.tuples(
-    st.sampled_from(["scale", "other", "fill", "axpy", "plain"]),
+    st.sampled_from(["scale", "other", "ahead", "ahead", "fill", "axpy", "plain", "plain ahead"]),
     st.integers(0, 2),
     st.integers(0, 2),
     st.sampled_from([-1.0, 0.5, 2.0, 3.0]),
@@ -189,16 +189,17 @@ async def test_any_program_gives_the_numbers_of_one_that_runs_step_by_step(
         pending: list[Pending[Any]] = []
         for kind, i, j, value in steps:
             x, y = hosts[i], hosts[j]
-            if kind in ("scale", "other"):
+            if kind in ("scale", "other", "ahead"):
                 waiting.append(pipes())
-                cls = Scale if kind == "scale" else OtherScale
+                cls = {"scale": Scale, "other": OtherScale, "ahead": AheadScale}[kind]
                 pending.append(device.submit(cls(refs[j], value, waiting[-1])))
                 y *= value
             elif kind == "axpy" and i != j:
                 pending.append(device.submit(ta.linalg.Axpy(value, refs[i], refs[j])))
                 y += value * x
-            elif kind == "plain":
-                pending.append(device.submit(Scale(refs[j], value)))
+            elif kind.startswith("plain"):
+                cls = Scale if kind == "plain" else AheadScale
+                pending.append(device.submit(cls(refs[j], value)))
                 y *= value
             else:
                 pending.append(device.submit(Fill(refs[j], value)))
@@ -214,6 +215,85 @@ async def test_any_program_gives_the_numbers_of_one_that_runs_step_by_step(
             await one.wait()
         for host, ref in zip(hosts, refs, strict=True):
             np.testing.assert_array_equal(await ref.to_host(), host)
+
+
+async def test_a_thread_goes_on_to_the_next_call_without_the_loop(
+    device: ta.Device, pipes: Pipes, nursery: trio.Nursery
+) -> None:
+    arrays = [await device.put(np.full(3, float(number))) for number in range(12)]
+    paths = [pipes() for _ in arrays]
+    pending = [device.submit(AheadScale(x, 2.0, path)) for x, path in zip(arrays, paths, strict=True)]
+    end = await begun(paths[0])
+    await settled(device)
+    counted = await device.statistics()
+    queue = counted.queues["blocking_library:AheadActor"]
+    assert (queue.in_flight, queue.waiting) == (8, 4)
+    # What is not handed over yet can be taken back.
+    follower = Asker(nursery, device, ta.linalg.Scal(2.0, arrays[7]))
+    last = Asker(nursery, device, AheadScale(arrays[0], 2.0))
+    other = await device.put(np.ones(3))
+    await settled(device)
+    last.scope.cancel()
+    assert await last.result() == "cancelled"
+    # Whatever has nothing to do with it goes on.
+    await other.fill(2.0)
+    np.testing.assert_array_equal(await other.to_host(), np.full(3, 2.0))
+    finish(end)
+    if device.isolation == "inline":
+        # The thread is at the next one before the loop has seen the end of the first.
+        while not let_go(paths[1]):
+            pass
+        await pending[1].wait()
+    for path in paths[2 if device.isolation == "inline" else 1 :]:
+        finish(await begun(path))
+    for number, one in enumerate(pending):
+        await one.wait()
+        factor = 4.0 if number == 7 else 2.0
+        await follower.result()
+        np.testing.assert_array_equal(await one.value.to_host(), np.full(3, factor * number))
+
+
+async def test_an_injected_fault_has_the_thread_alone(
+    device: ta.Device, pipes: Pipes, nursery: trio.Nursery
+) -> None:
+    arrays = [await device.put(np.ones(3)) for _ in range(3)]
+    first, third = pipes(), pipes()
+    pending = [device.submit(AheadScale(arrays[0], 2.0, first))]
+    end = await begun(first)
+    ta.testing.inject_fault(device, AheadScale, fail=ta.LibraryError("refused", library="blas", code="x"))
+    pending.append(device.submit(AheadScale(arrays[1], 2.0, pipes())))
+    pending.append(device.submit(AheadScale(arrays[2], 3.0, third)))
+    await settled(device)
+    counted = (await device.statistics()).queues["blocking_library:AheadActor"]
+    assert (counted.in_flight, counted.waiting) == (1, 2)
+    finish(end)
+    await pending[0].wait()
+    with pytest.raises(ta.LibraryError, match="refused"):
+        await pending[1].wait()
+    finish(await begun(third))
+    await pending[2].wait()
+    np.testing.assert_array_equal(await arrays[2].to_host(), np.full(3, 3.0))
+
+
+async def test_calls_that_were_handed_over_ahead_are_lost_with_the_context(
+    device: ta.Device, pipes: Pipes, nursery: trio.Nursery
+) -> None:
+    arrays = [await device.put(np.ones(3)) for _ in range(4)]
+    first = pipes()
+    askers = [Asker(nursery, device, AheadScale(arrays[0], 2.0, first))]
+    askers += [Asker(nursery, device, AheadScale(x, 2.0)) for x in arrays[1:]]
+    end = await begun(first)
+    await settled(device)
+    finish(end, "lost")
+    assert isinstance(await askers[0].result(), ta.ContextPoisonedError)
+    for asker, x in zip(askers[1:], arrays[1:], strict=True):
+        # The thread may have come so far before the loop saw it.
+        outcome = await asker.result()
+        assert outcome is x or isinstance(outcome, ta.AccelError)
+    y = await device.put(np.ones(3))
+    assert device.generation == 2
+    assert await device.ask(AheadScale(y, 2.0)) is y
+    np.testing.assert_array_equal(await y.to_host(), np.full(3, 2.0))
 
 
 async def test_a_launch_that_is_refused_is_the_askers_problem(
@@ -505,6 +585,9 @@ async def test_what_a_refused_launch_has_enqueued_keeps_its_memory(
 ) -> None:
     """The stream is held in front of it: its blocks are somebody else's only when it has passed."""
     host = np.ones((4, 4))
+    # The driver loads a kernel with its first launch, and waits for streams that are held then.
+    await ta.linalg.matmul(await device.put(host), host)
+    await device.statistics()  # gives back what was dropped
     hold = ta.testing.inject_fault(device, Product, hang=True)
     product = Product(host, host, pipe)
     asker = Asker(nursery, device, product)

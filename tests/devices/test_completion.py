@@ -179,6 +179,39 @@ async def test_what_takes_as_long_as_before_is_seen_when_it_is_due_without_a_not
             await pending.wait()
 
 
+async def test_every_port_counts_the_calls_of_threads(strategy: ta.HostCallbackCompletion) -> None:
+    port = strategy.open(lambda: None)
+    port.calls += 1  # type: ignore[misc]
+    assert port.calls == 1
+    port.close()
+
+
+async def test_the_loop_does_not_poll_while_a_thread_makes_a_call(
+    system: ta.System, backend: ManualBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wakers: list[Waker] = []
+    monkeypatch.setattr(_context_state, "_INTERVAL", 60.0)
+    strategy = ta.AdaptiveCompletion(window=0.4)
+    async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
+        port = device.dispatch.session.engine.completion  # type: ignore[union-attr]
+        ref = await device.put(np.ones(3))
+        await make_steady(device, backend, ref)
+        monkeypatch.setattr(ManualStream, "notify", lambda self, event, waker: wakers.append(waker))
+        port.calls = 1  # type: ignore[misc]
+        backend.device.is_held = True
+        pending = device.submit(ta.linalg.Scal(1.0, ref))
+        await trio.sleep(0.1)
+        backend.device.release()
+        await trio.sleep(0.05)
+        assert not pending.is_done
+        assert wakers
+        port.calls = 0  # type: ignore[misc]
+        for waker in wakers:
+            waker.ring()
+        with trio.fail_after(2):
+            await pending.wait()
+
+
 class TestPolling:
     """One short operation at a time, for which nobody has to be woken."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 import types
 from collections.abc import AsyncGenerator, Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from isolations import inline
 if BACKEND != "cuda" or not IS_STAND_IN:
     pytest.skip("these programs need a GPU whose memory the host sees", allow_module_level=True)
 
-from gpu_programs import Layer
+import trio
+from gpu_programs import Enqueues, Layer
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
@@ -135,17 +138,41 @@ async def until_it_fails(program: ta.programs.Program[Layer]) -> None:
         await program.ask(Layer.forward, X)
 
 
-class _TorchStreams:
-    """Stands for `torch.cuda`: notes which stream is made the current one."""
+class _Stream:
+    """A stream of PyTorch or CuPy, which has no end of its own."""
+
+    def __init__(self, streams: _Streams, handle: int) -> None:
+        self._streams = streams
+        self.cuda_stream = self.ptr = handle
+
+    def use(self) -> None:
+        self._streams.used.append(self.ptr)
+        self._streams.of_thread.current = self
+
+
+class _Streams:
+    """What both have: the current stream of each thread, and all that were made current."""
 
     def __init__(self, used: list[int]) -> None:
-        self._used = used
+        self.used = used
+        self.of_thread = threading.local()
+
+    def current(self) -> _Stream:
+        found: _Stream | None = getattr(self.of_thread, "current", None)
+        return found or _Stream(self, 0)
+
+
+class _TorchStreams(_Streams):
+    """Stands for `torch.cuda`: notes which stream is made the current one."""
 
     def ExternalStream(self, stream_ptr: int, device: int) -> Any:  # noqa: N802  # theirs
-        return _Current(self._used, stream_ptr)
+        return _Stream(self, stream_ptr)
 
-    def stream(self, stream: Any) -> Any:
-        return stream
+    def current_stream(self, device: int) -> Any:
+        return self.current()
+
+    def set_stream(self, stream: Any) -> None:
+        stream.use()
 
     def is_initialized(self) -> bool:
         return True
@@ -154,18 +181,22 @@ class _TorchStreams:
         return 4000 + index
 
 
-class _OldCupyStreams:
+class _OldCupyStreams(_Streams):
     """Stands for `cupy.cuda` before CuPy 14."""
 
     def __init__(self, used: list[int]) -> None:
-        self._used = used
+        super().__init__(used)
         self.Stream: Any = types.SimpleNamespace()
+        self.runtime = types.SimpleNamespace(getDevice=lambda: 0)
+
+    def get_current_stream(self) -> Any:
+        return self.current()
 
     def ExternalStream(self, ptr: int, device_id: int = -1) -> Any:  # noqa: N802
-        return _Current(self._used, ptr)
+        return _Stream(self, ptr)
 
     def Device(self, index: int) -> Any:  # noqa: N802
-        return _Current([], index)
+        return nullcontext()
 
 
 class _CupyStreams(_OldCupyStreams):
@@ -181,18 +212,7 @@ class _CupyStreams(_OldCupyStreams):
     def _from_external(self, stream: Any) -> Any:
         version, handle = stream.__cuda_stream__()
         assert (version, type(handle)) == (0, int)
-        return _Current(self._used, handle)
-
-
-class _Current:
-    def __init__(self, used: list[int], handle: int) -> None:
-        self._used, self._handle = used, handle
-
-    def __enter__(self) -> None:
-        self._used.append(self._handle)
-
-    def __exit__(self, *_: object) -> None:
-        self._used.append(0)
+        return _Stream(self, handle)
 
 
 def stand_in(name: str, streams: Callable[[list[int]], Any]) -> Any:
@@ -202,6 +222,7 @@ def stand_in(name: str, streams: Callable[[list[int]], Any]) -> Any:
     module.used, module.cuda = used, streams(used)
     module.version = types.SimpleNamespace(cuda="13.0")
     module.Tensor = type("Tensor", (), {})
+    module.ndarray = type("ndarray", (), {})
     module.get_default_memory_pool = lambda: types.SimpleNamespace(total_bytes=lambda: 300)
     return module
 
@@ -251,5 +272,100 @@ async def test_the_stream_of_the_call_is_the_current_one_of_pytorch_and_cupy(
         torch, cupy, stream = await program.ask(Layer.streams, X)
         assert torch == cupy == stream
         assert (await device.statistics()).memory.foreign == 4300
-        assert sys.modules["torch"].used[-1] == sys.modules["cupy"].used[-1] == 0
-        assert sys.modules["torch"].used[0] not in (0, stream)  # the constructor's own
+        assert await program.ask(Layer.streams, X) == [stream] * 3
+        for name in ("torch", "cupy"):
+            # The constructor's own, in a thread that others use behind it; then that of the program's thread.
+            first, *others = sys.modules[name].used
+            assert first not in (0, stream)
+            assert others == [0, stream]
+
+
+@inline
+async def test_a_stream_that_a_method_has_made_current_is_not_the_next_calls(
+    device: ta.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", stand_in("torch", _TorchStreams))
+    async with await ta.open_program(device, Layer, {"weights": WEIGHTS, "bias": BIAS}) as program:
+        own = await program.ask(Layer.takes_another_stream)
+        assert own not in (0, 77)
+        assert await program.ask(Layer.takes_another_stream) == own
+
+
+@inline
+async def test_a_method_that_only_enqueues_is_called_in_the_loop(
+    device: ta.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So that a busy machine does not make a call long.
+    monkeypatch.setattr("trio_accel.backends.cuda.libraries.program._SHORT", 0.2)
+    async with await ta.open_program(device, Enqueues) as program:
+        threads = [await program.ask(Enqueues.thread) for _ in range(4)]
+        # The first call, which may compile kernels, is made in the thread.
+        assert threads == [False, True, True, True]
+        x = await device.put(X)
+        for method in (Enqueues.declared, Enqueues.undeclared):
+            for _ in range(4):
+                result = await program.ask(method, x)
+                np.testing.assert_array_equal(await result.to_host(), X * 2)
+        # One that takes its time goes to the thread with its next call.
+        assert [await program.ask(Enqueues.slow, number == 2) for number in range(6)] == [
+            False,
+            True,
+            True,
+            False,
+            True,
+            True,
+        ]
+
+
+async def test_a_call_in_the_loop_fails_as_one_in_a_thread(device: ta.Device) -> None:
+    intensity, backoff = ta.Intensity(100, 60.0), ta.Backoff(base=0.0)
+    async with await ta.open_program(device, Enqueues, intensity=intensity, backoff=backoff) as program:
+        x = await device.put(X)
+        for _ in range(3):
+            await program.ask(Enqueues.checked, x, 1)
+        for _ in range(3):
+            with pytest.raises(ta.programs.Refused, match="a number below zero"):
+                await program.ask(Enqueues.checked, x, -1)
+            result = await program.ask(Enqueues.checked, x, 1)
+            np.testing.assert_array_equal(await result.to_host(), X * 2)
+        with pytest.raises(ta.ActorFailedError, match="made anew") as caught:
+            await program.ask(Enqueues.checked, x, 0)
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        assert (await program.ask(Enqueues.count), device.generation) == (0, 1)
+        result = await program.ask(Enqueues.checked, x, 1)
+        np.testing.assert_array_equal(await result.to_host(), X * 2)
+        assert (await device.statistics()).in_flight == 0
+        # What it was to change may be half changed.
+        for _ in range(3):
+            await program.ask(Enqueues.doubles, x, fails=False)
+        np.testing.assert_array_equal(await x.to_host(), X * 8)
+        with pytest.raises(ta.ActorFailedError, match="half way"):
+            await program.ask(Enqueues.doubles, x, fails=True)
+        with pytest.raises(ta.StaleRefError):
+            await x.to_host()
+
+
+async def test_calls_are_handed_over_ahead(device: ta.Device) -> None:
+    """Calls of many askers, those of other libraries between them, and such as must wait for one before."""
+    async with await ta.open_program(device, Enqueues) as program:
+        x, kept = await device.put(X), await device.zeros(X.shape)
+
+        async def ask(number: int) -> None:
+            for turn in range(10):
+                if number % 3 == 0:
+                    result = await program.ask(Enqueues.in_thread, x)
+                elif number % 3 == 1:
+                    result = await program.ask(Enqueues.in_thread, X)
+                else:
+                    # Its argument is computed on another stream, behind a call of this one.
+                    half = await program.ask(Enqueues.in_thread, x)
+                    result = await program.ask(Enqueues.in_thread, await ta.linalg.scal(0.5, half))
+                np.testing.assert_array_equal(await result.to_host(), X * 2)
+                if turn % 5 == number % 5:
+                    await program.ask(Enqueues.adds, kept, result)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(15):
+                nursery.start_soon(ask, number)
+        np.testing.assert_allclose(await kept.to_host(), X * 60, rtol=1e-12)
+        assert (await device.statistics()).in_flight == 0

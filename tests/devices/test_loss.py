@@ -16,7 +16,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel import linalg
-from trio_accel.backends.base.kernels import Call, KernelEntry
+from trio_accel.backends.base.kernels import KernelCall, KernelEntry
 from trio_accel.backends.cpu import manifest
 
 AT_ONCE = ta.Backoff(initial=0.0, base=0.0, jitter=0.0)
@@ -40,7 +40,7 @@ class Gate:
 
         monkeypatch.setattr(manifest, "load_library", load_library)
 
-    def _work(self, spec: linalg.scal.spec, call: Call) -> None:
+    def _work(self, spec: linalg.scal.spec, call: KernelCall) -> None:
         self.entered.set()
         assert self.leave.wait(10)
 

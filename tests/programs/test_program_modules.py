@@ -6,6 +6,7 @@ import importlib
 import os
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +74,7 @@ async def test_a_module_that_does_something_at_its_import(
     what: str,
 ) -> None:
     code, reason = DOES[what]
-    text = MODULE.format(log=str(tmp_path / "log"), program=os.getpid(), does=code or await driver(tmp_path))
-    (tmp_path / "at_import.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "at_import", raising=False)
-    module: Any = importlib.import_module("at_import")
+    module = _written(tmp_path, monkeypatch, code or await driver(tmp_path))
     options = ta.DeviceOptions(isolation="process", retry=1, backoff=ta.Backoff(base=0.0))
 
     def told() -> list[str]:
@@ -98,3 +95,64 @@ async def test_a_module_that_does_something_at_its_import(
                 assert await program.ask("shape") == [6]
             np.testing.assert_array_equal(await x.to_host(), X)
     assert all(reason is not None and reason in message for message in told())
+
+
+async def test_a_module_whose_import_does_not_end_is_left(
+    system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = _written(tmp_path, monkeypatch, "import time; time.sleep(3600)")
+    options = ta.DeviceOptions(isolation="process", close_grace=0.2, backoff=ta.Backoff(base=0.0))
+    with trio.fail_after(30):
+        async with system.open_device(BACKEND, options=options) as device:
+            x = await device.put(X)
+            with trio.move_on_after(0.5) as scope:
+                await ta.open_program(device, module.Late, x)
+            assert scope.cancelled_caught
+            # The others go on beside the thread that imports it.
+            np.testing.assert_array_equal(await (await ta.linalg.scal(2.0, x)).to_host(), X * 2)
+            assert device.generation == 1
+
+
+@pytest.mark.parametrize("retry", [0, 1])
+async def test_a_module_whose_import_ends_the_process_costs_two_contexts(
+    system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retry: int
+) -> None:
+    module = _written(tmp_path, monkeypatch, "os._exit(3)")
+    options = ta.DeviceOptions(isolation="process", retry=retry, backoff=ta.Backoff(base=0.0))
+    async with system.open_device(BACKEND, options=options) as device:
+        x = await device.put(X)
+        with trio.fail_after(30), pytest.raises(ta.ContextLostError, match=r"library .* was opened"):
+            await ta.open_program(device, module.Late, x)
+        np.testing.assert_array_equal(await x.to_host(), X)
+        # No later worker makes it.
+        assert await (await ta.linalg.nrm2(x)).item() == pytest.approx(np.linalg.norm(X))
+        assert device.generation == 3
+        inject_fault(device, ta.linalg.Nrm2, kill=True)
+        with suppress(ta.ContextLostError):
+            await ta.linalg.nrm2(x)
+        assert await (await ta.linalg.nrm2(x)).item() == pytest.approx(np.linalg.norm(X))
+        assert device.generation == 4
+
+
+async def test_a_module_whose_import_forks(
+    system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = _written(tmp_path, monkeypatch, "(os.fork() or os._exit(0))")
+    options = ta.DeviceOptions(isolation="process", retry=1, backoff=ta.Backoff(base=0.0))
+    async with (
+        system.open_device(BACKEND, options=options) as device,
+        ta.open_program(device, module.Late, X) as program,
+    ):
+        assert await program.ask("shape") == [6]
+        inject_fault(device, "at_import.Late.shape", kill=True)
+        assert await program.ask("shape") == [6]
+        assert device.generation == 2
+
+
+def _written(folder: Path, monkeypatch: pytest.MonkeyPatch, does: str) -> Any:
+    """A module that does something at its import in other processes than this one."""
+    text = MODULE.format(log=str(folder / "log"), program=os.getpid(), does=does)
+    (folder / "at_import.py").write_text(text)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "at_import", raising=False)
+    return importlib.import_module("at_import")

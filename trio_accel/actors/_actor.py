@@ -60,7 +60,7 @@ class Actor(ActorBase):
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Hold the resources of one incarnation: override as an async context manager.
 
-        What comes before ``yield`` runs before the first message, what follows it after the
+        Code before ``yield`` runs before the first message, code behind it after the
         last one, when the actor's children have ended. A failure on either side is a crash.
         """
         yield
@@ -72,12 +72,12 @@ Ts = TypeVarTuple("Ts")
 
 @attrs.frozen(kw_only=True)
 class RestartInfo:
-    """Why this incarnation exists.
+    """Reason of this incarnation.
 
     Attributes:
         number: 0 for the first incarnation, then counting up.
-        error: What ended the previous incarnation; None for the first, if it ended by itself, and once
-            this one has ended.
+        error: The error that ended the previous incarnation; None for the first, if it ended by itself, and
+            once this one has ended.
     """
 
     number: int
@@ -140,7 +140,7 @@ class ActorContext(Spawner):
         when the actor ends for good.
 
         Args:
-            on_cancel: Called on the Trio thread, once, when the asker is cancelled. What it raises is
+            on_cancel: Called on the Trio thread, once, when the asker is cancelled. An error of it is
                 logged and crashes the actor, if this incarnation still lives; the reply stays open.
 
         Raises:
@@ -162,8 +162,8 @@ class ActorContext(Spawner):
     def stash(self, message: AnyMessage) -> None:
         """Set the message being served aside; its asker goes on waiting. The handler returns then.
 
-        `unstash_all` and a restart put what was set aside back in front of the mailbox. What the
-        handler returns is no reply then; if it raises, the message is not set aside.
+        `unstash_all` and a restart put messages that were set aside back in front of the mailbox. The
+        handler's result is no reply then; if it raises, the message is not set aside.
 
         Raises:
             RuntimeError: It is not the message being served.
@@ -234,7 +234,7 @@ class ActorContext(Spawner):
 
         Args:
             seconds: From now; 0 is the next turn of the loop.
-            message: What to tell.
+            message: The message.
 
         Raises:
             TypeError: This actor has no handler for the message, or `seconds` is no number.
@@ -253,7 +253,7 @@ class ActorContext(Spawner):
 
         Args:
             seconds: The period, above 0.
-            message: What to tell each time.
+            message: The message of each time.
 
         Raises:
             TypeError, RuntimeError: As for `after`.
@@ -309,9 +309,9 @@ class ActorContext(Spawner):
     def report_progress(self) -> None:
         """Tell the supervisor that this incarnation has done some of its work.
 
-        An actor that fails after progress is in no crash loop. What its supervisor makes of that is said by
-        `Intensity.counts_progress` and `Policy.backoff_after_progress`; by default it makes no difference.
-        Does nothing when the incarnation has ended already, or has reported before.
+        An actor that fails after progress is in no crash loop. `Intensity.counts_progress` and
+        `Policy.backoff_after_progress` say how its supervisor takes that; by default it makes no difference
+        (D75). Does nothing when the incarnation has ended already, or has reported before.
         """
         cell = self._cell
         if cell.incarnation is self._incarnation and cell.progressed_at is None:
@@ -343,7 +343,7 @@ class ActorContext(Spawner):
     def finish(self) -> None:
         """End this incarnation after the message being served: its work is done.
 
-        What follows is up to the restart type: a permanent actor is started anew and keeps its
+        The restart type decides what follows: a permanent actor is started anew and keeps its
         mailbox; a transient or temporary one ends for good. Does nothing when the incarnation has
         ended already, or is stopped with ``drain=True``, which serves what is queued.
         """

@@ -32,7 +32,7 @@ _MIN_UNWIND = 0.1
 
 
 class CellState(enum.StrEnum):
-    """What an actor is doing, as the tree shows it."""
+    """State of an actor, as the tree shows it."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -52,7 +52,7 @@ class Terminated:
     Attributes:
         path: Path of the actor.
         reason: Why it ended, in words.
-        error: What its last incarnation failed with, also if it was stopped before the next could
+        error: Error of its last incarnation, also if it was stopped before the next could
             start; None if that was stopped or ended by itself.
     """
 
@@ -63,7 +63,7 @@ class Terminated:
 
 @attrs.define(eq=False, repr=False)
 class Cell:
-    """One actor as others hold it, from spawn to its permanent end: whom to send to, and how to end it."""
+    """One actor as others hold it, from spawn to its permanent end: to send to it and to end it."""
 
     system: SystemState
     path: str
@@ -76,10 +76,10 @@ class Cell:
     mailbox: Mailbox = attrs.field(init=False)
     state: CellState = attrs.field(default=CellState.STARTING, init=False)
     incarnation: Incarnation | None = attrs.field(default=None, init=False)
-    # Of the incarnation.
+    # Children of the incarnation.
     children: Mapping[str, Cell] = attrs.field(default=_NO_CHILDREN, init=False)
     number: int = attrs.field(default=-1, init=False)
-    # Of the process in which the last incarnation does its work, if that is another one.
+    # The process in which the last incarnation does its work, if that is another one.
     pid: int | None = attrs.field(default=None, init=False)
     last_error: BaseException | None = attrs.field(default=None, init=False)
     # When the incarnation, or the one that has ended, first made progress.
@@ -109,11 +109,11 @@ class Cell:
 
     @property
     def awaited(self) -> Envelope | AwaitedStart | None:
-        """What another may be waiting for that the running task works on: a message, or the actor's start."""
+        """The work of the running task that another actor may wait for: a message, or the actor's start."""
         return self.current or self.gate.awaited_start
 
     def check(self, message: AnyMessage, base: type, verb: str) -> Handler:
-        """Find the handler of a message; refuse one that there is none for, or that is sent the wrong way."""
+        """Find the handler of a message; refuse one without a handler, or that is sent the wrong way."""
         if thread_ident() != self.system.thread:
             self.check_run(verb)
         handler = self.handlers.get(type(message))
@@ -283,24 +283,24 @@ class Cell:
         return self.incarnation
 
     def end_incarnation(self) -> None:
-        """The incarnation has ended, and its children with it."""
+        """Note that the incarnation has ended, and its children with it."""
         self.incarnation = None
         self.children = _NO_CHILDREN
 
     def resume(self) -> None:
-        """The incarnation takes messages."""
+        """Note that the incarnation takes messages."""
         if not self.is_quarantined:
             self.state = CellState.RUNNING if self.stop_reason is None else CellState.STOPPING
         self.mailbox.resume()
 
     def suspend(self) -> None:
-        """Messages wait for the next incarnation, unless the end was asked for."""
+        """Let messages wait for the next incarnation, unless the end was asked for."""
         if self.stop_reason is None:
             self.state = CellState.RESTARTING
             self.mailbox.suspend()
 
     def close(self, error: BaseException | None) -> None:
-        """The actor has ended for good: its messages are not served."""
+        """End for good: queued messages are refused."""
         self.state = CellState.TERMINATED
         reason = self.stop_reason or (
             f"it failed: {describe(error)}" if error is not None else "it ended by itself"
@@ -312,7 +312,7 @@ class Cell:
             self.outcomes.fail(request, self.cause_of(cause))
 
     def announce_end(self) -> None:
-        """Tell everyone who waits for the permanent end."""
+        """Tell all that wait for the permanent end."""
         terminated = self.terminated
         assert terminated is not None  # it is closed
         self.gate.end()
@@ -329,7 +329,7 @@ class Cell:
             )
 
     def cause_of(self, error: BaseException) -> BaseException:
-        """What an asker is told that its request has ended with: of a cancellation, why it was cancelled."""
+        """Return the cause that an asker is told: of a cancellation, the reason of it."""
         if not any(isinstance(leaf, trio.Cancelled) for leaf in leaves(error)):
             return error
         if self._cancel_reason is not None:
@@ -343,7 +343,7 @@ class Cell:
                 f"actor {self.path} restarts: a sibling failed, and its strategy restarts both",
                 path=self.path,
             )
-        # Whether it is restarted is not decided yet.
+        # The supervisor has not decided yet whether it is restarted.
         return ActorStoppedError(
             f"actor {self.path} ended: another of its messages or a child failed", path=self.path
         )

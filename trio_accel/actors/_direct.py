@@ -52,7 +52,7 @@ class DirectReply(Waiter):
 
         Args:
             context: The actor's, to which this belongs from now on, as a reply that is deferred does.
-            error: What the actor crashes with over it; the asker is told so.
+            error: The error that the actor crashes with over it; the asker is told so.
         """
         cell = context._cell  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # as in `idle_actor`
         outcomes = self.outcomes = cell.outcomes
@@ -70,7 +70,7 @@ class DirectReply(Waiter):
         """Wait for the outcome, at once; a cancelled task waits on, until `set` or `cancelled` is called."""
         if self.is_done or self._poll is not None:
             return self._poll_and_wait()
-        # Most wait for nothing but being woken, for which a coroutine of its own would take as long again.
+        # Most replies only wake the task: a coroutine of this class would take as long again.
         self.task = trio.lowlevel.current_task()
         return trio.lowlevel.wait_task_rescheduled(self.abort)  # noqa: ASYNC105  # by the caller
 
@@ -79,7 +79,7 @@ class DirectReply(Waiter):
         if poll is None:
             await trio.lowlevel.cancel_shielded_checkpoint()
         else:
-            # Also if it is said to have failed by now: it may be in flight all the same.
+            # Also if it has failed by now: a lost operation may be in flight all the same.
             await poll()
         if self.is_done:
             self.take()
@@ -89,10 +89,10 @@ class DirectReply(Waiter):
     def abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
         """Tell that the parked task is cancelled; it waits on."""
         assert self.task is not None  # it is parked
-        self.raise_cancel = raise_cancel
+        waits_on = super().abort(raise_cancel)
         if self.on_cancel is not None:
             self.on_cancel(self.task.context)
-        return trio.lowlevel.Abort.FAILED
+        return waits_on
 
     def deliver(self, error: BaseException | None) -> None:
         """Hand the outcome over; called once."""
@@ -113,7 +113,7 @@ class DirectReply(Waiter):
         if self.is_done:
             return False
         self.is_done = True
-        # It refers to what was launched, and that to this.
+        # Breaks a reference cycle: the hook refers to the operation, and that to this reply.
         self.on_cancel = None
         outcomes = self.outcomes
         if outcomes is not None:

@@ -25,7 +25,7 @@ __all__ = [
 class NotExecutedError(Exception):
     """The request was not even begun: base of all errors that say so, of actors, devices and patterns.
 
-    It speaks of that one request. What its caller asked for before may have been executed.
+    It speaks of that one request. Earlier requests of its caller may have been executed.
 
     Attributes:
         may_go_elsewhere: Whether to ask again, a moment later or somewhere else, is the answer to it. Not so
@@ -84,7 +84,7 @@ class MailboxFullError(ActorError, NotExecutedError):
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions that a group holds, however deeply; the exception itself if it is no group."""
+    """Yield the exceptions that a group holds, however deeply; the exception itself if it is no group."""
     left = [error]
     while left:
         one = left.pop()
@@ -96,7 +96,7 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether an exception, or any member of a group, must travel on: cancellation, Ctrl-C, exit.
+    """Tell whether an exception, or any member of a group, must travel on: cancellation, Ctrl-C, exit.
 
     A group that holds a failure beside one of these must not be swallowed either.
     """
@@ -104,7 +104,7 @@ def is_fatal(error: BaseException) -> bool:
 
 
 def single(error: BaseException) -> BaseException:
-    """What is left when the groups of one member around an exception are taken away."""
+    """Take the groups of one member around an exception away."""
     while len(members := _members(error)) == 1:
         [error] = members
     return error
@@ -170,7 +170,7 @@ def check_printable(error: BaseException) -> None:
 
 
 def _members(error: BaseException) -> tuple[BaseException, ...]:
-    """The exceptions directly in a group; nothing if it is none."""
+    """Return the exceptions directly in a group; of another exception, none."""
     if not isinstance(error, BaseExceptionGroup):
         return ()
     return cast("tuple[BaseException, ...]", error.exceptions)  # pyright: ignore[reportUnknownMemberType]
@@ -179,7 +179,7 @@ def _members(error: BaseException) -> tuple[BaseException, ...]:
 def drop_frames(error: BaseException) -> None:
     """Keep where an error was raised as a note alone.
 
-    What an actor crashed with lives on in the tree. Frames refer to those that called them, here to those of
+    An actor's last error stays in the tree. Frames refer to those that called them, here to those of
     the program that sent the message, and would keep all their variables alive.
     """
     error.add_note("Raised in the task that sent the message:\n" + "".join(format_tb(error.__traceback__)))
@@ -226,7 +226,7 @@ class StderrUnlessConfigured(logging.Handler):
 
 
 def _in_one_line(record: logging.LogRecord) -> str:
-    """The message, with the exception and the place where it was raised; no traceback."""
+    """Return the message, with the exception and the place where it was raised; no traceback."""
     text = " ".join(record.getMessage().split("\n", 1)[0].split())
     error = record.exc_info[1] if record.exc_info else None
     if error is None:

@@ -1,4 +1,4 @@
-"""What a system tells its observers, and its meter."""
+"""Events for the observers of a system, and numbers for its meter."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ActorRestarted(ActorEvent):
     """An incarnation ended, and another will follow.
 
     Attributes:
-        error: What it failed with; None if it ended by itself or with its siblings.
+        error: Its error; None if it ended by itself or with its siblings.
         incarnation: Number of the one that follows.
         delay: Seconds until it is started.
         has_progressed: Whether the one that ended had made progress (`ActorContext.report_progress`).
@@ -86,7 +86,7 @@ class ActorTerminated(ActorEvent):
 
     Attributes:
         reason: Why, in words.
-        error: What it failed with; None if it was stopped or ended by itself.
+        error: Its error; None if it was stopped or ended by itself.
     """
 
     reason: str
@@ -98,7 +98,7 @@ class SupervisorFailed(ActorEvent):
     """A supervisor gives up: its children failed too often, or one of them escalated.
 
     Attributes:
-        error: What it fails with; the child's error is its cause.
+        error: Its error; the child's error is the cause.
     """
 
     error: BaseException
@@ -153,7 +153,7 @@ class MessageFailed(MessageEvent):
     Attributes:
         queue_time: Seconds from sending to the handler's start.
         run_time: Seconds from there to the failure.
-        error: What the handler raised, or the reply.
+        error: Error of the handler, or the reply.
     """
 
     queue_time: float
@@ -217,15 +217,15 @@ def _quick_clock() -> Callable[[], float]:
 
 @attrs.define(eq=False, repr=False)
 class Observers:
-    """Those who listen to a system.
+    """The observers and the meter of a system.
 
     Attributes:
-        of_messages: Those who want events of messages; while there are none, these cost nothing.
-        of_every_message: Those of them who want them of all messages: while there are none, an actor may be
+        of_messages: Observers that want events of messages; without any, these cost nothing.
+        of_every_message: Those of them that want events of all messages: without any, an actor may be
             served past its mailbox, and other processes tell nothing of theirs.
-        numbers: Those of messages.
-        meter: Who measures messages, if anyone.
-        sees_messages: Whether anyone observes or measures them; while it is false, these cost nothing.
+        numbers: Counts messages.
+        meter: Measures messages, if there is one.
+        sees_messages: Whether messages are observed or measured; if not, this costs nothing.
         now: Trio's clock, but for where it begins.
     """
 
@@ -235,7 +235,7 @@ class Observers:
     of_messages: tuple[Observer, ...] = ()
     of_every_message: tuple[Observer, ...] = ()
     numbers: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
-    # Who wants anything.
+    # Observers of any events.
     _for_life: tuple[Observer, ...] = ()
     _on_change: dict[object, Callable[[], None]] = attrs.field(factory=dict[object, Callable[[], None]])
 
@@ -387,15 +387,15 @@ class Measured(Protocol):
         ...
 
     def failed(self, error: BaseException) -> None:
-        """A message whose times were added last has failed."""
+        """Count a failure of the message whose times were added last."""
         ...
 
     def cancelled(self) -> None:
-        """A message whose times were added last has unwound, as its asker was cancelled."""
+        """Count a cancellation of the message whose times were added last, which has unwound."""
         ...
 
     def dropped(self) -> None:
-        """A message is a dead letter; it has no times."""
+        """Count a dead letter; it has no times."""
         ...
 
 
@@ -403,7 +403,7 @@ class Meter(Protocol):
     """Measures the messages of a system; see `System.measure`."""
 
     def measured(self, path: str, message_type: str) -> Measured:
-        """Who takes what becomes of the messages of one type to one actor; the runtime keeps it."""
+        """Takes the ends of the messages of one type to one actor; the runtime keeps it."""
         ...
 
 
@@ -418,10 +418,10 @@ def note_end(
     """Tell of a message that has ended.
 
     Args:
-        measured: Who takes it.
+        measured: Takes it.
         queue_time: Seconds from sending to the start.
         run_time: Seconds from there to the end.
-        error: What it failed with.
+        error: Its error.
         cancelled: Whether its asker was cancelled.
     """
     times = measured.times

@@ -32,7 +32,7 @@ class _NotNow(enum.Enum):
 
 
 NOT_NOW: Final = _NotNow.NOT_NOW
-"""What an attempt returns if it would have to wait."""
+"""Result of an attempt that would have to wait."""
 
 RequestHandler = Callable[[ActorT, MessageT], Awaitable[ReplyT | DeferredReply[ReplyT]]]
 MessageHandler = Callable[[ActorT, MessageT], Awaitable[None]]
@@ -65,7 +65,7 @@ class Handler:
     Attributes:
         function: The method, unbound.
         group: Its group; None if it runs alone.
-        attempt: Serves the message without waiting, if it can; None if nobody has said how.
+        attempt: Serves the message without waiting, if it can; None without a `quick` method.
     """
 
     function: Callable[..., Coroutine[object, object, object]]
@@ -80,7 +80,7 @@ HandlerTable = dict[type[AnyMessage], Handler]
 
 
 class ActorBase:
-    """What the runtime needs to know of an actor's class; see `Actor`."""
+    """Interface of an actor's class to the runtime; see `Actor`."""
 
     __handlers__: ClassVar[HandlerTable] = {}
     # Errors of which a crash is logged without a traceback: what follows from them is logged elsewhere.

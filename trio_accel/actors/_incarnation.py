@@ -25,7 +25,7 @@ _NEVER = float("inf")
 
 
 class Host(Party, Protocol):
-    """What an incarnation needs of its cell."""
+    """Interface of a cell to its incarnation."""
 
     handlers: HandlerTable
     outcomes: Outcomes
@@ -38,7 +38,7 @@ class Host(Party, Protocol):
         ...
 
     def cause_of(self, error: BaseException) -> BaseException:
-        """What an asker is told that its request has ended with."""
+        """Return the cause that an asker is told of its request's end."""
         ...
 
 
@@ -62,14 +62,14 @@ class Incarnation:
     current: Envelope | None = attrs.field(default=None, init=False)
     pending_crash: BaseException | None = attrs.field(default=None, init=False)
     is_finished: bool = attrs.field(default=False, init=False)
-    # Name of the message that it crashed over, if that was told: no asker waits for its outcome.
+    # Name of the told message that it crashed over: no asker gets the error, so a log has to name it.
     told: str | None = attrs.field(default=None, init=False)
     watched: set[_Watched] = attrs.field(factory=set[_Watched], init=False)
-    # Those that may still send a message: they are cancelled when this ends.
+    # Timers that may still send a message: they are cancelled when this ends (D121).
     timers: set[_Timer] = attrs.field(factory=set[_Timer], init=False)
     # Whether it serves no message any more.
     has_served: bool = attrs.field(default=False, init=False)
-    # Actors below this one that live elsewhere, for the tree.
+    # Actors below this one in other processes, for the tree.
     shown: Callable[[], tuple[ActorSnapshot, ...]] | None = attrs.field(default=None, init=False)
     # Messages of groups, by the tasks that serve them.
     grouped: dict[trio.lowlevel.Task, Envelope] = attrs.field(
@@ -88,7 +88,7 @@ class Incarnation:
         return (*self.grouped.values(), *alone)
 
     def envelope_of(self, task: trio.lowlevel.Task) -> Envelope | None:
-        """The message that a task of this incarnation is serving."""
+        """Return the message that a task of this incarnation is serving."""
         return self.grouped.get(task, self.current)
 
     def crash(self, error: BaseException) -> None:
@@ -121,7 +121,7 @@ class Incarnation:
             own: Context in which it waits for them.
 
         Raises:
-            BaseException: What it crashed with.
+            BaseException: The error that it crashed with.
         """
         cell, mailbox, handlers = self.cell, self.cell.mailbox, self.cell.handlers
         task = trio.lowlevel.current_task()
@@ -131,6 +131,7 @@ class Incarnation:
             envelope = await mailbox.receive(task, own)
             if envelope is None:
                 if self.pending_crash is not None:
+                    # Raised here, in the actor's own task: the crash may have come from another task.
                     error, self.pending_crash = self.pending_crash, None
                     raise error
                 continue
@@ -149,15 +150,17 @@ class Incarnation:
                     await self._dispatch(handlers[type(envelope.message)], envelope, task, was_tried=True)
             finally:
                 self.current = None
+        # Handlers of groups go on after the last message: their requests have begun.
         while any(self._running.values()):
             await self._wait_group()
 
     def _drains_on(self) -> bool:
-        """Whether it has something to serve, or what it has begun may send it more, while it drains."""
+        """Tell whether it has messages to serve, or its open requests may send it more, while it drains."""
         cell = self.cell
         if not cell.is_draining:
             return False
         if self.outcomes.deferred:
+            # A drain waits for deferred replies, too, and sleeps in the mailbox meanwhile.
             self.outcomes.on_settled = cell.mailbox.wake
         return bool(self.outcomes.deferred) or any(self._running.values()) or not cell.mailbox.is_empty
 
@@ -195,7 +198,7 @@ class Incarnation:
         """Serve one message; its envelope is resolved, deferred or stashed when this returns or raises.
 
         Args:
-            handler: What serves it.
+            handler: Its handler.
             envelope: The message.
             task: The calling task.
             was_tried: Whether it has begun with an attempt that would have to wait, if there is one.
@@ -220,7 +223,7 @@ class Incarnation:
                 with trio.CancelScope() as scope:
                     envelope.run_in(scope)
                     if envelope.deadline != _NEVER:
-                        # What the handler asks of others ends then, too.
+                        # D132: Trio hands the deadline down, so the handler's own asks end then, too.
                         scope.deadline = envelope.ends_at
                     reply = await running
                 if scope.cancelled_caught:
@@ -254,6 +257,7 @@ class Incarnation:
             return True  # noqa: ASYNC104  # and what is fatal raised by it
         finally:
             self.current = None
+        # The attempt would have to wait, and has done nothing: the actor's own task serves it.
         envelope.state = EnvelopeState.QUEUED
         return False
 
@@ -293,12 +297,13 @@ class Incarnation:
                 self.cell.mailbox.stash(envelope)
             return
         if state == EnvelopeState.DEFERRED and not _is_reply_to(reply, envelope):
-            # Who returns it shows that it did not forget; its asker would wait for ever.
+            # D87: a handler that returns something else may have forgotten the reply, and its asker would
+            # wait for ever.
             raise _not_returned(envelope, reply)
         outcomes.handled += 1
 
     def _is_over(self, envelope: Envelope) -> bool:
-        """Whether the asker has gone meanwhile: the request is not served."""
+        """Tell whether the asker has gone meanwhile: the request is not served."""
         outcomes = self.outcomes
         if envelope.is_cancelled:
             outcomes.unwind(envelope)
@@ -320,7 +325,7 @@ class Incarnation:
                     await self._wait_group()
                     await trio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
-            # It has not begun: the next incarnation serves it, or it is refused with the queue.
+            # The message has not begun: the next incarnation serves it, or it is refused with the queue.
             if envelope.is_cancelled:
                 self.outcomes.unwind(envelope)
             else:

@@ -1,4 +1,4 @@
-"""The task of an actor: its incarnations, one after another."""
+"""The life of an actor: its incarnations, one after another."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Life:
     _cell: Cell
     _args: tuple[object, ...]
     _kwargs: Mapping[str, object]
-    # Of the incarnation that runs.
+    # The supervisor of the running incarnation's children.
     _children: Supervisor | None = attrs.field(default=None, init=False)
     _is_started: bool = attrs.field(default=False, init=False)
 
@@ -58,16 +58,17 @@ class Life:
                     if not await self._supervisor.next_incarnation(cell, error):
                         break
         except BaseException as escalated:
-            # What the supervisor fails with is caused by what this actor failed with.
+            # The supervisor's error has this actor's error as its cause.
             error = error or single(escalated)
             raise
         finally:
             cell.close(error)
+            # Out of the tree before the end is announced: a waiter may start an actor of the same name.
             self._supervisor.forget(cell)
             cell.announce_end()
 
     def supervisor_of_children(self) -> Supervisor:
-        """The supervisor of the incarnation's children, made on first use."""
+        """Return the supervisor of the incarnation's children, made on first use."""
         if self._children is None:
             cell, incarnation = self._cell, self._cell.incarnation
             assert incarnation is not None  # its context has looked
@@ -79,7 +80,7 @@ class Life:
         return self._children
 
     async def _live(self) -> BaseException | None:
-        """Run one incarnation to its end; returns what it failed with."""
+        """Run one incarnation to its end; returns its error, if it failed."""
         cell = self._cell
         incarnation = cell.begin_incarnation()
         error: BaseException | None = None
@@ -124,7 +125,7 @@ class Life:
                 raise
             finally:
                 incarnation.end_serving()
-                # Again, for children of a lifespan that failed before it started.
+                # Again, for children that a lifespan started before it failed.
                 await self._stop_children()  # noqa: ASYNC102  # it shields itself
                 incarnation.unwatch_all()
                 # An error's traceback holds the incarnation that it ended, and that would hold the error
@@ -138,13 +139,13 @@ class Life:
         try:
             await incarnation.serve(own)
         except BaseException as error:
-            # It passes the nurseries of the lifespan.
+            # The error reaches the nurseries of the lifespan: in their groups an unprintable one does harm.
             check_printable(error)
             raise
         finally:
             incarnation.end_serving()
-            # The end of the lifespan runs in the context that its begin ran in, not in the last asker's;
-            # that takes effect with the checkpoint.
+            # The end of the lifespan must run in the context of its begin, not in the last asker's. Trio
+            # switches it with the checkpoint.
             task.context = own
             await trio.lowlevel.cancel_shielded_checkpoint()
             await self._stop_children()  # noqa: ASYNC102  # it shields itself
@@ -166,7 +167,7 @@ class Life:
     def _log_crash(self, error: BaseException, told: str | None) -> None:
         cell = self._cell
         where = "" if cell.pid is None else f" in process {cell.pid}"
-        # A message that was told has no asker who hears of it.
+        # A told message has no asker that gets the error.
         over = "" if told is None else f" over {told}"
         level = logging.ERROR if over else logging.WARNING
         text = "actor %s%s crashed%s: %s"

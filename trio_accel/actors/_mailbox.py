@@ -19,14 +19,15 @@ from ._tasks import WOKEN
 
 __all__ = ["Mailbox"]
 
-# A checkpoint costs as much as a small operation; others wait for so many at most.
+# Messages in a row without a checkpoint, which costs as much as a small operation; other tasks wait for so
+# many at most.
 _IN_A_ROW = 8
 
 _Messages: TypeAlias = OrderedDict[Envelope, None]
 
 
 def _none() -> _Messages:
-    # By `_Messages()` each would keep its type arguments, in a dictionary of its own.
+    # An alias with type arguments, called, would store them in a dictionary of each instance.
     return OrderedDict()
 
 
@@ -91,7 +92,7 @@ class Mailbox:
         )
 
     def put(self, envelope: Envelope, *, is_own: bool = False) -> bool:
-        """Take a message in, or do with it what the overflow policy says.
+        """Take a message in, or apply the overflow policy to it.
 
         Args:
             envelope: The message.
@@ -120,12 +121,14 @@ class Mailbox:
         if depth >= self._options.capacity:
             overflow = self._options.overflow
             if overflow is Overflow.WAIT:
+                # D87: a sender that waits here may be one that the actor itself waits for; `refuse_waiting`
+                # ends that.
                 self._waiting[envelope] = None
                 return False
             if overflow is not Overflow.DROP_OLDEST:
                 raise self._full(envelope, "was rejected" if overflow is Overflow.REJECT else "was dropped")
             oldest = _first(queue)
-            # Before anybody hears of the loss: an observer may send to this very mailbox.
+            # First of all: an observer that hears of the loss may send to this very mailbox.
             queue[envelope] = None
             oldest.fail(self._full(oldest, "was dropped in favour of a newer message"))
             return True
@@ -144,10 +147,10 @@ class Mailbox:
         self._replaced, self.receiver = self.receiver, None
 
     def restore_receiver(self) -> None:
-        """The message was served: let the actor's own task see to what has come meanwhile."""
+        """Give the mailbox back to the actor's own task, which takes messages that have come meanwhile."""
         task, self._replaced = self._replaced, None
         if task is None:
-            # It was cancelled.
+            # The actor's task was cancelled meanwhile.
             return
         self.receiver = task
         if self._woken:
@@ -196,10 +199,10 @@ class Mailbox:
     def withdraw(self, envelope: Envelope) -> None:
         """Take a queued message out again; it never runs."""
         envelope.state = EnvelopeState.DONE
-        envelope.task = None
+        envelope.forget_task()
         for queue in (self._waiting, self._stash, self._queue):
             queue.pop(envelope, None)
-        # One that was stashed has begun.
+        # A stashed message has begun.
         if envelope.started_at is not None:
             self._outcomes.observe_end(envelope, cancelled=True)
         elif self._outcomes.observers.of_messages:
@@ -207,11 +210,11 @@ class Mailbox:
         self._admit()
 
     async def receive(self, task: trio.lowlevel.Task, base: Context) -> Envelope | None:
-        """Take the next message; None if the incarnation has something to look at first.
+        """Take the next message; None if the incarnation has to look at its own state first.
 
         It runs in the message's context afterwards, and one checkpoint is taken for every message, but
-        for a few in a row that share one context, or that can be served without waiting: for these, whoever
-        calls it sees to the context. An envelope is returned in state RUNNING and must be resolved.
+        for a few in a row that share one context, or that can be served without waiting: for these, the
+        caller sees to the context. An envelope is returned in state RUNNING and must be resolved.
 
         Args:
             task: The calling task.
@@ -234,7 +237,7 @@ class Mailbox:
                 self._in_a_row += 1
                 return envelope
             self._in_a_row = 0
-            # Takes effect with the checkpoint, so it comes before.
+            # Trio switches the context with the checkpoint, so it is assigned before.
             task.context = envelope.context
             await trio.lowlevel.cancel_shielded_checkpoint()
             return envelope
@@ -252,7 +255,7 @@ class Mailbox:
         """Take the message behind one that was served without waiting, if it may be served so, too.
 
         As `receive` does, but for the look whether the task is cancelled: no other task has run since the
-        last one, and what was served wakes this if it ends the actor.
+        last one, and a message that ends the actor wakes the mailbox.
         """
         queue = self._queue
         if not queue or self._in_a_row >= _IN_A_ROW or self._woken or self._control:
@@ -281,18 +284,18 @@ class Mailbox:
         self._stash[envelope] = None
 
     def unstash_all(self) -> None:
-        """Put what was set aside back in front of the queue, in its order; over the capacity if need be."""
+        """Put messages that were set aside back in front of the queue, in order, whatever the capacity."""
         if self._stash:
             for envelope in reversed(self._stash):
                 self._put_in_front(envelope)
             self._stash.clear()
             self.peak = max(self.peak, len(self._queue))
             if self.receiver is not None:
-                # Called from beside the actor's task, which sleeps while the queue is empty.
+                # Called from another task, while the actor's own sleeps at an empty queue.
                 self._hand_over(self.receiver, _first(self._queue))
 
     def suspend(self) -> None:
-        """The actor restarts: reject what is queued and what comes, if the mailbox is to do so."""
+        """Begin a restart: reject queued and new messages, if the options say so."""
         self._drop_control("the watch ended with its incarnation")
         self.unstash_all()
         if self._options.on_restart == "reject" and self.refusal is None:
@@ -301,7 +304,7 @@ class Mailbox:
             self._refuse_all(self.refusal)
 
     def resume(self) -> None:
-        """The next incarnation has started."""
+        """End a restart: the next incarnation has started."""
         if self.refusal is not None and self.refusal[0] is ActorRestartingError:
             self.refusal = None
 
@@ -311,7 +314,7 @@ class Mailbox:
             self.refusal = (ActorStoppedError, reason)
 
     def close(self, reason: str, cause: BaseException | None) -> None:
-        """Refuse what was not served, and all that comes: the actor has ended."""
+        """Refuse queued and new messages: the actor has ended."""
         self.refusal = (ActorStoppedError, reason)
         self.unstash_all()
         self._drop_control(reason)
@@ -320,7 +323,7 @@ class Mailbox:
     def _hand_over(self, task: trio.lowlevel.Task, envelope: Envelope) -> None:
         self.receiver = None
         envelope.state = EnvelopeState.RUNNING
-        # Takes effect with this wake-up; assigned later it would need one more checkpoint.
+        # Trio switches the context with this wake-up; assigned later it would need one more checkpoint.
         task.context = envelope.context
         trio.lowlevel.reschedule(task, outcome.Value(envelope))
 
@@ -338,6 +341,7 @@ class Mailbox:
             self._drop(envelope, reason)
 
     def _refuse_all(self, refusal: tuple[type[ActorError], str], cause: BaseException | None = None) -> None:
+        # Cleared before any error is told: an observer may send again, or withdraw a message.
         left = [*self._queue, *self._waiting]
         self._queue.clear()
         self._waiting.clear()

@@ -82,7 +82,7 @@ class MessageClass(Protocol[MessageT_co, TargetT_co]):
 _logger = logging.getLogger("trio_accel.actors")
 
 EXPIRED: Final = object()
-"""What an asker is woken with when its request was dropped because its deadline had passed."""
+"""Outcome of a request that was dropped because its deadline had passed."""
 
 _NEVER = float("inf")
 _ASKER_CANCELLED = "the asker was cancelled"
@@ -121,7 +121,7 @@ class Party(Protocol):
 
     @property
     def awaited(self) -> Envelope | AwaitedStart | None:
-        """What another may be waiting for that the running task works on."""
+        """The work of the running task that another actor may wait for."""
         ...
 
     def check_run(self, verb: str) -> None:
@@ -134,8 +134,8 @@ class AwaitedStart:
     """The start of an actor that another waits for: a link of the chain of callers, as a request is.
 
     Attributes:
-        sender: Who waits.
-        caller: What that is working on meanwhile.
+        sender: The actor that waits.
+        caller: The work of that actor meanwhile.
     """
 
     sender: Party
@@ -154,7 +154,7 @@ class Waiter:
     Attributes:
         task: The task that waits, while it is parked.
         on_done: Called with the outcome in place of a task.
-        result: The outcome, if it came before anybody waited for it.
+        result: The outcome, if it came before a task waited for it.
         raise_cancel: Raises the cancellation of the task, once it is cancelled and waits on all the same.
     """
 
@@ -181,9 +181,14 @@ class Waiter:
         self.raise_cancel = raise_cancel
         return trio.lowlevel.Abort.FAILED
 
+    def forget_task(self) -> None:
+        """Forget the task: it waits no more."""
+        self.task = None
+
     def settle(self, result: outcome.Outcome[Any]) -> None:
         """Give the outcome to the task or the function, or keep it for the task to come."""
-        # The frames of an error that lives on refer to the waiter: it must keep nobody alive.
+        # Both are taken out first: frames of an error that lives on refer to the waiter, which must keep no
+        # task alive.
         task, self.task = self.task, None
         on_done, self.on_done = self.on_done, None
         if task is not None:
@@ -218,12 +223,12 @@ class Envelope(Waiter):
     Invariants: those of `Waiter`. `resolve` acts once; later calls are no-ops.
     """
 
-    # To whom it goes.
+    # The actor that it goes to.
     cell: Party
     message: AnyMessage
     context: Context
     sender: Party | None = None
-    # What the sender is working on: following these gives the chain of callers.
+    # The sender's own work: these links are the chain of callers, in which a cycle is found.
     caller: Envelope | AwaitedStart | None = None
     is_told: bool = attrs.field(default=False, kw_only=True)
     # Whether its asker goes at once when cancelled, also if it runs.
@@ -233,9 +238,9 @@ class Envelope(Waiter):
     scope: trio.CancelScope | None = attrs.field(default=None, init=False)
     on_cancel: Callable[[], None] | None = attrs.field(default=None, init=False)
     on_failed_hook: Callable[[Exception], None] | None = attrs.field(default=None, init=False)
-    # What its asker calls before it parks, `no_look` if there is none; None where nobody will.
+    # Called by its asker before it parks; `no_look` for nothing, None where no asker will call it.
     last_look: Callable[[], None] | None = attrs.field(default=None, init=False)
-    # Set while somebody observes the system; the number as well, but with the start.
+    # Set while messages are observed; the number is set with the start.
     number: int = attrs.field(init=False)
     queued_at: float | None = attrs.field(default=None, init=False)
     started_at: float | None = attrs.field(default=None, init=False)
@@ -246,26 +251,24 @@ class Envelope(Waiter):
         return _NEVER if self.is_abandonable else self.deadline
 
     def abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
-        """The task that is parked for it is cancelled: Trio's abort function."""
+        """Cancel the task that is parked for it, or let it wait on: Trio's abort function."""
         if self.state == EnvelopeState.QUEUED:
             self.cell.mailbox.withdraw(self)
             return trio.lowlevel.Abort.SUCCEEDED
         if self.is_abandonable:
-            # The task waits no more: neither for a reply nor, through this request, for anybody else.
-            self.task = self.sender = self.caller = None
+            # The task waits no more: not for a reply, and not as a link of the chain of callers.
+            self.forget_task()
+            self.sender = self.caller = None
             return trio.lowlevel.Abort.SUCCEEDED
-        self.request_cancel(raise_cancel)
-        return trio.lowlevel.Abort.FAILED
-
-    def request_cancel(self, raise_cancel: Callable[[], NoReturn]) -> None:
-        """Cancel the running request; the asker goes on waiting until it has unwound."""
-        self.raise_cancel = raise_cancel
+        # The asker goes on waiting until the request has unwound.
+        waits_on = super().abort(raise_cancel)
         if self.scope is not None:
             self.scope.cancel(reason=_ASKER_CANCELLED)
         self.call_hook()
+        return waits_on
 
     def call_hook(self) -> None:
-        """Tell who has deferred the reply that its asker is cancelled."""
+        """Tell the actor that has deferred the reply that its asker is cancelled."""
         if self.on_cancel is None:
             return
         try:
@@ -290,13 +293,9 @@ class Envelope(Waiter):
             return False
         self.state = EnvelopeState.DONE
         self.scope = self.on_cancel = self.on_failed_hook = None
-        # As `settle`, without the call; but nothing is kept where no one waits: it was told, or left.
-        task, self.task = self.task, None
-        on_done, self.on_done = self.on_done, None
-        if task is not None:
-            trio.lowlevel.reschedule(task, result)
-        elif on_done is not None:
-            on_done(result)
+        # Otherwise it was told, or its asker has left it: its outcome is not kept.
+        if self.task is not None or self.on_done is not None:
+            self.settle(result)
         return True
 
     def fail(self, error: BaseException) -> bool:
@@ -311,4 +310,4 @@ class Envelope(Waiter):
 
 
 def no_look() -> None:
-    """The `last_look` of an asker that would call one."""
+    """Do nothing: the `last_look` of an asker that would call one."""

@@ -64,7 +64,7 @@ class Restart(enum.Enum):
 
 
 class Directive(enum.Enum):
-    """What a supervisor does about an exception that a handler raised."""
+    """Reaction of a supervisor to an exception of a handler."""
 
     RESUME = "resume"
     """It is a reply: the asker gets the exception itself, the actor lives on with its state."""
@@ -77,7 +77,7 @@ class Directive(enum.Enum):
 
 
 class Overflow(enum.Enum):
-    """What happens to a message that meets a full mailbox."""
+    """Fate of a message that meets a full mailbox."""
 
     WAIT = "wait"
     """The sender waits for room."""
@@ -194,7 +194,7 @@ class Backoff:
                 raise ValueError(f"Backoff: {name} must not be above maximum, got {given}")
 
     def delay(self, attempt: int, source: random.Random) -> float:
-        """Seconds to wait before restart number `attempt` (from 0) of a series."""
+        """Return the seconds to wait before restart number `attempt` (from 0) of a series."""
         if attempt == 0:
             plain = self.initial
         else:
@@ -216,11 +216,11 @@ def _keep_or_reject(instance: object, attribute: attrs.Attribute[Any], value: ob
 @named_options
 @attrs.frozen(kw_only=True)
 class MailboxOptions:
-    """Size of a mailbox, and what happens when it is full or its actor restarts.
+    """Size of a mailbox, and its rules when it is full or its actor restarts.
 
     Attributes:
         capacity: The most messages that are queued.
-        overflow: What happens to a message that meets a full mailbox.
+        overflow: Fate of a message that meets a full mailbox.
         stash: The most messages that the actor may set aside.
         on_restart: ``"keep"``: messages wait for the next incarnation; ``"reject"``: queued and new
             ones get `ActorRestartingError` until it has started.
@@ -251,7 +251,7 @@ class Policy:
     """How an actor is supervised, and how it supervises its own children.
 
     Attributes:
-        directives: What to do about an exception, by class; the most specific class wins, in a
+        directives: Reaction to an exception, by class; the most specific class wins, in a
             group the most severe directive of its members. Anything else restarts the actor.
         backoff: Waiting before a restart.
         backoff_after_progress: Waiting before a restart if the incarnation had made progress

@@ -1,4 +1,4 @@
-"""What becomes of the messages of an actor, over all its incarnations; replies that are given later."""
+"""Outcomes of an actor's messages, over all its incarnations; and replies that are given later."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class OpenRequest(Protocol):
 
 @attrs.define(eq=False, repr=False)
 class Outcomes:
-    """Settles messages with those who wait for them, counts them and tells the observers.
+    """The outcomes of an actor's messages: given to their askers, counted, and told to the observers.
 
     Attributes:
         handled: Messages whose handler returned.
@@ -70,7 +70,7 @@ class Outcomes:
     deferred: set[OpenRequest] = attrs.field(factory=set[OpenRequest], init=False)
     # Called once when no deferred request is left.
     on_settled: Callable[[], None] | None = attrs.field(default=None, init=False)
-    # By the class or name of the message, for this meter.
+    # Counters of the meter, by the class or name of the message.
     _meter: Meter | None = attrs.field(default=None, init=False)
     _measured: dict[type | str, Measured] = attrs.field(factory=dict[type | str, Measured], init=False)
 
@@ -78,13 +78,13 @@ class Outcomes:
         self.observers = self.system.observers
 
     def settle(self, request: OpenRequest) -> None:
-        """A deferred request has its reply, or does not wait for one any more."""
+        """Forget a deferred request, which has its reply or waits for none any more."""
         self.deferred.discard(request)
         if not self.deferred:
             self.all_settled()
 
     def all_settled(self) -> None:
-        """No deferred request is left: tell who waits for that."""
+        """Call back, as no deferred request is left."""
         callback, self.on_settled = self.on_settled, None
         if callback is not None:
             callback()
@@ -102,7 +102,8 @@ class Outcomes:
         if envelope.is_cancelled:
             self.unwind(envelope)
             return
-        # Both have one deadline, but the asker has moved its own since it asked.
+        # D132: asker and handler had one deadline, so the asker would be cancelled, too. It has moved its own
+        # since, and to ask again would execute the request twice.
         error = trio.TooSlowError("the deadline with which it was asked has passed")
         self.failed += 1
         self.settle(envelope)
@@ -147,7 +148,7 @@ class Outcomes:
     def observe_end(
         self, envelope: Envelope, error: BaseException | None = None, *, cancelled: bool = False
     ) -> None:
-        """Tell the observers what became of a message that they saw beginning."""
+        """Tell the observers the end of a message that they saw beginning."""
         started = envelope.started_at
         if started is None:
             return
@@ -160,7 +161,7 @@ class Outcomes:
             if measured is None or self._meter is not observers.meter:
                 measured = self.measured(observers.meter, envelope.message)
             note_end(measured, queue_time, run_time, error, cancelled=cancelled)
-        # One that began while it was measured, and not observed, has no number.
+        # A message that began while it was only measured has no number.
         if observers.of_messages and hasattr(envelope, "number"):
             make: Callable[..., MessageCancelled | MessageFailed | MessageCompleted]
             make = MessageCancelled if cancelled else MessageCompleted
@@ -176,12 +177,12 @@ class Outcomes:
         )
 
     def measured(self, meter: Meter, message: AnyMessage) -> Measured:
-        """Who measures messages of this type for this actor."""
+        """Return the meter of such messages for this actor."""
         if meter is not self._meter:
             self._meter = meter
             self._measured = {}
         message_type = message.operation
-        # Instances of some classes have names of their own: those are looked for by name.
+        # Some classes have instances with names of their own: these are looked up by name.
         key = message.__class__ if message_type == message.__class__.__name__ else message_type
         measured = self._measured.get(key)
         if measured is None:
@@ -247,7 +248,7 @@ class DeferredReply(Generic[ReplyT_contra]):
         return self._envelope.is_cancelled
 
     def is_of(self, envelope: Envelope) -> bool:
-        """Whether it is the reply to that request."""
+        """Tell whether it is the reply to that request."""
         return self._envelope is envelope
 
     @property

@@ -69,7 +69,7 @@ class Ref(Generic[ActorT_co]):
         do the asks of the handler.
 
         Args:
-            request: What to ask.
+            request: The request.
             abandon_on_cancel: When cancelled, return at once and leave a running request to itself. Its
                 handler has no deadline.
 
@@ -83,7 +83,7 @@ class Ref(Generic[ActorT_co]):
             TypeError: The actor has no handler for it.
             trio.TooSlowError: The deadline with which it was asked has passed, and the asker's was moved
                 meanwhile, so that it is not cancelled.
-            Exception: What the handler raised, where the actor's policy says that it is a reply.
+            Exception: The error of the handler, where the actor's policy says that it is a reply.
         """
         cell = self._cell
         attempt = cell.check(request, Request, "ask").attempt
@@ -132,11 +132,11 @@ class Ref(Generic[ActorT_co]):
     ) -> Posted:
         """Send a request without waiting; its outcome comes to a callback.
 
-        It waits its turn in the mailbox like that of an asker, whatever the capacity: who posts limits
-        how many.
+        It waits its turn in the mailbox like that of an asker, whatever the capacity: the poster limits the
+        number.
 
         Args:
-            request: What to ask.
+            request: The request.
             on_done: Called once, on the Trio thread, from the middle of the runtime: it must be quick
                 and must not raise. With `at_once` it may be called before this returns.
             at_once: Serve it here and now, if the actor has nothing else to do and the handler need not
@@ -172,13 +172,13 @@ class Ref(Generic[ActorT_co]):
     async def tell(self, message: Message[ActorT_co], /) -> None:
         """Send a message without a reply; waits for room in the mailbox.
 
-        What happens to it afterwards goes to the actor's supervisor alone. Cancelled while it
+        Only the actor's supervisor hears of an error of it. Cancelled while it
         waits, the message is not sent.
 
         Raises:
             ActorStoppedError: The actor has ended.
             MailboxFullError: Refused by the overflow policy ``reject``; or there is no room, and the actor
-                cannot make any while it waits for the sender: it tells itself, or asked who tells it.
+                cannot make any while it waits for the sender: it tells itself, or has asked the sender.
             TypeError: The actor has no handler for it.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -287,12 +287,12 @@ class Posted:
 
 
 def cell_behind(ref: Ref[Any]) -> Cell:
-    """The cell behind a reference, for the runtime's own use."""
+    """Return the cell behind a reference, for the runtime's own use."""
     return ref._cell  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def _waiting_for(sender: Party) -> Iterator[tuple[Party, Envelope | AwaitedStart | None]]:
-    """The sender and those that wait for it, each with what it is working on meanwhile; the sender first."""
+    """Yield the sender and those that wait for it, each with its work meanwhile; the sender first."""
     cell: Party | None = sender
     busy_with = sender.awaited
     while cell is not None:
@@ -301,7 +301,7 @@ def _waiting_for(sender: Party) -> Iterator[tuple[Party, Envelope | AwaitedStart
 
 
 def _waits_for_this_task(target: Cell) -> bool:
-    """Whether an actor takes no message before the running task goes on."""
+    """Tell whether an actor takes no message before the running task goes on."""
     sender = cell_of_task()
     if sender is None:
         return False

@@ -46,7 +46,7 @@ class Restarts:
         return len(counted) <= intensity.restarts
 
     def delay(self, path: str, policy: Policy, now: float, progressed_at: float | None) -> float:
-        """Seconds that a child waits for its next incarnation.
+        """Return the seconds that a child waits for its next incarnation.
 
         Args:
             path: Path of the child.
@@ -76,7 +76,7 @@ class Restarts:
         return delay
 
     def forget(self, path: str) -> None:
-        """A child has ended for good: one of the same name begins anew."""
+        """Forget a child that has ended for good: one of the same name begins anew."""
         self._series.pop(path, None)
 
 
@@ -110,7 +110,7 @@ class StartGate:
         return self._has_begun  # noqa: ASYNC910  # its caller checkpoints
 
     def begin(self) -> None:
-        """The incarnation takes messages."""
+        """Note that the incarnation takes messages."""
         self._has_begun = True
         self._release()
 
@@ -153,7 +153,7 @@ class StartGate:
             self._pause.cancel(reason=reason)
 
     def end(self) -> None:
-        """The actor has ended: its start is waited for no more."""
+        """End all waits for the start: the actor has ended."""
         self._release()
         if self.swept is not None:
             self.swept.set()

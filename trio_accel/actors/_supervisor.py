@@ -61,9 +61,9 @@ class Supervisor:
     _life: _LifeClass
     children: dict[str, Cell] = attrs.field(factory=dict[str, Cell], init=False)
     stopping: bool = attrs.field(default=False, init=False)
-    # Names that its children must not have; shared with what else is under its path.
+    # Names that its children must not have, of other actors under its path.
     taken: Mapping[str, object] = attrs.field(default=MappingProxyType({}), init=False)
-    # Told of each restart, besides those who observe the system.
+    # Told of each restart, besides the observers of the system.
     on_restart: Callable[[ActorRestarted], None] | None = attrs.field(default=None, init=False)
     _restarts: Restarts | None = attrs.field(default=None, init=False)
     _turns: trio.Lock | None = attrs.field(default=None, init=False)
@@ -105,8 +105,6 @@ class Supervisor:
         spawner = cell_of_task()
         if spawner is not None:
             cell.gate.awaited_start = AwaitedStart(spawner, spawner.awaited)
-        # Not `nursery.start`: a task that reports its start while its starter is being cancelled
-        # stays in the starter's hands, and this one would go on serving there.
         # Not by `Nursery.start`: if its starter is cancelled while the task reports its start, Trio leaves
         # the task in the starter's nursery, and the actor would go on serving there.
         self._nursery.start_soon(self._life(self, cell, args, kwargs).run)
@@ -152,12 +150,13 @@ class Supervisor:
             self._turns = trio.Lock()
         async with self._turns:
             if self.stopping or cell.terminated is not None or cell.gate.swept is not failure:
-                # An earlier failure's restart has taken it along; has it got stuck on the way, then the
-                # failure that it got stuck at sees to this child, in its place.
+                # An earlier failure's restart has taken this child along. If that one was stopped by a failed
+                # start, the restart of that failure takes this child up.
                 return
             delay = self._count(cell, error)
             concerned = self._concerned(cell)
             # A stop ends this at any point: it ends the children that wait for their turn too.
+            # Children end in reverse start order and start in start order, as in Erlang/OTP (D14).
             with trio.CancelScope() as self._restarting:
                 for sibling in reversed(concerned):
                     if sibling is not cell:
@@ -179,7 +178,7 @@ class Supervisor:
 
     async def _sweep(self, sibling: Cell) -> None:
         """End a child's incarnation because of another's failure."""
-        # One that is being spawned is not torn from its spawner; nor is it waited for without end.
+        # A child that is being spawned is not torn from its spawner; nor is it waited for without end.
         with trio.move_on_after(sibling.unwind_grace):
             await sibling.gate.wait_begun()
         if sibling.terminated is not None:
@@ -195,17 +194,17 @@ class Supervisor:
         with trio.move_on_after(sibling.unwind_grace):
             await swept.wait()
             if sibling.terminated is None:
-                # If it failed by itself, that is dealt with.
+                # If it failed by itself meanwhile, that failure is dealt with by this restart.
                 sibling.gate.swept = swept = trio.Event()
                 swept.set()
             return
-        # When it ends in the end, it must not wait for a turn that never comes.
+        # Should it end later, it must not wait for a turn that never comes.
         sibling.cancel("a sibling failed; it did not end")
         sibling.quarantine()
         raise self._failed(sibling, None, "it does not end although it was cancelled")
 
     def _is_restarted(self, cell: Cell, error: BaseException | None) -> bool:
-        """Whether the child's restart type and directive let it start again."""
+        """Tell whether the child's restart type and directive let it start again."""
         if self.stopping or cell.restart is Restart.TEMPORARY:
             return False
         if error is None:
@@ -274,8 +273,8 @@ class Supervisor:
                     if not cell.is_quarantined:
                         await cell.stop(reason)
         except BaseException:
-            # Only Ctrl-C gets through the shield. The nursery waits for the children, and they listen to no
-            # other supervisor.
+            # Only Ctrl-C gets through the shield. The nursery waits for the children, and only this
+            # supervisor can end them.
             for cell in self.children.values():
                 cell.cancel(f"{reason}; that was interrupted")
             raise
@@ -326,7 +325,7 @@ class Spawner:
     __slots__ = ()
 
     def _supervisor_of(self, actor_class: Callable[..., object]) -> Supervisor:
-        """The supervisor of an actor that is to be started."""
+        """Return the supervisor of an actor that is to be started."""
         raise NotImplementedError
 
     async def spawn(
@@ -342,8 +341,8 @@ class Spawner:
     ) -> Ref[ActorT]:
         """Start an actor; returns when its first incarnation takes messages.
 
-        When cancelled, the actor is ended again before this returns. What an actor starts by its context is a
-        child of its incarnation, and ends with it.
+        When cancelled, the actor is ended again before this returns. Actors that an actor starts by its
+        context are children of its incarnation, and end with it.
 
         Args:
             actor_class: Subclass of `Actor`.
@@ -355,7 +354,7 @@ class Spawner:
             **kwargs: Keyword arguments of its constructor.
 
         Raises:
-            Exception: What the first incarnation's constructor or `lifespan` raised; there is no
+            Exception: The error of the first incarnation's constructor or `lifespan`; there is no
                 actor then.
             TypeError: The class is no `Actor`, or its constructor does not take the arguments.
             ValueError: The name is taken or malformed.

@@ -128,7 +128,7 @@ class System(SystemState, _Root):
             TypeError: The strategy is no `Strategy`, or the intensity no `Intensity`.
             ValueError: The name is taken or malformed.
             RuntimeError: The system is stopping; or this is another thread or Trio run.
-            ExceptionGroup: What the body raised, and the `ActorFailedError` of the supervisor.
+            ExceptionGroup: The error of the body, and the `ActorFailedError` of the supervisor.
         """
         # A scope and no reference: all its children are dynamic, so a supervisor that was restarted would
         # be empty.
@@ -163,11 +163,11 @@ class System(SystemState, _Root):
     def subscribe(self, observer: Observer, *, messages: bool = True, every: bool = True) -> Subscription:
         """Call an observer with every `Event` from now on, on the Trio thread.
 
-        It must be quick and must not raise; what it raises is logged. Events of messages cost nothing
+        It must be quick and must not raise; an error of it is logged. Events of messages cost nothing
         while no observer takes them.
 
         Args:
-            observer: What to call.
+            observer: The function to call.
             messages: Whether it wants those of messages too; otherwise those of actors alone.
             every: Whether it wants them of all messages. Otherwise operations of devices stay as fast as they
                 are without observers, and some or all of them have no events.
@@ -178,13 +178,13 @@ class System(SystemState, _Root):
         return self.observers.add(observer, messages=messages, every=every)
 
     def measure(self, meter: Meter) -> Measuring:
-        """Have all messages measured from now on: a meter is told in plain numbers what becomes of each.
+        """Have all messages measured from now on: a meter is told the end of each in plain numbers.
 
         That takes a fraction of what events take, and messages to libraries of devices keep their fast paths.
         A system has one meter at a time. `trio_accel.telemetry.record` is the one for programs.
 
         Args:
-            meter: What is told, on the Trio thread.
+            meter: The meter, which is called on the Trio thread.
 
         Returns:
             The measuring: ``close()`` it, or use it in a ``with``.
@@ -224,7 +224,7 @@ async def open_system(name: str, *, options: SystemOptions | None = None) -> Asy
     """Open a system of actors: the body of the ``async with`` runs beside them.
 
     When the body ends, by itself or by an exception, the actors are stopped in reverse start
-    order, each within the grace of its policy; on exit none is alive. That holds too when the
+    order, each within the grace of its policy; on exit no actor is alive. That holds too when the
     body is cancelled.
 
     Args:
@@ -233,7 +233,7 @@ async def open_system(name: str, *, options: SystemOptions | None = None) -> Asy
 
     Raises:
         ValueError: The name is empty or has a slash in it.
-        ExceptionGroup: What the body raised, and what a failed actor escalated to the top.
+        ExceptionGroup: The error of the body, and errors that failed actors escalated to the top.
     """
     check_name(name)
     async with System.open(name, options) as system:

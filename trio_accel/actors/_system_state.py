@@ -1,4 +1,4 @@
-"""What all actors of a system share, and which Trio run it is of."""
+"""State that all actors of a system share, and its Trio run."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class SystemState:
 
 
 def check_run(thread: int, verb: str, what: str) -> None:
-    """Refuse another thread or Trio run, before it harms what is not made for it.
+    """Refuse another thread or Trio run, before it harms the runtime's state.
 
     A thread has one run at a time, so its number tells as much as the run's token, in a third of the time.
 
     Args:
         thread: That of the run.
-        verb: What is called.
-        what: What it is called for.
+        verb: The called function.
+        what: The object of the call.
 
     Raises:
         RuntimeError: The calling thread is another.

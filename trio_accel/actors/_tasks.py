@@ -1,4 +1,4 @@
-"""Tasks: for which actor each runs, and what it is woken with."""
+"""Tasks: the actor that each runs for, and the outcome that wakes it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Woken(outcome.Outcome[None]):
 
 
 WOKEN: Final[outcome.Outcome[None]] = _Woken()
-"""What `trio.lowlevel.reschedule` takes for a task that is told nothing: None, for any number of them."""
+"""The outcome None for `trio.lowlevel.reschedule`, shared by all tasks that are told nothing."""
 
 
 @contextmanager

@@ -87,14 +87,14 @@ class Timer:
         envelope.on_done = self._served
         self._sent = envelope
         try:
-            # It may have to wait for room; no task waits for that.
+            # It may have to wait for room in the mailbox, without a task.
             self._cell.mailbox.put(envelope, is_own=True)
         except MailboxFullError:
-            # A dead letter: it was counted and the observers know.
+            # A dead letter, which was counted and told to the observers.
             self._served()
 
     def _served(self, _: outcome.Outcome[object] | None = None) -> None:
-        """The message was served, or dropped by the mailbox."""
+        """Note that the message was served, or dropped by the mailbox."""
         self._sent = None
         if self._period is None:
             self._incarnation.timers.discard(self)

@@ -37,7 +37,7 @@ class ActorSnapshot:
         failed: Messages whose handler raised.
         expired: Requests dropped because their deadline had passed.
         deferred: Requests whose reply is given later, and has not been given.
-        last_error: What ended the last incarnation that failed, in full, or None. What is printed is cut off.
+        last_error: Error of the last incarnation that failed, in full, or None. The printed one is cut off.
         children: Snapshots of the children in start order.
     """
 
@@ -82,7 +82,7 @@ class ActorSnapshot:
         """Find an actor by its whole path.
 
         Raises:
-            KeyError: There is none.
+            KeyError: There is no such actor.
         """
         for node in self.walk():
             if node.path == path:
@@ -125,6 +125,6 @@ def _draw(root: ActorSnapshot) -> Iterator[str]:
 
 
 def _shortened(text: str) -> str:
-    """An error in one line of a width that leaves the tree readable."""
+    """Return an error in one line of a width that leaves the tree readable."""
     line = " ".join(text.split())
     return line if len(line) <= _LONGEST_ERROR else line[: _LONGEST_ERROR - 1].rstrip() + "…"

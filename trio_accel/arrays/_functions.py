@@ -49,7 +49,7 @@ async def sum(  # noqa: A001  # the standard's name, in a module of its own
     Args:
         x: The array.
         axis: Axis or axes to add along, from the end for negative ones; None for all.
-        dtype: What the elements are converted to before they are added. By default it is that of `x`; of
+        dtype: Type that the elements are converted to before they are added. By default it is that of `x`; of
             whole numbers and truth values `int64`, of unsigned ones `uint64`.
         keepdims: Whether the axes that are added along stay, with one element.
         out: Array to write to.

@@ -1,6 +1,6 @@
-"""Kinds of devices: which there are, and which device a name means.
+"""Kinds of devices, and the device that a name means.
 
-What they have in common is in `base`; each has a folder.
+Each kind has a folder; `base` is their common part.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def register(name: str, path: str) -> None:
     own backends can have one.
 
     Args:
-        name: What devices are named by: small letters, such as ``"rocm"`` for ``"rocm:0"``.
+        name: First part of a device's name: small letters, such as ``"rocm"`` for ``"rocm:0"``.
         path: Import path of a class that implements `AccelBackend`, ``"package.module:Class"``.
 
     Raises:
-        ValueError: The name is none, or another backend has it.
+        ValueError: The name is not valid, or another backend has it.
     """
     if _SPEC.fullmatch(name) is None or ":" in name:
         raise ValueError(f"name: {name!r} is no name of a backend; it has small letters only")
@@ -59,7 +59,7 @@ def list_devices() -> tuple[DeviceInfo, ...]:
 
 
 def describe() -> tuple[BackendReport, ...]:
-    """Tell of every backend what it found on this machine, the best first. Blocks; opens no device."""
+    """Return the findings of every backend on this machine, the best first. Blocks; opens no device."""
     return tuple(_load(name).describe() for name in _BACKENDS)
 
 
@@ -72,15 +72,15 @@ def candidates(spec: str | None) -> tuple[tuple[AccelBackend, DeviceInfo], ...]:
     """Find the devices that may be opened for a name, the best first. Blocks.
 
     Args:
-        spec: ``"cpu"``, ``"cpu:0"``, ``"cuda"``, ``"cuda:1"``, ...; None for what the environment
-            variable ``TRIO_ACCEL_BACKEND`` says.
+        spec: ``"cpu"``, ``"cpu:0"``, ``"cuda"``, ``"cuda:1"``, ...; None for the environment variable
+            ``TRIO_ACCEL_BACKEND``.
 
     Returns:
-        The one that is named; where none is, and the variable is not set or empty, all that there are, and
-        one of the CPU always.
+        The named device. Without a name, and with the variable unset or empty: all devices, and always one of
+        the CPU.
 
     Raises:
-        ValueError: The name is none, or there is no such device.
+        ValueError: The name is not valid, or there is no such device.
         NotSupportedError: The backend cannot run on this machine.
     """
     if spec is not None:

@@ -36,7 +36,7 @@ def main(
     """Run the command line.
 
     Args:
-        arguments: What follows the program's name, ``sys.argv[1:]`` by default.
+        arguments: Arguments behind the program's name, ``sys.argv[1:]`` by default.
         run: Does the work, and may raise what the commands do; ``None`` for the commands of ``trio-accel``.
         name: The program's name in front of an error.
 

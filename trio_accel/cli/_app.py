@@ -280,7 +280,7 @@ def run_app(app: App, arguments: Sequence[str]) -> int:
 
 
 def _end_options(arguments: list[str]) -> list[str]:
-    """What is behind the program of `trace` is the program's."""
+    """Arguments behind the program of `trace` are the program's."""
     if arguments[:1] != ["trace"] or "--" in arguments:
         return arguments
     index = 1

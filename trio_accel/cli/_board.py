@@ -52,7 +52,7 @@ class Check:
     """A number that must not exceed a limit; NaN exceeds every limit.
 
     Attributes:
-        name: What was measured.
+        name: The measured quantity.
         value: The measured number.
         limit: The largest number that is right.
     """
@@ -80,10 +80,10 @@ class StepResult:
     """The outcome of one step.
 
     Attributes:
-        name: The step's name on the command line; given by who runs it, as are the seconds.
+        name: The step's name on the command line; the runner sets it and the seconds.
         summary: One line for a person.
         seconds: How long the step took.
-        checks: What was compared with NumPy or SciPy; the step holds if each is within its limit.
+        checks: Comparisons with NumPy or SciPy; the step holds if each is within its limit.
         notes: Anything that a reader should know, one line each.
         data: The step's own figures.
     """
@@ -140,7 +140,7 @@ class Screen:
         self._look = look
 
     def finish(self, result: StepResult) -> None:
-        """End a step, and print what it found."""
+        """End a step, and print its result."""
         self._running = self._look = None
         self._told.clear()
         # Otherwise the result makes room for what was drawn before.
@@ -159,7 +159,7 @@ class Screen:
             self.live.update(self._draw(), refresh=True)
 
     def _draw(self) -> RenderableType:
-        """What the running step has told, its bar, what it watches, then the names of the steps to come."""
+        """Draw the running step with its bar and watched values, then the names of later steps."""
         lines: list[RenderableType] = [_cut(text) for text in self._told]
         if self._running is not None:
             line = Table.grid(padding=(0, 1))
@@ -204,7 +204,7 @@ def _cut(lines: str) -> Text:
 
 @attrs.frozen(kw_only=True)
 class Bench:
-    """What a step works with.
+    """The means of a step.
 
     Attributes:
         system: The actor system.
@@ -288,7 +288,7 @@ class PipeConsole(Console):
 
 
 def make_console(*, is_quiet: bool = False) -> Console:
-    """The console on stdout; a quiet one prints nothing."""
+    """Return the console on stdout; a quiet one prints nothing."""
     return PipeConsole(file=sys.stdout, highlight=False, quiet=is_quiet)
 
 
@@ -298,7 +298,7 @@ def print_line(console: Console, markup: str) -> None:
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> Table:
-    """Names and values in two columns without lines."""
+    """Return the names and values in two columns without lines."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")

@@ -27,7 +27,7 @@ _WHERE: dict[Isolation, str] = {"inline": "inline", "process": "in a worker proc
 
 @attrs.define(kw_only=True, eq=False)
 class _Document:
-    """What ``--json`` prints, filled while the steps run.
+    """The document of ``--json``, filled while the steps run.
 
     Attributes:
         device: The device of the first step.
@@ -60,7 +60,7 @@ def run_demo(steps: Sequence[Step], backend: str | None, isolation: Isolation | 
     """Run ``steps`` one after the other.
 
     Args:
-        steps: What to run.
+        steps: The steps to run.
         backend: Device to open, ``None`` for the best one.
         isolation: Where its context lives; ``None`` for the backend's default, but for `RecoverStep` a
             worker process where the device has one. That step has the device opened anew.
@@ -104,7 +104,7 @@ async def _run(steps: Sequence[Step], opening: _Opening, document: _Document, is
 
 
 def _header(device: ta.Device, document: _Document) -> str:
-    """What a person reads above the steps of a device; the first device goes into the document."""
+    """Print the heading of a device's steps; the first device goes into the document."""
     where = f"{device.info.name} ({_WHERE[isolation_of(device)]})"
     if document.device is not None:
         return f"now on {where}"

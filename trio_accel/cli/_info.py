@@ -149,7 +149,7 @@ def _print_backend(console: Console, backend: BackendReport) -> None:
     if rows:
         console.print()
         console.print(facts(iter(rows)))
-    # What there is no driver for is missing anyway.
+    # Libraries without a driver are missing anyway.
     if any(software.source is not None for software in backend.software):
         if not rows:
             console.print()
@@ -170,7 +170,7 @@ def _software_table(backend: BackendReport) -> Table:
     for one in backend.software:
         name = one.name + (f" ({', '.join(one.needed_by)})" if one.needed_by else "")
         folder = "" if one.path is None else os.path.dirname(one.path)
-        # What keeps the whole backend from working is said below.
+        # Problems of the whole backend are printed below.
         problem = None if one.problem == backend.problem else one.problem
         note = problem or ("" if folder == shown else folder)
         shown = folder or shown

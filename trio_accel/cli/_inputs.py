@@ -27,7 +27,7 @@ def read_input(path: Path | None, carried: str, is_plausible: Callable[[bytes], 
         is_plausible: Whether a file that begins like this is worth reading; otherwise only its beginning is.
 
     Returns:
-        What to call the file in messages, and its content.
+        The file's name in messages, and its content.
 
     Raises:
         InputError: It is missing, unreadable, empty or beyond the limit.
@@ -72,5 +72,5 @@ def check_output(path: Path) -> None:
 
 
 def describe_os_error(error: OSError) -> str:
-    """The reason of an ``OSError`` in lower case, without errno and path."""
+    """Return the reason of an ``OSError`` in lower case, without errno and path."""
     return (error.strerror or str(error)).lower()

@@ -33,7 +33,7 @@ _ARRAYS: tuple[tuple[str, tuple[int, ...]], ...] = (
 
 @attrs.frozen(kw_only=True)
 class Fate:
-    """What became of one request.
+    """The fate of one request.
 
     Attributes:
         client: Number of the client that asked, from 1.
@@ -65,7 +65,7 @@ class Fate:
 
 @attrs.frozen(kw_only=True)
 class Products:
-    """What is asked for: left operands on the host, one right operand on the device.
+    """The products to ask for: left operands on the host, one right operand on the device.
 
     Attributes:
         lefts: Left operands, float32.
@@ -92,7 +92,7 @@ class Products:
         return TOLERANCE * math.sqrt(self.right.shape[0])
 
     def error(self, index: int, product: NDArray[np.generic]) -> float:
-        """The relative error (Frobenius norm) of a product."""
+        """Return the relative error (Frobenius norm) of a product."""
         return relative_error(product, self.references[index])
 
 
@@ -101,8 +101,8 @@ class Load:
     """Clients that ask all the time, several requests each.
 
     Attributes:
-        device: Whom they ask.
-        products: What they ask for.
+        device: The device that they ask.
+        products: The products that they ask for.
         clients: Clients that ask at once.
         in_flight: Requests that a client has under way at once.
         after: Name of the fault injected last; it goes into the fates.
@@ -199,7 +199,7 @@ class Load:
         async with self._renewing:
             if self._right is not stale:
                 return
-            # What fails here is told by the next request.
+            # An error here comes again with the next request.
             with suppress(ta.AccelError, ta.ActorError):
                 try:
                     await stale.to_host()
@@ -211,7 +211,7 @@ class Load:
 
 
 def worst_error(fates: Sequence[Fate]) -> float:
-    """The largest error of the completed requests; NaN if one is NaN, or none was completed."""
+    """Return the largest error of the completed requests; NaN if one is NaN, or none was completed."""
     return worst_of([math.nan if fate.error is None else fate.error for fate in fates if fate.is_completed])
 
 

@@ -163,7 +163,7 @@ class MatmulStep(Step):
 
 
 async def _device_round(operands: _Operands, calls: int) -> float:
-    """Seconds until every client has had ``calls`` products."""
+    """Return the seconds until every client has had ``calls`` products."""
 
     async def client(right: ta.AccelRef, out: ta.AccelRef) -> None:
         for _ in range(calls):
@@ -177,7 +177,7 @@ async def _device_round(operands: _Operands, calls: int) -> float:
 
 
 def _numpy_round(operands: _Operands, calls: int) -> float:
-    """Seconds of bare NumPy for the same products, one after the other as on one stream."""
+    """Return the seconds of bare NumPy for the same products, one after the other as on one stream."""
     out = np.empty_like(operands.left)
     np.matmul(operands.left, operands.rights[0], out=out)
     start = perf_counter()

@@ -61,7 +61,7 @@ class Matrix:
     Attributes:
         name: The file's name.
         kind: Layout, field and storage as the file names them, e.g. ``"coordinate real symmetric"``.
-        title: What the comments at the head of the file call it, or an empty string.
+        title: Its title in the comments at the head of the file, or an empty string.
         csr: float64, duplicates summed, column indices sorted.
     """
 
@@ -73,14 +73,14 @@ class Matrix:
 
 @attrs.frozen(kw_only=True)
 class _Header:
-    """What a file says of its matrix before the first entry.
+    """Head of a file: all before the first entry.
 
     Attributes:
         lines: Lines that it takes.
         layout: ``"coordinate"``, or ``"array"`` for all entries column by column, without indices.
-        field: What the entries are.
+        field: Type of the entries.
         symmetry: ``"general"``, or ``"symmetric"`` for one triangle.
-        title: What the comments call the matrix.
+        title: The matrix' title in the comments.
         shape: Rows and columns.
         entries: Entries that follow, one to a line.
     """
@@ -95,14 +95,14 @@ class _Header:
 
     @property
     def types(self) -> Sequence[Callable[[bytes], float]]:
-        """What the words of an entry are."""
+        """Name the words of an entry."""
         indices = [int, int] if self.layout == "coordinate" else []
         values = [] if self.field == "pattern" else [int if "integer" in self.field else float]
         return [*indices, *values]
 
     @property
     def entry(self) -> str:
-        """What a line must hold, in words."""
+        """Name the necessary content of a line."""
         rows, columns = self.shape
         value = "a whole number" if "integer" in self.field else "a number"
         if self.layout == "array":
@@ -112,7 +112,7 @@ class _Header:
 
 
 def read_matrix(path: Path | None) -> Matrix:
-    """The user's matrix, or the carried one for ``None``. Blocking.
+    """Return the user's matrix, or the carried one for ``None``. Blocking.
 
     Raises:
         InputError: The file is missing, unreadable, not a Matrix Market file or beyond a limit.
@@ -121,15 +121,15 @@ def read_matrix(path: Path | None) -> Matrix:
 
 
 def _is_matrix(head: bytes) -> bool:
-    """Whether a file that begins like this can be a Matrix Market file, plain or compressed."""
+    """Tell whether a file that begins like this can be a Matrix Market file, plain or compressed."""
     return head.startswith(GZIP) or head.lower().startswith(_BANNER)
 
 
 def parse_matrix(name: str, content: bytes) -> Matrix:
-    """The real matrix in the content of a Matrix Market file, plain or gzip-compressed. Blocking.
+    """Read the real matrix in the content of a Matrix Market file, plain or gzip-compressed. Blocking.
 
     Args:
-        name: What to call the file in messages.
+        name: The file's name in messages.
         content: The whole file.
 
     Raises:
@@ -226,7 +226,7 @@ def _check_size(name: str, shape: tuple[int, int], symmetry: str, entries: int) 
 
 
 def _entries(name: str, header: _Header, blocks: Iterable[Sequence[bytes]]) -> NDArray[np.float64]:
-    """All entries: as many rows, and as many columns as an entry has words."""
+    """Return all entries: as many rows, and as many columns as an entry has words."""
     parts: list[NDArray[np.float64]] = []
     number, count = header.lines + 1, 0
     for block in blocks:
@@ -245,7 +245,7 @@ def _entries(name: str, header: _Header, blocks: Iterable[Sequence[bytes]]) -> N
 
 
 def _numbers(header: _Header, lines: Sequence[bytes]) -> NDArray[np.float64] | None:
-    """The entries in some lines, ``None`` if one of these is wrong."""
+    """Return the entries in some lines, ``None`` if one of these is wrong."""
     entries = [words for line in lines if (words := line.split())]
     if not entries:
         return np.empty((0, len(header.types)))
@@ -263,7 +263,7 @@ def _numbers(header: _Header, lines: Sequence[bytes]) -> NDArray[np.float64] | N
 
 
 def _wrong_entry(name: str, header: _Header, first: int, lines: Sequence[bytes]) -> InputError:
-    """What is wrong with the first wrong one of some lines."""
+    """Describe the error of the first wrong line."""
     wrong = ((number, line) for number, line in enumerate(lines, first) if _numbers(header, [line]) is None)
     number, line = next(wrong)
     return _invalid(name, _wrong_line(number, header.entry, line))
@@ -296,7 +296,7 @@ def _csr(header: _Header, entries: NDArray[np.float64]) -> csr_array[np.float64]
 
 
 def _dense(header: _Header, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A matrix that is stored column by column; of a symmetric one only the lower triangle is."""
+    """Return a matrix that is stored column by column; of a symmetric one only the lower triangle is."""
     if header.symmetry != "symmetric":
         return values.reshape(header.shape[::-1]).T
     dense = np.zeros(header.shape)
@@ -307,10 +307,10 @@ def _dense(header: _Header, values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _blocks_of_lines(name: str, content: bytes) -> Iterator[list[bytes]]:
-    """Whole lines without their ends, those in `BLOCK` bytes at a time. Blocking.
+    """Yield whole lines without their ends, those in `BLOCK` bytes at a time. Blocking.
 
     Args:
-        name: What to call the file in messages.
+        name: The file's name in messages.
         content: The whole file.
 
     Raises:

@@ -38,11 +38,11 @@ _DIGITS = 12
 
 @attrs.frozen
 class Fault:
-    """Something that is made to fail.
+    """A fault to inject.
 
     Attributes:
         name: Its short name.
-        text: What fails.
+        text: The failing part, in words.
         losses: Contexts that it costs.
         inject: Makes it happen.
     """
@@ -55,11 +55,11 @@ class Fault:
 
 @attrs.frozen(kw_only=True)
 class FaultReport:
-    """What a fault came to.
+    """The effect of a fault.
 
     Attributes:
         fault: Its name.
-        text: What was made to fail.
+        text: The part that was made to fail, in words.
         losses: Contexts that it costs.
         generation_before: Generation of the device before it.
         generation_after: The generation that served again.
@@ -91,7 +91,7 @@ _KILL = Fault("kill", "SIGKILL to the worker process", 1, lambda on: _inject(on,
 
 
 def _faults_of(device: ta.Device, isolation: Isolation) -> Sequence[Fault]:
-    """The faults that a device in this isolation can survive, the mildest first."""
+    """Return the faults that a device in this isolation can survive, the mildest first."""
     if isolation == "inline":
         # There the worker is this process.
         return _CRASH, _POISON
@@ -131,9 +131,9 @@ async def _break(fault: Fault, load: Load) -> FaultReport:
 
 
 def _recovered(load: Load, first: int) -> int | None:
-    """The request that shows that a fault is over: begun after it had been felt, and right.
+    """Find the request that shows the end of a fault: begun after it had been felt, and right.
 
-    Who asks after the first failure is served by the next incarnation, or by the next context.
+    Requests that are made after the first failure are served by the next incarnation, or context.
     """
     fates = load.fates[first:]
     felt = next((fate.ended for fate in fates if not fate.is_completed), None)
@@ -149,7 +149,7 @@ def _recovered(load: Load, first: int) -> int | None:
 
 @attrs.frozen(kw_only=True)
 class RecoverData:
-    """The faults and what came of them.
+    """The faults and their effects.
 
     Attributes:
         isolation: Where the device's context lives.
@@ -159,7 +159,7 @@ class RecoverData:
         completed: Requests that got a result.
         failed: Requests that got an error, counted by its class.
         rounds: How often each fault was injected.
-        faults: What came of each, in their order.
+        faults: The effect of each, in order.
         arrays: Arrays that were on the device all the time.
         tree_before: The actors before the first fault.
         tree_after: The actors after the last request.
@@ -255,7 +255,7 @@ class RecoverStep(Step):
     async def _break_all(
         self, bench: Bench, load: Load, faults: Sequence[Fault]
     ) -> tuple[str, list[FaultReport]]:
-        """The tree before the first fault, and what each fault came to; ends when every request has."""
+        """Draw the tree before the first fault, and each fault's effect; ends when every request has."""
         reports: list[FaultReport] = []
         async with trio.open_nursery() as nursery:
             await load.start(nursery)
@@ -273,7 +273,7 @@ class RecoverStep(Step):
 
 
 def _told(report: FaultReport) -> str:
-    """A line of the moment."""
+    """Return a line of the moment."""
     if report.recovery_ms is None:
         return f"  {report.text}: {report.failed} failed, and no product was right again"
     return f"  {report.text}: {report.failed} failed, right again after {report.recovery_ms:.0f} ms"
@@ -326,12 +326,12 @@ def _arrays_check(data: RecoverData) -> Check:
 
 
 def _tree(lines: str) -> RenderableType:
-    """A tree whose lines end where the terminal does: one that went on below would break it."""
+    """Return a tree whose lines end where the terminal does: one that went on below would break it."""
     return Padding(Text(lines, no_wrap=True, overflow="ellipsis"), (0, 0, 0, 2))
 
 
 def _one_round(faults: Sequence[FaultReport]) -> Table:
-    """What was broken, and how long that was felt."""
+    """Describe the broken part, and how long that was felt."""
     table = grid("fault", "generation", ">failed", ">next right product")
     for report in faults:
         recovery = "never" if report.recovery_ms is None else f"after {report.recovery_ms:.1f} ms"
@@ -345,7 +345,7 @@ def _one_round(faults: Sequence[FaultReport]) -> Table:
 
 
 def _rounds(faults: Sequence[FaultReport]) -> Table:
-    """The same of several rounds: each fault in all of them, with medians and the longest times."""
+    """Return the same of several rounds: each fault in all of them, with medians and the longest times."""
     table = grid("fault", ">times", ">failed", ">right after", ">at most")
     for text in dict.fromkeys(report.text for report in faults):
         ours = [report for report in faults if report.text == text]
@@ -361,7 +361,7 @@ def _rounds(faults: Sequence[FaultReport]) -> Table:
 
 
 def _fates(fates: Sequence[Fate]) -> Table:
-    """How many requests ended how, by the fault injected last at that time."""
+    """Tell how many requests ended how, by the fault injected last at that time."""
     # With all faults of a GPU it is just as wide as a terminal.
     phases = list(dict.fromkeys(fate.after for fate in fates))
     table = grid("requests by last fault", *(f">{phase or 'none'}" for phase in phases), ">all")
@@ -377,7 +377,7 @@ def _fates(fates: Sequence[Fate]) -> Table:
 
 
 def _arrays(arrays: Sequence[ArrayReport]) -> Table:
-    """What the arrays held before and after."""
+    """Describe the contents of the arrays before and after."""
     table = grid("array", ">MiB", "SHA-256 before", "SHA-256 after", "fate")
     for array in arrays:
         table.add_row(

@@ -1,4 +1,4 @@
-"""What every command stands on: its errors, its device, and a run under Trio that Ctrl-C ends in order."""
+"""Base of every command: its errors, its device, and a run under Trio that Ctrl-C ends in order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _INTENSITY = ta.Intensity(100, 60.0)
 # It tells how soon the next one serves, and not how long a supervisor waits after several in a row.
 _BACKOFF = ta.Backoff(initial=0.0, base=0.0, jitter=0.0)
 _SHOW_CURSOR = "\x1b[?25h"
-# What a second signal has called, in place of the orderly end.
+# The exit that a second signal calls, in place of the orderly end.
 _last_steps: list[Callable[[], object]] = []
 
 
@@ -73,18 +73,18 @@ class InterruptError(Exception):
 
 
 FAILURES = (InputError, InterruptError, ta.AccelError, ta.ActorError)
-"""What ends a command with a line and an exit code, and not with a traceback."""
+"""Errors that end a command with a line and an exit code, and not with a traceback."""
 
 
 def run_async(job: Callable[[], Awaitable[int]]) -> int:
     """``trio.run(job)``, cancelled by SIGINT and SIGTERM.
 
     Returns:
-        What ``job`` returned.
+        Result of ``job``.
 
     Raises:
         InterruptError: A signal came; everything that ``job`` had opened is closed.
-        BaseException: What ``job`` raised; a group that holds one error is unwrapped.
+        BaseException: The error of ``job``; a group that holds one error is unwrapped.
     """
     try:
         return trio.run(_run, job)
@@ -120,7 +120,7 @@ def exit_code_of(error: Exception) -> int:
 
 
 def _only_error(error: BaseException) -> BaseException:
-    """The error in nested groups of one, else the innermost group."""
+    """Return the error in nested groups of one, else the innermost group."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     group = cast("BaseExceptionGroup[BaseException]", error)
@@ -218,5 +218,5 @@ def _unusable(error: Exception) -> InputError:
 
 
 def isolation_of(device: ta.Device) -> Isolation:
-    """Where the context of a device lives."""
+    """Tell where the context of a device lives."""
     return device.options.isolation or device.info.isolations[0]

@@ -43,8 +43,8 @@ class SolveData:
 
     Attributes:
         matrix: Name of the file.
-        title: What the comments at the head of the file call it.
-        kind: What the file holds, e.g. ``"coordinate real symmetric"``.
+        title: Its title in the comments at the head of the file.
+        kind: Type of the file's content, e.g. ``"coordinate real symmetric"``.
         rows: Number of rows.
         nonzeros: Number of stored entries, both triangles.
         converged: Whether the residual of the recursion came below ``rtol``.
@@ -93,7 +93,7 @@ class SolveData:
 
 @attrs.frozen(kw_only=True)
 class _Outcome:
-    """What CG came to.
+    """The outcome of CG.
 
     Attributes:
         solution: The last iterate.
@@ -247,7 +247,7 @@ def _require_finite(matrix: Matrix, value: float, iteration: int) -> None:
 
 
 def _report(progress: Screen, history: Sequence[float], rtol: float) -> None:
-    """How far the residual has come on a logarithmic scale."""
+    """Show how far the residual has come on a logarithmic scale."""
     done = math.log(max(history[-1], rtol)) / math.log(rtol)
     progress.update(
         round(1000 * max(0.0, done)), 1000, f"iteration {len(history) - 1}, residual {history[-1]:.1e}"

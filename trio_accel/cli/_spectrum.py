@@ -37,11 +37,11 @@ _DYNAMIC_RANGE_DB = 80.0
 
 @attrs.frozen(kw_only=True)
 class SpectrumData:
-    """The recording and what became of it.
+    """The recording and its spectrum.
 
     Attributes:
         audio: Name of the file.
-        encoding: What it holds.
+        encoding: Type of its samples.
         rate: Samples per second.
         channels: Channels in the file.
         duration: Seconds.
@@ -237,7 +237,7 @@ def _frames(recording: Recording, stft: Stft, first: int, last: int) -> NDArray[
 
 
 def _hann(size: int) -> NDArray[np.float64]:
-    """The periodic Hann window."""
+    """Return the periodic Hann window."""
     return 0.5 - 0.5 * np.cos(2.0 * np.pi * np.arange(size) / size)
 
 
@@ -282,11 +282,11 @@ def _require_matplotlib() -> None:
 
 
 def _draw_spectrogram(recording: Recording, stft: Stft, levels: NDArray[np.float64]) -> bytes:
-    """A PNG of 1400 × 700 pixels: time in seconds, frequency in kHz, level in dB as colour. Blocking.
+    """Draw a PNG of 1400 × 700 pixels: time in seconds, frequency in kHz, level in dB as colour. Blocking.
 
     Args:
-        recording: What was transformed.
-        stft: How it was cut.
+        recording: The transformed recording.
+        stft: Its frames and windows.
         levels: ``(columns, window // 2 + 1)``, dB relative to a sine at full scale.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg

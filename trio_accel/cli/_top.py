@@ -43,7 +43,7 @@ _CONNECT_SECONDS, _REDRAW_SECONDS, _AGAIN_SECONDS = 0.5, 1.0, 0.1
 _SOON_SECONDS, _MOST_LOOKS = 0.1, 10
 # Columns of a table in a pipe: all of them.
 _PIPE_WIDTH = 180
-# What follows the escape sign sooner than this belongs to it; a person's next key comes later.
+# Bytes that follow the escape sign sooner than this belong to it; a person's next key comes later.
 _ESCAPE_SECONDS = 0.05
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]*[@-~]|O[@-~]|[^\[O])")
 _UNFINISHED = re.compile(r"\x1b(?:\[[0-9;?]*|O)?\Z")
@@ -88,7 +88,7 @@ def show_top(
 
 
 def find_program(wanted: str | None, programs: Sequence[ObservedProgram]) -> Path:
-    """The socket of the program that is meant: by name, by process, by path, or the only one there is.
+    """Find the socket of the program: by name, by process, by path, or the only one there is.
 
     Raises:
         InputError: There is none, or more than one.
@@ -118,7 +118,7 @@ async def _look_once(path: Path) -> tuple[Status, SystemSnapshot]:
                 program = observation.program
                 snapshot = await anext(observation)
                 for _ in range(_MOST_LOOKS):
-                    # What a device has of its own comes a moment later, if it answers.
+                    # A device's own counts come a moment later, if it answers.
                     if all(device.age is not None for device in snapshot.devices):
                         break
                     snapshot = await anext(observation)
@@ -178,7 +178,7 @@ class _Top:
         with trio.open_signal_receiver(signal.SIGWINCH, signal.SIGTSTP) as signals, self._ends:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch)
-                # What is wrong with the socket is said before the screen is taken.
+                # Errors of the socket are printed before the screen is taken.
                 with trio.move_on_after(_CONNECT_SECONDS):
                     await self._changed.wait()
                 self._enter()
@@ -276,7 +276,7 @@ class KeyParser:
         return bool(self._rest)
 
     def feed(self, data: bytes) -> list[str]:
-        """The keys that ``data`` completes. Sequences without a meaning here are left out."""
+        """Return the keys that ``data`` completes. Sequences without a meaning here are left out."""
         text = self._rest + self._decoder.decode(data)
         self._rest = ""
         keys: list[str] = []
@@ -293,7 +293,7 @@ class KeyParser:
         return keys
 
     def flush(self) -> list[str]:
-        """What has come last is all that comes: the escape key, or a sequence that was cut off."""
+        """No more bytes come: the last ones are the escape key, or a sequence that was cut off."""
         is_escape, self._rest = self._rest == "\x1b", ""
         return ["escape"] if is_escape else []
 

@@ -53,7 +53,7 @@ class Status:
 def draw_screen(
     snapshot: SystemSnapshot | None, view: View, status: Status, *, width: int, height: int
 ) -> RenderableType:
-    """The whole screen, exactly ``height`` lines."""
+    """Return the whole screen, exactly ``height`` lines."""
     foot = [_footer(view, width)]
     head = [_title(status, snapshot, view, width)]
     if snapshot is None:
@@ -191,7 +191,7 @@ def _table(
 
 
 def _fitting(width: int, wanted: int) -> Sequence[_Column]:
-    """The columns that find room beside the names."""
+    """Return the columns that find room beside the names."""
     room = width - min(max(wanted, _LEAST_NAME), _WIDEST_NAME, max(_LEAST_NAME, width // 2))
     chosen: set[_Column] = set()
     for column in sorted(_COLUMNS, key=lambda column: column.rank):
@@ -279,7 +279,7 @@ class _Column:
 
 
 def _format_count(number: float) -> str:
-    """A number of at most five characters; nothing for none at all."""
+    """Return a number of at most five characters; nothing for none at all."""
     if number <= 0:
         return ""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -289,7 +289,7 @@ def _format_count(number: float) -> str:
 
 
 def _format_clock(seconds: float) -> str:
-    """The time of day, of seconds since the epoch; nothing for what is beyond all calendars."""
+    """Return the time of day, of seconds since the epoch; nothing for what is beyond all calendars."""
     try:
         return time.strftime("%H:%M:%S", time.localtime(seconds))
     except (OverflowError, ValueError, OSError):
@@ -297,7 +297,7 @@ def _format_clock(seconds: float) -> str:
 
 
 def _format_seconds(seconds: float | None) -> str:
-    """A time of at most seven characters."""
+    """Return a time of at most seven characters."""
     if seconds is None:
         return ""
     for unit, size in (("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)):
@@ -308,7 +308,7 @@ def _format_seconds(seconds: float | None) -> str:
 
 
 def _format_bytes(number: float) -> str:
-    """Bytes with a binary unit, at most nine characters."""
+    """Return the bytes with a binary unit, at most nine characters."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if number < 1023.5:
             return f"{number:.0f} {unit}" if unit == "B" or number >= 99.95 else f"{number:.1f} {unit}"
@@ -435,7 +435,7 @@ def _percent(share: float | None) -> str:
 
 
 def _columns(widths: Sequence[int], width: int) -> Callable[[str, Sequence[str]], str]:
-    """What makes a line of a name and cells, of which those at the end are left out that find no room."""
+    """Make the function that draws a line of a name and cells; cells at the end are left out without room."""
     room = width - _LEAST_NAME
     kept = max(1, sum(used <= room for used in accumulate(wide + 1 for wide in widths)))
     name = max(1, min(width - sum(widths[:kept]) - kept, _WIDEST_NAME))

@@ -1,4 +1,4 @@
-"""What of a program ``trio-accel top`` shows: the order, the filter, what is folded, what is selected."""
+"""View of ``trio-accel top``: the order, the filter, folded rows, the selected row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Sort:
     """An order of the actors.
 
     Attributes:
-        name: What it is called on the command line.
+        name: Its name on the command line.
         value: Numbers to sort by, the largest first; None for the order of the tree.
     """
 
@@ -45,7 +45,7 @@ class Line:
 
     Attributes:
         row: Its figures.
-        before: What is drawn before its name: the lines of the tree.
+        before: Text before its name: the lines of the tree.
         label: Its name, or its path where the order is not the tree's.
         hidden: Actors below it that are folded away.
         is_match: Whether the filter asks for it; otherwise something below it is asked for.
@@ -60,14 +60,14 @@ class Line:
 
 @attrs.define(kw_only=True, eq=False)
 class View:
-    """What the keys have chosen.
+    """State that the keys have chosen.
 
     Attributes:
         sort: The order.
         filter: Text that the path, class or state of an actor has to contain.
         is_typing: Whether keys are added to the filter.
         is_paused: Whether newer snapshots are not shown.
-        page: What is shown in place of the tree, if anything.
+        page: The page in place of the tree, if any.
         folded: Paths whose actors are hidden.
         selected: Path of the selected actor.
         top: The first line that is visible.
@@ -90,7 +90,7 @@ class View:
     _scroll: int = attrs.field(default=0, init=False)
 
     def lines(self, snapshot: SystemSnapshot, room: int) -> Sequence[Line]:
-        """The lines that find room, with the selected one among them.
+        """Return the lines that find room, with the selected one among them.
 
         Args:
             snapshot: The program.
@@ -103,7 +103,7 @@ class View:
         return self._lines[self.top : self.top + self._room]
 
     def scrolled(self, count: int, room: int) -> int:
-        """The first line of a page of text that is visible, of ``count`` with room for ``room``."""
+        """Return the first line of a page of text that is visible, of ``count`` with room for ``room``."""
         self._room = max(1, room)
         self._scroll = max(0, min(self._scroll, count - room))
         return self._scroll
@@ -211,7 +211,7 @@ _ACTIONS: Mapping[str, Callable[[View], None]] = {
 
 
 def lines_of(rows: Sequence[ActorRow], view: View) -> Sequence[Line]:
-    """All lines, in the order that is wanted."""
+    """Return all lines, in the order that is wanted."""
     if view.sort.value is not None:
         matches = [row for row in rows if _is_match(row, view.filter)]
         matches.sort(key=view.sort.value, reverse=True)
@@ -271,7 +271,7 @@ def _tree(
 
 
 def _count(children: Mapping[str | None, Sequence[ActorRow]], path: str) -> int:
-    """How many actors are below one."""
+    """Tell how many actors are below one."""
     count, left = 0, [path]
     while left:
         inner = children.get(left.pop(), ())

@@ -1,4 +1,4 @@
-"""The command `trace`: a Python program with a timeline of what it does."""
+"""The command `trace`: a Python program with a timeline."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def trace_program(program: str, arguments: Sequence[str], output: Path, *, is_mo
 
     Args:
         program: Python file, or the name of a module.
-        arguments: What it finds in ``sys.argv``.
-        output: Where the timeline goes.
+        arguments: Its ``sys.argv``.
+        output: File for the timeline.
         is_module: Whether it is a module.
 
     Returns:
@@ -75,7 +75,7 @@ def _run(program: str, arguments: Sequence[str], *, is_module: bool) -> int:
 
 
 def _is_interrupt(error: BaseException) -> bool:
-    """Whether it is a group of nothing but interrupts."""
+    """Tell whether it is a group of nothing but interrupts."""
     if not isinstance(error, BaseExceptionGroup):
         return False
     group = cast("BaseExceptionGroup[BaseException]", error)

@@ -59,7 +59,7 @@ class Recording:
         name: The file's name.
         rate: Samples per second.
         channels: Channels in the file; more than one were mixed down to their mean.
-        encoding: What the file holds, e.g. ``"16-bit PCM"``.
+        encoding: Type of the file's samples, e.g. ``"16-bit PCM"``.
         samples: ``(n,)`` float32, read-only.
     """
 
@@ -120,7 +120,7 @@ class _Format:
 
 
 def read_recording(path: Path | None) -> Recording:
-    """The user's recording, or the carried one for ``None``. Blocking.
+    """Return the user's recording, or the carried one for ``None``. Blocking.
 
     Raises:
         InputError: The file is missing, unreadable, not a WAV file or beyond a limit.
@@ -129,10 +129,10 @@ def read_recording(path: Path | None) -> Recording:
 
 
 def parse_wav(name: str, content: bytes) -> Recording:
-    """Samples of a WAV file's content, mixed down to one channel.
+    """Read the samples of a WAV file's content, mixed down to one channel.
 
     Args:
-        name: What to call the file in messages.
+        name: The file's name in messages.
         content: The whole file.
 
     Raises:
@@ -158,7 +158,7 @@ def parse_wav(name: str, content: bytes) -> Recording:
 
 
 def _mixed(name: str, samples: NDArray[np.float64]) -> NDArray[np.float32]:
-    """The mean of the channels."""
+    """Return the mean of the channels."""
     if not np.isfinite(samples).all():
         raise InputError(f"{name} holds samples that are not finite numbers")
     with np.errstate(over="ignore"):
@@ -169,7 +169,7 @@ def _mixed(name: str, samples: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def _chunks(name: str, content: bytes, order: str) -> tuple[_Format, memoryview]:
-    """The format and the sample bytes; whatever other chunks there are is skipped."""
+    """Return the format and the sample bytes; whatever other chunks there are is skipped."""
     form: _Format | None = None
     long_size: int | None = None
     at = 12

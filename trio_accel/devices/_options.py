@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import NoneType
+from typing import cast
 
 import attrs
 
@@ -33,7 +34,9 @@ def _spares(instance: DeviceOptions, attribute: attrs.Attribute[int], value: int
 
 
 def _are(value: object, *kinds: type[object]) -> bool:
-    return isinstance(value, tuple) and all(isinstance(each, kinds) for each in value)
+    return isinstance(value, tuple) and all(
+        isinstance(each, kinds) for each in cast("tuple[object, ...]", value)
+    )
 
 
 def _modules(
@@ -61,40 +64,41 @@ class DeviceOptions:
     Attributes:
         isolation: Where the context lives: ``"inline"``, in this process; ``"process"``, in a worker.
             None takes the backend's default.
-        completion: How completions are learned of; None for what suits the device best.
+        completion: How completions are learned of; None for the device's best way.
         streams: Which stream a library actor works on.
         spares: Workers that stand ready to take over, with all memory mapped and the libraries open that are
-            in use. Each is a process with a context of its own, which takes memory of the device; 16 at most,
-            and none inline.
+            in use. Each is a process with a context of its own, which takes memory of the device; 16 at most;
+            inline there are no workers.
         in_flight: The most launches that a library has on its stream; senders of more wait.
         retry: How often an operation that was in flight when the context was lost runs again instead of
             failing, if it changes no array that was there before. Inline, where memory is lost with the
-            context, only what uses no array at all can run again.
+            context, only operations without array arguments can run again.
         retry_suspects: Whether `retry` is for operations, too, that may have caused a fault of the device.
             They run again behind the others, each alone. False: if there is only one, it fails at once, so
             that a bad request costs one loss.
         intensity: Restarts that the device allows its context, and the context its libraries. None takes the
-            default recovery policy: 3 within 60 seconds, of which those are none that follow progress. A
+            default recovery policy: 3 within 60 seconds, not counting those that follow progress. A
             context has made progress when it has completed a request without an error, and so has a library.
-            What is given here counts every restart, unless its `counts_progress` is False.
+            An intensity that is given here counts every restart, unless its `counts_progress` is False.
         backoff: Waiting before a context or library is started again. None takes the default recovery
             policy: after progress at once, and at most 1 second where losses follow one another closely;
-            without progress as `Backoff` has it. What is given here holds for every restart.
+            without progress as `Backoff` has it. A back-off that is given here holds for every restart.
         cancel_grace: Seconds that a cancelled asker waits for its running operation. Past it the asker
             gets its cancellation, and the operation goes on: its buffers stay reserved, and it counts as in
             flight, until it ends. Only one that uses host memory of the program directly is waited for; see
             `Device.ask`. `trio_accel.cancel_grace` chooses it for single calls.
-        close_grace: Seconds for which closing the device waits for what is in flight.
+        close_grace: Seconds for which closing the device waits for operations in flight.
         stuck_after: Seconds after which a running operation counts as hung: its asker gets
             `CompletionTimeoutError`, and the context is replaced. None: never.
         heartbeat_timeout: Seconds without a sign of life after which a worker counts as dead.
-        memory_limit: The most bytes that arrays on the device may take; None for what there is.
+        memory_limit: The most bytes that arrays on the device may take; None for all memory.
         libraries: Import paths ``"package.module:Class"`` of library actors that are to be ready with the
             context; others are opened on first use.
         preload: Modules that the launcher of the workers imports before the first of them, such as
             ``("torch", "encoder")``, so that every worker begins with them. Each is tried in a process of its
-            own first. What a fork could not use, or what cannot be imported, is left to the workers, with a
-            warning in the logs that names the culprit. `Preload` takes that risk for a module. None inline.
+            own first. Modules that a fork could not use, or that cannot be imported, are left to the workers,
+            with a warning in the logs that names the culprit. `Preload` takes that risk for a module. None
+            inline.
         nvtx: Whether each launch of an operation is a range in profilers of NVIDIA, in the process that
             launches. Needs the extra ``nvtx``: without it, opening the device raises `NotSupportedError`.
     """

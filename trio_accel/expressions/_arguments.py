@@ -39,8 +39,8 @@ class Taken:
         expression: The expression.
         signature: How the expression gets them, as `Argument.encode` writes it.
         arrays: Those that are read element by element, in order, broadcast to `shape`.
-        lying: The same as they lie.
-        loaded: Those that elements are loaded from, in order, as they lie.
+        lying: The same, not broadcast.
+        loaded: Those that elements are loaded from, in order, not broadcast.
         values: Those that are numbers, in order.
         shape: The shape of the result.
     """
@@ -225,7 +225,7 @@ def _common(operation: str, arrays: Sequence[ArraySpec], fixed: tuple[int, ...] 
 
 
 def _kind_of(planner: Planner, name: str, argument: complex | np.generic) -> str:
-    """The type of a number, as `Argument.encode` writes it."""
+    """Return the type of a number, as `Argument.encode` writes it."""
     if isinstance(argument, np.generic):
         # Also float64, which is a Python float, too: NumPy's numbers have dtypes.
         return Argument(planner.dtype(name, argument.dtype), False).encode()
@@ -255,7 +255,7 @@ def extents_of(operation: str, shape: int | Sequence[int]) -> tuple[int, ...]:
     """Take the shape of a result.
 
     Raises:
-        TypeError, ValueError: It is none.
+        TypeError, ValueError: It is no shape.
     """
     several = (shape,) if isinstance(shape, int) else shape
     try:
@@ -270,7 +270,7 @@ def extents_of(operation: str, shape: int | Sequence[int]) -> tuple[int, ...]:
 def result_dtype(
     operation: str, name: str, dtype: DType, declared: DType | None, out: AccelRef | None
 ) -> DType | None:
-    """What a result is converted to: as declared, or as the caller's array has it.
+    """Find the dtype that a result is converted to: as declared, or that of the caller's array.
 
     Raises:
         TypeError: The result does not become that without loss of its kind.

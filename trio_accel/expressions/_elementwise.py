@@ -23,7 +23,7 @@ _RESERVED = ("out", "shape")
 
 @attrs.frozen
 class _Known:
-    """What is found once for arguments of certain types.
+    """Facts that are found once for arguments of certain types.
 
     Attributes:
         expression: The expression and its types, as specifications hold them.
@@ -42,21 +42,20 @@ class _Known:
 class Elementwise(Generic[ReplyT]):
     """An expression over arrays, computed for each element: ``Elementwise[AccelRef]("a * x", ...)``.
 
-    It is compiled on CUDA at its first call with certain dtypes and layouts, and computed by NumPy on the
-    CPU.
+    On CUDA it is compiled at its first call with certain dtypes and layouts; on the CPU, NumPy computes it.
 
     Args:
         text: Assignments, or one expression.
         inputs: Names of the arguments, in order; None for the order in which the text reads them.
-        outputs: Names of the results: then a call gives a tuple. None for one result.
-        dtypes: What the results are converted to, for all of them or by their names.
+        outputs: Names of the results; a call then returns a tuple. None for one result.
+        dtypes: Types that the results are converted to: one for all, or by their names.
         operation: Name of the operation, such as ``"jit.saxpy"``.
         library: Import path of the library actor that serves it.
 
     Raises:
-        ValueError: Something that is not allowed in an expression; the message shows where. Or results that
+        ValueError: The expression has something that is not allowed; the message shows where. Or results
             are not named by `outputs`.
-        TypeError: No such dtype.
+        TypeError: There is no such dtype.
 
     Attributes:
         operation: Name of the operation.
@@ -120,8 +119,9 @@ class Elementwise(Generic[ReplyT]):
         """Make the message that computes it: ``await device.ask(expression.compute(...))``.
 
         Raises:
-            TypeError: Too few or too many arguments, or one that there is not; or no shape.
-            ValueError: No shape.
+            TypeError: There are too few or too many arguments, or one that the expression does not have; or
+                `shape` is no shape.
+            ValueError: `shape` has a negative extent.
         """
         given = bind(self.operation, self.inputs, arguments, named)
         if out is None or isinstance(out, AccelRef):
@@ -265,7 +265,7 @@ class ComputeElementwise(Operation[Any, ReplyT]):
 
 
 def _dtypes(expression: Expression, dtypes: DTypeLike | Mapping[str, DTypeLike] | None) -> dict[str, DType]:
-    """What each result is converted to."""
+    """Find the types that the results are converted to."""
     if dtypes is None:
         return {}
     if not isinstance(dtypes, Mapping):

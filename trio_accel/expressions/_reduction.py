@@ -22,7 +22,7 @@ _RESERVED = ("axis", "keepdims", "out")
 
 @attrs.frozen
 class _Known:
-    """What is found once for arguments of certain types.
+    """Facts that are found once for arguments of certain types.
 
     Attributes:
         reduction: The reduction and its types, as specifications hold them.
@@ -38,22 +38,21 @@ class _Known:
 class Reduction:
     """A reduction of an expression over arrays: ``Reduction("x * y", "sum", ...)``.
 
-    It is compiled on CUDA at its first call with certain dtypes and layouts, and computed by NumPy on the
-    CPU.
+    On CUDA it is compiled at its first call with certain dtypes and layouts; on the CPU, NumPy computes it.
 
     Args:
-        text: What is reduced: an expression with one result.
+        text: The values to reduce: an expression with one result.
         reduce: One of `REDUCTIONS`, or an expression of ``a`` and ``b``.
-        post: What becomes of the result: an expression of ``a``, and of ``n``, the count of elements.
+        post: Last step of the result: an expression of ``a``, and of ``n``, the count of elements.
         identity: With an expression: the result of no elements.
         inputs: Names of the arguments, in order; None for the order in which the text reads them.
-        dtype: What values are converted to before they are combined; None for what NumPy takes.
+        dtype: Type that values are converted to before they are combined; None for NumPy's choice.
         operation: Name of the operation, such as ``"jit.norm"``.
         library: Import path of the library actor that serves it.
 
     Raises:
-        ValueError: Something that is not allowed in an expression; the message shows where.
-        TypeError: No such dtype.
+        ValueError: The expression has something that is not allowed; the message shows where.
+        TypeError: There is no such dtype.
 
     Attributes:
         operation: Name of the operation.

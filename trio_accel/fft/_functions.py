@@ -325,7 +325,7 @@ def fftn() -> None:
         The spectrum: the shape of `a` with `s` along `axes`, in the complex dtype of the same precision.
 
     Raises:
-        ValueError: What `fft` refuses; an axis that is named twice, no axis, not one length for each axis.
+        ValueError: As for `fft`; an axis that is named twice, no axis, not one length for each axis.
         TypeError: As for `fft`.
     """
 

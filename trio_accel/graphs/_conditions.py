@@ -16,7 +16,7 @@ from ._graph import Graph, GraphsActor, capture
 __all__ = ["Body", "If", "Switch", "While", "if_", "switch", "while_"]
 
 Body: TypeAlias = "Graph[Any] | Callable[..., Awaitable[Any]]"
-"""What runs on a condition: a graph, or a step that is captured for it."""
+"""Body of a condition: a graph, or a step that is captured for it."""
 
 _BODY = "graphs.Body"
 _LIBRARY = "graphs"
@@ -31,9 +31,9 @@ class If(Operation[GraphsActor, None]):
 
     Attributes:
         condition: One whole number or truth value.
-        body: What runs if it is not zero.
-        arrays: Arguments of whichever of the two runs.
-        orelse: What runs if it is zero.
+        body: Body that runs if it is not zero.
+        arrays: Arguments of the body that runs.
+        orelse: Body that runs if it is zero.
     """
 
     condition: AccelRef
@@ -74,7 +74,7 @@ class While(Operation[GraphsActor, AccelRef]):
 
     Attributes:
         condition: One whole number or truth value.
-        body: What runs.
+        body: Body of the loop.
         arrays: Its arguments.
         limit: The most turns; None for as many as it takes.
     """
@@ -107,18 +107,18 @@ async def if_(condition: AccelRef, body: Body, *arrays: AccelRef, orelse: Body |
     In the step of a graph it becomes a part of the graph, and the condition is read anew in each replay.
 
     Args:
-        condition: One whole number or truth value. It is read before anything of the body runs.
+        condition: One whole number or truth value. It is read before the body runs.
         body: A graph, or a step that is captured for it: see `capture`. It changes arrays in place: its
-            arguments, and others that it uses. What it returns is not used.
-        arrays: Arguments of whichever of the two runs.
-        orelse: What runs if the condition is zero.
+            arguments, and others that it uses. Its result is not used.
+        arrays: Arguments of the body that runs.
+        orelse: Body that runs if the condition is zero.
 
     Raises:
         TypeError: The condition is no array of the device, or of floating or complex elements.
         ValueError: The condition has more or less than one element. Or a body returns arrays that it makes.
-        NotSupportedError: A step asks for what a graph cannot have.
+        NotSupportedError: A step asks for something that a graph cannot have.
 
-    See `Graph.__call__` for what is said of the arrays, and `Device.ask` for the errors of any operation.
+    See `Graph.__call__` for the rules of the arrays, and `Device.ask` for the errors of any operation.
     """
     _check_ref("graphs.If: condition", condition)
     first = await _graph(condition, body, arrays)
@@ -238,7 +238,8 @@ def _merged(
 ) -> tuple[bytes, tuple[ArraySpec, ...], tuple[ArraySpec, ...]]:
     """A recipe with a graph for each body, and the arrays that they read alone and those that they change.
 
-    Nobody knows whether a body runs: what it would overwrite is there if it does not.
+    Whether a body runs is not known ahead: arrays that it would overwrite keep their contents if it does not
+    (D129).
     """
     read = [array for body in bodies for array in body.read]
     updated = [array for body in bodies for array in body.updated + body.written]

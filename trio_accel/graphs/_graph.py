@@ -32,9 +32,10 @@ class GraphsActor(LibraryActor):
 async def capture(device: Device, step: Callable[..., Awaitable[ReplyT]], *arrays: AccelRef) -> Graph[ReplyT]:
     """Record the operations that a step asks of a device, to launch them as one from then on.
 
-    ``await step(*arrays)`` is called once, with arrays that stand for the given ones. What it asks of the
-    device is recorded and not run: copies, fills, products, transforms, kernels, also other graphs. Its
-    Python code runs at this one time only. Arrays that it uses besides its arguments are kept by the graph.
+    ``await step(*arrays)`` is called once, with arrays that stand for the given ones. The operations that it
+    asks of the device are recorded and not run: copies, fills, products, transforms, kernels, also other
+    graphs. Its Python code runs at this one time only. Arrays that it uses besides its arguments are kept by
+    the graph.
 
     Args:
         device: The device.
@@ -46,13 +47,13 @@ async def capture(device: Device, step: Callable[..., Awaitable[ReplyT]], *array
         The graph. Nothing has run yet.
 
     Raises:
-        NotSupportedError: The step asks for what a graph cannot have: arrays of the host, values on the host,
-            operations whose outcome depends on status words, random numbers, another device. The message
-            names the operation.
+        NotSupportedError: The step asks for something that a graph cannot have: arrays of the host, values on
+            the host, operations whose outcome depends on status words, random numbers, another device. The
+            message names the operation.
         TypeError: An argument that is no array, or a step that returns something else.
         ValueError: The step asks for nothing; or an array of another device.
         StaleRefError: An array that must not be used.
-        Exception: Whatever the step raises. Then, and if it is cancelled, nothing is left of the capture.
+        Exception: An error of the step. Then, and if it is cancelled, nothing is left of the capture.
     """
     _check_arguments(device, step, arrays)
     recorded, reply = await record(device, step, arrays, _looked_at)
@@ -98,7 +99,7 @@ class Graph(Generic[ReplyT]):
         return f"<Graph of {len(self)} operations on {self.device.path}{state}>"
 
     def __len__(self) -> int:
-        """How many operations it has; a graph in it counts as one."""
+        """Tell how many operations it has; a graph in it counts as one."""
         return len(self._layout.recipe.nodes)
 
     def __enter__(self) -> Self:
@@ -124,14 +125,14 @@ class Graph(Generic[ReplyT]):
         return sum(ref.block.nbytes for ref in kept)
 
     async def __call__(self, *arrays: Operand) -> ReplyT:
-        """Replay it with other arrays; what it returns is new.
+        """Replay it with other arrays; the results are new arrays.
 
         Args:
             arrays: One for each argument of the step, with the same shape, dtype and strides. Those that the
                 graph only reads may be NumPy arrays. Those that it changes are changed.
 
         Returns:
-            What the step returned, with the arrays of this replay.
+            The step's result, with the arrays of this replay.
 
         Raises:
             TypeError, ValueError: Arrays unlike those of the capture, or two that share memory of which one
@@ -148,7 +149,7 @@ class Graph(Generic[ReplyT]):
         """Replay it in place: on the arrays that it was captured with, into the arrays of the replay before.
 
         Returns:
-            What the step returned: the same arrays each time. After a replay that failed they are new.
+            The step's result: the same arrays each time. After a replay that failed they are new.
 
         Raises:
             StaleRefError: An array that must not be used, or was lost with its context.
@@ -165,7 +166,7 @@ class Graph(Generic[ReplyT]):
         self._layout = attrs.evolve(self._layout, constants=())
 
     def dot(self) -> str:
-        """The recorded chain in the DOT language of Graphviz: operations, and which of them need which."""
+        """Draw the recorded chain in the DOT language of Graphviz: operations, and which need which."""
         return dot_of(self._layout.recipe.nodes)
 
     def plan_replay(self, planner: Planner, arrays: Sequence[Operand] | None) -> Planned[ReplyT]:
@@ -303,7 +304,7 @@ class Graph(Generic[ReplyT]):
     def _seen(
         self, ref: AccelRef, given: dict[int, tuple[Input, Operand]], made: dict[int, AccelRef]
     ) -> AccelRef:
-        """What stands in a reply for an array of the step."""
+        """Placeholder of an array of the step in a reply."""
         block, shift = ref.block, 0
         if block.id in made:
             block = made[block.id].block
@@ -322,13 +323,13 @@ class Graph(Generic[ReplyT]):
 
 @attrs.frozen(eq=False)
 class _InPlace(Generic[ReplyT]):
-    """A replay in place as it was planned before: all of it but that its arrays can be used.
+    """An earlier plan of a replay in place, without the check that its arrays can be used.
 
     Attributes:
-        planned: What is launched, and replied.
+        planned: The launch and the reply.
         reads: Arrays that it reads, and their names.
         updates: Arrays that it changes.
-        again: Arrays that are made anew where they lie.
+        again: Arrays that are made anew in place.
     """
 
     planned: Planned[ReplyT]
@@ -337,11 +338,11 @@ class _InPlace(Generic[ReplyT]):
     again: Sequence[AccelRef]
 
     def is_there(self) -> bool:
-        """Whether what it makes anew is where it was."""
+        """Tell whether arrays that it makes anew are where they were."""
         return all(ref.block.is_usable for ref in self.again)
 
     def plan(self, planner: Planner) -> Planned[ReplyT]:
-        """The same once more; raises as `Graph.plan_replay` does."""
+        """Return the same once more; raises as `Graph.plan_replay` does."""
         for name, ref in self.reads:
             planner.read(name, ref)
         for name, ref in self.updates:
@@ -407,7 +408,7 @@ def _check_arguments(device: Device, step: object, arrays: Sequence[AccelRef]) -
 
 
 def _names(step: Callable[..., Any], count: int) -> Iterator[str]:
-    """Names of the arguments of a step."""
+    """Yield the names of the arguments of a step."""
     try:
         parameters = list(inspect.signature(step).parameters.values())
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""What was recorded: where its arrays are in a replay, what its step returns, and how it is drawn."""
+"""Layout of a recording: the arrays of a replay, the result of its step, and its drawing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..devices import AccelRef, Recorded, overlaps
 __all__ = ["Constant", "Input", "Layout", "Use", "dot_of", "lay_out", "map_reply"]
 
 Use: TypeAlias = Literal["read", "update", "write", "none"]
-"""What a graph does with an array: an update reads and changes it, a write overwrites all of it."""
+"""Access of a graph to an array: an update reads and changes it, a write overwrites all of it."""
 
 ReplyT = TypeVar("ReplyT")
 
@@ -36,8 +36,8 @@ class Input:
     Attributes:
         name: Its name in the step.
         spec: The layout that it must have.
-        use: What the graph does with it.
-        block: The block that stands for it in what was recorded.
+        use: Access of the graph.
+        block: The block that stands for it in the recording.
     """
 
     name: str
@@ -51,9 +51,9 @@ class Constant:
     """An array that a graph uses, and that is no argument of it.
 
     Attributes:
-        name: Where it is used, for errors.
+        name: Its use, for errors.
         ref: Its memory, or as much of it as the graph can use.
-        use: What the graph does with it.
+        use: Access of the graph.
     """
 
     name: str
@@ -102,7 +102,7 @@ def lay_out(
         Constant(name, ref, uses.get(block, "none")) for block, (ref, name) in recorded.constants.items()
     )
     made = {block: recorded.made[block] for block in dict.fromkeys(returned) if block in recorded.made}
-    # Of each block, which array of the graph it lies in, and how many bytes its offsets are away from there.
+    # Of each block, the array of the graph that holds it, and the bytes between their offsets.
     places: dict[int, tuple[int, int]] = {}
     for use in ("read", "update", "write"):
         for argument in inputs:
@@ -123,7 +123,7 @@ def lay_out(
 
 
 def _uses(nodes: Iterable[GraphNode], given: Mapping[int, ArraySpec]) -> dict[int, Use]:
-    """What a chain does with each block."""
+    """Find the access of a chain to each block."""
     uses: dict[int, Use] = {}
 
     def note(array: ArraySpec, *, is_read: bool, is_written: bool) -> None:
@@ -151,7 +151,7 @@ def _uses(nodes: Iterable[GraphNode], given: Mapping[int, ArraySpec]) -> dict[in
 
 
 def _placed(node: GraphNode, places: Mapping[int, tuple[int, int]]) -> GraphNode:
-    """A node with positions in place of blocks."""
+    """Return a node with positions in place of blocks."""
 
     def place(array: ArraySpec) -> ArraySpec:
         position, shift = places[array.block]
@@ -163,7 +163,7 @@ def _placed(node: GraphNode, places: Mapping[int, tuple[int, int]]) -> GraphNode
 
 
 def dot_of(nodes: Sequence[GraphNode]) -> str:
-    """A chain as a digraph: an edge leads to each operation that must follow because of an array."""
+    """Return a chain as a digraph: an edge leads to each operation that must follow because of an array."""
     return "\n".join(["digraph graph_of_operations {", '  node [shape="box"];', *_body(nodes, "n"), "}", ""])
 
 
@@ -189,13 +189,13 @@ def _followed(earlier: Sequence[GraphNode], node: GraphNode) -> Iterator[int]:
         made, used = earlier[number].spec.outputs(), earlier[number].spec.inputs()
         if _meet(made, (*reads, *writes)) or _meet(used, writes):
             yield number
-            # What this one overwrites in full, others have made for it.
+            # Blocks that this operation overwrites in full were made by earlier ones of the chain.
             reads = [array for array in reads if array not in made]
             writes = [array for array in writes if array not in made]
 
 
 def _meet(first: Sequence[ArraySpec], second: Sequence[ArraySpec]) -> bool:
-    """Whether arrays of two operations may share an element."""
+    """Tell whether arrays of two operations may share an element."""
     return any(overlaps(one, other) for one in first for other in second)
 
 

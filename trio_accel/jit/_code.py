@@ -1,4 +1,4 @@
-"""What a kernel is compiled of, and the options of the compiler."""
+"""Code of kernels, and options of the compiler."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def ptx(code: str | bytes, name: str = "kernel.ptx") -> KernelCode:
 
 
 def cubin(code: bytes, name: str = "kernel.cubin") -> KernelCode:
-    """A cubin: code of one architecture, such as nvcc makes with ``-cubin``."""
+    """Return a cubin: code of one architecture, such as nvcc makes with ``-cubin``."""
     return KernelCode("cubin", _bytes("cubin", code), _text("name", name))
 
 
 def fatbin(code: bytes, name: str = "kernel.fatbin") -> KernelCode:
-    """A fatbin: code of several architectures, such as nvcc makes with ``-fatbin``."""
+    """Return a fatbin: code of several architectures, such as nvcc makes with ``-fatbin``."""
     return KernelCode("fatbin", _bytes("fatbin", code), _text("name", name))
 
 
@@ -83,7 +83,7 @@ def _one(kind: type[object]) -> _Check:
 
 
 def _several(*kinds: type[object], or_one: bool = False) -> _Check:
-    """Several values of these types; a text is several values for Python, and is none here."""
+    """Several values of these types; a text, which Python takes for several values, is refused."""
 
     def check(_: object, field: attrs.Attribute[Any], value: object) -> None:
         if or_one and isinstance(value, kinds):
@@ -118,7 +118,7 @@ _are_paths = _several(str, os.PathLike, or_one=True)
 @named_options
 @attrs.frozen(kw_only=True)
 class CompileOptions:
-    """Options of NVRTC. What is None is left to it.
+    """Options of NVRTC. Those that are None are left to it.
 
     Attributes:
         std: Dialect of C++, such as ``"c++17"``.
@@ -126,7 +126,7 @@ class CompileOptions:
         undefine: Macros that are not defined.
         include_path: Folders where headers are looked for, on the machine that the device is on.
         pre_include: Headers that are included before the source.
-        architecture: What to compile for, such as ``"sm_90a"``; by default the device's.
+        architecture: The architecture, such as ``"sm_90a"``; by default the device's.
         max_registers: The most registers of a thread.
         fast_math: Whether to compute with less accuracy.
         fma: Whether products and sums may be contracted.
@@ -166,7 +166,7 @@ class CompileOptions:
     diag_suppress: Sequence[int] = attrs.field(default=(), validator=_several(int))
 
     def plain(self) -> dict[str, object]:
-        """Those that are given, by the names of `cuda.core.ProgramOptions`, in plain values."""
+        """Return those that are given, by the names of `cuda.core.ProgramOptions`, in plain values."""
         given: dict[str, object] = {
             "std": self.std,
             "define_macro": [_macro(name, value) for name, value in self.macros.items()],

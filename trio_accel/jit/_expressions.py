@@ -61,14 +61,13 @@ def elementwise(
         inputs: Names of the arguments, in order; by default in the order in which the text reads them.
         outputs: Names of the results, in order; then a call gives a tuple. By default there is one result:
             the name that is assigned and not read later.
-        dtypes: What the results are converted to, for all of them or by their names; by default what NumPy
-            gives.
+        dtypes: Types that the results are converted to: one for all, or by their names; by default NumPy's.
         name: Name of the operation, for statistics, traces and errors.
 
     Raises:
-        ValueError: Something that is not allowed in an expression; the message shows where. Or results that
-            are not named by `outputs`.
-        TypeError: No such dtype.
+        ValueError: The expression has something that is not allowed; the message shows where. Or results are
+            not named by `outputs`.
+        TypeError: There is no such dtype.
     """
     operation = _operation(name)
     if outputs is None:
@@ -101,21 +100,22 @@ def reduction(
     <Reduction jit.reduction(x): a if a > b else b of abs(x)>
 
     Args:
-        text: What is reduced: an expression of the arguments, as `elementwise` takes it, with one result.
+        text: The values to reduce: an expression of the arguments, as `elementwise` takes it, with one
+            result.
         reduce: ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"any"``, ``"all"``, ``"argmin"``,
             ``"argmax"``; or an expression of ``a`` and ``b`` that combines two values. It must be
             associative and commutative: values are combined in any order.
-        post: What becomes of the result: an expression of ``a``, and of ``n``, how many elements were
+        post: Last step of the result: an expression of ``a``, and of ``n``, how many elements were
             reduced.
         identity: With an expression: the result of no elements.
         inputs: Names of the arguments, in order; by default in the order in which the text reads them.
-        dtype: What values are converted to before they are combined; by default what NumPy takes: sums and
+        dtype: Type that values are converted to before they are combined; by default NumPy's choice: sums and
             products of whole numbers have 64 bits.
         name: Name of the operation, for statistics, traces and errors.
 
     Raises:
-        ValueError: Something that is not allowed in an expression; the message shows where.
-        TypeError: No such dtype.
+        ValueError: The expression has something that is not allowed; the message shows where.
+        TypeError: There is no such dtype.
     """
     return Reduction(
         text,

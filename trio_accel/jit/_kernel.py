@@ -168,7 +168,7 @@ class Kernel:
 
     @property
     def definition(self) -> KernelDefinition:
-        """What it is made of."""
+        """Definition of the kernel."""
         return self._definition
 
     def launch(self, *arguments: Operand | complex, **named: Operand | complex) -> LaunchKernel:
@@ -205,7 +205,7 @@ class Kernel:
     async def occupancy(
         self, device: Device, block: int | Sequence[int] | None = None, shared: int = 0
     ) -> Occupancy:
-        """Compile it for a device, if that is not done, and tell what it needs and how much of it fits.
+        """Compile it for a device, if that is not done, and tell its needs and how many of its blocks fit.
 
         Args:
             device: The device.
@@ -269,7 +269,7 @@ class _Taken:
     """The arguments of a launch, as they are taken one by one.
 
     Attributes:
-        values: What rules get, by name.
+        values: Arguments of rules, by name.
         read: Arrays that are read.
         updated: Arrays that are changed in place.
         written: Arrays that are written; None for one that is to be made.
@@ -357,7 +357,7 @@ def _fixed(where: str, what: str, given: Extents) -> Any:
 
 
 def _named(where: str, parameters: Mapping[str, Parameter]) -> tuple[KernelParameter, ...]:
-    """The parameters with their names.
+    """Return the parameters with their names.
 
     Raises:
         TypeError, ValueError: Something else.

@@ -1,4 +1,4 @@
-"""What a kernel declares: its parameters, and rules of a launch that follow from the arguments."""
+"""Declarations of a kernel: its parameters, and rules of a launch that follow from the arguments."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ _FORMATS = {
 
 @attrs.frozen
 class Parameter:
-    """One parameter: what the kernel does with it, and what it takes; made by `reads`, `scalar` and others.
+    """One parameter: its role, and the arguments that it takes; made by `reads`, `scalar` and others.
 
     Attributes:
-        role: What the kernel does with it.
+        role: Use by the kernel.
         dtype: Element type; of a scalar, its type.
         ndim: How many axes the array has; None for any number.
         layout: Arrays that it takes.
@@ -75,7 +75,7 @@ class Parameter:
     shape: ShapeRule | None = None
 
     def named(self, name: str) -> KernelParameter:
-        """The same as a definition has it."""
+        """Make the same as a definition has it."""
         return KernelParameter(
             name=name, role=self.role, dtype=self.dtype, ndim=self.ndim, layout=self.layout
         )
@@ -88,10 +88,10 @@ def reads(dtype: DTypeLike, *, ndim: int | None = None, layout: KernelLayout = "
         dtype: Element type; an array of another one is refused.
         ndim: How many axes it has; None for any number.
         layout: ``"contiguous"``: one that is not in C order without gaps is refused. ``"packed"``: it is
-            copied so. ``"any"``: it is passed as it lies; give the kernel its strides as scalars.
+            copied so. ``"any"``: it is passed with its strides; give the kernel these as scalars.
 
     Raises:
-        TypeError, ValueError: No such dtype or layout.
+        TypeError, ValueError: There is no such dtype or layout.
     """
     return _array("read", dtype, ndim, layout)
 
@@ -182,7 +182,7 @@ class Scalars:
 
     Args:
         dtypes: Their types, in order.
-        offsets: Where each lies.
+        offsets: Offset of each.
     """
 
     def __init__(self, dtypes: Sequence[DType], offsets: Sequence[int]) -> None:
@@ -196,7 +196,7 @@ class Scalars:
         self._pack = struct.Struct(code).pack
 
     def pack(self, values: list[Any]) -> bytes:
-        """The bytes of values that their types can hold."""
+        """Return the bytes of values that their types can hold."""
         for number in self._others:
             values[number] = np.array(values[number], self._dtypes[number].dtype).tobytes()
         return self._pack(*values)
@@ -226,13 +226,13 @@ class Rule:
     """A number, or several, that may follow from the arguments.
 
     Args:
-        what: What it is for: ``"grid"``, ``"block"``, ``"shared"`` or ``"shape of y"``.
+        what: Its purpose: ``"grid"``, ``"block"``, ``"shared"`` or ``"shape of y"``.
         given: The value, or the function.
-        names: What a function may ask for.
+        names: Names that a function may ask for.
 
     Raises:
         ValueError: The function names something else.
-        TypeError: What it names cannot be told.
+        TypeError: Its parameters cannot be read.
 
     Attributes:
         constant: The value, where it is one.
@@ -249,7 +249,7 @@ class Rule:
             self._asked = _asked_by(what, self._function, names)
 
     def value(self, arguments: Mapping[str, Any]) -> Any:
-        """What it says of the arguments of a launch."""
+        """Evaluate it for the arguments of a launch."""
         if self._function is None:
             return self.constant
         try:
@@ -294,7 +294,7 @@ def extents(name: str, what: str, given: Any) -> Dim3:
 
 
 def shape_of(name: str, parameter: str, given: Any) -> tuple[int, ...]:
-    """The shape that a rule gives an output."""
+    """Return the shape that a rule gives an output."""
     shape = _whole_numbers(given)
     if shape is None or any(extent < 0 for extent in shape):
         raise ValueError(
@@ -346,7 +346,7 @@ def check_block(name: str, block: Dim3) -> None:
 
 
 def check_shared(name: str, given: Any) -> int:
-    """Bytes of dynamic shared memory.
+    """Return the bytes of dynamic shared memory.
 
     Raises:
         TypeError: No whole number.

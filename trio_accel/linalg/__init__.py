@@ -4,14 +4,14 @@ A function asks the device of its first operand that is on one. Other operands m
 copied there. See `Device.ask` for cancellation and the errors that any operation can end with. If one fails,
 the arrays that it was to change are damaged, and their use is refused.
 
-What all refuse, before anything is launched:
+Refusals of all functions, before anything is launched:
 
 * `TypeError`: no operand is on a device, dtypes differ, or a factor is complex and the arrays are real.
 * `ValueError`: shapes that do not fit, unknown letters, factors outside the range of the dtype; an array to
   write to that has another shape or dtype than the result, or shares memory with an operand, unless that is
   allowed.
-* `numpy.linalg.LinAlgError`, which is a `ValueError`: what a solver takes is no stack of matrices, or not of
-  square ones where they have to be.
+* `numpy.linalg.LinAlgError`, which is a `ValueError`: an operand of a solver is no stack of matrices, or not
+  of square ones where they have to be.
 * `NotSupportedError`: the backend does not have it, or not for this dtype; of solvers, a `TypeError`.
 """
 

@@ -250,7 +250,7 @@ async def lu_solve(lu_and_piv: tuple[Operand, Operand], b: Operand, trans: Liter
     """Solution of ``op(a) @ x = b`` by the factors of a, as `scipy.linalg.lu_solve` (LAPACK ``getrs``).
 
     Args:
-        lu_and_piv: What `lu` returns for square matrices: (..., n, n), and (..., n) of int32.
+        lu_and_piv: Result of `lu` for square matrices: (..., n, n), and (..., n) of int32.
         b: Vector of shape (n,), or array of shape (..., n, k), of the dtype of the factors. The stacks
             broadcast against each other.
         trans: 0: op(a) is a; 1: its transpose; 2: its conjugate transpose.
@@ -317,7 +317,7 @@ async def solve_triangular(
 
 
 async def lstsq(a: Operand, b: Operand, rcond: float | None = None) -> LstsqResult:
-    """The x of least length that makes ``|b - a @ x|`` least, as `numpy.linalg.lstsq`; by `svd`.
+    """Return the x of least length that makes ``|b - a @ x|`` least, as `numpy.linalg.lstsq`; by `svd`.
 
     The singular values cross to the host, which finds the rank, and with full rank the differences do.
 

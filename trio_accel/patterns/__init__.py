@@ -1,4 +1,4 @@
-"""What a service builds around its devices: batches, replicas, fair shares, limits.
+"""Blueprints of services around devices: batches, replicas, fair shares, limits.
 
 Each blueprint is an actor that serves `Call`. Its model is an async callable, or the address of another
 blueprint, so blueprints compose.

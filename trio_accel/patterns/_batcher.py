@@ -35,7 +35,7 @@ ModelOfBatches: TypeAlias = Model[list[ItemT], BatchResults[ResultT]]
 
 @attrs.frozen(kw_only=True)
 class BatcherStatistics:
-    """What a `Batcher` has counted since its incarnation began: the reply of `GetStatistics`.
+    """Counts of a `Batcher` since its incarnation began: the reply of `GetStatistics`.
 
     ``requests == waiting + in_flight + answered + failed + cancelled + refused``, at any time.
 
@@ -94,11 +94,11 @@ class Batcher(Servant[ItemT, ResultT]):
     the program works. A call may be executed several times for that: use ``splits=0`` where that does harm.
     The parts take the place of the batch in `max_in_flight`.
 
-    Some errors are of no call: a lost context that the batch is not to blame for, a lost device, or an actor
-    that crashed (see `may_be_one_request`).
-    All calls of the batch get such an error at once, and nothing is executed again. The same is so for a
-    model that returns too few or too many results (`ModelOutputError`). Errors go to the askers, as
-    they are; the actor lives on. A model that knows which item is bad returns ``outcome.Error(error)`` in its
+    Some errors are not those of one call: a lost context that the batch is not to blame for, a lost device,
+    or an actor that crashed (see `may_be_one_request`). All calls of the batch get such an error at once, and
+    nothing is executed again. The same is so for a model that returns too few or too many results
+    (`ModelOutputError`). Errors go to the askers, as they are; the actor lives on. A model that knows which
+    item is bad returns ``outcome.Error(error)`` in its
     place: the others are not executed again.
 
     ``stop(drain=True)`` waits for all calls. If the incarnation ends otherwise, the calls of running batches
@@ -118,14 +118,14 @@ class Batcher(Servant[ItemT, ResultT]):
         cost: The cost of an item, at least 0, such as its tokens or bytes.
         max_cost: The highest cost of a batch. A call whose item costs more fails alone, with `ValueError`.
         capacity: The most calls that wait for a batch; no bound without it, as each asker waits in any case.
-        overflow: What happens beyond that. ``REJECT`` and ``DROP_NEWEST``: the call is refused with
+        overflow: Rule beyond that. ``REJECT`` and ``DROP_NEWEST``: the call is refused with
             `MailboxFullError`; ``DROP_OLDEST``: the one is that has waited for longest. ``WAIT`` goes without
             a `capacity`.
         splits: How often a batch is halved of which no part has succeeded; 0: it fails as a whole.
         divides: Whether an error may be that of one call, so that it is worth while to halve the batch.
 
     Raises:
-        TypeError, ValueError: An argument that is none of these.
+        TypeError, ValueError: An argument is of another type, or out of range.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class Batcher(Servant[ItemT, ResultT]):
         return reply
 
     def statistics(self) -> BatcherStatistics:
-        """What it has counted since its incarnation began."""
+        """Return the counts since its incarnation began."""
         running = (entry for run in self._running for entry in run.entries)
         return BatcherStatistics(
             waiting=self._queue.count,
@@ -260,7 +260,7 @@ class Batcher(Servant[ItemT, ResultT]):
         entry.reply.fail(error)
 
     def _leave(self, entry: Entry[ItemT, ResultT]) -> None:
-        """The asker of a call was cancelled."""
+        """Let a call go whose asker was cancelled."""
         self._counts.cancelled += 1
         entry.reply.cancelled()
         if entry.on_leave is None:
@@ -281,7 +281,7 @@ class Batcher(Servant[ItemT, ResultT]):
             self._nursery.start_soon(self._run_batches)
 
     async def _run_batches(self) -> None:
-        """Lead, run the batch, and lead again if nobody else does; parked while there is nothing to do."""
+        """Lead, run the batch, and lead again if no other runner does; parked when idle."""
         while True:
             entries = await self._next_batch()
             self._is_led = False
@@ -289,18 +289,19 @@ class Batcher(Servant[ItemT, ResultT]):
                 run = BatchRun(self._model, entries, self._blame, self._counts)
                 self._running[run] = None
                 if self._queue.count:
+                    # D122: another runner leads while this one runs its batch: no hand-over between tasks.
                     self._call_leader()
                 await run.run()
                 del self._running[run]
             if self._timer is not None:
-                # It may have nothing to do now, so that a batch is due earlier.
+                # The model may have nothing to do now: then the waiting batch is due earlier.
                 now = trio.current_time()
                 self._expect(self._timer, self._queue.due(now, is_idle=not self._running), now)
             if self._is_led or not self._queue.count:
                 await self._parked.park()
             else:
                 self._is_led = True
-                # The model may never give others the loop.
+                # The model may have no checkpoint of its own, and other tasks must run.
                 await trio.lowlevel.checkpoint()
 
     async def _next_batch(self) -> list[Entry[ItemT, ResultT]]:  # noqa: ASYNC910  # its caller checkpoints
@@ -324,7 +325,7 @@ class Batcher(Servant[ItemT, ResultT]):
             timer.deadline = due
 
     def _fail_all(self, context: ActorContext) -> None:
-        """Fail what no later incarnation knows of."""
+        """Fail all open calls: later incarnations do not know of them."""
         for entry in self._queue.entries:
             end_with_incarnation(context, entry.reply, has_begun=False)
         for run in self._running:
@@ -333,7 +334,7 @@ class Batcher(Servant[ItemT, ResultT]):
 
 
 def _check_cost(max_cost: float | None, cost: object) -> float:
-    """The highest cost of a batch; infinity if costs do not count."""
+    """Return the highest cost of a batch; infinity if costs do not count."""
     if (max_cost is None) is not (cost is None):
         raise ValueError("Batcher: cost and max_cost go together: give both, or none")
     return math.inf if max_cost is None else must_be_positive("Batcher: max_cost", max_cost)

@@ -51,12 +51,12 @@ class Entry(Generic[ItemT, ResultT]):
     """A request that waits, or is in a batch.
 
     Attributes:
-        item: What the model is given.
+        item: The model's input.
         arrived: When it came.
         key: Requests of one key go together.
         cost: Its part of the cost of a batch.
-        reply: Where its outcome goes.
-        on_leave: What its batch wants to hear of; None while it is in none.
+        reply: Takes its outcome.
+        on_leave: Called when its asker leaves the batch; None while it is in no batch.
     """
 
     item: ItemT
@@ -142,7 +142,7 @@ class BatchQueue(Generic[ItemT, ResultT]):
         self.count -= 1
 
     def oldest(self) -> Entry[ItemT, ResultT]:
-        """The request that has waited for longest."""
+        """Return the request that has waited for longest."""
         return min((_first(bucket) for bucket in self._buckets.values()), key=_arrived)
 
     def take(self, now: float, *, is_idle: bool) -> list[Entry[ItemT, ResultT]]:
@@ -166,13 +166,13 @@ class BatchQueue(Generic[ItemT, ResultT]):
         return taken
 
     def due(self, now: float, *, is_idle: bool) -> float:
-        """When the next batch is to be launched, if no request comes; infinity if none waits."""
+        """Tell when the next batch is to be launched, if no request comes; infinity if none waits."""
         return min(
             (self._due(bucket, now, is_idle=is_idle) for bucket in self._buckets.values()), default=math.inf
         )
 
     def due_with(self, entry: Entry[ItemT, ResultT], now: float, *, is_idle: bool) -> float:
-        """When the bucket of a request that waits is to be launched."""
+        """Tell when the bucket of a request that waits is to be launched."""
         return self._due(self._buckets[entry.key], now, is_idle=is_idle)
 
     def _due(self, bucket: _Bucket[ItemT, ResultT], now: float, *, is_idle: bool) -> float:
@@ -197,19 +197,19 @@ def _arrived(entry: Entry[ItemT, ResultT]) -> float:
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
-# What is lost is lost for the whole batch, whatever its requests are.
+# A loss is that of the whole batch, whatever its requests are.
 _OF_ALL = (ActorError, CompletionTimeoutError, ContextLostError, DeviceLostError, QueueFullError)
 
 
 class BatchResults(Protocol[ResultT_co]):
-    """What a model of batches returns: a list, a NumPy array or an `AccelRef`, among others."""
+    """Result of a model of batches: a list, a NumPy array or an `AccelRef`, among others."""
 
     def __len__(self) -> int:
         """As many as there were items."""
         ...
 
     def __getitem__(self, index: int, /) -> ResultT_co:
-        """The result of one item."""
+        """Return the result of one item."""
         ...
 
 
@@ -217,7 +217,7 @@ BatchModel = Callable[[list[ItemT]], Awaitable[BatchResults[ResultT]]]
 
 
 def may_be_one_request(error: Exception) -> bool:
-    """Whether a batch may have failed because of one of its requests; the default of `Batcher.divides`.
+    """Tell whether a batch may have failed because of one of its requests; the default of `Batcher.divides`.
 
     Not so for a device that was lost or hung, a context that was lost to something else, an actor that
     crashed, stopped or has no room (`ActorError`), a device that takes no more (`QueueFullError`), and
@@ -246,7 +246,7 @@ class Blame:
 
 @attrs.define
 class Counts:
-    """What is counted of all batches.
+    """Counts of all batches.
 
     Attributes:
         requests: Calls that came.
@@ -302,7 +302,7 @@ class BatchRun(Generic[ItemT, ResultT]):
             self._scope.cancel(reason="all askers of the batch were cancelled")
 
     async def _divide(self, entries: list[Entry[ItemT, ResultT]], error: Exception) -> None:
-        """Halve what failed until the requests that fail are alone; see `Batcher`."""
+        """Halve failed parts until the requests that fail are alone; see `Batcher` (D122)."""
         works, level = False, 0
         failed = [(entries, error)]
         while failed:
@@ -352,12 +352,12 @@ class BatchRun(Generic[ItemT, ResultT]):
     def _fail(self, entries: list[Entry[ItemT, ResultT]], error: Exception) -> None:
         waiting = [entry for entry in entries if not entry.reply.is_done]
         for number, entry in enumerate(waiting):
-            # Several tasks that raise one exception would write to one traceback.
+            # D122: several tasks that raise one exception object would write to one traceback.
             self._counts.failed += entry.reply.fail(_copy(error) if number else error)
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether a program has refused the batch, and goes on: then it pays to look for the bad request."""
+    """Tell whether a program has refused the batch, and goes on: then it pays to look for the bad request."""
     return isinstance(error, Refused) or isinstance(error.__cause__, Refused)
 
 
@@ -389,7 +389,7 @@ def _one_for_each(results: BatchResults[ResultT], count: int) -> list[ResultT]:
 
 
 def _copy(error: Exception) -> Exception:
-    """A copy of an exception, or itself where it cannot be copied."""
+    """Return a copy of an exception, or itself where it cannot be copied."""
     try:
         copied = copy.copy(error)
     except Exception:  # noqa: BLE001  # a stranger's class

@@ -1,4 +1,4 @@
-"""What is remembered of the outside in bounded memory: states by key, and counts of the last seconds."""
+"""Bounded memory for keys and events from outside: states by key, and counts of the last seconds."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class KeyedStates(Generic[StateT]):
         return iter(self._states.values())
 
     def find(self, key: Hashable) -> StateT | None:
-        """The state of a key; None if it has none."""
+        """Return the state of a key; None if it has none."""
         return self._states.get(key)
 
     def get(self, key: Hashable) -> StateT:
-        """The state of a key, a new one if it has none.
+        """Return the state of a key, a new one if it has none.
 
         While more states are in use than the limit, there are more: who uses them has to count.
         """
@@ -105,7 +105,7 @@ class RecentCounts:
         self._slots[-1].marked += marked
 
     def totals(self) -> tuple[int, int]:
-        """The counts of the window: of things, and of marked ones."""
+        """Return the counts of the window: of things, and of marked ones."""
         self._drop_old()
         return sum(slot.all for slot in self._slots), sum(slot.marked for slot in self._slots)
 

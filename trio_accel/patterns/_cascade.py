@@ -36,9 +36,9 @@ class Stage(Generic[ItemT, ResultT]):
 
     Attributes:
         name: Its name in answers and statistics.
-        model: What is asked.
+        model: The model.
         confidence: Tells from a result how sure the model is, as a number that is not NaN. It must be quick.
-            A stage without it answers whatever comes to it, so it is the last one.
+            A stage without it answers every request, so it is the last one.
         threshold: The least confidence with which it answers.
         falls_through: Errors at which the next stage is asked: of the model, of `confidence`, or
             `ModelOutputError` where that returned no number. Other errors are the asker's.
@@ -62,7 +62,7 @@ class Stage(Generic[ItemT, ResultT]):
             )
 
     def confidence_in(self, result: ResultT) -> float | None:
-        """How sure the stage is of a result; None if it does not say.
+        """Tell how sure the stage is of a result; None if it does not say.
 
         Raises:
             ModelOutputError: It is NaN, or no number.
@@ -83,12 +83,12 @@ class Stage(Generic[ItemT, ResultT]):
 
 @attrs.frozen(kw_only=True)
 class Passed:
-    """Why a stage did not answer.
+    """Reason why a stage did not answer.
 
     Attributes:
         stage: Its name.
         confidence: How sure it was; None if it failed.
-        error: What it failed with; None if it was not sure enough.
+        error: Its error; None if it was not sure enough.
     """
 
     stage: str
@@ -101,7 +101,7 @@ class CascadeAnswer(Generic[ResultT]):
     """The reply of a cascade.
 
     Attributes:
-        result: What the model of the stage returned.
+        result: Result of the stage's model.
         stage: Name of the stage that answered.
         confidence: How sure it was; None if the stage has no `confidence`.
         is_confident: Whether that was enough. If not, no stage was sure enough.
@@ -117,7 +117,7 @@ class CascadeAnswer(Generic[ResultT]):
 
 @attrs.frozen(kw_only=True)
 class StageStatistics(CallStatistics):
-    """What became of the calls of one stage. One whose `confidence` is none has failed.
+    """Counts of the calls of one stage. A call whose `confidence` is no number has failed.
 
     Attributes:
         name: The stage.
@@ -135,7 +135,7 @@ class StageStatistics(CallStatistics):
 
 @attrs.frozen(kw_only=True)
 class CascadeStatistics(CallStatistics):
-    """What became of the calls of a cascade, and of those of its stages.
+    """Counts of the calls of a cascade, and of its stages.
 
     Attributes:
         stages: One record for each stage, in order.
@@ -172,7 +172,7 @@ class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT
 
     Args:
         stages: Cheapest first.
-        unsure: What happens if no stage is sure enough. ``"last"`` gives the result of the last stage that
+        unsure: Rule if no stage is sure enough. ``"last"`` gives the result of the last stage that
             did not fail, ``"best"`` the one of the highest confidence, the earlier of equals. ``"raise"`` is
             a `NoAnswerError`, and so it is if all stages have failed.
 
@@ -204,8 +204,8 @@ class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT
         """Ask the stages about one item.
 
         Raises:
-            NoAnswerError: None has answered.
-            Exception: What a stage failed with that it does not fall through.
+            NoAnswerError: No stage has answered.
+            Exception: An error of a stage that does not fall through.
         """
         passed: list[Passed] = []
         results: list[tuple[float, int, ResultT]] = []  # with the position in `passed`
@@ -245,7 +245,7 @@ class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT
     def _without_confidence(
         self, passed: list[Passed], results: list[tuple[float, int, ResultT]]
     ) -> CascadeAnswer[ResultT]:
-        """What the asker gets where no stage was sure enough."""
+        """Return the answer where no stage was sure enough."""
         if not results or self._unsure == "raise":
             told = "; ".join(f"{one.stage}: {_why(one)}" for one in passed)
             raise NoAnswerError(f"no stage of {self.context.path} has answered: {told}", tuple(passed)) from (

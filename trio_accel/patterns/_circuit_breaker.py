@@ -50,7 +50,7 @@ class CircuitOpenError(NotExecutedError):
 
 
 def is_failure(error: Exception) -> bool:
-    """Whether an error speaks against the model and not against its caller, for a `CircuitBreaker`.
+    """Tell whether an error speaks against the model and not against its caller, for a `CircuitBreaker`.
 
     These do not: `ValueError` and `TypeError`, which singular matrices are too, but for `ModelOutputError`;
     `NotSupportedError`; `AskCycleError`; and what limits refuse, `RateLimitError`, `UnknownTenantError` and
@@ -81,8 +81,8 @@ class CircuitBreaker:
     * *Half-open*: one call goes through as a probe, the others raise. If the probe goes well, it closes, and
       counts anew. If the probe fails, it opens again. If the probe is cancelled, the next call is a probe.
 
-    What was let through before a change of state says nothing afterwards. A cancelled call says nothing,
-    unless it took `slow_after` seconds. So give calls a deadline, probes most of all.
+    The end of a call that was let through before a change of state does not count. A cancelled call says
+    nothing, unless it took `slow_after` seconds. So give calls a deadline, probes most of all.
 
     The object is used in one Trio run.
 
@@ -96,7 +96,7 @@ class CircuitBreaker:
 
     Raises:
         ValueError: A number is out of range, NaN, or infinite but for `slow_after`.
-        TypeError: A number is none.
+        TypeError: An argument is no number.
     """
 
     def __init__(

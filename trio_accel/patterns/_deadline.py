@@ -44,7 +44,7 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
-        """The deadline in so many seconds; infinity for none.
+        """Return the deadline in so many seconds; infinity for none.
 
         Raises:
             ValueError: The number is negative or NaN.
@@ -56,16 +56,16 @@ class Deadline:
 
     @classmethod
     def current(cls) -> Deadline:
-        """The deadline of the running task: when the first of its cancel scopes gives up."""
+        """Return the deadline of the running task: when the first of its cancel scopes gives up."""
         return cls(trio.current_effective_deadline())
 
     @classmethod
     def from_header(cls, text: str | None, *, at_most: float = math.inf) -> Deadline:
-        """The deadline that a header with seconds says, such as ``"1.5"``.
+        """Read a deadline from a header with seconds, such as ``"1.5"``.
 
         Args:
             text: Value of the header; None where there is none.
-            at_most: Seconds that are granted whatever the header says, and without one.
+            at_most: The most seconds that are granted, also without a header.
 
         Raises:
             ValueError: The text is no plain decimal number, or too long.
@@ -88,7 +88,7 @@ class Deadline:
         return self.at <= trio.current_time()
 
     def to_header(self) -> str | None:
-        """The seconds that are left, as the text of a header; None without a deadline.
+        """Return the seconds that are left, as the text of a header; None without a deadline.
 
         It is cut off at a microsecond, so the receiver never has more.
         """
@@ -97,7 +97,7 @@ class Deadline:
         return f"{math.floor(min(self.remaining, 999_999_999) * 1e6) / 1e6:.6f}"
 
     def scope(self) -> trio.CancelScope:
-        """A cancel scope with this deadline, for ``with deadline.scope() as scope:``.
+        """Return a cancel scope with this deadline, for ``with deadline.scope() as scope:``.
 
         ``scope.cancelled_caught`` says afterwards whether it was too late.
         """

@@ -16,7 +16,7 @@ from ._outputs import ModelOutputError
 __all__ = ["ExpertsFailedError", "Routed", "RoutingStatistics"]
 
 ExpertOverflow: TypeAlias = Literal["drop", "next_best", "wait"]
-"""What becomes of a token whose expert is full; see `MoeRouter`."""
+"""Fate of a token whose expert is full; see `MoeRouter`."""
 
 Shares = NDArray[np.float64]
 
@@ -59,7 +59,7 @@ def assign(
         shares: The gate's probabilities, of shape (tokens, experts), at least `top_k` above zero in each row.
         top_k: How many experts a token chooses.
         capacity: The most tokens of an expert.
-        overflow: What becomes of a token whose expert is full.
+        overflow: Fate of a token whose expert is full.
         normalise: Whether the weights of a token have the sum 1; otherwise they are probabilities.
     """
     ranking = np.argsort(-shares, axis=1, kind="stable")
@@ -79,7 +79,7 @@ def assign(
 
 
 def _places(first: NDArray[np.intp], experts: int) -> NDArray[np.intp]:
-    """The place of each choice in the row of its expert."""
+    """Return the place of each choice in the row of its expert."""
     flat = first.T.ravel()  # first choices before second ones
     places = np.empty(len(flat), dtype=np.intp)
     for expert in range(experts):
@@ -163,7 +163,7 @@ class RoutingStatistics:
 
     @classmethod
     def none(cls, experts: int) -> RoutingStatistics:
-        """Those of a router that has routed nothing."""
+        """Return those of a router that has routed nothing."""
         zero, none = (0,) * experts, (0.0,) * experts
         return cls(
             tokens=0,
@@ -185,14 +185,14 @@ class Routed:
     """The reply of a router.
 
     Attributes:
-        output: The weighted sums of what the experts returned, of shape (tokens, width). Rows of `is_lost`
+        output: The weighted sums of the experts' results, of shape (tokens, width). Rows of `is_lost`
             are zero. It has the dtype of the experts' results, if all have the same and it is floating.
             Otherwise it is float64 or complex128.
-        experts: Whom each token was given to, of shape (tokens, top_k).
+        experts: Numbers of each token's experts, of shape (tokens, top_k).
         weights: With which weight that is in the output; zero where there was no room, and where the expert
             failed.
         is_lost: The tokens that no expert has computed, of shape (tokens,).
-        errors: What experts failed with, by their number.
+        errors: Errors of experts, by their number.
         statistics: How the load was spread.
     """
 
@@ -208,7 +208,7 @@ class ExpertsFailedError(Exception):
     """All experts that a call needed have failed; the error of the first one is the `__cause__`.
 
     Attributes:
-        errors: What each failed with, by its number.
+        errors: Error of each, by its number.
     """
 
     def __init__(self, message: str, errors: Mapping[int, Exception]) -> None:
@@ -221,7 +221,7 @@ class ExpertsFailedError(Exception):
 
 @attrs.define(eq=False)
 class Part:
-    """What one call of an expert computes: tokens, and which of their choices they are."""
+    """The part of one call of an expert: tokens, and which of their choices they are."""
 
     expert: int
     tokens: NDArray[np.intp]
@@ -231,7 +231,7 @@ class Part:
 
 
 def parts_of(assignment: Assignment, capacity: int, experts: int) -> list[Part]:
-    """The calls of experts: each has at most as many tokens as the capacity."""
+    """Return the calls of experts: each has at most as many tokens as the capacity."""
     parts: list[Part] = []
     for expert in range(experts):
         tokens, choices = np.nonzero((assignment.experts == expert) & assignment.is_placed)
@@ -277,7 +277,7 @@ def combined(assignment: Assignment, parts: Sequence[Part], statistics: RoutingS
 
 
 def _weights_of_answers(assignment: Assignment, parts: Sequence[Part]) -> Shares:
-    """The weights in the sum: of the experts that answered, raised in place of those that failed."""
+    """Return the weights in the sum: of the experts that answered, raised in place of those that failed."""
     planned = np.where(assignment.is_placed, assignment.weights, 0.0)
     answered = planned.copy()
     for part in parts:
@@ -291,7 +291,7 @@ def _weights_of_answers(assignment: Assignment, parts: Sequence[Part]) -> Shares
 
 
 def statistics_of(shares: Shares, assignment: Assignment, parts: Sequence[Part]) -> RoutingStatistics:
-    """How the load of one call was spread."""
+    """Tell how the load of one call was spread."""
     experts = shares.shape[1]
 
     def counted(numbers: NDArray[np.intp], weights: Shares | None = None) -> tuple[Any, ...]:
@@ -314,6 +314,6 @@ def statistics_of(shares: Shares, assignment: Assignment, parts: Sequence[Part])
 
 
 def _added(mine: Any, others: Any) -> Any:
-    """The sum of two numbers, or of two tuples of numbers one by one."""
+    """Return the sum of two numbers, or of two tuples of numbers one by one."""
     total = np.add(mine, others)
     return tuple(total.tolist()) if total.ndim else total.item()

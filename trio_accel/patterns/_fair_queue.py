@@ -66,7 +66,7 @@ class Weights(MutableMapping[Hashable, float]):
         return len(self._weights)
 
     def of(self, tenant: Hashable) -> float | None:
-        """The weight of a tenant, or the default; None if it is refused."""
+        """Return the weight of a tenant, or the default; None if it is refused."""
         return self._weights.get(tenant, self._default)
 
 
@@ -90,7 +90,7 @@ class QueueFull(Exception):  # noqa: N818  # it never leaves the scheduler, whic
 
 @attrs.define(eq=False)
 class _Flow(Generic[ValueT]):
-    """What is known of a tenant.
+    """State of a tenant.
 
     Attributes:
         tenant: Its key.
@@ -116,9 +116,9 @@ class Queued(Generic[ValueT]):
     """A request in the queue.
 
     Attributes:
-        value: What was put.
-        flow: Whose it is.
-        cost: What it costs.
+        value: The value that was put.
+        flow: State of its tenant.
+        cost: Its cost.
         weight: Weight of its tenant at its arrival.
         number: Place among all arrivals.
         arrived_at: Virtual time of its arrival.
@@ -175,12 +175,12 @@ class FairQueue(Generic[ValueT]):
         return len(self._flows)
 
     def __iter__(self) -> Iterator[Queued[ValueT]]:
-        """All that is queued, in order of arrival."""
+        """Yield all queued requests, in order of arrival."""
         entries = [entry for flow in self._flows for entry in flow.queue.values()]
         return iter(sorted(entries, key=lambda entry: entry.number))
 
     def queued_of(self, tenant: Hashable) -> int:
-        """How many requests of a tenant are queued."""
+        """Tell how many requests of a tenant are queued."""
         flow = self._flows.find(tenant)
         return 0 if flow is None else len(flow.queue)
 
@@ -202,7 +202,8 @@ class FairQueue(Generic[ValueT]):
         if not flow.queue:
             self._backlogged += 1
             if flow.is_listed:
-                # Its old entry is not above the new one's place.
+                # The heap still has the tenant's old entry, whose tag is not above the new one's: `take`
+                # corrects it.
                 self._stale -= 1
             else:
                 heapq.heappush(self._heads, self._place(entry))
@@ -235,7 +236,7 @@ class FairQueue(Generic[ValueT]):
                 continue
             entry = flow.head
             if entry.number != number:
-                # What was in front has gone, so this one may have a later place.
+                # The request in front has gone, so the next one may have a later place.
                 heapq.heapreplace(heads, self._place(entry))
                 continue
             self._take(start, entry)
@@ -243,7 +244,7 @@ class FairQueue(Generic[ValueT]):
         return None
 
     def finish(self) -> None:
-        """A request that was taken is done."""
+        """Note that a request that was taken is done."""
         self.in_flight -= 1
         self._end_period_if_idle()
 
@@ -253,8 +254,10 @@ class FairQueue(Generic[ValueT]):
         self.queued -= 1
         self.in_flight += 1
         self._virtual = start
-        # One whose tenant is not known any more was admitted with a weight.
+        # A tenant that has lost its weight meanwhile counts with the one at the request's arrival.
         weight = self._weights.of(flow.tenant) or entry.weight
+        # D123: tags are whole numbers. As floats, steps of a tenant with a large weight were lost beside a
+        # large tag, and it was served for ever.
         flow.finish = start + max(1, int(entry.cost / weight * _UNIT))
         flow.period = self._period
         if flow.queue:
@@ -273,7 +276,7 @@ class FairQueue(Generic[ValueT]):
         if not self.queued and not self.in_flight:
             self._period += 1
             self._virtual = 0
-            # What is left there is of the period that ended.
+            # The entries that are left are of the period that ended.
             self._drop_stale()
 
     def _drop_stale(self) -> None:

@@ -40,9 +40,9 @@ class FairCall(Request["FairScheduler[Any, Any]", Any], Generic[ItemT]):
     """Ask a `FairScheduler` for the result of one item, on behalf of a tenant.
 
     Attributes:
-        item: What the model is given.
-        tenant: Whose request it is, such as an API key; anything that can be hashed.
-        cost: What it costs, above 0 and at most 1e9, in a unit of your own: items, tokens, milliseconds.
+        item: The model's input.
+        tenant: Its tenant, such as an API key; anything that can be hashed.
+        cost: Its cost, above 0 and at most 1e9, in a unit of your own: items, tokens, milliseconds.
     """
 
     item: ItemT
@@ -52,7 +52,7 @@ class FairCall(Request["FairScheduler[Any, Any]", Any], Generic[ItemT]):
 
 @attrs.frozen(kw_only=True)
 class FairStatistics:
-    """What a `FairScheduler` has done since its incarnation began.
+    """Counts of a `FairScheduler` since its incarnation began.
 
     ``requests == waiting + in_flight + answered + failed + cancelled + refused``, at any time.
 
@@ -63,9 +63,9 @@ class FairStatistics:
         answered: Requests with a result.
         failed: Requests that were given an error of the model.
         cancelled: Requests whose askers were cancelled, while they waited or in flight.
-        refused: Requests without room, of tenants without a weight, or whose tenant or cost is none.
+        refused: Requests without room, of tenants without a weight, or whose tenant or cost is not valid.
         waiting_of: Requests that wait, of each tenant that has some.
-        cost_of: Cost of what was handed to the model, of each tenant with a weight of its own.
+        cost_of: Cost of requests that were handed to the model, of each tenant with a weight of its own.
         cost_of_others: The same of all others together.
         tenants: How many tenants are remembered.
     """
@@ -105,9 +105,9 @@ class _Turn:
 class FairScheduler(TaskServant[ItemT, ResultT]):
     """Hands requests to a model so that each tenant gets its share, however much the others ask for.
 
-    While several tenants have requests waiting, the cost of what the model is given is in proportion to their
-    weights. Nothing is held back: a tenant alone gets everything. One that returns from idle starts where the
-    others are, without credit for its absence. Requests of one tenant keep their order.
+    While several tenants have requests waiting, the costs of the requests that the model gets are in
+    proportion to their weights. Nothing is held back: a tenant alone gets everything. One that returns from
+    idle starts where the others are, without credit for its absence. Requests of one tenant keep their order.
 
     The rule is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996). While two tenants have requests
     waiting, what they got, as ``cost / weight``, differs by at most one request of each.
@@ -115,7 +115,7 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
     A request gets its place in the queue, or is refused, when it is asked: however many a tenant asks for at
     once, those of others do not stand behind them in the mailbox.
 
-    It is asked with `FairCall`, or with `Call`, for which `tenant_of` and `cost_of` say what it lacks. The
+    It is asked with `FairCall`, or with `Call`, whose tenant and cost `tenant_of` and `cost_of` tell. The
     model runs with the context variables and the deadline of its asker. Its errors are replies. A cancelled
     asker leaves the queue at once, and its tenant is not charged. If its request runs, the asker waits until
     the model has unwound, and the tenant is charged.
@@ -124,11 +124,11 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
     `ActorRestartingError`: they were never executed. Those that run fail with `ActorFailedError`.
 
     Args:
-        model: What does the work.
+        model: The model.
         max_in_flight: How many requests the model works on at once. The more, the later a share takes effect:
             give as many as the model needs to be busy.
-        weights: Weights of the tenants. A `Weights` object may be changed while the scheduler runs, and says
-            what becomes of other tenants. With any other mapping, those have the weight 1.
+        weights: Weights of the tenants. A `Weights` object may be changed while the scheduler runs, and has
+            the rule for other tenants. With any other mapping, those have the weight 1.
         max_queued: The most requests of one tenant that wait. One more is refused with `MailboxFullError`.
         max_tenants: The most tenants that are remembered. While so many have requests waiting, a further one
             is refused with `MailboxFullError`, unless it has a weight of its own.
@@ -137,7 +137,7 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
 
     Raises:
         ValueError: A weight or a limit is out of range.
-        TypeError: The model is none, or a number is none.
+        TypeError: `model` is no model, or a number is of another type.
     """
 
     def __init__(

@@ -108,7 +108,7 @@ class Swapped:
 
 @attrs.frozen(kw_only=True)
 class HotSwapStatistics(CallStatistics):
-    """What a `HotSwap` has done since its incarnation began, and what became of the requests.
+    """Counts of a `HotSwap` since its incarnation began: swaps and requests.
 
     Attributes:
         version: The model that serves.
@@ -162,11 +162,11 @@ class _Loaded(Generic[ItemT, ResultT]):
 
 
 class HotSwap(TaskServant[ItemT, ResultT]):
-    """Serves by a model that can be replaced without losing a request.
+    """A servant whose model can be replaced without losing a request.
 
     `Swap` loads the next model beside the old one, sends it the items of `warm_up`, and tries it with
     `probe`. If any of that fails, or the asker of `Swap` is cancelled, it is closed again, and the old one
-    serves on. Otherwise it serves all requests from the switch on. The old one finishes what it has begun,
+    serves on. Otherwise it serves all requests from the switch on. The old one finishes its requests,
     and is closed. So each request is served by one model, and no later one by an older model than an earlier
     one.
 
@@ -184,9 +184,9 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         drain_for: Seconds that an old model has for its last requests.
 
     Raises:
-        TypeError: The deployment is none, or the probe is no function.
+        TypeError: `deployment` is no `Deployment`, or the probe is no function.
         ValueError: `drain_for` is not above 0.
-        Exception: What loading, warming up or probing the first model raised.
+        Exception: The error of loading, warming up or probing the first model.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
             return await self._current.ask(item)
         except ModelRetiredError:
             if self._is_over:
-                # The asker is told of the end of the actor.
+                # The actor ends and cancels this task, and its asker gets that error instead.
                 await trio.sleep_forever()  # noqa: ASYNC120
             self._retired += 1
             raise
@@ -262,7 +262,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         finally:
             self._next = None
         old = self._previous = self._current
-        # From here on, all requests are served by the next model.
+        # Without a checkpoint in between: from here on all requests are served by the next model.
         self._current = loaded
         self._deployment.opening, self._deployment.version = opening, version
         self._swaps += 1
@@ -294,7 +294,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         try:
             await self._nursery.start(self._hold, opening, version, box)
         except BaseException:
-            # The cancellation may have come when the task was started already.
+            # The cancellation may have come after `started()`: then the model is loaded, and must be closed.
             for loaded in box:
                 loaded.retire.set()
             raise
@@ -329,7 +329,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         except Exception:
             if loaded is None or not loaded.retire.is_set():
                 raise
-            # No request needs it any more.
+            # Only logged: no request needs the old model any more.
             _logger.exception("%s: closing the old model %s failed", self.context.path, version)
         finally:
             if loaded is not None:

@@ -33,7 +33,7 @@ __all__ = ["MoeRouter", "MoeStatistics"]
 
 @attrs.frozen(kw_only=True)
 class MoeStatistics(CallStatistics):
-    """What became of the calls of a `MoeRouter`.
+    """Counts of the calls of a `MoeRouter`.
 
     Attributes:
         routing: How the load was spread in all of them, but for those that were cancelled.
@@ -47,10 +47,10 @@ Tokens: TypeAlias = NDArray[Any]
 
 
 class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
-    """Sends each token to its experts and adds up what they return, weighted: a `Servant` of arrays.
+    """Sends each token to its experts and adds up their results, weighted: a `Servant` of arrays.
 
     The item is an array of shape (tokens, width), of NumPy or of a device, from where it is fetched. Gate and
-    experts get rows of it as arrays of NumPy. What they return may be an array of a device. The reply is a
+    experts get rows of it as arrays of NumPy. Their results may be arrays of a device. The reply is a
     `Routed`.
 
     Experts work beside each other, each in a task. Each call is a task of its own, too. For cancellation and
@@ -63,11 +63,11 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
         top_k: How many experts a token chooses.
         capacity_factor: An expert takes ``ceil(capacity_factor * tokens * top_k / experts)`` tokens at
             once. None: as many as choose it.
-        overflow: What happens to a choice whose expert is full. ``"drop"``: no expert computes it, and its
+        overflow: Fate of a choice whose expert is full. ``"drop"``: no expert computes it, and its
             weight is missing in the sum. ``"next_best"``: it goes to the likeliest other expert that has
             room left when all choices are placed, and is dropped if there is none. ``"wait"``: the expert is
             called again.
-        on_failure: What happens if an expert raises, or returns what is refused. ``"renormalise"``: the
+        on_failure: Rule if an expert raises, or its result is refused. ``"renormalise"``: the
             weights of the token's other experts are raised, so that their sum stays the same. ``"raise"``:
             its error is the asker's.
         normalise: Whether the weights of a token have the sum 1, as in GShard and Mixtral. Otherwise they are
@@ -104,7 +104,7 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
         self._routing = RoutingStatistics.none(len(self._experts))
 
     def statistics(self) -> MoeStatistics:
-        """What became of its calls, and how the load was spread so far."""
+        """Return the counts of its calls, and the spread of the load so far."""
         return MoeStatistics(**attrs.asdict(self._tally), routing=self._routing)
 
     async def answer(self, item: Tokens | AccelRef) -> Routed:
@@ -115,7 +115,7 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
             ModelOutputError: The gate's logits have another shape, NaN or infinity, or fewer than `top_k`
                 that are finite. The experts return rows of several widths.
             ExpertsFailedError: No expert has returned anything.
-            Exception: What the gate failed with; or an expert, if its failure is to be raised.
+            Exception: The error of the gate failed with; or an expert, if its failure is to be.
         """
         tokens = await item.to_host() if isinstance(item, AccelRef) else np.asarray(item)
         if tokens.ndim != 2 or not len(tokens):
@@ -135,7 +135,7 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
         return combined(assignment, parts, statistics)
 
     async def _shares(self, tokens: Tokens) -> Shares:
-        """The gate's probabilities."""
+        """Return the gate's probabilities."""
         logits = await real_rows("the gate", await self._gate(tokens), (len(tokens), len(self._experts)))
         shares = softmax("the gate", logits)
         few = np.flatnonzero(np.count_nonzero(shares, axis=1) < self._top_k)
@@ -150,7 +150,7 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
         """Have all experts compute their parts, each expert one after the other.
 
         Returns:
-            What the first one failed with, if that is to be raised.
+            Error of the first one, if that is to be raised.
         """
         failed: list[Exception] = []
 
@@ -172,7 +172,7 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
         return failed[0] if failed else None
 
     async def _error_of_part(self, tokens: Tokens, part: Part) -> Exception | None:
-        """Have an expert compute some tokens; returns what it failed with."""
+        """Have an expert compute some tokens; returns its error, if it failed."""
         computed = await outcome_of(self._compute_part(tokens, part))
         return cast("Exception", computed.error) if isinstance(computed, outcome.Error) else None
 
@@ -181,7 +181,7 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
 
         Raises:
             ModelOutputError: It returned something else than a row for each.
-            Exception: What it failed with.
+            Exception: Its error.
         """
         what = f"expert {part.expert}"
         result = await host_array(what, await self._experts[part.expert](tokens[part.tokens]))

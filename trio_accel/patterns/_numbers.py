@@ -19,7 +19,7 @@ def must_be_positive(
     """Return a finite number above 0; 0 itself only where that is allowed.
 
     Args:
-        what: What it is, for the error.
+        what: Its name in the error.
         value: The number.
         minimum: The least that is allowed, where that is above 0.
         maximum: The most that is allowed.
@@ -82,7 +82,7 @@ def must_be_number(what: str, value: object) -> float:
 
 
 def must_be_one_of(what: str, value: object, words: tuple[object, ...]) -> None:
-    """Refuse what is none of some words.
+    """Refuse all but some words.
 
     Raises:
         ValueError: It is another.

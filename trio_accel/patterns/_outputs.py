@@ -1,4 +1,4 @@
-"""What models return: brought to the host, checked, and drawn from."""
+"""Results of models: brought to the host, checked, and drawn from."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["ModelOutputError"]
 
 
 class ModelOutputError(ValueError):
-    """A model returned what it must not: a wrong shape, NaN, or what is no distribution."""
+    """A model returned a wrong result: a wrong shape, NaN, or no distribution."""
 
 
 async def host_array(what: str, result: object) -> NDArray[Any]:
-    """Bring what a model returned to the host, as an array of numbers.
+    """Bring a model's result to the host, as an array of numbers.
 
     Args:
-        what: What returned it, for the error.
+        what: Name of the model in the error.
         result: An array of a device, or anything that NumPy takes.
 
     Raises:
@@ -42,7 +42,7 @@ async def real_rows(what: str, result: object, shape: tuple[int, int | None]) ->
     """Bring rows of real numbers to the host, in float64.
 
     Args:
-        what: What returned them, for the error.
+        what: Name of the model in the error.
         result: An array of a device, or anything that NumPy takes.
         shape: Rows, and columns if they are known.
 
@@ -72,7 +72,7 @@ def check_logits(what: str, logits: NDArray[np.float64]) -> None:
 
 
 def softmax(what: str, logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The softmax of each row; for the errors see `check_logits`."""
+    """Return the softmax of each row; for the errors see `check_logits`."""
     check_logits(what, logits)
     with np.errstate(over="ignore"):  # what is so much less likely has the share 0
         shares = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -82,7 +82,7 @@ def softmax(what: str, logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 Rows = NDArray[np.float64]
 
-# What the probabilities of a model may be off by: a softmax in float16 is off by less.
+# Tolerance of the sum of a model's probabilities: a softmax in float16 is off by less.
 _SUM_TOLERANCE = 1e-2
 
 
@@ -93,7 +93,7 @@ async def scores_of(
 
     Args:
         what: The model, for the error.
-        result: What it returned.
+        result: Its result.
         count: How many distributions it was asked for.
         vocabulary: How many tokens other results of this request have distinguished; None for the first.
         are_logits: Whether they are logits, not probabilities.
@@ -140,7 +140,7 @@ class Sampler:
     are_logits: bool = False
 
     def distribution(self, scores: Rows) -> Rows:
-        """The distribution that tokens are drawn from; at temperature 0 the scores themselves."""
+        """Return the distribution that tokens are drawn from; at temperature 0 the scores themselves."""
         if self.temperature == 0:
             return scores
         # Divided by the greatest, or a power could be zero for all.
@@ -164,7 +164,7 @@ class Sampler:
         return int(np.searchsorted(sums, self.rng.random() * float(sums[-1]), side="right"))
 
     def accepted(self, proposed: Sequence[int], drafted: Sequence[Rows], verified: Rows) -> list[int]:
-        """The tokens of one round: the proposals accepted, and one token of the verifier.
+        """Return the tokens of one round: the proposals accepted, and one token of the verifier.
 
         A proposal is accepted with the probability ``min(1, p / q)``, where ``p`` is its probability by the
         verifier and ``q`` that by the draft. The first one that is not is replaced by a token of the residual
@@ -196,8 +196,8 @@ class Sampler:
 
 
 def _residual(p: Rows, q: Rows) -> Rows:
-    """What the verifier has more than the draft; not normalised."""
+    """Return the verifier's probabilities less the draft's, where positive; not normalised."""
     excess = p - q
     np.maximum(excess, 0, out=excess)
-    # There is none only if the two are equal but for rounding.
+    # It is zero everywhere only if the two are equal but for rounding.
     return excess if excess.any() else p

@@ -24,7 +24,7 @@ ResultT = TypeVar("ResultT")
 class Pool(Router[Any, Any]):
     """Starts actors of one class as its children, and sends each request to one of them.
 
-    It is a `Router` whose models are its own. Of a `Servant` class they are asked ``Call(item)``. Actors of
+    It is a `Router` of models of its own. Members of a `Servant` class are asked ``Call(item)``. Actors of
     any other class are asked the item itself: it is one of their requests. Start it with
     ``await system.spawn(Pool, Embedder, 4, "model.bin")``, for 4 of ``Embedder("model.bin")``.
 
@@ -36,7 +36,7 @@ class Pool(Router[Any, Any]):
     Args:
         actor_class: Class of the members.
         size: How many there are.
-        args: What each is made with; so is what `kwargs` has.
+        args: Arguments of each member.
         by: How requests are spread, as for `Router`: by load unless it is given.
         member_policy: Policy of each member.
         member_mailbox: Mailbox of each member.
@@ -124,7 +124,7 @@ class Hedge:
 
 @attrs.frozen(kw_only=True)
 class ReplicaPoolStatistics(RouterStatistics):
-    """What became of the requests of a `ReplicaPool`.
+    """Counts of the requests of a `ReplicaPool`.
 
     Attributes:
         hedged: Requests that were sent to a second replica.
@@ -161,7 +161,7 @@ class ReplicaPool(Router[ItemT, ResultT]):
 
     Raises:
         ValueError: There are no models; `choices` is below 1.
-        TypeError: What was given is no model.
+        TypeError: A replica is no model.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class ReplicaPool(Router[ItemT, ResultT]):
     async def _first(
         self, tries: Sequence[_Try[ResultT]], inbox: trio.MemoryReceiveChannel[_Try[ResultT]]
     ) -> ResultT:
-        """Wait for the first result; the error of the first try if there is none."""
+        """Wait for the first result; raises the error of the first try if there is none."""
         for _ in tries:
             ended = await inbox.receive()
             if isinstance(ended.result, outcome.Value):
@@ -240,7 +240,7 @@ class ReplicaPool(Router[ItemT, ResultT]):
             results.send_nowait(each)
 
     def statistics(self) -> ReplicaPoolStatistics:
-        """What became of the requests."""
+        """Return the counts of the requests."""
         plain = attrs.asdict(super().statistics(), recurse=False)
         return ReplicaPoolStatistics(**plain, hedged=self._hedged, won=self._won)
 

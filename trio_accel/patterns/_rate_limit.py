@@ -56,7 +56,7 @@ class _Bucket:
 class RateLimit:
     """A token bucket: at most `burst` at once, and `rate` a second in the long run.
 
-    A bucket holds at most `burst` tokens, and is full at first. `rate` tokens a second flow in. What begins
+    A bucket holds at most `burst` tokens, and is full at first. `rate` tokens a second flow in. A call
     takes as many as it costs. Between any two moments ``t`` seconds apart, at most ``burst + rate * t`` are
     taken.
 
@@ -74,7 +74,7 @@ class RateLimit:
 
     Raises:
         ValueError: A number is zero, negative, NaN, infinite or out of range.
-        TypeError: A number is none.
+        TypeError: An argument is no number.
     """
 
     def __init__(self, rate: float, *, burst: float | None = None, max_keys: int = 10_000) -> None:
@@ -138,7 +138,7 @@ class RateLimit:
         return True
 
     def delay(self, key: Hashable = None, *, cost: float = 1.0) -> float:
-        """Seconds until the tokens are there, if no other call takes them; 0 if they are.
+        """Return the seconds until the tokens are there, if no other call takes them; 0 if they are.
 
         Raises:
             ValueError, TypeError: As for `acquire`.
@@ -158,9 +158,9 @@ class RateLimit:
         """Make a model whose calls take tokens first.
 
         Args:
-            model: What does the work.
+            model: The model.
             key: Key of an item.
-            cost: What an item costs.
+            cost: Cost of an item.
             wait: Whether a call waits for its tokens. If not, one without them raises `RateLimitError`.
 
         Returns:

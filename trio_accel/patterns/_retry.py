@@ -29,7 +29,7 @@ _random = random.Random()  # noqa: S311
 
 
 def was_never_executed(error: BaseException) -> bool:
-    """Whether an error says that the request which it is the outcome of was not even begun.
+    """Tell whether an error says that the request which it is the outcome of was not even begun.
 
     So is each `NotExecutedError`. It speaks of that one request. A model of several steps may have executed
     those before.
@@ -54,7 +54,7 @@ class RetryBudget:
 
     Raises:
         ValueError: A number is out of range, NaN or infinite.
-        TypeError: A number is none.
+        TypeError: An argument is no number.
     """
 
     def __init__(self, *, share: float = 0.1, minimum: float = 1.0, within: float = 10.0) -> None:
@@ -112,16 +112,17 @@ def retry(
     """Make a model that tries again after errors that allow it.
 
     By default these are the errors which say that nothing was executed, and that it may go better a moment
-    later: `ActorStoppedError`, `ActorRestartingError`, `MailboxFullError`, `QueueFullError`, and what derives
-    from these. With `may_run_twice` also `ActorFailedError`, `ContextLostError`, `CompletionTimeoutError`
-    and `InputFailedError`. All other errors are raised at once, exception groups too.
+    later: `ActorStoppedError`, `ActorRestartingError`, `MailboxFullError`, `QueueFullError`, and classes that
+    derive from these. With `may_run_twice` also `ActorFailedError`, `ContextLostError`,
+    `CompletionTimeoutError` and `InputFailedError`. All other errors are raised at once, exception groups
+    too.
 
     The last error is raised when there are no attempts left, when the budget has no retry, and when the
     deadline of the caller would pass during the wait.
 
     Args:
-        model: What does the work. If it is one request, that alone is tried again.
-        budget: What it may spend on retries: share one object between all that loads the same devices.
+        model: The model. If it is one request, that alone is tried again.
+        budget: Budget of retries: share one object between all users of the same devices.
         attempts: The most attempts, the first included.
         backoff: Waiting before the second attempt (`initial`), the third (`base`), and so on, with jitter.
         may_run_twice: Whether the work may be done twice: it changes nothing that a second time would spoil.
@@ -132,7 +133,7 @@ def retry(
 
     Raises:
         ValueError: `attempts` is below 1.
-        TypeError: The model is none, or an argument is of another class.
+        TypeError: `model` is no model, or an argument is of another class.
     """
     call = as_callable(model)
     must_be_count("attempts", attempts)

@@ -36,10 +36,10 @@ class NoReplicaError(ActorStoppedError):
 
 @attrs.frozen(kw_only=True)
 class RouterStatistics(CallStatistics):
-    """What became of the requests of a `Router`, `ReplicaPool` or `Pool`.
+    """Counts of the requests of a `Router`, `ReplicaPool` or `Pool`.
 
     Attributes:
-        replicas: What became of those that each replica got, in order.
+        replicas: Counts of each replica, in order.
         rerouted: How often a request went on to another replica, because one had refused it unexecuted.
     """
 
@@ -66,7 +66,7 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
 
     Raises:
         ValueError: There are no models.
-        TypeError: What was given is no model.
+        TypeError: A replica is no model.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
 
         Raises:
             NoReplicaError: All models have ended for good.
-            TypeError: The key of the item is none.
-            Exception: What the model raised.
+            TypeError: The key of the item is of another type than keys may have.
+            Exception: The error of the model.
         """
         return await self._send(item, [])
 
@@ -97,7 +97,7 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
         """Ask models until one does not refuse.
 
         Args:
-            item: What they are asked.
+            item: The item.
             asked: Models that are left out; those that were asked are added.
         """
         refusal: ActorError | None = None
@@ -125,21 +125,21 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
         return self._by.choose(item, candidates) if candidates else None
 
     def statistics(self) -> RouterStatistics:
-        """What became of the requests."""
+        """Return the counts of the requests."""
         replicas = tuple(member.statistics() for member in self._members)
         return RouterStatistics(**attrs.asdict(self._tally), replicas=replicas, rerouted=self._rerouted)
 
 
 Key: TypeAlias = str | bytes | int
-"""What requests are routed by: equal keys have equal places, in every process."""
+"""Types of keys: equal keys have equal places, in every process."""
 
 
 class Candidate(Protocol):
-    """What a routing knows of a replica."""
+    """A replica as a routing sees it."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the replica, by which keys find it."""
         ...
 
     @property
@@ -244,7 +244,7 @@ def _score(key: bytes, name: str) -> bytes:
 
 
 def _as_bytes(key: object) -> bytes:
-    """A key as bytes, by which keys of several types differ."""
+    """Return a key as bytes, by which keys of several types differ."""
     if isinstance(key, str):
         return b"s" + key.encode("utf-8", "surrogatepass")
     if isinstance(key, bytes):
@@ -262,7 +262,7 @@ class Replica(Generic[ItemT, ResultT]):
     whether it works.
 
     Attributes:
-        model: What does the work.
+        model: The model.
         device: The device without which it cannot; it is skipped while that has no context.
     """
 
@@ -272,7 +272,7 @@ class Replica(Generic[ItemT, ResultT]):
 
 @attrs.frozen(kw_only=True)
 class ReplicaStatistics(CallStatistics):
-    """What became of the requests that one replica got.
+    """Counts of the requests of one replica.
 
     Attributes:
         name: The replica.
@@ -291,11 +291,11 @@ class Member(Generic[ItemT, ResultT]):
 
     Attributes:
         name: Its name, by which keys find it.
-        model: What it is asked by.
+        model: Its callable.
         ref: Its actor, if it is one.
         device: The device that it depends on, if any.
         turn: Number of the last request that it got.
-        tally: What became of its requests.
+        tally: Counts of its requests.
     """
 
     name: str
@@ -323,7 +323,7 @@ class Member(Generic[ItemT, ResultT]):
         return (self.ref is None or self.ref.is_running) and (self.device is None or self.device.is_ready)
 
     def has_refused(self, error: ActorError) -> bool:
-        """Whether an error says that its actor has not executed the request, and another one may."""
+        """Tell whether an error says that its actor has not executed the request, and another one may."""
         is_its_own = self.ref is not None and error.path == self.ref.path
         return is_its_own and isinstance(error, NotExecutedError) and error.may_go_elsewhere
 
@@ -333,7 +333,7 @@ class Member(Generic[ItemT, ResultT]):
             return await self.model(item)
 
     def statistics(self) -> ReplicaStatistics:
-        """What became of its requests."""
+        """Return the counts of its requests."""
         return ReplicaStatistics(
             name=self.name,
             is_available=self.is_available,
@@ -352,7 +352,7 @@ def make_members(
 
     Raises:
         TypeError: It is neither a mapping nor a sequence, or one of them is no model.
-        ValueError: There is none.
+        ValueError: There are no models.
     """
     if not isinstance(given, Mapping | Sequence):
         raise TypeError(
@@ -376,6 +376,6 @@ def _make(name: str, given: Given[ItemT, ResultT]) -> Member[ItemT, ResultT]:
 
 
 def _actor_of(model: object) -> Ref[Any] | None:
-    """The actor that a model is the address of, or the method `Ref.ask` of."""
+    """Return the actor that a model is the address of, or the method `Ref.ask` of."""
     holder: Any = getattr(model, "__self__", model)
     return holder if isinstance(holder, Ref) else None  # pyright: ignore[reportUnknownVariableType]

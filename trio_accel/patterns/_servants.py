@@ -1,4 +1,4 @@
-"""What all blueprints have in common: one request, what a model is, calls in tasks, and counting them."""
+"""Base of all blueprints: the request, the model, calls in tasks, and their counts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Call(Request["Servant[Any, Any]", Any], Generic[ItemT]):
     """Ask a servant for the result of one item.
 
     Attributes:
-        item: What the model is given.
+        item: The model's input.
     """
 
     item: ItemT
@@ -41,7 +41,7 @@ class Call(Request["Servant[Any, Any]", Any], Generic[ItemT]):
 
 @attrs.frozen
 class GetStatistics(Request["Servant[Any, Any]", Any]):
-    """Ask a servant what it has counted since its incarnation began: its `Servant.statistics`."""
+    """Ask a servant for its counts since its incarnation began: its `Servant.statistics`."""
 
 
 class Servant(Actor, Generic[ItemT, ResultT]):
@@ -52,7 +52,7 @@ class Servant(Actor, Generic[ItemT, ResultT]):
         raise NotImplementedError(f"{type(self).__name__} does not say how it serves a call")
 
     def statistics(self) -> object:
-        """Tell what was counted so far, as a frozen record; None if it counts nothing."""
+        """Return the counts so far, as a frozen record; None if it counts nothing."""
         return None
 
     @handles(GetStatistics)
@@ -65,11 +65,11 @@ class Servant(Actor, Generic[ItemT, ResultT]):
 
 
 Model: TypeAlias = Callable[[ItemT], Awaitable[ResultT]] | Ref[Servant[ItemT, ResultT]]
-"""What does the work: an async callable of one item, or the address of a servant."""
+"""A model: an async callable of one item, or the address of a servant."""
 
 
 def as_callable(model: Model[ItemT, ResultT]) -> Callable[[ItemT], Awaitable[ResultT]]:
-    """Return the async callable that a model is, or one that asks the servant.
+    """Return a model as an async callable; of an address, one that asks the servant.
 
     Raises:
         TypeError: The model is neither.
@@ -84,13 +84,13 @@ def as_callable(model: Model[ItemT, ResultT]) -> Callable[[ItemT], Awaitable[Res
 
 
 async def outcome_of(work: Awaitable[ResultT]) -> outcome.Value[ResultT] | outcome.Error:
-    """Wait for a model, and catch what it fails with: that is the outcome of a call.
+    """Wait for a model, and catch its error: either is the outcome of a call.
 
-    A model that was cancelled may have failed too, and a nursery of it tells both in one group. Left in the
-    task, the failure would end the actor, once the cancellation is caught. So the outcome is the failure.
+    A model that was cancelled may have failed too, and its nursery raises both in one group. The failure must
+    not stay in the task: once the cancellation is caught, it would end the actor. So it is the outcome.
 
     Raises:
-        BaseException: Nothing but cancellations, or what is no `Exception`.
+        BaseException: The group has cancellations only, or an error that is no `Exception`.
     """
     try:
         return outcome.Value(await work)
@@ -105,9 +105,9 @@ async def outcome_of(work: Awaitable[ResultT]) -> outcome.Value[ResultT] | outco
 
 
 def end_with_incarnation(context: ActorContext, reply: DeferredReply[Any], *, has_begun: bool) -> None:
-    """Fail a request that is open when the incarnation ends, as no later one knows of it.
+    """Fail an open request at the end of its incarnation: later ones do not know of it.
 
-    One that may have been executed is failed by the runtime if the actor ends for good.
+    If the actor ends for good, the runtime fails requests that may have been executed.
     """
     path = context.path
     if not has_begun:
@@ -119,14 +119,14 @@ def end_with_incarnation(context: ActorContext, reply: DeferredReply[Any], *, ha
 
 @attrs.frozen(kw_only=True)
 class CallStatistics:
-    """What became of calls: ``begun == in_flight + answered + failed + cancelled``, at any time.
+    """Counts of calls: ``begun == in_flight + answered + failed + cancelled``, at any time.
 
     Attributes:
         begun: Calls that were begun.
-        in_flight: Those that have not ended.
-        answered: Those with a result.
-        failed: Those that ended with an error.
-        cancelled: Those that were cancelled, and have ended without a result or an error.
+        in_flight: Calls that have not ended.
+        answered: Calls with a result.
+        failed: Calls that ended with an error.
+        cancelled: Calls that were cancelled, and ended without a result or an error.
     """
 
     begun: int
@@ -138,7 +138,7 @@ class CallStatistics:
 
 @attrs.define(eq=False)
 class Tally:
-    """Counts each call that is made in a block, ``with tally:``; any number of blocks at once."""
+    """Counter of calls: each call is one block, ``with tally:``; any number of blocks at once."""
 
     begun: int = 0
     in_flight: int = 0
@@ -161,7 +161,7 @@ class Tally:
 
 
 def _is_cancellation(error: BaseException) -> bool:
-    """Whether nothing but a cancellation has ended a call; an error beside it is what its asker gets."""
+    """Tell whether only a cancellation has ended a call; an error beside it is the asker's outcome."""
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
         return group.split(trio.Cancelled)[1] is None
@@ -190,7 +190,7 @@ class TaskServant(Servant[ItemT, ResultT]):
             self._nursery.cancel_scope.cancel()
 
     async def answer(self, item: ItemT) -> ResultT:
-        """Serve one item, beside others: between two checkpoints each has the actor to itself."""
+        """Serve one item, beside others: only one task of the actor runs between two checkpoints."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it serves a call")
 
     async def call(self, item: ItemT) -> ResultT | DeferredReply[ResultT]:
@@ -200,13 +200,13 @@ class TaskServant(Servant[ItemT, ResultT]):
         return reply
 
     def statistics(self) -> object:
-        """What became of its calls since its incarnation began: `CallStatistics`."""
+        """Return the counts of its calls since its incarnation began: `CallStatistics`."""
         return CallStatistics(**attrs.asdict(self._tally))
 
     def start(
         self, work: Callable[[], Awaitable[ResultT]], *, has_begun: Callable[[], bool] = lambda: True
     ) -> DeferredReply[ResultT]:
-        """Start a task for the request that the running handler serves, which returns what this returns.
+        """Start a task for the request that the running handler serves; the handler returns this result.
 
         The task has the context variables and the deadline of the asker.
 

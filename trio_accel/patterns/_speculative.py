@@ -34,7 +34,7 @@ Finish: TypeAlias = Literal["stop", "length"]
 
 @attrs.frozen
 class Score:
-    """What a language model is asked: which tokens may follow.
+    """Ask a language model for the distributions of the next tokens.
 
     The model returns an array of shape (count, vocabulary), of NumPy or of a device. Its last row is the
     distribution of the token that follows all of `tokens`, the row before it that of the last token given
@@ -95,7 +95,7 @@ class Generate:
 
 @attrs.frozen(kw_only=True)
 class DecodingStatistics:
-    """What speculation has brought, in one generation or in all of a decoder's. Rounds that failed count not.
+    """Counts of speculation, in one generation or in all of a decoder's, without rounds that failed.
 
     Attributes:
         tokens: Tokens that were generated.
@@ -128,10 +128,10 @@ class DecodingStatistics:
 
 @attrs.frozen(kw_only=True)
 class DecoderStatistics(CallStatistics):
-    """What became of the requests of a decoder.
+    """Counts of the requests of a decoder.
 
     Attributes:
-        decoding: What speculation has brought in all of them, also in those that failed later.
+        decoding: Counts of speculation in all of them, also in those that failed later.
     """
 
     decoding: DecodingStatistics
@@ -144,7 +144,7 @@ class Generation:
     Attributes:
         tokens: The tokens that follow the prompt.
         finish: Why it ended: by a token of `stop`, or by its `length`.
-        statistics: What speculation has brought.
+        statistics: Counts of speculation.
     """
 
     tokens: tuple[int, ...]
@@ -192,7 +192,7 @@ class SpeculativeDecoder(TaskServant[Generate, Generation]):
         self._decoding = DecodingStatistics()
 
     def statistics(self) -> DecoderStatistics:
-        """What became of its requests, and what speculation has brought so far."""
+        """Return the counts of its requests and of speculation so far."""
         return DecoderStatistics(**attrs.asdict(self._tally), decoding=self._decoding)
 
     async def answer(self, item: Generate) -> Generation:
@@ -202,7 +202,7 @@ class SpeculativeDecoder(TaskServant[Generate, Generation]):
             ModelOutputError: A model returned no distributions, or the two have several vocabularies.
             ValueError: The prompt has a token that is not in the vocabulary.
             trio.BrokenResourceError, trio.ClosedResourceError: The `stream` was closed.
-            Exception: What the verifier failed with; or the draft, unless it may fail.
+            Exception: Error of the verifier; or of the draft, unless it may fail.
         """
         text = _Text(item, are_logits=self._are_logits)
         while text.finish is None:
@@ -264,7 +264,7 @@ class SpeculativeDecoder(TaskServant[Generate, Generation]):
 
 
 class _Text:
-    """What was generated of one request."""
+    """Tokens of one request so far."""
 
     def __init__(self, request: Generate, *, are_logits: bool) -> None:
         self.request = request
@@ -282,11 +282,11 @@ class _Text:
         return self.request.max_tokens - len(self.tokens)
 
     def so_far(self, proposed: list[int]) -> tuple[int, ...]:
-        """The prompt, what was generated, and what is proposed."""
+        """Return the prompt, what was generated, and what is proposed."""
         return (*self.request.prompt, *self.tokens, *proposed)
 
     def vocabulary_after(self, drafted: list[Rows]) -> int | None:
-        """How many tokens there are: by the verifier, in the first round by the draft."""
+        """Tell how many tokens there are: by the verifier, in the first round by the draft."""
         return self._vocabulary or (len(drafted[0]) if drafted else None)
 
     def know(self, verified: Rows) -> None:
@@ -337,10 +337,10 @@ class TokenStream:
         return self
 
     async def __anext__(self) -> int:
-        """The next token.
+        """Return the next token.
 
         Raises:
-            Exception: What the decoder failed with, after the tokens before it.
+            Exception: Error of the decoder, after the tokens before it.
         """
         try:
             return await self._tokens.receive()
@@ -361,8 +361,9 @@ async def open_token_stream(
     the request is cancelled, if it has not ended.
 
     Args:
-        decoder: A `SpeculativeDecoder`, or what leads to one. A request must not be sent to two of them.
-        request: What to generate; its `stream` is replaced.
+        decoder: A `SpeculativeDecoder`, or a servant that leads to one. A request must not be sent to two of
+            them.
+        request: The request; its `stream` is replaced.
     """
     ask = as_callable(decoder)
     send, receive = trio.open_memory_channel[int](0)

@@ -56,8 +56,8 @@ def padded(
     Args:
         function: Takes an array of shape (items, longest, ...) on the device, and the lengths of the items:
             int64 on the host. Returns an array with as many rows. Results for the padding are not taken off.
-        device: Where the items go.
-        pad: What shorter items are filled up with.
+        device: The device for the items.
+        pad: Value that shorter items are filled up with.
         to_host: Whether the replies are NumPy arrays, if the function returns an array on a device.
     """
 
@@ -69,7 +69,7 @@ def padded(
 
 
 def by_shape(item: Operand) -> Hashable:
-    """The key of a `Batcher` for `stacked`: items of one shape and dtype go together.
+    """Return the key of a `Batcher` for `stacked`: items of one shape and dtype go together.
 
     Raises:
         TypeError: The item is no array.

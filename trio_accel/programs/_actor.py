@@ -23,6 +23,7 @@ class ProgramActor(LibraryActor):
     """
 
     library = "program"
+    hands_ahead = True
 
     @classmethod
     def supervision(cls, argument: str) -> OwnSupervision:
@@ -34,7 +35,7 @@ class ProgramActor(LibraryActor):
 
     @classmethod
     def blocks_of(cls, argument: str) -> tuple[int, ...]:
-        """Those of the arrays that its constructor gets."""
+        """Return those of the arrays that its constructor gets."""
         return tuple(dict.fromkeys(array.block for array in ProgramDefinition.decode(argument).arrays))
 
     @classmethod

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 import attrs
 import numpy as np
@@ -25,9 +26,28 @@ from ..devices import AccelRef, Operand, Operation, Planned, Planner
 from ._actor import PATH, ProgramActor
 from ._method import Method
 
-__all__ = ["Fetch", "MethodCall", "Ready", "Result", "StateArray", "TellResult", "call_tree", "message_class"]
+__all__ = [
+    "Expectations",
+    "Fetch",
+    "MethodCall",
+    "Ready",
+    "Result",
+    "Returned",
+    "StateArray",
+    "TellResult",
+    "call_tree",
+    "message_class",
+]
 
 MessageT = TypeVar("MessageT", bound="_ProgramMessage")
+
+_Arrays: TypeAlias = "tuple[tuple[str, tuple[int, ...]], ...]"
+"""Dtypes and shapes."""
+_Specs: TypeAlias = "tuple[ArraySpec, ...]"
+
+# Memory is made for what is expected before it is known to be needed.
+_MOST_EXPECTED = 64 << 20
+_MOST_KEYS = 256
 
 
 @attrs.frozen(eq=False)
@@ -47,20 +67,68 @@ class StateArray:
 
 @attrs.frozen
 class Result:
-    """What a call tells of its result.
+    """Report of a call on its result.
 
     Attributes:
         tree: Its tree.
-        arrays: Dtypes and shapes of its arrays, which are kept.
+        arrays: Dtypes and shapes of its arrays, which are kept; None where they came as expected.
     """
 
     tree: Tree
-    arrays: list[tuple[str, list[int]]]
+    arrays: list[tuple[str, list[int]]] | None
 
     @classmethod
     def read(cls, text: bytes) -> Result:
         """Read what a program's host wrote."""
         return cls(*tree_of(text.decode()))
+
+
+@attrs.frozen
+class Returned:
+    """Result of a call that was not declared.
+
+    Attributes:
+        result: The report; the length of the text if that did not fit into the words.
+        expected: The arrays that were made for it ahead.
+        keys: Keys of the expectations of such calls.
+    """
+
+    result: Result | int
+    expected: Sequence[AccelRef]
+    keys: tuple[object, ...]
+
+
+class Expectations:
+    """The arrays that calls will return whose results are not declared, to judge by the calls before.
+
+    Arrays of dtypes and shapes that came twice in a row are expected again. So the next call has them made
+    ahead, and is one operation. A function whose result has another shape each time is never in that state.
+    """
+
+    def __init__(self) -> None:
+        # By the key: the arrays, and whether they came twice in a row. The one noted last is the last.
+        self._known: dict[object, tuple[_Arrays, bool]] = {}
+
+    def expected(self, keys: Iterable[object]) -> _Arrays:
+        """Return the dtypes and shapes of the arrays that a call will return; none where that is open."""
+        for key in keys:
+            arrays, is_steady = self._known.get(key, ((), False))
+            if is_steady:
+                return arrays
+        return ()
+
+    def note(self, keys: Iterable[object], arrays: _Arrays) -> None:
+        """Take note of what a call has returned."""
+        known = self._known
+        for key in keys:
+            before, _ = known.pop(key, (None, False))
+            known[key] = arrays, arrays == before and _nbytes(arrays) <= _MOST_EXPECTED
+        while len(known) > _MOST_KEYS:
+            del known[next(iter(known))]
+
+
+def _nbytes(arrays: _Arrays) -> int:
+    return sum(math.prod(shape) * DType(dtype).itemsize for dtype, shape in arrays)
 
 
 @attrs.define(eq=False, slots=False)
@@ -77,7 +145,7 @@ class _ProgramMessage(Operation[ProgramActor, Any]):
 
 @cache
 def message_class(base: type[MessageT], where: str) -> type[MessageT]:
-    """The class of messages with the name of a method, by which statistics and faults know them."""
+    """Return the class of messages with the name of a method, by which statistics and faults know them."""
     module, _, name = where.partition(".")
     made: Any = type(name, (base,), {"__module__": module, "__doc__": f"A call of {where}."})
     return cast("type[MessageT]", made)
@@ -97,16 +165,17 @@ class Ready(_ProgramMessage):
 
 @attrs.define(eq=False, slots=False)
 class MethodCall(_ProgramMessage):
-    """A call of a method; replies with its result, or with a `Result` if that is not declared.
+    """A call of a method; replies with its result, or with a `Returned` if that is not declared.
 
     Attributes:
         method: The method.
         bound: Its arguments, without `out`.
         out: Arrays of the asker's for declared outputs.
-        frozen: Arrays that the program was opened with, and nobody changes.
+        frozen: Arrays that the program was opened with, and that are never changed.
         state: The others that it was opened with: one of each block.
         slot: Where the result is kept; None if it is declared.
-        forget: Slots of results that nobody fetches any more.
+        forget: Slots of results that are not wanted any more.
+        expectations: The arrays that are expected of results which are not declared.
     """
 
     method: Method
@@ -116,6 +185,7 @@ class MethodCall(_ProgramMessage):
     state: Sequence[StateArray]
     slot: int | None
     forget: tuple[int, ...]
+    expectations: Expectations
 
     def plan(self, planner: Planner) -> Planned[Any]:
         """Check the arguments, and name the outputs if they are declared."""
@@ -130,16 +200,13 @@ class MethodCall(_ProgramMessage):
             else:
                 state.append(planner.read(array.where, array.ref))
         for array in self.frozen:
-            # They need no order, as nobody writes to them.
+            # Frozen arrays need no order, as they are never written to (D113).
             if not array.ref.block.is_usable:
                 array.ref.block.check(f"{planner.name}: {array.where}")
         planner.keep(self.frozen)
         arrays = tuple(state), tuple(inputs), tuple(updated)
         if method.out is None:
-            words = planner.status(RESULT_WORDS)
-            slot = cast("int", self.slot)
-            kept = ProgramReturn(method.name, arguments, "", *arrays, (), slot, self.forget, words)
-            return Planned(kept, finish=lambda: _read(words))
+            return self._plan_unknown(planner, arguments, *arrays)
         outputs: list[ArraySpec] = []
         declared = _declared(planner.name, method, self.bound)
         tree, reply = _outputs(planner, "out", declared, self.out, outputs)
@@ -151,8 +218,23 @@ class MethodCall(_ProgramMessage):
         spec = ProgramCall(method.name, arguments, text_of(tree), *arrays, tuple(outputs))
         return Planned(spec, reply)
 
+    def _plan_unknown(
+        self, planner: Planner, arguments: str, state: _Specs, inputs: _Specs, updated: _Specs
+    ) -> Planned[Any]:
+        """Name the arrays that are expected of a result which is not declared."""
+        name = self.method.name
+        given = name, *[(array.dtype, array.shape) for array in (*inputs, *updated)]
+        # The same call by its values, too; else by its arrays alone.
+        keys = ((hash(arguments), given), given)
+        made = [planner.output(shape, DType(dtype)) for dtype, shape in self.expectations.expected(keys)]
+        written = tuple([output.spec for output in made])
+        words = planner.status(RESULT_WORDS)
+        slot = cast("int", self.slot)
+        spec = ProgramReturn(name, arguments, "", state, inputs, updated, written, slot, self.forget, words)
+        return Planned(spec, finish=lambda: Returned(_read(words), made, keys))
+
     def _arguments(self, planner: Planner, inputs: list[ArraySpec], updated: list[ArraySpec]) -> str:
-        """The text of the arguments; their arrays go to the lists."""
+        """Return the text of the arguments; their arrays go to the lists."""
         prefix, updates = f"{planner.name}: ", self.method.updates
 
         def read(where: str, value: Any) -> int | None:
@@ -209,13 +291,13 @@ class Fetch(_ProgramMessage):
 
 
 def _read(words: Any) -> Result | int:
-    """What a call has told; the length of the text if it did not fit."""
+    """Read the report of a call; the length of the text if it did not fit."""
     length, text = int(words[0]), words[1:].view(np.uint8)
     return Result.read(text[:length].tobytes()) if length <= text.size else length
 
 
 def call_tree(signature: inspect.Signature, trees: dict[str, Tree]) -> Tree:
-    """The tree of a call: a tuple and a dict."""
+    """Return the tree of a call: a tuple and a dict."""
     args: list[Tree] = ["t"]
     kwargs: list[Tree] = ["d"]
     is_gap = False
@@ -247,12 +329,12 @@ def _declared(where: str, method: Method, bound: inspect.BoundArguments) -> obje
 def _outputs(
     planner: Planner, where: str, declared: object, given: object, outputs: list[ArraySpec]
 ) -> tuple[Tree, object]:
-    """The tree and the reply of declared outputs.
+    """Make the tree and the reply of declared outputs.
 
     Args:
         planner: Names them.
         where: Place in the result.
-        declared: What the rule says.
+        declared: The result of the rule.
         given: Arrays of the asker's, or None.
         outputs: Takes the arrays.
     """

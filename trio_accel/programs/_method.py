@@ -10,7 +10,7 @@ import attrs
 
 from ..actors import ActorError
 from ..backends.base import AccelError, Refused
-from ..backends.base.programs import REFUSES
+from ..backends.base.programs import ENQUEUES, REFUSES
 
 __all__ = ["Array", "Method", "describe_function", "find_method", "method", "state_of"]
 
@@ -42,16 +42,22 @@ class _Declared:
 
 
 def method(
-    *, out: _Rule | None = None, updates: Sequence[str] = (), refuses: Sequence[type[Exception]] = ()
+    *,
+    out: _Rule | None = None,
+    updates: Sequence[str] = (),
+    refuses: Sequence[type[Exception]] = (),
+    enqueues: bool = False,
 ) -> Callable[[FunctionT], FunctionT]:
-    """Declare what a method of a program, or a function, writes. One without it may return any arrays.
+    """Declare the outputs and effects of a method of a program, or of a function.
+
+    A method without this declaration may return any arrays.
 
     Args:
         out: Called where the program is asked, with the arguments of the call. Returns shape and dtype of the
             result, ``((rows, 384), "float32")``, or a dict, list or tuple of such pairs, or None if there is
             no result. Then a call is one operation, where it is two otherwise. A method with a parameter
-            `out` gets the arrays there, and writes to them; what another returns is copied to them. The asker
-            may give arrays of its own by that parameter.
+            `out` gets the arrays there, and writes to them; the result of another is copied to them. The
+            asker may give arrays of its own by that parameter.
         updates: Names of parameters whose arrays are changed in place, and with ``"self."`` before them those
             of the constructor's. Such a call is never run twice: where its context is lost, its arrays are
             damaged, and the asker is told.
@@ -59,9 +65,14 @@ def method(
             with its class and text, and the program goes on as if it had not been asked. Any other error
             restarts the program, but for `Refused`, which needs no declaration. Not together with `updates`:
             there ``raise Refused("...", unchanged=True)`` says that no array has changed.
+        enqueues: Whether it only enqueues work on the device, and never waits for it or for anything else.
+            Then a GPU's program is called without a change of thread, which saves a large part of what a
+            short call costs. While it runs, it holds up the event loop that it runs in: that of the worker,
+            or inline your own. After a call of more than 2 ms the next one is made in a thread. On the CPU
+            backend, where methods compute, it changes nothing.
 
     Raises:
-        TypeError: An argument that is none of these.
+        TypeError: An argument is of another type.
 
     >>> class Counter:
     ...     def __init__(self, counts: Array) -> None:
@@ -75,11 +86,14 @@ def method(
         raise TypeError(f"method: out must be a function of the arguments, got {out!r}")
     if isinstance(updates, str) or not all(isinstance(cast("object", name), str) for name in updates):
         raise TypeError(f"method: updates must be a sequence of parameter names, got {updates!r}")
+    if not isinstance(cast("object", enqueues), bool):
+        raise TypeError(f"method: enqueues must be True or False, got {enqueues!r}")
     classes = _check_refuses(refuses, updates)
 
     def declare(function: FunctionT) -> FunctionT:
         setattr(function, _DECLARED, _Declared(out, tuple(updates), classes))
         setattr(function, REFUSES, classes)
+        setattr(function, ENQUEUES, enqueues)
         return function
 
     return declare

@@ -96,12 +96,12 @@ def open_program(
     """Open a class of your own as a program on a device: ``await``, or ``async with``, which closes it.
 
     The class is made where the device's context is, in a worker process if there is one, and again after each
-    loss of that context. What it holds in arrays of the device survives; everything else is made anew by its
+    loss of that context. Its arrays of the device survive; everything else is made anew by its
     constructor, and by its method `warm_up` if it has one. Its other methods are called by `Program.ask`. A
     function is a program without state.
 
     Args:
-        device: Where it runs.
+        device: The device.
         program: A class or function at the level of a module that the worker can import.
         args: Arguments of the constructor: arrays of the device, NumPy arrays, which are copied there first,
             None, numbers, strings, bytes, and dicts, lists and tuples of these.
@@ -119,7 +119,7 @@ def open_program(
         StaleRefError: An array was released or lost.
         ImportError: The worker cannot import the module.
         NotSupportedError: The backend runs no programs.
-        Exception: What the constructor or `warm_up` raised, with a note that names it.
+        Exception: The error of the constructor or `warm_up`, with a note that names it.
     """
     plan = Plan(device, program, args, kwargs, name, intensity, backoff)
     make: Any = Program if isinstance(program, type) else FunctionProgram
@@ -166,7 +166,7 @@ class Plan:
         self._refuses_all = refuses_all
 
     async def open(self) -> Opened:
-        """Open it."""
+        """Have the device make the program; what fails leaves nothing behind."""
         device = self._device
         names = _names.setdefault(device, set())
         name = self._name or self._free_name(names)
@@ -181,7 +181,7 @@ class Plan:
             raise
 
     async def _prepare(self, name: str, arguments: Mapping[str, object] | None) -> Anew:
-        """Have everything ready to make it of these arguments of the constructor; None for a function."""
+        """Prepare an instance with these arguments of the constructor; None for a function."""
         trees, arrays = await self._arguments(arguments)
         updated = state_of(cast("type[object]", self._target)) if self._is_class else frozenset[str]()
         definition = ProgramDefinition(
@@ -198,7 +198,7 @@ class Plan:
         library = f"{PATH}?{definition.encode()}"
         changed = {array.ref.block for array in arrays if array.parameter in updated}
         refs = [array.ref for array in arrays]
-        # With the arrays of the device in place of NumPy's: whoever makes it again means these.
+        # With the arrays of the device in place of NumPy's: a reset that keeps them means these.
         kept = {parameter: build(tree, refs) for parameter, tree in trees.items()}
 
         async def start() -> Opened:
@@ -233,7 +233,7 @@ class Plan:
         args: Sequence[object],
         kwargs: Mapping[str, object],
     ) -> Anew:
-        """The same with other arguments in place of some of those before."""
+        """Return the same with other arguments in place of some of those before."""
         if self._bound is None:
             return await self._prepare(name, None)
         merged = _merged(self._target, self._bound.signature, before, args, kwargs)
@@ -260,7 +260,7 @@ class Plan:
     async def _arguments(
         self, arguments: Mapping[str, object] | None
     ) -> tuple[dict[str, Any], list[StateArray]]:
-        """The trees of the constructor's arguments, and the arrays among them."""
+        """Return the trees of the constructor's arguments, and the arrays among them."""
         state: list[StateArray] = []
         trees: dict[str, Any] = {}
         if arguments is None:
@@ -284,12 +284,12 @@ class Plan:
 
 @contextmanager
 def _frozen(block: Any, name: str) -> Generator[None, None, None]:
-    """Let nobody write to a block meanwhile, or release it."""
+    """Refuse writes to a block meanwhile, and its release."""
     block.frozen_by += (name,)
     try:
         yield
     finally:
-        # Once: while a program is made again, its arrays are frozen by the next one, too.
+        # One entry only: during a reset the next instance has frozen the same arrays under the same name.
         names = list(block.frozen_by)
         names.remove(name)
         block.frozen_by = tuple(names)
@@ -320,7 +320,7 @@ def _merged(
     args: Sequence[object],
     kwargs: Mapping[str, object],
 ) -> dict[str, object]:
-    """The arguments of a constructor, with those that are given in place of those before."""
+    """Return the arguments of a constructor, with those that are given in place of those before."""
     try:
         given = signature.bind_partial(*args, **kwargs).arguments
     except TypeError as error:
@@ -360,11 +360,11 @@ def _check_name(name: object) -> str | None:
 
 
 def _import_path(target: Any, asked_by: str) -> str:
-    """Where another process finds a class or function.
+    """Return the import path of a class or function.
 
     Raises:
-        TypeError: It is none.
-        ValueError: No other process finds it.
+        TypeError: It is neither.
+        ValueError: Another process would not find it.
     """
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if not (callable(target) and isinstance(module, str) and isinstance(name, str)):

@@ -17,7 +17,16 @@ from ..backends.base.program_definition import build
 from ..backends.base.programs import GONE
 from ..devices import Device, Operation, RecoveryCost, opened, refuse_recording
 from ._actor import ProgramActor
-from ._messages import Fetch, MethodCall, Result, StateArray, TellResult, message_class
+from ._messages import (
+    Expectations,
+    Fetch,
+    MethodCall,
+    Result,
+    Returned,
+    StateArray,
+    TellResult,
+    message_class,
+)
 from ._method import Method, describe_function, find_method
 
 __all__ = ["Anew", "FunctionProgram", "OpenProgram", "Opened", "Program"]
@@ -34,10 +43,10 @@ _MOST_PARKED = 1024
 
 @attrs.frozen(eq=False, kw_only=True)
 class Opened:
-    """What was opened.
+    """An opened program.
 
     Attributes:
-        device: Where it runs.
+        device: The device.
         name: Its name in the tree.
         target: The class or function.
         library: Import path of its actor, with its definition.
@@ -86,7 +95,7 @@ class Anew:
 
 
 class OpenProgram:
-    """An open program: what `Program` and `FunctionProgram` share.
+    """An open program: base of `Program` and `FunctionProgram`.
 
     It is an async context manager that closes it.
 
@@ -102,11 +111,12 @@ class OpenProgram:
         self._is_closed = False
         self._methods: dict[object, tuple[Method, Sequence[StateArray]]] = {}
         self._slots = itertools.count()
-        # Of results that nobody fetches.
+        self._expectations = Expectations()
+        # Slots of results that are not wanted.
         self._left: set[int] = set()
         self._asking = 0
         self._idle = trio.Event()
-        # One reset after the other; until all are over, those who ask are parked.
+        # D140: resets run one after the other; calls are parked until all are over.
         self._turn = trio.Lock()
         self._resets = 0
         self._parked = trio.lowlevel.ParkingLot()
@@ -155,11 +165,11 @@ class OpenProgram:
         return not all(array.ref.block.is_usable for array in arrays)
 
     async def aclose(self) -> None:
-        """End the program, and let go of its arrays, once it has served what it was asked.
+        """End the program, and let go of its arrays, once it has served all calls.
 
         If this is cancelled, it does not wait for that. Its actor ends, in workers that stand ready too, and
-        no later context makes it again. The arrays that it was opened with are given back if nobody else
-        refers to them. Closing it twice does nothing.
+        no later context makes it again. The arrays that it was opened with are given back if there are no
+        other references to them. Closing it twice does nothing.
         """
         was_closed, self._is_closed = self._is_closed, True
         if was_closed:
@@ -170,14 +180,14 @@ class OpenProgram:
                 await self._wait_idle()
         finally:
             opened = self._opened
-            await _end(opened)
+            await _end(opened)  # noqa: ASYNC102  # it shields itself
             self._opened = attrs.evolve(opened, frozen=(), state=(), again=_never)
             self._methods.clear()
             opened.thaw()
             opened.on_close()
 
     async def _wait_idle(self) -> None:
-        """Wait until nobody asks; only who has the turn does."""
+        """Wait until no call is open; only the task that has the turn does."""
         while self._asking:
             self._idle = trio.Event()
             await self._idle.wait()
@@ -192,6 +202,7 @@ class OpenProgram:
                 anew = await self._opened.again(args, kwargs)
                 await self._wait_idle()
                 self._check_open()
+                # After the wait: a call may have damaged an array meanwhile.
                 anew.check(self.device)
                 await self._replace(anew)
         finally:
@@ -202,10 +213,11 @@ class OpenProgram:
     async def _replace(self, anew: Anew) -> None:
         """Make an instance in place of the one of before, which stays if that fails."""
         before = self._opened
+        # D140: the old instance ends first, as a GPU may have no room for two.
         await _end(before)
         opened = await anew.start()
         if self._is_closed:
-            # Who closed it was cancelled, and did not wait.
+            # The task that closed it was cancelled, and did not wait.
             await _end(opened)
             opened.thaw()
             self._check_open()
@@ -243,9 +255,7 @@ class OpenProgram:
         try:
             if method.out is None:
                 return await self._ask_unknown(method, state, bound)
-            message = message_class(MethodCall, method.where)
-            call = message(self._opened.library, method, bound, out, self._opened.frozen, state, None, ())
-            return await self.device.ask(call)
+            return await self.device.ask(self._call(method, state, bound, out, None, ()))
         except Refused as refused:
             raise _own_error(refused, method)  # noqa: B904  # its cause is set there
         finally:
@@ -253,18 +263,33 @@ class OpenProgram:
             if not self._asking:
                 self._idle.set()
 
-    async def _ask_unknown(self, method: Method, state: Sequence[StateArray], bound: Any) -> Any:
-        """Ask for a call, and fetch what it has returned."""
+    def _call(
+        self,
+        method: Method,
+        state: Sequence[StateArray],
+        bound: Any,
+        out: object,
+        slot: int | None,
+        forget: tuple[int, ...],
+    ) -> MethodCall:
+        opened = self._opened
         message = message_class(MethodCall, method.where)
-        library, changes = self._opened.library, bool(method.updates or method.state)
+        call: MethodCall = message(
+            opened.library, method, bound, out, opened.frozen, state, slot, forget, self._expectations
+        )
+        return call
+
+    async def _ask_unknown(self, method: Method, state: Sequence[StateArray], bound: Any) -> Any:
+        """Ask for a call, and fetch its result, unless that came as expected."""
+        changes = bool(method.updates or method.state)
         for number in itertools.count():
             slot, generation = next(self._slots), self.device.generation
             forget = tuple(itertools.islice(self._left, _MOST_FORGOTTEN))
             try:
-                call = message(library, method, bound, None, self._opened.frozen, state, slot, forget)
-                found = await self.device.ask(call)
+                call = self._call(method, state, bound, None, slot, forget)
+                returned = await self.device.ask(call)
                 self._left.difference_update(forget)
-                return await self._fetch(method, slot, found)
+                return await self._fetch(method, slot, returned)
             except Refused:
                 raise  # nothing was kept
             except LibraryError as error:
@@ -281,12 +306,15 @@ class OpenProgram:
                 raise
         raise AssertionError  # pragma: no cover  # the loop has no end
 
-    async def _fetch(self, method: Method, slot: int, found: Result | int) -> Any:
-        library = self._opened.library
+    async def _fetch(self, method: Method, slot: int, returned: Returned) -> Any:
+        library, found = self._opened.library, returned.result
         if isinstance(found, int):
             message = message_class(TellResult, f"{method.where}.result")
             found = cast("Result", await self.device.ask(message(library, slot, found)))
             self._left.add(slot)
+        if found.arrays is None:
+            return build(found.tree, returned.expected)
+        self._expectations.note(returned.keys, tuple((dtype, tuple(shape)) for dtype, shape in found.arrays))
         arrays: list[object] = []
         if found.arrays:
             fetch = message_class(Fetch, f"{method.where}.fetch")
@@ -325,7 +353,7 @@ class Program(OpenProgram, Generic[T]):
             kwargs: The same, by name.
 
         Returns:
-            What it has returned, with references in place of arrays.
+            Its result, with references in place of arrays.
 
         Raises:
             TypeError, ValueError, AttributeError: There is no such method, or it does not take the arguments.
@@ -367,7 +395,7 @@ class Program(OpenProgram, Generic[T]):
             ContextLostError: The context was lost meanwhile, and more often than `retry` says.
             ActorStoppedError: The program is closed.
             NotSupportedError: In the step of a graph.
-            Exception: What the constructor or `warm_up` raised, with a note that names it.
+            Exception: The error of the constructor or `warm_up`, with a note that names it.
         """
         await self._reset(args, kwargs)
 
@@ -391,7 +419,7 @@ class FunctionProgram(OpenProgram, Generic[P]):
         await self._reset((), {})
 
     def operation(self) -> type[Operation[Any, Any]]:
-        """The class of the operations that call it: `trio_accel.testing.inject_fault` takes it."""
+        """Return the class of the operations that call it: `trio_accel.testing.inject_fault` takes it."""
         return message_class(MethodCall, self._find(None).where)
 
     def _find(self, given: object) -> Method:
@@ -409,7 +437,7 @@ async def _never(args: Sequence[object], kwargs: Mapping[str, object]) -> Anew:
 
 
 def _one_of_each_block(state: Sequence[StateArray], method: Method) -> Sequence[StateArray]:
-    """What order and memory depend on: blocks. One that a method changes stands for all in its block."""
+    """Pick one array for each block, by which order and memory go; one that a method changes goes first."""
     found: dict[int, StateArray] = {}
     for array in sorted(state, key=lambda array: array.parameter not in method.state):
         found.setdefault(id(array.ref.block), array)
@@ -417,7 +445,7 @@ def _one_of_each_block(state: Sequence[StateArray], method: Method) -> Sequence[
 
 
 def _own_error(refused: Refused, method: Method) -> Exception:
-    """The error by which a method has refused a request, of the class that the method declares."""
+    """Return the error by which a method has refused a request, of the class that the method declares."""
     cause, refused.__cause__ = refused.__cause__, None
     if refused.code not in range(len(method.refuses)):
         refused.__cause__ = cause

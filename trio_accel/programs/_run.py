@@ -111,7 +111,7 @@ class _Functions:
 
 
 def _device_of(function: object, values: object) -> Device:
-    """The device of the first array among the arguments; the operation checks the others."""
+    """Return the device of the first array among the arguments; the operation checks the others."""
     for value in _leaves(values):
         if isinstance(value, AccelRef):
             return value.device

@@ -22,7 +22,7 @@ __all__ = [
 ParametersP = ParamSpec("ParametersP")
 
 _Shape: TypeAlias = tuple[int, ...]
-# What a distribution has of a message, checked: the dtype, and `PhiloxSpec.low` and `PhiloxSpec.width`.
+# Checked parameters of a distribution: the dtype, and `PhiloxSpec.low` and `PhiloxSpec.width`.
 _Checked: TypeAlias = tuple[DType, float, float]
 
 # Whole numbers from here on are not all floats.
@@ -101,7 +101,7 @@ def _deviation(*names: str) -> Callable[[Any, Planner], _Checked]:
 
 
 def _reals(planner: Planner, dtype: DType, **arguments: float) -> list[float]:
-    """Numbers that the dtype can hold; complex ones are refused, because the dtype is real."""
+    """Return the numbers that the dtype can hold; complex ones are refused, because the dtype is real."""
     if dtype not in RANDOM_DTYPES["uniform"]:
         raise NotSupportedError(f"{planner.name} makes float32 or float64, not {dtype}; use cast()")
     return [planner.factor(name, value, dtype).real for name, value in arguments.items()]
@@ -179,7 +179,7 @@ async def _exponential(
 class Generator:
     """Draws random numbers on a device from one sequence.
 
-    Where the sequence stands is kept here and not on the device, and each draw takes its part of
+    The position in the sequence is kept here and not on the device, and each draw takes its part of
     it before anything is sent: no part is drawn twice, also when draws run concurrently, fail, are
     cancelled, or the device is rebuilt in between. The same seed and the same draws in the same
     order give the same numbers, on every backend that has the generator.
@@ -187,10 +187,10 @@ class Generator:
     Each draw begins a new row of the sequence, so that two draws of 10 numbers are other numbers
     than one draw of 20.
 
-    A draw raises `ValueError` for a negative size, bounds in the wrong order, a negative deviation, what the
-    dtype cannot hold, and an `out` of another shape or dtype. It raises `TypeError` for a parameter that is
-    no real number, or no whole one, and `NotSupportedError` for another dtype than float32 and float64. See
-    `Device.ask` for cancellation and the errors that any operation can end with.
+    A draw raises `ValueError` for a negative size, bounds in the wrong order, a negative deviation, values
+    that the dtype cannot hold, and an `out` of another shape or dtype. It raises `TypeError` for a parameter
+    that is no real number, or no whole one, and `NotSupportedError` for another dtype than float32 and
+    float64. See `Device.ask` for cancellation and the errors that any operation can end with.
 
     Args:
         device: Where the numbers are made.
@@ -200,7 +200,7 @@ class Generator:
     Raises:
         NotSupportedError: There is no such generator.
         ValueError: The seed does not fit into 64 bits.
-        TypeError: The seed is no whole number, or the device is none.
+        TypeError: The seed is no whole number, or `device` is no device.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class Generator:
 
     @property
     def seed(self) -> int:
-        """The seed."""
+        """Seed of its sequence, also where the operating system drew it."""
         return self._seed
 
     async def bits(self, shape: int | Sequence[int], *, out: AccelRef | None = None) -> AccelRef:

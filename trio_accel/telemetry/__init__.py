@@ -1,4 +1,4 @@
-"""What an operator sees of a running program: metrics, traces, logs, and a socket for other programs."""
+"""Views of a running program for its operator: metrics, traces, logs, and a socket for other programs."""
 
 from ._dashboard import Dashboard, open_dashboard
 from ._gpus import GpuProcess, GpuReading, GpuWatch, XidEvent, read_gpus, watch_gpus

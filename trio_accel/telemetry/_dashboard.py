@@ -56,7 +56,7 @@ class Dashboard:
 
     Attributes:
         url: Where a browser of this machine finds it.
-        recorder: What it shows.
+        recorder: The recorder to show.
     """
 
     url: str
@@ -78,9 +78,9 @@ async def open_dashboard(
     restarts it if it fails.
 
     Args:
-        system: What to show. It is recorded meanwhile, as by `record`.
+        system: The system to show. It is recorded meanwhile, as by `record`.
         port: TCP port; 0 for any that is free.
-        interval: Seconds between two snapshots, from 0.1 to 60. What happens to actors is sent at once.
+        interval: Seconds between two snapshots, from 0.1 to 60. Changes of actors are sent at once.
 
     Raises:
         NotSupportedError: Starlette or Hypercorn is not installed: ``pip install 'trio-accel[dashboard]'``.
@@ -109,7 +109,7 @@ async def open_dashboard(
 
 
 def _server() -> _Serve:
-    """What serves one connection with an application, to its end."""
+    """Serve one connection with an application, to its end."""
     import_module("starlette.applications")
     config = import_module("hypercorn.config").Config()
     server = import_module("hypercorn.trio.tcp_server").TCPServer
@@ -139,7 +139,7 @@ class DashboardActor(Actor):
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Serve meanwhile."""
-        # A listener closes what it is given, and the next incarnation needs the socket.
+        # A listener closes its socket, which the next incarnation needs, so it gets a copy.
         again = trio.socket.from_stdlib_socket(self._listener.dup())
         async with trio.SocketListener(again) as listener, trio.open_nursery() as nursery:
             # The socket listens already.

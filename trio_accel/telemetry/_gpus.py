@@ -77,12 +77,12 @@ class XidEvent:
 
 @attrs.frozen(kw_only=True)
 class GpuReading:
-    """One GPU at one moment. What the hardware or the driver does not tell is None.
+    """One GPU at one moment. Values that the hardware or the driver does not tell are None.
 
     Attributes:
         time: When it was read, in seconds since the epoch.
         index: Number of the GPU among all of the machine. ``CUDA_VISIBLE_DEVICES`` does not change it.
-        uuid: What it is known by, such as ``"GPU-..."``.
+        uuid: Its id in NVIDIA's tools, such as ``"GPU-..."``.
         pci_bus_id: Where it is plugged in, such as ``"00000000:17:00.0"``.
         name: The product.
         memory_used: Bytes that are taken, by all processes and the driver.
@@ -281,7 +281,7 @@ async def _call(function: Callable[[], T]) -> T:
 
 
 def _placed(readings: tuple[GpuReading, ...], system: System | None) -> Iterator[GpuReading]:
-    """The readings, with what is known of this program."""
+    """Yield the readings, with facts of this program."""
     pids = {os.getpid()}
     devices: dict[str, list[str]] = {}
     if system is not None:
@@ -346,7 +346,7 @@ class _Gpu:
     error: str | None = None
 
     def ask(self, function: str, *args: object) -> Any:
-        """What a function of NVML returns; None if that is not to be had."""
+        """Call a function of NVML; None if the driver does not have its value."""
         if self.error is not None:
             return None
         try:

@@ -40,8 +40,8 @@ class SlowStep:
         time: When it was noticed, in seconds since the epoch.
         seconds: How long it had held the loop by then.
         task: Name of the task; empty where Trio itself was at work.
-        path: Path of the actor whose task it is; None if it is no actor's.
-        stack: What it was doing, as a traceback has it, the innermost call last.
+        path: Path of the actor that has the task; None if it has no actor.
+        stack: Its stack, as in a traceback, the innermost call last.
         place: File, line and function of that call.
     """
 
@@ -90,7 +90,7 @@ class LoopWatch:
         self._thread.join()
 
     def _processor_time(self) -> float:
-        """Seconds that the loop's thread has computed; 0 on systems that do not tell."""
+        """Return the seconds that the loop's thread has computed; 0 on systems that do not tell."""
         return 0.0 if self._clock is None else time.clock_gettime(self._clock)
 
     def _turned(self) -> None:
@@ -173,7 +173,7 @@ class LoopWatch:
 
 
 def _step_of(frame: FrameType) -> FrameType | None:
-    """The frame at the bottom of what the loop has called; None if it has called nothing."""
+    """Return the bottom frame of the loop's calls; None if it has called nothing."""
     step: FrameType | None = None
     inner: FrameType | None = frame
     while inner is not None:

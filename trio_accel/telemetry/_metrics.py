@@ -37,8 +37,9 @@ class Figure:
     Attributes:
         name: Words of its name, with an underscore between; without the unit.
         unit: ``"seconds"``, ``"bytes"`` or nothing.
-        kind: A ``"counter"`` only rises, until what it counts begins anew; a ``"gauge"`` goes up and down.
-        help: What it is, in a sentence.
+        kind: A ``"counter"`` only rises, until the counted object begins anew; a ``"gauge"`` goes up and
+            down.
+        help: Its meaning, in a sentence.
         labels: Names of its labels; that of the system comes before them.
         samples: Its values in a snapshot, each with those of the labels.
     """
@@ -205,7 +206,7 @@ HISTOGRAMS = {
     "queue": "Seconds from sending a message to its handler's start.",
     "run": "Seconds from the start of a message's handler to its end.",
 }
-"""What the two histograms of messages are."""
+"""Describe the two histograms of messages."""
 
 
 def prometheus(recorder: Recorder) -> Collector:
@@ -219,7 +220,7 @@ def prometheus(recorder: Recorder) -> Collector:
     most `operations` pairs of the two (see `record`).
 
     Args:
-        recorder: Who records.
+        recorder: The recorder.
 
     Raises:
         NotSupportedError: `prometheus-client` is not installed.
@@ -231,11 +232,11 @@ def prometheus(recorder: Recorder) -> Collector:
 def prometheus_gpus(watch: GpuWatch) -> Collector:
     """Make a collector of `prometheus-client` for GPUs, to be registered. Needs the extra ``metrics``.
 
-    It has the last readings of `watch_gpus`, and waits for no new ones. What is None in a reading is left
-    out. The label ``gpu`` is the UUID, or the number where the UUID is not known.
+    It has the last readings of `watch_gpus`, and waits for no new ones. Values that are None in a reading are
+    left out. The label ``gpu`` is the UUID, or the number where the UUID is not known.
 
     Args:
-        watch: Who reads.
+        watch: The watch.
 
     Raises:
         NotSupportedError: `prometheus-client` is not installed.
@@ -278,10 +279,10 @@ _OF_GPUS = (
 
 
 def exposition(recorder: Recorder, *, openmetrics: bool = False) -> str:
-    """The metrics as text, in the format of Prometheus or in OpenMetrics. Needs the extra ``metrics``.
+    """Return the metrics as text, in the format of Prometheus or in OpenMetrics. Needs the extra ``metrics``.
 
     Args:
-        recorder: Who records.
+        recorder: The recorder.
         openmetrics: Whether it is to be OpenMetrics 1.0, which ends with ``# EOF``.
 
     Raises:

@@ -74,13 +74,13 @@ def export_metrics(
 
     Needs the extra ``tracing``.
 
-    They have the names of those for Prometheus, with a dot behind ``trio_accel``. What the reader of the
-    provider asks for is a snapshot of that moment. It may ask in a thread of its own, as the periodic one
+    They have the names of those for Prometheus, with a dot behind ``trio_accel``. The reader of the provider
+    gets a snapshot of the moment of its question. It may ask in a thread of its own, as the periodic one
     does: it waits then until the loop has a moment. So the provider must not be shut down on the loop's
     thread inside the ``with``. Afterwards the instruments show nothing.
 
     Args:
-        recorder: Who records.
+        recorder: The recorder.
         meter_provider: Where the instruments are made; the global one of OpenTelemetry if there is none.
         histograms: An exporter of this provider that `add_histograms` has made. It exports the times of
             messages as histograms. Without it, their sums are counters of the same names.
@@ -165,7 +165,7 @@ def add_histograms(exporter: MetricExporter) -> MetricExporter:
 
     class AddedHistograms(MetricExporter):
         def __init__(self) -> None:
-            # What a reader asks an exporter for has no other name.
+            # The reader's question to an exporter has no public name.
             super().__init__(
                 getattr(exporter, "_preferred_temporality", None),
                 getattr(exporter, "_preferred_aggregation", None),
@@ -193,7 +193,7 @@ def add_histograms(exporter: MetricExporter) -> MetricExporter:
 
 
 def _with(data: MetricsData, added: list[Metric]) -> MetricsData:
-    """The same data with metrics added to those of the meter."""
+    """Return the same data with metrics added to those of the meter."""
     return replace(
         data,
         resource_metrics=[

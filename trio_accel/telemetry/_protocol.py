@@ -1,4 +1,4 @@
-"""What both ends of an observer socket know: the folder in which it is, the lines, and their limits.
+"""Protocol of an observer socket, for both ends: its folder, the lines, and their limits.
 
 The user alone may enter the folder.
 
@@ -78,7 +78,7 @@ class Peer:
 
 
 def peer_of(connection: socket.socket | trio.socket.SocketType) -> Peer | None:
-    """The process that connected, or that listens; None where the platform does not tell."""
+    """Return the process that connected, or that listens; None where the platform does not tell."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -87,7 +87,7 @@ def peer_of(connection: socket.socket | trio.socket.SocketType) -> Peer | None:
 
 
 def check_interval(interval: object) -> float:
-    """The seconds between two snapshots.
+    """Return the seconds between two snapshots.
 
     Raises:
         ValueError: They are no number from 0.1 to 60.
@@ -102,12 +102,12 @@ def check_interval(interval: object) -> float:
 
 
 def encode(content: dict[str, object]) -> bytes:
-    """A line, with its end."""
+    """Return a line, with its end."""
     return json.dumps(content, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: bytes) -> dict[str, object]:
-    """What a line says.
+    """Parse a line.
 
     Raises:
         ValueError: It is no JSON object.
@@ -140,7 +140,7 @@ class LineReader:
     _rest: bytearray = attrs.field(factory=bytearray, init=False)
 
     async def receive(self) -> bytes | None:
-        """The next line; None where the connection has ended.
+        """Return the next line; None where the connection has ended.
 
         Raises:
             ValueError: The line is too long.
@@ -177,7 +177,7 @@ class ObservedProgram:
 
 
 def list_programs() -> list[ObservedProgram]:
-    """The programs of this user that have an observer socket open, by name.
+    """Return the programs of this user that have an observer socket open, by name.
 
     Sockets that dead programs left are not among them. Each program is connected to for a moment.
 
@@ -192,7 +192,7 @@ def list_programs() -> list[ObservedProgram]:
 
 
 def own_folder() -> Path:
-    """The folder of this user, made where it is missing.
+    """Return the folder of this user, made where it is missing.
 
     Raises:
         ObserverSocketError: It belongs to another user, is a symbolic link, or others may enter it.
@@ -222,7 +222,7 @@ async def bind(folder: Path, name: str) -> tuple[socket.socket, Path]:
 
 
 def is_name(name: object) -> bool:
-    """Whether a socket may have this name."""
+    """Tell whether a socket may have this name."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
@@ -235,7 +235,7 @@ def unlink(path: Path, inode: int) -> None:
 
 
 def _folders() -> Iterator[Path]:
-    """Those where programs of this user put their sockets, the preferred one first."""
+    """Yield folders where programs of this user put their sockets, the preferred one first."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     # Under `sudo` the variable may name another user's.
     if os.path.isabs(runtime) and _is_own(Path(runtime)):
@@ -251,7 +251,7 @@ def _is_own(folder: Path) -> bool:
 
 
 def _problem(folder: Path) -> str | None:
-    """Why a folder is none to put a socket into, or to trust one in."""
+    """Tell why a folder cannot be trusted for a socket; None if it can."""
     try:
         found = folder.lstat()
     except OSError as error:
@@ -284,7 +284,7 @@ def _path_of(folder: Path, name: str) -> Path:
 
 
 def _probe(path: Path) -> ObservedProgram | None:
-    """The program that listens there; None if none does. Does not wait."""
+    """Return the program that listens there; None if none does. Does not wait."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.setblocking(False)
         try:

@@ -212,7 +212,7 @@ def _operation(tally: MessageTally, now: float) -> OperationRow:
 
 
 def _quantiles(tallies: list[MessageTally]) -> tuple[float | None, float | None]:
-    """What 50 and 99 in 100 of the last messages took at most (nearest rank)."""
+    """Find the times that 50 and 99 in 100 of the last messages took at most (nearest rank)."""
     recent: list[Seconds] = [tally.recent() for tally in tallies]
     seconds = recent[0] if len(recent) == 1 else np.concatenate(recent) if recent else np.empty(0)
     count = len(seconds)
@@ -225,13 +225,13 @@ def _quantiles(tallies: list[MessageTally]) -> tuple[float | None, float | None]
 
 @attrs.define(eq=False)
 class _Known:
-    """What is known of one device.
+    """State of one device.
 
     Attributes:
         statistics: Its own counts, as it told them last.
         told_at: When it did, on Trio's clock.
         asking: Set when the device, which is being asked, has answered or failed; None while it is not asked.
-        scope: Around who asks.
+        scope: Cancel scope of the task that asks.
         lost_at: When its context was lost, while there is no other.
         recovery_time: Seconds that the last recovery took.
     """
@@ -309,7 +309,7 @@ class _DeviceRows:
             known.scope.cancel(reason="recording ends")
 
     def rows(self, actors: dict[str, ActorSnapshot]) -> tuple[DeviceRow, ...]:
-        """The devices now.
+        """Return the devices now.
 
         Args:
             actors: All actors by their paths.
@@ -317,7 +317,7 @@ class _DeviceRows:
         return tuple([_row(device, self._of(device), actors) for device in self.devices])
 
     def array_bytes(self) -> Counter[str]:
-        """Bytes of the arrays of all devices, by the path of the actor that made them."""
+        """Return the bytes of the arrays of all devices, by the path of the actor that made them."""
         found: Counter[str] = Counter()
         for known in self._known.values():
             if known.statistics is not None:

@@ -1,4 +1,4 @@
-"""What is seen of a running program at one moment, as plain data."""
+"""State of a running program at one moment, as plain data."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Histogram:
         return self.total / self.count if self.count else None
 
     def cumulated(self) -> tuple[int, ...]:
-        """How many values are at most each bound; the last is the number of all."""
+        """Tell how many values are at most each bound; the last is the number of all."""
         return tuple(accumulate(self.counts))
 
     def quantile(self, share: float) -> float | None:
@@ -105,7 +105,7 @@ class ActorRow:
         failed: Messages whose handler raised.
         expired: Requests dropped because their deadline had passed.
         dropped: Messages that the mailbox dropped or refused.
-        last_error: What ended the last incarnation that failed; at most 1000 characters.
+        last_error: Error of the last incarnation that failed; at most 1000 characters.
         rate: Messages per second that ended lately, however they did.
         p50: Seconds from sending to the end that half of the last messages took at most; None without any.
         p99: The same of 99 in 100.
@@ -182,7 +182,7 @@ class OperationRow:
 
 @attrs.frozen(kw_only=True)
 class CacheRow(CacheStatistics):
-    """What became of the entries of a cache; as `CacheStatistics`."""
+    """Counts of the entries of a cache; as `CacheStatistics`."""
 
     @property
     def share(self) -> float | None:
@@ -192,7 +192,7 @@ class CacheRow(CacheStatistics):
 
 @attrs.frozen(kw_only=True)
 class LibraryRow:
-    """One library of a device: its requests, what it has planned in this generation, and what it holds.
+    """One library of a device: its requests, its plans in this generation, and its workspace.
 
     Attributes:
         library: Its title: the import path, or the name that its argument begins with.
@@ -234,7 +234,7 @@ class ActorMemoryRow:
 class DeviceRow:
     """One open device.
 
-    What comes from the device itself is asked for behind the snapshot's back, and is as old as `age` says.
+    The device's own counts are asked for in the background, and are as old as `age` says.
 
     Attributes:
         path: Path of its actor.
@@ -255,7 +255,7 @@ class DeviceRow:
         in_flight: Operations that the backend has.
         memory: Memory of its arrays.
         libraries: Libraries that have requests, have planned something, or hold workspace.
-        actors: Memory of arrays by who made them, the largest first.
+        actors: Memory of arrays by the actors that made them, the largest first.
     """
 
     path: str
@@ -281,14 +281,14 @@ class DeviceRow:
 
 @attrs.frozen(kw_only=True)
 class FailureRow:
-    """Something that failed.
+    """A failure.
 
     Attributes:
         time: When, in seconds since the epoch; of several alike, the last.
         path: Path of the actor.
         kind: ``"message"``, ``"restart"`` (an incarnation ended), ``"end"`` (the actor ended for good) or
             ``"supervisor"`` (it gave up).
-        message_type: What was being served, if anything.
+        message_type: Type of the message that was served, if any.
         error: The error in one line.
         traceback: The error with its traceback, cut off if it is very long. Where many came at once, of some
             only the line.
@@ -337,12 +337,12 @@ class SystemSnapshot:
     failures: tuple[FailureRow, ...] = ()
 
     def to_json(self) -> str:
-        """The snapshot as one line of JSON text."""
+        """Return the snapshot as one line of JSON text."""
         return json.dumps(self, default=_members, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """The snapshot that `to_json` wrote. What a newer version has added is left out.
+        """Read a snapshot that `to_json` wrote. Fields that a newer version has added are left out.
 
         Raises:
             ValueError: The text is no JSON, or no snapshot.
@@ -377,7 +377,7 @@ def _members_of(kind: type) -> tuple[tuple[str, Any, bool], ...]:
 
 
 def _members(one: object) -> dict[str, object]:
-    """What JSON has of a row."""
+    """Convert a row to JSON's types."""
     return {name: getattr(one, name) for name, _, _ in _members_of(cast("Any", type(one)))}
 
 

@@ -47,9 +47,9 @@ _ERROR = b'{"error":'
 _DEFAULT_SECONDS = 1.0
 _MOST_CLIENTS = 8
 _LONGEST_REQUEST = 1024
-# What a client sends faster stays in the kernel's buffer of its connection.
+# Lines that a client sends faster stay in the kernel's buffer of its connection.
 _READ_PAUSE = 0.1
-# Who connects more often waits in the kernel's queue.
+# More frequent connections wait in the kernel's queue.
 _ACCEPT_PAUSE = 0.02
 # A client is let go when it has not taken a line for so long.
 _WRITE_SECONDS = 5.0
@@ -94,17 +94,17 @@ async def open_socket(system: System, name: str | None = None) -> AsyncGenerator
     folder for temporary files. No other user may enter that folder. On Linux, the kernel also tells whether a
     peer is this user or root; others are refused.
 
-    No client holds the program. At most 8 are connected, what is kept for one is bounded, and one that does
-    not read for 5 s is let go. Snapshots take at most 2 % of the time of the program: of a large tree they
-    come less often than was asked for.
+    Clients cannot hold up the program. At most 8 are connected, the memory for each is bounded, and a client
+    that does not read for 5 s is let go. Snapshots take at most 2 % of the time of the program: of a large
+    tree they come less often than was asked for.
 
     Args:
-        system: What is shown.
+        system: The system to show.
         name: Name of the socket. None takes the name of the system and the number of the process.
 
     Raises:
-        ValueError: The name is none: letters, digits, ``_``, ``-`` and ``.``, at most 64. Or the system has
-            an observer socket open already.
+        ValueError: The name is not valid: letters, digits, ``_``, ``-`` and ``.``, at most 64. Or the system
+            has an observer socket open already.
         ObserverSocketError: A running program has a socket of this name; its process is named. Or the folder
             is another user's, or is open to others.
         NotSupportedError: The platform has no Unix sockets.
@@ -146,7 +146,7 @@ class ObserverActor(Actor):
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Serve meanwhile."""
-        # A listener closes what it is given, and the next incarnation needs the socket.
+        # A listener closes its socket, which the next incarnation needs, so it gets a copy.
         again = trio.socket.from_stdlib_socket(self._listening.dup())
         async with _PacedListener(trio.SocketListener(again)) as listener, trio.open_nursery() as nursery:
             await nursery.start(trio.serve_listeners, self._server.serve, [listener])
@@ -266,7 +266,7 @@ class _Client:
                     await self._asked.wait()
 
     async def _send(self, line: bytes, seconds: float) -> bool:
-        """Whether the line was sent in time, to somebody who is there."""
+        """Tell whether the line was sent in time, to somebody who is there."""
         self._is_in_line = True
         with trio.move_on_after(seconds):
             try:
@@ -340,7 +340,7 @@ async def open_observation(
 
     Raises:
         ValueError: The interval is no such number.
-        ObserverSocketError: No program listens there, it refuses, or what it sends is not understood.
+        ObserverSocketError: No program listens there, it refuses, or its lines are not understood.
     """
     check_interval(interval)
     with trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM) as connection:
@@ -366,13 +366,13 @@ def _why_not(path: str | os.PathLike[str], error: OSError) -> str:
 
 
 async def _ask(stream: trio.SocketStream, interval: float) -> None:
-    # Why the program has closed the connection is in what it sent before.
+    # The program's last line says why it has closed the connection.
     with suppress(trio.BrokenResourceError):
         await stream.send_all(encode({"interval": interval}))
 
 
 async def _next(lines: LineReader) -> bytes | None:
-    """What the program sends next; None at the end."""
+    """Return the program's next line; None at the end."""
     try:
         line = await lines.receive()
         if line is not None and line.startswith(_ERROR):

@@ -1,4 +1,4 @@
-"""What is kept of messages: their counts and times, as cheaply as can be, and the last failures as text."""
+"""Records of messages: their counts and times, as cheaply as possible, and the last failures as text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _no_counts() -> Counts:
 
 @attrs.define(eq=False)
 class MessageTally:
-    """What became of the messages of one type to one actor.
+    """Counts and times of the messages of one type to one actor.
 
     Attributes:
         path: Path of the actor.
@@ -144,32 +144,32 @@ class MessageTally:
         self._forget()
 
     def queue(self) -> Histogram:
-        """Seconds in the queue; those of `count` by now."""
+        """Return the seconds in the queue; those of `count` by now."""
         return Histogram(bounds=BOUNDS, counts=tuple(self._of_queue.tolist()), total=self.queue_total)
 
     def run(self) -> Histogram:
-        """Seconds from the handler's start to the end; those of `count` by now."""
+        """Return the seconds from the handler's start to the end; those of `count` by now."""
         return Histogram(bounds=BOUNDS, counts=tuple(self._of_run.tolist()), total=self.run_total)
 
     def recent(self) -> Seconds:
-        """Seconds from sending to the end of the last messages."""
+        """Return the seconds from sending to the end of the last messages."""
         since = time.monotonic() - _LATELY
         while self._recent and self._recent[0][0] < since:
             self._recent.popleft()
         return np.concatenate([some for _, some in self._recent]) if self._recent else np.empty(0)
 
     def rate(self, now: float) -> float:
-        """How many ended per second, over the last 5 seconds or since it was asked for before."""
+        """Tell how many ended per second, over the last 5 seconds or since it was asked for before."""
         return rate_of(self._history, now, self.ended)
 
 
 def rate_of(history: deque[tuple[float, int]], now: float, count: int) -> float:
-    """The rise of a count per second, over the last 5 seconds or since it was looked at before.
+    """Compute the rise of a count per second, over the last 5 seconds or since it was looked at before.
 
     Args:
-        history: When it was looked at, and what it was; the first entry is where it began.
+        history: Times of looks and the counts then; the first entry is the begin.
         now: The time.
-        count: What it is.
+        count: Its value now.
     """
     while len(history) > 1 and history[1][0] <= now - _SETTLED:
         history.popleft()
@@ -219,12 +219,12 @@ class Tallies:
         return self._of(OTHER_ACTORS if is_other else path, message_type)
 
     def saw(self, now: float) -> None:
-        """All of them were looked at."""
+        """Note that all of them were looked at."""
         self.seen_at = now
         self._seen = frozenset(self._types)
 
     def began(self, path: str) -> None:
-        """An actor of this path takes messages."""
+        """Note that an actor of this path takes messages."""
         self._ended.pop(path, None)
 
     def ended(self, path: str) -> None:
@@ -273,7 +273,7 @@ class Failures:
         return tuple([row for row, _ in self._rows.values()])
 
     def message(self, path: str, message_type: str, error: BaseException) -> None:
-        """A message failed."""
+        """Note that a message failed."""
         self._add(path, "message", message_type, error)
 
     def observe(self, event: Event) -> None:
@@ -352,7 +352,7 @@ class Failures:
 
 
 def _what(error: BaseException) -> frozenset[str]:
-    """What has failed and by what cause, without the operation that errors of devices add to their texts."""
+    """Name a failure and its cause, without the operation that errors of devices add to their texts."""
     found: set[str] = set()
     cause: BaseException | None = error
     for _ in range(_MOST_CAUSES):

@@ -213,7 +213,7 @@ class Timeline(Watch[_Served, _Asked]):
     # The file.
 
     def _take_track(self, name: str) -> int:
-        """The first track of a row that is free."""
+        """Return the first track of a row that is free."""
         tracks = self._tracks.setdefault(name, set())
         track = next(track for track in itertools.count() if track not in tracks)
         tracks.add(track)

@@ -41,11 +41,11 @@ _PID, _ERROR_TYPE = "process.pid", "error.type"
 
 @contextmanager
 def trace(system: ActorSystem, tracer_provider: TracerProvider | None = None) -> Generator[None, None, None]:
-    """Make spans of what happens in a system, inside the ``with``. Needs the extra ``tracing``.
+    """Make spans of messages and operations in a system, inside the ``with``. Needs the extra ``tracing``.
 
     A message to an actor is a span from its sending to its reply, named by its class, with an event
     ``started`` for the begin of its handler. It is a child of the sender's current span, and the current span
-    of the handler: what the handler asks, and spans of its own, are children of it.
+    of the handler: its own asks and spans are children of it.
 
     An operation of a device is a span of its asker, with an event ``validated``. Its child ``launch ...``
     lasts from the launch to the completion on the device. A worker tells these times with its answer, by a
@@ -56,8 +56,8 @@ def trace(system: ActorSystem, tracer_provider: TracerProvider | None = None) ->
     unset. One that failed has the exception as an event, ``error.type``, and the status error.
 
     Args:
-        system: Whose messages and operations; devices that are opened later are among them.
-        tracer_provider: Where the spans go; the global one of OpenTelemetry if there is none.
+        system: The system; devices that are opened later belong to it, too.
+        tracer_provider: Takes the spans; the global one of OpenTelemetry if there is none.
 
     Raises:
         NotSupportedError: OpenTelemetry is not installed.

@@ -58,7 +58,7 @@ class Watch(abc.ABC, Generic[ServedT, WhereT]):
 
     @abc.abstractmethod
     def _observe(self, event: Event) -> None:
-        """Take an event of an actor, which is none of a message."""
+        """Take an event of an actor other than those of messages."""
 
     @abc.abstractmethod
     def _began(self, event: MessageStarted, context: Context) -> ServedT:
@@ -91,7 +91,7 @@ class Watch(abc.ABC, Generic[ServedT, WhereT]):
         Operations of devices stay as fast as they are, as far as that depends on observers.
         """
         entered: dict[str, ExitStack] = {}
-        # What the paths of actors below a device begin with: an operation is seen by its phases.
+        # Prefixes of the paths of actors below a device: operations are seen by their phases.
         below: tuple[str, ...] = ()
 
         def enter_devices() -> None:

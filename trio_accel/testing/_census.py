@@ -1,6 +1,6 @@
-"""What a program has at one moment, of all that it may leave behind.
+"""Count of all resources that a program may leave behind, at one moment.
 
-Of children, descriptors and shared memory the system tells on Linux only.
+Children, descriptors and shared memory are seen on Linux only.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LAUNCHER_CLASS = "LauncherSupervisor"
 # Memory of isolated devices on the CPU backend, and host arrays.
 _CHUNK = "/memfd:trio_accel"
 _PAGE = "/memfd:trio_accel page"
-# What the application holds of a worker, besides a page; and of a launcher, which Trio watches, too.
+# Descriptors of a worker in the application, besides a page; and of a launcher, which Trio watches, too.
 _OF_WORKER = ("socket", "anon_inode:[pidfd]")
 _OF_LAUNCHER = (*_OF_WORKER, "anon_inode:[pidfd]")
 
@@ -71,18 +71,18 @@ class Leak:
 
 @attrs.frozen(kw_only=True)
 class Census:
-    """What there was at one moment. It keeps nothing of that alive.
+    """Resources at one moment. It keeps none alive.
 
     Attributes:
         devices: Those that were open.
         arrays: References to arrays, in words, by the id of their block.
         memory: Blocks and bytes in use, by the path of the device.
-        streams: What the names of threads begin with that belong to open devices.
+        streams: Prefixes of the names of threads that belong to open devices.
         threads: Names by number; without those that Trio keeps in reserve.
         processes: Children, and theirs.
         workers: How many worker processes belong to open devices.
         launchers: How many launchers of them belong to open systems.
-        opened: Descriptors, but for shared memory and what open devices hold of theirs.
+        opened: Descriptors, but for shared memory and those of open devices.
         shared: Names of shared memory that is mapped or open, by inode; without that of open devices.
     """
 
@@ -105,7 +105,7 @@ class Census:
 
         Args:
             belongs: Whether a device and its arrays are looked at.
-            memory: What devices have said of theirs.
+            memory: The devices' own counts.
         """
         # Arrays in reference cycles, such as those of an error's frames, wait to be collected.
         gc.collect()
@@ -233,7 +233,7 @@ def _has_launcher(system: System) -> bool:
 
 
 def _last(items: Sequence[ItemT], count: int) -> list[ItemT]:
-    """The last of them, so many if there are."""
+    """Return the last of them, so many if there are."""
     return list(items[-count:]) if count > 0 else []
 
 
@@ -266,7 +266,7 @@ class Process:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What no other process has."""
+        """Return resources that no other process has."""
         return self.pid, self.started
 
 
@@ -276,7 +276,7 @@ class Descriptor:
 
     Attributes:
         number: Its number.
-        target: What it is open on, such as ``"/tmp/x"`` or ``"socket:[123]"``.
+        target: Its file, such as ``"/tmp/x"`` or ``"socket:[123]"``.
     """
 
     number: int
@@ -287,7 +287,7 @@ class Descriptor:
 
     @property
     def kind(self) -> str:
-        """What it is open on, without numbers that differ each time."""
+        """Its file, without numbers that differ each time."""
         return _INODE.sub("", self.target).removesuffix(_GONE)
 
 
@@ -309,7 +309,7 @@ def descendants() -> tuple[Process, ...]:
 
 
 def descriptors() -> tuple[Descriptor, ...]:
-    """What this process has open, but for shared memory."""
+    """List the open descriptors of this process, but for shared memory."""
     return tuple(Descriptor(number, target) for number, target in _opened() if not target.startswith(_SHARED))
 
 

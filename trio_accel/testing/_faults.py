@@ -48,7 +48,7 @@ class FaultInjection:
 
     @property
     def remaining(self) -> int:
-        """How many more requests it hits; one that is on its way to the device is none of them."""
+        """How many more requests it hits; requests on their way to the device do not count."""
         return self._plan.remaining if self._plan in opened(self.device).state.faults else 0
 
     @property
@@ -64,9 +64,9 @@ class FaultInjection:
 def poison(device: Device, reason: str = "poisoned by a test") -> None:
     """Make the device's context unusable, as a fault on the hardware would, while it works.
 
-    What is in flight ends with `ContextPoisonedError`, and the context is replaced. If nothing is, the
-    next operation finds out, and ends so. In a worker process of an accelerator it is a real fault: what
-    completes before the driver has noticed is complete.
+    Operations in flight end with `ContextPoisonedError`, and the context is replaced. If there is none, the
+    next operation finds out, and ends so. In a worker process of an accelerator it is a real fault:
+    operations that complete before the driver has noticed are complete.
 
     Raises:
         DeviceLostError: The device has no context now.
@@ -101,9 +101,9 @@ def inject_fault(
             ``"jit.saxpy"`` for launches of that kernel. Of an operation that spans devices, the part of this
             device is hit.
         fail: The launch fails as if the backend had raised this; each launch raises a copy of its own.
-            What happens then follows the error's class: one that the error table does not know makes
+            The effect depends on the error's class: one that the error table does not know makes
             the library suspect, so that its actor crashes and is restarted.
-        delay: The operation takes so many seconds longer, and what comes after it on its stream waits.
+        delay: The operation takes so many seconds longer, and later work on its stream waits.
         hang: The operation never ends, until its context does: by `stuck_after` of `DeviceOptions`, by
             `poison`, or with the device.
         poison: The operation loses the context.
@@ -112,7 +112,7 @@ def inject_fault(
         how: Which one, where there are several. ``poison``: ``"illegal_address"`` (the default),
             ``"trap"``, ``"assert"``, as kernels do it on an accelerator; on the CPU they are the same.
             ``hang``: the host holds the stream back by default, a ``"kernel"`` that does not end, or one
-            that is ``"writing"`` to what the operation has written, again and again. ``kill``: with
+            that is ``"writing"`` to the operation's outputs, again and again. ``kill``: with
             ``"writing"``, while such a kernel runs.
         count: How many requests are hit.
         again: A request that runs again (`retry` of `DeviceOptions`) is hit again, as one that is bad is.
@@ -120,7 +120,7 @@ def inject_fault(
     Raises:
         ValueError: Not exactly one fault, a count below 1, a delay that is no time, or a `how` that
             the fault does not have.
-        TypeError: An operation that is no message class, or an error that is none or cannot be copied.
+        TypeError: An operation that is no message class, or `fail` is no error or cannot be copied.
     """
     name = _name_of(operation)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:

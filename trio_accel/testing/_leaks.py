@@ -16,16 +16,16 @@ from ._census import Census, Leak, open_devices
 
 __all__ = ["LeakError", "leak_check", "raise_leaks"]
 
-# What is ending by itself, such as a worker that was killed, is given so many seconds.
+# Seconds for resources that end by themselves, such as a worker that was killed.
 _SETTLE = 2.0
 _LOOK = 0.005
 
 
 class LeakError(AssertionError):
-    """Something was left behind.
+    """Resources were left behind.
 
     Attributes:
-        leaks: What.
+        leaks: Their descriptions.
     """
 
     def __init__(self, leaks: Iterable[Leak]) -> None:
@@ -40,12 +40,12 @@ class LeakError(AssertionError):
 async def leak_check(*scope: Device | System) -> AsyncGenerator[None, None]:
     """Fail if the body of the ``async with`` leaves more behind than there was before.
 
-    What counts: devices that are open, references to arrays, blocks and chunks of device memory,
+    Counted are devices that are open, references to arrays, blocks and chunks of device memory,
     descriptors, mapped shared memory, threads, and processes, those of its children included. Not
-    what devices that stay open have for themselves: the threads of their streams, their workers, the
+    counted are resources of devices that stay open: the threads of their streams, their workers, the
     launcher of those, one empty chunk each. Descriptors, shared memory and processes are seen on Linux.
 
-    At the end the devices are synchronized, garbage is collected, and what is ending by itself gets up
+    At the end the devices are synchronized, garbage is collected, and resources that end by themselves get up
     to two seconds. If the body raises, nothing is checked.
 
     Variables live longer than the block that they were assigned in: an array that a local variable
@@ -57,7 +57,7 @@ async def leak_check(*scope: Device | System) -> AsyncGenerator[None, None]:
 
     Raises:
         LeakError: Something was left behind; it names each thing.
-        TypeError: `scope` is no device and no system.
+        TypeError: `scope` has something else than devices and systems.
     """
     for item in scope:
         if not isinstance(item, (Device, System)):

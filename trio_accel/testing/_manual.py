@@ -21,10 +21,10 @@ class ManualCompletion:
 
     For ``DeviceOptions(isolation="inline", completion=...)``: the device computes as always, but the
     program does not learn of it. So a test can look at its own cancellation, back-pressure and time
-    limits while operations run for exactly as long as it wants. What is held counts as running: for
+    limits while operations run for exactly as long as it wants. Held operations count as running: for
     `stuck_after`, for the window of `in_flight`, for a lease, for `Device.synchronize` and for the end
-    of the device, which waits for `close_grace` seconds at most. A context that is lost ends what is
-    held, as it ends everything in flight.
+    of the device, which waits for `close_grace` seconds at most. A lost context ends held operations, as it
+    ends everything in flight.
 
     One object may serve several devices; they are held together.
 
@@ -119,7 +119,8 @@ class _ManualPort(CompletionPort):
     _forget: Callable[[_ManualPort], None]
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
-        # When the engine looks, it takes everything that is done: so what it looks at is exchanged.
+        # When the engine looks, it takes everything that is done: so the events that it looks at are
+        # exchanged.
         for queue in self._completer.queues.all:
             for operation in queue.operations:
                 if operation.event is event:

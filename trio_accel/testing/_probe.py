@@ -23,9 +23,9 @@ class Probe:
     """The test's end of a probe actor. Made by `open_probe`.
 
     Attributes:
-        ref: Address of the actor: hand it to what is tested.
+        ref: Address of the actor: hand it to the code under test.
         messages: Everything it was sent, in order.
-        replies: What it answers, by message class: a value, an exception to raise, or a function
+        replies: Its answers, by message class: a value, an exception to raise, or a function
             of the message that returns or raises one. May be changed at any time.
     """
 
@@ -40,7 +40,7 @@ class Probe:
         return await self._receive.receive()
 
     def receive_nowait(self) -> object:
-        """The next message that no earlier call has returned.
+        """Return the next message that no earlier call has returned.
 
         Raises:
             trio.WouldBlock: There is none.
@@ -68,9 +68,9 @@ async def open_probe(
     """Start an actor that stands in for another in a test.
 
     Args:
-        system: Where it lives; it ends with it.
+        system: Its system; it ends with it.
         *messages: Message classes that it takes, all declared for one actor class.
-        replies: What it answers, by message class; a request without an entry is answered with None.
+        replies: Its answers, by message class; a request without an entry is answered with None.
         name: Its name.
 
     Raises:
@@ -110,7 +110,7 @@ class FixedRandom(random.Random):
     """A source of jitter that always draws the same: for ``SystemOptions(random=FixedRandom())``.
 
     Args:
-        fraction: What `random` returns, from 0 to 1; 0.5 draws the middle of every range, so that
+        fraction: Result of `random`, from 0 to 1; 0.5 draws the middle of every range, so that
             delays have no jitter.
     """
 
@@ -121,14 +121,14 @@ class FixedRandom(random.Random):
         self._fraction = fraction
 
     def random(self) -> float:
-        """The fixed fraction."""
+        """Return the fixed fraction."""
         return self._fraction
 
 
 async def wait_until_quiet(system: ActorSystem) -> None:
     """Wait until no actor has a message queued, running or unanswered, and every task is blocked.
 
-    What waits for time or for another thread counts as quiet only if no message is open over it:
+    A task that waits for time or for another thread counts as quiet only if no message is open over it:
     a request that a handler or a device is working on is waited for.
     """
     # It loads pytest where that is installed: not with `import trio_accel`.

@@ -123,8 +123,8 @@ def _leaves_no_actors(request: pytest.FixtureRequest) -> None:
 async def no_actors_left(_leaves_no_actors: None) -> None:
     """Fail a test whose body leaves a live actor or another task behind, naming it.
 
-    It looks when the test function has returned, before any fixture ends. What the test has started in
-    `accel_system` counts; what fixtures have started before it does not. A device that the test has opened
+    It looks when the test function has returned, before any fixture ends. Actors that the test has started in
+    `accel_system` count; those that fixtures have started before do not. A device that the test has opened
     and not closed counts, but not the actors that a device starts for itself. Tasks in pytest-trio's
     `nursery` do not count: it ends them with the test. After a test that has failed it does not look.
     """
@@ -172,7 +172,7 @@ def _leaving_no_actors(test: Callable[..., Awaitable[None]]) -> Callable[..., Aw
 
 @attrs.frozen
 class _Alive:
-    """What is alive at one moment: actors, and tasks that belong to none."""
+    """List live actors, and tasks without one."""
 
     actors: frozenset[Party]
     tasks: frozenset[trio.lowlevel.Task]

@@ -29,11 +29,11 @@ class OpenFile:
     """One safetensors file, open for reading. Everything but `close` blocks.
 
     Args:
-        path: Where it is.
+        path: Path of the file.
 
     Attributes:
-        path: Where it is.
-        header: What it says of itself.
+        path: As given.
+        header: Its header.
 
     Raises:
         WeightsError: It is no such file.
@@ -69,10 +69,10 @@ class OpenFile:
             view, offset = view[count:], offset + count
 
     def check_unchanged(self) -> None:
-        """Require that nobody has written to it since it was opened, as far as its size and time tell.
+        """Require that it was not written to since it was opened, as far as its size and time tell.
 
         Raises:
-            WeightsError: Somebody has.
+            WeightsError: It was.
         """
         if self._state() != self._as_opened:
             raise WeightsError(f"{self.path} was changed while it was read")
@@ -115,7 +115,7 @@ class OpenFiles:
     Attributes:
         files: The files.
         tensors: By name: which file, and where in it; in the order of the files.
-        metadata: What their writers have added.
+        metadata: Additions of their writers.
 
     Raises:
         WeightsError: One is no such file, or they do not fit together.
@@ -168,11 +168,11 @@ class OpenFiles:
 
 
 def paths_of(path: StrPath | Iterable[StrPath]) -> list[str]:
-    """The paths that a caller has given, as text.
+    """Return the paths that a caller has given, as text.
 
     Raises:
         TypeError: It is no path.
-        ValueError: There is none.
+        ValueError: There is no path.
     """
     several = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
     if not several:
@@ -212,7 +212,7 @@ def _read_index(path: str) -> Mapping[str, set[str]]:
 
 @attrs.frozen(kw_only=True)
 class Contents:
-    """What files of weights hold.
+    """Contents of files of weights.
 
     Attributes:
         tensors: By name, in the order of the files.
@@ -236,7 +236,7 @@ async def inspect(path: StrPath | Iterable[StrPath]) -> Contents:
         path: As for `load`.
 
     Raises:
-        WeightsError: A file is not what it claims to be.
+        WeightsError: A file is no safetensors file.
         OSError: A file cannot be opened or read.
     """
     return await trio.to_thread.run_sync(_contents, paths_of(path))

@@ -48,17 +48,17 @@ _NAMES: Mapping[str, str] = {
     "float64": "F64",
 }
 _DTYPES = {name: DType(dtype) for dtype, name in _NAMES.items()}
-# What the format has and devices have not, with the bits of an element.
+# Element types of the format that devices do not have, with their bits.
 _FOREIGN = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8}
 
 
 class WeightsError(ValueError):
-    """A file of weights is cut off, damaged or not what it claims to be. The message names the file."""
+    """A file of weights is cut off, damaged or no safetensors file. The message names the file."""
 
 
 @attrs.frozen(kw_only=True)
 class TensorInfo:
-    """What a file says of a tensor.
+    """Entry of a tensor in a header.
 
     Attributes:
         name: Its name.
@@ -97,7 +97,7 @@ class TensorInfo:
 
 @attrs.frozen(kw_only=True)
 class Header:
-    """What a file says of itself.
+    """Header of a file.
 
     Attributes:
         tensors: By name, in the order of their bytes.
@@ -146,7 +146,7 @@ def encode_header(
 
     Raises:
         NotSupportedError: The format does not have an element type.
-        ValueError: A name, or the length of all, is none that the format has.
+        ValueError: A name, or the length of all, is not valid in the format.
     """
     entries: dict[str, object] = {_METADATA: dict(metadata)} if metadata else {}
     end = 0

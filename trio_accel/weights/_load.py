@@ -29,7 +29,7 @@ __all__ = ["Progress", "Weights", "load"]
 _PIECE = 4 << 20
 # While one is on its way to the device, the next is read.
 _BUFFERS = 2
-# In bytes: where arrays that lie in one block begin, as separate blocks do.
+# Bytes of alignment of arrays in one block, the same as that of separate blocks.
 _ALIGNMENT = 256
 # A conversion may keep the interpreter: of so many elements, for less than a millisecond.
 _AT_ONCE = 1 << 17
@@ -56,23 +56,23 @@ async def load(
     `DeviceOptions.retry` says.
 
     Args:
-        device: Where the arrays are to be.
+        device: The device of the arrays.
         path: A safetensors file; the index (``model.safetensors.index.json``) of a model that has several,
-            which lie in the same folder; or several of these.
+            in the same folder; or several of these.
         names: The tensors to load; by default all.
         dtype: Floating element type of the arrays to which floating and complex tensors are converted, as
             `numpy.ndarray.astype` does. Whole numbers and booleans stay what they are.
-        packed: Whether all arrays of one element type lie in one block of memory, which is given back with
+        packed: Whether all arrays of one element type are in one block of memory, which is given back with
             the last of them, or when one is released. A program that takes them all then depends on one
             block, and not on hundreds: its calls are shorter.
         progress: Called in the loop's thread, with the bytes of the files that are on the device, and of
-            all. What it raises ends the loading.
+            all. An error of it ends the loading.
 
     Returns:
         The arrays by name, C-contiguous. If the call fails or is cancelled, nothing is left of them.
 
     Raises:
-        WeightsError: A file is cut off, damaged, not what it claims to be, or was changed meanwhile.
+        WeightsError: A file is cut off, damaged, no safetensors file, or was changed meanwhile.
         OSError: A file cannot be opened or read.
         ValueError: The files hold no tensor of a name that is wanted.
         TypeError: `dtype` is no floating or complex type, or would drop imaginary parts.
@@ -127,7 +127,7 @@ class _Loading:
     _progress: Progress | None = attrs.field(kw_only=True, alias="progress")
     _total: int = attrs.field(init=False)
     _done: int = attrs.field(default=0, init=False)
-    # Blocks of memory as arrays of one axis; in which of them a tensor lies, and from which element on.
+    # Blocks of memory as arrays of one axis; and of each tensor its block and its first element.
     _sizes: dict[str, int] = attrs.field(factory=dict[str, int], init=False)
     _places: dict[str, tuple[str, int]] = attrs.field(init=False)
     _blocks: dict[str, AccelRef] = attrs.field(factory=dict[str, AccelRef], init=False)
@@ -154,7 +154,7 @@ class _Loading:
         )
 
     def _place(self, tensor: _Tensor) -> tuple[str, int]:
-        """Where a tensor is to lie: in a block of its own, or behind those of its dtype."""
+        """Place of a tensor: in a block of its own, or behind those of its dtype."""
         if not self._packed:
             self._sizes[tensor.info.name] = tensor.info.size
             return tensor.info.name, 0
@@ -278,7 +278,7 @@ def _pieces(tensors: Iterable[_Tensor]) -> Iterator[tuple[_Tensor, int, int]]:
 
 
 def _bytes_of(tensor: _Tensor, count: int) -> int:
-    """Bytes of so many elements, in the file or on the device, where they take more."""
+    """Return the bytes of so many elements, in the file or on the device, where they take more."""
     return count * max(tensor.info.dtype.itemsize, tensor.dtype.itemsize)
 
 

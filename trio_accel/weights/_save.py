@@ -43,7 +43,7 @@ async def save(
 
     Raises:
         NotSupportedError: The format does not have an element type: complex128.
-        TypeError, ValueError: A name, an array or a text is none.
+        TypeError, ValueError: A name, an array or a text is of another type, or not valid.
         OSError: The file cannot be written.
         StaleRefError: An array must not be used any more.
         ContextLostError, DeviceLostError: The device was lost meanwhile.
@@ -92,7 +92,7 @@ def _check(arrays: Mapping[str, object], metadata: Mapping[str, object]) -> None
 
 
 def _make(target: str, header: bytes) -> IO[bytes]:
-    """A file beside the target, under a name that nobody else has."""
+    """Make a file beside the target, under a new name."""
     name = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.{secrets.token_hex(8)}")
     file = open(name, "xb", buffering=0)  # noqa: SIM115  # closed by who asked
     try:

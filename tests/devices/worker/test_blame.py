@@ -11,7 +11,7 @@ from isolated import options
 from processes import until
 
 import trio_accel as ta
-from trio_accel.patterns import Batcher, Call
+from trio_accel.patterns import Batcher, Call, Replica, ReplicaPool
 from trio_accel.testing import inject_fault
 
 BAD = "fft.Fft"
@@ -147,3 +147,72 @@ async def test_a_batcher_finds_the_item(system: ta.System, *, suspects: bool) ->
     assert isinstance(found.pop(5), ta.ContextLostError)
     for number, result in found.items():
         np.testing.assert_allclose(result, np.fft.fft(np.full(4, 1.0 + number)))
+
+
+async def test_a_batcher_finds_nothing_that_is_bad_only_in_company(system: ta.System) -> None:
+    chosen = options(retry=1, spares=1, retry_suspects=False)
+    async with system.open_device("cpu", options=chosen) as device, trio.open_nursery() as nursery:
+
+        async def transform(rows: list[np.ndarray]) -> np.ndarray:
+            # The first and the last of them, together.
+            if {1.0, 8.0} <= {row[0] for row in rows}:
+                inject_fault(device, ta.fft.Fft, poison=True, again=True)
+            x = await device.put(np.stack(rows) + 0j)
+            return await (await ta.fft.fft(x)).to_host()
+
+        batcher = await system.spawn(
+            Batcher[Any, Any], transform, max_size=8, max_wait=1.0, adaptive=False, name="batcher"
+        )
+        found: dict[int, Any] = {}
+
+        async def ask(number: int) -> None:
+            found[number] = await batcher.ask(Call(np.full(4, 1.0 + number)))
+
+        for number in range(8):
+            nursery.start_soon(ask, number)
+    for number, result in found.items():
+        np.testing.assert_allclose(result, np.fft.fft(np.full(4, 1.0 + number)))
+    assert len(found) == 8
+
+
+@pytest.mark.filterwarnings("ignore:open_device. cpu.0 is open already:RuntimeWarning")
+async def test_a_bad_request_in_each_replica_of_a_pool(system: ta.System) -> None:
+    chosen = options(retry=1, spares=1, retry_suspects=False)
+    devices = [await system.open_device("cpu", options=chosen) for _ in range(2)]
+
+    def model(device: ta.Device) -> Any:
+        async def transform(item: str) -> Any:
+            x = await device.put(2.0 * EYE)
+            if item == "bad":
+                inject_fault(device, ta.fft.Fft, poison=True, again=True)
+                return await (await ta.fft.fft(x)).to_host()
+            return await (await ta.linalg.matmul(x, x)).to_host()
+
+        return transform
+
+    replicas = {str(number): Replica(model(device), device=device) for number, device in enumerate(devices)}
+    pool = await system.spawn(ReplicaPool[Any, Any], replicas)
+    right = 0
+
+    async def ask_good() -> None:
+        nonlocal right
+        while True:
+            np.testing.assert_array_equal(await pool.ask(Call("good")), 4.0 * EYE)
+            right += 1
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(6):
+            nursery.start_soon(ask_good)
+        bad = 0
+        # Until each has had one, wherever the pool sends them.
+        while min(device.generation for device in devices) == 1 and bad < 40:
+            with pytest.raises(ta.ContextPoisonedError) as caught:
+                await pool.ask(Call("bad"))
+            assert caught.value.is_to_blame
+            bad += 1
+            wanted = right + 12
+            await until(lambda wanted=wanted: right >= wanted)
+        nursery.cancel_scope.cancel()
+    assert sum(device.generation - 1 for device in devices) >= 2
+    for device in devices:
+        await device.close()

@@ -22,7 +22,7 @@ from .errors import (
     StaleRefError,
 )
 from .foreign import CopyFromForeignSpec, ForeignArray, SharesCudaMemory
-from .kernels import Call, kernel
+from .kernels import KernelCall, kernel
 from .memory import BlockMemory, ChunkSource
 from .protocols import (
     AccelBackend,
@@ -52,7 +52,6 @@ __all__ = [
     "BackendReport",
     "BlockMemory",
     "CacheCounts",
-    "Call",
     "ChunkAllocator",
     "ChunkKeeper",
     "ChunkSource",
@@ -72,6 +71,7 @@ __all__ = [
     "InThread",
     "InputFailedError",
     "Isolation",
+    "KernelCall",
     "KernelLibrary",
     "Lease",
     "LibraryError",

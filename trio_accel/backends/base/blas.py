@@ -1,8 +1,9 @@
 """How operations on matrices are put to a BLAS: the same on all backends.
 
-A BLAS knows matrices by columns. An operation whose result lies by rows is computed as its transpose: sides
-and triangles change, letters do not. A matrix that lies across the result is read by the letter of its
-transpose. It is copied only where no letter says that, or where it has gaps within rows and columns.
+A BLAS knows matrices by columns. An operation whose result is stored by rows is computed as its transpose:
+sides and triangles change, letters do not. A matrix that is stored the other way than the result is read by
+the letter of its transpose. It is copied only where no letter says that, or where it has gaps within rows and
+columns (D109).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _OPPOSITE: Mapping[Side, Side] = {"L": "R", "R": "L"}
 
 
 def leading(count: int, length: int, step: int, within: int, itemsize: int) -> int | None:
-    """Elements from one line of `length` to the next; None where its elements or the lines lie otherwise."""
+    """Elements from one line of `length` to the next; None for any other layout."""
     if length > 1 and within != itemsize:
         return None
     if count <= 1:
@@ -44,7 +45,7 @@ class Factor:
     is_conjugated: bool = False
 
     def of(self, spec: OperationSpec) -> complex:
-        """The number."""
+        """Return the number."""
         number: complex = getattr(spec, self.field)
         return number.conjugate() if self.is_conjugated else number
 
@@ -113,8 +114,8 @@ class Plan:
     Attributes:
         is_complex: Whether elements have an imaginary part.
         stack: Extents of the stack of the result.
-        routine: What is called for each matrix of the stack; None where the result is empty.
-        plain: What is called instead where alpha is 1, if that is something else.
+        routine: Name of the routine for each matrix of the stack; None where the result is empty.
+        plain: Name of the routine where alpha is 1, if that is another one.
         copies: Fields that are copied, by rows (``"C"``) or by columns (``"F"``); a result is copied back.
         steps: By field, bytes from one matrix to the next along each axis of the stack.
     """
@@ -128,17 +129,17 @@ class Plan:
     _shapes: dict[str, tuple[int, ...]] = attrs.field(factory=dict[str, tuple[int, ...]])
 
     def routine_for(self, spec: OperationSpec) -> Routine | None:
-        """What is called for an operation."""
+        """Name of the routine for an operation."""
         return self.plain if self.plain is not None and getattr(spec, "alpha", 0) == 1 else self.routine
 
     def calls(self, addresses: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
-        """Addresses for each call, given those of the arrays."""
+        """Yield the addresses for each call, given those of the arrays."""
         lists = {field: self.addresses(field, addresses[field]).tolist() for field in self.steps}
         for places in zip(*lists.values(), strict=True):
             yield dict(zip(lists, places, strict=True))
 
     def addresses(self, field: str, first: int) -> npt.NDArray[np.uint64]:
-        """Addresses of all matrices of a field, in the order of the stack, given that of the first one."""
+        """Return the addresses of a field's matrices, in the order of the stack, given the first one."""
         steps = zip(self.stack, self.steps[field], strict=True)
         found = np.array(first, np.uint64)
         for extent, step in steps:
@@ -146,14 +147,14 @@ class Plan:
         return found.ravel()
 
     def operand(self, field: str, array: ArraySpec) -> Matrix:
-        """A matrix as it lies; of a stack the first one."""
+        """Return the layout of a matrix; of a stack, that of the first one."""
         self._shapes[field] = array.shape
         self._step(field, array.strides)
         (rows, columns), (down, along) = array.shape[-2:], array.strides[-2:]
         return Matrix(field, (rows, columns), (down, along), array.dtype.itemsize)
 
     def result(self, field: str, array: ArraySpec) -> Matrix:
-        """A matrix that is changed, or its copy by rows."""
+        """Return a matrix that is changed, or its copy by rows."""
         matrix = self.operand(field, array)
         if not matrix.is_by_columns and not matrix.is_across:
             return self._copied(matrix.turned).turned
@@ -168,7 +169,7 @@ class Plan:
         return matrix.turned, _ACROSS[op], True
 
     def by_columns(self, matrix: Matrix) -> Matrix:
-        """An operand by columns, or its copy."""
+        """Return an operand by columns, or its copy."""
         return matrix if matrix.is_by_columns else self._copied(matrix)
 
     def _copied(self, matrix: Matrix) -> Matrix:
@@ -277,7 +278,7 @@ _PLANNERS: Mapping[str, Callable[[Plan, Any], None]] = {
 
 
 def _is_by_rows(matrix: Matrix, like: Matrix) -> bool:
-    """Whether to see a result by rows; one that lies both ways is seen as an operand lies."""
+    """Tell whether to take a result by rows; one that is stored both ways is taken as an operand is."""
     is_either = matrix.is_by_columns and matrix.turned.is_by_columns
     return not (like if is_either else matrix).is_by_columns
 

@@ -1,4 +1,4 @@
-"""What libraries check before anything is enqueued, in the same words on every backend."""
+"""Checks of libraries before anything is enqueued, in the same words on every backend."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def check_dtypes(backend: str, spec: OperationSpec, allowed: Mapping[str, tuple[
     Args:
         backend: Name of the backend.
         spec: The operation.
-        allowed: What the kernel has; see `DTypes`.
+        allowed: The kernel's dtypes; see `DTypes`.
 
     Raises:
         NotSupportedError: A dtype is not among these.
@@ -75,7 +75,7 @@ def check_dtypes(backend: str, spec: OperationSpec, allowed: Mapping[str, tuple[
 
 
 def _words(operation: str) -> str:
-    """The last name of an operation in small letters: ``copy_to_host`` of ``...CopyToHostSpec``."""
+    """Return the last name of an operation in small letters: ``copy_to_host`` of ``...CopyToHostSpec``."""
     return _CAPITAL.sub("_", operation.rpartition(".")[2].removesuffix("Spec")).lower()
 
 

@@ -15,7 +15,7 @@ ALIGNMENT = 512
 
 
 class Placement(NamedTuple):
-    """Where a block lies.
+    """The place of a block.
 
     Attributes:
         chunk: Id of the chunk.
@@ -30,7 +30,7 @@ class Placement(NamedTuple):
 
 @attrs.define(eq=False)
 class ChunkAllocator:
-    """Best fit within chunks that grow by doubling; arrays of half the next chunk's size lie alone.
+    """Best fit within chunks that grow by doubling; arrays of half the next chunk's size have a chunk alone.
 
     Invariants: the free gaps of a chunk do not touch each other; gaps and blocks together cover
     every chunk exactly. `_gaps` is sorted by size, so that the first that fits fits best.
@@ -73,10 +73,10 @@ class ChunkAllocator:
         return len(self._placements)
 
     def placement(self, block: int) -> Placement:
-        """Where a block lies.
+        """Return the place of a block.
 
         Raises:
-            KeyError: There is no such block.
+            KeyError: No block has this id.
         """
         return self._placements[block]
 
@@ -85,7 +85,7 @@ class ChunkAllocator:
         self._placements[to] = self._placements.pop(block)
 
     def has_gap(self, nbytes: int) -> bool:
-        """Whether there is a place for a block of so many bytes in the chunks that are there."""
+        """Tell whether there is a place for a block of so many bytes in the chunks that are there."""
         return bool(self._gaps) and self._gaps[-1][0] >= _reserved(nbytes)
 
     def allocate(self, block: int, nbytes: int) -> Placement:
@@ -94,7 +94,7 @@ class ChunkAllocator:
         Raises:
             ValueError: A block of this id is placed already.
             MemoryError: There are as many chunks as there may be.
-            Exception: What `make_chunk` raised.
+            Exception: The error of `make_chunk`.
         """
         if block in self._placements:
             raise ValueError(f"block {block} is placed already")
@@ -107,7 +107,7 @@ class ChunkAllocator:
         end = start + gap
         del self._by_start[chunk, start]
         if gap > size:
-            # What is left of the gap ends where it ended.
+            # The rest of the gap ends where the gap ended.
             bisect.insort(self._gaps, (gap - size, chunk, start + size))
             self._by_start[chunk, start + size] = end
             self._by_end[chunk, end] = start + size
@@ -121,7 +121,7 @@ class ChunkAllocator:
         """Take a block away; a chunk that is empty then is kept or given back.
 
         Raises:
-            KeyError: There is no such block.
+            KeyError: No block has this id.
         """
         placement = self._placements.pop(block)
         self.used -= placement.nbytes
@@ -139,7 +139,7 @@ class ChunkAllocator:
             self._keep_some_empty()
 
     def adopt(self, chunks: Mapping[int, int], blocks: Iterable[tuple[int, Placement]]) -> None:
-        """Take over chunks that exist already, with all the blocks that lie in them.
+        """Take over chunks that exist already, with all the blocks in them.
 
         Empty ones among them are given back as those of its own are.
 
@@ -148,7 +148,7 @@ class ChunkAllocator:
             blocks: Id and place of each; how much is reserved for it is rounded up.
 
         Raises:
-            ValueError: A chunk or a block is there already, blocks overlap, or one lies outside of
+            ValueError: A chunk or a block is there already, blocks overlap, or one is outside of
                 these chunks. Nothing was taken over.
         """
         known = sorted(chunks.keys() & self._chunks.keys())
@@ -237,5 +237,5 @@ class ChunkAllocator:
 
 
 def _reserved(nbytes: int) -> int:
-    """What a block takes in its chunk: whole alignments, and a place of its own if it is empty."""
+    """Round up the size of a block in its chunk: whole alignments, and one of its own for an empty block."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT or ALIGNMENT

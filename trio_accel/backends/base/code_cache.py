@@ -1,4 +1,4 @@
-"""Disk cache of compiled code: what a compiler made, found again by what it was made of.
+"""Disk cache of compiled code, found again by its source, headers and options.
 
 The contents of the files that a source in C++ includes are part of that.
 """
@@ -23,8 +23,8 @@ from .errors import AccelError
 
 __all__ = ["CodeCache", "CompiledCode", "code_key", "default_code_cache", "header_parts"]
 
-# What brings a file in: #include, #include_next, #embed and __has_include, with comments and line splices
-# where the language allows them. A name that is a macro cannot be followed.
+# Directives that bring a file in: #include, #include_next, #embed and __has_include, with comments and line
+# splices where the language allows them. A name that is a macro cannot be followed.
 _GAP = r"(?:[ \t]|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/)*"
 _NAME = rf"{_GAP}(?:\"(?P<quoted>[^\"\n]+)\"|<(?P<angled>[^>\n]+)>|(?P<other>[^\s\"<]))"
 _INCLUDE = re.compile(
@@ -44,11 +44,11 @@ def header_parts(
     first: Sequence[str] = (),
     named: Mapping[str, str] | None = None,
 ) -> tuple[str | bytes, ...] | None:
-    """Names and digests of everything that a source may include, directly or by way of other headers.
+    """Find names and digests of everything that a source may include, directly or by other headers.
 
-    Conditions of the preprocessor are not evaluated, so a header counts where it may be included. What is
-    found nowhere counts by its name: it is a header of the compiler's own, whose version is another part of
-    the key. It is looked for again each time, so a header that turns up later changes the result.
+    Conditions of the preprocessor are not evaluated, so a header counts where it may be included. A header
+    that is found nowhere counts by its name: it is the compiler's own, whose version is another part of the
+    key. It is looked for again each time, so a header that turns up later changes the result.
 
     Args:
         source: The text.
@@ -121,7 +121,7 @@ def _content(path: Path) -> bytes | None:
 
 _logger = logging.getLogger("trio_accel.backends")
 
-# What an entry begins with; another layout of entries gets another number, and its entries are misses.
+# First bytes of an entry; another layout of entries gets another number, and its entries are misses.
 _MAGIC = b"trioaccel-code-1"
 _KEY_BYTES = 32
 _HEADER = len(_MAGIC) + 2 * _KEY_BYTES
@@ -141,7 +141,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 @attrs.frozen
 class CompiledCode:
-    """What a compiler made.
+    """The outcome of a compilation.
 
     Attributes:
         code: The code: a cubin, for example.
@@ -153,7 +153,7 @@ class CompiledCode:
 
 
 def code_key(**parts: str | bytes | int | tuple[str | bytes, ...]) -> bytes:
-    """The key of what is compiled: a SHA-256 digest of named parts.
+    """Make the key of a compilation: a SHA-256 digest of named parts.
 
     Everything that the result depends on has to be among the parts: the source, the contents of the headers
     (`header_parts`), options, architecture, versions of compiler and driver.
@@ -212,7 +212,7 @@ class CodeCache:
 
         Args:
             key: Of `code_key`; None for what is not to be kept.
-            compiler: Compiles it; what it raises is raised, and nothing is kept.
+            compiler: Compiles it; an error of it is raised, and nothing is kept.
         """
         found = None if key is None else self.find(key)
         if found is not None:
@@ -223,7 +223,7 @@ class CodeCache:
         return made
 
     def find(self, key: bytes) -> CompiledCode | None:
-        """What is kept under a key; None if there is nothing, or nothing that can be trusted."""
+        """Read the entry of a key; None if there is none, or none that can be trusted."""
         data: bytes | None = None
         with self._quietly("read"), self._opened(make=False) as folder:
             if folder is not None:
@@ -260,7 +260,8 @@ class CodeCache:
             yield None
             return
         try:
-            # Everything goes by the descriptor: nobody can put another folder in the place of this one.
+            # D117: all access goes by the descriptor, so another folder cannot be put in the place of this
+            # one.
             status = os.fstat(folder)
             if status.st_uid != os.geteuid():
                 raise PermissionError(f"it belongs to user {status.st_uid}, who could have their code run")
@@ -300,7 +301,7 @@ def _encoded(key: bytes, code: CompiledCode) -> bytes:
 
 
 def _decoded(key: bytes, data: bytes) -> CompiledCode | None:
-    """An entry's code; None if it is cut off, damaged, another's, or of another version."""
+    """Return an entry's code; None if it is cut off, damaged, another's, or of another version."""
     payload = data[_HEADER:]
     if data[:_HEADER] != b"".join((_MAGIC, key, hashlib.sha256(payload).digest())):
         return None
@@ -312,7 +313,7 @@ def _read(name: str, folder: int, most: int) -> bytes | None:
     try:
         entry = os.open(name, _READ, dir_fd=folder)
     except OSError:
-        # There is none, or it is no file.
+        # The entry is missing, or is no file.
         return None
     try:
         status = os.fstat(entry)
@@ -326,7 +327,7 @@ def _read(name: str, folder: int, most: int) -> bytes | None:
         with open(entry, "rb", closefd=False) as file:
             data = file.read()
         with suppress(OSError):
-            # What is used stays; on a disk that is only read, nothing makes way anyway.
+            # The time of use keeps an entry from making way; on a read-only disk nothing makes way anyway.
             os.utime(entry)
         return data
     finally:
@@ -372,7 +373,7 @@ _defaults: dict[tuple[Path | None, int], CodeCache] = {}
 
 
 def default_code_cache() -> CodeCache:
-    """The cache that the environment names.
+    """Return the cache that the environment names.
 
     `TRIO_ACCEL_CACHE_PATH` is its folder; without it, ``trio-accel/kernels`` in ``$XDG_CACHE_HOME`` or
     ``~/.cache``. `TRIO_ACCEL_CACHE_MAXSIZE` is its cap in bytes (1 GiB). `TRIO_ACCEL_CACHE_DISABLE=1` does

@@ -1,4 +1,4 @@
-"""What open devices have in common on all backends: blocks, chunks, and the streams that they end with."""
+"""Base of open devices on all backends: blocks, chunks, and the streams that they end with."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
     libraries, and overrides the rest where it has more to do.
 
     Args:
-        info: What the device is.
-        blocks: Its memory.
+        info: Description of the device.
+        blocks: The blocks of its memory.
 
     Attributes:
-        info: What the device is.
+        info: Description of the device.
         blocks: Its memory.
         streams: Those that have not ended.
         is_closed: Whether it takes no more work.
@@ -89,7 +89,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
 
     @property
     def is_dead(self) -> bool:
-        """Whether the hardware has ended the context: by default nobody can tell."""
+        """Whether the hardware has ended the context; False where the backend cannot tell."""
         return False
 
     def check_peer(self, other: AccelDevice) -> None:
@@ -100,7 +100,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         return self.blocks.statistics()
 
     def usage(self) -> dict[str, LibraryUsage]:
-        """What its libraries have planned and hold: by default nothing."""
+        """Count plans and workspace of its libraries: by default there are none."""
         return {}
 
     def add_stream(self, stream: StreamT) -> StreamT:
@@ -135,7 +135,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         return is_idle
 
     def is_idle(self) -> bool:
-        """Whether nothing uses the device any more, once its streams are closed."""
+        """Tell whether nothing uses the device any more, once its streams are closed."""
         return all(stream.has_ended for stream in self.streams)
 
     def end(self, *, is_idle: bool) -> None:

@@ -41,41 +41,41 @@ class DeviceArray:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements lie in C order without gaps."""
+        """Whether the elements are in C order without gaps."""
         return self.size <= 1 or self.strides == contiguous_strides(self.shape, self.dtype.itemsize)
 
     @classmethod
     def packed(cls, address: int, dtype: DType, shape: tuple[int, ...]) -> DeviceArray:
-        """One whose elements lie in C order without gaps."""
+        """Make an array whose elements are in C order without gaps."""
         return cls(address, dtype, shape, contiguous_strides(shape, dtype.itemsize))
 
 
 def stacked(array: ArraySpec | DeviceArray) -> int:
-    """How many matrices there are in a stack."""
+    """Tell how many matrices there are in a stack."""
     return math.prod(array.shape[:-2])
 
 
 def transposed(array: DeviceArray) -> DeviceArray:
-    """The matrices transposed."""
+    """Return the matrices transposed."""
     shape, strides = array.shape, array.strides
     shape, strides = (*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2])
     return DeviceArray(array.address, array.dtype, shape, strides)
 
 
 def first_rows(array: DeviceArray, rows: int) -> DeviceArray:
-    """The first rows of each matrix."""
+    """Return the first rows of each matrix."""
     return DeviceArray(array.address, array.dtype, (*array.shape[:-2], rows, array.shape[-1]), array.strides)
 
 
 def diagonals(array: DeviceArray) -> DeviceArray:
-    """The diagonal of each matrix."""
+    """Return the diagonal of each matrix."""
     shape = *array.shape[:-2], min(array.shape[-2:])
     strides = *array.strides[:-2], array.strides[-1] + array.strides[-2]
     return DeviceArray(array.address, array.dtype, shape, strides)
 
 
 def broadcast(array: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
-    """An array broadcast to a shape that it broadcasts to."""
+    """Return an array broadcast to a shape that it broadcasts to."""
     missing = len(shape) - len(array.shape)
     axes = zip(array.shape, array.strides, shape[missing:], strict=True)
     steps = tuple(step if extent == wanted else 0 for extent, step, wanted in axes)

@@ -1,4 +1,4 @@
-"""What is known of devices without opening them, and what backends found on this machine."""
+"""Descriptions of devices without opening them, and findings of backends on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Isolation = Literal["process", "inline"]
 
 @attrs.frozen(kw_only=True)
 class DeviceInfo:
-    """What is known of a device without opening it.
+    """Description of a device that need not be open.
 
     Attributes:
         backend: Name of its backend, such as ``"cpu"``.
@@ -26,7 +26,7 @@ class DeviceInfo:
         completion: How completions are best learned of: ``"callback"``, the stream notifies;
             ``"adaptive"``, events are polled for a short while first, since that costs less.
         is_exclusive: Whether it takes one context at a time.
-        uuid: What other tools know the hardware by, such as ``"GPU-..."`` with NVIDIA's; None if it has none.
+        uuid: The hardware's name in other tools, such as ``"GPU-..."`` with NVIDIA's; None if it has none.
             Of a part of a GPU (MIG), it is that of the GPU.
     """
 
@@ -72,9 +72,9 @@ class DeviceReport:
     """A device, whether it can be used or not.
 
     Attributes:
-        info: What it is.
+        info: Its description.
         libraries: Names of the libraries that it has, sorted.
-        properties: What else is known of it, as pairs of names and values.
+        properties: Further facts, as pairs of names and values.
         problem: Why it cannot be used, and what to do about it; None if it can.
     """
 
@@ -91,7 +91,7 @@ class BackendReport:
     Attributes:
         name: Name of the backend.
         devices: By their number.
-        software: What it computes with, that does not come with it.
+        software: Software that it computes with and that does not come with it.
         problem: Why it has no device that can be used, and what to do about it; None if it has one.
     """
 
@@ -110,7 +110,7 @@ def choose(
         devices: Those that can be opened.
         backend: Name of the backend.
         index: Number of the device.
-        memory_limit: What was asked for; None for what there is.
+        memory_limit: The limit that was asked for; None for all memory.
 
     Raises:
         ValueError: No device has that index, or the limit is negative.

@@ -34,7 +34,7 @@ __all__ = [
 
 @attrs.define(eq=False, slots=False)
 class AccelError(Exception):
-    """Something that a device, its driver or one of its libraries reported.
+    """An error that a device, its driver or one of its libraries reported.
 
     Attributes:
         message: What happened and what to do about it.
@@ -127,7 +127,7 @@ class CompilationError(LibraryError):
     The message holds the compiler's log.
 
     Attributes:
-        log: What the compiler or the linker wrote, with the numbers of the lines.
+        log: Output of the compiler or the linker, with the numbers of the lines.
         source: Name of the source, as the log has it.
         options: Options that it was compiled with.
     """
@@ -156,7 +156,7 @@ class LinAlgError(LibraryError, np.linalg.LinAlgError):
 class Refused(LibraryError):  # noqa: N818  # it is raised by users, about a request, and reads as one word
     """A program does not answer a request: its asker gets this, and the program goes on.
 
-    Raise it in a method of a program. A method that updates arrays must say that it has changed none of them:
+    Raise it in a method of a program. A method that updates arrays must say that it has changed no array:
     ``raise Refused("a negative price", unchanged=True)``. Otherwise it counts as any other error.
 
     Attributes:

@@ -39,7 +39,7 @@ _current = FastPaths()
 
 
 def current_fast_paths() -> FastPaths:
-    """Those of devices that are opened now; a worker has those of its device."""
+    """Return those of devices that are opened now; a worker has those of its device."""
     return _current
 
 

@@ -37,7 +37,7 @@ class View:
         dtype: Element type.
         shape: Elements along each axis.
         strides: Bytes from one element to the next along each axis.
-        is_aligned: Whether its first element lies where a complex number may; real ones too are to lie so.
+        is_aligned: Whether its first element is aligned as a complex number must be; real ones must be, too.
     """
 
     buffer: int
@@ -47,7 +47,7 @@ class View:
     is_aligned: bool = True
 
     def cut(self, shape: tuple[int, ...]) -> View:
-        """The part that it has in common with an array of another shape."""
+        """Return the part that it has in common with an array of another shape."""
         return attrs.evolve(self, shape=tuple(map(min, self.shape, shape)))
 
     @classmethod
@@ -60,7 +60,7 @@ class View:
 
 @attrs.frozen
 class PlanKey:
-    """What a plan is made from: the arguments of `cufftMakePlanMany64`, which count in elements."""
+    """Key of a plan: the arguments of `cufftMakePlanMany64`, which count in elements."""
 
     kind: str
     is_double: bool
@@ -121,13 +121,13 @@ def fit(source: View, out: View, lengths: dict[int, int]) -> Fit | None:
 
 
 def _steps(view: View) -> list[int]:
-    """Strides in elements; 0, which fits nowhere, for what is none."""
+    """Convert strides to elements; 0, which fits nowhere, for one that is no whole number of them."""
     itemsize = view.dtype.itemsize
     return [0 if stride % itemsize else stride // itemsize for stride in view.strides]
 
 
 def _embedding(steps: list[int], extents: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Storage dimensions: each step is a multiple of the next, and has room for what lies within."""
+    """Storage dimensions: each step is a multiple of the next, and has room for the axes within."""
     if steps[-1] < 1:
         return None
     embedding = [extents[0]]
@@ -156,7 +156,7 @@ def _runs(
             merged.append((extent, source, out))
     if not merged:
         return (1, 1, 1), [(0, 0)]
-    # Of two as long as each other, the one whose elements lie closer.
+    # Of two as long as each other, the one with the smaller stride.
     batch = max(merged, key=lambda axis: (axis[0], -axis[2]))
     merged.remove(batch)
     if math.prod(extent for extent, _, _ in merged) > _MOST_EXECUTIONS:
@@ -230,7 +230,7 @@ class TransformPlan:
         rest = [axis for axis, n in self._lengths.items() if n > 1]
         if self._kind != "c2c" and self._lengths[self._halved] > 1:
             rest.remove(self._halved)
-        # Those whose elements lie closest are transformed together.
+        # Axes with the smallest strides are transformed together.
         rest.sort(key=lambda axis: -abs(self._out.strides[axis]))
         if self._kind == "c2c":
             self._complex(rest)
@@ -262,7 +262,7 @@ class TransformPlan:
         return rest[: len(rest) - len(group)]
 
     def _to_real(self, rest: list[int]) -> None:
-        """Transform to real numbers, from a copy: a library destroys what it transforms to them."""
+        """Transform to real numbers, from a copy: a library destroys the source of such a transform."""
         dtype, real = self._source.dtype, self._out.dtype
         if self._lengths[self._halved] == 1:
             # Real parts are what copying to real numbers leaves.
@@ -317,7 +317,7 @@ class TransformPlan:
         return any(have < need for have, need in zip(self._source.shape, shape, strict=True))
 
     def _shape(self, dtype: DType) -> tuple[int, ...]:
-        """The shape of real and of complex numbers on their way."""
+        """Return the shape of real and of complex numbers on their way."""
         shape = list(self._source.shape)
         for axis, length in self._lengths.items():
             shape[axis] = length
@@ -374,7 +374,7 @@ class TransformPlan:
 
 
 def _groups(axes: list[int], most: int) -> Iterator[tuple[int, ...]]:
-    """The last of some axes, fewer and fewer."""
+    """Yield the last of some axes, fewer and fewer."""
     for count in range(min(most, len(axes)), -1, -1):
         yield tuple(axes[len(axes) - count :])
 
@@ -385,7 +385,7 @@ def _view(buffer: int, array: ArraySpec) -> View:
 
 
 def _scale(spec: FftSpec) -> float:
-    """What the sums are multiplied by."""
+    """Return the factor of the sums."""
     points = math.prod(spec.lengths)
     if spec.norm == "ortho":
         return 1.0 / math.sqrt(points)

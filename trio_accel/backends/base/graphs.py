@@ -111,7 +111,7 @@ class Chain:
 
 
 class ChainLibrary(TableLibrary):
-    """Replays chains by libraries of its own: at first one operation after the other.
+    """Replay of chains by libraries of its own: at first one operation after the other.
 
     Base of the library of graphs of a GPU, behind the base of that backend's libraries. Once a chain has run
     some times at the same addresses, it is captured, in a thread. From then on it is launched as a graph. By
@@ -120,7 +120,7 @@ class ChainLibrary(TableLibrary):
     Parts that run on a condition may be nodes of the driver's then. Before, and where the driver has none,
     the host waits for the condition and reads it, in a thread.
 
-    What a vendor has are the methods that raise `NotImplementedError` here.
+    A vendor's library overrides the methods that raise `NotImplementedError` here.
     """
 
     def __init__(
@@ -131,14 +131,14 @@ class ChainLibrary(TableLibrary):
     ) -> None:
         super().__init__(device, kernels, counts)
         self._libraries: dict[str, Any] = {self.name: self}
-        # A graph can be thrown away at any time: the driver lets one in flight run to its end.
+        # Any graph can be thrown away at any time: the driver lets one in flight run to its end.
         self._cache: LaunchCache[Any] = LaunchCache(lambda key, last: True, self._discard)
         self._cache.most = _MOST
         # How many operations were enqueued.
         self._enqueued = 0
-        # The key of a chain that was asked for last.
+        # The last question for a key, and the key.
         self._found: tuple[ChainSpec | None, int, Any, Key | None] = (None, 0, None, None)
-        # Where a chain was launched last.
+        # The stream of the last launch.
         self._stream: Any = None
 
     def _open(self, name: str) -> Any:
@@ -146,29 +146,29 @@ class ChainLibrary(TableLibrary):
         raise NotImplementedError
 
     def _address(self, array: ArraySpec) -> int:
-        """Where an array lies; KeyError where its block has no memory yet."""
+        """Return the place of an array; KeyError where its block has no memory yet."""
         raise NotImplementedError
 
     def _freed(self) -> int:
-        """How often memory was freed: as long as nothing is, every block is where it was."""
+        """Tell how often memory was freed: as long as nothing is, every block is where it was."""
         raise NotImplementedError
 
     def _failure(self) -> Exception | None:
-        """Why the context is lost, if it is."""
+        """Tell why the context is lost, if it is."""
         raise NotImplementedError
 
     def _workspace(self, stream: Any) -> int:
-        """Bytes of workspace that operations on a stream have had."""
+        """Return the bytes of workspace that operations on a stream have had."""
         raise NotImplementedError
 
     def _make_graph(
         self, stream: Any, workspace: int, enqueue: Callable[[Any], None], *, has_conditions: bool
     ) -> Any:
-        """Capture what a function enqueues, to be launched on a stream; blocks."""
+        """Capture the work that a function enqueues, to be launched on a stream; blocks."""
         raise NotImplementedError
 
     def _is_in_place(self, graph: Any) -> bool:
-        """Whether a graph uses workspace that is there: another chain may have needed more since."""
+        """Tell whether a graph uses workspace that is there: another chain may have needed more since."""
         raise NotImplementedError
 
     def _launch_graph(self, graph: Any) -> bool:
@@ -180,7 +180,7 @@ class ChainLibrary(TableLibrary):
         raise NotImplementedError
 
     def _capture_parts(self, spec: BranchSpec | LoopSpec, works: Works, stream: Any) -> None:
-        """Capture what runs on a condition, which the device looks at by itself."""
+        """Capture the parts that run on a condition, which the device reads by itself."""
         raise NotImplementedError
 
     def _read(self, condition: ArraySpec, stream: Any) -> int:
@@ -199,7 +199,7 @@ class ChainLibrary(TableLibrary):
         """Open the libraries of a chain, and prepare its operations; later on capture it."""
         prepare = super().prepare(spec)
         if prepare is not None:
-            # Also what is used first may block.
+            # The first use of a library opens it, which may block.
             return InThread(prepare)
         chain: Chain | None = self._find_plan(spec) if isinstance(spec, CHAINS) else None
         if chain is None:
@@ -210,7 +210,7 @@ class ChainLibrary(TableLibrary):
         return capture
 
     def _is_cached(self, chain: Chain, spec: Any) -> bool:
-        """Whether a chain will be launched as a graph."""
+        """Tell whether a chain will be launched as a graph."""
         try:
             entry = self._cache.entries.get(self._key(chain, spec, self._stream))
         except KeyError:
@@ -221,7 +221,7 @@ class ChainLibrary(TableLibrary):
         try:
             key = self._key(chain, spec, self._stream)
         except KeyError:
-            # What it is to write has no memory yet.
+            # Its outputs have no memory yet.
             return None
         if key not in chain.due or not self._cache.has_room():
             return None
@@ -257,7 +257,7 @@ class ChainLibrary(TableLibrary):
         return Chain(graph_recipe(spec.recipe), GraphCall(self), is_captured, is_blocking, has_conditions)
 
     def _chain_of(self, spec: ChainSpec) -> Chain:
-        """The plan of a chain in another one; it is made now if there is none any more."""
+        """Return the plan of a chain in another one; it is made anew if it has made way."""
         found: Chain | None = self._find_plan(spec)
         made: Chain = found or self._make_plan(spec, self._kernel_of(spec))
         return made
@@ -269,7 +269,7 @@ class ChainLibrary(TableLibrary):
         return library
 
     def launch_chain(self, spec: ChainSpec, stream: Any) -> bool:
-        """Launch what was captured of a chain, if anything was: for that no context need be current.
+        """Launch the captured graph of a chain, if there is one; no context need be current for that.
 
         Returns False where the chain is to be enqueued one by one, with its kernel.
         """
@@ -300,7 +300,7 @@ class ChainLibrary(TableLibrary):
         except Exception as error:
             if self._enqueued == before or stream.is_capturing or self._failure() is not None:
                 raise
-            # What is enqueued by now runs, and its memory is in use.
+            # The operations that were enqueued before the refusal run, and their memory is in use.
             stream.after(partial(_raise, error))
             return
         if chain.is_captured and not stream.is_capturing:
@@ -325,7 +325,7 @@ class ChainLibrary(TableLibrary):
 
     def _enqueue_node(self, node: GraphNode, bound: OperationSpec, stream: Any) -> None:
         if isinstance(bound, CHAINS):
-            # What its operations need is prepared with its plan, which may have made way meanwhile.
+            # The needs of its operations are prepared with its plan, which may have made way meanwhile.
             self._chain_of(bound)
             self._enqueue_chain(bound, stream)
         else:
@@ -347,7 +347,7 @@ class ChainLibrary(TableLibrary):
             enqueue = partial(self._enqueue_chain, spec)
             graph = self._make_graph(launching, workspace, enqueue, has_conditions=chain.has_conditions)
         except Exception as error:
-            # Also of a vendor's library: what it says of a call that it would not capture is no crash of it.
+            # Also of a vendor's library: its refusal of a call that it would not capture is no crash of it.
             failure = self._failure()
             if failure is not None:
                 raise failure from error

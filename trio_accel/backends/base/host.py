@@ -39,16 +39,16 @@ _address_of = ctypes.addressof
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
-    """Where an array begins: most often in a quarter of the time that ``array.ctypes.data`` takes."""
+    """Tell where an array begins: most often in a quarter of the time that ``array.ctypes.data`` takes."""
     try:
         return _address_of(_first_of(array))
     except (TypeError, ValueError):
-        # Nobody may write to it, it has gaps or no elements, or is of a dtype that has no buffer.
+        # It is read-only, has gaps or no elements, or is of a dtype that has no buffer.
         return array.ctypes.data
 
 
 def has_shared_memory() -> bool:
-    """Whether the system has anonymous files."""
+    """Tell whether the system has anonymous files."""
     return hasattr(os, "memfd_create")
 
 
@@ -131,7 +131,7 @@ def available_bytes() -> int:
 
 
 def _left_in_groups() -> Iterator[int]:
-    """What each control group (version 2) that this process is in has left: a container's limit is one."""
+    """Yield the bytes left of each control group (version 2) of this process: a container's limit is one."""
     folder = _GROUPS / table_entry("/proc/self/cgroup", "0").lstrip(":/")
     for group in (folder, *folder.parents):
         if not group.is_relative_to(_GROUPS):
@@ -146,13 +146,13 @@ def _left_in_groups() -> Iterator[int]:
 
 
 def table_entry(path: str, key: str) -> str:
-    """The first entry of that name in one of Linux's tables; empty where there is none."""
+    """Find the first entry of that name in one of Linux's tables; empty where there is none."""
     entries = (line.partition(":") for line in _text(Path(path)).splitlines())
     return next((value.strip() for name, _, value in entries if name.strip() == key and value.strip()), "")
 
 
 def _text(path: Path) -> str:
-    """What a file of the system says; empty where there is none."""
+    """Read a file of the system; empty where there is none."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:  # not Linux, or no such group
@@ -161,7 +161,7 @@ def _text(path: Path) -> str:
 
 @functools.cache
 def model_name() -> str:
-    """The vendor's name of the processor, as far as the system tells."""
+    """Return the vendor's name of the processor, as far as the system tells."""
     return table_entry("/proc/cpuinfo", "model name") or platform.processor() or platform.machine() or "CPU"
 
 

@@ -15,7 +15,7 @@ from .dtypes import DType
 from .errors import NotSupportedError
 from .ops import ArraySpec, OperationSpec, Peers, StatusArray
 
-__all__ = ["Call", "DTypes", "KernelEntry", "kernel", "kernels_of", "load_module_kernels"]
+__all__ = ["DTypes", "KernelCall", "KernelEntry", "kernel", "kernels_of", "load_module_kernels"]
 
 _KERNELS = "_trio_accel_kernels"
 # In the namespace of a module or a class: the kernels that were declared there.
@@ -27,7 +27,7 @@ DTypes: TypeAlias = Mapping[str, tuple[DType, ...]]
 """By the names of fields that hold arrays, the dtypes that a kernel has; ``""`` for the first such field."""
 
 
-class Call(Protocol):
+class KernelCall(Protocol):
     """One launch, as its kernel sees it: ``kernel(spec, call)``.
 
     A backend that computes where its kernels run gives them arrays, and one that enqueues gives them
@@ -37,7 +37,7 @@ class Call(Protocol):
 
     @property
     def plan(self) -> Any:
-        """What the kernel's `plan` function has made; None if it has none."""
+        """Result of the kernel's `plan` function; None if it has none."""
         ...
 
     @property
@@ -51,24 +51,24 @@ class Call(Protocol):
         ...
 
     def array(self, array: ArraySpec) -> Any:
-        """An array as the backend's kernels use it: a NumPy array, or where it is and its strides.
+        """Give an array as the backend's kernels use it: a NumPy array, or its address and strides.
 
         Raises:
-            KeyError: There is no such block.
-            ValueError: The array does not lie within it.
+            KeyError: No block has this id.
+            ValueError: The array is not within it.
         """
         ...
 
     def at(self, array: ArraySpec) -> int:
-        """The address of an array's first element; raises as `array` does."""
+        """Return the address of an array's first element; raises as `array` does."""
         ...
 
     def peers(self, peers: Peers) -> Any:
-        """The arrays that the other parts of an operation lend, in the order of `Peers.arrays`."""
+        """Return the arrays that the other parts of an operation lend, in the order of `Peers.arrays`."""
         ...
 
     def workspace(self, nbytes: int) -> int:
-        """The address of so many bytes of memory where the kernel runs; 0 for none.
+        """Return the address of so many bytes of memory where the kernel runs; 0 for none.
 
         Raises:
             OutOfMemoryError: There is not so much.
@@ -76,7 +76,7 @@ class Call(Protocol):
         ...
 
     def status(self, words: StatusArray) -> int:
-        """The address to write status words to, which are zero now."""
+        """Return the address to write status words to, which are zero now."""
         ...
 
 
@@ -86,7 +86,7 @@ def _prepares(kernel: KernelEntry) -> bool:
 
 @attrs.frozen
 class KernelEntry:
-    """What runs the operations of one specification class.
+    """The kernel of one specification class.
 
     Attributes:
         operation: Names the class; see `OperationSpec.operation`.
@@ -134,7 +134,7 @@ def kernel(
     of a stream, it computes there; otherwise it enqueues. See the guide, "A new kernel".
 
     Args:
-        operation: What it runs: a declared function, a specification class, or the `OperationSpec.operation`
+        operation: The operation: a declared function, a specification class, or the `OperationSpec.operation`
             of one.
         backend: Name of the backend, such as ``"cpu"``.
         dtypes: The dtypes that it has: of the first array of the specification, or by the names of fields. An
@@ -252,7 +252,7 @@ def _two_kernels(first: KernelEntry, second: KernelEntry) -> str:
 
 
 def kernels_of(names: Mapping[str, Any], backend: str) -> dict[str, KernelEntry]:
-    """The kernels for a backend that a module or a class has, by the names of their operations.
+    """Return the kernels for a backend that a module or a class has, by the names of their operations.
 
     Raises:
         ValueError: An operation has two.

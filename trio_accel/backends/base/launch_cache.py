@@ -18,9 +18,9 @@ _MOST_REFUSED = 16
 
 @attrs.define(eq=False)
 class GraphCall:
-    """What is done: all but its stream, addresses and factors. Known by its identity, which a key holds.
+    """A call without its stream, addresses and factors. Known by its identity, which a key holds.
 
-    Whether it can be cached may depend on the factors, and is taken not to depend on the rest. What cannot is
+    Whether it can be cached may depend on the factors, and is taken not to depend on the rest. A refusal is
     remembered for a few factors; a call that was refused with so many is refused with all others.
 
     Attributes:
@@ -31,7 +31,7 @@ class GraphCall:
     _refused: set[bytes] = attrs.field(factory=set[bytes], init=False, repr=False)
 
     def is_refused(self, key: Key) -> bool:
-        """Whether it turned out that it cannot be cached, with the factors of a key of its own."""
+        """Tell whether it turned out that it cannot be cached, with the factors of a key of its own."""
         refused = self._refused
         return bool(refused) and (len(refused) >= _MOST_REFUSED or _factors_of(key) in refused)
 
@@ -57,7 +57,7 @@ class CacheEntry(Generic[_VALUE]):
     Attributes:
         value: The value.
         last: When it was used last, as its stream counts.
-        looked: What `last` was when the clock's hand passed.
+        looked: Value of `last` when the clock's hand passed.
     """
 
     value: _VALUE
@@ -67,11 +67,11 @@ class CacheEntry(Generic[_VALUE]):
 
 @attrs.define(eq=False)
 class LaunchCache(Generic[_VALUE]):
-    """So many values at most, each from the third time on that its key is seen.
+    """A bounded cache; a value is stored from the third time on that its key is seen.
 
     One that has not been used since it was looked at before makes way, by a clock with one hand. It moves by
     one at every eighth call that would be stored if there were room. A program that uses a few more in turn
-    than there is room for loses none of the entries, and pays for none that is thrown away before its use.
+    than there is room for loses no entries, and pays for no entry that is thrown away before its use.
 
     Args:
         is_free: Whether an entry can be thrown away: by its key, and when it was used last.
@@ -101,7 +101,7 @@ class LaunchCache(Generic[_VALUE]):
         return False
 
     def has_room(self) -> bool:
-        """Whether there is room for one that is due; another may make way for it."""
+        """Tell whether there is room for one that is due; another may make way for it."""
         return len(self.entries) < self.most or self._make_room()
 
     def store(self, key: Key, value: _VALUE, now: int) -> None:
@@ -114,7 +114,7 @@ class LaunchCache(Generic[_VALUE]):
         self._counts.pop(key, None)
 
     def drop(self, owner: object) -> None:
-        """Throw away what calls of an owner made. What is still in use makes way later."""
+        """Throw away the entries of an owner's calls. Entries that are still in use make way later."""
         for key, entry in tuple(self.entries.items()):
             if key[0].owner is owner and self._is_free(key, entry.last):
                 self._throw_away(key)

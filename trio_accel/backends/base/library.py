@@ -30,7 +30,7 @@ class LibraryEntry:
     Attributes:
         module: Its module, below the backend's package.
         cls: Its class in that module; empty where the module's kernels are functions.
-        needs: What the vendor must have installed for it, as the backend names it; empty for nothing.
+        needs: The vendor's library for it, as the backend names it; empty for none.
     """
 
     module: str
@@ -54,7 +54,7 @@ class Described(Protocol):
 
     @property
     def info(self) -> DeviceInfo:
-        """What it is."""
+        """Description of the device."""
         ...
 
 
@@ -98,11 +98,11 @@ class TableLibrary:
         self._plans = PlanCache(self.most_plans, self._close_plan, self._is_busy, counts or CacheCounts())
         # Keys of operations that have no plan, and may be launched.
         self._checked = PlanCache(self.most_plans)
-        # What was asked last: an operation is prepared, and then enqueued.
+        # The last question and its answer: an operation is prepared, and then enqueued.
         self._last: tuple[OperationSpec | None, Any] = (None, None)
 
     def _methods(self) -> dict[str, KernelEntry]:
-        """The kernels that the class declares, as methods of this object."""
+        """Return the kernels that the class declares, as methods of this object."""
         found: dict[str, KernelEntry] = {}
         for cls in reversed(type(self).__mro__):
             found.update(kernels_of(vars(cls), self.backend))
@@ -142,7 +142,7 @@ class TableLibrary:
             raise
 
     def _kernel_of(self, spec: OperationSpec) -> KernelEntry:
-        """The kernel of an operation.
+        """Find the kernel of an operation.
 
         Raises:
             NotSupportedError: There is none.
@@ -157,11 +157,11 @@ class TableLibrary:
         return kernel
 
     def _key_of(self, spec: OperationSpec) -> tuple[object, ...]:
-        """What the plan of an operation depends on; by default layouts and exact values."""
+        """Return the key of an operation's plan; by default layouts and exact values."""
         return spec.descriptor().plan_key(spec)
 
     def _find_plan(self, spec: OperationSpec) -> Any:
-        """The plan of an operation; None if it has none yet."""
+        """Return the plan of an operation; None if it has none yet."""
         last, plan = self._last
         if last is not spec:
             plan = self._plans.find(self._key_of(spec))
@@ -185,7 +185,7 @@ class TableLibrary:
         return plan
 
     def _plan_of(self, spec: OperationSpec, kernel: KernelEntry) -> Any:
-        """The plan of an operation, which is made now if it was not prepared; None if it needs none."""
+        """Return the plan of an operation, made now if it was not prepared; None if it needs none."""
         if kernel.plan is None:
             if kernel.dtypes:
                 key = self._key_of(spec)
@@ -200,10 +200,10 @@ class TableLibrary:
         return plan
 
     def _close_plan(self, plan: Any) -> None:
-        """A plan makes way for another; by default there is nothing to give back."""
+        """Give a plan back that makes way for another; by default there is nothing to do."""
 
     def _is_busy(self, plan: Any) -> bool:
-        """Whether a stream may still use a plan; by default they are values."""
+        """Tell whether a stream may still use a plan; by default they are values."""
         return False
 
 
@@ -229,11 +229,11 @@ class PlanCache:
     )
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Tell how many there are."""
         return len(self._plans)
 
     def find(self, key: tuple[object, ...]) -> Any:
-        """The plan of a key, which was used last now; None if there is none."""
+        """Return the plan of a key, and note its use; None if there is none."""
         plan = self._plans.get(key)
         if plan is not None:
             self._plans.move_to_end(key)
@@ -257,7 +257,7 @@ class PlanCache:
                     self._close(other)
 
     def note_launch(self, plan: Any) -> None:
-        """A launch has this plan: it was found, unless it was made for just this launch."""
+        """Count a launch with this plan: it was found, unless it was made for just this launch."""
         if plan is self._new:
             self._new = None
         else:

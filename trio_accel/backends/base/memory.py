@@ -1,4 +1,4 @@
-"""The blocks of one device: what they take, where they lie, and who keeps their chunks."""
+"""The blocks of one device: their bytes, their places, and the keeper of their chunks."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ BlockT = TypeVar("BlockT")
 BlockT_co = TypeVar("BlockT_co", covariant=True)
 
 
-# Of a block: by which id the allocator knows it, the chunk, and bytes from the chunk's start.
+# Place of a block: its id in the allocator, its chunk, and bytes from the chunk's start.
 _Place: TypeAlias = tuple[int, int, int]
 
 
 def no_such_block(block: int) -> KeyError:
-    """The error for a block that is not there."""
+    """Make the error for a block that does not exist."""
     return KeyError(f"block {block} does not exist")
 
 
 class ChunkSource(Protocol[ChunkT, BlockT_co]):
-    """Where a backend gets its chunks from."""
+    """A backend's source of chunks."""
 
     @property
     def first(self) -> int:
@@ -43,19 +43,19 @@ class ChunkSource(Protocol[ChunkT, BlockT_co]):
         ...
 
     def make(self, nbytes: int) -> tuple[ChunkT, int]:
-        """Make a chunk of at least so many bytes, of this process alone; returns it and its size.
+        """Make a chunk of at least `nbytes` for this process alone; returns it and its size.
 
         Raises:
-            MemoryError: There is not so much.
+            MemoryError: The device has too little left.
         """
         ...
 
     def make_kept(self, nbytes: int, keeper: ChunkKeeper, chunk: int) -> tuple[ChunkT, int]:
-        """Make a chunk that a keeper gets; returns it and its size.
+        """Make a chunk and hand it to a keeper; returns it and its size.
 
         Raises:
-            MemoryError: There is not so much.
-            Exception: What the keeper raised.
+            MemoryError: The device has too little left.
+            Exception: The error of the keeper.
         """
         ...
 
@@ -64,40 +64,41 @@ class ChunkSource(Protocol[ChunkT, BlockT_co]):
         ...
 
     def drop(self, chunk: ChunkT) -> None:
-        """Give a chunk back, here."""
+        """Give a chunk of this process back."""
 
     def block(self, chunk: ChunkT, offset: int, nbytes: int) -> BlockT_co:
-        """What the backend wants to have of a block."""
+        """Make the backend's handle of a block, such as an address or an array."""
         ...
 
     def available(self) -> int:
-        """Bytes that the device has left."""
+        """Return the bytes that the device has left."""
         ...
 
 
 class BlockMemory(Generic[ChunkT, BlockT]):
     """The blocks of one device, and how many bytes they take.
 
-    Blocks lie in chunks that are kept for the next blocks, because memory that is fresh from the system
-    costs more than to find a place. The engine allocates in Trio's thread, a device is closed in another.
+    Blocks are placed in chunks. Empty chunks are kept for later blocks, because memory that is fresh from the
+    system costs more than a search for a place. The engine allocates in Trio's thread; a device is closed in
+    another.
 
-    Some places that were freed are kept as they are, with what the backend has of them, in chunks that hold
-    blocks, for the next ids. To the allocator they are taken meanwhile; it has them back before a block is
-    placed for which no gap is large enough. So a program whose results have many sizes, one after the other,
-    finds a place for each of them here.
+    The place of a freed block is kept as a spare, with the backend's handle, for the next block of its size.
+    The allocator counts spares as taken. It gets all of them back when no gap is large enough for a new
+    block, and when a chunk has no block left. So a program whose results have many sizes finds a place for
+    each of them without a search.
 
     Args:
         device: Name of the device.
         limit: The most bytes that its blocks may take.
-        source: Where chunks come from.
+        source: Makes the chunks.
         keeper: Gets the chunks.
 
     Attributes:
-        blocks: By id what the backend has of each block, its size, and its place; not to be changed from
+        blocks: By id: the backend's handle of the block, its size and its place. Not to be changed from
             outside.
         fixed_workspace: Workspace by library that the limit does not concern, in bytes.
-        freed: How often anything was freed: as long as that is the same, every block is where it was.
-        relieve: Gives back workspace that nothing uses; returns whether there was any.
+        freed: How often anything was freed: while this is the same, every block is where it was.
+        relieve: Gives idle workspace back; returns whether there was any.
     """
 
     def __init__(
@@ -114,21 +115,22 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self.relieve: Callable[[], bool] | None = None
         self.blocks: dict[int, tuple[BlockT, int, _Place]] = {}
         self.freed: int = 0
-        # A place outlives its block: its id is none of a block, and counts down.
+        # The allocator knows places by ids of their own, since a place stays taken when its block is freed.
+        # They count down from -1, so that they never equal the id of a block.
         self._last_place = 0
-        # By size, in whole alignments: what was a block.
+        # Freed places with their handles, by size in whole alignments.
         self._spares: dict[int, list[tuple[BlockT, int, _Place]]] = {}
         self._spare_count = 0
         self._chunks: dict[int, tuple[ChunkT, int]] = {}
-        # How many blocks lie in each.
+        # By chunk, its number of blocks.
         self._counts: dict[int, int] = {}
-        # Those of `_chunks` that are mapped and not adopted yet.
+        # Chunks of another process that are mapped and not adopted yet.
         self._mapped: set[int] = set()
-        # Those of `blocks` that lie in them.
+        # Blocks in these, which libraries may read before they are adopted.
         self._expected: set[int] = set()
         self._last_chunk = 0
         self._allocator = self._new_allocator()
-        # `relieve` may count workspace while a place is found.
+        # Re-entrant: `relieve` gives workspace back, which takes the lock, while a place is looked for.
         self._lock = threading.RLock()
 
     def allocate(self, block: int, nbytes: int) -> None:
@@ -162,14 +164,14 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 self._peak = used
             is_over = used + self._workspace > self._limit
         if is_over and self._workspace and self.relieve is not None:
-            # Blocks go before workspace: that can be made again.
+            # Blocks go before workspace, because workspace can be made again.
             self.relieve()
 
     def take_workspace(self, nbytes: int) -> None:
         """Count memory that kernels need for themselves.
 
         Raises:
-            OutOfMemoryError: The limit leaves not so much, also when what is not used was given back.
+            OutOfMemoryError: The limit leaves too little, also without the workspace that was idle.
         """
         if nbytes > self._room() and self.relieve is not None:
             self.relieve()
@@ -179,7 +181,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             self._workspace += nbytes
 
     def add_fixed_workspace(self, library: str, nbytes: int) -> None:
-        """Count memory in the statistics that a library cannot work without; the limit concerns it not.
+        """Count memory that a library cannot work without, in the statistics only: the limit excludes it.
 
         Args:
             library: Its name.
@@ -189,19 +191,19 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             self.fixed_workspace[library] += nbytes
 
     def give_workspace(self, nbytes: int) -> None:
-        """Count memory no more that `take_workspace` has counted."""
+        """Take memory off the count of `take_workspace`."""
         with self._lock:
             self._workspace -= nbytes
 
     def _room(self) -> int:
-        """Bytes that the limit leaves for workspace."""
+        """Return the bytes that the limit leaves for workspace."""
         return max(0, self._limit - self._used - self._workspace)
 
     def free(self, block: int) -> None:
         """Give a block back.
 
         Raises:
-            KeyError: There is no such block.
+            KeyError: No block has this id.
         """
         with self._lock:
             try:
@@ -214,7 +216,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             self._used -= nbytes
             counts[chunk] = left = counts[chunk] - 1
             if not left:
-                # The chunk is empty: that is to be seen.
+                # The allocator gives a chunk back only when all of it is free, so its spares must go.
                 self._give_spares_back()
             elif self._spare_count < _MOST_SPARES:
                 size = -(-nbytes // ALIGNMENT) or 1
@@ -227,7 +229,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             self._allocator.free(place[0])
 
     def _place(self, nbytes: int) -> _Place:
-        """Have the allocator find a place for a block."""
+        """Have the allocator find a place."""
         if not self._allocator.has_gap(nbytes):
             self._give_spares_back()
         self._last_place -= 1
@@ -242,7 +244,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         return self._last_place, placement.chunk, placement.offset
 
     def _allocate(self, nbytes: int) -> Placement:
-        """Have a place found, if need be when workspace was given back that nothing uses."""
+        """Find a place; if memory is short, give idle workspace back and try once more."""
         try:
             return self._allocator.allocate(self._last_place, nbytes)
         except MemoryError:
@@ -252,7 +254,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         return self._allocator.allocate(self._last_place, nbytes)
 
     def _made(self, place: _Place, nbytes: int) -> tuple[BlockT, int, _Place]:
-        """What is known of a block that lies there: what the backend has of it, its size, and that."""
+        """Make the entry of a block in this place: the backend's handle, size and place."""
         _, chunk, offset = place
         return self._source.block(self._chunks[chunk][0], offset, nbytes), nbytes, place
 
@@ -291,7 +293,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self._source.drop(memory)
 
     def expect(self, blocks: Iterable[PlacedBlock]) -> None:
-        """Know blocks in mapped chunks, to be read; see `AccelDevice.expect`."""
+        """Note blocks in mapped chunks that may be read; see `AccelDevice.expect`."""
         self._kept()
         with self._lock:
             places = [place for place in blocks if not self._is_own(place.block)]
@@ -299,12 +301,12 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 if chunk not in self._mapped or not 0 <= offset <= self._chunks[chunk][1] - nbytes:
                     raise ValueError(f"block {block} lies outside of the mapped chunks")
             for block, nbytes, chunk, offset in places:
-                # The allocator knows it by no id yet.
+                # The allocator does not know the place yet: `adopt` takes the whole chunk.
                 self.blocks[block] = self._made((0, chunk, offset), nbytes)
                 self._expected.add(block)
 
     def _is_own(self, block: int) -> bool:
-        """Whether a block is there that is not only expected."""
+        """Tell whether the block exists and is not only expected."""
         return block in self.blocks and block not in self._expected
 
     def adopt(self, blocks: Iterable[PlacedBlock]) -> None:
@@ -323,7 +325,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 self._last_place -= 1
                 self._allocator.rename(place.block, self._last_place)
                 taken = self._last_place, place.chunk, place.offset
-                # In place of one that was expected, which a thread may be looking for.
+                # Replaced in one step: a thread that makes a program may look an expected block up just now.
                 self.blocks[place.block] = self._made(taken, place.nbytes)
                 self._expected.discard(place.block)
                 self._counts[place.chunk] += 1
@@ -335,7 +337,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             self._peak = max(self._peak, self._used)
 
     def placement(self, block: int) -> PlacedBlock:
-        """Tell where a block lies; see `AccelDevice.placement`."""
+        """Return the place of a block; see `AccelDevice.placement`."""
         if self._keeper is None:
             self._kept()
         _, nbytes, (_, chunk, offset) = self._known(block)
@@ -363,10 +365,10 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             self._used = 0
 
     def block(self, block: int) -> tuple[BlockT, int]:
-        """What the backend has of a block, and its size.
+        """Return the backend's handle of a block, and its size.
 
         Raises:
-            KeyError: There is no such block.
+            KeyError: No block has this id.
         """
         made, nbytes, _ = self._known(block)
         return made, nbytes
@@ -390,7 +392,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             )
 
     def exhausted(self, requested: int) -> OutOfMemoryError:
-        """Make the error for when the device itself has no more.
+        """Make the error for a device that has no more memory itself.
 
         Args:
             requested: Bytes that were asked for; 0 where that is not known.
@@ -404,7 +406,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             )
 
     def _free(self) -> int:
-        """Bytes below the limit: adopted blocks may have gone beyond it."""
+        """Return the bytes below the limit; 0 where adopted blocks have gone beyond it."""
         return max(0, self._limit - self._used)
 
     def _new_allocator(self) -> ChunkAllocator:
@@ -419,7 +421,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             return self._add_chunk(nbytes)
 
     def _add_chunk(self, nbytes: int) -> tuple[int, int]:
-        # Each try under an id of its own: a keeper that failed may have told others of the last one.
+        # Each try has an id of its own: a keeper that failed may have told others of the last one.
         self._last_chunk += 1
         chunk = self._last_chunk
         if self._keeper is None:

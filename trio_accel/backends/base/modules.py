@@ -56,8 +56,8 @@ def search_path() -> list[str]:
     """Give `sys.path` as a process that this one starts is to have it.
 
     An entry that is a path but no string becomes one; what is no path is left out. Entries that depend on the
-    working directory, "" among them, come last: that directory may be another one by now, and what lies in it
-    must never be taken for a module of the standard library or of an installed package.
+    working directory, "" among them, come last: that directory may be another one by now, and its files must
+    never be taken for modules of the standard library or of an installed package.
     """
     entries = [text for entry in sys.path if (text := _as_text(entry)) is not None]
     return sorted(entries, key=lambda entry: not os.path.isabs(entry))
@@ -65,7 +65,7 @@ def search_path() -> list[str]:
 
 def _as_text(entry: object) -> str | None:
     try:
-        # What else than strings is in the list, the list's type does not say.
+        # The type of `sys.path` says that it has strings only; programs put other objects in.
         return os.fsdecode(entry)  # type: ignore[arg-type]
     except TypeError:
         return None

@@ -42,7 +42,7 @@ class PagePool(Generic[ItemT]):
             self._free += items
 
     def take(self) -> ItemT:
-        """A piece that nobody uses; raises what `make_page` does."""
+        """Take a free piece; raises what `make_page` does."""
         while True:
             with self._lock:
                 if self._free:
@@ -66,10 +66,10 @@ class PagePool(Generic[ItemT]):
 
 
 class Reclaimer:
-    """Runs what gives memory back in a thread, one after the other.
+    """A thread that gives memory back, one job after the other.
 
-    To unmap memory may wait for everything that is enqueued, and a stream may be held until Trio's
-    thread lets it go: so that must not be the thread that waits.
+    Unmapping may wait for everything that is enqueued, and a stream may be held until Trio's thread
+    releases it: so Trio's thread must not wait.
     """
 
     def __init__(self, name: str) -> None:
@@ -106,6 +106,7 @@ class Reclaimer:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+            # A reference would keep the chunk's mapping alive while the thread waits for the next job.
             del job
             with self._lock:
                 self._left -= 1

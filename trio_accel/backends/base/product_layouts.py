@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 Packing: TypeAlias = Literal["plain", "conjugate"]
-"""What is done to an operand that is laid out anew, in C order, before the product."""
+"""Copy of an operand in C order, before the product."""
 
 _Strides: TypeAlias = tuple[int, ...]
 _LETTERS = {"N": 0, "T": 1, "C": 2}
@@ -46,7 +46,7 @@ def _has_no_batch(product: Product) -> bool:
 
 @attrs.frozen(kw_only=True)
 class Product:
-    """A product as the library is asked for it: column-major, sizes and strides in elements.
+    """A product in the library's terms: column-major, sizes and strides in elements.
 
     Attributes:
         is_swapped: Whether the library's first operand is b: of row-major arrays it makes the transpose.
@@ -54,7 +54,7 @@ class Product:
         batches: Products in one call.
         steps: From one product to the next, for its three operands.
         groups: One call for each.
-        packing_a, packing_b: How an operand is laid out anew; None where it is read as it lies.
+        packing_a, packing_b: How an operand is laid out anew; None where it is read in place.
         is_in_full: Whether both are laid out with all batches, instead of as they are.
         is_c_packed: Whether the result is made elsewhere and copied.
         is_single: Whether there is no batch.
@@ -81,7 +81,7 @@ class Matrices(NamedTuple):
 
 
 class _Side(NamedTuple):
-    """How a matrix lies: rows together or columns together, with so many elements from one to the next."""
+    """Layout of a matrix: by rows or by columns, with so many elements from one to the next."""
 
     has_rows: bool
     leading: int
@@ -145,7 +145,7 @@ def plan_matmul(
 def _batched(
     shapes: tuple[tuple[int, ...], tuple[int, ...]], strides: tuple[_Strides, _Strides], itemsize: int
 ) -> Product:
-    """The calls for operands that can be read as they lie."""
+    """Return the calls for operands that can be read in place."""
     batch, left_matrix, right_matrix = broadcast_operands(shapes, strides)
     a_matrix, (a_rows, a_inner), a_steps = left_matrix
     b_matrix, b_matrix_strides, b_steps = right_matrix
@@ -252,7 +252,7 @@ def _batch_strides(shape: tuple[int, ...], strides: _Strides, batch: tuple[int, 
 
 
 def _merged(shape: tuple[int, ...], *strides: _Strides) -> tuple[tuple[int, ...], list[_Strides]]:
-    """The same elements in the same order with as few axes as can be."""
+    """Return the same elements in the same order with as few axes as can be."""
     extents: list[int] = []
     steps: list[list[int]] = [[] for _ in strides]
     for axis, extent in enumerate(shape):

@@ -1,4 +1,4 @@
-"""What a program is made of, as text that another process reads; and the trees of its arguments.
+"""Definitions of programs, as text that another process reads; and the trees of their arguments.
 
 A tree is nested dicts, lists and tuples of arrays and plain values, as text and a list of the arrays.
 """
@@ -21,7 +21,7 @@ from .ops import ArraySpec
 __all__ = ["MOST_TEXT", "ProgramDefinition", "Tree", "build", "flatten", "text_of", "tree_of"]
 
 Tree: TypeAlias = Any
-"""Plain values stand for themselves; a list begins with a tag that says what it stands for."""
+"""Plain values stand for themselves; a list begins with a tag that names its kind."""
 
 _PLAIN = frozenset({type(None), bool, int, float, str})
 _MOST_DEPTH = 32
@@ -33,12 +33,12 @@ def flatten(where: str, value: object, leaf: Callable[[str, Any], int | None], *
     """Make a tree of a value.
 
     Args:
-        where: What it is called in errors, such as ``"encode: batch['ids']"``.
+        where: Its name in errors, such as ``"encode: batch['ids']"``.
         value: None, numbers, strings, bytes; arrays; mappings with keys of strings, which become dicts, lists
             and tuples of these.
-        leaf: Called with the place and the value of whatever is none of these, and of arrays; returns the
+        leaf: Called with the place and the value of arrays and of all other types; returns the
             number of the array, or None if it is none.
-        depth: How deep it lies.
+        depth: How deep it is nested.
 
     Raises:
         TypeError: It holds something else.
@@ -60,7 +60,7 @@ def flatten(where: str, value: object, leaf: Callable[[str, Any], int | None], *
 
 
 def _tagged(where: str, value: object) -> Tree:
-    """The tree of a plain value that JSON does not have."""
+    """Return the tree of a plain value that JSON does not have."""
     if isinstance(value, (complex, np.complexfloating)):
         number = complex(cast("complex", value))
         return [_COMPLEX, number.real, number.imag]
@@ -108,13 +108,13 @@ def build(tree: Tree, arrays: Sequence[object]) -> Any:
 
 
 def text_of(tree: Tree) -> str:
-    """A tree as text; NaN and infinities too."""
+    """Return a tree as text; NaN and infinities too."""
     return _encode(tree)
 
 
 @lru_cache(1024)
 def tree_of(text: str) -> Tree:
-    """The tree of `text_of`; nothing of it is to be changed, as calls with the same text share it."""
+    """Return the tree of `text_of`; nothing of it is to be changed, as calls with the same text share it."""
     return json.loads(text)
 
 
@@ -127,7 +127,7 @@ MOST_TEXT = 1 << 20
 
 @attrs.frozen(kw_only=True)
 class ProgramDefinition:
-    """What a program is made of.
+    """Definition of a program.
 
     Attributes:
         name: Its name in the tree.

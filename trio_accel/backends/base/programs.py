@@ -1,6 +1,6 @@
-"""A program where it runs: an instance of the user's class, and the calls of its methods.
+"""A program in the process that runs it: an instance of the user's class, and calls of its methods.
 
-What all backends share. An adapter of a backend makes the arrays and says where the calls run.
+The part that all backends share. An adapter of a backend makes the arrays and says where the calls run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .errors import AccelError, LibraryError, Refused
 from .ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
 from .program_definition import MOST_TEXT, ProgramDefinition, build, flatten, text_of, tree_of
 
-__all__ = ["GONE", "REFUSES", "ImportsCode", "ProgramArrays", "ProgramHost", "load_target"]
+__all__ = ["ENQUEUES", "GONE", "REFUSES", "ImportsCode", "ProgramArrays", "ProgramHost", "load_target"]
 
 GONE = "gone"
 """Code of the `LibraryError` of a result that is not kept any more: the program was made anew since."""
@@ -30,6 +30,9 @@ GONE = "gone"
 
 REFUSES = "_trio_accel_refuses"
 """Attribute of a method: classes of the errors that are its asker's own."""
+
+ENQUEUES = "_trio_accel_enqueues"
+"""Attribute of a method: whether it only enqueues work, and never waits."""
 
 
 @runtime_checkable
@@ -50,12 +53,12 @@ class ProgramArrays(Protocol):
         """Make the object by which a program uses an array.
 
         Raises:
-            KeyError: There is no such block.
+            KeyError: No block has this id.
         """
         ...
 
     def found(self, value: object) -> tuple[str, tuple[int, ...]] | None:
-        """Dtype and shape of an array that a method has returned; None if it is no array.
+        """Return the dtype and shape of an array that a method has returned; None if it is no array.
 
         Raises:
             TypeError: An array that devices do not have.
@@ -63,19 +66,19 @@ class ProgramArrays(Protocol):
         ...
 
     def keep(self, value: object) -> object:
-        """A copy of a returned array, which nobody else changes."""
+        """Return a copy of a returned array: the program may go on changing its own."""
         ...
 
     def copy(self, source: object, out: object) -> None:
         """Copy an array to one of the same dtype and shape that `view` has made."""
 
     def end(self, views: Sequence[object]) -> None:
-        """The call is over for which these were made: nobody may write to them any more."""
+        """End the call for which these arrays were made: from now on they are read-only."""
 
 
 @attrs.frozen
 class _Kept:
-    """What a method has returned, until it is fetched."""
+    """Result of a method, until it is fetched."""
 
     text: bytes
     arrays: list[object]
@@ -87,15 +90,16 @@ class ProgramHost:
     Args:
         argument: Text of the `ProgramDefinition`.
         arrays: The arrays of the backend.
-        within: Makes what constructor and `warm_up` run in. It is called when the module is imported.
+        within: Makes the context manager that constructor and `warm_up` run in. It is called when the module
+            is imported.
 
     Attributes:
-        definition: What it is made of.
+        definition: Its definition.
         import_seconds: How long the import of its module has taken.
 
     Raises:
         ImportError: This process does not have the module.
-        Exception: What constructor or `warm_up` raised, with a note that names them.
+        Exception: The error of constructor or `warm_up`, with a note that names them.
     """
 
     def __init__(
@@ -149,7 +153,7 @@ class ProgramHost:
 
         Raises:
             Refused: The method refuses the request; of a declared class, the error is the cause.
-            Exception: What the method raised, with a note that names it.
+            Exception: The error of the method, with a note that names it.
             TypeError: It returned something else than was declared, or what no device has.
         """
         if not spec.arguments:
@@ -165,7 +169,7 @@ class ProgramHost:
                 try:
                     returned = function(*args, **kwargs)
                     if isinstance(spec, ProgramReturn):
-                        self._keep(where, spec, returned)
+                        self._keep(where, spec, returned, outputs)
                     elif takes_out:
                         _check_written(where, returned, out, outputs)
                     else:
@@ -181,6 +185,10 @@ class ProgramHost:
         finally:
             self._arrays.end([*inputs, *updated, *outputs])
 
+    def enqueues(self, method: str) -> bool:
+        """Tell whether a method declares that it never waits."""
+        return bool(getattr(self._method(method)[1], ENQUEUES, False))
+
     def tell(self, spec: ProgramResult) -> None:
         """Fill words with the text of a kept result."""
         text = self._kept_in(spec.slot).text
@@ -194,7 +202,7 @@ class ProgramHost:
         del self._kept[spec.slot]
 
     def close(self) -> None:
-        """Let go of the instance and of what it has returned."""
+        """Let go of the instance and of its results."""
         self._program = None
         self._kept.clear()
 
@@ -205,13 +213,19 @@ class ProgramHost:
         function = getattr(self._program, name) if name else self._program
         return where, function, _takes_out(getattr(function, "__func__", function))
 
-    def _keep(self, where: str, spec: ProgramReturn, returned: object) -> None:
+    def _keep(self, where: str, spec: ProgramReturn, returned: object, expected: Sequence[object]) -> None:
+        """Tell what a method has returned, and keep it, unless its arrays are as they were expected."""
         for slot in spec.forget:
             self._kept.pop(slot, None)
         arrays: list[object] = []
         found: list[tuple[str, tuple[int, ...]]] = []
         tree = flatten(f"{where}: its result", returned, self._leaf(arrays, found))
-        text = text_of([tree, found]).encode()
+        is_expected = bool(found) and found == [(array.dtype.value, array.shape) for array in spec.written]
+        if is_expected:
+            for source, out in zip(arrays, expected, strict=True):
+                self._arrays.copy(source, out)
+            arrays = []
+        text = text_of([tree, None if is_expected else found]).encode()
         if len(text) > MOST_TEXT:
             raise ValueError(
                 f"{where}: its result is {len(text)} bytes as text, at most {MOST_TEXT} are allowed; return "
@@ -258,7 +272,7 @@ class ProgramHost:
         return leaf
 
     def _refusal(self, function: Callable[..., Any], error: Exception, where: str) -> Refused | None:
-        """What a method has raised as the refusal of a request; None if it is none."""
+        """Return the refusal that a method's error stands for; None if it is no refusal."""
         if isinstance(error, Refused):
             with suppress(Exception):
                 error.add_note(f"in {where}")
@@ -292,11 +306,11 @@ def load_target(path: str, where: str) -> Any:
 
     Args:
         path: Import path, ``"package.module:Class"``.
-        where: What names the program in errors.
+        where: The program's name in errors.
 
     Raises:
         ImportError: There is no such module here, or it does not have it.
-        Exception: What the module raised.
+        Exception: The error of the module.
     """
     module, _, qualname = path.partition(":")
     with _Named(f"{where}, at the import of {module}"):
@@ -314,7 +328,7 @@ def load_target(path: str, where: str) -> Any:
 
 
 def _check_written(where: str, returned: object, out: object, outputs: Sequence[object]) -> None:
-    """Refuse what a method has returned that was to write to `out`: nobody would see it."""
+    """Refuse a returned value of a method that was to write to `out`: it would be lost."""
     own = {id(output) for output in outputs}
     if returned is not None and returned is not out and not all(id(item) in own for item in _items(returned)):
         raise TypeError(
@@ -344,7 +358,7 @@ def _shortened(value: object) -> str:
 class _Named:
     """Names the code of the user's that an error comes from.
 
-    What the engine takes for its own, and what would end a task or the process, is told by another error.
+    Errors that the engine would take for its own, or that would end a task or the process, are wrapped.
     """
 
     where: str

@@ -1,4 +1,4 @@
-"""What a backend provides. The engine knows devices only through these protocols.
+"""Protocols of a backend. The engine knows devices only through these protocols.
 
 Methods may be called from the Trio thread and never block, unless they say so; blocking
 ones are called in a worker thread.
@@ -65,7 +65,7 @@ class MemoryStatistics:
 
 @attrs.define(eq=False)
 class CacheCounts:
-    """What became of the entries of a cache; its owner counts, and others read.
+    """Counts of the entries of a cache; its owner counts, and others read.
 
     Attributes:
         found: How often one was there.
@@ -80,12 +80,12 @@ class CacheCounts:
 
 @attrs.define(eq=False)
 class LibraryUsage:
-    """What one library of a device has planned and holds; the device counts, and others read.
+    """Plans and workspace of one library of a device; the device counts, and others read.
 
     Attributes:
         plans: The plans of its operations: each launch by a plan has found one, or had one made.
         workspace: Bytes that it holds for itself, as in `MemoryStatistics.workspace`. Where several libraries
-            share a stream, what they share is that of the last one that used it.
+            share a stream, its workspace counts for the last one that used it.
     """
 
     plans: CacheCounts = attrs.field(factory=CacheCounts)
@@ -93,7 +93,7 @@ class LibraryUsage:
 
 
 class PlacedBlock(NamedTuple):
-    """A block, and where it lies.
+    """A block and its place.
 
     Attributes:
         block: Id of the block.
@@ -115,7 +115,7 @@ class ChunkKeeper(Protocol):
     """
 
     def keep(self, chunk: int, nbytes: int, descriptor: int) -> None:
-        """A chunk was made; no block lies in it yet.
+        """Keep a chunk that was made; it holds no block yet.
 
         Args:
             chunk: Its id, which no chunk that the device knows had before.
@@ -124,11 +124,11 @@ class ChunkKeeper(Protocol):
         """
 
     def drop(self, chunk: int) -> None:
-        """A chunk is given back: it holds no block, and the device does not use it any more."""
+        """Give a chunk back: it holds no block, and the device does not use it any more."""
 
 
 class Hold(Protocol):
-    """What holds a stream back."""
+    """A hold of a stream."""
 
     def release(self) -> None:
         """Let the stream go on. From any thread; more than once does nothing."""
@@ -139,18 +139,18 @@ class Lease(Protocol):
 
     @property
     def array(self) -> object:
-        """What the program gets: a NumPy array where the host can address the memory."""
+        """The array for the program: a NumPy array where the host can address the memory."""
         ...
 
     def take_back(self) -> tuple[AccelStream, AccelEvent] | None:
         """End it: `array` is not to be used any more. Once only.
 
         Returns:
-            An event, with its stream, that is done when what the program has enqueued is, on streams of its
-            own; the memory is in use until then. None where there is nothing of the kind.
+            An event, with its stream, that is done when the program's work on its own streams is; the memory
+            is in use until then. None where the program cannot enqueue anything.
 
         Raises:
-            AccelError: Nobody can tell when that is.
+            AccelError: The end of the program's work cannot be told.
         """
         ...
 
@@ -172,7 +172,7 @@ class AccelEvent(Protocol):
 
     @property
     def error(self) -> Exception | None:
-        """What went wrong with the work between the stream's previous event and this one."""
+        """The error of the work between the stream's previous event and this one; None if it went well."""
         ...
 
 
@@ -229,20 +229,23 @@ class AccelStream(Protocol):
         """Block until everything enqueued is done."""
 
     def close(self) -> None:
-        """Take no more work. What is enqueued still runs; does not wait for it."""
+        """Take no more work. Enqueued work still runs; does not wait for it."""
 
 
 @attrs.frozen
 class InThread:
-    """What `KernelLibrary.prepare` returns for an operation whose `enqueue` blocks, each time.
+    """Answer of `KernelLibrary.prepare` for an operation whose `enqueue` blocks, each time.
 
     The engine calls `enqueue` in a thread then.
 
     Attributes:
-        plan: What must be done once before, as for other operations; None if there is nothing to do.
+        plan: Preparation that blocks, as for other operations; None if there is nothing to do.
+        is_short: Whether this one does not block, so that it needs no thread. But it runs code of the
+            program's own: if it fails, the work that it has enqueued by then is waited for, as in a thread.
     """
 
     plan: Callable[[], None] | None = None
+    is_short: bool = False
 
     def __call__(self) -> None:
         """Do it."""
@@ -264,11 +267,11 @@ class KernelLibrary(Protocol):
         ...
 
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
-        """Tell what must be done once before an operation like this one is enqueued without blocking.
+        """Return the preparation after which an operation like this one is enqueued without blocking.
 
-        Asked before every launch, so it must be quick; it refuses nothing, as `enqueue` will. What it
-        names may be needed again later: a library keeps only so many plans. An `enqueue`
-        without it blocks instead.
+        Asked before every launch, so it must be quick; it refuses nothing, as `enqueue` will. The same
+        preparation may be needed again later: a library keeps only so many plans. An `enqueue` without it
+        blocks instead.
 
         Returns:
             Something that blocks, to be called in a thread while nothing else of the library is called;
@@ -297,7 +300,7 @@ class AccelDevice(Protocol):
 
     @property
     def info(self) -> DeviceInfo:
-        """What the device is."""
+        """Description of the device."""
         ...
 
     @property
@@ -339,7 +342,7 @@ class AccelDevice(Protocol):
     def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> None:
         """Make a chunk of another process addressable, to adopt blocks in it later.
 
-        Until then it is not the device's own: nothing is placed in it, and nobody drops it.
+        Until then it is not the device's own: nothing is placed in it, and it is not dropped.
 
         Args:
             chunk: Its id; those of chunks that are made from now on are larger.
@@ -360,21 +363,21 @@ class AccelDevice(Protocol):
         """
 
     def expect(self, blocks: Iterable[PlacedBlock]) -> None:
-        """Know where blocks lie in mapped chunks, ahead of `adopt`, for libraries that are opened ahead.
+        """Note the places of blocks in mapped chunks, ahead of `adopt`, for libraries that are opened ahead.
 
-        They may be read. Another process may write to them and free them. `adopt` says where they lie then,
+        They may be read. Another process may write to them and free them. `adopt` replaces their places,
         and forgets those that it does not name.
 
         Args:
-            blocks: Which. What is known of those among them that are the device's own stays.
+            blocks: The blocks and their places. Those that are the device's own stay as they are.
 
         Raises:
             RuntimeError: The device was opened without a keeper.
-            ValueError: One lies outside of the mapped chunks. Nothing was noted.
+            ValueError: One is outside of the mapped chunks. Nothing was noted.
         """
 
     def adopt(self, blocks: Iterable[PlacedBlock]) -> None:
-        """Take over every mapped chunk, with all the blocks that lie in them.
+        """Take over every mapped chunk, with all the blocks in them.
 
         From now on they are as if the device had made them: blocks are placed in their gaps, and
         empty ones may be given back at once. The memory limit counts the blocks, and does not keep
@@ -385,16 +388,16 @@ class AccelDevice(Protocol):
 
         Raises:
             RuntimeError: The device was opened without a keeper.
-            ValueError: A block exists already, overlaps another, or lies outside of the mapped
+            ValueError: A block exists already, overlaps another, or is outside of the mapped
                 chunks. Nothing was taken over.
         """
 
     def placement(self, block: int, /) -> PlacedBlock:
-        """Tell where a block lies.
+        """Return the place of a block.
 
         Raises:
             RuntimeError: The device was opened without a keeper.
-            KeyError: There is no such block.
+            KeyError: No block has this id.
         """
         ...
 
@@ -426,7 +429,7 @@ class AccelDevice(Protocol):
         Where a real fault would take more with it than this device, it only counts as lost.
 
         Args:
-            reason: What the errors say, where it is not the device that reports them.
+            reason: Text of the errors that the device does not report itself.
             how: Which fault, where the device has several.
             stream: Where it happens: what is enqueued there from now on is not done before it is seen.
         """
@@ -434,7 +437,7 @@ class AccelDevice(Protocol):
     def give_up(self, reason: str) -> None:
         """Count the context as lost for a reason that the device does not know of.
 
-        What runs and can be ended ends: a loop of a graph begins no other turn. The rest runs on.
+        Running work that can be ended ends: a loop of a graph begins no other turn. The rest runs on.
         """
 
     @property
@@ -454,20 +457,20 @@ class AccelDevice(Protocol):
         """
 
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> Lease:
-        """Let the program have an array without a copy, with which nothing is left to be done.
+        """Lend the program an array without a copy; no operation with it is in flight.
 
         The memory is not freed until the lease is taken back and its event is done; `close` waits for
         both within its grace.
 
         Args:
-            array: Which.
+            array: The array.
             write: Whether it is to be changed.
             stream: The program's own stream, in whatever form, on which it will use the array; None for
                 the one that is used by default.
 
         Raises:
-            NotSupportedError: It cannot be had, or not on a stream.
-            TypeError: The stream is none.
+            NotSupportedError: The backend cannot lend it, or not on a stream. TypeError: `stream` is no
+            stream.
             ContextPoisonedError: The context is lost.
         """
         ...
@@ -477,7 +480,7 @@ class AccelDevice(Protocol):
         ...
 
     def usage(self) -> Mapping[str, LibraryUsage]:
-        """What its libraries have planned and hold, by their names; without those that do neither.
+        """Count plans and workspace of its libraries, by their names; without those that have neither.
 
         The counts belong to the device: a library that is opened again goes on with them.
         """
@@ -537,7 +540,7 @@ class AccelBackend(Protocol):
         ...
 
     def unavailable_reason(self, index: int | None = None) -> str | None:
-        """Why there is no device, and what to do about it; None where there is one. Blocks.
+        """Tell why there is no device, and what to do about it; None where there is one. Blocks.
 
         Args:
             index: Ask for one device: None for one that can be used, and where there is none of that number.

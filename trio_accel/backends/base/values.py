@@ -1,6 +1,6 @@
 """Numbers for arrays, conversions between their types, and arrays as the bits that they are.
 
-What is wrong is refused before anything is launched.
+Wrong values are refused before anything is launched.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def check_conversion(name: str, argument: str, source: DType, dtype: DType) -> N
 
 
 def _as_python(value: object) -> object:
-    """A NumPy scalar as a Python one."""
+    """Return a NumPy scalar as a Python one."""
     return np.asarray(value).item() if issubclass(type(value), np.generic) else value
 
 
@@ -115,7 +115,7 @@ _INTEGERS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
 def scalar(value: complex, dtype: DType) -> npt.NDArray[Any]:
-    """The array without axes that holds a number.
+    """Return the array without axes that holds a number.
 
     Raises:
         LibraryError: The type cannot hold it.
@@ -131,7 +131,7 @@ def scalar(value: complex, dtype: DType) -> npt.NDArray[Any]:
 
 
 def as_bits(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The same memory as integers.
+    """Return the same memory as integers.
 
     Copied so, every bit pattern survives (also NaNs that signal), and the types that NumPy does not know
     itself are as fast as its own.

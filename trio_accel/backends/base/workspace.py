@@ -105,14 +105,14 @@ class Arena:
         return sum(size for _, size in tuple(self._areas.values()))
 
     def by_library(self) -> Counter[str]:
-        """Bytes of the areas, by the library that used them last."""
+        """Return the bytes of the areas, by the library that used them last."""
         found: Counter[str] = Counter()
         for stream, (_, size) in tuple(self._areas.items()):
             found[self._users.get(stream, "")] += size
         return found
 
     def begin(self, stream: OrderedStream, library: str) -> Region:
-        """Take the area of a stream for one operation of a library: until it ends, nobody gives it back."""
+        """Take the area of a stream for one operation of a library; it is not given back until that ends."""
         self._users[stream] = library
         return Region(self, stream, *self._areas.pop(stream, (0, 0)))
 
@@ -140,7 +140,7 @@ class Arena:
         self._areas[stream] = address, nbytes
 
     def place(self, stream: OrderedStream) -> tuple[int, int]:
-        """Where the area of a stream begins, and its size: what was captured uses it there."""
+        """Tell where the area of a stream begins, and its size: what was captured uses it there."""
         return self._areas.get(stream, (0, 0))
 
     def reserve(self, stream: OrderedStream, nbytes: int) -> None:
@@ -185,7 +185,7 @@ class Arena:
 
 @attrs.define(eq=False)
 class Region:
-    """What one operation takes of its stream's area: piece after piece, all free again behind it.
+    """The share of one operation in its stream's area: piece after piece, all free again behind it.
 
     Args:
         arena: The arena.
@@ -203,7 +203,7 @@ class Region:
     _more: list[tuple[int, int]] = attrs.field(factory=list[tuple[int, int]], init=False)
 
     def take(self, nbytes: int) -> int:
-        """The address of so many bytes; raises as `Arena.take` does."""
+        """Return the address of so many bytes; raises as `Arena.take` does."""
         whole = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         start = self._used
         if start + whole <= self._size:
@@ -219,7 +219,7 @@ class Region:
         return address
 
     def end(self) -> None:
-        """The operation is enqueued, or was refused: the next one has an area as large as this one needed."""
+        """End the operation; the next one has an area as large as this one needed."""
         arena, stream, pieces = self._arena, self._stream, self._more
         if self._size:
             pieces.append((self._address, self._size))
@@ -230,17 +230,17 @@ class Region:
             return
         for address, nbytes in pieces:
             arena.free(stream, address, nbytes)
-        # The operation has what it needs. If there is no room for one area, the next one says so.
+        # This operation has all its memory. If there is no room for one area, the next operation reports it.
         with suppress(OutOfMemoryError, MemoryError):
             arena.put(stream, arena.take(stream, self._used), self._used)
 
 
 @attrs.define(eq=False)
 class Workspace:
-    """One area for each stream, which grows to what was needed at most; the stream orders its uses.
+    """One area for each stream, which grows to the largest need so far; the stream orders its uses.
 
-    In the order of streams, and not from the chunks of arrays: it is lost with the context. It counts in the
-    statistics of the device's memory, and the limit concerns it not.
+    Its memory is stream-ordered, not from the chunks of arrays, so it is lost with the context. It counts in
+    the statistics of the device's memory, and the limit excludes it.
 
     Args:
         memory: Counts the bytes.
@@ -254,7 +254,7 @@ class Workspace:
     )
 
     def reserve(self, stream: OrderedStream, nbytes: int) -> int:
-        """The address of at least so many bytes, free for the next operation on a stream.
+        """Return the address of at least so many bytes, free for the next operation on a stream.
 
         Raises:
             MemoryError: There is not so much.
@@ -273,6 +273,6 @@ class Workspace:
         """Give everything back, behind what uses it. The context is current."""
         for stream, (address, size) in self._areas.items():
             self._memory.add_fixed_workspace(self._library, -size)
-            # Closed or not: work that nobody waits for any more may be on the stream.
+            # Also of a closed stream: abandoned work may still run on it.
             stream.free_memory(address)
         self._areas.clear()

@@ -56,8 +56,8 @@ class CpuDevice(BlockDevice[CpuStream, HostArray, HostArray]):
     def poison(self, reason: str, how: Poison = "illegal_address", stream: AccelStream | None = None) -> None:
         """Make the context unusable; see `AccelDevice.poison`.
 
-        What has not run by then does not, events are done with the error, and nobody is rung: the same
-        as on a GPU whose context is lost.
+        Operations that have not run never do, events are done with the error, and no callback comes: the same
+        as on a GPU whose context is lost (D9).
         """
 
         def fail() -> None:

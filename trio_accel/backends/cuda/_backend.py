@@ -41,7 +41,9 @@ class CudaBackend(AccelBackend):
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """What takes most of a worker's start to import; none of it calls the driver."""
+        """Modules whose imports take most of a worker's start."""
+        # D70: the launcher imports them and then forks, and a driver that was initialised does not survive a
+        # fork, so they must not call it.
         return (
             "trio_accel.backends.cuda._device",
             *(f"{__package__}{library.module}" for library in LIBRARIES.values()),
@@ -59,7 +61,7 @@ class CudaBackend(AccelBackend):
         return tuple(device.info for device in self._look()[1] if device.problem is None)
 
     def unavailable_reason(self, index: int | None = None) -> str | None:
-        """Why there is no GPU to use, or not that one, and what to do about it."""
+        """Tell why there is no GPU to use, or not that one, and what to do about it."""
         found, devices, libraries = self._look()
         if index is not None:
             return next((device.problem for device in devices if device.info.index == index), None)
@@ -112,7 +114,7 @@ class CudaBackend(AccelBackend):
         self._is_worker = True
 
     def _look(self) -> tuple[Probe, tuple[DeviceReport, ...], Installed | None]:
-        """What there is; libraries are looked for where there is a device that could use them."""
+        """Find the devices; libraries are looked for where a device could use them."""
         found = probe(is_worker=self._is_worker)
         libraries = None
         if found.version is not None and found.devices:

@@ -38,10 +38,10 @@ class CudaDevice(LibraryDevice):
     """A GPU: its context, its streams, and a share of its memory.
 
     Args:
-        info: What it is.
+        info: Description of the device.
         memory_limit: The most bytes that its blocks may take.
         architecture: Its compute capability, such as ``"90"``.
-        installed: Which of CUDA's libraries there are.
+        installed: Names of CUDA's libraries that are installed.
         keeper: Gets the chunks that blocks are placed in.
     """
 
@@ -87,8 +87,8 @@ class CudaDevice(LibraryDevice):
     def open_library(self, name: str) -> CudaLibrary:
         """Load a library and make its handle; blocks.
 
-        NVIDIA's libraries wait for the whole context when they load what they need first, and launches of
-        others may wait with them.
+        NVIDIA's libraries wait for the whole context when they load kernels, and launches of other libraries
+        may wait with them (D50, D99).
 
         Raises:
             NotSupportedError: There is no such library, or its files are not installed.
@@ -107,6 +107,7 @@ class CudaDevice(LibraryDevice):
                 module = entry.load(__package__)
                 # A program is made of the argument.
                 library: CudaLibrary = getattr(module, entry.cls)(self, *([argument] if separator else []))
+                # Libraries upload tables by the default stream and return before these have arrived.
                 self.context.settle()
         except ImportError as error:
             if (error.name or "").partition(".")[0] not in _PACKAGES:
@@ -194,11 +195,11 @@ class CudaDevice(LibraryDevice):
         return attrs.evolve(statistics, foreign=foreign) if foreign else statistics
 
     def is_idle(self) -> bool:
-        """Whether nothing uses the device any more; what the program has leased may be in use."""
+        """Tell whether nothing uses the device any more; what the program has leased may be in use."""
         return self._lending.is_idle and super().is_idle()
 
     def end(self, *, is_idle: bool) -> None:
-        """Free everything; what is left where a stream is stuck keeps its memory, and nobody waits for it."""
+        """Free everything; work on a stream that is stuck keeps its memory, and is not waited for."""
         if not is_idle:
             for end in self.end_loops:
                 end()
@@ -210,6 +211,7 @@ class CudaDevice(LibraryDevice):
             self.arena.close()
             self.transfers.close()
             for stream in self.streams:
+                # Streams go before the status words: each gives its word back.
                 stream.destroy()
             self._notifier.close(is_idle=True)
             super().end(is_idle=True)

@@ -31,7 +31,7 @@ _OLDEST_FOR_13 = (7, 5)
 
 @attrs.frozen(kw_only=True)
 class Installed:
-    """What was found.
+    """Findings on this machine.
 
     Attributes:
         bindings: Version of cuda-bindings; None where it cannot be imported.
@@ -51,7 +51,7 @@ class Installed:
         return tuple(sorted(own | needing))
 
     def problem(self, library: str) -> str | None:
-        """Why a library of the backend cannot be used."""
+        """Tell why a library of the backend cannot be used."""
         problems = (
             f"library {library!r} needs {software.name}, which {software.problem}"
             for software in self.software
@@ -60,7 +60,7 @@ class Installed:
         return next(problems, None)
 
     def refusal(self, name: str, capability: tuple[int, int]) -> str | None:
-        """Why a device cannot be used with these libraries; None if it can."""
+        """Tell why a device cannot be used with these libraries; None if it can."""
         compiler = next((software for software in self.software if not software.needed_by), None)
         is_13 = compiler is not None and (compiler.version or "").startswith("13.")
         if not is_13 or capability >= _OLDEST_FOR_13:
@@ -72,7 +72,7 @@ class Installed:
 
 
 def extra_for(version: tuple[int, int]) -> str:
-    """The command that installs what a driver of this CUDA version runs."""
+    """Return the command that installs what a driver of this CUDA version runs."""
     return f"pip install 'trio-accel[{'cuda12' if version < (13, 0) else 'cuda13'}]'"
 
 
@@ -152,7 +152,7 @@ def _software(
 
 
 def _too_new(vendor: Vendor, numbers: list[int] | None, version: tuple[int, int]) -> str | None:
-    """A library of the next CUDA does not run on a driver; one of a later minor version does."""
+    """Tell whether a driver runs a library: not one of the next CUDA, but one of a later minor version."""
     if not numbers or vendor.behind is None:
         return None
     major = numbers[0] + vendor.behind

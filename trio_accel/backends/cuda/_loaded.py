@@ -8,5 +8,5 @@ from __future__ import annotations
 from . import _probe_process
 from .manifest import VERSIONS
 
-# What is missing or damaged is an error where a device is opened.
+# A library that is missing or damaged is an error where a device is opened.
 _probe_process.look(VERSIONS)

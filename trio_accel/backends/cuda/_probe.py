@@ -1,6 +1,6 @@
-"""Which CUDA devices there are, or why there is none.
+"""The CUDA devices of the machine, or the reason why there are none.
 
-A program in a process of its own finds that out, for what must not happen in the application.
+A process of its own asks the driver: the application must not call CUDA (D55).
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _PASSING = {"CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_SYSTEM_NOT_READY"}
 
 @attrs.frozen(kw_only=True)
 class DeviceFacts:
-    """What the driver tells of a device without a context.
+    """Facts of the driver about a device without a context.
 
     Attributes:
-        info: What it is.
+        info: Description of the device.
         capability: Compute capability, such as ``(9, 0)``.
         mode: Compute mode.
         keeps_memory: Whether memory can be exported as a descriptor.
@@ -77,7 +77,7 @@ class DeviceFacts:
 
 @attrs.frozen(kw_only=True)
 class Probe:
-    """What was found.
+    """Findings of the probe.
 
     Attributes:
         version: CUDA version of the driver, such as ``(13, 0)``; None without a driver.
@@ -220,7 +220,7 @@ def _why_not(device: dict[str, Any]) -> str | None:
 
 
 def taken(name: str) -> str:
-    """Why a device in mode 'exclusive process' cannot be used."""
+    """Tell why a device in mode 'exclusive process' cannot be used."""
     return (
         f"the {name} is in compute mode 'exclusive process', and another process has it; `nvidia-smi` shows "
         "which, and nvidia-smi -c DEFAULT lets processes share it"
@@ -242,7 +242,7 @@ def ask(program: Path, options: Sequence[str], question: object, patience: float
     Args:
         program: Its file.
         options: Of the interpreter.
-        question: What it reads from its standard input.
+        question: Text for its standard input.
         patience: Seconds that it may take.
 
     Raises:

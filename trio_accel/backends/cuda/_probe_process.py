@@ -115,7 +115,7 @@ def _device(driver: ctypes.CDLL, index: int, tries_contexts: bool) -> dict[str, 
 
 
 def _try_context(driver: ctypes.CDLL, device: ctypes.c_int) -> str | None:
-    """What a context is refused with; None if there was one."""
+    """Return the error of making a context; None if it was made."""
     context = ctypes.c_void_p()
     code = driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
     if code:
@@ -138,7 +138,7 @@ def look(versions: Mapping[str, Sequence[object]]) -> dict[str, object]:
             for one part of it at a time.
     """
     try:
-        # What every other module of the backend begins with; it loads nothing of the driver.
+        # The import that every other module of the backend begins with; it loads nothing of the driver.
         importlib.import_module("cuda.bindings.driver")
         version = str(importlib.import_module("cuda.bindings").__version__)
         pathfinder = importlib.import_module("cuda.pathfinder")
@@ -155,7 +155,7 @@ def _find(
 ) -> dict[str, object] | None:
     try:
         with warnings.catch_warnings():
-            # What it warns of does no harm here, and must not fail where warnings are errors.
+            # Its warnings do no harm here, and must not fail where warnings are errors.
             warnings.simplefilter("ignore")
             library = pathfinder.load_nvidia_dynamic_lib(name)
     except pathfinder.DynamicLibNotFoundError:
@@ -179,7 +179,7 @@ def _is_missing(error: Exception) -> bool:
 
 
 def _version(path: str, function: str, is_in_parts: bool) -> list[int] | None:  # of JSON
-    """The library's own word for it; None if it has none."""
+    """Return the library's own word for it; None if it has none."""
     numbers = [ctypes.c_int() for _ in range(_PARTS if is_in_parts else 2)]
     try:
         call = getattr(ctypes.CDLL(path), function)

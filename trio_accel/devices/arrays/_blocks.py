@@ -31,16 +31,16 @@ _KEPT = 64
 _SMALL = 4 << 20
 _KEPT_BYTES = 64 << 20
 _Dropped: TypeAlias = "tuple[int, int, ArraySpec | None]"
-# The size of what is no place for another.
+# In place of a size: this block is no place for another.
 _NONE = -1
 
 
 class Owner(Protocol):
-    """Whose blocks they are: a device."""
+    """The owner of blocks: a device."""
 
     @property
     def path(self) -> str:
-        """Where it is in the tree."""
+        """Its path in the tree."""
         ...
 
 
@@ -55,11 +55,11 @@ class Block:
         nbytes: Its size.
         generation: That of the device in which it was made.
         damaged_by: The operation that was to write it and did not finish.
-        failure: What that failed with.
-        frozen_by: Names of programs that are open with it: nobody may write to it, or release it.
+        failure: The error of that operation.
+        frozen_by: Names of programs that are open with it: it must not be written to or released (D113).
         is_released: Whether its memory was given back.
         spec: The array that it was made for, if that is known.
-        table: Where it goes then: that of its device.
+        table: The table of its device, which takes it when it is dropped.
     """
 
     def __init__(
@@ -100,14 +100,15 @@ class Block:
         return self.generation < self.table.valid_since
 
     def spoil(self, operation: str, failure: BaseException | None) -> None:
-        """An operation that writes it did not finish: its contents are not to be used."""
+        """Refuse later use of its contents: an operation that writes it did not finish."""
         if self.damaged_by is None:
             self.damaged_by = operation
             self.failure = bare(failure) if failure is not None else None
 
     def __del__(self) -> None:
         if not self.is_released:
-            # Nearly every block ends here. What is in flight holds those that it uses.
+            # Nearly every block ends here. Operations in flight refer to their blocks, so this one is not in
+            # use.
             self.is_released = True
             self.table.drop(self, is_free=self.damaged_by is None)
 
@@ -135,7 +136,7 @@ class Block:
 
 
 def bare(error: BaseException) -> BaseException:
-    """A copy of an error without its frames, which would keep the arrays in their variables alive."""
+    """Return a copy of an error without its frames, which would keep the arrays in their variables alive."""
     try:
         again = copy.copy(error)
     except Exception:  # noqa: BLE001  # a stranger's exception, that cannot be made again
@@ -146,7 +147,7 @@ def bare(error: BaseException) -> BaseException:
 
 @attrs.define(eq=False)
 class BlockTable:
-    """Where dropped blocks of one device go.
+    """The dropped blocks of one device, which later results take again (D22, D98).
 
     Args:
         device_name: Name of the device.
@@ -162,16 +163,16 @@ class BlockTable:
             and the arrays that they were made for.
         kept: Those of them that were there at an operation before, by their size: a program with several
             arrays in each round wants one of each size again.
-        is_watched: Whether somebody gives them back soon in any case.
-        makers: By the ids of blocks that were not given back, who has made them, and their sizes: the path of
-            the actor whose task that was, or None. Of operations' arrays, on the application's side.
+        is_watched: Whether they are given back soon in any case.
+        makers: By the ids of blocks that were not given back: path of the actor whose task made them, or
+            None, and their sizes. Of operations' arrays, on the application's side.
         valid_since: First generation whose memory is still there.
         release: Gives the memory of blocks back.
     """
 
     device_name: str
     availability: Availability
-    _keeps: bool = attrs.field(default=True, kw_only=True)
+    _keeps: bool = attrs.field(default=True, kw_only=True, alias="keeps")
     device: Owner = attrs.field(init=False)
     valid_since: int = attrs.field(default=0, init=False)
     dropped: deque[_Dropped] = attrs.field(factory=deque[_Dropped], init=False)
@@ -206,7 +207,7 @@ class BlockTable:
         return Block(self, nbytes, self.availability.generation, number, spec)
 
     def next(self, nbytes: int) -> tuple[int, ArraySpec | None]:
-        """The id of a block that is to be made: that of one of this size that was dropped, if there is one.
+        """Return the id for a new block: that of a dropped one of this size, if there is one.
 
         Then its memory is there, and stays. Trio thread only.
 
@@ -215,7 +216,7 @@ class BlockTable:
         """
         dropped = self.dropped
         for _ in range(min(len(dropped), self._looks)):
-            # Others may be appended meanwhile.
+            # Finalisers may append others meanwhile.
             last = dropped.pop()
             if last[1] == nbytes:
                 return last[0], last[2]
@@ -241,10 +242,12 @@ class BlockTable:
         nbytes = block.nbytes
         self.dropped.append((block.id, nbytes if is_free else _NONE, block.spec))
         if len(self.dropped) < _MANY and (nbytes < self._large or self.is_watched):
-            # To wake the loop costs as much as a third of a small operation, and the next one drains.
+            # Not worth a wake-up of the loop, which costs a third of a small operation: the next operation
+            # drains.
             return
-        # A thread that finds it notified has added its block before, and the drain that was asked for
-        # looks at the blocks after it has unset it: none is overlooked. "Was it empty?" would not do.
+        # A race with `drain`: a block is appended before the flag is read here, and the drain unsets the flag
+        # before it takes blocks. So a thread that finds the flag set is always in time. A test for an empty
+        # queue would not do.
         if not self._is_notified:
             self._is_notified = True
             self._notifier.notify()
@@ -260,7 +263,7 @@ class BlockTable:
         self._is_notified = False
         dropped = self.dropped
         taken: list[int] = []
-        # Others may be appended meanwhile.
+        # Finalisers may append others meanwhile.
         while dropped:
             taken.append(dropped.popleft()[0])
         while self.kept:
@@ -271,7 +274,7 @@ class BlockTable:
     def take_some(self) -> list[int]:
         """Ids of dropped blocks, but for some that are given back soon in any case.
 
-        For the launch of an operation: what that does not want, one of the next may. Trio thread only.
+        For the launch of an operation: a later one may want blocks that this one does not. Trio thread only.
         """
         if not (self._keeps and self.is_watched):
             return self.take()
@@ -296,7 +299,7 @@ class BlockTable:
         return taken
 
     def _forget(self, taken: list[int]) -> None:
-        """They are given back."""
+        """Forget the makers of blocks that are given back."""
         makers = self.makers
         for number in taken:
             makers.pop(number, None)
@@ -310,7 +313,7 @@ class BlockTable:
         return found
 
     def _give_up_oldest(self, taken: list[int]) -> None:
-        """Keep one no longer, of the size that was not wanted for longest."""
+        """Give up the oldest block of the size that was not wanted for longest."""
         nbytes, kept = next(iter(self.kept.items()))
         if len(kept) == 1:
             del self.kept[nbytes]
@@ -319,20 +322,20 @@ class BlockTable:
         self._kept_bytes -= nbytes
 
     def lose(self) -> None:
-        """The context is gone and all memory with it: there is nothing to give back."""
+        """Forget all memory: it is gone with the context."""
         self.makers.clear()
         self.release = _nowhere
 
     def leave(self, release: Callable[[Iterable[int]], None]) -> None:
-        """The device was given up, and its memory is there: give blocks back as they are dropped."""
+        """Leave a device that was given up: its memory stays, and blocks are freed as they are dropped."""
         self.release = release
         self.is_watched = False
-        # No operation follows that a small one could wait for.
+        # No operation follows: small blocks wake the loop, too.
         self._large = 0
         self.drain()
 
     def move(self, device: Owner, availability: Availability, *, keeps: bool) -> None:
-        """The blocks pass to another device, which has no context yet."""
+        """Pass the blocks to another device, which has no context yet (D76)."""
         self.device, self.availability = device, availability
         self._keeps = keeps and self._looks > 0
         self._large = _LARGE

@@ -1,4 +1,4 @@
-"""Operations that nobody waits for yet."""
+"""Operations that were handed over, and may be waited for later."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 
 
 class _Planned(Protocol[ReplyT_co]):
-    """What knows the reply."""
+    """A planned operation, which knows its reply."""
 
     @property
     def finish(self) -> Callable[[], ReplyT_co] | None: ...
@@ -76,7 +76,7 @@ class Pending(NotAwaited, Generic[ReplyT]):
 
     @property
     def error(self) -> BaseException | None:
-        """What it failed with; None while it has not."""
+        """Its error; None if it has not failed."""
         return self._error
 
     async def wait(self) -> ReplyT:
@@ -93,7 +93,8 @@ class Pending(NotAwaited, Generic[ReplyT]):
         """
         await self._done.wait()
         if self._error is not None:
-            # Nobody else may raise this object: another one for the next who waits.
+            # Two tasks that raise one object would write to one traceback: the next one that waits gets a
+            # copy.
             error, self._error = self._error, bare(self._error)
             raise error
         return self._planned.result()

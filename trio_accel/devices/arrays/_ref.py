@@ -39,14 +39,14 @@ class AccelRef(NoOperators):
     The memory is given back when the last reference to it is gone, or by `release`; work that
     still uses it is finished first. Every use is checked before the device is touched.
 
-    A reference has no operators, because what they would do has to be awaited: their use is a `TypeError`
+    A reference has no operators, because operations have to be awaited: their use is a `TypeError`
     that names the function. That includes ``==`` and ``!=`` with arrays, numbers, lists, tuples and other
     references. ``a == a`` is True for the same reference, and ``==`` with anything else is False. Two
     references are told apart by ``is``; as members of sets and keys of dictionaries they go by identity.
 
     Attributes:
         block: The memory block, for the runtime's own use.
-        spec: Where it lies and how it is laid out, for operations that lower themselves.
+        spec: Its place and layout, for operations that lower themselves.
     """
 
     __slots__ = ("block", "spec")
@@ -108,7 +108,7 @@ class AccelRef(NoOperators):
         return self.block.generation
 
     def __getitem__(self, index: Index) -> AccelRef:
-        """A view of a part, by NumPy's basic indexing; it shares the memory.
+        """Return a view of a part, by NumPy's basic indexing; it shares the memory.
 
         Raises:
             TypeError: An index that is no whole number, slice, ``...`` or ``None``.
@@ -122,7 +122,7 @@ class AccelRef(NoOperators):
         )
 
     def reshape(self, shape: int | Sequence[int], *sizes: int) -> AccelRef:
-        """A view of the elements in C order under another shape; one size may be -1.
+        """Return a view of the elements in C order under another shape; one size may be -1.
 
         Raises:
             ValueError: Another number of elements, or a layout of which there is no such view.
@@ -191,10 +191,10 @@ class AccelRef(NoOperators):
 
         Earlier operations are waited for as far as they concern it. Until the end of the ``async
         with`` it counts as a reader, or a writer: later operations on the same memory wait, and behind
-        them what is asked of the same library. So do not wait inside for an operation that must come
+        them later requests of the same library. So do not wait inside for an operation that must come
         after the lease, and do not keep the array.
 
-        What was enqueued on a stream of the program meanwhile may still run at the end. Later operations
+        Work that was enqueued on a stream of the program meanwhile may still run at the end. Later operations
         on the same memory follow it on the device, and your program does not wait for it.
 
         Args:
@@ -206,7 +206,7 @@ class AccelRef(NoOperators):
             NotSupportedError: The array cannot be had without a copy; or a stream, and the device has none.
             StaleRefError: The array must not be used any more.
             ContextLostError, DeviceLostError: The context ended while the array was waited for.
-            TypeError: The stream is none.
+            TypeError: `stream` is no stream.
         """
         async with self.device.lease(self, write=write, stream=stream) as array:
             yield array
@@ -268,7 +268,7 @@ class AccelRef(NoOperators):
 
 
 class DeviceRequest(Request[LibraryT_contra, ReplyT_co]):
-    """What a device can be asked: the base of `Operation`.
+    """Request to a device: the base of `Operation`.
 
     Attributes:
         library: Import path of the library actor, ``"package.module:Class"``.
@@ -300,7 +300,7 @@ class Device(abc.ABC):
     @property
     @abc.abstractmethod
     def info(self) -> DeviceInfo:
-        """What the device is."""
+        """Description of the device."""
 
     @property
     @abc.abstractmethod
@@ -470,9 +470,9 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     async def close_library(self, path: str) -> None:
-        """End the actor of a library, once it has served what it was asked.
+        """End the actor of a library, once it has served all requests.
 
-        It gives back what it holds, and is not opened ahead in the next context. The next operation that
+        It gives its memory back, and is not opened ahead in the next context. The next operation that
         names it starts another. On a device that is closed, or rebuilds its context, there is nothing to end.
 
         Args:
@@ -516,7 +516,7 @@ def device_of(operation: str, *operands: Any) -> Device:
     """Find the device that an operation runs on: that of its first operand that is on one.
 
     Raises:
-        TypeError: None of the operands is on a device.
+        TypeError: No operand is on a device.
     """
     for operand in operands:
         if type(operand) is AccelRef:

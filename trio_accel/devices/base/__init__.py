@@ -1,1 +1,1 @@
-"""What all parts of the runtime of devices use: events, order, availability, the error table."""
+"""Base of the runtime of devices: events, order, availability, the error table."""

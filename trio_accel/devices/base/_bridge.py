@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import trio
 
-__all__ = ["BackgroundCalls", "CallThread", "LoopNotifier"]
+__all__ = ["BackgroundCalls", "CallThread", "LoopNotifier", "failure_of"]
 
 _logger = logging.getLogger("trio_accel.devices")
 
@@ -21,8 +21,8 @@ _logger = logging.getLogger("trio_accel.devices")
 class LoopNotifier:
     """Runs a callback on the Trio thread soon after any thread has called `notify`.
 
-    Calls of `notify` before the callback has run count as one, so the callback looks at everything there is
-    to see. Must be made on the Trio thread.
+    Calls of `notify` before the callback has run count as one, so the callback must look at all events. Must
+    be made on the Trio thread.
     """
 
     __slots__ = ("_callback", "_token", "notifications", "wakeups")
@@ -39,7 +39,7 @@ class LoopNotifier:
         try:
             self._token.run_sync_soon(self._run, idempotent=True)
         except trio.RunFinishedError:
-            # The program is over: nobody is left to be woken.
+            # The Trio run is over: there is no loop to wake.
             return
 
     # The name by which a stream calls it: it is a `Waker` of the backends.
@@ -61,7 +61,7 @@ class LoopNotifier:
 
 
 class BackgroundCalls:
-    """Makes calls that may block and that no task waits for, each in a thread of its own."""
+    """Threads for calls that may block and that no task waits for, one thread for each."""
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
@@ -87,16 +87,16 @@ def _call(name: str, function: Callable[[], None]) -> None:
         _logger.exception("%s failed", name)
 
 
-_Call: TypeAlias = "tuple[Callable[[], object], Callable[[Exception | None], None]]"
+_Job: TypeAlias = "tuple[Callable[[], object], Callable[[Exception | None], None]]"
 
 
 class CallThread:
-    """A thread for calls that block, one after the other; nobody has to wait. Made on the Trio thread.
+    """A thread for calls that block, one after the other, with callbacks. Made on the Trio thread.
 
-    What a library keeps for a thread, such as the handles of PyTorch, is there for the next call.
+    Thread-local state of a library, such as the handles of PyTorch, is there for the next call (D111).
 
     Args:
-        name: For people.
+        name: Name of the thread, for debuggers.
 
     Raises:
         RuntimeError: The system has no thread left.
@@ -107,16 +107,16 @@ class CallThread:
     def __init__(self, name: str) -> None:
         self._name = name
         self._token = trio.lowlevel.current_trio_token()
-        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         # A daemon: a call that never returns must not keep the interpreter from ending.
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def call(self, function: Callable[[], object], done: Callable[[Exception | None], None]) -> None:
-        """Call something.
+        """Queue a call.
 
         Args:
-            function: What is called.
-            done: Called on the Trio thread afterwards, unless the run is over, with what was raised.
+            function: The function.
+            done: Called on the Trio thread afterwards with the error or None, unless the run is over.
         """
         self._calls.put((function, done))
 
@@ -131,18 +131,18 @@ class CallThread:
             try:
                 function()
             except BaseException as raised:  # noqa: ASYNC103, BLE001  # Trio has no cancellation here
-                # This frame lives on.
-                error = _failure_of(
+                # Without this frame, which lives as long as the thread.
+                error = failure_of(
                     raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next)
                 )
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(_report, self._name, done, error)
-            # Nothing is held while it waits.
+            # References would keep arrays alive while it waits.
             del call, function, done, error
 
 
-def _failure_of(error: BaseException) -> Exception:
-    """What a thread has raised, as an exception that keeps its lines, and nothing alive."""
+def failure_of(error: BaseException) -> Exception:
+    """Return the error of a call as an exception that keeps its lines, and nothing alive."""
     left: list[BaseException | None] = [error]
     seen: set[int] = set()
     while left:

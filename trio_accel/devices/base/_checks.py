@@ -17,7 +17,7 @@ def must(said: str, is_right: Callable[[Any], bool], error: type[Exception] = Va
     """Make the validator of a field.
 
     Args:
-        said: What the value must do, such as ``"be True or False"``.
+        said: The requirement, such as ``"be True or False"``.
         is_right: Whether it does.
         error: Class of the error.
     """
@@ -30,7 +30,7 @@ def must(said: str, is_right: Callable[[Any], bool], error: type[Exception] = Va
 
 
 def whole(least: int) -> Validator:
-    """Require a whole number; a truth value is none."""
+    """Require a whole number, which a truth value is not."""
     return must(
         f"be a whole number of at least {least}",
         lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least,
@@ -43,7 +43,7 @@ def one_of(said: str, *kinds: type[object]) -> Validator:
 
 
 def is_above_zero(value: object) -> bool:
-    """Whether a value is a finite number above 0."""
+    """Tell whether a value is a finite number above 0."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < inf
 
 

@@ -39,7 +39,7 @@ class WithdrawnError(Exception):
 
 
 class FailureClass(enum.Enum):
-    """What a failure while enqueueing or executing says about the engine."""
+    """Effect of a failure while enqueueing or executing on the engine."""
 
     REFUSED = "refused"
     """The library did not do it: the asker's problem."""
@@ -74,12 +74,12 @@ def classify(error: Exception) -> FailureClass:
 
 
 def leaves_unchanged(error: BaseException | None) -> bool:
-    """Whether a failed operation has left alone all that it may change."""
+    """Tell whether a failed operation has left alone all that it may change."""
     return isinstance(error, Refused) and error.is_unchanged
 
 
 def damage_to_memory(error: BaseException | None) -> ContextLostError | None:
-    """What the hardware has said of its memory, among an error and its causes."""
+    """Find the hardware's report on its memory, among an error and its causes."""
     while error is not None:
         if isinstance(error, ContextLostError) and error.is_memory_damaged:
             return error
@@ -110,7 +110,7 @@ _SHORT = _FILES | frozenset({errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS})
 
 
 def is_shortage(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, may be gone in a moment: nothing is wrong with a worker."""
+    """Tell whether an error, or what caused it, may be gone in a moment: nothing is wrong with a worker."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _SHORT:
             return True
@@ -119,21 +119,21 @@ def is_shortage(error: BaseException | None) -> bool:
 
 
 def is_out_of_files(error: OSError) -> bool:
-    """Whether an error says that too many files are open."""
+    """Tell whether an error says that too many files are open."""
     return error.errno in _FILES
 
 
 def lost_descriptors() -> OSError:
-    """The error of descriptors that another process sent, and that this one had no room for."""
+    """Make the error of descriptors that another process sent, and that this one had no room for."""
     return OSError(errno.EMFILE, "Too many open files: descriptors that the peer sent were lost")
 
 
 def out_of_descriptors(nbytes: int, error: OSError) -> OutOfMemoryError:
-    """The error of a request for memory that this process cannot hold or map.
+    """Make the error of a request for memory that this process cannot hold or map.
 
     Args:
         nbytes: How much it is.
-        error: What the system said.
+        error: Error of the system.
     """
     failed = OutOfMemoryError(
         f"this process can take no descriptor or mapping of shared memory now ({error}); close files or "

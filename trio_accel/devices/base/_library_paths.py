@@ -12,25 +12,25 @@ T = TypeVar("T")
 
 
 def argument_of(path: str) -> str | None:
-    """What is behind the question mark; None where there is none."""
+    """Return the text behind the question mark; None without one."""
     _, separator, argument = path.partition("?")
     return argument if separator else None
 
 
 @lru_cache(1024)
 def title_of(path: str) -> str:
-    """What people are told of: the name that an argument begins with; the path where there is no argument."""
+    """Return the title for people: the name that an argument begins with; the path without an argument."""
     argument = argument_of(path)
     return path if argument is None else argument.partition(" ")[0]
 
 
 def by_title(counts: Mapping[str, T]) -> dict[str, T]:
-    """What is known of each library, by its title."""
+    """Key values of libraries by their titles."""
     return {title_of(path): count for path, count in counts.items()}
 
 
 def is_actor_of(path: str, actor_class: str, library: str) -> bool:
-    """Whether this actor serves a library.
+    """Tell whether this actor serves a library.
 
     Args:
         path: Its path in the tree.
@@ -55,7 +55,7 @@ class LibrariesInUse:
         self._before: tuple[str, ...] = ()
 
     def __contains__(self, path: str) -> bool:
-        """Whether the library of an import path was used in this generation."""
+        """Tell whether the library of an import path was used in this generation."""
         return path in self._now
 
     @property
@@ -64,19 +64,19 @@ class LibrariesInUse:
         return tuple(self._now) or self._before
 
     def add(self, path: str) -> None:
-        """A library has completed an operation."""
+        """Note that a library has completed an operation."""
         self._now[path] = None
 
     def discard(self, path: str) -> None:
-        """A library was closed."""
+        """Forget a library that was closed."""
         self._now.pop(path, None)
         self._before = tuple(other for other in self._before if other != path)
 
     def begin(self) -> None:
-        """A generation begins."""
+        """Begin a generation."""
         self._before = tuple(self._now)
         self._now = {}
 
     def clear(self) -> None:
-        """A context that was to open them did not come up, perhaps because of one of them."""
+        """Forget all: a context that was to open them did not come up, perhaps because of one of them."""
         self._before, self._now = (), {}

@@ -87,7 +87,7 @@ class SubmissionOrder:
     __slots__ = ("_readers", "_writers")
 
     def __init__(self) -> None:
-        # By block: the last that writes it, and those that read it since.
+        # By block: the last turn that writes it, and the turns that read it since.
         self._writers: dict[int, Turn] = {}
         self._readers: dict[int, dict[Turn, None]] = {}
 
@@ -96,7 +96,7 @@ class SubmissionOrder:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody has a place in it."""
+        """Whether no operation has a place in it."""
         return not self._writers and not self._readers
 
     def enter(self, reads: frozenset[int], writes: frozenset[int]) -> Turn:
@@ -116,21 +116,22 @@ class SubmissionOrder:
             if block in writers:
                 turn.follow(writers[block])
             if block in readers:
+                # Later operations follow this write, and by it the readers: they need not be kept.
                 for reader in readers.pop(block):
                     turn.follow(reader)
             writers[block] = turn
         return turn
 
     def leave(self, turn: Turn, made: Iterable[int] = ()) -> None:
-        """An operation was launched, or never will be: those that wait for it go on.
+        """Leave the order, launched or never to be: operations that wait for this one go on.
 
-        One that was taken back while it waited keeps its place until its turn: whoever came behind it
-        knows of those before it by that alone.
+        An operation that was taken back while it waited keeps its place until its turn: later ones know of
+        those before it by that place alone.
 
         Args:
             turn: Its place.
-            made: Blocks that it was to make. None before it has to do with these, so whoever makes something
-                else there, once it is taken back, does not come behind it.
+            made: Blocks that it was to make. No earlier operation uses these, so another one that makes them,
+                once this one is taken back, does not come behind it.
         """
         turn.is_leaving = True
         if turn.waits_for or turn.is_over:

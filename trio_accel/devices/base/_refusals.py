@@ -1,4 +1,4 @@
-"""What is refused because an operation on a device is awaited, with the way to do it."""
+"""Refusals of synchronous use: operations on a device are awaited; the errors name the way."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ _UFUNCS = {"matmul": "@", "add": "+", "subtract": "-", "multiply": "*", "divide"
 
 
 class NotAwaited:
-    """Base of what stands for something that is not there yet. Its wrong use says what to do.
+    """Base of objects that stand for a later result. Errors of their wrong use tell the right one.
 
     Attributes:
-        what_to_do: What that is.
+        what_to_do: The right use.
     """
 
     __slots__ = ()
@@ -67,7 +67,7 @@ class NotAwaited:
 
 
 def what_to_do(value: object) -> str:
-    """What to do about something that is no array or no device; empty where that is not known."""
+    """Return the advice for an object that is no array or no device; empty where there is none."""
     if inspect.iscoroutine(value):
         return _AWAITED
     if isinstance(value, NotAwaited):
@@ -80,7 +80,7 @@ def what_to_do(value: object) -> str:
 
 
 class NoOperators:
-    """Base of references to arrays: Python's operators cannot be awaited, and none of them works.
+    """Base of references to arrays: Python's operators cannot be awaited, so each is refused.
 
     Equality, too: it would have to be that of the elements, and an answer that looks at the references alone
     would be taken for it. It is refused with anything that has elements, or is one; all else is unequal.

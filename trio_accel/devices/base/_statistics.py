@@ -37,7 +37,7 @@ class QueueStatistics:
 
 @attrs.frozen(kw_only=True)
 class CacheStatistics:
-    """What became of the entries of a cache.
+    """Counts of the entries of a cache.
 
     Attributes:
         found: How often one was there.
@@ -51,20 +51,20 @@ class CacheStatistics:
 
     @classmethod
     def of(cls, counts: CacheCounts) -> Self:
-        """What was counted by now."""
+        """Make the statistics of a counter."""
         return cls(found=counts.found, made=counts.made, evicted=counts.evicted)
 
 
 @attrs.frozen(kw_only=True)
 class LibraryStatistics:
-    """What one library has planned in one generation, and holds now.
+    """Plans of one library in one generation, and its workspace.
 
     Attributes:
         plans: Plans of its operations: each launch by a plan has found one, or had one made.
         templates: Launch templates of its operations, by which they are sent to a worker process. One is made
             when the second operation of its kind is sent. The first one counts nowhere.
         workspace: Bytes that it holds for itself beside the arrays. Where several libraries share a stream,
-            what they share is that of the last one that used it.
+            its workspace counts for the last one that used it.
     """
 
     plans: CacheStatistics = CacheStatistics()
@@ -123,7 +123,7 @@ Ahead: TypeAlias = Literal["fully", "partly", "refused", "pending", "inline"]
 
 @attrs.frozen(kw_only=True)
 class ProgramCost:
-    """What one program adds to a recovery.
+    """The share of one program in a recovery.
 
     Attributes:
         program: Its name.
@@ -146,14 +146,14 @@ class ProgramCost:
 
 @attrs.frozen(kw_only=True)
 class RecoveryCost:
-    """What the next recovery takes: measured times of the last start, without the wait before a restart.
+    """Cost of the next recovery: measured times of the last start, without the wait before a restart (D141).
 
     As text it is one line, such as ``restart 1.71 s: worker 0.12 s, import of encoder 1.55 s, ...``.
 
     Attributes:
         context: Seconds from the order of the last worker to its context; without a worker, those of the last
             context. None before there was one.
-        programs: What programs add.
+        programs: Shares of programs.
         spares: Workers that stand ready: the next recovery finds all of that done.
     """
 
@@ -189,7 +189,7 @@ class RecoveryCost:
         return f"restart {self.seconds:.2f} s{ready}: {', '.join(parts)}{why}"
 
     def _imports(self) -> dict[str, float]:
-        """Seconds by module: the first program of a worker pays for the others."""
+        """Return the seconds by module: the first program of a worker pays for the others."""
         found: dict[str, float] = {}
         for each in self.programs:
             if each.ahead not in ("fully", "inline"):
@@ -230,7 +230,7 @@ class Recoveries:
         self._programs: dict[str, _Program] = {}
 
     def expect(self, library: str, name: str, module: str) -> None:
-        """A program is to be opened.
+        """Note that a program is to be opened.
 
         Args:
             library: The backend's name of its library.
@@ -240,11 +240,11 @@ class Recoveries:
         self._programs[library] = _Program(name, module)
 
     def forget(self, library: str) -> None:
-        """A program was closed, or could not be opened."""
+        """Forget a program that was closed, or could not be opened."""
         self._programs.pop(library, None)
 
     def made(self, library: str, seconds: float, imports: float) -> None:
-        """A context has made a program; one that is not known is nobody's.
+        """Note that a context has made a program; one that is not known is left out.
 
         Args:
             library: The backend's name of its library.
@@ -256,14 +256,14 @@ class Recoveries:
             program.imports, program.makes = imports, max(0.0, seconds - imports)
 
     def cost(self, libraries: Iterable[str] | None = None) -> RecoveryCost:
-        """What the next recovery takes; of some libraries alone, if they are named."""
+        """Return the cost of the next recovery; of some libraries alone, if they are named."""
         chosen = self._programs if libraries is None else libraries
         found = [self._programs[library] for library in chosen if library in self._programs]
         return RecoveryCost(context=self.context, programs=tuple(map(self._of, found)), spares=self.spares())
 
     def _of(self, program: _Program) -> ProgramCost:
         ahead, reason = self.judge(program.module)
-        # What another program of the module has paid, this one would pay without it.
+        # The import that another program of the module has paid, this one would pay without it.
         paid = max(each.imports for each in self._programs.values() if each.module == program.module)
         return ProgramCost(
             program=program.name,

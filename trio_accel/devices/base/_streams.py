@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Protocol, cast
 
 import attrs
 
@@ -25,7 +25,7 @@ class StreamSource(Protocol):
     """The streams of one context."""
 
     def acquire(self, library: str) -> AccelStream:
-        """A stream for one incarnation of a library's actor."""
+        """Return a stream for one incarnation of a library's actor."""
         ...
 
     def release(self, stream: AccelStream) -> None:
@@ -43,7 +43,7 @@ class StreamStrategy(Protocol):
 def _are_priorities(value: object) -> bool:
     return isinstance(value, Mapping) and all(
         isinstance(library, str) and isinstance(priority, int) and not isinstance(priority, bool)
-        for library, priority in value.items()
+        for library, priority in cast("Mapping[object, object]", value).items()
     )
 
 

@@ -65,7 +65,7 @@ def transposed(spec: ArraySpec) -> ArraySpec:
 
 
 def overlaps(first: ArraySpec, second: ArraySpec) -> bool:
-    """Whether two arrays may share an element: their byte ranges in one block meet."""
+    """Tell whether two arrays may share an element: their byte ranges in one block meet."""
     if first.block != second.block or not first.size or not second.size:
         return False
     start, end = reach(first)
@@ -74,10 +74,10 @@ def overlaps(first: ArraySpec, second: ArraySpec) -> bool:
 
 
 def overlaps_itself(host: npt.NDArray[Any]) -> bool:
-    """Whether two elements of a host array may share memory, as those of a broadcast array do.
+    """Tell whether two elements of a host array may share memory, as those of a broadcast array do.
 
     False for all that NumPy's indexing, transposing and reshaping make of an ordinary array. True also for
-    layouts made by hand whose axes lie in one another, and do not meet.
+    layouts made by hand whose axes interleave, and do not meet.
     """
     if host.flags.c_contiguous or not host.size:
         return False
@@ -111,11 +111,11 @@ def reach(spec: ArraySpec) -> tuple[int, int]:
 
 
 def _seen(spec: ArraySpec, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> ArraySpec:
-    """Let NumPy change an array of this layout that lies over no memory, and read the layout off."""
+    """Let NumPy change an array of this layout without memory, and read the layout off."""
     shadow = as_strided(np.empty(1, f"V{spec.dtype.itemsize}"), spec.shape, spec.strides)
     view = change(shadow)
     if not view.size:
-        # Without elements there is no place that could lie outside the block.
+        # Without elements there is no place that could be outside the block.
         strides = contiguous_strides(view.shape, spec.dtype.itemsize)
         return attrs.evolve(spec, shape=view.shape, strides=strides, offset=0)
     offset = spec.offset + _address(view) - _address(shadow)

@@ -1,4 +1,4 @@
-"""What tasks and launches wait for: a time, something on its way, a context, a call of `notify`."""
+"""Waits of tasks and launches: for a time, an arrival, a context, a call of `notify`."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Availability:
         self._changed = trio.Event()
 
     def begin(self, generation: int) -> None:
-        """A context is ready."""
+        """Begin a generation: its context is ready."""
         self.generation = generation
         self.is_ready = True
         self._wake()
 
     def interrupt(self) -> None:
-        """The context is gone; another may follow."""
+        """End the generation: the context is gone, and another may follow."""
         self.is_ready = False
         self._wake()
 
@@ -68,8 +68,9 @@ class Availability:
 class Arrival:
     """Something that is on its way, such as a host array that a thread copies.
 
-    What needs it is not launched before. A stream that were held for it instead would hold up every call
-    to the driver that waits for the context, and with it perhaps whoever is to let the stream go.
+    Operations that need it are not launched before. A stream that were held for it instead would hold up
+    every call to the driver that waits for the context, and with it perhaps the thread that has to release
+    the stream (D50).
 
     Attributes:
         is_over: Whether it is there, or never will be.
@@ -123,7 +124,7 @@ class Alarms:
         self._alarms.pop(key, None)
 
     def clear(self) -> None:
-        """Call nobody back."""
+        """Drop all calls."""
         self._alarms.clear()
 
     @enable_ki_protection
@@ -147,7 +148,7 @@ class TaskNotifier:
     Costs half as much as an event, of which there would be one for each time.
 
     Attributes:
-        task: Who waits here; not to be changed from outside.
+        task: The task that waits; not to be changed from outside.
     """
 
     __slots__ = ("task",)

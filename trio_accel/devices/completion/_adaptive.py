@@ -21,7 +21,7 @@ _MOST_ESTIMATORS = 64
 _SHORT = 40e-6
 # As long as a few turns of a loop that has nothing else to do.
 _POLL = 25e-6
-# What is due so near to the end of a poll is waited for: it would fall into the turn behind it.
+# An event that is due so near to the end of a poll is waited for: it would fall into the turn behind it.
 _MISS = 12e-6
 
 
@@ -63,7 +63,7 @@ class AdaptivePort(WatchedPort):
 
     def may_spin(self, stream: AccelStream) -> bool:
         estimator = self._estimators.get(stream)
-        # Not where one would have to sleep first.
+        # Not where the task would have to sleep first.
         return (
             estimator is not None
             and estimator.is_steady
@@ -78,7 +78,7 @@ class AdaptivePort(WatchedPort):
         estimator.begin(now)
         end, late = now + LONGEST_LOOK, estimator.due + self._half
         while True:
-            # One that is cancelled has a grace, which begins when it is parked.
+            # Shielded: a cancelled asker has a grace, which begins when it is parked (D72).
             await trio.lowlevel.cancel_shielded_checkpoint()
             now = time.perf_counter()
             if event.is_done or (
@@ -108,6 +108,12 @@ class AdaptivePort(WatchedPort):
     async def run(self) -> None:
         while True:
             await self.wait()
+            if self.calls:
+                # A thread runs Python: a loop that polls keeps taking the interpreter's lock from it.
+                if not self.look():
+                    self._arm()
+                    await self.wait_changed()
+                continue
             self._began = time.perf_counter()
             if await self._search(self._began + self._budget):
                 self._budget = min(2 * self._budget, self._most)
@@ -128,7 +134,7 @@ class AdaptivePort(WatchedPort):
             # The rest of the program goes on between two looks.
             await trio.lowlevel.checkpoint()
             now = time.perf_counter()
-            if now >= end or not self._events:
+            if now >= end or not self._events or self.calls:
                 return self.look()
             if estimator is not None and estimator.is_near(now):
                 _poll([events[0] for events in self._events.values()], now + _POLL)
@@ -138,9 +144,9 @@ class AdaptivePort(WatchedPort):
         """Wait for a notification; if something may be due before or soon, look then."""
         now, half = time.perf_counter(), self._half
         estimators = [self._estimators[stream] for stream in self._events if stream in self._estimators]
-        # There is no estimate of what is overdue.
+        # An overdue event has no estimate.
         steady = [estimator for estimator in estimators if estimator.is_steady and estimator.due + half > now]
-        if not steady or not half:
+        if not steady or not half or self.calls:
             self._arm()
             await self.wait_changed()
             return
@@ -151,7 +157,8 @@ class AdaptivePort(WatchedPort):
             with trio.move_on_after(seconds):
                 await self.wait_changed()
                 return
-        # No notification of what is so soon: the thread that notifies would take the interpreter's lock.
+        # Without a notification, as it is due so soon: the thread that notifies would take the interpreter's
+        # lock.
         if not await self._search(first.due + half, first):
             first.is_steady = False
 
@@ -200,7 +207,7 @@ _LATE = 5e-4
 # Nearly all of what is steady ends so near to when it is due.
 _NEAR_SHARE = 0.02
 _NEAR = 1e-4
-# What takes so many times as long is another matter.
+# A time that is so many times as long is no sample of the rule: a pause of the program.
 _PAUSE = 2
 
 
@@ -233,7 +240,7 @@ class LatencyEstimator:
         return self._began + self.seconds
 
     def is_near(self, now: float) -> bool:
-        """Whether the current one is likely to be done in these moments."""
+        """Tell whether the current one is likely to be done in these moments."""
         return self.is_steady and abs(now - self.due) <= max(_NEAR, _NEAR_SHARE * self.seconds)
 
     def begin(self, now: float) -> None:
@@ -241,7 +248,7 @@ class LatencyEstimator:
         self._began = now
 
     def end(self, now: float, count: int = 1) -> None:
-        """One is done, and the next begins. Of several seen at once nobody knows how long each took."""
+        """Note that one is done, and the next begins. The single times of several at once are unknown."""
         seconds = now - self._began
         self._began = now
         is_alike = count == 1 and abs(seconds - self.seconds) <= _SHARE * seconds + _LATE

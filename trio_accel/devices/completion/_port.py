@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 LONGEST_LOOK = 0.05
-"""Seconds for which a task may look for what it waits for: Trio tells of Ctrl-C only where one is parked."""
+"""Seconds for which a task may poll in a row: Trio delivers Ctrl-C only to a parked task."""
 
 
 class CompletionPort(Protocol):
@@ -32,10 +32,12 @@ class CompletionPort(Protocol):
     Attributes:
         polls: Whether the end of an operation may be polled for: else `poll` and `spin` are not called.
         is_quick: Whether the next operation, if it is alone, is to be polled before it is watched.
+        calls: How many calls threads make now, or are to make, for operations of this engine.
     """
 
     polls: bool = False
     is_quick: bool = False
+    calls: int = 0
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
         """See to it that the engine looks at its events soon after this one is done."""
@@ -45,7 +47,7 @@ class CompletionPort(Protocol):
         return event.is_done
 
     def may_spin(self, stream: AccelStream) -> bool:
-        """Whether the asker of the next operation of a stream, if it is alone, may `spin`."""
+        """Tell whether the asker of the next operation of a stream, if it is alone, may `spin`."""
         return False
 
     async def spin(self, stream: AccelStream, event: AccelEvent, goes_on: Callable[[], bool]) -> bool:
@@ -58,7 +60,7 @@ class CompletionPort(Protocol):
         return event.is_done
 
     async def run(self) -> None:
-        """What the strategy does beside the engine, until it is cancelled; may return at once."""
+        """Run the strategy's task beside the engine, until it is cancelled; may return at once."""
 
     def close(self) -> None:
         """Watch nothing any more."""
@@ -76,7 +78,7 @@ class CompletionStrategy(Protocol):
         ...
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class HostCallbackPort(CompletionPort):
     """Has the stream notify of each event."""
 
@@ -158,7 +160,7 @@ class WatchedPort(CompletionPort):
 
 
 def _count_done(events: list[AccelEvent]) -> int:
-    """How many of a stream's events are done, of which the first is.
+    """Tell how many of a stream's events are done, of which the first is.
 
     A stream runs in order: what is behind one that is not done is not done either. The engine looks at each
     of them; to look at all of them here, too, would take as long again.

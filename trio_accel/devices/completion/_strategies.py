@@ -102,12 +102,12 @@ class SyncCompletion:
 
 
 def best_completion(info: DeviceInfo) -> CompletionStrategy:
-    """The strategy that suits a device."""
+    """Return the strategy that suits a device."""
     return AdaptiveCompletion() if info.completion == "adaptive" else HostCallbackCompletion()
 
 
 def window_of(completion: CompletionStrategy | None, info: DeviceInfo) -> float:
-    """How many seconds a program and its worker may stay awake for one operation that is due."""
+    """Tell how many seconds a program and its worker may stay awake for one operation that is due."""
     chosen = completion or best_completion(info)
     if not isinstance(chosen, AdaptiveCompletion) or not current_fast_paths().spin_wait:
         return 0.0

@@ -36,7 +36,7 @@ class CancelGrace:
         self._seconds = seconds
 
     def start(self, queue: StreamQueue, operation: InFlight, context: Context) -> None:
-        """The asker of an operation in flight is cancelled: its grace begins.
+        """Begin the grace of an operation in flight, whose asker is cancelled.
 
         Args:
             queue: Where the operation is.
@@ -66,8 +66,9 @@ class CancelGrace:
 def leave_hosts(launch: Launch) -> bool | None:
     """Have an operation in flight use no host array of the program any more, as far as that is possible.
 
-    A copy that is not begun is withdrawn if nobody gets to see what it would have written. What an operation
-    changes in place is seen: for that a small host array is replaced by a private copy.
+    A copy that has not begun is withdrawn if its target was made for it, and is seen by no other operation.
+    Arrays that an operation changes in place are seen: for these a small host array is replaced by a private
+    copy.
 
     Returns:
         Whether none is used any more. False if that is so soon, None if it may take as long as the operation.
@@ -130,5 +131,5 @@ def cancel_grace(seconds: float) -> Generator[None, None, None]:
 
 
 def grace_in(context: Context, default: float) -> float:
-    """The seconds that were chosen in the context of an asker, or the default."""
+    """Return the seconds that were chosen in the context of an asker, or the default."""
     return context.get(_GRACE, default)

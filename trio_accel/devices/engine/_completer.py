@@ -26,21 +26,21 @@ __all__ = ["Completer"]
 
 @attrs.define(eq=False)
 class Completer:
-    """Has the ends of operations seen, and replies.
+    """The ends of operations: seen, and replied to.
 
     Args:
         context: The context.
         queues: Its streams, with the operations in flight.
         memory: The blocks that they use.
         leases: Leases, which have ends to see, too.
-        alarms: Of operations whose cancelled askers wait for them.
+        alarms: Alarms of operations whose cancelled askers wait.
         hooks: See every operation.
-        is_alone: Whether nothing else is asked for than the operation that is being launched.
+        is_alone: Whether the operation that is being launched is the only request.
         strategy: How completions are learned of.
 
     Attributes:
         queues: The streams, with the operations in flight.
-        port: What sees the ends of operations.
+        port: Sees the ends of operations.
         completed: How many operations have completed, with or without an error.
     """
 
@@ -59,7 +59,7 @@ class Completer:
         self.port = self._strategy.open(self.reap)
 
     def see_to(self, operation: InFlight, queue: StreamQueue, reply: Reply) -> None:
-        """Have the asker learn of the end of a very short operation, and the loop of that of others."""
+        """Have the asker see the end of a very short operation, and the loop see the ends of others (D38)."""
         port = self.port
         if not (port.polls and self._is_alone()):
             port.watch(queue.stream, operation.event)
@@ -74,7 +74,7 @@ class Completer:
             port.watch(queue.stream, operation.event)
 
     async def _spin(self, queue: StreamQueue, operation: InFlight, reply: DirectReply) -> None:
-        """Spin-wait for an operation in its asker's task; what is better watched is watched afterwards."""
+        """Spin-wait for an operation in its asker's task; one that is not done by then is watched."""
         is_done = await self.port.spin(
             queue.stream, operation.event, lambda: self._is_alone() and not reply.is_done
         )
@@ -100,7 +100,7 @@ class Completer:
                 self._reap(queue)
 
     def reap_ended(self) -> None:
-        """Reply to what had ended well when the context was lost."""
+        """Reply to operations that had ended well when the context was lost."""
         for queue in tuple(self.queues.all):
             operations, load = queue.operations, queue.load
             while operations and operations[0].event.is_done and operations[0].event.error is None:
@@ -142,6 +142,7 @@ class Completer:
                 self._report(operation, reply, error)
             if self._hooks:
                 notify(self._hooks, launch, Phase.REPLY)
+        # After the reply: a task that it wakes runs later, and finds the memory given back.
         operation.vacate(self._memory.unpin)
         launch.forget()
         if self._hooks and not operation.is_lost:
@@ -149,11 +150,15 @@ class Completer:
 
     def watch(self, operation: InFlight, queue: StreamQueue) -> None:
         """Have the end of an operation seen that a thread has enqueued; the stream is others' again."""
-        self.port.watch(queue.stream, operation.event)
+        if operation.event.is_done:
+            # Short work is over before the loop learns that it was enqueued: nothing else has to wake it.
+            self._reap(queue)
+        else:
+            self.port.watch(queue.stream, operation.event)
         self.queues.notify(queue.load)
 
     def refuse(self, operation: InFlight, error: Exception) -> None:
-        """The backend has failed to enqueue an operation in a thread: what it has enqueued still runs."""
+        """Fail an operation that a thread has failed to enqueue: the part that it has enqueued still runs."""
         launch, reply = operation.launch, operation.reply
         operation.reply = None
         self.completed += 1
@@ -172,7 +177,7 @@ class Completer:
         self._tell(operation, reply, error)
 
     def _spoil(self, launch: Launch, error: Exception, *, is_damaged: bool) -> None:
-        """Refuse the use of what a failed operation has made, and of what it has changed if it is damaged."""
+        """Refuse the use of arrays that a failed operation has made, and of changed ones if damaged."""
         made = {block for block, _ in launch.allocations}
         is_damaged = is_damaged and not leaves_unchanged(error)
         for output in launch.outputs:
@@ -199,6 +204,7 @@ class Completer:
                 if not operation.is_lost:
                     operation.is_lost = True
                     self._fail(operation, cause)
+            # Only now: `wait_changed` of a drain or a lease gives up on it.
             queue.is_lost = True
             queue.notify()
 

@@ -44,20 +44,20 @@ _DIRECTIVES = {
 
 
 def context_policy(options: DeviceOptions) -> Policy:
-    """How a context is supervised, and supervises its libraries."""
+    """Tell how a context is supervised, and supervises its libraries."""
     return recovery_policy(options, directives=_DIRECTIVES, grace=options.close_grace + 5.0)
 
 
 @attrs.define(eq=False)
 class Session:
-    """What the device's front needs of one generation.
+    """Interface of one generation to the device's front.
 
     Attributes:
         generation: Its number.
-        engine: Where operations are launched.
+        engine: Its engine.
         context: The context actor.
         libraries: Library actors that were started, by import path.
-        submissions: Operations that nobody waits for.
+        submissions: Operations that were handed over, without a task that waits.
         discard: Drops what was opened ahead of the library of an import path.
         variables: Context variables that they are served with; None for those of the submitter.
     """
@@ -74,17 +74,17 @@ class Session:
         self.submissions = Submissions(self.engine, self.libraries, self.variables)
 
     def forget(self, path: str, library: Ref[LibraryActor]) -> None:
-        """The actor of a library has ended: the next request for it starts another."""
+        """Forget the actor of a library that has ended: the next request for it starts another."""
         if self.libraries.get(path) is library:
             del self.libraries[path]
 
 
 class ContextOwner(EngineObserver, Protocol):
-    """Whom a context belongs to: a device, or a worker process.
+    """The owner of a context: a device, or a worker process (D57).
 
     Attributes:
         options: Options of the device.
-        blocks: Where dropped blocks go.
+        blocks: Takes dropped blocks.
         variables: Context variables of submitted operations; None for those of the submitter.
     """
 
@@ -112,10 +112,10 @@ class ContextOwner(EngineObserver, Protocol):
         ...
 
     def attach(self, session: Session) -> None:
-        """The context is ready."""
+        """Note that the context is ready."""
 
     def detach(self, error: BaseException | None) -> None:
-        """It is gone, or ends by itself; called twice when it was lost, first with what it was lost to."""
+        """End with the context; called twice when it was lost, first with the error of the loss."""
 
 
 class ContextActor(LibraryOpener):
@@ -162,11 +162,14 @@ class ContextActor(LibraryOpener):
                 yield
                 nursery.cancel_scope.cancel(reason="the context ends")
         except BaseException as error:
-            # Where a library was being opened, in another task, this one is only cancelled.
+            # If a library was being opened in another task, that one has the error, and this one is only
+            # cancelled.
             cause = self._found_lost or error
             raise
         finally:
             owner.detach(cause)
+            # Again, for an end without a loss; replies come before the device is closed, which may take its
+            # grace.
             engine.fail_all(cause)
             # The device bounds this by its close_grace.
             with trio.CancelScope(shield=True):
@@ -179,13 +182,13 @@ class ContextActor(LibraryOpener):
         try:
             return opened, await trio.to_thread.run_sync(opened.open_library, "memory")
         except BaseException:
-            # Cancelled, too: it may have been while the device was being opened.
+            # Also when cancelled, which may have come while the device was being opened.
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(opened.close, self._owner.options.close_grace)
             raise
 
     def _lose(self, error: Exception) -> None:
-        """The context is dead: send no more work to it, and have it replaced."""
+        """Send no more work to a context that is dead, and have it replaced."""
         self._owner.detach(error)
         self.context.crash(error)
 
@@ -198,11 +201,11 @@ class _Submitted:
     """One operation on its way.
 
     Attributes:
-        launch: What is launched.
-        on_done: Called with what it failed with, or None.
+        launch: The launch.
+        on_done: Called with its error, or None.
         invalidates: Whether its outputs are invalidated also if it was never launched: others count on it.
-        opener: Who opens its library.
-        library: Who launches it.
+        opener: Opens its library.
+        library: Launches it.
         posted: Its place in the mailbox.
     """
 
@@ -223,8 +226,8 @@ class Submissions:
 
     _engine: Engine
     _libraries: dict[str, Ref[LibraryActor]]
-    # In a worker, where requests bring no context variables, all share one; and no program is called from
-    # there, whose variables an error would keep, so that operations are launched as they come.
+    # In a worker all operations share one context, as requests bring no context variables. There they are
+    # also launched at once: an error keeps frames, but none of the user's program.
     _context: Context | None = None
     _opening: dict[str, list[_Submitted]] = attrs.field(factory=dict[str, list[_Submitted]], init=False)
     _submitted: dict[Launch, _Submitted] = attrs.field(factory=dict[Launch, _Submitted], init=False)
@@ -276,7 +279,7 @@ class Submissions:
         return True
 
     def found(self, path: str, library: Ref[LibraryActor]) -> None:
-        """A library is open: what waits for it goes before all that is handed to it from now on.
+        """Take an open library: operations that wait for it go before all later ones.
 
         Others count on that order, and would wait for each other for ever: see `LaunchOrder`.
         """
@@ -286,7 +289,7 @@ class Submissions:
     def _opened(self, path: str, result: outcome.Outcome[Ref[LibraryActor]]) -> None:
         waiting = self._opening.pop(path, [])
         if self._engine.is_lost and isinstance(result, outcome.Value):
-            # It was opened by the next context, which knows nothing of these.
+            # The next context has opened it, and these operations are of the last one.
             result = outcome.Error(ActorStoppedError(f"{path} was not opened in time", path=path))
         if isinstance(result, outcome.Error):
             for submitted in waiting:
@@ -301,7 +304,8 @@ class Submissions:
             error = result.error if isinstance(result, outcome.Error) else None
             engine = self._engine
             if isinstance(error, ActorStoppedError) and not (engine.is_lost or engine.is_closing):
-                # The actor has ended, and its context has not: whether there is another, is told there.
+                # The library's actor has ended alone, and its context has not: `_open` starts another, or
+                # tells why not.
                 self._open(submitted)
             else:
                 self._done(submitted, error)
@@ -321,7 +325,8 @@ class Submissions:
             error = self._what_happened(submitted.library, launch, error)
             if submitted.invalidates:
                 for output in launch.outputs:
-                    # Also what it was only to change, and did not: the program goes on as if it had.
+                    # Also arrays that it was to change and did not: the program goes on as if they were
+                    # changed.
                     output.spoil(launch.name, error)
         try:
             submitted.on_done(error)
@@ -331,10 +336,10 @@ class Submissions:
     def _what_happened(
         self, library: Ref[LibraryActor] | None, launch: Launch, error: BaseException
     ) -> BaseException:
-        """The error in a device's terms: an actor that ended did so with its context."""
+        """Return the error in a device's terms: an actor that ended did so with its context."""
         if isinstance(error, ActorFailedError):
             if library is None:
-                # The context's actor, which opens libraries.
+                # Without a library it was the context's actor that failed, as it opens libraries.
                 cause = error.__cause__
                 if isinstance(cause, (ContextLostError, DeviceLostError)):
                     return self._engine.lost_to_library(launch, cause)

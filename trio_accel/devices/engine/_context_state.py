@@ -1,4 +1,4 @@
-"""The context of an engine: which it is, whether it is lost, how errors name it, and what watches over it."""
+"""The context of an engine: its number, its loss, its name in errors, and the watchdog."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["ContextState", "EngineObserver", "Watchdog"]
 
 
 class EngineObserver(Protocol):
-    """Sees what an engine does: the owner of the context, a device or a worker process.
+    """Observer of an engine: the owner of the context, a device or a worker process.
 
     Attributes:
         hooks: See every operation at every step.
-        launching: Called with each operation that is about to be launched, whatever becomes of it. Not a
-            hook: it is there with every launch of a worker, and hooks take a slower way. None where no other
+        launching: Called with each operation before its launch, also if that fails. Not a hook (D142): a
+            worker has it with every launch, and hooks take a slower way. None where no other
             process has to know.
     """
 
@@ -35,13 +35,13 @@ class EngineObserver(Protocol):
     launching: Callable[[Launch], None] | None
 
     def looked(self, number: int, /) -> None:
-        """Note that the engine has looked after what is in flight so often; 0 when nothing is any more."""
+        """Note the number of the engine's looks at operations in flight; 0 when there are none."""
 
     def made(self, library: str, seconds: float, imports: float, /) -> None:
         """Note that a program was made: the library's name, the seconds in all, and those of its import."""
 
     def is_alone(self) -> bool:
-        """Whether nothing else is asked for than the operation that is being launched."""
+        """Tell whether nothing else is asked for than the operation that is being launched."""
         ...
 
 
@@ -54,9 +54,10 @@ class ContextState:
 
     Attributes:
         generation: Number of the context.
-        is_lost: Whether the context is gone: nothing is launched any more, and replies are of no account.
+        is_lost: Whether the context is gone: nothing is launched any more, and replies do not matter any
+            more.
         closed_alone: Paths of library actors that are closed while the context goes on.
-        is_closing: Whether the device closes, so that what is in flight is lost to that.
+        is_closing: Whether the device closes, so that operations in flight are lost to that.
     """
 
     def __init__(self, device_name: str, generation: int) -> None:
@@ -72,7 +73,7 @@ class ContextState:
             self.is_closing = not self.is_lost
 
     def lose_context(self, cause: Exception) -> None:
-        """The context is gone: end everything in flight, and have the context replaced."""
+        """Lose the context: end everything in flight, and have it replaced."""
         raise NotImplementedError
 
     def locate(self, error: Exception, launch: Launch) -> None:
@@ -117,7 +118,7 @@ _INTERVAL = 0.02
 
 @attrs.define(eq=False)
 class Watchdog:
-    """Sees what no completion tells: a context that is lost, and operations that do not end.
+    """The second path of every wait (D9): it sees a lost context, and operations that do not end.
 
     Args:
         context: The context.
@@ -145,13 +146,14 @@ class Watchdog:
 
     @enable_ki_protection
     async def run(self) -> None:
-        """Look after what is in flight, until it is cancelled."""
+        """Watch operations in flight, until it is cancelled."""
         number, blocks = 0, self._blocks
         try:
             while True:
                 if not self._leases.tails and not any(queue.operations for queue in self._queues):
                     self._observer.looked(0)
-                    # In this order: a block that is dropped from now on notifies the loop.
+                    # In this order: blocks that are dropped after the flag wake the loop, and those before it
+                    # are drained here.
                     blocks.is_watched = False
                     blocks.drain()
                     self.idle = trio.Event()
@@ -164,11 +166,11 @@ class Watchdog:
                 if not self._context.is_lost:
                     self._look(trio.current_time())
         finally:
-            # The code that ends the context gives back what is left.
+            # From here on dropped blocks notify the loop again; the end of the context drains the rest.
             blocks.is_watched = False
 
     def begin(self) -> None:
-        """An operation is about to be enqueued while nothing is in flight."""
+        """Begin to watch: an operation is about to be enqueued while nothing is in flight."""
         self._observer.looked(1)
         self.wake()
 
@@ -180,20 +182,22 @@ class Watchdog:
 
     def _look(self, now: float) -> None:
         for queue in self._queues:
+            # D9: after a fault the driver calls no host function, so a loss is only found by asking.
             if queue.operations and (failure := queue.stream.failure) is not None:
                 self._context.lose_context(failure)
                 return
         if (failure := self._leases.failure) is not None:
             self._context.lose_context(failure)
             return
-        # A thread that is to notify may wait for the interpreter's lock for seconds: a busy loop, which
-        # releases the lock again and again for a moment, does not give it away.
+        # D9: the thread that notifies may wait for the interpreter's lock for seconds, as a busy loop
+        # releases it only for moments, and each time the thread's wait begins anew.
         self._reap()
         limit = self._stuck_after
         if limit is None:
             return
         if any(queue.operations and queue.operations[0].waits_for_others for queue in self._queues):
-            # For another device, which has its own limit; and others of this one may wait for it in turn.
+            # D105: it waits for another device, which has a limit of its own; and others here may wait for it
+            # in turn.
             for queue in self._queues:
                 queue.forget_seen()
             return

@@ -1,4 +1,4 @@
-"""What the parts of one open device share."""
+"""State that the parts of one open device share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DeviceState:
 
     Args:
         backend: Its backend.
-        info: What it is.
+        info: Description of the device.
         options: How it is opened.
         path: Path of its actor in the tree.
         system: The system that it is opened in.
@@ -40,20 +40,20 @@ class DeviceState:
     Attributes:
         name: Name of the hardware.
         availability: Whether it has a context, and which.
-        faults: What is to happen to its operations on purpose.
+        faults: Faults that are injected into its operations.
         losses: Counts the contexts that it has lost.
-        recoveries: What was measured of recoveries.
-        hooks: Who sees its operations.
+        recoveries: Measured times of recoveries.
+        hooks: Observers of its operations.
         on_hooks: Called when there are others.
         window: How much may be submitted ahead.
         host_pool: Host memory that it transfers from and to by itself; None if it has no memory of its own.
-        memory_failure: What the hardware has said of its memory, if that is broken.
+        memory_failure: The hardware's report on its memory, if that is broken.
         leases: Arrays that the program holds by `lease`, where they outlive the context.
-        token: Of the Trio run that it is opened in.
+        token: Token of the Trio run that it is opened in.
         actor: Its actor, once it is started.
         is_given_up: Whether it has ended by itself.
         leaves_memory: Whether it has ended, and its arrays can be adopted or were.
-        tell_arrays: Says what became of its arrays, to be put behind the reason for its end.
+        tell_arrays: Tells the fate of its arrays, to be put behind the reason for its end.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class DeviceState:
             )
 
     def is_own_run(self) -> bool:
-        """Whether this is the Trio run that the device was opened in."""
+        """Tell whether this is the Trio run that the device was opened in."""
         try:
             return trio.lowlevel.current_trio_token() is self.token
         except RuntimeError:
@@ -138,13 +138,13 @@ class DeviceState:
             hook(Phase.VALIDATE, launch)
 
     async def lost(self) -> DeviceLostError:
-        """Why there is no device any more; a fresh instance for every asker."""
+        """Tell why there is no device any more; a fresh instance for every asker."""
         if self.actor is None:
             return DeviceLostError("the device was never opened", device=self.name)
         error = (await self.actor.wait_terminated()).error
         if error is None:
             return DeviceLostError("the device is closed", device=self.name)
-        # What made it hopeless says more than who failed over it.
+        # The first cause says more than the actor that failed over it.
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, DeviceLostError):
             cause = cause.__cause__
@@ -158,7 +158,7 @@ class DeviceState:
         return lost
 
     def end(self, *, is_given_up: bool) -> None:
-        """The device is closed or given up: no context follows."""
+        """End the device, closed or given up: no context follows."""
         self.availability.end()
         self.is_given_up = is_given_up
         if is_given_up:

@@ -31,16 +31,16 @@ __all__ = ["Engine"]
 _IDLE_POLL = 0.02
 # Seconds to wait for an idle moment, before what needs one is done all the same.
 _MOST_PATIENCE = 10.0
-# Its streams do nothing useful any more: the next context does not wait for them.
+# Streams of a lost context do nothing useful: the next context does not wait long for them.
 _GRACE_OF_A_LOST_CONTEXT = 0.1
 
 
 def _nobody() -> None:
-    """Nobody wants to know."""
+    """Do nothing."""
 
 
 class Engine(ContextState):
-    """Launches operations, sees their completion, replies, and gives memory back.
+    """The engine of one context: launches operations, sees their ends, replies, gives memory back.
 
     Lives on the Trio thread; never blocks. Operations in flight belong to the engine, so they
     outlive a restart of the library actor that launched them.
@@ -50,21 +50,21 @@ class Engine(ContextState):
         libraries: Opens the libraries of the device.
         named: By the import paths of library actors that were started, the names of the backend's libraries.
         streams: Its streams, with the operations in flight.
-        gate: Where operations wait to be launched.
+        gate: Operations that wait to be launched.
         enqueuer: Gives operations to the backend.
         threaded: The same for those whose kernel blocks.
         completer: Replies when they are done.
         completion: How that is learned of.
-        watchdog: Looks after what is in flight.
+        watchdog: Watches operations in flight (D9).
         leases: Arrays that the program holds.
         alarms: Calls back at a time.
         cancel_grace: How long cancelled askers wait.
         on_progress: Called when the first operation of an incarnation of a library actor has completed
             without an error.
         enter: Notes that an operation is handed over: later ones that touch its memory are launched after it.
-        over: Notes that nobody waits for an operation any more; see `LaunchGate.over`.
-        placed: Tells where a block of a chunk that is kept lies; None if it is freed, or is to be.
-        fresh: Blocks that lie where they did not lie before; the code that notes where they lie removes them.
+        over: Notes that an operation is not waited for any more; see `LaunchGate.over`.
+        placed: Returns the place of a block in a chunk that is kept; None if it is freed, or is to be.
+        fresh: Blocks with new places; the code that tells their places removes them.
         release_all: Frees blocks, each as soon as nothing in flight uses it.
     """
 
@@ -155,7 +155,7 @@ class Engine(ContextState):
 
     def queues(self) -> dict[str, QueueStatistics]:
         """Count what waits and what is in flight, by the import path of the library."""
-        # What a thread enqueues keeps its place in the order.
+        # Operations that a thread enqueues are in flight, and keep their places in the order (D111).
         waiting = Counter(launch.library for launch in self.gate.order if not launch.is_in_flight)
         in_flight = self.streams.count()
         return {
@@ -164,7 +164,7 @@ class Engine(ContextState):
         }
 
     def usage(self) -> dict[str, LibraryUsage]:
-        """What libraries have planned and hold, by their import paths.
+        """Count plans and workspace of libraries, by their import paths.
 
         One that several library actors launch with counts for the first of them; one that only others use,
         under its own name.
@@ -191,16 +191,16 @@ class Engine(ContextState):
     async def synchronize(self, owner: str | None = None) -> None:
         """Wait until nothing is in flight, of all or of one library actor.
 
-        For one that ends, what its askers have left does not count.
+        For one that ends, operations that their askers have left do not count.
         """
         await self.streams.drain(owner)
         if owner is None:
             await self.leases.drain()
 
     async def wait_idle(self) -> None:
-        """Wait for an idle moment, for a while; then for the end of what is in flight.
+        """Wait for an idle moment, for a while; then for the end of operations in flight.
 
-        Much of a driver waits for all that runs, and holds up every launch meanwhile.
+        Many calls of a driver wait for all running work, and hold up every launch meanwhile (D60).
         """
         with trio.move_on_after(_MOST_PATIENCE):
             while not self.is_lost and (self.in_flight or self.leases.tails):  # noqa: ASYNC110  # rarely
@@ -208,12 +208,13 @@ class Engine(ContextState):
         await self.streams.settle()
 
     def lose_context(self, cause: Exception) -> None:
-        """The context is gone: end everything in flight, and have the context replaced."""
+        """Lose the context: end everything in flight, and have it replaced."""
         if not self.is_lost:
             self._close_grace = min(self._close_grace, _GRACE_OF_A_LOST_CONTEXT)
-            # So that what is in flight still, and nothing else, can be to blame.
+            # D136: only operations that are still in flight can be to blame.
             self.completer.reap_ended()
             self.fail_all(cause)
+            # D129: loops of graphs on the device must end, or the streams never do.
             self.device.give_up(str(cause))
             self._lose(cause)
 
@@ -247,6 +248,6 @@ class Engine(ContextState):
         return self.device.close(max(0.0, self._close_grace - (time.monotonic() - started)))
 
     def _watch_lease(self, stream: AccelStream, event: AccelEvent) -> None:
-        """Look after what a program enqueued during a lease."""
+        """Watch the work that a program enqueued during a lease."""
         self.completion.watch(stream, event)
         self.watchdog.wake()

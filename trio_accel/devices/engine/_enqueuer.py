@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -13,26 +14,26 @@ from ...backends.base import AccelDevice, AccelEvent, AccelStream, Hold, KernelL
 from ...backends.base.modules import import_extra
 from ...backends.base.ops import OperationSpec
 from ..arrays._blocks import BlockTable
-from ..base._bridge import CallThread
+from ..base._bridge import CallThread, failure_of
 from ..base._waits import Alarms
 from ..completion._port import CompletionPort
 from ..operations._hooks import EngineHook, Phase, enter, notify
 from ..operations._operation import Launch
 from ._completer import Completer
 from ._context_state import ContextState, Watchdog
-from ._in_flight import NOT_YET, InFlight, MemoryInUse
+from ._in_flight import NOT_YET, InFlight, MemoryInUse, Reply
 from ._launch_gate import LaunchGate
 from ._stream_queues import StreamQueue
 
-__all__ = ["Enqueuer", "Ranges", "ThreadedLaunches"]
+__all__ = ["Enqueuer", "Ranges", "ThreadedCall", "ThreadedLaunches"]
 
-Call: TypeAlias = "Callable[[OperationSpec, AccelStream], None]"
+Enqueue: TypeAlias = "Callable[[OperationSpec, AccelStream], None]"
 InFlightT = TypeVar("InFlightT", bound=InFlight)
 
 
 @attrs.define(eq=False)
 class Enqueuer:
-    """Gives operations to the backend, with memory for their results and behind the work that they follow.
+    """The launch: operations go to the backend, with memory for results, behind the work they follow.
 
     Each launch takes the same steps: `begin` makes it ready, the backend is called, `end_call` follows, and
     `add` puts it among what is in flight. `enqueue` takes them in a row. A kernel that blocks is called in a
@@ -43,13 +44,13 @@ class Enqueuer:
         context: The context.
         device: Its device.
         copies: Library that brings operands to the device.
-        blocks: Has what the program has let go.
+        blocks: Blocks that the program has let go.
         memory: The blocks that are in use.
-        watchdog: Looks after what is in flight.
+        watchdog: Watches operations in flight.
         port: Sees the ends of operations.
         alarms: For faults that are injected.
         hooks: See every operation at every step.
-        launching: Called with each operation that is about to be launched, whatever becomes of it; or None.
+        launching: Called with each operation before its launch, also if that fails; or None.
         ranges: Encloses the calls of the backend in ranges of profilers; or None.
 
     Attributes:
@@ -68,7 +69,7 @@ class Enqueuer:
     _launching: Callable[[Launch], None] | None
     _ranges: Ranges | None
     launched: int = attrs.field(default=0, init=False)
-    # Of injected faults.
+    # Holds of injected faults.
     _holds: list[Hold] = attrs.field(factory=list[Hold], init=False)
 
     def enqueue(
@@ -81,10 +82,10 @@ class Enqueuer:
                 gate for it.
             library: Library that has it.
             queue: Stream to put it on.
-            failure: What its preparation failed with: it is refused with that, as by the library.
+            failure: Error of its preparation: it is refused with that, as by the library.
 
         Raises:
-            Exception: What the backend raised; nothing is in flight, and what was allocated is freed.
+            Exception: The error of the backend; nothing is in flight, and what was allocated is freed.
         """
         self.begin(launch, queue, failure)
         stream = queue.stream
@@ -97,8 +98,22 @@ class Enqueuer:
             raise
         return self.add(launch, queue, stream.record(), InFlight)
 
-    def begin(self, launch: Launch, queue: StreamQueue, failure: Exception | None) -> None:
-        """Do what comes before the call of the backend; raises as `enqueue` does."""
+    def begin(
+        self,
+        launch: Launch,
+        queue: StreamQueue,
+        failure: Exception | None,
+        later: list[Callable[[], object]] | None = None,
+    ) -> None:
+        """Take the steps before the call of the backend; raises as `enqueue` does.
+
+        Args:
+            launch: The operation.
+            queue: Stream to put it on.
+            failure: Error of its preparation.
+            later: Takes the work for the stream before the call, which the stream's thread does then. None:
+                it is done now.
+        """
         if self._context.is_lost:
             raise ActorStoppedError(f"{launch.name} was not started: the context is lost", path=queue.owner)
         has_staged = False
@@ -113,8 +128,14 @@ class Enqueuer:
                         launch.check_inputs()
             else:
                 self._check(launch, queue, failure)
-            # What the program has let go by now is there for this operation.
+            # Memory that the program has let go by now is there for this operation.
             memory.exchange(self._blocks, launch.allocations)
+            if later is not None:
+                events: list[AccelEvent] = []
+                memory.order(stream, launch.reads, launch.writes, events.append)
+                later += [partial(stream.wait, event) for event in events]
+                later += [partial(self._copies.enqueue, copy, stream) for copy in launch.staged]
+                return
             memory.order(stream, launch.reads, launch.writes)
             for copy in launch.staged:
                 has_staged = True
@@ -124,7 +145,7 @@ class Enqueuer:
             raise
 
     def end_call(self, launch: Launch, stream: AccelStream) -> None:
-        """Do what follows the call of the backend on the stream: the fault that is injected."""
+        """Take the steps on the stream behind the call of the backend: the injected fault."""
         if launch.fault is not None:
             launch.fault.fault.behind(self._device, stream, sorted(launch.writes), self._holds)
 
@@ -133,8 +154,8 @@ class Enqueuer:
 
         Args:
             launch: The operation.
-            queue: Where it is, or will be.
-            event: Behind what was enqueued for it; `NOT_YET` if its kernel is still to be called.
+            queue: Its stream.
+            event: Event behind its work; `NOT_YET` if its kernel is still to be called.
             kind: Class of the operation in flight.
         """
         operation = self._hold(launch, queue, event, kind, is_whole=True)
@@ -142,21 +163,24 @@ class Enqueuer:
             launch.fault.fault.after()
         for output in launch.outputs:
             if output.is_released:
-                # Before it was there: it goes when the operation is complete.
+                # Its program released it before it existed: it is freed when the operation is complete.
                 self._memory.release(output.id)
         self.launched += 1
         return operation
 
-    def bind(self, operation: InFlight, queue: StreamQueue, error: Exception | None) -> Exception | None:
+    def bind(
+        self, operation: InFlight, queue: StreamQueue, error: Exception | None, event: AccelEvent | None
+    ) -> Exception | None:
         """Give an operation its event that was added before the backend was called for it.
 
         Args:
             operation: The operation.
-            queue: Where it is.
-            error: What the backend has raised. What it has enqueued by then is waited for all the same.
+            queue: Its stream.
+            event: Its event, if that is recorded.
+            error: Error of the backend. Work that was enqueued by then is waited for all the same.
 
         Returns:
-            What it has failed with, if it has.
+            Its error, if it has failed.
         """
         launch, stream = operation.launch, queue.stream
         is_launched = error is None
@@ -165,7 +189,7 @@ class Enqueuer:
                 self.end_call(launch, stream)
         except Exception as failed:  # noqa: BLE001  # it is the operation's
             error = failed
-        operation.bind(stream, stream.record())
+        operation.bind(stream, stream.record() if event is None else event)
         if launch.fault is not None and is_launched:
             launch.fault.fault.after()
         return error
@@ -177,13 +201,13 @@ class Enqueuer:
 
         Args:
             launch: The operation.
-            queue: Where it was to go.
-            error: What it failed with.
+            queue: Its stream.
+            error: Its error.
             has_staged: Whether copies for it are enqueued already; by default, if it has any.
         """
         notify(self._hooks, launch, Phase.COMPLETE, Phase.REPLY)
         if bool(launch.staged) if has_staged is None else has_staged:
-            # The copies run all the same: what they use is held until they have.
+            # The copies run all the same: their memory is held until they have.
             stream = queue.stream
             copies = self._hold(launch, queue, stream.record(), InFlight, is_whole=False)
             self._port.watch(stream, copies.event)
@@ -197,19 +221,19 @@ class Enqueuer:
             self._memory.release(block)
         self._context.locate(error, launch)
 
-    def call_of(self, launch: Launch, library: KernelLibrary) -> Call:
-        """What is to be called for a launch, in the loop or in a thread: the backend's library."""
+    def call_of(self, launch: Launch, library: KernelLibrary) -> Enqueue:
+        """Return the function to call for a launch, in the loop or in a thread: the backend's library."""
         return library.enqueue if self._ranges is None else self._ranges.around(launch, library)
 
     def end_holds(self) -> None:
-        """Let go on what injected faults hold up."""
+        """Release the holds of injected faults."""
         for hold in self._holds:
             hold.release()
 
     def _check(self, launch: Launch, queue: StreamQueue, failure: Exception | None) -> None:
-        """Tell of a launch that begins something or is watched, and look whether it may be."""
+        """Tell of a launch that starts the watchdog or is observed, and check that it may be."""
         if self._watchdog.idle is not None:
-            # Before it is enqueued: a driver that never returns is to be seen, too.
+            # Before the call: a driver that never returns must be seen, too.
             self._watchdog.begin()
         if self._hooks:
             enter(self._hooks, launch)
@@ -227,7 +251,7 @@ class Enqueuer:
     def _hold(
         self, launch: Launch, queue: StreamQueue, event: AccelEvent, kind: type[InFlightT], *, is_whole: bool
     ) -> InFlightT:
-        """Hold what is enqueued until it is done: the whole operation, or copies for it alone."""
+        """Put enqueued work in flight until it is done: the whole operation, or copies for it alone."""
         operation = kind(launch, event, self.launched)
         operation.occupy(self._memory.uses, queue.stream, is_whole=is_whole)
         queue.operations.append(operation)
@@ -236,17 +260,59 @@ class Enqueuer:
         return operation
 
 
+@attrs.define(eq=False)
+class ThreadedCall:
+    """The call of the backend for one operation, which is in flight already.
+
+    Attributes:
+        operation: The operation.
+        queue: Its stream.
+        later: Work for the stream before the call; None if it is there already, as the call is made in the
+            loop.
+        event: Event behind its work, once that is recorded. An injected fault comes in between, in the loop.
+    """
+
+    operation: InFlight
+    queue: StreamQueue
+    later: list[Callable[[], object]] | None
+    event: AccelEvent | None = None
+
+    def make(self, call: Enqueue) -> None:
+        """Put everything on the stream, in order; raises as the backend does."""
+        operation, stream = self.operation, self.queue.stream
+        if operation.is_lost:
+            # It was handed over ahead, and its context is gone.
+            return
+        try:
+            for put in self.later or ():
+                put()
+            call(operation.launch.spec, stream)
+        finally:
+            if operation.launch.fault is None:
+                # Recorded here, as the thread may be at the next call before the loop looks. A closed stream
+                # refuses.
+                with suppress(RuntimeError):
+                    self.event = stream.record()
+
+
 class ThreadedLaunches:
-    """Launches operations in three steps, so that the loop goes on while the backend enqueues one.
+    """Launches in three steps, so that the loop goes on while the backend enqueues an operation (D111).
 
-    In the loop, an operation gets its memory, its operands and its place on the stream; from then on it is in
-    flight. In a thread, the backend is called. In the loop again, its event is recorded.
+    In the loop, an operation gets its memory, its operands and its place among what is in flight. In a
+    thread, waits for the work that it follows are put on the stream, the backend is called, and the event is
+    recorded. In the loop again, others learn of the event.
 
-    Until then it keeps its place in the launch order: what is to follow it is not launched. To hold that back
-    on the device instead would hang, as a driver that loads a kernel waits for streams that are held.
+    Until then it keeps its place in the launch order: operations that follow it are not launched. A hold on
+    the device instead would hang, as a driver that loads a kernel waits for held streams (D50).
+
+    A queue may hand calls over ahead (`StreamQueue.hands_ahead`). By the launch order, these do not touch
+    memory of earlier ones that are not enqueued yet. So no work on a stream waits for work that the same
+    thread has still to put there.
+
+    A call that is short is made in the loop, in the same steps.
 
     Args:
-        gate: Where operations wait to be launched.
+        gate: Operations that wait to be launched.
         enqueuer: Does the steps in the loop.
         completer: Replies.
     """
@@ -256,41 +322,74 @@ class ThreadedLaunches:
         self._enqueuer = enqueuer
         self._completer = completer
 
-    def begin(self, launch: Launch, queue: StreamQueue, failure: Exception | None) -> InFlight:
+    def begin(
+        self, launch: Launch, queue: StreamQueue, failure: Exception | None, *, is_here: bool = False
+    ) -> ThreadedCall:
         """Take the first step; its caller sees to the reply, and takes the second one.
+
+        Args:
+            launch: The operation.
+            queue: Its stream.
+            failure: Error of its preparation.
+            is_here: Whether the call is made in the loop.
 
         Raises:
             Exception: As for `Enqueuer.enqueue`.
         """
+        later: list[Callable[[], object]] | None = None if is_here else []
         try:
-            self._enqueuer.begin(launch, queue, failure)
+            self._enqueuer.begin(launch, queue, failure, later)
         except BaseException:
             self._gate.leave(launch)
             raise
         operation = self._enqueuer.add(launch, queue, NOT_YET, InFlight)
-        self._gate.keep(launch)
-        queue.load.take()
-        return operation
+        if not is_here:
+            self._gate.keep(launch)
+            queue.is_alone = launch.fault is not None
+            queue.take()
+        return ThreadedCall(operation, queue, later)
 
-    def start(self, operation: InFlight, library: KernelLibrary, queue: StreamQueue) -> None:
-        """Call the backend in a thread; the third step follows by itself."""
+    def start(self, call: ThreadedCall, library: KernelLibrary, reply: Reply) -> None:
+        """Call the backend; the third step follows by itself."""
+        operation, queue = call.operation, call.queue
+        backend = self._enqueuer.call_of(operation.launch, library)
+        if call.later is None:
+            self._call_here(call, backend, reply)
+            return
+        self._completer.port.calls += 1
         if queue.thread is None:
             try:
                 queue.thread = CallThread(f"{queue.stream.name} launches")
             except RuntimeError as error:
                 # The system has no thread left.
-                self._end(operation, queue, error)
+                self._end(call, error)
                 return
-        call = partial(self._enqueuer.call_of(operation.launch, library), operation.launch.spec, queue.stream)
-        queue.thread.call(call, partial(self._end, operation, queue))
+        queue.thread.call(partial(call.make, backend), partial(self._end, call))
 
-    def _end(self, operation: InFlight, queue: StreamQueue, error: Exception | None) -> None:
-        """The thread has returned."""
+    def _call_here(self, call: ThreadedCall, backend: Enqueue, reply: Reply) -> None:
+        operation, queue = call.operation, call.queue
+        error: Exception | None = None
+        try:
+            call.make(backend)
+        except Exception as raised:  # noqa: BLE001  # it is the operation's
+            error = failure_of(raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next))
+        error = self._enqueuer.bind(operation, queue, error, call.event)
+        self._gate.leave(operation.launch)
+        if error is None:
+            self._completer.see_to(operation, queue, reply)
+        else:
+            self._completer.refuse(operation, error)
+            self._completer.watch(operation, queue)
+
+    def _end(self, call: ThreadedCall, error: Exception | None) -> None:
+        """Take the third step: the thread has returned."""
+        operation, queue = call.operation, call.queue
+        self._completer.port.calls -= 1
         if operation.is_lost:
-            # With its context, of which nobody uses anything any more.
+            # Lost with its context, whose memory and streams are not used any more.
             return
-        queue.load.give_back()
-        error = self._enqueuer.bind(operation, queue, error)
+        queue.give_back()
+        error = self._enqueuer.bind(operation, queue, error, call.event)
         self._gate.launched(operation.launch)
         if error is not None:
             self._completer.refuse(operation, error)
@@ -310,8 +409,8 @@ class Ranges:
         # By the names of operation and library; to register them takes longer than a range.
         self._attributes: dict[tuple[str, str], Any] = {}
 
-    def around(self, launch: Launch, library: KernelLibrary) -> Call:
-        """The call of the library for this launch, in its range."""
+    def around(self, launch: Launch, library: KernelLibrary) -> Enqueue:
+        """Return the call of the library for this launch, in its range."""
         key = launch.name, library.name
         if key not in self._attributes:
             # One of a program's own has the digest of its code behind its name.

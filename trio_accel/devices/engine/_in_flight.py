@@ -1,4 +1,4 @@
-"""Operations in flight, the blocks that they use, and what must wait for whom because of them."""
+"""Operations in flight, their uses of blocks, and the order of work that follows from these."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..operations._operation import Launch
 __all__ = ["NOT_YET", "BlockUse", "BlockUses", "InFlight", "MemoryInUse", "Reply"]
 
 Reply: TypeAlias = "DeferredReply[None] | DirectReply"
-"""What the asker of an operation waits for: by way of the library's mailbox, or without it."""
+"""Reply to the asker of an operation: by way of the library's mailbox, or without it."""
 
 
 @attrs.frozen(eq=False)
@@ -39,22 +39,23 @@ NOT_YET = _NotYet()
 
 
 class InFlight:
-    """An operation that the backend has, and what is held until it is done.
+    """An operation that the backend has, with the resources that it holds until it is done.
 
     Attributes:
-        launch: What was launched.
-        event: Done when it is; `NOT_YET` until it is enqueued.
+        launch: The launch.
+        event: Done when the operation is; `NOT_YET` until it is enqueued.
         number: How many were launched before it.
         uses: The blocks that it uses.
-        after: Work in flight that makes its inputs, if any; done when this is, though perhaps not seen to be.
-        reply: What its asker waits for.
+        after: Operations in flight that make its inputs, if any. They are done when this one is, though
+            perhaps not seen to be.
+        reply: The reply to its asker.
         crash: Restarts the library actor.
         has_grace: Whether its asker was cancelled and waits for it, so that an alarm is set.
         is_lost: Its context is gone, and its asker knows.
         is_given_up: Its asker was cancelled, has waited for its grace and has left it.
     """
 
-    # By hand: one is made with each operation, and attrs looks up each default that is no argument.
+    # Not by attrs, which looks up each default that is no argument: one is made with each operation.
     def __init__(self, launch: Launch, event: AccelEvent, number: int) -> None:
         self.launch: Launch = launch
         self.event: AccelEvent = event
@@ -73,7 +74,7 @@ class InFlight:
 
         Args:
             uses: The uses of blocks.
-            stream: Where it is; its event was recorded there.
+            stream: Its stream, where its event was recorded.
             is_whole: Whether it was enqueued as a whole, so that it makes what it writes.
         """
         launch, event, pinned = self.launch, self.event, self.uses
@@ -102,16 +103,20 @@ class InFlight:
                 use.writer = self
 
     def bind(self, stream: AccelStream, event: AccelEvent) -> None:
-        """It is enqueued: this is its event, which it occupies its blocks until."""
+        """Replace `NOT_YET` by the event of an operation that is enqueued now."""
         self.event = event
+        writes = self.launch.writes
         for use in self.uses:
-            if use.last_write == (stream, NOT_YET):
+            if use.block not in writes:
+                # Others of the stream may read the block, too: then their event may have replaced this
+                # `NOT_YET`, or was done and made way. Operations of a stream are bound in its order, so this
+                # event is the later one.
+                use.read(stream, event)
+            elif use.last_write == (stream, NOT_YET):
                 use.last_write = stream, event
-            if use.reads is not None and use.reads.get(stream) is NOT_YET:
-                use.reads[stream] = event
 
     def vacate(self, unpin: Callable[[BlockUse], None]) -> None:
-        """It is over: what it has pinned is used by it no more.
+        """End its uses of blocks.
 
         Args:
             unpin: Ends the use of a block that is to be freed, or is not there.
@@ -130,17 +135,17 @@ class InFlight:
         return False
 
     def touches(self, block: int, *, write: bool) -> bool:
-        """Whether it must be over before the host reads a block, or writes it."""
+        """Tell whether it must be over before the host reads a block, or writes it."""
         launch = self.launch
         return block in launch.writes or (write and block in launch.reads)
 
     def failure(self) -> Exception | None:
-        """What it failed with, by itself or with its inputs; may be asked once it is done."""
+        """Return its error, its own or that of an input; may be asked once it is done."""
         if self._failure is None:
             self._failure = self.event.error
             if self.after is not None:
                 self._failure = self._failure or self._failed_input(self.after)
-                # Not None: then nobody would ask again.
+                # Not None, which would make the completer look at the event alone, and miss this failure.
                 self.after = []
         return self._failure
 
@@ -179,20 +184,20 @@ class BlockUse:
         self.last_write: tuple[AccelStream, AccelEvent] | None = None
         self.reads: dict[AccelStream, AccelEvent] | None = None
 
-    def order(self, stream: AccelStream, *, is_write: bool) -> None:
-        """Make a stream wait for what a read must follow, or a write."""
+    def order(self, stream: AccelStream, wait: Callable[[AccelEvent], object], *, is_write: bool) -> None:
+        """Have later work on a stream wait for all that a read must follow, or a write."""
         if self.last_write is not None:
             writer, written = self.last_write
             if writer is not stream:
                 if written.is_done:
-                    # Nobody has to wait for it any more.
+                    # Forgotten, so that later work need not look at it.
                     self.last_write = None
                 else:
-                    stream.wait(written)
+                    wait(written)
         if is_write and self.reads:
             for other, event in self.reads.items():
                 if other is not stream and not event.is_done:
-                    stream.wait(event)
+                    wait(event)
 
     def read(self, stream: AccelStream, event: AccelEvent) -> None:
         """Remember a read that was enqueued: the event is done when it is."""
@@ -201,20 +206,21 @@ class BlockUse:
             self.reads = {stream: event}
             return
         if stream not in reads:
-            # An array that is read for ever by one stream after the other keeps none that is done.
+            # Done ones go, so that an array that is read by one stream after the other does not collect
+            # events.
             for other in [other for other, last in reads.items() if last.is_done]:
                 del reads[other]
         reads[stream] = event
 
     def write(self, stream: AccelStream, event: AccelEvent) -> None:
         """Remember a write that was enqueued."""
-        # Earlier reads are ordered before this write, so to wait for it is to wait for them.
+        # Earlier reads are ordered before this write, so a wait for it includes them.
         self.last_write = stream, event
         self.reads = None
 
 
 class BlockUses(dict[int, BlockUse]):
-    """The uses of blocks by their ids; of one that is not there, it is made when it is asked for."""
+    """The uses of blocks by their ids; one that is missing is made when it is asked for."""
 
     __slots__ = ()
 
@@ -224,18 +230,18 @@ class BlockUses(dict[int, BlockUse]):
 
 
 class MemoryInUse:
-    """Frees blocks that were let go as soon as nothing in flight, and no lease, uses them.
+    """The memory in use: blocks that were let go are freed as soon as no operation and no lease uses them.
 
-    It also knows what of their use is not finished: read-after-write, write-after-read and
+    It also knows unfinished uses of blocks, for the hazards: read-after-write, write-after-read and
     write-after-write. Work on one stream is ordered by the stream; only other streams' events are waited
     for, and only on the device: the host never waits.
 
     Args:
-        device: Whose memory it is.
+        device: The device.
 
     Attributes:
-        fresh: Blocks that were made where they were not before, unless somebody has taken note of where.
-        uses: The uses of blocks that are there, or in use.
+        fresh: Blocks whose new places were not told to the application yet.
+        uses: The uses of blocks that exist, or are in use.
     """
 
     __slots__ = ("_device", "fresh", "uses")
@@ -251,14 +257,14 @@ class MemoryInUse:
             self.use(block).is_allocated = True
 
     def use(self, block: int) -> BlockUse:
-        """The use of a block; also of one that is not there."""
+        """Return the use of a block; also of one that does not exist."""
         return self.uses[block]
 
     def exchange(self, table: BlockTable, wanted: Sequence[tuple[int, int]]) -> None:
         """Free what the program has let go, each as soon as nothing uses it, and make other blocks.
 
         Args:
-            table: Has what was let go.
+            table: Blocks that were let go.
             wanted: Ids and sizes of the others.
 
         Raises:
@@ -270,13 +276,13 @@ class MemoryInUse:
             self.allocate(wanted, table.drain)
 
     def allocate(self, blocks: Iterable[tuple[int, int]], drain: Callable[[], None]) -> None:
-        """Make blocks; one that is there is made anew where it lies.
+        """Make blocks; one that exists is made anew in place.
 
         A program that makes one result after the other has the same block for all.
 
         Args:
             blocks: Their ids and sizes.
-            drain: Gives back what the program has let go.
+            drain: Gives back blocks that the program has let go.
 
         Raises:
             OutOfMemoryError: There is no memory, also when garbage was collected.
@@ -285,7 +291,9 @@ class MemoryInUse:
         for block, nbytes in blocks:
             use = uses.get(block)
             if use is not None and use.is_allocated:
+                # D22: a new array has taken the id of a dropped block, before that was freed.
                 use.is_dropped = False
+                # Work that still runs must be followed by later work, so its events stay.
                 if not use.pins:
                     use.last_write = use.reads = None
                 self._device.renew(block)
@@ -303,17 +311,31 @@ class MemoryInUse:
             else:
                 uses[block] = BlockUse(block, is_allocated=True)
 
-    def order(self, stream: AccelStream, reads: Iterable[int], writes: Iterable[int]) -> None:
-        """Make a stream wait for everything that work on these blocks must follow."""
+    def order(
+        self,
+        stream: AccelStream,
+        reads: Iterable[int],
+        writes: Iterable[int],
+        wait: Callable[[AccelEvent], object] | None = None,
+    ) -> None:
+        """Have a stream wait for everything that work on these blocks must follow.
+
+        Args:
+            stream: The stream.
+            reads: Blocks that are read.
+            writes: Blocks that are changed.
+            wait: Called for each event; None for `AccelStream.wait`, as it is not to be done later.
+        """
+        wait = wait or stream.wait
         use_of = self.uses.get
         for block in reads:
             use = use_of(block)
             if use is not None and use.last_write is not None and use.last_write[0] is not stream:
-                use.order(stream, is_write=False)
+                use.order(stream, wait, is_write=False)
         for block in writes:
             use = use_of(block)
             if use is not None and (use.last_write is not None or use.reads is not None):
-                use.order(stream, is_write=True)
+                use.order(stream, wait, is_write=True)
 
     def release(self, block: int) -> None:
         """Free a block, as soon as nothing uses it."""
@@ -335,20 +357,20 @@ class MemoryInUse:
                 self._device.free(block)
 
     def placed(self, block: int) -> PlacedBlock | None:
-        """Where a block of a chunk that is kept lies; None if it is freed, or will be as soon as it may."""
+        """Return the place of a block in a chunk that is kept; None if it is freed, or is to be."""
         use = self.uses.get(block)
         if use is None or not use.is_allocated or use.is_dropped:
             return None
         return self._device.placement(block)
 
     def pin(self, block: int) -> BlockUse:
-        """It is used."""
+        """Begin a use of a block."""
         use = self.use(block)
         use.pins += 1
         return use
 
     def unpin(self, use: BlockUse) -> None:
-        """A use of a block is over."""
+        """End a use of a block."""
         use.pins -= 1
         if use.pins:
             return

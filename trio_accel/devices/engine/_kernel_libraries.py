@@ -27,10 +27,10 @@ class _Opening:
 
 
 class KernelLibraries:
-    """Opens the libraries of one context; the loop goes on meanwhile, and so do the other libraries.
+    """The libraries of one context, which are opened in threads: the loop and other libraries go on (D99).
 
     An opening belongs to the context. It goes on when the actor that began it is cancelled, and the next
-    actor takes what it has opened.
+    actor takes the library.
 
     Args:
         device: The device of the context.
@@ -45,15 +45,15 @@ class KernelLibraries:
         self._openings: dict[str, list[_Opening]] = {}
 
     def start(self, nursery: trio.Nursery) -> None:
-        """Libraries are opened by tasks of the nursery from now on."""
+        """Begin: libraries are opened by tasks of the nursery."""
         self._nursery = nursery
 
     async def take(self, name: str) -> KernelLibrary:
-        """A library for its caller alone: one that was opened ahead, or a new one.
+        """Return a library for its caller alone: one that was opened ahead, or a new one.
 
         Raises:
             NotSupportedError: There is no such library.
-            Exception: Whatever else it cannot be opened for.
+            Exception: Another error of its opening.
         """
         while True:
             openings = self._openings.get(name)
@@ -62,7 +62,7 @@ class KernelLibraries:
             if opening.error is not None:
                 raise opening.error
             if opening in self._openings.get(name, ()):
-                # Else another actor of this library was quicker.
+                # Else another actor has taken it during the wait.
                 self._remove(opening)
                 assert opening.library is not None
                 return opening.library
@@ -75,11 +75,11 @@ class KernelLibraries:
             raise opening.error
 
     async def drop(self, name: str) -> None:
-        """Close what was opened ahead of a library, and taken by nobody."""
+        """Close a library that was opened ahead and not taken."""
         await self._end(self._openings.pop(name, []))
 
     def discard(self, name: str) -> None:
-        """Have nobody take what was opened ahead of a library, and have it closed soon."""
+        """Withdraw a library that was opened ahead, and have it closed soon."""
         self._nursery.start_soon(self._end, self._openings.pop(name, []))
 
     @enable_ki_protection
@@ -118,10 +118,11 @@ class KernelLibraries:
                 opening.error = opening.error or ActorStoppedError(
                     f"the context ended before its library {name!r} was open", path=self._device.info.name
                 )
+            # Also when cancelled: the waiting actors belong to other tasks, and would wait for ever.
             opening.is_over.set()
 
     def close(self) -> None:
-        """Close what was opened ahead, and taken by nobody. Blocks; nothing is being opened any more."""
+        """Close libraries that were opened ahead and not taken. Blocks; none is being opened now."""
         for openings in self._openings.values():
             for opening in openings:
                 if opening.library is not None:

@@ -15,22 +15,22 @@ __all__ = ["LaunchGate", "LaunchOrder"]
 
 
 class LaunchGate:
-    """Holds operations back until they may be launched, and takes them back while they wait.
+    """Operations that wait until they may be launched, and can be taken back meanwhile.
 
     Args:
-        drain: Gives back what the program has let go.
+        drain: Gives back blocks that the program has let go.
 
     Attributes:
-        order: What waits to be launched.
+        order: The order of operations that wait.
     """
 
     def __init__(self, drain: Callable[[], None]) -> None:
         self.order: LaunchOrder = LaunchOrder()
         self._drain = drain
-        # Those whose library actor has begun with them, and those of them that are taken back.
+        # Operations that their library actors have begun with, and those of them that are taken back.
         self._waiting: dict[Launch, StreamQueue] = {}
         self._withdrawn: set[Launch] = set()
-        # Those that are in flight, and keep their places until a thread has enqueued them.
+        # D111: operations in flight that keep their places until a thread has enqueued them.
         self._kept: set[Launch] = set()
 
     def leave(self, launch: Launch) -> None:
@@ -40,7 +40,7 @@ class LaunchGate:
         self.order.leave(launch)
 
     def over(self, launch: Launch) -> None:
-        """Note that nobody waits for an operation any more: unless it is in flight, it holds nothing now."""
+        """Note that an operation has no waiter any more: unless it is in flight, it gives its memory back."""
         if launch.is_forgotten or launch in self._kept:
             return
         self.leave(launch)
@@ -48,43 +48,48 @@ class LaunchGate:
             launch.forget()
 
     def keep(self, launch: Launch) -> None:
-        """A thread enqueues an operation: it keeps its place until it is `launched`, whoever waits for it."""
+        """Keep the place of an operation that a thread enqueues, until it is `launched`.
+
+        Also if its asker leaves: later work cannot wait for it on the device before its event is recorded
+        (D111).
+        """
         self._kept.add(launch)
-        # Those of the same library, too, as its actor may be another one by then.
+        # Turns for all: also operations of the same library must wait, as its actor may have restarted by
+        # then.
         self.order.make_turns()
 
     def launched(self, launch: Launch) -> None:
-        """The thread has done so."""
+        """Leave the order with an operation that a thread has enqueued."""
         self._kept.discard(launch)
         self.leave(launch)
 
     def may_launch(self, launch: Launch, queue: StreamQueue) -> bool:
-        """Whether what it needs is there, and room in the window, and all that goes before is launched."""
+        """Tell whether its arrivals, room in the window and all launches before it are there."""
         if self.order.has_turns:
             turn = self.order.turn(launch)
             if turn is not None and turn.waits_for and not turn.is_ready:
                 return False
         if launch.arrivals and not launch.has_arrived:
             return False
-        return not queue.is_full and launch not in self._withdrawn
+        return _has_room(launch, queue) and launch not in self._withdrawn
 
     async def prepare(
         self, launch: Launch, queue: StreamQueue, prepare: Callable[[], None]
     ) -> Exception | None:
-        """Have a library do what would block the loop, in a thread.
+        """Have a library prepare in a thread, as that would block the loop (D24).
 
-        A cancelled asker waits for it, since the library can do nothing else meanwhile; what was prepared
+        A cancelled asker waits for it, since the library can do nothing else meanwhile; the preparation
         serves the next operation of the kind.
 
         Returns:
-            What it failed with; `Enqueuer.enqueue` tells the asker.
+            Its error; `Enqueuer.enqueue` tells the asker.
 
         Raises:
             WithdrawnError: The operation was taken back meanwhile.
         """
         self._waiting[launch] = queue
         failure: Exception | None = None
-        # A plan may need the memory that the program has let go.
+        # Before the thread: a plan may need memory that the program has let go.
         self._drain()
         try:
             try:
@@ -111,12 +116,15 @@ class LaunchGate:
                 arrival.tell(queue.notify)
             is_ready = False
             while not is_ready:
-                while (queue.is_full or not launch.has_arrived) and self._counts_on(launch, queue):
+                while not (_has_room(launch, queue) and launch.has_arrived) and self._counts_on(
+                    launch, queue
+                ):
                     await queue.wait_changed()
                 turn = self.order.turn(launch)
                 is_ready = turn is None or launch in self._withdrawn or turn.is_ready
                 if turn is not None and not is_ready:
-                    # Meanwhile a thread may begin to enqueue on the stream.
+                    # During this wait a thread may begin to enqueue on the stream, so room is looked for
+                    # again.
                     await turn.wait()
             if launch in self._withdrawn:
                 raise WithdrawnError
@@ -136,12 +144,18 @@ class LaunchGate:
             queue.notify()
 
     def _counts_on(self, launch: Launch, queue: StreamQueue) -> bool:
-        """Whether an operation that waits is still to be launched."""
+        """Tell whether an operation that waits is still to be launched."""
         return launch not in self._withdrawn and not queue.is_lost
 
 
+def _has_room(launch: Launch, queue: StreamQueue) -> bool:
+    """Tell whether there is room in the window and on the stream."""
+    # The loop puts an injected fault on the stream, where no thread may be at work then.
+    return not queue.is_full and (launch.fault is None or not queue.calls)
+
+
 class LaunchOrder:
-    """Gives operations and leases their turns, where anything depends on them.
+    """The order of operations and leases; they have turns only where anything depends on them (D19).
 
     A library launches its operations in the order in which they were handed over. So while all that wait
     are of one library, none has a turn. As soon as an operation of another library comes, or a lease, all
@@ -191,7 +205,7 @@ class LaunchOrder:
             self.is_clear = self._order.is_empty
 
     def turn(self, launch: Launch) -> Turn | None:
-        """Whom an operation waits for; None where it waits for nobody."""
+        """Return the turn of an operation; None where it has none."""
         return self._turns.get(launch)
 
     def enter_lease(self, block: int, *, write: bool) -> Turn:
@@ -202,12 +216,12 @@ class LaunchOrder:
         return self._order.enter(frozenset() if write else blocks, blocks if write else frozenset())
 
     def leave_lease(self, turn: Turn) -> None:
-        """The lease is over."""
+        """End a lease."""
         self._order.leave(turn)
         self.is_clear = not self._turns and self._order.is_empty
 
     def release_all(self) -> None:
-        """Let all go on: the order is of no account any more."""
+        """Let all go on: the order does not matter any more."""
         for turn in self._turns.values():
             if turn is not None:
                 turn.release()

@@ -22,7 +22,7 @@ __all__ = ["Leases"]
 
 @attrs.define(eq=False)
 class _Tail:
-    """What a program enqueued during a lease, on streams of its own, and that may still run."""
+    """Work that a program enqueued during a lease, on streams of its own, and that may still run."""
 
     use: BlockUse
     write: bool
@@ -32,22 +32,22 @@ class _Tail:
 
 @attrs.define(eq=False)
 class Leases:
-    """Gives arrays of one context to the program, each in its turn, and follows what that does with them.
+    """Leases of one context's arrays to the program, each in its turn; later work follows it (D36).
 
-    A lease takes its turn as an operation does, as a reader or a writer. It begins when everything before
-    is done, which is waited for here; what comes after it waits on the device for what the program has
-    enqueued meanwhile, and the host waits for nothing.
+    A lease takes its turn as an operation does, as a reader or a writer. It begins when all earlier work on
+    the array is done, which is waited for here. Later operations wait on the device for the program's work,
+    and the host does not wait.
 
     Args:
-        device: Whose arrays they are.
+        device: The device of the arrays.
         queues: Its streams, with the operations in flight.
-        order: In which turn operations are launched.
-        memory: Blocks that are in use; gets what the program has enqueued.
+        order: The order of launches.
+        memory: Blocks that are in use; it takes the program's work as a use.
         watch: Has `reap` called soon after an event on a stream is done.
         lose: Has the context replaced, which is lost.
 
     Attributes:
-        tails: What programs have enqueued during leases, and that may still run.
+        tails: Work of programs from leases that are over, which may still run.
     """
 
     _device: AccelDevice
@@ -107,7 +107,7 @@ class Leases:
             self.tails = [tail for tail in self.tails if tail not in done]
             errors = [error for tail in done if (error := tail.event.error) is not None]
             if errors:
-                # They are done with because the context is lost, and may be running all the same.
+                # These events are done because the context is lost, but the program's work may run on.
                 self._lose(errors[0])
                 return
             for tail in done:
@@ -120,15 +120,17 @@ class Leases:
             await self._changed.wait()
 
     def lose(self, error: Callable[[], Exception]) -> None:
-        """The context ends: tasks that wait for a lease get the error, and nothing is followed any more."""
+        """End with the context: tasks that wait for a lease get the error."""
         self._lost = error
-        # What they use stays taken until the device is closed, which waits for them.
+        # Their blocks stay taken until the device is closed, which waits for their work.
         self.tails.clear()
         self._notify()
 
     @asynccontextmanager
     async def _hold(self, turn: Turn, block: int, *, write: bool) -> AsyncGenerator[None, None]:
         try:
+            # The turn comes when earlier operations are launched; the program's use must wait until they are
+            # done.
             await turn.wait()
             for queue in tuple(self._queues):
                 while any(operation.touches(block, write=write) for operation in queue.operations):
@@ -150,7 +152,7 @@ class Leases:
         try:
             last = lease.take_back()
         except Exception as error:
-            # Nobody knows when the program's work is over: the memory is never anybody else's.
+            # The end of the program's work cannot be seen: the memory is never used for anything else.
             self._memory.pin(block.id)
             if write:
                 block.spoil("lease", error)

@@ -1,4 +1,4 @@
-"""The base of library actors, and the tasks that wait for what they launch there and then."""
+"""The base of library actors."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from ...backends.base.fast_paths import current_fast_paths
 from ..base._errors import FailureClass, classify
 from ..operations._operation import Launch
 from ._engine import Engine
+from ._enqueuer import ThreadedCall
 from ._in_flight import Reply
 from ._rendezvous import Part, PartLaunch, check_part
 from ._stream_queues import MOST_ON_A_STREAM, StreamQueue
@@ -58,13 +59,16 @@ class LibraryActor(Actor):
 
     Attributes:
         library: Name of the backend's library.
+        hands_ahead: Whether a thread that calls its kernels is given the next call before it has returned
+            from the last one. Then the backend's library may be asked to `prepare` meanwhile.
     """
 
     library: ClassVar[str]
+    hands_ahead: ClassVar[bool] = False
 
     @classmethod
     def supervision(cls, argument: str) -> OwnSupervision | None:
-        """How the actor of an argument is supervised, if by a supervisor of its own; None as by default."""
+        """Tell how the actor of an argument is supervised, if alone; None as by default."""
         return None
 
     @classmethod
@@ -109,14 +113,15 @@ class LibraryActor(Actor):
         except BaseException:
             kernels.close()
             raise
+        queue.hands_ahead = self.hands_ahead
         self._kernels, self._queue = kernels, queue
-        # A subclass may do more with a launch than this class knows.
+        # A subclass that overrides these must see every launch, so it has no direct way.
         cls = type(self)
         is_plain = cls.launch is LibraryActor.launch and cls.launch_now is LibraryActor.launch_now
         self._is_plain = is_plain and current_fast_paths().direct_launch
         try:
             yield
-            # One that is cancelled says nothing of the others.
+            # Only a graceful end is told and waited for, not a cancelled one.
             await trio.lowlevel.checkpoint_if_cancelled()
             engine.expect_end(context.path)
             await engine.synchronize(context.path)
@@ -131,13 +136,13 @@ class LibraryActor(Actor):
     def launch_now(self, message: Launch) -> object:
         """Launch an operation that was handed over, unless it would have to wait."""
         try:
-            # Before the library is asked anything, as a thread may be in it.
+            # Before the library is asked anything: a thread may be in it, unless it hands calls ahead.
             if not self._gate.may_launch(message, self._queue):
                 return NOT_NOW
             prepare = self._kernels.prepare(message.spec)
             if prepare is not None and not (isinstance(prepare, InThread) and prepare.plan is None):
                 return NOT_NOW
-            return self._launch(message, None, is_blocking=prepare is not None)
+            return self._launch(message, None, in_thread=prepare)
         except Exception as error:  # noqa: BLE001  # whose it is, is told there
             return self._refused(error)
 
@@ -152,6 +157,7 @@ class LibraryActor(Actor):
             Whether it was launched, or has failed; otherwise nothing has happened.
         """
         queue, load = self._queue, self._queue.load
+        # D20: past the mailbox only while nothing waits to be launched, so that the order of launches stays.
         if not self._is_plain or not self._gate.order.is_clear:
             return False
         # As `StreamQueue.is_full`, without the call.
@@ -160,9 +166,13 @@ class LibraryActor(Actor):
         if launch.arrivals and not launch.has_arrived:
             return False
         try:
-            if self._kernels.prepare(launch.spec) is not None:
+            prepare = self._kernels.prepare(launch.spec)
+            if prepare is None:
+                self._launch(launch, reply)
+            elif isinstance(prepare, InThread) and prepare.is_short:
+                self._launch(launch, reply, in_thread=prepare)
+            else:
                 return False
-            self._launch(launch, reply)
         except Exception as error:  # noqa: BLE001  # whose it is, is told there
             reply.served(self.context, error if classify(error) is FailureClass.SUSPECT else None)
             reply.fail(error)
@@ -175,16 +185,17 @@ class LibraryActor(Actor):
         failure: Exception | None = None
         gate, queue = self._gate, self._queue
         try:
-            if queue.load.is_taken:
+            # D111: the library is not asked anything while a thread is in it.
+            if queue.load.is_taken and not self.hands_ahead:
                 await gate.wait(message, queue)
             prepare = self._kernels.prepare(message.spec)
-            is_blocking = isinstance(prepare, InThread)
-            plan = prepare.plan if isinstance(prepare, InThread) else prepare
+            in_thread = prepare if isinstance(prepare, InThread) else None
+            plan = prepare if in_thread is None else in_thread.plan
             if plan is not None:
                 failure = await gate.prepare(message, queue, plan)
             if not gate.may_launch(message, queue):
                 await gate.wait(message, queue)
-            reply = self._launch(message, None, failure, is_blocking=is_blocking)
+            reply = self._launch(message, None, failure, in_thread=in_thread)
             return cast("DeferredReply[None]", reply)  # as none was given
         except Exception as error:  # noqa: BLE001  # whose it is, is told there
             return self._refused(error)
@@ -218,28 +229,33 @@ class LibraryActor(Actor):
         reply: DirectReply | None,
         failure: Exception | None = None,
         *,
-        is_blocking: bool = False,
+        in_thread: InThread | None = None,
     ) -> Reply:
-        """Launch an operation: here every one comes by. Its reply is given at completion.
+        """Launch an operation: all launches of one device come by here. Its reply is given at completion.
 
         Args:
             launch: The operation.
             reply: Its reply; None if it was handed over, so that its reply is a deferred one.
-            failure: What its preparation failed with.
-            is_blocking: Whether its kernel is called in a thread.
+            failure: Error of its preparation.
+            in_thread: The library's answer, if its kernel is called in a thread, or as it is there.
 
         Raises:
             Exception: As for `Enqueuer.enqueue`.
         """
         context, queue = self.context, self._queue
-        if is_blocking:
-            operation = self._threaded.begin(launch, queue, failure)
+        call: ThreadedCall | None = None
+        if in_thread is not None or queue.calls:
+            # D111: behind the calls that the thread has, also if this one is short or does not block.
+            is_here = in_thread is not None and in_thread.is_short and not queue.calls
+            call = self._threaded.begin(launch, queue, failure, is_here=is_here)
+            operation = call.operation
         elif reply is not None:
             operation = self._enqueuer.enqueue(launch, self._kernels, queue, failure)
         else:
             try:
                 operation = self._enqueuer.enqueue(launch, self._kernels, queue, failure)
             finally:
+                # Also after a failure: operations that follow this one must go on.
                 self._gate.leave(launch)
         start_grace = partial(self._cancel_grace.start, queue, operation)
         given: Reply
@@ -250,14 +266,14 @@ class LibraryActor(Actor):
             deferred: DeferredReply[None] = context.defer(on_cancel=lambda: start_grace(deferred.context))
             given = deferred
         operation.crash, operation.reply = context.crash, given
-        if is_blocking:
-            self._threaded.start(operation, self._kernels, queue)
+        if call is not None:
+            self._threaded.start(call, self._kernels, given)
         else:
             self._completer.see_to(operation, queue, given)
         return given
 
     def _refused(self, error: Exception) -> DeferredReply[None]:
-        """Reply with what the library said; called while that is handled.
+        """Reply with the library's error; called while that is handled.
 
         Raises:
             Exception: The same, if the library is suspect.

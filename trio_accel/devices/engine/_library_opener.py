@@ -91,25 +91,26 @@ class LibraryOpener(Actor):
 
     def __init__(self, options: DeviceOptions) -> None:
         self._options = options
-        # Both when the context is open.
+        # Both are set when the context is open.
         self._engine: Engine
         self._libraries: dict[str, Ref[LibraryActor]]
-        # Told of each library before anybody else can hand it anything.
+        # Told of each library before any other task can hand it an operation.
         self._found: Callable[[str, Ref[LibraryActor]], None] = _nobody
         # By import path: held while its actor is being started, or its library opened ahead.
         self._turns: dict[str, trio.Lock] = {}
-        # By import path the libraries that were opened ahead, or are: also of actors that have taken theirs.
+        # By import path: libraries that were opened ahead, or are being opened; also if an actor has taken
+        # one.
         self._ahead: dict[str, str] = {}
-        # Those that end alone, by import path: their supervisors, also of those that have ended for good.
+        # Supervisors of actors that end alone, by import path; also of those that have ended for good.
         self._supervisors: dict[str, Ref[LibrarySupervisor]] = {}
         # Names of the actors that are being started.
         self._starting: set[str] = set()
-        # What the context was found to be lost to when a library was opened.
+        # Error by which the opening of a library has found the context lost.
         self._found_lost: Exception | None = None
 
     @handles(OpenLibrary, group=_GROUP, limit=_LIMIT, ki_protected=True)
     async def open_library(self, message: OpenLibrary) -> Ref[LibraryActor]:
-        """Start a library actor on first use; what needs other libraries goes on meanwhile."""
+        """Start a library actor on first use; operations of other libraries go on meanwhile (D99)."""
         async with self._turn(message.library):
             running = self._libraries.get(message.library)
             if running is not None and not running.is_terminated:
@@ -120,7 +121,7 @@ class LibraryOpener(Actor):
                 library = await self._start(message)
             except (ContextLostError, DeviceLostError) as error:
                 if self._engine.is_lost or self._found_lost is not None:
-                    # Over something else: this library is opened in the next context.
+                    # The context was lost over something else: this library is opened in the next context.
                     text = f"{message.library} was not opened in time"
                     raise ActorStoppedError(text, path=self.context.path) from error
                 self._found_lost = error
@@ -131,7 +132,7 @@ class LibraryOpener(Actor):
 
     @handles(PrepareLibrary, group=_GROUP, limit=_LIMIT, ki_protected=True)
     async def prepare_library(self, message: PrepareLibrary) -> None:
-        """Open a library ahead; what cannot be opened is no error before it is used."""
+        """Open a library ahead; a library that cannot be opened is no error before it is used."""
         await self.prepare([message.library])
 
     @handles(CloseLibrary, group=_GROUP, limit=_LIMIT, ki_protected=True)
@@ -170,7 +171,7 @@ class LibraryOpener(Actor):
                 except Exception as error:  # noqa: BLE001  # it is told to those who use it
                     self._ahead.pop(path, None)
                     if isinstance(error, (ContextLostError, DeviceLostError)):
-                        # Nobody is to take over with it, and to find that out.
+                        # A spare must not take over with a lost context, and find that out then.
                         self._engine.lose_context(error)
                     elif not self._engine.is_lost:
                         shown = title_of(path), describe(error)
@@ -183,12 +184,12 @@ class LibraryOpener(Actor):
         try:
             await self._engine.libraries.prepare(name)
         except Exception:
-            # Else it was discarded meanwhile: what it is made of may be gone.
+            # Else it was discarded meanwhile: its blocks may be gone.
             if path in self._ahead:
                 raise
 
     def discard(self, path: str) -> None:
-        """Have nobody take the library that was opened ahead, or that is being opened."""
+        """Withdraw a library that was opened ahead, or that is being opened."""
         name = self._ahead.pop(path, None)
         if name is not None:
             self._engine.libraries.discard(name)
@@ -212,7 +213,7 @@ class LibraryOpener(Actor):
         policy = recovery_policy(options, grace=options.close_grace)
         try:
             if own is None:
-                # One of a program's own may take the engine alone.
+                # A class of the program's own may take the engine alone.
                 arguments = () if argument is None else (argument,)
                 spawn: Callable[..., Awaitable[Ref[LibraryActor]]] = self.context.spawn
                 return await spawn(actor_class, self._engine, *arguments, name=name, policy=policy)
@@ -228,7 +229,7 @@ class LibraryOpener(Actor):
         name: str,
         own: OwnSupervision,
     ) -> Ref[LibraryActor]:
-        """Start an actor below a supervisor of its own: what that fails with ends nobody else."""
+        """Start an actor below a supervisor of its own: its failure ends no other actor."""
         options = self._options
         if own.intensity is not None:
             options = attrs.evolve(options, intensity=own.intensity)
@@ -273,7 +274,7 @@ class LibrarySupervisor(Actor):
 
 
 async def _raise_end(supervisor: Ref[LibrarySupervisor]) -> None:
-    """Raise what a library actor has ended with that is not started again.
+    """Raise the end of a library actor that is not started again.
 
     Raises:
         ActorFailedError: It has failed too often.
@@ -290,7 +291,7 @@ async def _raise_end(supervisor: Ref[LibrarySupervisor]) -> None:
 
 
 def _nobody(path: str, library: Ref[LibraryActor]) -> None:
-    """Nobody waits for a library."""
+    """Do nothing."""
 
 
 def blocks_of(path: str) -> tuple[int, ...]:
@@ -306,7 +307,7 @@ def modules_of(path: str) -> tuple[str, ...]:
 
 
 def _imported(path: str) -> type[LibraryActor] | None:
-    """The class of a library actor, if its module is imported here."""
+    """Return the class of a library actor, if its module is imported here."""
     module, _, name = path.partition("?")[0].partition(":")
     found: object = getattr(sys.modules.get(module), name, None)
     return found if isinstance(found, type) and issubclass(found, LibraryActor) else None
@@ -315,7 +316,7 @@ def _imported(path: str) -> type[LibraryActor] | None:
 def _name_of(
     actor_class: type[LibraryActor], path: str, names: Container[str], own: OwnSupervision | None
 ) -> str:
-    """The name of a library's actor in the tree.
+    """Return the name of a library's actor in the tree.
 
     The actors of this package have the names of their libraries, whatever was opened before. One of a
     program's own has its import path, also where it launches with a library that has an actor here.

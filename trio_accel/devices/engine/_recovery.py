@@ -31,15 +31,15 @@ _WITHIN = 60.0
 def recovery_policy(
     options: DeviceOptions, *, grace: float, directives: Mapping[type[Exception], Directive] = _NOTHING
 ) -> Policy:
-    """How a device, its context or a library is supervised, and supervises what is below it.
+    """Make the policy of a device, its context or a library, as a child and as a supervisor.
 
-    What the options leave open is the default recovery policy: whatever has made progress is in no crash
-    loop, so that its restart is not counted and waits for a second at most.
+    Where the options are None it is the default recovery policy: an actor that has made progress is in no
+    crash loop, so its restart is not counted and waits for a second at most (D75).
 
     Args:
         options: Options of the device.
         grace: Seconds that the actor may take to stop.
-        directives: What its supervisor does about its errors.
+        directives: Reactions of its supervisor to its errors.
     """
     return Policy(
         directives=directives,
@@ -66,7 +66,7 @@ class Losses:
     _summed_up: float = attrs.field(default=float("-inf"), init=False)
 
     def restarted(self, event: ActorRestarted) -> None:
-        """A context is gone, or could not be made; the next one is made after a delay."""
+        """Count a context that is gone, or could not be made; the next one is made after a delay."""
         generation = self._availability.generation
         cause = "it ended by itself" if event.error is None else describe(event.error)
         next_one = (
@@ -96,10 +96,10 @@ class Losses:
         self._sum_up()
 
     def given_up(self, arrays: str) -> None:
-        """No context follows; its supervisor says why.
+        """End the device: no context follows; the supervisor's error says why.
 
         Args:
-            arrays: What becomes of the arrays, or nothing.
+            arrays: Text on the fate of the arrays, or nothing.
         """
         if self._availability.generation > self._last:
             self._last = self._availability.generation

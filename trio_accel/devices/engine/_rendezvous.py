@@ -49,7 +49,7 @@ class PartLaunch(Launch):
 
 
 class _Gate:
-    """Holds streams back until all have come, or until it is opened.
+    """A barrier on the device: streams are held until all have come, or until it is opened.
 
     Args:
         count: How many streams there are.
@@ -67,15 +67,15 @@ class _Gate:
         self.is_open: bool = False
 
     def hold(self, stream: AccelStream) -> None:
-        """Hold back what is enqueued on a stream from now on."""
+        """Hold back later work on a stream."""
         hold = stream.hold(self)
         self._holds.append(hold)
         if self.is_open:
-            # It was opened before this hold was known.
+            # `open` may have run in another thread before this hold was in the list.
             hold.release()
 
     def ring(self) -> None:
-        """A stream has come. Any thread."""
+        """Count a stream that has come. Any thread."""
         self._come.append(None)
         if len(self._come) >= self._count:
             self.open()
@@ -90,7 +90,7 @@ class _Gate:
 
 
 class Rendezvous:
-    """Where the parts of one operation meet.
+    """The meeting of the parts of one operation (D105).
 
     In the loop: no part is launched before all may be, then all are, without a wait in between. So any two
     operations come to all streams that they share in the same order. On the devices: no kernel begins before
@@ -101,7 +101,7 @@ class Rendezvous:
         count: How many parts.
 
     Attributes:
-        failure: What the operation has failed with, if it has.
+        failure: The operation's error, if it has failed.
         failed: The part in flight whose kernel has failed with that, if one has.
         in_flight: Parts that were launched, with their queues.
     """
@@ -118,12 +118,12 @@ class Rendezvous:
         self._decided = trio.Event()
         self._errors: list[Exception | None] = [None] * count
         self._entrance = _Gate(count)
-        # A kernel that waits for its peers is to hear of one that has failed.
+        # Looks at each kernel's end, so that a kernel that waits for its peers hears of one that has failed.
         self._notifier = LoopNotifier(self.look)
         self._exit = _Gate(count, self._notifier)
 
     def holds_back(self, part: PartInFlight) -> bool:
-        """Whether the stream of a part has nothing to do until others have come."""
+        """Tell whether the stream of a part has nothing to do until others have come."""
         return (part.came.is_done and not self._entrance.is_open) or (
             part.ran.is_done and not self._exit.is_open
         )
@@ -147,7 +147,7 @@ class Rendezvous:
         return error
 
     def fail(self, error: BaseException) -> None:
-        """A part has failed, or nobody waits any more: those that wait for it go on, and do not run."""
+        """Fail the operation, or give it up: parts that wait go on, and do not run."""
         if self.failure is None:
             # Without its frames, which would keep arrays alive.
             self.failure = bare(error)
@@ -158,7 +158,7 @@ class Rendezvous:
             self._decide()
 
     def end(self) -> None:
-        """All parts are over: hold nothing that they used."""
+        """End with all parts: drop the references to their memory."""
         self._notifier.close()
         self.failed = None
         self.in_flight.clear()
@@ -176,7 +176,7 @@ class Rendezvous:
 
         Raises:
             WithdrawnError: Another part will not come; nothing was launched.
-            Exception: What the launch of this part failed with.
+            Exception: The error of this part's launch.
         """
         self._here[number] = part
         self._come += 1
@@ -187,7 +187,7 @@ class Rendezvous:
             await self._decided.wait()
         except trio.Cancelled:  # noqa: ASYNC103  # its actor ends: the next wait of that says so again
             if not part.is_launched:
-                # Nothing will be launched any more.
+                # D105: from now on no part is launched, as the others would wait for this one.
                 self._decide()
                 raise
         error = self._errors[number] if self._errors else None
@@ -197,7 +197,7 @@ class Rendezvous:
             raise WithdrawnError
 
     def look(self) -> None:
-        """See whether a kernel that is done has failed; the first that has is to blame."""
+        """Look for a kernel that is done and has failed; the first one is to blame."""
         for operation, _ in self.in_flight:
             error = operation.own_failure() if operation.ran.is_done else None
             if error is not None and self.failure is None:
@@ -205,7 +205,7 @@ class Rendezvous:
                 self.fail(error)
 
     def _decide(self) -> None:
-        """From now on nothing is launched."""
+        """Decide: from now on nothing is launched."""
         self._is_decided = True
         self._decided.set()
 
@@ -240,7 +240,7 @@ class Rendezvous:
             part.watch()
 
     def _refuse(self, number: int, error: Exception) -> None:
-        """The launch of a part has failed."""
+        """Fail the operation with the launch of a part."""
         self._errors[number] = error
         self.fail(error)
 
@@ -261,7 +261,7 @@ class PartInFlight(InFlight):
     def join(self, rendezvous: Rendezvous, came: AccelEvent, ran: AccelEvent) -> None:
         """Wait for the others; called once, when it is enqueued."""
         self._rendezvous, self.came, self.ran = rendezvous, came, ran
-        # So that `failure` is asked.
+        # Not None, so that the completer asks `failure` and not the event alone.
         self.after = self.after or []
 
     @property
@@ -270,28 +270,28 @@ class PartInFlight(InFlight):
         return self._rendezvous.holds_back(self)
 
     def failure(self) -> Exception | None:
-        """What it failed with, by itself, with its inputs or with another part."""
+        """Return its error: its own, that of an input or of another part."""
         if self._failure is None:
             rendezvous = self._rendezvous
             rendezvous.look()
             if rendezvous.failure is not None and rendezvous.failed is not self:
-                # What goes wrong in a kernel after another part has failed is mostly due to that.
+                # An error of a kernel after the failure of another part is mostly due to that.
                 self._failure = rendezvous.failed_part(rendezvous.failure)
             else:
                 self._failure = self.own_failure()
         return self._failure
 
     def own_failure(self) -> Exception | None:
-        """What it failed with, by itself or with its inputs; may be asked once its kernel is done."""
+        """Return its own error or that of an input; may be asked once its kernel is done."""
         return self.came.error or self.ran.error or super().failure()
 
 
 @attrs.define(eq=False)
 class Part:
-    """Launches a part, in the steps in which all parts of an operation are launched.
+    """The launch of a part, in the steps in which all parts of an operation are launched.
 
     Attributes:
-        failure: What its preparation has failed with.
+        failure: Error of its preparation.
         reply: The reply to its asker, set before it comes to the rendezvous.
     """
 
@@ -349,7 +349,7 @@ class Part:
             self._engine.enqueuer.abandon(self._launch, self._queue, error)
 
     def watch(self) -> None:
-        """Have the end of what was enqueued seen."""
+        """Have the end of its work seen."""
         if self._in_flight is not None:
             self._engine.completer.port.watch(self._queue.stream, self._in_flight.event)
 
@@ -366,7 +366,7 @@ def check_part(launch: PartLaunch, kernels: KernelLibrary) -> Callable[[], None]
     """Refuse a part that its library does not have.
 
     Returns:
-        What is to be done before it is launched; see `KernelLibrary.prepare`.
+        Its preparation; see `KernelLibrary.prepare`.
 
     Raises:
         NotSupportedError: It has no kernel for it, or one that blocks: the others would wait for that.

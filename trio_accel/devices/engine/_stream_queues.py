@@ -17,11 +17,14 @@ __all__ = ["MOST_ON_A_STREAM", "StreamLoad", "StreamQueue", "StreamQueues"]
 
 # A driver's queue is finite, and a launch into a full one blocks.
 MOST_ON_A_STREAM = 256
+# Calls that a thread has at once: it goes on to the next one without the loop. They cannot be
+# withdrawn any more, so there are no more than the loop needs to keep up.
+_MOST_AHEAD = 8
 
 
 @attrs.define(eq=False)
 class StreamLoad:
-    """What several queues that share a stream have on it together."""
+    """Load of a stream, of all queues that share it."""
 
     outstanding: int = 0
     finished: int = 0
@@ -29,12 +32,12 @@ class StreamLoad:
     """Whether a thread enqueues on the stream: then there is no room for anything else."""
 
     def take(self) -> None:
-        """A thread enqueues from now on."""
+        """Take the stream for a thread, which enqueues from now on."""
         self.is_taken = True
         self.outstanding += MOST_ON_A_STREAM
 
     def give_back(self) -> None:
-        """It does not any more."""
+        """Give the stream back: the thread does not enqueue any more."""
         self.is_taken = False
         self.outstanding -= MOST_ON_A_STREAM
 
@@ -52,11 +55,17 @@ class StreamQueue:
     """Called once, when the first operation has completed without an error."""
     operations: deque[InFlight] = attrs.field(factory=deque[InFlight])
     is_lost: bool = False
-    """The context is gone: nothing is launched here any more."""
+    """Whether the context is gone: nothing is launched here any more."""
     is_released: bool = False
     """Whether the stream was given back."""
     thread: CallThread | None = None
-    """Where kernels that block are called, once there was one."""
+    """The thread that calls kernels that block, once there was one."""
+    hands_ahead: bool = False
+    """Whether its thread may be given the next call before it has returned from the last one."""
+    calls: int = 0
+    """Calls that its thread has been given and has not returned from."""
+    is_alone: bool = False
+    """Whether the thread is to be given nothing behind the call that it has."""
     on_idle: Callable[[], None] | None = None
     """Set when the stream takes no more work: called when the last operation is done."""
     changed: trio.Event | None = attrs.field(default=None, init=False)
@@ -66,13 +75,29 @@ class StreamQueue:
     @property
     def is_full(self) -> bool:
         """Whether an operation has to wait for room in the window, or on the stream."""
-        is_full = len(self.operations) >= self.limit or self.load.outstanding >= MOST_ON_A_STREAM
-        return is_full and not self.is_lost
+        if self.calls:
+            # The stream is the thread's, which takes some ahead.
+            has_room = self.hands_ahead and not self.is_alone and self.calls < _MOST_AHEAD
+        else:
+            has_room = self.load.outstanding < MOST_ON_A_STREAM
+        return not (has_room and len(self.operations) < self.limit) and not self.is_lost
+
+    def take(self) -> None:
+        """Count a call that its thread is given."""
+        self.calls += 1
+        if self.calls == 1:
+            self.load.take()
+
+    def give_back(self) -> None:
+        """Count a call that its thread has returned from."""
+        self.calls -= 1
+        if not self.calls:
+            self.load.give_back()
 
     async def drain(self, *, with_left: bool) -> None:
-        """Wait until nothing is in flight, or nothing but what its askers have left.
+        """Wait until nothing is in flight, or nothing but operations that their askers have left.
 
-        What is in flight on a lost context does not count.
+        Those on a lost context do not count.
         """
         while any(
             not (operation.is_lost or (operation.is_given_up and not with_left))
@@ -81,7 +106,7 @@ class StreamQueue:
             await self.wait_changed()
 
     def is_stuck(self, now: float, limit: float) -> bool:
-        """Whether neither its first operation nor others on the stream have got anywhere for so long.
+        """Tell whether neither its first operation nor others on the stream have got anywhere for so long.
 
         The time begins when this first sees them so: nothing is timed while operations come and go.
         """
@@ -97,7 +122,7 @@ class StreamQueue:
         self._seen = None
 
     def end_thread(self) -> None:
-        """No kernel is called any more: let the thread end when it has returned from the last one."""
+        """Let the thread end when it has returned from its last call."""
         if self.thread is not None:
             self.thread.end()
             self.thread = None
@@ -116,7 +141,7 @@ class StreamQueue:
 
 
 class StreamQueues:
-    """Opens and retires queues, and waits for what is in flight on them.
+    """The queues of a context: opened, retired, and waited for.
 
     Args:
         streams: The streams of the context.
@@ -152,20 +177,20 @@ class StreamQueues:
         return queue
 
     def retire(self, queue: StreamQueue, on_idle: Callable[[], None]) -> None:
-        """Take no more work on a queue; what is in flight still completes and replies.
+        """Take no more work on a queue; operations in flight still complete and reply.
 
         Args:
             queue: The queue.
-            on_idle: Called in a thread when nothing is in flight on it.
+            on_idle: Called in a thread when no operation is in flight on it.
         """
         queue.on_idle = on_idle
         if not queue.load.is_taken:
-            # Else a thread enqueues on it.
+            # Else a thread enqueues on it, and `sweep` releases it later (D111).
             self._release(queue)
         self.sweep(queue)
 
     def _release(self, queue: StreamQueue) -> None:
-        """Nothing more is enqueued on its stream by this queue."""
+        """Release the stream: this queue enqueues nothing more."""
         if not queue.is_released:
             queue.is_released = True
             self._streams.release(queue.stream)
@@ -176,7 +201,7 @@ class StreamQueues:
             self.all.remove(queue)
             queue.end_thread()
             self._release(queue)
-            # A vendor's library waits for whatever the device does.
+            # In a thread: a vendor's library waits for all work of the device when it closes.
             self._closing.start(f"to close the library behind stream {queue.stream.name}", queue.on_idle)
 
     def count(self) -> Counter[str]:

@@ -1,1 +1,1 @@
-"""What programs hold: devices, and the system that opens them."""
+"""Objects of programs: devices, and the system that opens them."""

@@ -36,7 +36,7 @@ ReplyT = TypeVar("ReplyT")
 
 # A host array is being copied: seconds between two looks at it.
 _COPYING = 0.001
-# What a part ends with because of another one, or of the asker.
+# Errors with which a part ends because of another one, or of the asker.
 _DERIVED = (PartFailedError, WithdrawnError)
 _FIELDS = tuple(field.name for field in attrs.fields(Launch) if field.init)
 
@@ -51,13 +51,13 @@ async def ask_across(operation: MultiDeviceOperation[ReplyT], /) -> ReplyT:
     order in which they were asked for, on every device.
 
     Everything is validated on all devices before anything is launched. If one part fails, the whole operation
-    has failed: what it was to write is not to be used, on any of the devices. The others stay healthy.
+    has failed: its outputs are not to be used, on any of the devices. The others stay healthy.
 
     When cancelled, an operation that is not launched is taken back. One that runs is waited for as that of
     one device is, for the longest `cancel_grace` of the devices.
 
     Args:
-        operation: What to run. All its devices are of one backend and of one Trio run, and have
+        operation: The operation. All its devices are of one backend and of one Trio run, and have
             ``isolation="inline"``.
 
     Raises:
@@ -68,7 +68,7 @@ async def ask_across(operation: MultiDeviceOperation[ReplyT], /) -> ReplyT:
         ContextLostError: The context of a device was lost meanwhile; the error names the device.
         DeviceLostError: A device is closed, or was given up.
         InputFailedError: An array was to be written by an operation that failed.
-        AccelError: What a part failed with.
+        AccelError: The error of a part.
     """
     if not isinstance(operation, MultiDeviceOperation):
         raise TypeError(f"ask_across: {operation!r} is no operation that spans devices; ask its device")
@@ -99,7 +99,7 @@ _Device = tuple[OpenDevice, InlineDispatch]
 
 
 def _devices_of(name: str, operation: MultiDeviceOperation[Any]) -> list[_Device]:
-    """The devices that take part, in their order.
+    """Return the devices that take part, in their order.
 
     Raises:
         TypeError, ValueError: None, no device, one twice, or devices of two backends.
@@ -114,7 +114,7 @@ def _devices_of(name: str, operation: MultiDeviceOperation[Any]) -> list[_Device
         if not isinstance(dispatch, InlineDispatch):
             raise _refused(name, device, "has its context in a worker process", 'isolation="inline"')
         if isinstance(device.options.completion, SyncCompletion):
-            # It would block the loop, which takes the parts on from a device that is lost.
+            # It would block the loop, which must release the other parts if a device is lost.
             raise _refused(name, device, "waits with SyncCompletion", "another completion strategy")
         if any(device is other for other, _ in found):
             raise ValueError(f"{name}: {device.path} takes part twice; each device has one part")
@@ -139,7 +139,7 @@ def _refused(name: str, device: OpenDevice, why: str, instead: str) -> NotSuppor
 
 
 async def _ready(devices: Sequence[_Device]) -> list[Session]:
-    """The current context of each device; waits while one is being rebuilt."""
+    """Return the current context of each device; waits while one is being rebuilt."""
     while True:
         sessions = [session for _, dispatch in devices if (session := dispatch.session) is not None]
         if len(sessions) == len(devices):
@@ -201,9 +201,10 @@ class _Parts:
         """Have all parts launched and wait for their ends.
 
         Raises:
-            BaseException: What the operation failed with.
+            BaseException: The error of the operation.
         """
-        # In one go: any two operations come to the library actors that they share in the same order.
+        # D105: without a checkpoint in between, so that any two operations come to shared library actors in
+        # the same order, and cannot wait for one another.
         for number, (_, dispatch) in enumerate(self._devices):
             self._submit(number, dispatch)
         try:
@@ -216,7 +217,7 @@ class _Parts:
             try:
                 raise error
             finally:
-                # It has this frame.
+                # The error's traceback has this frame: the variable would make a cycle.
                 del error
 
     def _submit(self, number: int, dispatch: InlineDispatch) -> None:
@@ -237,14 +238,14 @@ class _Parts:
         self._look()
 
     def _fail(self, error: BaseException) -> None:
-        """Take back what is not launched, and let go on what waits at the rendezvous."""
+        """Take back parts that are not launched, and let those at the rendezvous go on."""
         if self._error is None or (isinstance(self._error, _DERIVED) and not isinstance(error, _DERIVED)):
             self._error = error
         self._rendezvous.fail(error)
         for number in tuple(self._left):
             launch = self._launches[number]
             if self._sessions[number].submissions.withdraw(launch):
-                # Its callback is not called.
+                # The callback of a withdrawn operation is not called.
                 self._left.discard(number)
         self._look()
 
@@ -256,7 +257,7 @@ class _Parts:
                 self.end()
 
     async def _unwind(self) -> bool:
-        """The asker is cancelled: returns whether the operation is complete all the same."""
+        """Cancel for the asker; returns whether the operation is complete all the same."""
         if not self._rendezvous.in_flight:
             self._fail(WithdrawnError())
         context = trio.lowlevel.current_task().context
@@ -279,7 +280,7 @@ class _Parts:
         self._is_left = True
 
     def end(self) -> None:
-        """Nobody waits any more: what is not in flight holds nothing."""
+        """Give memory of parts that are not in flight back: the asker has gone."""
         if self._left:
             return
         self._rendezvous.end()
@@ -292,13 +293,13 @@ ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 
 @attrs.define(on_setattr=None)
 class PlannedParts(Generic[ReplyT_co]):
-    """A validated operation that spans devices: what each of them runs, and what the asker gets.
+    """A validated operation that spans devices: the specification of each device, and the reply.
 
     Attributes:
-        specs: What the backend runs on each device, in the order of `MultiDeviceOperation.devices`.
+        specs: The specification of each device, in the order of `MultiDeviceOperation.devices`.
         reply: The reply, if it is known before the operation runs; None otherwise.
         finish: Makes the reply when all parts are complete and their status words are there. It runs in the
-            task that waits; what it raises is raised there.
+            task that waits; an error of it is raised there.
     """
 
     specs: Sequence[OperationSpec]
@@ -306,7 +307,7 @@ class PlannedParts(Generic[ReplyT_co]):
     finish: Callable[[], ReplyT_co] | None = None
 
     def result(self) -> ReplyT_co:
-        """The reply of an operation that is complete."""
+        """Return the reply of an operation that is complete."""
         return cast("ReplyT_co", self.reply) if self.finish is None else self.finish()
 
 
@@ -369,7 +370,7 @@ class PartPlanner(Planner):
         the others write to it.
 
         Args:
-            array: What `read`, `update` or `output` of this planner have returned or named.
+            array: An array that `read`, `update` or `output` of this planner have returned or named.
         """
         return PeerArray(array, self.part, self._owner)
 
@@ -387,7 +388,7 @@ def _check_parts(name: str, planned: PlannedParts[Any], owners: Sequence[AccelDe
 
     Args:
         name: Name of the operation.
-        planned: What `MultiDeviceOperation.plan` has returned.
+        planned: The result of `MultiDeviceOperation.plan`.
         owners: The open device of each part.
 
     Raises:
@@ -418,10 +419,10 @@ def _check_parts(name: str, planned: PlannedParts[Any], owners: Sequence[AccelDe
 
 
 def _peers_of(spec: OperationSpec) -> Peers | None:
-    """The arrays of other devices that a part uses, if any."""
+    """Return the arrays of other devices that a part uses, if any."""
     field = spec.descriptor().peers
     peers: object = getattr(spec, field) if field else None
-    # What is something else is refused with the other fields.
+    # A field of another type is refused with the other fields.
     return peers if isinstance(peers, Peers) else None
 
 

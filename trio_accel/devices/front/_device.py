@@ -48,8 +48,8 @@ class OpenDevice(Device):
     """A `Device`, with the runtime behind it.
 
     Attributes:
-        state: What its parts share.
-        dispatch: Where its operations go, over all its generations: in this process, or to workers.
+        state: State that its parts share.
+        dispatch: Takes its operations, over all its generations: in this process, or to workers.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class OpenDevice(Device):
         blocks = None if adopted is None else adopted.blocks
         self.state: DeviceState = DeviceState(backend, info, options, path, system, blocks)
         if adopted is not None:
-            # Generations are counted on, so that none of an array's is above the device's.
+            # Generations are counted on, so that no array has one above the device's.
             self.state.availability.generation = adopted.generation
         self._have_blocks()
         self.dispatch: InlineDispatch | WorkerDispatch = (
@@ -277,7 +277,7 @@ class OpenDevice(Device):
                 await self.state.actor.stop()
 
     async def wait_ended(self) -> bool:
-        """Whether the device is closed or was given up; waits for the end of one that is ending."""
+        """Tell whether the device is closed or was given up; waits for the end of one that is ending."""
         await trio.lowlevel.checkpoint()
         if not self.state.availability.is_ended or self.state.actor is None:
             return False
@@ -300,7 +300,7 @@ class OpenDevice(Device):
         self.dispatch.started()
 
     def have_back(self, memory: LeftMemory) -> None:
-        """The device that was to adopt what this one left could not be opened."""
+        """Take the memory back: the device that was to adopt it could not be opened."""
         self._have_blocks()
         assert isinstance(self.dispatch, WorkerDispatch)  # others leave nothing
         self.dispatch.have_back(memory)
@@ -335,7 +335,7 @@ class OpenDevice(Device):
 
 
 def opened(device: Device) -> OpenDevice:
-    """The device with the runtime behind it, which every device has.
+    """Return the device with the runtime behind it, which every device has.
 
     Raises:
         TypeError: It is no device of a system.

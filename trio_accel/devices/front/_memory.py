@@ -1,4 +1,4 @@
-"""What every device can do with its memory: messages of the memory actor, and copies between devices."""
+"""Operations of every device on its memory: messages of the memory actor, and copies between devices."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ToHost(_OfMemory[npt.NDArray[Any]]):
         source = planner.read("source", self.source)
         host = self.out
         if host is None:
-            # Nobody else has it: a cancelled asker need not wait until it is filled.
+            # The array is not shared yet: a cancelled asker need not wait until it is filled.
             host = np.empty(source.shape, source.dtype.dtype)
             return Planned(CopyToHostSpec(host, source), host)
         if not isinstance(host, np.ndarray):
@@ -155,8 +155,8 @@ class Stack(_OfMemory[AccelRef]):
 
     Attributes:
         arrays: Arrays of one dtype and number of axes, at least one.
-        pad: What shorter arrays are filled up with behind their ends, to the longest of each axis; without
-            it, all must have one shape.
+        pad: Value that shorter arrays are filled up with behind their ends, to the longest of each axis;
+            without it, all must have one shape.
     """
 
     arrays: Sequence[Operand]
@@ -281,7 +281,7 @@ async def _copy_parts(readers: Iterable[_Shared | _Staged], out: AccelRef, parts
 
 
 def _is_addressed(backend: AccelBackend) -> bool:
-    """Whether the host addresses the memory of such a device."""
+    """Tell whether the host addresses the memory of such a device."""
     return backend.shares_memory_with_host
 
 
@@ -292,7 +292,7 @@ class _Shared:
     _array: npt.NDArray[Any]
 
     async def read(self, part: _Part) -> npt.NDArray[Any]:
-        """A piece."""
+        """Return a piece."""
         # With the dots it is an array in any case.
         index: tuple[Any, ...] = (*part, ...)
         piece: npt.NDArray[Any] = self._array[index]
@@ -307,7 +307,7 @@ class _Staged:
     _memory: npt.NDArray[Any] | None = None
 
     async def read(self, part: _Part) -> npt.NDArray[Any]:
-        """A piece; it is overwritten with the next."""
+        """Return a piece; it is overwritten with the next."""
         piece = self._source[part]
         if self._memory is None:
             count = min(max(_PIECE // piece.dtype.itemsize, piece.size), self._source.size)

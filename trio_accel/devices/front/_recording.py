@@ -38,7 +38,7 @@ _COPIES = "memory"
 
 @attrs.frozen(eq=False)
 class Recorded:
-    """What a step has asked for.
+    """The recorded operations of a step.
 
     Attributes:
         nodes: The operations, in their order. Their arrays have the ids of blocks.
@@ -61,7 +61,7 @@ async def record(
     arrays: Sequence[AccelRef],
     look: Callable[[ReplyT], ReplyT],
 ) -> tuple[Recorded, ReplyT]:
-    """Record the operations that a step asks of a device. Nothing of them is launched.
+    """Record the operations that a step asks of a device. None is launched.
 
     The step gets arrays that stand for its arguments. They, and those that its operations make, are of no
     use when it has returned.
@@ -70,12 +70,12 @@ async def record(
         device: The device.
         step: Called once.
         arrays: Arguments of the step.
-        look: Looks at what the step has returned, before its arrays are of no use any more.
+        look: Looks at the step's result, before its arrays are of no use any more.
 
     Raises:
-        NotSupportedError: The step does what a graph cannot have.
+        NotSupportedError: The step asks for something that a graph cannot have.
         TypeError: It is no async function.
-        Exception: What the step raises.
+        Exception: The error of the step.
     """
     state = opened(device).state
     state.check_run("capture")
@@ -98,15 +98,15 @@ async def record(
 
 
 class _Recording:
-    """Plans operations for blocks that are never made, and notes what would be launched.
+    """A recording: it plans operations for blocks that are never made, and notes their launches.
 
     Attributes:
-        path: Of the device, for errors.
+        path: Path of the device, for errors.
         blocks: The blocks that are never made.
         faults: None: they are for launches.
         device: The blocks of the device.
-        outer: What records the step in which this one was begun, if any does.
-        nodes: What was recorded.
+        outer: Recording of the step in which this one was begun, if any.
+        nodes: The recorded operations.
         constants: See `Recorded`.
         made: See `Recorded`.
         is_over: Whether the step has ended.
@@ -130,7 +130,7 @@ class _Recording:
         self._arguments: dict[int, ArraySpec] = {}
 
     def stand_in(self, array: AccelRef) -> AccelRef:
-        """An array that stands for another one."""
+        """Return an array that stands for another one."""
         array.block.check("capture")
         spec, block = array.spec, self.blocks.new(array.block.nbytes)
         self._named.add(block)
@@ -139,7 +139,7 @@ class _Recording:
         return stand_in
 
     def constant(self, block: Block) -> AccelRef | None:
-        """What operations can use of a block from outside of the step; None if it is another device's."""
+        """Return the usable part of a block from outside of the step; None if it is another device's."""
         if block.table is self.device:
             return AccelRef(block, ArraySpec(block.id, 0, DType.uint8, (block.nbytes,), (1,)))
         recording = self.outer
@@ -153,7 +153,7 @@ class _Recording:
         return AccelRef(block, ArraySpec(block.id, start, DType.uint8, (end - start,), (1,)))
 
     def end(self) -> None:
-        """Record no more, and let nobody use what was recorded."""
+        """Record no more, and refuse later use of the recorded arrays."""
         self.is_over = True
         for block in self._named:
             block.release()
@@ -166,7 +166,7 @@ class _Recording:
         return self._record(device, operation, actor).result()
 
     def submit(self, device: PlannedFor, operation: Operation[Any, ReplyT]) -> Pending[ReplyT]:
-        """Record an operation; imports the module of its actor, if nobody has."""
+        """Record an operation; imports the module of its actor, if that is not imported yet."""
         actor = load_actor(operation.library, operation.operation)
         pending = Pending(operation.operation, self._record(device, operation, actor))
         pending.settle(None)

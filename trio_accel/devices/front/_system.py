@@ -81,7 +81,7 @@ class System(actors.System):
 
     async def start_device(self, device: OpenDevice, name: str) -> None:
         """Start the actors of a device, which is one of the system's from now on."""
-        # What was opened last is last.
+        # Systems in the order of their opening.
         self._devices.pop(device.path, None)
         self._devices[device.path] = device
         self.opening.add(name)
@@ -142,10 +142,10 @@ async def open_system(name: str, *, options: SystemOptions | None = None) -> Asy
     """Open a system of actors and devices: the body of the ``async with`` runs beside them.
 
     When the body ends, by itself or by an exception, devices and actors are stopped in reverse
-    start order; on exit none is alive. That holds too when the body is cancelled.
+    start order; on exit no actor is alive. That holds too when the body is cancelled.
 
     Raises:
-        ExceptionGroup: What the body raised, and what a failed actor escalated to the top.
+        ExceptionGroup: The error of the body, and errors that failed actors escalated to the top.
     """
     actors.check_name(name)
     with ExitStack() as at_end:
@@ -160,7 +160,7 @@ async def _open(system: System, spec: str | None, options: DeviceOptions) -> Dev
     *others, last = await trio.to_thread.run_sync(candidates, spec)
     for backend, info in others:
         device, name = _make(system, backend, info, options)
-        # Nobody has named it: another will do. What is wrong with the options was told by now.
+        # The program has named no device, so another one will do. Errors of the options were raised by now.
         try:
             return await _start(system, device, name)
         except NotSupportedError as error:
@@ -191,7 +191,7 @@ async def _open_adopting(
 def _make(
     system: System, backend: AccelBackend, info: DeviceInfo, options: DeviceOptions
 ) -> tuple[OpenDevice, str]:
-    """A device that is not started yet, and the name of its actor.
+    """Return a device that is not started yet, and the name of its actor.
 
     Raises:
         NotSupportedError: It does not have an option.
@@ -256,7 +256,7 @@ _DEVICE = DeviceActor.__name__
 
 
 def _levels_to_caller() -> int:
-    """How far up the stack the program is, for a warning of the function that calls this."""
+    """Tell how far up the stack the program is, for a warning of the function that calls this."""
     package, level = __name__.partition(".")[0] + ".", 1
     frame = inspect.currentframe()
     frame = frame and frame.f_back
@@ -335,7 +335,7 @@ def _take_memory(
         old: The device.
         heir: Path of the one that adopts.
         backend: Backend of that.
-        info: What that is.
+        info: Description of that.
         options: Its options.
 
     Raises:

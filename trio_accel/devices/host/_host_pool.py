@@ -28,11 +28,11 @@ __all__ = ["COPIES_AT_ONCE", "SMALL", "Copying", "HostPool", "Region", "Slab"]
 _PAGE = 4096
 _FIRST = 64 << 20
 _LARGEST = 256 << 20
-# What is cached while nothing lies in it: a share of the host's memory, within these bounds. To make a
+# D32: empty slabs are cached up to a share of the host's memory, within these bounds. To make a
 # gigabyte, to register it with the driver and to unregister it takes longer than to copy it.
 _CACHE_SHARE, _CACHE_LEAST, _CACHE_MOST = 32, 256 << 20, 2 << 30
 _MOST = 512
-# What is dropped goes back with the next array, or soon if it is large or one of many.
+# Dropped pieces go back with the next array, or soon if they are large or many.
 _LARGE = 1 << 20
 _MANY = 64
 
@@ -45,7 +45,7 @@ class Slab:
         number: Its id in the pool.
         memory: All of it.
         address: Where it starts.
-        descriptor: What other processes map it by; None if none may.
+        descriptor: Its file descriptor for other processes; None if it is not shared.
     """
 
     number: int
@@ -83,7 +83,7 @@ class Region:
         }
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """An array over its start, contiguous in C order."""
+        """Return an array over its start, contiguous in C order."""
         nbytes = math.prod(shape) * dtype.itemsize
         memory: npt.NDArray[np.uint8] = np.asarray(cast("Any", self))
         return memory[:nbytes].view(dtype).reshape(shape)
@@ -93,13 +93,13 @@ class Region:
 
 
 class HostPool:
-    """Arrays of the host that lie in a few large pieces of memory, which are registered with the device.
+    """Arrays of the host in a few large pieces of memory, which are registered with the device (D11).
 
     To register memory with a device takes long, so slabs are cached and used again. They grow by doubling;
-    a large array lies alone. Arrays outlive the pool: when that is closed, it only forgets them.
+    a large array has one alone. Arrays outlive the pool: when that is closed, it only forgets them.
 
-    Everything but the end of an array happens on the Trio thread, and nothing of it is torn apart by a
-    Ctrl-C: it may be the program's own task that asks.
+    Everything but the end of an array happens on the Trio thread, protected from Ctrl-C (D16): the calls may
+    come from the program's own tasks.
 
     Args:
         is_shared: Whether other processes are to have the memory.
@@ -107,7 +107,7 @@ class HostPool:
     Attributes:
         slabs: By id.
         on_make: Called with each slab that is made.
-        on_drop: Called with each one that is given back; no array lies in it.
+        on_drop: Called with each one that is given back; it has no array any more.
     """
 
     def __init__(self, *, is_shared: bool) -> None:
@@ -188,10 +188,10 @@ class HostPool:
             ) from error
 
     def find(self, array: npt.NDArray[Any]) -> tuple[int, int] | None:
-        """Where an array lies: id of the slab, and bytes from its start to the first element.
+        """Find an array: id of the slab, and bytes from its start to the first element.
 
         Returns:
-            None if not all of it lies in one slab.
+            None if not all of it is in one slab.
         """
         if not self._starts or not array.size:
             return None
@@ -209,7 +209,7 @@ class HostPool:
         return self._sorted[index].number, first - self._starts[index]
 
     def drain(self) -> None:
-        """Give back now what was dropped."""
+        """Give dropped regions back now."""
         self._is_notified = False
         if not self.is_closed:
             for _ in range(len(self._dropped)):
@@ -220,7 +220,7 @@ class HostPool:
                     self._allocator.free(region)
 
     def hold_back(self) -> None:
-        """A device was lost and may still write to what is in use now: nothing of it is given out again."""
+        """Hold arrays in use back from reuse: a device was lost, and may still write to them."""
         self.drain()
         self._unsure = next(self._region_numbers)
 
@@ -245,15 +245,16 @@ class HostPool:
         self._sorted.clear()
 
     def _drop(self, region: int, nbytes: int) -> None:
-        """Take a region back. Any thread, in the midst of anything."""
+        """Take a region back. Any thread, finalisers included."""
         self._dropped.append(region)
         if (nbytes >= _LARGE or len(self._dropped) >= _MANY) and not self._is_notified:
-            # As with blocks: a thread that finds it notified has appended before.
+            # The race of `BlockTable.drop`: a thread that finds the flag set has appended before, so `drain`
+            # sees it.
             self._is_notified = True
             self._notifier.notify()
 
     def _make(self, nbytes: int) -> tuple[int, int]:
-        # The system would promise more than there is, and end the process that takes it at its word.
+        # The system promises more memory than there is, and kills a process that uses it all.
         available = available_bytes()
         if nbytes > available:
             raise MemoryError(f"{nbytes} bytes of host memory, {available} available")
@@ -270,7 +271,7 @@ class HostPool:
         try:
             self.on_make(slab)
         except OSError as error:
-            # There is no descriptor left to give to others.
+            # No descriptor is left to give to the workers (D74).
             self._give_back(slab.number)
             raise MemoryError(f"{nbytes} bytes of host memory: {error}") from error
         return slab.number, slab.nbytes
@@ -285,13 +286,13 @@ class HostPool:
 
 
 def _make_private(nbytes: int) -> npt.NDArray[np.uint8]:
-    # Mapped as shared with children, which share nothing else: to copy on write what a device writes to
-    # by itself would part the two.
+    # A shared mapping: in a private one a fork would make pages copy-on-write, and the device would write to
+    # the old page while the program reads the new one.
     return np.frombuffer(mmap.mmap(-1, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE), np.uint8)
 
 
 def _ignore(slab: Slab) -> None:
-    """Nobody wants to know."""
+    """Do nothing."""
 
 
 SMALL = 64 << 10

@@ -1,4 +1,4 @@
-"""Registering the pool of host memory with the devices that are opened in this process."""
+"""Registration of the pool of host memory with the devices that are opened in this process."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _logger = logging.getLogger("trio_accel.devices")
 
 
 def _nobody() -> None:
-    """Nobody waits for it."""
+    """Do nothing."""
 
 
 @attrs.frozen(eq=False)
 class _Change:
-    """What a thread does, and what is called then."""
+    """A job for a thread, and a callback afterwards."""
 
     make: Callable[[], None]
     on_done: Callable[[], None] = _nobody
@@ -36,20 +36,20 @@ class _Change:
 
 @attrs.frozen(eq=False)
 class _Removal:
-    """What a thread does when the device is idle."""
+    """A job for a thread, once the device is idle."""
 
     make: Callable[[], None]
     wait_idle: Callable[[], Awaitable[None]]
 
 
 class HostRegistrar:
-    """Registers all slabs with each new device, and those that come and go with the current one.
+    """The registration of all slabs with each new device, and of those that come and go meanwhile.
 
-    That takes milliseconds for each slab, so a thread does it, one after the other. If the device refuses
-    a slab, it treats the arrays in it as any other.
+    A thread registers slabs one after the other, since each takes milliseconds. If the device refuses a slab,
+    it treats arrays in it as any other.
 
-    A device that was lost may have a stream that is stuck, and still write to an array of the pool when
-    that goes on. So what was in use then is given out again only when such a device has ended.
+    A lost device may have a stuck stream, which may still write to arrays of the pool when it goes on. So
+    arrays that were in use at the loss are given out again only when such a device has ended.
 
     Args:
         pool: The slabs.
@@ -59,7 +59,7 @@ class HostRegistrar:
         self._pool = pool
         self._device: AccelDevice | None = None
         self._lost: list[AccelDevice] = []
-        # By slab: over when the current device has registered it, or has refused.
+        # By slab: an arrival that ends when the current device has registered the slab, or has refused it.
         self._registrations: dict[int, Arrival] = {}
         self._changes, self._pending = trio.open_memory_channel[_Change](inf)
         self._removals, self._removed = trio.open_memory_channel[_Removal](inf)
@@ -70,7 +70,7 @@ class HostRegistrar:
     def attach(
         self, device: AccelDevice, wait_idle: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
     ) -> None:
-        """A device is open, and keeps what is registered until it is closed. Those before it are closed.
+        """Begin with an open device, which keeps registrations until it is closed; earlier ones are closed.
 
         Args:
             device: The device.
@@ -85,14 +85,14 @@ class HostRegistrar:
             self._add(slab)
 
     def detach(self) -> None:
-        """The device is lost, or about to be closed, which makes it forget everything."""
+        """End with a device that is lost or about to be closed, which makes it forget all registrations."""
         if self._device is not None:
             self._lost.append(self._device)
             self._device = None
             self._pool.hold_back()
 
     def registration(self, slab: int) -> Arrival | None:
-        """What is over when the device has registered a slab; None if it has, or is lost."""
+        """Return the arrival of a slab's registration; None if that is over, or the device is lost."""
         return self._registrations.get(slab)
 
     async def run(self) -> None:
@@ -115,14 +115,14 @@ class HostRegistrar:
                 await self._make(change.make)
             finally:
                 change.on_done()
-            # Nothing is to hold on to memory while there is nothing to do.
+            # A reference would keep the slab mapped while the task waits.
             del change
 
     @enable_ki_protection
     async def _settle(self) -> None:
-        """See whether the lost devices have ended: a device that is closed again says so."""
+        """Find out whether the lost devices have ended: `close` may be called again, and returns that."""
         for device in tuple(self._lost):
-            # One that cannot even be closed has not ended, as far as anybody knows.
+            # A device that cannot even be closed counts as not ended.
             with suppress(Exception):
                 if await trio.to_thread.run_sync(device.close, 0.0):
                     self._lost.remove(device)
@@ -147,7 +147,7 @@ class HostRegistrar:
             )
 
     def _remove(self, slab: Slab) -> None:
-        # Whatever used it is over: it held on to its array.
+        # All users of the slab are over: each held a reference to its array.
         if self._device is not None:
             unregister = partial(self._device.unregister_host, slab.memory)
             remove = partial(self._removals.send_nowait, _Removal(unregister, self._wait_idle))
@@ -155,7 +155,8 @@ class HostRegistrar:
             if registration is None:
                 remove()
             else:
-                # If it were unregistered first, it would then be registered, and unmapped all the same.
+                # In this order: unregistered first, it would be registered afterwards, and unmapped while the
+                # driver has it.
                 registration.tell(remove)
 
     def _end(self, slab: int, registration: Arrival) -> None:
@@ -165,4 +166,4 @@ class HostRegistrar:
 
 
 def _nothing() -> None:
-    """Only look after the lost devices."""
+    """Do nothing: the queue is only woken for the lost devices."""

@@ -30,7 +30,7 @@ class Travel:
     """The host arrays of one launch on their way.
 
     Attributes:
-        launch: What is launched, with arrays in the pool.
+        launch: The launch, with arrays in the pool.
     """
 
     def __init__(self, copies: InlineCopies, launch: Launch) -> None:
@@ -44,12 +44,12 @@ class Travel:
             spec=self._through(launch.spec, arrivals),
             staged=tuple([self._through(staged, arrivals) for staged in launch.staged]),
             arrivals=arrivals,
-            # The device uses the regions in their place.
+            # The device uses regions of the pool in place of these.
             keep=tuple([item for item in launch.keep if not any(item is host for host in self._replaced)]),
         )
 
     def _through(self, spec: _SpecT, arrivals: list[Arrival]) -> _SpecT:
-        """The same specification, by way of the pool if the device cannot transfer its host array."""
+        """Return the same specification, by way of the pool if the device cannot transfer its host array."""
         if not isinstance(spec, (CopyFromHostSpec, CopyToHostSpec)):
             return spec
         host, copies = spec.host, self._copies
@@ -77,7 +77,7 @@ class Travel:
     async def fetch(self) -> None:
         """Fill the program's arrays: the operation is done."""
         with trio.CancelScope(shield=True):
-            # The threads write to arrays of the program until they are done.
+            # Shielded: the threads write to arrays of the program until they are done.
             for copying in self._downloads:
                 await trio.to_thread.run_sync(copying.run, limiter=self._copies.limiter)
 
@@ -93,7 +93,7 @@ class Travel:
                 over = trio.Event()
 
     def end_by(self, done: _OnDone) -> _OnDone:
-        """What is called when the operation is over: `done` hears of it when the arrays are filled."""
+        """Return the callback for the operation's end: it calls `done` when the arrays are filled."""
 
         def over(error: BaseException | None) -> None:
             for copying, _ in self._uploads:
@@ -116,12 +116,12 @@ class Travel:
 
 
 class InlineCopies:
-    """Brings host arrays that the device cannot transfer by itself to the pool and back, in threads.
+    """Copies between the pool and host arrays that the device cannot transfer by itself, in threads (D50).
 
     Args:
-        pool: Memory that it can.
-        registrar: Knows since when.
-        nursery: Where copies are waited for.
+        pool: Memory that the device transfers by itself.
+        registrar: Registers it with the device.
+        nursery: Runs the copies.
 
     Attributes:
         pool: The pool.
@@ -148,12 +148,12 @@ class InlineCopies:
         return None
 
     def _goes_straight(self, host: npt.NDArray[Any]) -> bool:
-        """Whether the device transfers a host array by itself, now."""
+        """Tell whether the device transfers a host array by itself, now."""
         place = self.pool.find(host) if host.flags.c_contiguous else None
         return place is not None and self._registrar.registration(place[0]) is None
 
     def await_slab(self, slab: int, arrivals: list[Arrival]) -> None:
-        """Add what is over when the device knows a slab."""
+        """Add the arrival of a slab's registration, if that is not over."""
         registration = self._registrar.registration(slab)
         if registration is not None:
             arrivals.append(registration)

@@ -1,4 +1,4 @@
-"""Contexts in this process: operations go straight to the library actors."""
+"""Dispatch to contexts in this process: operations go straight to the library actors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ReplyT = TypeVar("ReplyT")
 
 
 class InlineDispatch:
-    """Serves a device from an engine in this process; each context has memory of its own."""
+    """The dispatch of a device whose engine is in this process; each context has memory of its own."""
 
     def __init__(self, device: DeviceState) -> None:
         self._device = device
@@ -53,19 +53,19 @@ class InlineDispatch:
         self._registrar = None if pool is None else HostRegistrar(pool)
         self._copies: InlineCopies | None = None
         self._context_ref: Ref[ContextActor] | None = None
-        self.pending = 0
+        self.pending: int = 0
         self._asking = 0
         self._in_use = LibrariesInUse()
         self.session: Session | None = None
-        # The memory is the context's, and so is the device, which is opened for each.
+        # No memory outlives a context, so there are no descriptors, and the device is opened for each.
         self.descriptors: tuple[int, ...] = ()
         self.opened: AccelDevice | None = None
-        # What a context asks of its owner.
+        # Answers to the context's questions to its owner.
         self.options: DeviceOptions = device.options
         self.hooks: list[EngineHook] = device.hooks
         self.blocks: BlockTable = device.blocks
         self.made: Callable[[str, float, float], None] = device.recoveries.made
-        # Operations have the variables of the submitter, and no other process has to know of them.
+        # Operations have the context variables of the submitter, and no other process counts their launches.
         self.variables: Context | None = None
         self.launching: Callable[[Launch], None] | None = None
 
@@ -85,15 +85,15 @@ class InlineDispatch:
         return tuple(self._engine().device.libraries)
 
     async def prepare(self) -> None:
-        """Nothing must be there before the device's actor."""
+        """Prepare nothing: all is made with the device's actor."""
         await trio.lowlevel.checkpoint()
 
     def started(self) -> None:
-        """Nothing is held for it alone."""
+        """Do nothing: nothing was held for the start."""
 
     @asynccontextmanager
     async def open(self, context: ActorContext) -> AsyncGenerator[None, None]:
-        """Make the pool of host memory, if there is one, known to each context's device."""
+        """Register the pool of host memory, if there is one, with each context's device."""
         if self._registrar is None:
             await trio.lowlevel.checkpoint()
             yield
@@ -116,7 +116,7 @@ class InlineDispatch:
         """Do nothing: no other process watches over this loop."""
 
     def is_alone(self) -> bool:
-        """Whether only one task asks for anything."""
+        """Tell whether only one request is asked for."""
         return self._asking == 1
 
     def open_device(self) -> AccelDevice:
@@ -128,7 +128,7 @@ class InlineDispatch:
         return opened
 
     def attach(self, session: Session) -> None:
-        """A context is ready: start its generation."""
+        """Start the generation of a context that is ready."""
         self.session = session
         if self._registrar is not None:
             self._registrar.attach(session.engine.device, session.engine.wait_idle)
@@ -138,7 +138,7 @@ class InlineDispatch:
         self._device.availability.begin(session.generation)
 
     def detach(self, error: BaseException | None) -> None:
-        """The context is gone; requests wait for the next."""
+        """End the generation: the context is gone, and requests wait for the next."""
         self._device.blocks.drain()
         self._device.blocks.lose()
         if self.session is not None:
@@ -156,7 +156,8 @@ class InlineDispatch:
         recording = admit(self._device, operation, "ask")
         if recording is not None:
             return await recording.ask(self._device, operation)
-        # One that is done by the time of a cancellation returns: a loop of these must end all the same.
+        # An operation that is done at a cancellation still returns: without this look a loop of them would
+        # never end.
         await trio.lowlevel.checkpoint_if_cancelled()
         losses = 0
         while True:
@@ -168,7 +169,7 @@ class InlineDispatch:
             if library is None:
                 library = await self._open_library(session, launch)
             if library is None or self.session is not session:
-                # Its blocks are those of a context that is gone: it is planned anew.
+                # Its blocks are those of a context that is gone, so the operation is planned anew.
                 launch.forget()
                 continue
             self._asking += 1
@@ -180,7 +181,7 @@ class InlineDispatch:
                 else:
                     await _serving(launch, library, engine)
             except ActorStoppedError:
-                # Never executed, because its context ends: it runs on the next one, if there is one.
+                # It was never executed, because its context ends: it runs on the next one, if there is one.
                 await library.wait_terminated()
                 session.forget(path, library)
                 continue
@@ -203,7 +204,7 @@ class InlineDispatch:
     def _serve_with_copies(
         self, launch: Launch, library: Ref[LibraryActor], engine: Engine, copies: InlineCopies
     ) -> Awaitable[object]:
-        """Have an operation launched, with host arrays that the device may not transfer; await it at once."""
+        """Have an operation launched whose host arrays may need copies to the pool; await it at once."""
         travel = copies.start(launch)
         if travel is None:
             return _serving(launch, library, engine)
@@ -230,9 +231,9 @@ class InlineDispatch:
         *,
         may_run_again: bool,
     ) -> None:
-        """Raise what an operation ended with, unless that was its context and it may run again on the next.
+        """Raise the error of an operation, unless its context was lost and it may run again on the next one.
 
-        Called while `error` is handled. It may where nothing that it needs was lost.
+        Called while `error` is handled. An operation may run again if none of its arguments was lost.
         """
         if isinstance(error, ActorFailedError):
             if not library.is_terminated or not launch.is_in_flight:
@@ -274,7 +275,7 @@ class InlineDispatch:
         Args:
             session: The current one.
             launch: The part.
-            on_done: Called once, with what it failed with, or None.
+            on_done: Called once, with its error or None.
         """
         assert self._context_ref is not None  # a session is a context's
         travel = None if self._copies is None else self._copies.start(launch)
@@ -340,7 +341,7 @@ class InlineDispatch:
         return self.session.engine
 
     async def ready(self) -> Session:
-        """The current generation; waits while the context is being rebuilt."""
+        """Wait for the current generation while the context is being rebuilt."""
         availability = self._device.availability
         if self.session is None and not availability.is_ended:
             self._device.check_pending(self.pending)
@@ -357,7 +358,7 @@ class InlineDispatch:
     async def _open_library(self, session: Session, launch: Launch) -> Ref[LibraryActor] | None:
         """Start the actor of an operation's library on first use; None if the session ended meanwhile.
 
-        A library that is started may belong to the next session already. Without one the operation is over.
+        The library may belong to the next session already. Without a library the operation is over.
 
         Raises:
             ContextLostError: The context was found to be lost over this.
@@ -372,11 +373,12 @@ class InlineDispatch:
         except ActorFailedError as error:
             cause = error.__cause__
             if isinstance(cause, ContextLostError):
-                # Not begun, but not to be tried again unasked: it may be the library that loses contexts.
+                # D63: not begun, but not tried again unasked either, as the library may be the one that loses
+                # contexts.
                 raise session.engine.lost_to_library(launch, cause) from cause
             if not isinstance(cause, (ActorStoppedError, DeviceLostError)):
                 raise
-            # The context was ended while it served this, and not over it.
+            # The context was ended during this request, but not by it.
             await self._end_of(session)
         finally:
             if library is None:
@@ -389,7 +391,7 @@ class InlineDispatch:
 
 
 def _serving(launch: Launch, library: Ref[LibraryActor], engine: Engine) -> Awaitable[object]:
-    """Have an operation launched, without the mailbox if its actor has nothing to do; await it at once."""
+    """Have an operation launched, past the mailbox if its actor is idle (D20); await it at once."""
     reply = DirectReply(launch)
     actor = idle_actor(library, reply)
     if actor is not None and actor.launch_here(launch, reply):

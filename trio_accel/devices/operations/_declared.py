@@ -74,14 +74,14 @@ class Declaration:
         name: Capability and function, such as ``"linalg.cholesky"``.
         function: Name of the function.
         library: Import path of the library actor.
-        parameters: By their names, what its parameters are: ``"array"``, ``"bool"``, ``"whole"``, ``"text"``,
+        parameters: Kinds of its parameters, by name: ``"array"``, ``"bool"``, ``"whole"``, ``"text"``,
             ``"real"`` or ``"number"`` (factors), a tuple of the values that are allowed, the class of an
             operand that is several arrays, or ``"other"``.
         variants: Shapes, by the values of the parameters `by`; empty where a function plans it.
         by: Those parameters.
         dtypes: Dtypes that it has; empty where the backends say.
-        status: What a status word that is not 0 means; None where there are none.
-        check: Refuses what the shapes do not say.
+        status: Meaning of a status word that is not 0; None without status words.
+        check: Refuses arguments by rules that shapes cannot tell.
         place: File and line.
     """
 
@@ -209,7 +209,7 @@ class Declared(Protocol[ParametersP, ReplyT_co]):
 
     @property
     def declaration(self) -> Declaration:
-        """What was declared."""
+        """The declaration that it was made from."""
         ...
 
     @property
@@ -261,7 +261,7 @@ def operation(
     its message as ``.message``, whose plan checks the arguments in the caller's task and names the results,
     and that of its specification as ``.spec``; see `DeclaredSpec`.
     Parameters that are annotated as `Operand` or `AccelRef` are arrays; `bool`, `int`, `str` and ``Literal``
-    are exact values, of which a ``Literal`` says what is allowed; `float` and `complex` are factors of the
+    are exact values, of which a ``Literal`` names the allowed ones; `float` and `complex` are factors of the
     arrays. A class with ``operand_fields`` is an operand that is several arrays, of these names; its objects
     have `shape`, `dtype` and `device` too, and ``made_by`` of the class says where they come from.
     A parameter `out` takes the caller's array for the result. Where there is a parameter `beta`, an
@@ -276,7 +276,8 @@ def operation(
         status: There is a status word for each matrix of the first array, and one that is not 0 fails the
             operation: what is wrong with the matrix, with the word in place of ``{}``; or a function of the
             specification, the matrix in words, the word and the index, which makes the error.
-        check: Refuses what the shapes do not say, given the name for the error and the specification.
+        check: Refuses arguments by rules that shapes cannot tell, given the name for the error and the
+            specification.
         by: The parameter, or several, whose value is the key of `shapes`.
         dtypes: Dtypes of the arrays that have no dtype of their own. Without it the kernels say which.
         reply: Makes the reply of several results; without it, it is a tuple.
@@ -340,7 +341,7 @@ def _check_module(module: str, package: str) -> None:
 
 
 def _public(module: str) -> str:
-    """The package that exports what a module has."""
+    """Return the package that exports what a module has."""
     return ".".join(part for part in module.split(".") if not part.startswith("_"))
 
 
@@ -363,7 +364,7 @@ def _parameters(function: FunctionType) -> Mapping[str, inspect.Parameter]:
 
 
 def _kind(function: FunctionType, parameter: inspect.Parameter) -> Any:
-    """What a parameter is; see `Declaration.parameters`."""
+    """Return the kind of a parameter; see `Declaration.parameters`."""
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         raise TypeError(f"{parameter} has no place in a message")
     note = parameter.annotation

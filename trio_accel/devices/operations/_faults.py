@@ -1,4 +1,4 @@
-"""What can be made to happen to an operation on purpose."""
+"""Faults that are injected into operations."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ FaultHow: TypeAlias = Literal["kernel", "writing"] | Poison
 
 @attrs.frozen(kw_only=True)
 class Fault:
-    """What happens to one launch; made by `trio_accel.testing.inject_fault`.
+    """The fault of one launch; made by `trio_accel.testing.inject_fault`.
 
     Attributes:
         kind: ``"fail"``, the backend raises; ``"delay"``, the operation takes longer; ``"hang"``, it
             never ends; ``"poison"``, it loses the context; ``"segfault"`` and ``"kill"``, the process
             that has the context dies while it runs.
-        how: ``"poison"`` has the kinds of `Poison`. What hangs is held back by the host, or by a
-            ``"kernel"`` that does not end, or by one that is ``"writing"`` to what the operation has made;
-            by that a process may be killed, too.
-        error: What the backend raises.
+        how: ``"poison"`` has the kinds of `Poison`. An operation that hangs is held back by the host, or by a
+            ``"kernel"`` that does not end, or by one that is ``"writing"`` to the operation's outputs; by
+            that a process may be killed, too.
+        error: The backend's error.
         seconds: How much longer it takes.
     """
 
@@ -100,7 +100,7 @@ class _Kill:
 
 
 def anew(error: Exception) -> Exception:
-    """A copy of an error: an exception object must not be raised twice."""
+    """Return a copy of an error: an exception object must not be raised twice."""
     # Errors of devices have fields that their `args` do not tell.
     return attrs.evolve(error) if isinstance(error, AccelError) else copy.copy(error)
 
@@ -111,7 +111,7 @@ class FaultPlan:
 
     Attributes:
         operation: Name of the operation it hits, such as ``"linalg.Matmul"``.
-        fault: What happens to each launch that it hits.
+        fault: The fault of each launch that it hits.
         remaining: How many more it hits.
         hit: How many it has hit.
         is_removed: Whether it is to hit no more.
@@ -130,7 +130,7 @@ class FaultHit:
     """A fault that goes with one request. Made by `Faults.take`.
 
     Attributes:
-        fault: What is to happen to it.
+        fault: The fault.
         comes_again: Whether it happens again if the request runs again.
         is_struck: Whether it has happened, or was given back.
     """
@@ -151,7 +151,7 @@ class FaultHit:
             self._plan.hit += 1
 
     def give_back(self) -> None:
-        """The request is over: unless it has happened, it hits the next one."""
+        """End with the request: unless the fault has happened, it hits the next one."""
         if not self.is_struck:
             self.is_struck = True
             self._faults.put_back(self._plan)
@@ -193,7 +193,7 @@ class Faults:
         return None
 
     def put_back(self, plan: FaultPlan) -> None:
-        """The request that a hit was taken for was never launched."""
+        """Take a hit back whose request was never launched."""
         plan.remaining += 1
         if not plan.is_removed and plan not in self.waiting:
             self.waiting.insert(0, plan)

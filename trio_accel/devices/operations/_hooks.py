@@ -1,4 +1,4 @@
-"""Who sees every operation at every step: the one place where phases are told (decision 142)."""
+"""Observers of every operation at every step: the one place where phases are told (D142)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EngineHook(Protocol):
     def __call__(self, phase: Phase, launch: Launch, /) -> None:
         """Called on the Trio thread.
 
-        What it raises goes to the asker in phase VALIDATE and counts as the backend's failure in
+        An error of it goes to the asker in phase VALIDATE and counts as the backend's failure in
         phase ENQUEUE. Later it is logged: the operation has happened.
         """
 

@@ -55,7 +55,7 @@ __all__ = [
 
 # The name of this package.
 _PACKAGE = __name__.partition(".")[0]
-# What NumPy can hold.
+# Limit of NumPy.
 _MAX_AXES = 64
 
 LibraryT_contra = TypeVar("LibraryT_contra", contravariant=True)
@@ -63,18 +63,18 @@ ReplyT = TypeVar("ReplyT")
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 
 Operand: TypeAlias = "AccelRef | npt.NDArray[Any]"
-"""What operations take: an array on the device, or a NumPy array that is copied there first."""
+"""Operand of an operation: an array on the device, or a NumPy array that is copied there first."""
 
 
 @attrs.define(on_setattr=None)
 class Planned(Generic[ReplyT_co]):
-    """A validated operation: what the backend runs, and what the asker gets when it has.
+    """A validated operation: the backend's specification, and the reply.
 
     Attributes:
-        spec: What the backend runs.
+        spec: Specification for the backend.
         reply: The reply, if it is known before the operation runs; None otherwise.
         finish: Makes the reply when the operation is complete and its status words are there. It runs in the
-            task that waits; what it raises is raised there.
+            task that waits; an error of it is raised there.
         is_checked: Whether the plan has checked all fields, and `OperationSpec.check_shapes` is not needed.
     """
 
@@ -84,7 +84,7 @@ class Planned(Generic[ReplyT_co]):
     is_checked: bool = False
 
     def result(self) -> ReplyT_co:
-        """The reply of an operation that is complete."""
+        """Return the reply of an operation that is complete."""
         if self.finish is not None:
             return self.finish()
         return cast("ReplyT_co", self.reply)
@@ -146,22 +146,22 @@ def _name_of(cls: type[object]) -> str:
 class Launch(Request[Any, None]):
     """A validated operation on its way to a library actor: the same inline and in a worker.
 
-    Nothing of it is changed once it is made, which is not enforced: that would take as long as to make it.
+    Not to be changed once it is made, which is not enforced: that would take as long as to make it.
 
     Attributes:
         name: Name of the operation.
-        spec: What the backend runs.
-        reads: Blocks that it reads, with what is staged for it.
+        spec: Specification for the backend.
+        reads: Blocks that it reads, with those of staged operands.
         writes: Blocks that it changes.
         allocations: Id and bytes of the blocks to make first.
         staged: Copies and conversions of operands, to be enqueued before `spec`.
         outputs: Blocks that `spec` writes; they are damaged if it does not finish.
         uses: Arguments that exist already, and their blocks: checked again at the launch.
-        keep: What else must live until it is complete: new blocks, and host arrays of the program.
+        keep: Other objects that must live until it is complete: new blocks, and host arrays of the program.
         library: Import path of the library actor.
-        fault: What is to happen to it on purpose.
-        number: Place among the requests of the device; 0 where nobody counts.
-        arrivals: What must be over before it is launched.
+        fault: An injected fault.
+        number: Place among the requests of the device; 0 where these are not counted.
+        arrivals: Arrivals that must be over before it is launched.
         times: When the worker began to launch it and when it was complete, if that was to be told.
         is_in_flight: Whether the backend has it.
         is_forgotten: Whether it is over and holds nothing any more.
@@ -186,7 +186,7 @@ class Launch(Request[Any, None]):
 
     @property
     def advice(self) -> str:
-        """What to do when it was lost in flight."""
+        """Advice for an operation that was lost in flight."""
         if isinstance(self.spec, CopyToHostSpec):
             return "read the array again"
         if isinstance(self.spec, (CopyFromHostSpec, CopyFromForeignSpec)):
@@ -223,7 +223,7 @@ class Launch(Request[Any, None]):
             raise failed
 
     def without_fault(self) -> Launch:
-        """The same to be run again, with nothing happening to it on purpose; it shares what is held."""
+        """Copy it for another run, without an injected fault; the copy shares the held memory."""
         return self if self.fault is None or self.fault.comes_again else attrs.evolve(self, fault=None)
 
     def forget(self) -> None:
@@ -276,11 +276,11 @@ class Recording(Protocol):
 
 
 RECORDING: ContextVar[Recording | None] = ContextVar("trio_accel.recording", default=None)
-"""What records the operations of a task, or has recorded them."""
+"""Recorder of the operations of a task; perhaps one that is over."""
 
 
 def recording_now() -> Recording | None:
-    """What records the operations of this task; None if they are launched."""
+    """Return the recorder of this task's operations; None if they are launched."""
     recording = RECORDING.get()
     return None if recording is None or recording.is_over else recording
 
@@ -305,20 +305,21 @@ class AskedDevice(Protocol):
 
 
 def admit(device: AskedDevice, operation: object, verb: str) -> Recording | None:
-    """Refuse what a device does not serve.
+    """Refuse operations that a device does not serve.
 
     Returns:
-        What records the operations of this task, if they are not to be launched.
+        The recorder of this task's operations, if they are not to be launched.
 
     Raises:
-        TypeError: It is no operation, or does not say who serves it.
+        TypeError: It is no operation, or does not name its library actor.
         RuntimeError: The device belongs to another Trio run.
     """
     if not _is_operation(type(operation)):  # type: ignore[arg-type]  # mypy takes no class for hashable
-        if not isinstance(operation, Operation):
+        cls = type(operation)
+        if not issubclass(cls, Operation):
             raise TypeError(f"{verb}: {operation!r} is no operation of a device")
         raise TypeError(
-            f"{verb}: {type(operation).__name__} does not say which library actor serves it; "
+            f"{verb}: {cls.__name__} does not say which library actor serves it; "
             "give the class an attribute library = 'package.module:Class'"
         )
     try:
@@ -429,9 +430,9 @@ class Planner:
         return out
 
     def again(self, kept: AccelRef) -> AccelRef:
-        """Name an array that an earlier launch of the asker's has made, to be made anew where it lies.
+        """Name an array that an earlier launch of the asker's has made, to be made anew in place.
 
-        Nothing of its contents is needed, so the operation may run again after a loss as if it were new.
+        Its contents are not needed, so the operation may run again after a loss as if it were new.
 
         Args:
             kept: An array that `output` has named for an operation whose launch is behind this one's asker.
@@ -537,7 +538,7 @@ class Planner:
         self._uses.append((argument, block))
 
     def _argument(self, source: ArraySpec) -> str:
-        """Name of the operand that lies there."""
+        """Return the name of the operand in this place."""
         for argument, block in self._uses:
             if block.id == source.block:
                 return argument

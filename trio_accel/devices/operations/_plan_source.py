@@ -97,7 +97,7 @@ class PlanSource:
         return "def plan(self, planner):\n" + "\n".join(f"    {step}" for step in steps)
 
     def _given(self, name: str) -> str:
-        """What the specification gets: of an operand that is several arrays, its shape."""
+        """Write the specification's field: of an operand that is several arrays, its shape."""
         return f"{name}.shape" if isinstance(self._kinds.get(name), type) else name
 
     def _values(self) -> list[str]:
@@ -213,7 +213,7 @@ class PlanSource:
         ]
 
     def _others(self, name: str) -> str:
-        """The operands that an array which is written must not share memory with, as arguments."""
+        """Return the operands that an array which is written must not share memory with, as arguments."""
         names: list[str] = []
         for item in self._line.inputs:
             if item.name == name:
@@ -229,7 +229,7 @@ class PlanSource:
 
 
 def refuse_value(name: str, argument: str, allowed: tuple[object, ...], value: object) -> NoReturn:
-    """Refuse a value that is none of those that a ``Literal`` allows."""
+    """Refuse a value that a ``Literal`` does not allow."""
     said = " or ".join(", ".join(map(repr, allowed)).rsplit(", ", 1))
     raise ValueError(f"{name}: {argument} must be {said}, got {value!r}")
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from own_modules import Every, Moved, install
 
-from trio_accel.backends.base import Call, LibraryError, NotSupportedError, OutOfMemoryError
+from trio_accel.backends.base import KernelCall, LibraryError, NotSupportedError, OutOfMemoryError
 from trio_accel.backends.base.kernels import kernel
 
 
@@ -22,7 +22,7 @@ def _only_cpu(backend: Any) -> None:
 
 
 @kernel(Every, backend="cpu")
-def every(spec: Every, call: Call) -> None:
+def every(spec: Every, call: KernelCall) -> None:
     """See `Every`."""
     out = call.array(spec.out)
     for row, term in zip(out, spec.terms, strict=False):
@@ -141,7 +141,7 @@ def test_a_call_by_addresses(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel of another language wants addresses: of arrays, of memory of its own, and of status words."""
 
     @kernel(Every, backend="cpu")
-    def by_address(spec: Every, call: Call) -> None:
+    def by_address(spec: Every, call: KernelCall) -> None:
         (term,), room = spec.terms, call.workspace(32)
         assert (call.device, call.stream, call.plan, call.workspace(0)) == (rig.device, rig.stream, None, 0)
         ctypes.memmove(room, call.at(term), 32)

@@ -16,7 +16,7 @@ pytest.importorskip("cuda.bindings")
 from trio_accel import linalg
 from trio_accel.backends.base import ContextPoisonedError, InThread
 from trio_accel.backends.base.kernels import kernel, kernels_of
-from trio_accel.backends.cuda.kit._library import Call
+from trio_accel.backends.cuda.kit._library import KernelCall
 
 pytestmark = pytest.mark.usefixtures("only_cuda")
 
@@ -35,7 +35,7 @@ class Blocking:
             return spec.way
 
         @kernel(Moved, backend="cuda", plan=plan if has_plan else None, is_blocking=True)
-        def move(spec: Moved, call: Call) -> None:
+        def move(spec: Moved, call: KernelCall) -> None:
             room = call.room(call.array(spec.out))
             call.convert(call.array(spec.source), room)
             self.has_begun.set()

@@ -24,12 +24,12 @@ from trio_accel.backends.base.device_array import DeviceArray
 from trio_accel.backends.base.kernels import kernel
 from trio_accel.backends.base.ops import ArraySpec, OperationSpec
 from trio_accel.backends.base.workspace import Workspace
-from trio_accel.backends.cuda.kit._library import Call
+from trio_accel.backends.cuda.kit._library import KernelCall
 
 pytestmark = pytest.mark.usefixtures("only_cuda")
 
 Array = npt.NDArray[Any]
-Kernel = Callable[[Any, Call], object]
+Kernel = Callable[[Any, KernelCall], object]
 Runner = Callable[..., None]
 
 MEGABYTE = 1 << 20
@@ -98,7 +98,7 @@ def test_arrays_without_gaps(rig: Any, run: Runner, name: str, order: Any) -> No
     host = views()[name]
     source, out = rig.put_as_laid_out(host), rig.empty((host.size,), host.dtype)
 
-    def pack(spec: Moved, call: Call) -> None:
+    def pack(spec: Moved, call: KernelCall) -> None:
         call.convert(flat(call.packed(spec.source, order), spec.source), call.array(spec.out))
 
     run(rig, Moved(source, out, order), pack)
@@ -113,7 +113,7 @@ def test_a_conjugated_copy(rig: Any, run: Runner, name: str, order: Any) -> None
     host = views()[name]
     source, out = rig.put_as_laid_out(host), rig.empty((host.size,), host.dtype)
 
-    def copy(spec: Moved, call: Call) -> None:
+    def copy(spec: Moved, call: KernelCall) -> None:
         packed = call.copy_of(spec.source, order, conjugate=True)
         assert packed.address != call.at(spec.source)
         assert packed.shape == (host.shape if order == "C" else host.swapaxes(-1, -2).shape)
@@ -132,7 +132,7 @@ def test_results_come_to_where_the_array_lies(rig: Any, run: Runner, name: str, 
     shifted = host.ctypes.data - host.base.ctypes.data if host.base is not None and host.size else 0
     out = attrs.evolve(out, offset=shifted, shape=host.shape, strides=host.strides)
 
-    def unpack(spec: Moved, call: Call) -> None:
+    def unpack(spec: Moved, call: KernelCall) -> None:
         call.convert(call.array(spec.source), flat(call.result(spec.out, order), spec.out))
 
     run(rig, Moved(source, out, order), unpack)
@@ -143,7 +143,7 @@ def test_what_lies_right_is_not_copied(rig: Any, run: Runner) -> None:
     """Then its own address is given, and no workspace is taken."""
     rows, columns = rig.put(np.ones((3, 4))), attrs.evolve(rig.put(np.ones((3, 4))), strides=(8, 24))
 
-    def look(spec: Moved, call: Call) -> None:
+    def look(spec: Moved, call: KernelCall) -> None:
         assert call.packed(rows) == call.result(rows) == call.at(rows)
         assert call.packed(columns, "F") == call.result(columns, "F") == call.at(columns)
 
@@ -164,7 +164,7 @@ class Taking:
         """Returns the addresses."""
         found: list[int] = []
 
-        def take(spec: Moved, call: Call) -> None:
+        def take(spec: Moved, call: KernelCall) -> None:
             try:
                 for size in sizes:
                     found.append(call.workspace(size))
@@ -212,7 +212,7 @@ def test_each_stream_has_an_area_of_its_own(rig: Any, monkeypatch: pytest.Monkey
     found: list[int] = []
 
     @kernel(Moved, backend="cuda")
-    def take(spec: Moved, call: Call) -> None:
+    def take(spec: Moved, call: KernelCall) -> None:
         found.append(call.workspace(1024))
 
     name, array = install(monkeypatch, take=take), rig.empty((1,), "float64")
@@ -310,7 +310,7 @@ def test_workspace_in_use_is_not_given_back(small: Any, run: Runner) -> None:
 
 def test_idle_streams_make_way_for_others(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     @kernel(Moved, backend="cuda")
-    def take(spec: Moved, call: Call) -> None:
+    def take(spec: Moved, call: KernelCall) -> None:
         call.workspace(MEGABYTE // 4 * 3)
 
     name, array = install(monkeypatch, take=take), small.empty((1,), "float64")
@@ -324,7 +324,7 @@ def test_host_workspace_lives_until_the_stream_is_there(rig: Any, monkeypatch: p
     addresses: list[int] = []
 
     @kernel(Moved, backend="cuda")
-    def take(spec: Moved, call: Call) -> None:
+    def take(spec: Moved, call: KernelCall) -> None:
         assert call.host_workspace(0) == 0
         addresses.append(call.host_workspace(MEGABYTE))
         ctypes.memset(addresses[-1], 7, MEGABYTE)
@@ -345,7 +345,7 @@ def test_host_workspace_lives_until_the_stream_is_there(rig: Any, monkeypatch: p
 
 
 @kernel(Every, backend="cuda")
-def every(spec: Every, call: Call) -> None:
+def every(spec: Every, call: KernelCall) -> None:
     """See `Every`."""
     out = call.array(spec.out)
     arrays = [(spec.factor, term) for term in spec.terms]
@@ -403,7 +403,7 @@ def test_words_of_a_kernels_own(rig: Any, run: Runner) -> None:
         seen.append(words.tolist())
         raise LibraryError("refused", library="own", code="own")
 
-    def count(spec: Moved, call: Call) -> None:
+    def count(spec: Moved, call: KernelCall) -> None:
         first = call.words(3, lambda words: seen.append(words.tolist()))
         second = call.words(1, refuse)
         call.fill(DeviceArray.packed(first + 4, DType.int32, (2,)), -5)
@@ -419,7 +419,7 @@ def test_a_kernel_that_raises(rig: Any, run: Runner) -> None:
     """Whatever it has enqueued by then stays, and its workspace is the next one's."""
     array, take = rig.put(np.arange(4.0)), Taking(rig, run)
 
-    def fail(spec: Moved, call: Call) -> None:
+    def fail(spec: Moved, call: KernelCall) -> None:
         call.workspace(1000)
         call.words(1, lambda words: pytest.fail("nothing was to be looked at"))
         raise error

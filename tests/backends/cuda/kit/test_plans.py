@@ -18,7 +18,7 @@ from trio_accel.backends.base import CacheCounts, LibraryError
 from trio_accel.backends.base.kernels import kernel
 from trio_accel.backends.base.library import PlanCache
 from trio_accel.backends.cuda.kit._device import LibraryDevice
-from trio_accel.backends.cuda.kit._library import Call, CudaLibrary, ModuleLibrary
+from trio_accel.backends.cuda.kit._library import CudaLibrary, KernelCall, ModuleLibrary
 
 only_cuda = pytest.mark.usefixtures("only_cuda")
 
@@ -126,7 +126,7 @@ class Planned:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> str:
         @kernel(Moved, backend="cuda", plan=self.plan)
-        def move(spec: Moved, call: Call) -> None:
+        def move(spec: Moved, call: KernelCall) -> None:
             self.used.append(call.plan)
             call.convert(call.array(spec.source), call.array(spec.out))
 
@@ -210,7 +210,7 @@ class PlanningLibrary(CudaLibrary):
         return Plan(spec.way)
 
     @kernel(Moved, backend="cuda", plan=_plan)
-    def _move(self, spec: Moved, call: Call) -> None:
+    def _move(self, spec: Moved, call: KernelCall) -> None:
         call.plan.is_busy = True
 
     def _close_plan(self, plan: Plan) -> None:

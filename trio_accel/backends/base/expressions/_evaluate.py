@@ -33,7 +33,7 @@ def evaluate(
     Args:
         expression: The typed expression.
         arguments: Arrays or numbers of the types that it was typed for; Python numbers as their carriers.
-            What is only loaded from is not looked at.
+            Arguments that are only loaded from are not looked at.
         indices: By their axes, indices of the elements of the result.
         loaded: By their numbers, the arguments that elements are loaded from.
 

@@ -79,10 +79,10 @@ class Expression:
     """Parsed statements.
 
     Attributes:
-        text: What was parsed.
+        text: The source of these.
         inputs: Names of the arguments, in order.
         outputs: Names of the results, in order.
-        statements: What is assigned to which name, in order.
+        statements: Assignments of expressions to names, in order.
         elements: The arguments that are read element by element.
         loads: The arguments that elements are loaded from, and how many indices each takes.
         has_index: Whether there is an index.
@@ -147,7 +147,7 @@ def parse(
 
 
 def _ordered(found: list[str], inputs: tuple[str, ...] | None) -> tuple[str, ...]:
-    """The arguments in the order that was asked for."""
+    """Return the arguments in the order that was asked for."""
     if inputs is None:
         return tuple(found)
     missing = [name for name in found if name not in inputs]
@@ -162,7 +162,7 @@ def _ordered(found: list[str], inputs: tuple[str, ...] | None) -> tuple[str, ...
 
 
 def _inputs(statements: Iterable[tuple[str, Node]], *kinds: type[Name | Load]) -> list[str]:
-    """Names that nodes of these kinds read before they are assigned, in order."""
+    """Return the names that nodes of these kinds read before they are assigned, in order."""
     found: dict[str, None] = {}
     assigned: set[str] = set()
     for name, node in statements:
@@ -172,7 +172,7 @@ def _inputs(statements: Iterable[tuple[str, Node]], *kinds: type[Name | Load]) -
 
 
 def _unread(statements: Sequence[tuple[str, Node]]) -> tuple[str, ...]:
-    """Names whose last value no later statement reads."""
+    """Return the names whose last value no later statement reads."""
     kept: dict[str, None] = {}
     for name, node in statements:
         for read in _names(node, Name, Load):
@@ -256,7 +256,7 @@ class _Parser:
         make: Callable[[Any, int], Node] | None = self._makers.get(type(node))
         if make is None:
             self._refuse(f"{_what(node)} is not allowed in an expression", node)
-        # What is written as a chain is nested, too.
+        # A chain is nested, too.
         links = len(getattr(node, "values", ())) + len(getattr(node, "comparators", ()))
         return make(node, depth + 1 + links)
 
@@ -366,7 +366,7 @@ class _Parser:
 
 
 def _what(node: ast.AST) -> str:
-    """What a node is, in words."""
+    """Name a node in words."""
     names = {
         "MatMult": "@",
         "Is": "is",

@@ -1,4 +1,4 @@
-"""What an expression may call: functions of NumPy, by their names."""
+"""Functions that an expression may call: NumPy's, by their names."""
 
 from __future__ import annotations
 

@@ -52,11 +52,11 @@ class Reduction:
     """A reduction as it is declared.
 
     Attributes:
-        map: What is reduced: an expression with one result.
+        map: The values to reduce: an expression with one result.
         name: One of `REDUCTIONS`, or ``"expression"``.
         combine: Of ``"expression"``: an expression of ``a`` and ``b``.
         identity: Of ``"expression"``: the result of no elements; None if there is none.
-        post: What becomes of the result: an expression of ``a``, and ``n``, how many elements were reduced.
+        post: Last step of the result: an expression of ``a``, and ``n``, how many elements were reduced.
     """
 
     map: Expression
@@ -127,11 +127,11 @@ class TypedReduction:
     """A reduction of arguments of certain types.
 
     Attributes:
-        reduction: What is computed.
+        reduction: The declared reduction.
         map: Makes a value of `reduced` of each element.
-        accumulator: What the values are converted to, and combined in.
+        accumulator: Type that the values are converted to and combined in.
         combine: Of an expression: makes one value of two, both of `accumulator`.
-        reduced: What the combined value is converted to.
+        reduced: Type that the combined value is converted to.
         post: Of the converted value, and of the count, makes the result; None for nothing.
         dtype: Type of the result.
     """
@@ -157,8 +157,8 @@ def typed_reduction(
     Args:
         reduction: The reduction.
         arguments: Types of the inputs of `Reduction.map`.
-        dtype: What the values are converted to before they are combined; None for what NumPy takes.
-        result: What the result is converted to; None for what it is.
+        dtype: Type that the values are converted to before they are combined; None for NumPy's choice.
+        result: Type that the result is converted to; None for no conversion.
 
     Raises:
         TypeError: There is no such reduction of these types.
@@ -186,7 +186,7 @@ def typed_reduction(
 
 
 def _accumulated(name: str, value: DType, *, is_chosen: bool) -> DType:
-    """What a named reduction combines."""
+    """Return the function that a named reduction combines with."""
     if name in ("any", "all"):
         return DType.bool
     if name in ("min", "max", "argmin", "argmax") and value.kind == "complex":
@@ -198,7 +198,7 @@ def _accumulated(name: str, value: DType, *, is_chosen: bool) -> DType:
 
 
 def _combined(combine: Expression, value: DType, *, is_chosen: bool) -> TypedExpression:
-    """Type an expression of ``a`` and ``b`` so that its result is what it takes."""
+    """Type an expression of ``a`` and ``b`` so that its result has the type of its arguments."""
     for _ in range(_MOST_ROUNDS):
         found = typed(combine, (value, value))
         (result,) = found.dtypes
@@ -223,7 +223,7 @@ def evaluate_reduction(
     Args:
         reduction: The typed reduction.
         arguments: Arrays and NumPy scalars of its types, which broadcast to `shape`.
-        shape: What is reduced.
+        shape: Extents before the reduction.
         axes: Which axes, from 0 on, in order.
     """
     with np.errstate(all="ignore"):

@@ -41,10 +41,10 @@ _COMBINE = {
 
 @attrs.frozen
 class ReductionLayouts:
-    """How the arrays of a reduction lie: compiled for it, whatever the extents are.
+    """Layouts of the arrays of a reduction: a kernel is compiled for them, whatever the extents are.
 
     Attributes:
-        kept: How many axes stay, when those that lie in one go are one.
+        kept: How many axes stay, when contiguous axes are joined.
         reduced: How many axes are reduced, likewise.
         access: With one reduced axis: for each array, how its elements follow each other there.
         is_wide: Whether numbers of elements take 64 bits.
@@ -59,7 +59,7 @@ class ReductionLayouts:
 
 
 def partial_bytes(reduction: TypedReduction) -> int:
-    """Bytes of what one thread hands on to the second kernel."""
+    """Return the bytes of what one thread hands on to the second kernel."""
     dtype = reduction.accumulator
     size = 4 if dtype in (DType.float16, DType.bfloat16) else dtype.itemsize
     return -(-size // 8) * 8 + 8 if _has_index(reduction) else size
@@ -75,7 +75,7 @@ def reduction_source(
     scalars: Sequence[DType],
     layouts: ReductionLayouts,
 ) -> str:
-    """The source of the kernels ``reduce``, ``finish_block`` and ``finish_serial``.
+    """Write the source of the kernels ``reduce``, ``finish_block`` and ``finish_serial``.
 
     The first reduces elements, one result for each block or for each thread. If results are made in parts,
     the others combine these.
@@ -84,7 +84,7 @@ def reduction_source(
         reduction: The typed reduction.
         inputs: Dtypes of its arguments that are arrays; None for those that are scalars.
         scalars: Dtypes of the scalars, in order.
-        layouts: How the arrays lie.
+        layouts: Layouts of the arrays.
     """
     return "\n".join(
         (
@@ -117,7 +117,7 @@ struct Arguments {{
 
 
 def _partial(reduction: TypedReduction) -> str:
-    """What threads combine, and how."""
+    """Write the values that threads combine, and the combination."""
     register = register_of(reduction.accumulator)
     index = " i64 index;" if _has_index(reduction) else ""
     lines = [f"struct Partial {{ {register} value;{index} }};"]
@@ -175,7 +175,7 @@ def _identity(reduction: TypedReduction) -> str:
 
 
 def _finish(reduction: TypedReduction) -> str:
-    """What becomes of the combined value, and where it is written."""
+    """Write the last step of the combined value, and its store."""
     if reduction.reduction.is_index:
         value = "found.index"
     else:
@@ -203,7 +203,7 @@ def _accumulate(
     scalars: Sequence[DType],
     layouts: ReductionLayouts,
 ) -> str:
-    """A function that reduces what one thread has to; it loads several elements before it computes."""
+    """Return a function that reduces what one thread has to; it loads several elements before it computes."""
     arrays = [dtype for dtype in inputs if dtype is not None]
     bases, loads, taken, numbers = list[str](), list[str](), list[str](), 0
     for dtype in inputs:

@@ -57,7 +57,7 @@ _LOW = {DType.float16: "f16", DType.bfloat16: "bf16"}
 ELEMENT_TYPES = frozenset(_REGISTERS)
 """Dtypes that expressions compute with."""
 
-# What these make of rounded values needs no rounding.
+# Of rounded operands, these make results that need no rounding.
 _EXACT = frozenset(
     {
         *("where", "minimum", "maximum", "fmin", "fmax", "negative", "positive", "absolute", "fabs", "floor"),
@@ -75,17 +75,17 @@ _LONG, _MANY = 64, 8
 
 @functools.cache
 def prelude() -> str:
-    """Types and functions that every kernel begins with."""
+    """Return the types and functions that every kernel begins with."""
     return _PRELUDE.read_text(encoding="utf-8")
 
 
 def register_of(dtype: DType) -> str:
-    """The C++ type of a value."""
+    """Return the C++ type of a value."""
     return _REGISTERS[dtype]
 
 
 def element_of(dtype: DType) -> str:
-    """The C++ class that loads and stores elements."""
+    """Return the C++ class that loads and stores elements."""
     return {DType.float16: "F16", DType.bfloat16: "BF16"}.get(dtype, f"Element<{register_of(dtype)}>")
 
 
@@ -168,10 +168,10 @@ def literal_of(number: complex, dtype: DType) -> str:
 
 @attrs.frozen
 class Layouts:
-    """How the arrays of a kernel lie: compiled for it, whatever the extents are.
+    """Layouts of the arrays of a kernel: it is compiled for them, whatever the extents are.
 
     Attributes:
-        axes: How many axes are left when those that lie in one go are one.
+        axes: How many axes are left when contiguous ones are joined.
         access: With one axis: for each array, results first, how its elements follow each other.
         is_wide: Whether numbers of elements take 64 bits.
     """
@@ -189,13 +189,13 @@ def load(dtype: DType, address: str) -> str:
 def elementwise_source(
     expression: TypedExpression, inputs: Sequence[DType | None], scalars: Sequence[DType], layouts: Layouts
 ) -> str:
-    """The source of a kernel ``elementwise`` that computes every element.
+    """Write the source of a kernel ``elementwise`` that computes every element.
 
     Args:
         expression: The typed expression.
         inputs: Dtypes of its arguments that are arrays; None for those that are scalars.
         scalars: Dtypes of the scalars, in order.
-        layouts: How the arrays lie that are read element by element.
+        layouts: Layouts of the arrays that are read element by element.
     """
     arrays = [dtype for n, dtype in enumerate(inputs) if dtype is not None and n in expression.elements]
     results = expression.dtypes
@@ -238,7 +238,7 @@ FUNCTION void store_at(const Arguments &arguments, Index i, const Made &made)
 
 
 def elements_of_thread(dtypes: Sequence[DType], steps: int) -> int:
-    """How many elements a thread loads before it computes: memory is slow, and wide.
+    """Tell how many elements a thread loads before it computes: memory is slow, and wide.
 
     Args:
         dtypes: Dtypes of the arrays.
@@ -282,7 +282,7 @@ KERNEL(elementwise, Arguments)
 
 
 def extents_of(expression: TypedExpression) -> int:
-    """How many extents and strides a kernel gets for indices and loads, two for each axis."""
+    """Tell how many extents and strides a kernel gets for indices and loads, two for each axis."""
     return 2 * (len(expression.axes) + sum(count for _, count in expression.loads))
 
 

@@ -29,7 +29,7 @@ SCALAR_BYTES = 16
 """Bytes of each scalar: as many as the longest has."""
 
 _FLOAT = struct.Struct("=d8x")
-# What a kind of argument begins with in a text.
+# First letter of a kind of argument in a text.
 _ARRAY, _SCALAR, _WEAK = "[]", "", "python "
 
 
@@ -59,7 +59,7 @@ class Argument:
     @staticmethod
     @functools.cache
     def decode(text: str) -> Argument:
-        """What `encode` made a text of; there are three texts for each dtype at most."""
+        """Decode a text of `encode`; there are three texts for each dtype at most."""
         if text.startswith(_WEAK):
             return Argument(Weak(text.removeprefix(_WEAK)), False)
         return Argument(DType(text.removesuffix(_ARRAY)), text.endswith(_ARRAY))
@@ -72,7 +72,7 @@ class SpecializedExpression:
     Attributes:
         expression: The expression.
         arguments: How it gets its inputs.
-        dtypes: What the results are converted to; None for what they are.
+        dtypes: Types that the results are converted to; None for no conversion.
     """
 
     expression: Expression
@@ -90,7 +90,7 @@ class SpecializedExpression:
 
     @staticmethod
     def decode(text: str) -> SpecializedExpression:
-        """What `encode` made a text of."""
+        """Decode a text of `encode`."""
         return _decode_elementwise(text)
 
 
@@ -101,8 +101,8 @@ class SpecializedReduction:
     Attributes:
         reduction: The reduction.
         arguments: How it gets its inputs.
-        dtype: What values are converted to before they are combined; None for what NumPy takes.
-        result: What the result is converted to; None for what it is.
+        dtype: Type that values are converted to before they are combined; None for NumPy's choice.
+        result: Type that the result is converted to; None for no conversion.
     """
 
     reduction: Reduction
@@ -122,7 +122,7 @@ class SpecializedReduction:
 
     @staticmethod
     def decode(text: str) -> SpecializedReduction:
-        """What `encode` made a text of."""
+        """Decode a text of `encode`."""
         return _decode_reduction(text)
 
 
@@ -196,7 +196,7 @@ def _number(text: str) -> complex:
 
 
 def pack_scalars(values: Sequence[complex], dtypes: Sequence[DType]) -> bytes:
-    """Numbers as bytes, each of its own type."""
+    """Return the numbers as bytes, each of its own type."""
     return b"".join([_packed(value, dtype) for value, dtype in zip(values, dtypes, strict=True)])
 
 
@@ -207,7 +207,7 @@ def _packed(value: complex, dtype: DType) -> bytes:
 
 
 def unpack_scalars(data: bytes, dtypes: Sequence[DType]) -> list[Any]:
-    """The numbers that `pack_scalars` made bytes of, as NumPy's."""
+    """Return the numbers that `pack_scalars` made bytes of, as NumPy's."""
     return [
         np.frombuffer(data, dtype.dtype, 1, number * SCALAR_BYTES)[0] for number, dtype in enumerate(dtypes)
     ]

@@ -31,7 +31,7 @@ class Weak(enum.Enum):
 
     @property
     def carrier(self) -> DType:
-        """What it is computed in as long as it meets no array."""
+        """The type that it is computed in as long as it meets no array."""
         return _CARRIERS[self]
 
 
@@ -104,7 +104,7 @@ def typed(
     Args:
         expression: The expression.
         arguments: Types of its inputs.
-        dtypes: What the results are converted to; None for what they are.
+        dtypes: Types that the results are converted to; None for no conversion.
 
     Raises:
         TypeError: A function has no such types; the message shows where.
@@ -199,7 +199,7 @@ class _Typist:
         if dtype.kind not in ("int", "uint"):
             self._refuse(f"an index is a whole number, got {dtype}: int64(...) makes one", place, TypeError)
         if dtype is DType.uint64:
-            # What int64 does not hold is beyond the end of any array.
+            # An index that int64 does not hold is beyond the end of any array.
             most = self._step(Step("constant", dtype, (), int(np.iinfo(np.int64).max)))
             number = self._step(Step("minimum", dtype, (self._strong(number), most)))
         return self._convert(number, DType.int64, place)
@@ -239,7 +239,7 @@ class _Typist:
         return self._step(Step(name, result, tuple(converted)))
 
     def _resolve(self, node: Apply, function: Function, kinds: list[ArgumentType]) -> list[DType]:
-        """Types of a ufunc's arguments and of its result, as NumPy has them."""
+        """Return the types of a ufunc's arguments and of its result, as NumPy has them."""
         # A Python number never widens bfloat16; NumPy, which does not know it, would take float32.
         low = DType.bfloat16 if DType.bfloat16 in kinds else None
         given = [
@@ -263,7 +263,7 @@ class _Typist:
         return self._step(Step(function.name, kind.carrier, converted), kind)
 
     def _check_power(self, node: Apply, function: Function, kinds: list[ArgumentType]) -> None:
-        """Refuse a power of whole numbers whose exponent may be negative: its value is none of them."""
+        """Refuse a power of whole numbers whose exponent may be negative: its value is no whole number."""
         if function.name != "power" or not all(_is_whole(kind) for kind in kinds):
             return
         exponent, kind = node.arguments[1], kinds[1]
@@ -313,7 +313,7 @@ class _Typist:
         return self._step(Step("arctan2", dtype, (zero, self._cast(number, dtype))))
 
     def _common(self, node: Apply, steps: tuple[int, ...]) -> DType:
-        """The dtype that values are brought to, as `numpy.result_type` finds it."""
+        """Return the dtype that values are brought to, as `numpy.result_type` finds it."""
         kinds = [self._kind(number) for number in steps]
         low = DType.bfloat16 in kinds
         given = [
@@ -331,19 +331,19 @@ class _Typist:
         return self._weak.get(number, self._steps[number].dtype)
 
     def _strong(self, number: int) -> int:
-        """The same as a value of its own dtype, for what treats Python numbers as arrays."""
+        """Return the same as a value of its own dtype, for what treats Python numbers as arrays."""
         weak = self._weak.get(number)
         return number if weak is None else self._rigid(number, weak.carrier)
 
     def _rigid(self, number: int, dtype: DType) -> int:
-        """A step that is not weak, with the value of a weak one."""
+        """Return a step that is not weak, with the value of a weak one."""
         step = self._steps[number]
         if step.function == "constant":
             return self._step(Step("constant", dtype, (), step.value))
         return self._step(Step("cast", dtype, (number,)))
 
     def _convert(self, number: int, dtype: DType, place: Place) -> int:
-        """A value as another dtype; what NumPy would refuse is refused."""
+        """Return a value as another dtype; what NumPy would refuse is refused."""
         step, weak = self._steps[number], self._weak.get(number)
         source = step.dtype
         if dtype in _LOW:

@@ -32,7 +32,7 @@ __all__ = [
     "reduction_launch",
 ]
 
-# What a kernel may take on every device.
+# Bytes of parameters that a kernel may take on every device.
 _MOST_ARGUMENT_BYTES = 4096
 # Numbers of elements, with a grid's step added, are 32 bits up to here.
 _NARROW = 1 << 30
@@ -93,7 +93,7 @@ class ReductionLaunch:
 
 @attrs.frozen
 class _Elements:
-    """How the elements of an operation lie, when axes that lie in one go are one."""
+    """Layouts of the elements of an operation, with contiguous axes joined."""
 
     shape: _Shape
     strides: _Strides
@@ -114,7 +114,7 @@ class _Reduced:
 
 
 def plan_key(spec: ElementwiseSpec | ReductionSpec) -> tuple[object, ...]:
-    """What the kernel of an operation depends on: types and layouts, whatever the extents are."""
+    """Return the key of an operation's kernel: types and layouts, whatever the extents are."""
     if isinstance(spec, ElementwiseSpec):
         return ElementwiseSpec, spec.expression, _elements(spec).layouts
     return ReductionSpec, spec.reduction, _reduced(spec).layouts
@@ -160,7 +160,7 @@ def _elementwise_kernel(spec: ElementwiseSpec) -> KernelSource:
 def elementwise_arguments(
     spec: ElementwiseSpec, source: KernelSource, address: _Address
 ) -> tuple[object, ...]:
-    """The arguments of a launch, in the order of the structure."""
+    """Return the arguments of a launch, in the order of the structure."""
     elements = _elements(spec)
     addresses = [address(array) for array in spec.results]
     addresses += [address(array) for array in spec.arrays] or [0]
@@ -190,7 +190,7 @@ def reduction_launch(spec: ReductionSpec, source: KernelSource, most_blocks: int
 
     Args:
         spec: The reduction.
-        source: What `make_kernel` made.
+        source: A result of `make_kernel`.
         most_blocks: How many blocks fill the device.
 
     Returns:
@@ -231,7 +231,7 @@ def _parts(found: _Reduced, most_blocks: int) -> int:
 
 
 def _is_by_block(outputs: int, count: int, kept_strides: _Strides, reduced_strides: _Strides) -> bool:
-    """Whether threads of a block had better read one after another along the axes that are reduced."""
+    """Tell whether threads of a block had better read one after another along the axes that are reduced."""
     steps = [
         (abs(kept[-1]) if kept else 0, abs(reduced[-1]) if reduced else 0)
         for kept, reduced in zip(kept_strides, reduced_strides, strict=True)
@@ -241,7 +241,7 @@ def _is_by_block(outputs: int, count: int, kept_strides: _Strides, reduced_strid
 
 
 def _split(arguments: Sequence[Argument]) -> tuple[list[DType | None], list[DType]]:
-    """Dtypes of the arrays, with None for scalars; and those of the scalars."""
+    """Return the dtypes of the arrays, with None for scalars; and those of the scalars."""
     arrays = [argument.dtype if argument.is_array else None for argument in arguments]
     return arrays, [argument.dtype for argument in arguments if not argument.is_array]
 
@@ -320,7 +320,7 @@ def _flat(strides: _Strides, count: int) -> list[int]:
 
 
 def merged(shape: _Shape, strides: _Strides) -> tuple[_Shape, _Strides]:
-    """Axes in their order, without those of one element, and with those that lie in one go as one."""
+    """Drop axes of one element, and join contiguous ones; the order stays."""
     extents: list[int] = []
     steps: list[list[int]] = [[] for _ in strides]
     for axis, extent in enumerate(shape):

@@ -1,4 +1,4 @@
-"""Where an array lies in device memory, and how; and arrays that other devices lend."""
+"""Arrays in device memory: place and layout; and arrays that other devices lend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_LAYOUTS = 1024
 
 @attrs.define(on_setattr=None, unsafe_hash=True)
 class ArraySpec:
-    """An array in device memory: where it lies and how it is laid out.
+    """An array in device memory: its place and layout.
 
     Not to be changed once it is made, which is not enforced: that would take longer than to make it.
 
@@ -48,7 +48,7 @@ class ArraySpec:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements lie in C order without gaps."""
+        """Whether the elements are in C order without gaps."""
         return self.size <= 1 or self.strides == contiguous_strides(self.shape, self.dtype.itemsize)
 
 
@@ -68,7 +68,7 @@ class PeerArray:
     """An array that one part of an operation lends to the kernels of the others.
 
     Attributes:
-        array: Where it lies, in the memory of its device.
+        array: Its place and layout in the memory of its device.
         part: Number of the part that has it.
         owner: Its open device, as the backend knows it.
     """
@@ -79,13 +79,13 @@ class PeerArray:
 
 
 class Peers:
-    """What a kernel of one part knows of the others: arrays that they lend, and whether one has failed.
+    """The other parts, as a kernel of one part sees them: arrays that they lend, and whether one has failed.
 
     While the kernel runs, the stream of every part has come to its kernel, and none goes on behind it.
 
     Attributes:
         arrays: The arrays that the part was given.
-        failure: What another part has failed with, if one has.
+        failure: The error of another part, if one has failed.
     """
 
     __slots__ = ("_callbacks", "arrays", "failure")
@@ -112,7 +112,7 @@ class Peers:
             self._call_back()
 
     def end(self) -> None:
-        """The operation is over; called by the engine."""
+        """End with the operation; called by the engine."""
         self._callbacks.clear()
 
     def _call_back(self) -> None:

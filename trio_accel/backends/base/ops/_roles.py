@@ -17,7 +17,7 @@ __all__ = [
 ]  # fmt: skip
 
 Access: TypeAlias = Literal["read", "write", "update"]
-"""What an operation does with an array: a write overwrites it in full, an update reads and changes it."""
+"""Access of an operation to an array: a write overwrites it in full, an update reads and changes it."""
 
 Count: TypeAlias = Literal["one", "optional", "many"]
 """How many arrays a field holds: one; one or None; a tuple of any number."""
@@ -29,7 +29,7 @@ _ROLE = "trio_accel.role"
 
 
 class NumberRole(enum.Enum):
-    """What a number of an `OperationSpec` is to an array of it."""
+    """Relation of a number of an `OperationSpec` to an array of it."""
 
     FACTOR = "factor"
     """Its elements are multiplied by it: they are of a floating or complex dtype."""
@@ -46,7 +46,7 @@ class Role:
             without a role.
         access: Of arrays: what is done with them.
         count: Of arrays: how many there are.
-        number: Of a scalar: what it is to an array, where that was declared.
+        number: Of a scalar: its relation to an array, where that was declared.
         of: Of such a scalar: the name of that field.
         is_packed: Of a scalar: whether it is bytes that cross to a worker beside a launch template.
     """
@@ -63,7 +63,7 @@ _OTHER = Role("other")
 
 
 def role_of(field: attrs.Attribute[Any]) -> Role:
-    """The role that a field of an attrs class was declared with."""
+    """Return the role that a field of an attrs class was declared with."""
     role: Role = field.metadata.get(_ROLE, _OTHER)
     return role
 
@@ -132,7 +132,7 @@ def number(role: NumberRole, of: str) -> Any:
     """Declare a `scalar` field of an `OperationSpec` that is checked before it is launched.
 
     Args:
-        role: What the number is to that array.
+        role: Relation of the number to that array.
         of: Name of the array field.
     """
     return _field(Role("scalar", number=role, of=of))

@@ -81,7 +81,7 @@ class Item:
     Attributes:
         name: Its name.
         dims: Its last extents: letters, ``"m+1"``, numbers, or pairs of letters of which the lesser counts.
-        stack: What is before them: ``"..."``, ``"s..."``, ``"*"``, or nothing.
+        stack: Axes before them: ``"..."``, ``"s..."``, ``"*"``, or nothing.
         op: The parameter with the BLAS's letter, or nothing.
         kind: Key of `KINDS`, ``"index"``, or nothing.
         optional: How many of `dims` are absent where there are too few axes.
@@ -104,11 +104,11 @@ class Item:
         return self.name.replace(".", "_")
 
     def dtype(self, dtype: DType) -> DType:
-        """The dtype of the array, by that of the others."""
+        """Return the dtype of the array, by that of the others."""
         return KINDS[self.kind](dtype) if self.kind else dtype
 
     def shown(self, extents: Mapping[str, int]) -> str:
-        """The shape that is wanted, with the extents that are known."""
+        """Return the shape that is wanted, with the extents that are known."""
         parts = [self.stack.removeprefix("s")] if self.stack else []
         parts += [str(extents.get(dim, dim)) if isinstance(dim, str) else str(dim) for dim in self.dims]
         wanted = f"({', '.join(parts)}{',' * (len(parts) == 1)})"
@@ -163,7 +163,7 @@ class Shapes:
 
 
 class _Match:
-    """What the letters stand for, as far as the inputs have said it."""
+    """Find the values of the letters, as far as the inputs tell them."""
 
     def __init__(self, name: str, shapes: Shapes, given: tuple[Shape | None, ...]) -> None:
         self._name = name
@@ -213,7 +213,7 @@ class _Match:
             self._refuse(item, " with the same leading axes")
 
     def made(self, item: Item) -> Shape:
-        """The shape of an output."""
+        """Return the shape of an output."""
         stack = {"...": self._broadcast, "": ()}.get(item.stack)
         if stack is None:
             stack = self._same[item.stack]
@@ -280,7 +280,7 @@ def parse_shapes(line: str) -> Shapes:
 
 
 def _sources(line: str, inputs: Sequence[Item]) -> set[str]:
-    """What the inputs say of extents: letters, and one more than each of these."""
+    """Expressions of extents that the inputs tell: letters, and one more than each of these."""
     known = set[str]()
     for item in inputs:
         for dim in sorted(_letters(item)):
@@ -334,7 +334,7 @@ def _item(found: re.Match[str]) -> Item:
 
 @lru_cache
 def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The shape that all broadcast to; None where there is none."""
+    """Return the shape that all broadcast to; None where there is none."""
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What an operation specification is made of, and its descriptor: what follows from the roles of its fields.
+"""Operation specifications, and their descriptors, which follow from the roles of the fields.
 
 The descriptor drives hazards, checks, the wire, launch templates and plan caches. Its functions are generated
 for each class, because they run at each launch: to look fields up by name would take twice as long.
@@ -68,7 +68,7 @@ class SpecField:
 
 @attrs.frozen(eq=False)
 class Descriptor:
-    """What follows from the roles of a class's fields.
+    """Facts that follow from the roles of a class's fields.
 
     Attributes:
         cls: The class.
@@ -77,7 +77,7 @@ class Descriptor:
         keywords: How the initializer calls the latter.
         values: Gets the values of the fields.
         blocks: Gets the blocks that a specification reads, and those that it changes.
-        plan_key: Gets what a plan depends on: the class, layouts and alignment of its arrays, exact values.
+        plan_key: Gets the key of a plan: the class, layouts and alignment of its arrays, exact values.
             Scalars and addresses are handed over with each launch.
         has_status: Whether there are status words.
         packed: Indexes of the fields with packed scalars.
@@ -97,7 +97,7 @@ class Descriptor:
     is_in_order: Callable[[Any], bool]
 
     def arrays(self, spec: Any, access: Access | None = None) -> tuple[ArraySpec, ...]:
-        """The arrays of a specification, in the order of its fields.
+        """Return the arrays of a specification, in the order of its fields.
 
         Args:
             spec: The specification.
@@ -171,7 +171,7 @@ class OperationSpec:
 
     @classmethod
     def descriptor(cls) -> Descriptor:
-        """What follows from the roles of the fields; the same object at each call.
+        """Return the descriptor of the class; the same object at each call.
 
         Raises:
             TypeError: The class is not made by attrs.
@@ -207,10 +207,10 @@ class OperationSpec:
         """
 
     def check_status(self) -> None:
-        """Look at the status words of a complete operation, and refuse its outcome if they say so.
+        """Check the status words of a complete operation, and refuse its outcome if they say so.
 
-        Here nothing is refused. Called where the operation ran, once its `status` fields are filled. What it
-        raises is the outcome of the operation: its outputs count as never made.
+        Here nothing is refused. Called where the operation ran, once its `status` fields are filled. An error
+        is the outcome of the operation: its outputs count as never made.
 
         Raises:
             AccelError: The library could not finish the operation, with the reason.
@@ -229,20 +229,20 @@ def map_arrays(value: object, function: Callable[[ArraySpec], Any]) -> Any:
 
 
 def arrays_of(value: object) -> tuple[ArraySpec, ...]:
-    """The arrays that a field holds which is a tuple of them; an empty tuple for any other."""
+    """Return the arrays that a field holds which is a tuple of them; an empty tuple for any other."""
     kind = type(value)
     arrays = cast("tuple[ArraySpec, ...]", value) if kind is tuple else ()
     return arrays if arrays and type(arrays[0]) is ArraySpec else ()
 
 
 def array_key(array: ArraySpec) -> tuple[object, ...]:
-    """All of an array but its block, to be compared while the dtypes live."""
+    """Return all of an array but its block, to be compared while the dtypes live."""
     # A dtype by its identity, as its hash takes longer than all the rest.
     return array.offset, id(array.dtype), array.shape, array.strides
 
 
 def value_key(value: object) -> tuple[object, ...] | None:
-    """What tells a value that is not an array from others; None if that cannot be told.
+    """Return a key that tells a value that is not an array from others; None if there is none.
 
     The one rule of what counts as the same: zeros of both signs are not, and NaN is the same as itself.
     """
@@ -305,7 +305,7 @@ def _plan_key(cls: type[Any], fields: Iterable[SpecField]) -> Callable[[Any], tu
 
 
 def _each(field: SpecField, items: str) -> str:
-    """The source of what is listed of each array of a field; with a comma behind it."""
+    """Write the source of the list items of a field's arrays, with a comma behind it."""
     value = f"spec.{field.name}"
     if field.role.count == "one":
         return f"{items.format(value)}, "
@@ -360,7 +360,7 @@ def _check_field(name: str, spec: Any, field: SpecField) -> None:
 
 
 def _is_of(count: str, value: Any) -> bool:
-    """Whether a field of arrays holds as many as it may."""
+    """Tell whether a field of arrays holds as many as it may."""
     if count == "many":
         if type(value) is not tuple:
             return False
@@ -373,7 +373,7 @@ def _is_of(count: str, value: Any) -> bool:
 
 
 def _is_status(value: Any) -> bool:
-    """Whether a field holds status words, which have a layout of their own."""
+    """Tell whether a field holds status words, which have a layout of their own."""
     return type(value) is np.ndarray and bool(value.dtype == np.int32 and value.flags.c_contiguous)
 
 

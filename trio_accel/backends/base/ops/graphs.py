@@ -66,7 +66,7 @@ class BranchSpec(OperationSpec):
         return (*self.read, *self.updated, self.condition)
 
     def chosen(self, condition: int) -> int:
-        """The number of the operation to run."""
+        """Return the number of the operation to run."""
         return int(not condition) if self.is_test else int(condition)
 
 
@@ -103,7 +103,7 @@ class GraphNode:
     Attributes:
         operation: Name of the operation, such as ``"linalg.Matmul"``.
         library: Name of the backend's library that runs it.
-        spec: What the library runs. Its arrays have the positions of a graph's arrays in place of blocks, and
+        spec: Its specification. The arrays have the positions of a graph's arrays in place of blocks, and
             offsets from the beginning of these.
     """
 
@@ -140,7 +140,7 @@ class GraphRecipe:
 
 
 def placed(spec: OperationSpec, arrays: Sequence[ArraySpec]) -> OperationSpec:
-    """A specification of a recipe, with arrays in place of their positions."""
+    """Return a specification of a recipe, with arrays in place of their positions."""
 
     def place(array: ArraySpec) -> ArraySpec:
         base = arrays[array.block]
@@ -153,7 +153,7 @@ def placed(spec: OperationSpec, arrays: Sequence[ArraySpec]) -> OperationSpec:
 
 @functools.lru_cache(256)
 def graph_recipe(encoded: bytes) -> GraphRecipe:
-    """What `GraphRecipe.encode` has made bytes of.
+    """Decode the bytes of `GraphRecipe.encode`.
 
     Raises:
         ImportError: This process does not have the module of a specification's class.

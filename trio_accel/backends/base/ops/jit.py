@@ -29,13 +29,14 @@ __all__ = [
 ]
 
 CodeFormat: TypeAlias = Literal["c++", "ptx", "cubin", "fatbin", "ltoir"]
-"""What code is written in, as `cuda.core` calls it."""
+"""Format of code, by the names of `cuda.core`."""
 
 KernelRole: TypeAlias = Literal["read", "update", "write", "scalar"]
-"""What a kernel does with a parameter; a scalar is passed by value."""
+"""Use of a parameter by a kernel; a scalar is passed by value."""
 
 KernelLayout: TypeAlias = Literal["contiguous", "packed", "any"]
-"""Arrays that a kernel takes: only those in C order without gaps; others as packed copies; as they lie."""
+"""Arrays that a kernel takes: only those in C order without gaps; others as packed copies; with any
+strides."""
 
 Dim3: TypeAlias = tuple[int, int, int]
 """Extents along x, y and z."""
@@ -47,7 +48,7 @@ class KernelParameter:
 
     Attributes:
         name: Its name.
-        role: What the kernel does with it.
+        role: Use by the kernel.
         dtype: Element type; of a scalar, its type.
         ndim: How many axes the array has; None for any number.
         layout: Arrays that it takes.
@@ -65,9 +66,9 @@ class KernelCode:
     """One piece of code.
 
     Attributes:
-        format: What it is written in.
+        format: Its format.
         data: The text of C++ and PTX, the bytes of everything else.
-        name: What the compiler's log calls it.
+        name: Its name in the compiler's log.
     """
 
     format: CodeFormat
@@ -82,7 +83,7 @@ class KernelDefinition:
     Attributes:
         name: Its name, or the name expression of a template's instance.
         parameters: Its parameters, in order.
-        code: What it is compiled of; several pieces are linked.
+        code: Its source or compiled code; several pieces are linked.
         options: Options of the compiler, by the names of `cuda.core.ProgramOptions`.
         cluster: Blocks of a cluster; None for none.
         is_cooperative: Whether its blocks wait for one another.
@@ -121,12 +122,12 @@ class KernelDefinition:
         return tuple(each.dtype for each in self.parameters if each.role == "scalar")
 
     def arrays(self, role: KernelRole) -> tuple[KernelParameter, ...]:
-        """The arrays of one role, in order."""
+        """Return the arrays of one role, in order."""
         return tuple(each for each in self.parameters if each.role == role)
 
     @staticmethod
     def decode(text: str) -> KernelDefinition:
-        """What `encode` made a text of; the same object for a text that was decoded lately."""
+        """Decode a text of `encode`; the same object for a text that was decoded lately."""
         return _decode(text)
 
 
@@ -135,7 +136,7 @@ class KernelSpec(OperationSpec):
     """A launch of a kernel of the user's own. A grid with an extent of 0 runs nothing.
 
     Attributes:
-        definition: What the kernel is made of, as `KernelDefinition.encode` writes it.
+        definition: The kernel, as `KernelDefinition.encode` writes it.
         grid: Blocks along x, y and z.
         block: Threads of a block along x, y and z.
         shared: Bytes of dynamic shared memory for each block.
@@ -157,10 +158,10 @@ class KernelSpec(OperationSpec):
 
 @specification
 class KernelInfoSpec(OperationSpec):
-    """What a compiled kernel needs, and how many of its blocks run at once.
+    """A question for the needs of a compiled kernel, and how many of its blocks run at once.
 
     Attributes:
-        definition: What the kernel is made of.
+        definition: The kernel.
         block: Threads of a block along x, y and z.
         shared: Bytes of dynamic shared memory for each block.
         words: Filled in the order of `WORDS`.
@@ -187,7 +188,7 @@ class KernelInfoSpec(OperationSpec):
 
 @functools.lru_cache(256)
 def scalar_offsets(dtypes: tuple[DType, ...]) -> tuple[tuple[int, ...], int]:
-    """Where scalars lie, each aligned to its size as in a C structure; and how many bytes they take."""
+    """Return offsets of scalars, aligned to their sizes as in a C structure, and the bytes of all."""
     offsets: list[int] = []
     end = 0
     for dtype in dtypes:

@@ -22,7 +22,7 @@ class HostUse:
     decided by the list: to take from it, or to replace its item, is one step.
 
     Args:
-        array: What is copied from or to; None if the copy has taken place.
+        array: Source or target of the copy; None if the copy has taken place.
     """
 
     __slots__ = ("_array", "_is_over")
@@ -39,7 +39,7 @@ class HostUse:
             return None
 
     def end(self) -> None:
-        """The copy is over, or has failed."""
+        """End the use: the copy is over, or has failed."""
         self._is_over = True
 
     def withdraw(self) -> bool:
@@ -137,7 +137,7 @@ class FillSpec(OperationSpec):
 class StackSpec(OperationSpec):
     """Copy arrays to places along a new first axis: ``out[i]`` begins with source i, in each axis.
 
-    All have the dtype of `out`. What lies behind a source that is shorter than `out[i]` is set to `pad`.
+    All have the dtype of `out`. Elements behind a source that is shorter than `out[i]` are set to `pad`.
     """
 
     sources: tuple[ArraySpec, ...] = reads(many=True)

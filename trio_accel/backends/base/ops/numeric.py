@@ -170,7 +170,7 @@ class ElementwiseSpec(OperationSpec):
             `trio_accel.backends.base.expressions` writes them.
         arrays: Arrays that are read element by element, broadcast to the shape of the results by strides of
             zero.
-        loaded: Arrays that elements are loaded from, as they lie; an array may be in both.
+        loaded: Arrays that elements are loaded from, not broadcast; an array may be in both.
         results: The results, in C order.
         scalars: Numbers, 16 bytes for each.
     """

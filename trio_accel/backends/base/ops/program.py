@@ -9,7 +9,7 @@ from ._spec import OperationSpec, specification
 __all__ = ["RESULT_WORDS", "ProgramCall", "ProgramFetch", "ProgramResult", "ProgramReturn"]
 
 RESULT_WORDS = 128
-"""Words in which a call tells what it has returned: its length in bytes, then the text where it fits."""
+"""Words in which a call describes its results: its length in bytes, then the text where it fits."""
 
 
 @specification
@@ -40,10 +40,12 @@ class ProgramCall(OperationSpec):
 class ProgramReturn(ProgramCall):
     """A call of a method whose results are known when it has returned: they are kept until they are fetched.
 
+    If their arrays have the dtypes and shapes of `written`, they are copied there, and are not kept.
+
     Attributes:
         slot: Number under which they are kept, if there are any arrays, or `words` do not hold the text.
-        forget: Slots that nobody fetches any more.
-        words: What was returned; see `RESULT_WORDS`.
+        forget: Slots whose results are not wanted any more.
+        words: Description of the results; see `RESULT_WORDS`.
     """
 
     slot: int = scalar()

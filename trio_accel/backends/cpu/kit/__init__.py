@@ -1,1 +1,1 @@
-"""What the libraries share: their class, and a launch as a kernel sees it."""
+"""Common parts of the libraries: their class, and a launch as a kernel sees it."""

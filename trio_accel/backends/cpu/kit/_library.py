@@ -16,7 +16,7 @@ from ...base.ops import ArraySpec, OperationSpec, Peers, StatusArray
 from ..runtime._memory import HostArray
 from ..runtime._stream import CpuStream
 
-__all__ = ["Call", "CpuLibrary", "HostDevice"]
+__all__ = ["CpuLibrary", "HostDevice", "KernelCall"]
 
 
 class HostDevice(AccelDevice, Protocol):
@@ -26,8 +26,8 @@ class HostDevice(AccelDevice, Protocol):
         """Make the array of a specification.
 
         Raises:
-            KeyError: There is no such block.
-            ValueError: The array does not lie within it.
+            KeyError: No block has this id.
+            ValueError: The array is not within it.
         """
         ...
 
@@ -37,13 +37,13 @@ class HostDevice(AccelDevice, Protocol):
 
 
 @attrs.define(eq=False)
-class Call:
-    """One launch: what its stream runs, and what its kernel is called with, in the thread of the stream.
+class KernelCall:
+    """One launch: its stream runs it, and its kernel is called with it, in the thread of the stream.
 
     Attributes:
         device: The device.
         stream: The stream.
-        plan: What the kernel's `plan` function has made; None if it has none.
+        plan: Result of the kernel's `plan` function; None if it has none.
     """
 
     _function: Callable[..., object]
@@ -54,20 +54,20 @@ class Call:
     _rooms: tuple[HostArray, ...] = attrs.field(default=(), init=False)
 
     def array(self, array: ArraySpec) -> HostArray:
-        """An array, as a view of its memory; raises as `HostDevice.host_view` does."""
+        """Return an array, as a view of its memory; raises as `HostDevice.host_view` does."""
         return self.device.host_view(array)
 
     def at(self, array: ArraySpec) -> int:
-        """The address of an array's first element; raises as `array` does."""
+        """Return the address of an array's first element; raises as `array` does."""
         return int(self.device.host_view(array).ctypes.data)
 
     def peers(self, peers: Peers) -> list[HostArray]:
-        """The arrays that the other parts of an operation lend, in the order of `Peers.arrays`."""
+        """Return the arrays that the other parts of an operation lend, in the order of `Peers.arrays`."""
         owners: Any = [peer.owner for peer in peers.arrays]
         return [owner.host_view(peer.array) for owner, peer in zip(owners, peers.arrays, strict=True)]
 
     def workspace(self, nbytes: int) -> int:
-        """The address of so many bytes of memory, until the kernel returns; 0 for none.
+        """Return the address of so many bytes of memory, until the kernel returns; 0 for none.
 
         Raises:
             MemoryError: There is not so much; the operation fails with an `OutOfMemoryError`.
@@ -100,7 +100,7 @@ class Call:
             error.device = self.device.info.name
             raise
         except MemoryError as error:
-            # What a kernel needs for itself: NumPy tells how much, others do not.
+            # Count the memory of kernels themselves: NumPy tells how much it has, others do not.
             shape, dtype = getattr(error, "shape", ()), getattr(error, "dtype", None)
             requested = math.prod(shape) * dtype.itemsize if isinstance(dtype, np.dtype) else 0
             raise self.device.exhausted(requested) from error
@@ -136,7 +136,7 @@ class CpuLibrary(TableLibrary):
             raise TypeError(f"stream: the CPU backend enqueues on its own streams, not on {stream!r}")
         stream.enqueue(self.call_of(spec, stream))
 
-    def call_of(self, spec: OperationSpec, stream: AccelStream) -> Call:
+    def call_of(self, spec: OperationSpec, stream: AccelStream) -> KernelCall:
         """Make a launch, which is run when it is called.
 
         Raises:
@@ -149,7 +149,7 @@ class CpuLibrary(TableLibrary):
         except AccelError as error:
             error.device = self._device.info.name
             raise
-        return Call(kernel.function, spec, plan, self._device, stream)
+        return KernelCall(kernel.function, spec, plan, self._device, stream)
 
     def close(self) -> None:
         """Give handles back: there are none."""

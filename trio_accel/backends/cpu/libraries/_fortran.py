@@ -40,7 +40,7 @@ _FITTING = re.compile(rb"void \((\w+ \*(, )?)+\)")
 
 @cache
 def find(dtype: DType, name: str, *, holds_lock: bool = False) -> FortranRoutine | None:
-    """A routine for a type of element; None where there is none, or its integers are not those that we pass.
+    """Find a routine for a type of element; None where it is missing, or has other integers than we pass.
 
     Args:
         dtype: Type of the elements.
@@ -80,7 +80,7 @@ class Blas:
     def __init__(self, dtype: DType, plan: Plan) -> None:
         self._plan = plan
         routines = [routine for routine in (plan.routine, plan.plain) if routine is not None]
-        self._calls = {routine.name: _Call(dtype, routine) for routine in routines}
+        self._calls = {routine.name: _Prepared(dtype, routine) for routine in routines}
 
     def run(self, spec: Any, view: Callable[[ArraySpec], HostArray]) -> None:
         """Run an operation."""
@@ -103,7 +103,7 @@ class Blas:
             np.copyto(arrays[field], copies[field])
 
 
-class _Call:
+class _Prepared:
     """A call of a routine: all that it is told but factors and addresses of arrays."""
 
     def __init__(self, dtype: DType, routine: Routine) -> None:
@@ -212,12 +212,13 @@ class Lapack:
             (holding if number % group else free)(*addresses)
 
     def with_workspace(self, name: str, *arguments: _Argument, more: tuple[_Argument, ...] = ()) -> None:
-        """Call a routine that takes an array to work in, which is made as large as the routine likes best.
+        """Call a routine with a workspace of the size that it likes best.
 
         Args:
             name: Name of the routine, without the letter of the type.
-            arguments: What is before the workspace, and last what is behind `more`: where ``info`` goes.
-            more: What is between the workspace and ``info``.
+            arguments: The arguments before the workspace; the last of them is ``info``, which is passed
+                behind `more`.
+            more: The arguments between the workspace and ``info``.
         """
         *before, info = arguments
         first = [value[:1] if isinstance(value, list) else value for value in arguments]
@@ -229,7 +230,7 @@ class Lapack:
 
 
 def each(array: HostArray, axes: int = 2, stack: tuple[int, ...] | None = None) -> list[int]:
-    """Addresses of the matrices of a stack, broadcast to another one if wanted.
+    """Return the addresses of the matrices of a stack, broadcast to another one if wanted.
 
     Args:
         array: The stack; its last `axes` axes are those of one item.

@@ -15,7 +15,7 @@ from ...base.expressions import (
     evaluate_reduction,
     unpack_scalars,
 )
-from ...base.kernels import Call, kernel
+from ...base.kernels import KernelCall, kernel
 from ...base.ops import ElementwiseSpec, ReductionSpec
 from ..runtime._memory import HostArray, pieces
 
@@ -23,7 +23,7 @@ __all__ = ["elementwise", "reduce"]
 
 
 @kernel(ElementwiseSpec, backend="cpu")
-def elementwise(spec: ElementwiseSpec, call: Call) -> None:
+def elementwise(spec: ElementwiseSpec, call: KernelCall) -> None:
     """Compute pieces one after another."""
     arrays = [call.array(array) for array in spec.arrays]
     loaded = [call.array(array) for array in spec.loaded]
@@ -40,14 +40,14 @@ def elementwise(spec: ElementwiseSpec, call: Call) -> None:
         here = dict(zip(expression.axes, map(_narrow, piece[first:]), strict=True))
         made = evaluate(expression, list(given), here, sources)
         if len(made) > 1:
-            # A result that is an argument as it is may lie where another result is written.
+            # A result that is an argument unchanged may be in memory where another result is written.
             made = [value if value.flags.owndata else value.copy() for value in made]
         for out, value in zip(piece, made, strict=False):
             np.copyto(out, value)
 
 
 @kernel(ReductionSpec, backend="cpu")
-def reduce(spec: ReductionSpec, call: Call) -> None:
+def reduce(spec: ReductionSpec, call: KernelCall) -> None:
     """Reduce an array; the mapped values are one temporary array."""
     arrays, out = [call.array(array) for array in spec.arrays], call.array(spec.out)
     specialized = SpecializedReduction.decode(spec.reduction)
@@ -62,14 +62,14 @@ def _scalars(arguments: Sequence[Argument], data: bytes) -> list[Any]:
 
 
 def _indices(axis: int, shape: tuple[int, ...]) -> HostArray:
-    """The index of each element along an axis: an array of this shape, in the memory of one axis."""
+    """Return the index of each element along an axis: an array of this shape, in the memory of one axis."""
     along = [1] * len(shape)
     along[axis] = shape[axis]
     return np.broadcast_to(np.arange(shape[axis]).reshape(along), shape)
 
 
 def _narrow(indices: HostArray) -> HostArray:
-    """The same with one element along axes where all are equal, so that less is computed of it."""
+    """Return the same with one element along axes where all are equal, so that less is computed of it."""
     return indices[tuple([slice(None) if step else slice(1) for step in indices.strides])]
 
 

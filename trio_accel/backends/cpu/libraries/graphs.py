@@ -10,7 +10,7 @@ from ...base import NotSupportedError
 from ...base.graphs import CHAINS, bound_nodes, replay
 from ...base.kernels import KernelEntry, kernel
 from ...base.ops import BranchSpec, GraphSpec, LoopSpec, OperationSpec
-from ..kit._library import Call, CpuLibrary, HostDevice
+from ..kit._library import CpuLibrary, HostDevice, KernelCall
 from ..runtime._stream import check_usable
 
 __all__ = ["GraphLibrary"]
@@ -32,11 +32,11 @@ class GraphLibrary(CpuLibrary):
     @kernel(GraphSpec, backend="cpu")
     @kernel(BranchSpec, backend="cpu")
     @kernel(LoopSpec, backend="cpu")
-    def _replay(self, spec: OperationSpec, call: Call) -> None:
-        # What is refused is refused before anything is changed.
+    def _replay(self, spec: OperationSpec, call: KernelCall) -> None:
+        # All operations are prepared first, so that a refusal comes before anything is changed.
         self._prepared(self.name, spec, call)()
 
-    def _prepared(self, library: str, spec: OperationSpec, call: Call) -> Callable[[], None]:
+    def _prepared(self, library: str, spec: OperationSpec, call: KernelCall) -> Callable[[], None]:
         if not isinstance(spec, CHAINS):
             return self._library(library, call).call_of(spec, call.stream)
         works = [
@@ -48,7 +48,7 @@ class GraphLibrary(CpuLibrary):
         ]
         return partial(replay, spec, works, partial(_read, condition), partial(_write, count))
 
-    def _library(self, name: str, call: Call) -> CpuLibrary:
+    def _library(self, name: str, call: KernelCall) -> CpuLibrary:
         opened = self._libraries.get(name)
         if opened is None:
             made = call.device.open_library(name)

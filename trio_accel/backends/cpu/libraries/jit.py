@@ -12,7 +12,7 @@ import numpy as np
 
 from ....actors import describe
 from ...base import LibraryError, NotSupportedError
-from ...base.kernels import Call, kernel
+from ...base.kernels import KernelCall, kernel
 from ...base.ops import ArraySpec, KernelDefinition, KernelParameter, KernelSpec, scalar_offsets
 from ..runtime._memory import HostArray
 from .arrays import elementwise, reduce
@@ -34,7 +34,7 @@ def _plan(spec: KernelSpec, device: object) -> KernelDefinition:
 
 
 @kernel(KernelSpec, backend="cpu", plan=_plan, is_quick=True)
-def launch(spec: KernelSpec, call: Call) -> None:
+def launch(spec: KernelSpec, call: KernelCall) -> None:
     """Call a kernel's function, which gets its arguments in the order of its parameters."""
     if 0 in spec.grid:
         return
@@ -51,7 +51,7 @@ def launch(spec: KernelSpec, call: Call) -> None:
 
 
 def _scalars(definition: KernelDefinition, content: bytes) -> list[Any]:
-    """The scalars as NumPy's, of the declared types."""
+    """Return the scalars as NumPy's, of the declared types."""
     dtypes = definition.scalars
     offsets, _ = scalar_offsets(dtypes)
     return [
@@ -60,7 +60,7 @@ def _scalars(definition: KernelDefinition, content: bytes) -> list[Any]:
     ]
 
 
-def _view(parameter: KernelParameter, array: ArraySpec, call: Call) -> HostArray:
+def _view(parameter: KernelParameter, array: ArraySpec, call: KernelCall) -> HostArray:
     view: HostArray = call.array(array)
     if parameter.role == "read":
         view.flags.writeable = False
@@ -108,7 +108,7 @@ def _find(name: str, path: str) -> _Function:
     """Import a function, which may take as long as it likes: this is the stream's thread.
 
     Raises:
-        LibraryError: There is none.
+        LibraryError: There is no such function.
     """
     module, _, attribute = path.partition(":")
     with _told(f"kernel {name!r}: its function {path} for the CPU cannot be imported:"):

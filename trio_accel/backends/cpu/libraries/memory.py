@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...base import AccelStream, as_bits, scalar
-from ...base.kernels import Call, kernel
+from ...base.kernels import KernelCall, kernel
 from ...base.ops import (
     CopyFromHostSpec,
     CopySpec,
@@ -19,8 +19,8 @@ from ...base.ops import (
     OperationSpec,
     StackSpec,
 )
-from ..kit._library import Call as CpuCall
 from ..kit._library import CpuLibrary
+from ..kit._library import KernelCall as CpuCall
 from ..runtime._memory import HostArray, convert
 
 __all__ = ["MemoryLibrary", "copy", "copy_from_host", "copy_to_host", "fill", "stack"]
@@ -38,14 +38,14 @@ class MemoryLibrary(CpuLibrary):
 
 
 @kernel(CopyFromHostSpec, backend="cpu")
-def copy_from_host(spec: CopyFromHostSpec, call: Call) -> None:
+def copy_from_host(spec: CopyFromHostSpec, call: KernelCall) -> None:
     """Copy a host array of any strides."""
     out = as_bits(call.array(spec.out))
     _with_host(spec, partial(np.copyto, out))
 
 
 @kernel(CopyToHostSpec, backend="cpu")
-def copy_to_host(spec: CopyToHostSpec, call: Call) -> None:
+def copy_to_host(spec: CopyToHostSpec, call: KernelCall) -> None:
     """Copy to a host array of any strides."""
     source = as_bits(call.array(spec.source))
     _with_host(spec, lambda host: np.copyto(host, source))
@@ -64,26 +64,26 @@ def _with_host(spec: CopyFromHostSpec | CopyToHostSpec, copy: Callable[[HostArra
 
 
 @kernel(CopySpec, backend="cpu")
-def copy(spec: CopySpec, call: Call) -> None:
+def copy(spec: CopySpec, call: KernelCall) -> None:
     """Copy, and convert as `numpy.ndarray.astype` does."""
     source, out = call.array(spec.source), call.array(spec.out)
     if spec.source.dtype is spec.out.dtype:
         np.copyto(as_bits(out), as_bits(source))
         return
     if spec.source.dtype.kind == "complex" and spec.out.dtype.kind in ("float", "int", "uint"):
-        # What `astype` does but for its warning, which would go to whatever thread runs this.
+        # Convert as `astype` does, without its warning: that would be given in the stream's thread.
         source = np.real(source)
     convert(source, out)
 
 
 @kernel(FillSpec, backend="cpu")
-def fill(spec: FillSpec, call: Call) -> None:
+def fill(spec: FillSpec, call: KernelCall) -> None:
     """Set all elements to one value."""
     np.copyto(as_bits(call.array(spec.out)), as_bits(scalar(spec.value, spec.out.dtype)))
 
 
 @kernel(StackSpec, backend="cpu")
-def stack(spec: StackSpec, call: Call) -> None:
+def stack(spec: StackSpec, call: KernelCall) -> None:
     """Copy to places in one array."""
     out = as_bits(call.array(spec.out))
     if spec.is_padded:

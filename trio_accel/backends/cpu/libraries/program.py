@@ -11,7 +11,7 @@ from ...base import DType
 from ...base.kernels import KernelEntry, kernel
 from ...base.ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
 from ...base.programs import ProgramHost
-from ..kit._library import Call, CpuLibrary, HostDevice
+from ..kit._library import CpuLibrary, HostDevice, KernelCall
 from ..runtime._memory import HostArray
 
 __all__ = ["ProgramLibrary"]
@@ -41,7 +41,7 @@ class ProgramLibrary(CpuLibrary):
 
     @kernel(ProgramCall, backend="cpu")
     @kernel(ProgramReturn, backend="cpu")
-    def _call(self, spec: ProgramCall, call: Call) -> None:
+    def _call(self, spec: ProgramCall, call: KernelCall) -> None:
         view = self._arrays.view
         inputs = [view(array, write=False) for array in spec.read]
         updated = [view(array, write=True) for array in spec.updated]
@@ -49,11 +49,11 @@ class ProgramLibrary(CpuLibrary):
         self._host.call(spec, inputs, updated, outputs)
 
     @kernel(ProgramResult, backend="cpu")
-    def _tell(self, spec: ProgramResult, call: Call) -> None:
+    def _tell(self, spec: ProgramResult, call: KernelCall) -> None:
         self._host.tell(spec)
 
     @kernel(ProgramFetch, backend="cpu")
-    def _fetch(self, spec: ProgramFetch, call: Call) -> None:
+    def _fetch(self, spec: ProgramFetch, call: KernelCall) -> None:
         self._host.fetch(spec, [self._arrays.view(array, write=True) for array in spec.written])
 
 

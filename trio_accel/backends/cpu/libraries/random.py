@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ...base.kernels import Call, kernel
+from ...base.kernels import KernelCall, kernel
 from ...base.ops import PHILOX_ROW, PhiloxSpec
 from ..runtime._memory import HostArray
 
@@ -56,7 +56,7 @@ def _plan(spec: PhiloxSpec, device: object) -> tuple[_Draw, _Transform]:
 
 
 @kernel(PhiloxSpec, backend="cpu", plan=_plan, is_quick=True)
-def philox(spec: PhiloxSpec, call: Call) -> None:
+def philox(spec: PhiloxSpec, call: KernelCall) -> None:
     """Fill an array with random numbers, four a counter, whatever they are made of."""
     out, (draw, transform) = call.array(spec.out).reshape(-1), call.plan
     counters = -(-out.size // 4)
@@ -87,12 +87,12 @@ def _double_words(spec: PhiloxSpec, first: int, count: int) -> HostArray:
 
 
 def _unit32(words: HostArray) -> HostArray:
-    """Numbers above 0 up to 1, as cuRAND makes them of one word."""
+    """Return the numbers above 0 up to 1, as cuRAND makes them of one word."""
     return words.astype(np.float32) * np.float32(2.0**-32) + np.float32(2.0**-33)
 
 
 def _unit64(words: HostArray) -> HostArray:
-    """Numbers above 0 up to 1, as cuRAND makes them of two words."""
+    """Return the numbers above 0 up to 1, as cuRAND makes them of two words."""
     numbers: HostArray = (words[0::2] ^ (words[1::2] << np.uint64(21))).astype(np.float64)
     numbers *= 2.0**-53
     numbers += 2.0**-54

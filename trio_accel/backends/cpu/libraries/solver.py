@@ -14,7 +14,7 @@ import numpy as np
 
 from ...base import DType
 from ...base.checks import NATIVE
-from ...base.kernels import Call, kernel
+from ...base.kernels import KernelCall, kernel
 from ...base.ops import ArraySpec, OperationSpec, StatusArray
 from ..runtime._memory import HostArray
 from ._fortran import Lapack, check_size, each
@@ -40,7 +40,7 @@ def _solver(names: str, *fields: str, workspace: Callable[[int, int], int] = max
             check_size(f"{run.__name__} of {rows} × {columns}", workspace(rows, columns))
             return Lapack(first.dtype, rows, columns)
 
-        def solve(spec: Any, call: Call) -> None:
+        def solve(spec: Any, call: KernelCall) -> None:
             arrays = [getattr(spec, field, None) for field in fields]
             if spec.descriptor().has_status:
                 call.status(spec.info)
@@ -80,7 +80,7 @@ def lu(spec: Any, lapack: Lapack, a: HostArray, lu: HostArray, piv: HostArray) -
 
 
 def _factored(lapack: Lapack, a: HostArray, piv: HostArray, info: StatusArray) -> HostArray:
-    """Factor a copy, whose columns lie together; pivots count from 1."""
+    """Factor a copy in columns; pivots count from 1."""
     rows, columns = a.shape[-2:]
     packed = _packed(a)
     lapack("getrf", rows, columns, each(packed), rows, each(piv, 1), each(info, 0))
@@ -95,7 +95,7 @@ def det(spec: Any, lapack: Lapack, a: HostArray, *wanted: HostArray | None) -> N
     diagonal: HostArray = np.empty(a.shape[:-1], a.dtype)
     if a.size:
         diagonal = np.diagonal(_factored(lapack, a, piv, info), axis1=-2, axis2=-1)
-    # What follows is in double precision.
+    # The product is made in double precision.
     diagonal = diagonal.astype(np.result_type(a.dtype, np.float64))
     size, is_zero = np.abs(diagonal), (diagonal == 0).any(-1)
     with np.errstate(all="ignore"):
@@ -146,7 +146,7 @@ def _substitute(trans: bytes, packed: HostArray, piv: HostArray, b: HostArray, o
     x = _packed(np.broadcast_to(b, out.shape))
     factors, pivots, sides = each(packed, 2, tuple(stack)), each(piv, 1, tuple(stack)), each(x)
     if packed.size == n * n:
-        # All columns lie together.
+        # The array is stored by columns.
         factors, pivots, sides, columns = factors[:1], pivots[:1], sides[:1], x.size // n
     lapack, info = Lapack(DType.of(out.dtype), n, max(n, columns)), np.zeros(1, np.int32)
     lapack("getrs", trans, n, columns, factors, n, pivots, sides, n, info)
@@ -154,13 +154,13 @@ def _substitute(trans: bytes, packed: HostArray, piv: HostArray, b: HostArray, o
 
 
 def _packed(matrices: HostArray) -> HostArray:
-    """A copy whose columns lie together, each behind the one before: its rows, to NumPy."""
+    """Make a copy in columns, one behind the other: the rows of its transpose, to NumPy."""
     return np.array(matrices.swapaxes(-1, -2), order="C")
 
 
 @_solver("check_diagonal", "a")
 def check_diagonal(spec: Any, _: Lapack, a: HostArray) -> None:
-    """Where the diagonals have a zero."""
+    """Note where the diagonals have a zero."""
     if a.size:
         is_zero = (np.diagonal(a, axis1=-2, axis2=-1) == 0).reshape(len(spec.info), -1)
         spec.info[:] = np.where(is_zero.any(1), is_zero.argmax(1) + 1, 0)
@@ -276,7 +276,7 @@ def _clear(matrices: HostArray, *, is_lower: bool) -> None:
 
 
 def _is_finite(a: HostArray, info: StatusArray, looked_at: HostArray | None = None) -> bool:
-    """Whether there is no NaN or infinity, with which the routines may run for ever; else say where."""
+    """Tell whether there is no NaN or infinity, with which the routines may run for ever; else say where."""
     is_held = np.isfinite(a)
     if looked_at is not None:
         is_held |= ~looked_at

@@ -1,1 +1,1 @@
-"""What the libraries compute on: streams, memory, and what the machine tells of its processor."""
+"""Base of the libraries: streams, memory, and facts about the processor."""

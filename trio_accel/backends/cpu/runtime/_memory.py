@@ -39,8 +39,8 @@ class CpuMemory(BlockMemory[HostArray, HostArray]):
         """Make the array of a specification.
 
         Raises:
-            KeyError: There is no such block.
-            ValueError: The array does not lie within it.
+            KeyError: No block has this id.
+            ValueError: The array is not within it.
         """
         memory, _ = self.block(array.block)
         return np.ndarray(array.shape, array.dtype.dtype, memory.data, array.offset, array.strides)
@@ -78,7 +78,7 @@ class _Source:
         return map_shared(descriptor, nbytes)
 
     def drop(self, chunk: HostArray) -> None:
-        """The mapping goes with the last array over it."""
+        """Do nothing: the mapping goes with the last array over it."""
 
     def block(self, chunk: HostArray, offset: int, nbytes: int) -> HostArray:
         return chunk[offset : offset + nbytes]
@@ -88,7 +88,7 @@ class _Source:
 
 
 class HostLease:
-    """A host array that the program has; what it does with it is done when it gives it back.
+    """A host array that the program has; its work with it is done when it gives it back.
 
     Args:
         array: An array object of its own over the memory.
@@ -108,7 +108,7 @@ class HostLease:
         self.array: HostArray = array
 
     def take_back(self) -> None:
-        """Let nobody write to it any more."""
+        """Make the array read-only."""
         self.array.flags.writeable = False
 
 

@@ -21,7 +21,7 @@ from ...base import AccelEvent, ContextPoisonedError, Waker
 __all__ = ["CpuEvent", "CpuFault", "CpuHold", "CpuStream", "Work", "check_usable"]
 
 Work: TypeAlias = Callable[[], object]
-"""One operation, ready to run; what it returns is dropped."""
+"""One operation, ready to run; its result is dropped."""
 
 _WRITING = 0.0001
 
@@ -125,7 +125,7 @@ class CpuStream:
             latch.wait()
 
     def close(self) -> None:
-        """Take no more work. What is enqueued still runs, then the thread ends; does not wait."""
+        """Take no more work. Enqueued work still runs, then the thread ends; does not wait."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -175,7 +175,7 @@ class CpuEvent:
 
     @property
     def error(self) -> Exception | None:
-        """What first went wrong between the stream's previous event and this one."""
+        """The first error between the stream's previous event and this one; None if all went well."""
         return self._error
 
     def notify(self, waker: Waker) -> None:
@@ -189,13 +189,14 @@ class CpuEvent:
     def finish(self, error: Exception | None, *, is_lost: bool = False) -> None:
         """Mark the event as done and ring; called once, from the stream's thread.
 
-        When the context is lost, only other streams are told: nobody else is rung then.
+        When the context is lost, only other streams are told, and no callback is called, as on a GPU (D9).
         """
         with self._lock:
             self._error = error
             self._is_done = True
             wakers, self._wakers = self._wakers, []
         for waker in wakers:
+            # A latch is another stream's thread, or a `synchronize`: it would block for ever.
             if not is_lost or isinstance(waker, _Latch):
                 waker.ring()
 
@@ -205,7 +206,7 @@ class CpuEvent:
 
 @attrs.define(eq=False)
 class CpuHold:
-    """What holds a stream back: its thread waits for the release."""
+    """A hold of a stream: its thread waits for the release."""
 
     _waker: Waker | None
     _memory: npt.NDArray[np.uint8] | None
@@ -253,7 +254,7 @@ def _wait_until_done(event: CpuEvent) -> None:
 
 
 def _crash() -> None:
-    # What dies on purpose needs no report of it.
+    # A process that dies on purpose needs no report of it.
     faulthandler.disable()
     ctypes.string_at(0)
 
@@ -266,14 +267,14 @@ class CpuFault:
     reason: str | None = None
 
     def error(self) -> ContextPoisonedError | None:
-        """A new error that says why the context is lost; None while it is usable."""
+        """Make a new error that says why the context is lost; None while it is usable."""
         if self.reason is None:
             return None
         return ContextPoisonedError(f"the context is lost: {self.reason}", device=self._device)
 
 
 class _Running(threading.local):
-    """What the stream knows whose thread this is."""
+    """The state of the stream whose thread this is."""
 
     fault: CpuFault | None = None
 
@@ -307,7 +308,7 @@ def _run(items: queue.SimpleQueue[_Item], fault: CpuFault) -> None:
                 # A thread that blocks is woken, whatever has become of the context.
                 item.ring()
             elif lost is not None:
-                # What was enqueued behind the fault never runs.
+                # Work that was enqueued behind the fault never runs.
                 error = lost
             else:
                 failure = _call(item)

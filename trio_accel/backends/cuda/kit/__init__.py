@@ -1,1 +1,1 @@
-"""What the libraries share: their base class, workspaces, and kernels of the user's own."""
+"""Common parts of the libraries: their base class, workspaces, and kernels of the user's own."""

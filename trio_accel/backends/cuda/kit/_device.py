@@ -1,4 +1,4 @@
-"""A device as its libraries see it: where arrays lie, and what all libraries compute with."""
+"""A device as its libraries see it: places of arrays, and the means that all libraries compute with."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LibraryDevice(BlockDevice[CudaStream, DeviceChunk, int]):
     """The context, the memory and the kernels of one device. Blocks while it is made.
 
     Args:
-        info: What it is.
+        info: Description of the device.
         memory_limit: The most bytes that its blocks may take.
         architecture: Its compute capability, such as ``"90"``.
         keeper: Gets the chunks that blocks are placed in.
@@ -38,11 +38,11 @@ class LibraryDevice(BlockDevice[CudaStream, DeviceChunk, int]):
         arrays: Element-wise work.
         kernels: Sources of the backend's own.
         transfers: Copies between host and device.
-        graphs: What libraries launch again and again.
-        addresses: Where its blocks lie.
+        graphs: Graphs of calls that libraries launch again and again.
+        addresses: Addresses of its blocks.
         arena: Memory that kernels need while they run.
         pinned: Host memory that status words are copied to.
-        end_loops: Each ends what may otherwise never end, when nobody waits for it any more.
+        end_loops: Called when the context counts as lost: each ends a loop that may otherwise never end.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class LibraryDevice(BlockDevice[CudaStream, DeviceChunk, int]):
         except BaseException:
             self.context.release()
             raise
-        # By block, what is to be called when its contents change.
+        # By block: functions to call when its contents change (D26).
         self._to_invalidate: dict[int, set[Callable[[int], None]]] = {}
         self._spans: dict[tuple[tuple[int, ...], tuple[int, ...], int], tuple[int, int]] = {}
         self._usage: dict[str, LibraryUsage] = {}
@@ -74,7 +74,7 @@ class LibraryDevice(BlockDevice[CudaStream, DeviceChunk, int]):
         raise NotImplementedError
 
     def usage(self) -> dict[str, LibraryUsage]:
-        """What its libraries have planned and hold; see `AccelDevice.usage`."""
+        """Plans and workspace of its libraries; see `AccelDevice.usage`."""
         held = self.arena.by_library()
         held.update(self.addresses.fixed_workspace)
         found = dict(self._usage)
@@ -83,7 +83,7 @@ class LibraryDevice(BlockDevice[CudaStream, DeviceChunk, int]):
         return found
 
     def usage_of(self, library: str) -> LibraryUsage:
-        """What a library has planned and holds; it counts its plans there. From any thread."""
+        """Return the counts of a library, where it counts its plans. From any thread."""
         return self._usage.setdefault(library, LibraryUsage())
 
     def free(self, block: int) -> None:
@@ -93,36 +93,36 @@ class LibraryDevice(BlockDevice[CudaStream, DeviceChunk, int]):
             self.renew(block)
 
     def renew(self, block: int) -> None:
-        """Nothing is known of what lies in a block; see `AccelDevice.renew`."""
+        """Forget facts about the contents of a block; see `AccelDevice.renew`."""
         if block in self._to_invalidate:
             for invalidate in self._to_invalidate.pop(block):
                 invalidate(block)
 
     def invalidate_with(self, block: int, invalidate: Callable[[int], None]) -> None:
-        """Have it called, on the Trio thread, when a block is no more what it is now. From any thread."""
+        """Have a function called, on the Trio thread, when a block's contents change. From any thread."""
         self._to_invalidate.setdefault(block, set()).add(invalidate)
 
     def at(self, array: ArraySpec) -> DeviceArray:
-        """Where an array lies, and how.
+        """Return the address and layout of an array.
 
         Raises:
-            KeyError: There is no such block.
-            ValueError: The array does not lie within it.
+            KeyError: No block has this id.
+            ValueError: The array is not within it.
         """
         return DeviceArray(self.address(array), array.dtype, array.shape, array.strides)
 
     def lent_to(self, other: LibraryDevice, array: ArraySpec) -> DeviceArray:
-        """Where an array lies, for kernels of another device; raises as `at` and `CudaMemory.open_to` do."""
+        """Return the address of an array for kernels of another device; raises as `open_to` does."""
         if int(other.context.number) != int(self.context.number):
             self.addresses.open_to(array.block, int(other.context.number))
         return self.at(array)
 
     def address(self, array: ArraySpec) -> int:
-        """Where the first element of an array lies; raises as `at` does."""
+        """Return the address of an array's first element; raises as `at` does."""
         return self.address_within(array, self.span(array))
 
     def address_within(self, array: ArraySpec, span: tuple[int, int]) -> int:
-        """Where the first element of an array lies, given what `span` says of it; raises as `at` does."""
+        """Return the address of an array's first element, given its `span`; raises as `at` does."""
         first, last = span
         offset = array.offset
         try:

@@ -23,10 +23,10 @@ from ..runtime._context import CudaMemoryError
 from ..runtime._stream import CudaStream
 from ._device import LibraryDevice
 
-__all__ = ["Call", "CudaLibrary", "Errors", "ModuleLibrary", "Order", "factor_of"]
+__all__ = ["CudaLibrary", "Errors", "KernelCall", "ModuleLibrary", "Order", "factor_of"]
 
 BACKEND = "cuda"
-# What nvmath's bindings raise where a vendor's library has no such function; they do not export the class.
+# Error of nvmath's bindings where a vendor's library has no such function; they do not export the class.
 _NOT_FOUND = "FunctionNotFoundError"
 # Statuses that say the same in all libraries: not enough memory; the library does not have the operation.
 _EXHAUSTED = frozenset({"ALLOC_FAILED", "INSUFFICIENT_RESOURCES"})
@@ -81,7 +81,7 @@ class CudaLibrary(TableLibrary):
         is_foreign = context.make_current()
         try:
             if kernel.is_blocking:
-                # In a thread of the engine: the device may be closed meanwhile.
+                # D111: in a thread of the engine, so the device may be closed meanwhile.
                 with stream.in_use():
                     self._run(kernel, spec, stream)
             else:
@@ -95,7 +95,7 @@ class CudaLibrary(TableLibrary):
 
     def _run(self, kernel: KernelEntry, spec: OperationSpec, stream: CudaStream) -> None:
         """Have a kernel enqueue an operation, with what belongs behind it."""
-        call = Call(self._device, spec, stream, self._plan_of(spec, kernel), self.name)
+        call = KernelCall(self._device, spec, stream, self._plan_of(spec, kernel), self.name)
         try:
             if kernel.function(spec, call) is not None:
                 raise TypeError(f"the kernel at {kernel.where} must enqueue and return None")
@@ -127,13 +127,13 @@ class CudaLibrary(TableLibrary):
             raise
 
     def _raise_told(self, error: Exception) -> None:
-        """Raise what failed in the errors of backends, if it is none of these."""
+        """Raise an error as one of the backends' own, if it is not one already."""
         told = self._told(error)
         if told is not error:
             raise told from error
 
     def _told(self, error: Exception) -> Exception:
-        """What failed, in the errors of backends."""
+        """Make the backends' own error of a failure."""
         if isinstance(error, AccelError):
             error.device = self._device.info.name
             return error
@@ -150,7 +150,7 @@ class CudaLibrary(TableLibrary):
         return self._error_of(error)
 
     def _error_of(self, error: Exception) -> Exception:
-        """What a vendor's status means."""
+        """Describe a vendor's status."""
         # The library may have met what only the driver can name.
         self._context.look()
         failure = self._context.failure()
@@ -190,19 +190,19 @@ class ModuleLibrary(CudaLibrary):
 
 
 Order: TypeAlias = Literal["C", "F"]
-"""How the matrices of an array lie: by rows, or by columns as LAPACK wants them; stacks lie one by one."""
+"""Order of matrices: by rows, or by columns as LAPACK wants them; those of a stack follow one another."""
 
 
-class Call:
-    """One launch: where its arrays lie, and what it needs beside them.
+class KernelCall:
+    """One launch: addresses of its arrays, workspace, status words and plan.
 
     A kernel is called as ``kernel(spec, call)`` and enqueues on `stream`, with the context current. Memory of
-    the call is its own until what it has enqueued is done.
+    the call is its own until its work is done.
 
     Attributes:
         device: The device.
         stream: Where to enqueue.
-        plan: What the kernel's `plan` function has made; None if it has none.
+        plan: Result of the kernel's `plan` function; None if it has none.
     """
 
     __slots__ = ("_behind", "_judges", "_library", "_region", "_spec", "_words", "device", "plan", "stream")
@@ -216,7 +216,7 @@ class Call:
         self._spec = spec
         self._library = library
         self._region: Region | None = None
-        # What is to be enqueued behind the kernel.
+        # Work to enqueue behind the kernel.
         self._behind: list[Callable[[], None]] = []
         # Status words: where they are on the device and on the host, and what looks at them.
         self._words: list[tuple[int, StatusArray]] = []
@@ -228,19 +228,19 @@ class Call:
         return self.stream.handle
 
     def at(self, array: ArraySpec) -> int:
-        """The address of an array's first element."""
+        """Return the address of an array's first element."""
         return self.device.address(array)
 
     def array(self, array: ArraySpec) -> DeviceArray:
-        """Where an array lies, and how."""
+        """Return the address and layout of an array."""
         return self.device.at(array)
 
     def peers(self, peers: Peers) -> list[DeviceArray]:
-        """Where the arrays lie that the other parts of an operation lend, in the order of `Peers.arrays`."""
+        """Return the addresses of arrays that the other parts of an operation lend, in their order."""
         return [cast("LibraryDevice", one.owner).lent_to(self.device, one.array) for one in peers.arrays]
 
     def workspace(self, nbytes: int) -> int:
-        """The address of so many bytes of device memory, aligned to 256; 0 for none.
+        """Return the address of so many bytes of device memory, aligned to 256; 0 for none.
 
         Raises:
             OutOfMemoryError: The device's memory limit leaves not so much.
@@ -252,22 +252,23 @@ class Call:
         return self._region.take(nbytes)
 
     def workspace_array(self, dtype: DType, shape: tuple[int, ...]) -> DeviceArray:
-        """An array without gaps in workspace; raises as `workspace` does."""
+        """Return an array without gaps in workspace; raises as `workspace` does."""
         return DeviceArray.packed(self.workspace(math.prod(shape) * dtype.itemsize), dtype, shape)
 
     def host_workspace(self, nbytes: int) -> int:
-        """The address of so many bytes of host memory; 0 for none."""
+        """Return the address of so many bytes of host memory; 0 for none."""
         if nbytes <= 0:
             return 0
         room = np.empty(nbytes, np.uint8)
-        # It lives until the stream has got there.
+        # The driver reads it when the stream gets there, so it must live until then.
         self.stream.after(partial(_let_go, room))
         return int(room.ctypes.data)
 
     def uploaded(self, words: npt.NDArray[Any]) -> int:
-        """The address of workspace that gets the elements of a host array; they are taken at the call."""
+        """Upload the elements of a host array to workspace; they are read at once. Returns the address."""
         place, pinned = self.workspace(words.nbytes), self.device.pinned
         host = pinned.take(words.nbytes)
+        # The driver would copy from pageable memory while its caller waits; pinned memory it reads later.
         ctypes.memmove(host, words.ctypes.data, words.nbytes)
         self.device.context.check(driver.cuMemcpyHtoDAsync(place, host, words.nbytes, self.handle))
         self.stream.after(partial(pinned.give_back, words.nbytes, host))
@@ -280,12 +281,12 @@ class Call:
     def copy_of(
         self, array: ArraySpec | DeviceArray, order: Order = "C", *, conjugate: bool = False
     ) -> DeviceArray:
-        """A copy of an array in workspace, without gaps.
+        """Copy an array to workspace, without gaps.
 
         Args:
             array: The array.
-            order: How its matrices are to lie. A matrix by columns is its transpose by rows, which is what
-                the returned array describes.
+            order: Order of its matrices in the copy. A matrix by columns is its transpose by rows, and the
+                returned array describes that transpose.
             conjugate: Whether to conjugate the elements.
         """
         source = _turned(self.array(array) if isinstance(array, ArraySpec) else array, order)
@@ -294,19 +295,21 @@ class Call:
         return packed
 
     def packed(self, array: ArraySpec, order: Order = "C") -> int:
-        """The address of an array's elements without gaps: its own, or that of a copy."""
+        """Return the address of an array's elements without gaps: its own, or that of a copy."""
         if array.is_contiguous and (order == "C" or array.ndim < 2):
             return self.device.address(array)
         source = _turned(self.array(array), order)
         return source.address if source.is_contiguous else self.copy_of(array, order).address
 
     def result(self, array: ArraySpec, order: Order = "C", *, is_updated: bool = False) -> int:
-        """The address to write an array to, without gaps: its own, or workspace that is copied from there.
+        """Return the address to write an array to, without gaps: its own, or that of workspace.
+
+        Workspace is copied to the array behind the kernel.
 
         Args:
             array: The array.
-            order: How its matrices are to lie.
-            is_updated: Whether what it holds is to be there, too.
+            order: Order of its matrices there.
+            is_updated: Whether the kernel reads its contents, too.
         """
         if array.is_contiguous and (order == "C" or array.ndim < 2):
             return self.device.address(array)
@@ -330,9 +333,9 @@ class Call:
         self.device.arrays.fill(self.stream, out, value)
 
     def status(self, words: StatusArray) -> int:
-        """The address of device memory for status words, which are zero now.
+        """Return the address of device memory for status words, which are zero now.
 
-        What the kernel leaves there is in `words` when the operation is complete; then
+        The kernel's words are in `words` when the operation is complete; then
         `OperationSpec.check_status` is asked.
         """
         if self._spec.check_status not in self._judges:
@@ -340,12 +343,12 @@ class Call:
         return self._zeroed(words)
 
     def words(self, count: int, judge: Callable[[StatusArray], None]) -> int:
-        """The address of so many status words of the kernel's own, 32 bits each, which are zero now.
+        """Return the address of so many status words of the kernel's own, 32 bits each, which are zero now.
 
         Args:
             count: How many.
-            judge: Called with what the kernel has left there, when the operation is complete; what it raises
-                is the error of the operation. It is short. It may be called in a thread of the device.
+            judge: Called with the words that the kernel has written, when the operation is complete; an error
+                of it is the error of the operation. It is short. It may be called in a thread of the device.
         """
         words = np.zeros(count, np.int32)
         self._judges.append(partial(judge, words))
@@ -366,7 +369,7 @@ class Call:
             self._fetch_words()
 
     def release(self) -> None:
-        """The kernel is enqueued, or has failed: the workspace is the next operation's."""
+        """Leave the workspace to the next operation: the kernel is enqueued, or has failed."""
         if self._region is not None:
             self._region.end()
 
@@ -388,11 +391,11 @@ class Call:
 
 
 def _let_go(room: object) -> None:
-    """Nothing uses it any more."""
+    """Drop the last reference."""
 
 
 def _turned(array: DeviceArray, order: Order) -> DeviceArray:
-    """An array, or its matrices transposed, which lie by rows where the others lie by columns."""
+    """Return the array, or its matrices transposed, which are by rows where these are by columns."""
     return array if order == "C" or len(array.shape) < 2 else transposed(array)
 
 

@@ -1,4 +1,4 @@
-"""A kernel of the user's own, loaded onto a device: what it needs, and how it is launched."""
+"""A kernel of the user's own, loaded onto a device: its needs, and its launch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LoadedKernel(LoadedCode):
 
     Args:
         context: The context.
-        definition: What the kernel is made of.
+        definition: The kernel's definition.
         compiled: The same, compiled.
 
     Raises:
@@ -45,8 +45,8 @@ class LoadedKernel(LoadedCode):
         LibraryError: The kernel has other parameters than were declared.
 
     Attributes:
-        definition: What it is made of.
-        is_plain: Whether all arrays are passed as they lie.
+        definition: Its definition.
+        is_plain: Whether no array is packed first.
     """
 
     def __init__(self, context: CudaContext, definition: KernelDefinition, compiled: CompiledKernel) -> None:
@@ -62,7 +62,7 @@ class LoadedKernel(LoadedCode):
             self._read_limits()
         except DriverError as error:
             self.close()
-            # Most code is looked at only when a kernel of it is asked for.
+            # The driver may check code only when a kernel of it is asked for.
             raise self._not_loaded(compiled, error) from error
         except BaseException:
             self.close()
@@ -147,7 +147,7 @@ class LoadedKernel(LoadedCode):
         self._max_shared = max(0, self._all_shared - self._static_shared)
         self._has_clusters = of_device("CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH") == 1
         if self.definition.shared:
-            # Without it the driver gives 48 KiB at most.
+            # Without this attribute the driver gives 48 KiB at most.
             self._allow("CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", self._max_shared)
         if self.definition.cluster is not None:
             if not self._has_clusters:
@@ -159,7 +159,7 @@ class LoadedKernel(LoadedCode):
         self._context.check(driver.cuFuncSetAttribute(self._function, getattr(_OF_FUNCTION, name), value))
 
     def _lay_out(self) -> None:
-        """Where each parameter lies in the buffer."""
+        """Return the offset of each parameter in the buffer."""
         definition = self.definition
         offsets, size = scalar_offsets(definition.scalars)
         self._scalar_bytes = size
@@ -178,7 +178,7 @@ class LoadedKernel(LoadedCode):
         self._pointer = int(self._pointers.ctypes.data)
 
     def _make_config(self) -> Any:
-        """What launches with attributes have in common; None for a plain kernel."""
+        """Return the common part of launches with attributes; None for a plain kernel."""
         definition, attributes = self.definition, list[driver.CUlaunchAttribute]()
         if definition.is_cooperative:
             attribute = driver.CUlaunchAttribute()
@@ -202,8 +202,8 @@ class LoadedKernel(LoadedCode):
 
         Args:
             spec: Grid, block and scalars; the grid is not empty.
-            addresses: Where the arrays lie: those that are read, then the updated, then the written ones.
-            stream: Where.
+            addresses: Addresses of the arrays: those that are read, then the updated, then the written ones.
+            stream: The stream.
 
         Raises:
             LibraryError: The block or the grid does not fit on the device.
@@ -261,7 +261,7 @@ class LoadedKernel(LoadedCode):
         return int(self._context.check(found))
 
     def _refused(self, spec: KernelSpec, result: tuple[Any, ...]) -> None:
-        """The driver has refused a launch: the asker's problem, unless the context is lost."""
+        """Raise the driver's refusal of a launch: the asker's problem, unless the context is lost."""
         try:
             self._context.check(result)
         except DriverError as error:

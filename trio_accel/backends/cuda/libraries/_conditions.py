@@ -55,7 +55,7 @@ class Conditions:
         self._tell_loops(1)
 
     def close(self) -> None:
-        """The context is not watched any more. Loops may still look at the word, which stays."""
+        """Stop watching the context. Loops may still look at the word, which stays."""
         self._device.context.forget(self.end_loops)
         if self.end_loops in self._device.end_loops:
             self._device.end_loops.remove(self.end_loops)

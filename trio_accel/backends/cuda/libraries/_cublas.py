@@ -18,12 +18,12 @@ from ..runtime._stream import CudaStream, scratch
 __all__ = ["DEFAULT", "DEVICE", "HOST", "KINDS", "Cublas", "Factors", "Kind"]
 
 HOST, DEVICE = int(cublas.PointerMode.HOST), int(cublas.PointerMode.DEVICE)
-"""Where factors and results lie."""
+"""Places of factors and results."""
 
 DEFAULT = int(cublas.GemmAlgo.DEFAULT)
 """cuBLAS chooses how it multiplies."""
 
-# What NVIDIA advises for Hopper; with one of ours cuBLAS allocates nothing, and repeats its results.
+# NVIDIA's advice for Hopper. With a workspace of ours cuBLAS allocates nothing, and repeats its results.
 _WORKSPACE = 32 << 20
 # Sums in parts are in the type of the sum, and not in that of the result: rounded once.
 _MATH = int(cublas.Math.DEFAULT_MATH) | int(cublas.Math.DISALLOW_REDUCED_PRECISION_REDUCTION)
@@ -36,15 +36,15 @@ _CODES = {"L": 0, "R": 1, "U": 1, "N": 0, "T": 1, "C": 2}
 
 @attrs.frozen
 class Kind:
-    """What cuBLAS calls an element type.
+    """An element type in cuBLAS' terms.
 
     Attributes:
         code: Its `cudaDataType`.
         factor: That of its factors, in which the vectors' routines compute.
-        compute: In what products are summed up; no shorter type stands in for float32.
+        compute: Type that products are summed in; float32 is not computed in a shorter type.
         real: The type of its absolute values.
         is_double: Whether factors are doubles.
-        letter: What names of routines for this type begin with; empty where it has none.
+        letter: First letter of this type's routines; empty where it has none.
     """
 
     code: int
@@ -82,7 +82,7 @@ class Factors:
         self.beta: int = self.alpha + _FOUR_DOUBLES.size // 2
 
     def packed(self) -> bytes:
-        """Both as they lie there: zeros of either sign differ, and NaNs do not."""
+        """Return the bytes of both: zeros of either sign differ, and NaNs do not."""
         return bytes(self._buffer)
 
     def put(self, kind: Kind, alpha: complex, beta: complex = 0.0) -> None:
@@ -169,7 +169,7 @@ class Cublas:
         self._workspace.close()
 
     def is_warm(self, kind: Kind) -> bool:
-        """Whether something of a type was multiplied before."""
+        """Tell whether something of a type was multiplied before."""
         return kind.code in self._warm
 
     def warm(self, kind: Kind) -> None:

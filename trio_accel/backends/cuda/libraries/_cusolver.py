@@ -26,7 +26,7 @@ LOWER, UPPER = 0, 1
 _COMPLEX = {"?orgqr": "?ungqr"}
 
 _X, _WORK = "solver params", "work bytes host host_bytes info"
-# What each routine is told, in order. T is the type, R its real one; a* and x* are lists of addresses.
+# Arguments of each routine, in order (D107). T is the type, R its real one; a* and x* are lists of addresses.
 _CALLS = {
     "xpotrf": f"{_X} uplo n T a n T {_WORK}",
     "xgetrf": f"{_X} m n T a m pivots T {_WORK}",
@@ -46,7 +46,7 @@ _ARRAYS = ("a", "pivots", "x", "tau", "s", "u", "v", "vh", "w")
 _NOT_ASKED = frozenset({*_WORK.split(), "elements", "pivots"})
 
 Places: TypeAlias = "Mapping[str, tuple[int, int]]"
-"""Where each array lies, and the bytes of it that belong to one matrix."""
+"""Address of each array, and its bytes for one matrix."""
 
 
 @attrs.frozen(eq=False)
@@ -71,7 +71,7 @@ class Routine:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What it is told, in order."""
+        """Its arguments, in order."""
         return _WORDS[self.name]
 
     @property
@@ -85,7 +85,7 @@ class Routine:
         return self.sizes.get("m", self.sizes["n"]), self.sizes["n"]
 
     def values(self) -> dict[str, int]:
-        """The values of all words that depend on no address."""
+        """Return the values of all words that depend on no address."""
         kind = KINDS[self.dtype]
         told = {"T": kind.code, "R": KINDS[kind.real].code}
         told |= {"bytes": self.work[0], "host_bytes": self.work[1]}
@@ -93,7 +93,7 @@ class Routine:
         return {**told, **self.sizes, **self.options, "batch": self.batch}
 
     def function(self, suffix: str = "") -> Any:
-        """The function of the bindings."""
+        """Return the function of the bindings."""
         letter = KINDS[self.dtype].letter
         name = _COMPLEX.get(self.name, self.name) if letter in "cz" else self.name
         module = cublas if self.words[0] == "blas" else cusolverDn
@@ -104,7 +104,7 @@ class Vendor:
     """The handles of cuSOLVER and of cuBLAS, each on one stream at a time. Made with the context current."""
 
     def __init__(self) -> None:
-        # What cuBLAS says of its arguments, on the host.
+        # Status of cuBLAS about its arguments, on the host.
         self._said = np.zeros(1, np.int32)
         self._handles: dict[str, int] = {
             "solver": cusolverDn.create(),
@@ -116,7 +116,7 @@ class Vendor:
         self._streams = {"solver": 0, "blas": 0}
 
     def sized(self, routine: Routine) -> Routine:
-        """The routine with its workspace."""
+        """Return the routine with its workspace."""
         if "work" not in routine.words:
             return routine
         # It depends on no address.
@@ -137,8 +137,8 @@ class Vendor:
             stream: The stream.
             places: Its arrays.
             count: How many matrices there are.
-            work: Where its workspace lies, on the device and on the host.
-            status: Where the status words lie.
+            work: Addresses of its workspace, on the device and on the host.
+            status: Address of the status words.
         """
         self.select(routine.words[0], stream)
         function, values = routine.function(), {**routine.values(), **self._handles}
@@ -223,9 +223,9 @@ class SolverKernels:
 
         Args:
             stream: The stream.
-            source: Where they are: int32 or int64, without gaps.
-            out: Where they go, likewise.
-            step: What is added.
+            source: The pivots: int32 or int64, without gaps.
+            out: Their target, likewise.
+            step: The number to add.
             status: With status words, pivots are checked to be rows of square matrices.
         """
         self._launch(
@@ -234,7 +234,7 @@ class SolverKernels:
         )  # fmt: skip
 
     def list_matrices(self, stream: int, first: int, nbytes: int, count: int, out: int) -> None:
-        """Write the addresses of matrices that lie one by one, as batched routines want them."""
+        """Write the addresses of matrices that follow one another, as batched routines want them."""
         self._launch(stream, "list_matrices", count, a=first, b=out, step=nbytes)
 
     def _launch(

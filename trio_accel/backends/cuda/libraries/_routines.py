@@ -21,7 +21,7 @@ from ...base.kernels import kernel
 from ...base.ops import ArraySpec, OperationSpec, contiguous_strides
 from ...base.product_layouts import vectors
 from ..kit._device import LibraryDevice
-from ..kit._library import Call, CudaLibrary, factor_of
+from ..kit._library import CudaLibrary, KernelCall, factor_of
 from ._cublas import DEVICE, HOST, KINDS, Cublas, Kind
 
 __all__ = ["RoutineLibrary"]
@@ -72,13 +72,15 @@ class RoutineLibrary(CudaLibrary):
         return self._plan_vectors(spec, device) if spec.x.strides[0] > 0 else (None,)
 
     def _plan_norm(self, spec: Any, device: LibraryDevice) -> tuple[_Vectors | None]:
-        """The same; refuse a result that is not of the type of absolute values."""
+        """Return the same; refuse a result that is not of the type of absolute values."""
         real = KINDS[spec.x.dtype].real
         check_dtype("cuda", f"norm of {spec.x.dtype} to", spec.out.dtype, (real,))
         return self._plan_vectors(spec, device)
 
-    def _vectors(self, call: Call, read: Sequence[ArraySpec], updated: Sequence[ArraySpec] = ()) -> list[int]:
-        """Where each operand lies as a vector, and its step; packed ones where they are none together."""
+    def _vectors(
+        self, call: KernelCall, read: Sequence[ArraySpec], updated: Sequence[ArraySpec] = ()
+    ) -> list[int]:
+        """Return the address of each operand as a vector, and its step; others are packed first."""
         (found,) = call.plan
         if found is None:
             places = [call.packed(array) for array in read]
@@ -88,7 +90,7 @@ class RoutineLibrary(CudaLibrary):
         return [number for array, (offset, step) in pairs for number in (call.at(array) + offset, step)]
 
     @kernel("linalg.axpy", backend="cuda", dtypes=INEXACT, plan=_plan_vectors, is_quick=True)
-    def _axpy(self, spec: Any, call: Call) -> None:
+    def _axpy(self, spec: Any, call: KernelCall) -> None:
         kind, blas = KINDS[spec.y.dtype], self._blas
         alpha = factor_of("blas", "alpha", spec.alpha, spec.y.dtype)
         if not spec.y.size:
@@ -102,10 +104,10 @@ class RoutineLibrary(CudaLibrary):
         )  # fmt: skip
 
     @kernel("linalg.scal", backend="cuda", dtypes=INEXACT, plan=_plan_vectors, is_quick=True)
-    def _scal(self, spec: Any, call: Call) -> None:
+    def _scal(self, spec: Any, call: KernelCall) -> None:
         self._scale(call, factor_of("blas", "alpha", spec.alpha, spec.x.dtype), spec.x, call.plan[0])
 
-    def _scale(self, call: Call, alpha: complex, array: ArraySpec, found: _Vectors | None) -> None:
+    def _scale(self, call: KernelCall, alpha: complex, array: ArraySpec, found: _Vectors | None) -> None:
         """Enqueue ``array = alpha * array``."""
         kind, blas, x = KINDS[array.dtype], self._blas, call.array(array)
         if not x.size:
@@ -122,7 +124,7 @@ class RoutineLibrary(CudaLibrary):
         )
 
     @kernel("linalg.dot", backend="cuda", dtypes=INEXACT, plan=_plan_vectors, is_quick=True)
-    def _dot(self, spec: Any, call: Call) -> None:
+    def _dot(self, spec: Any, call: KernelCall) -> None:
         if not spec.x.size:
             call.fill(spec.out, 0)
             return
@@ -135,7 +137,7 @@ class RoutineLibrary(CudaLibrary):
         )  # fmt: skip
 
     @kernel("linalg.nrm2", backend="cuda", dtypes=INEXACT, plan=_plan_norm, is_quick=True)
-    def _nrm2(self, spec: Any, call: Call) -> None:
+    def _nrm2(self, spec: Any, call: KernelCall) -> None:
         if not spec.x.size:
             call.fill(spec.out, 0)
             return
@@ -152,33 +154,33 @@ class RoutineLibrary(CudaLibrary):
             )
 
     @kernel("linalg.asum", backend="cuda", dtypes=NATIVE, plan=_plan_norm, is_quick=True)
-    def _asum(self, spec: Any, call: Call) -> None:
+    def _asum(self, spec: Any, call: KernelCall) -> None:
         if spec.x.size:
             self._reduce(call, "asum", spec.x, call.at(spec.out))
         else:
             call.fill(spec.out, 0)
 
     @kernel("linalg.iamax", backend="cuda", dtypes=NATIVE, plan=_plan_index, is_quick=True)
-    def _iamax(self, spec: Any, call: Call) -> None:
+    def _iamax(self, spec: Any, call: KernelCall) -> None:
         found = call.workspace(8)
         self._reduce(call, "i{}amax", spec.x, found)
         self._index_from_zero.run(call.handle, 1, _INDEX, found, call.at(spec.out), spec.x.size)
 
-    def _reduce(self, call: Call, name: str, x: ArraySpec, out: int) -> None:
+    def _reduce(self, call: KernelCall, name: str, x: ArraySpec, out: int) -> None:
         """Enqueue what makes a number in device memory of a vector."""
         place = self._vectors(call, [x])
         self._blas.select(call.stream, DEVICE)
         self._blas.invoke(KINDS[x.dtype], name, x.size, *place, out)
 
     @kernel("linalg.swap", backend="cuda", dtypes=tuple(DType))
-    def _swap(self, spec: Any, call: Call) -> None:
+    def _swap(self, spec: Any, call: KernelCall) -> None:
         x, y = call.array(spec.x), call.array(spec.y)
         kept = call.copy_of(x)
         call.convert(y, x)
         call.convert(kept, y)
 
     @kernel("linalg.rot", backend="cuda", dtypes=NATIVE, plan=_plan_vectors, is_quick=True)
-    def _rot(self, spec: Any, call: Call) -> None:
+    def _rot(self, spec: Any, call: KernelCall) -> None:
         sine = factor_of("blas", "s", spec.s, spec.x.dtype)
         if spec.x.size:
             places = self._vectors(call, (), [spec.x, spec.y])
@@ -193,7 +195,7 @@ class RoutineLibrary(CudaLibrary):
     @kernel("linalg.syr2k", backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
     @kernel("linalg.trmm", backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
     @kernel("linalg.trsm", backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
-    def _matrices(self, spec: Any, call: Call) -> None:
+    def _matrices(self, spec: Any, call: KernelCall) -> None:
         plan: Plan = call.plan
         routine = plan.routine_for(spec)
         if routine is None:
@@ -206,7 +208,7 @@ class RoutineLibrary(CudaLibrary):
         self._blas.select(call.stream, HOST)
         kind = KINDS[spec.a.dtype]
         batched = _batched(plan)
-        # What is captured would read the lists again when it runs; they are not kept.
+        # D135: a captured graph would read the lists again at each replay, and they are not kept that long.
         if batched is not None and not call.stream.is_capturing:
             lists = {field: call.uploaded(plan.addresses(field, addresses[field])) for field in plan.steps}
             self._invoke(kind, batched, spec, lists)
@@ -271,14 +273,14 @@ class RoutineLibrary(CudaLibrary):
 
 
 def _batched(plan: Plan) -> Routine | None:
-    """The one call for all matrices of a stack, which takes lists of addresses; None where there is none."""
+    """Return the one call for all matrices of a stack, which takes lists of addresses; None without one."""
     if not plan.stack or plan.routine is None or plan.routine.name != "trsm":
         return None
     return Routine("trsm_batched", (*plan.routine.arguments, math.prod(plan.stack)))
 
 
 def _small(spec: Any, stack: tuple[int, ...]) -> Any:
-    """An operation of one matrix that needs the same kernels: sizes with as many bits are one size."""
+    """Return an operation of one matrix that needs the same kernels: sizes with as many bits are one size."""
     arrays = {name: _small_array(array, stack) for name, array in _arrays(spec).items() if array}
     return attrs.evolve(spec, **arrays)
 

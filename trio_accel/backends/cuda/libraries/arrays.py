@@ -17,7 +17,7 @@ from ...base.expressions.compiled import (
 from ...base.kernels import kernel
 from ...base.ops import ElementwiseSpec, OperationSpec, ReductionSpec
 from ..kit._device import LibraryDevice
-from ..kit._library import Call, CudaLibrary
+from ..kit._library import CudaLibrary, KernelCall
 from ..runtime._kernels import Function, Module
 
 __all__ = ["ArraysLibrary"]
@@ -28,7 +28,7 @@ class _Plan:
     """A compiled expression.
 
     Attributes:
-        source: What it was compiled of.
+        source: Its source.
         module: Its kernels.
         functions: The same by their names.
     """
@@ -46,7 +46,7 @@ class _Plan:
         """Unload it. The context is current."""
         self.module.close()
 
-    def launch(self, name: str, call: Call, values: tuple[object, ...], count: int, **how: int) -> None:
+    def launch(self, name: str, call: KernelCall, values: tuple[object, ...], count: int, **how: int) -> None:
         """Launch one of the kernels, by so many threads."""
         function = self.functions[name]
         with function as buffer:
@@ -79,14 +79,14 @@ class ArraysLibrary(CudaLibrary):
         return _Plan(source, module, dict(zip(source.names, module.functions, strict=True)))
 
     @kernel(ElementwiseSpec, backend="cuda", plan=_compile)
-    def _elementwise(self, spec: ElementwiseSpec, call: Call) -> None:
+    def _elementwise(self, spec: ElementwiseSpec, call: KernelCall) -> None:
         plan, count = call.plan, spec.results[0].size
         if count:
             values = elementwise_arguments(spec, plan.source, call.device.address)
             plan.launch("elementwise", call, values, -(-count // plan.source.each), most=MOST_BLOCKS)
 
     @kernel(ReductionSpec, backend="cuda", plan=_compile)
-    def _reduce(self, spec: ReductionSpec, call: Call) -> None:
+    def _reduce(self, spec: ReductionSpec, call: KernelCall) -> None:
         plan = call.plan
         how = reduction_launch(spec, plan.source, call.device.kernels.most_blocks)
         if how is None:

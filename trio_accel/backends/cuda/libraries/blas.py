@@ -18,7 +18,7 @@ from ...base.launch_cache import GraphCall, Key
 from ...base.ops import MatmulSpec, OperationSpec
 from ...base.product_layouts import Product, broadcast_operands, plan_gemm, plan_matmul, vectors
 from ..kit._device import LibraryDevice
-from ..kit._library import Call, Errors, factor_of
+from ..kit._library import Errors, KernelCall, factor_of
 from ..runtime._kernels import Function
 from ..runtime._stream import CudaStream
 from ._cublas import DEFAULT, HOST, KINDS, Factors, Kind
@@ -44,13 +44,13 @@ class _Multiply:
         spans: How far a, b and the result reach around their first elements.
     """
 
-    run: Callable[[Any, Call], None]
+    run: Callable[[Any, KernelCall], None]
     graph: GraphCall | None = None
     spans: tuple[_Span, _Span, _Span] = ((0, 0), (0, 0), (0, 0))
 
 
 class BlasLibrary(RoutineLibrary):
-    """cuBLAS, by its routines for mixed types; what it does not have by kernels of the backend's own."""
+    """cuBLAS, by its routines for mixed types; missing ones by kernels of the backend's own."""
 
     name = "blas"
     errors: ClassVar[Errors] = {cublas.cuBLASError: cublas.Status}
@@ -129,12 +129,12 @@ class BlasLibrary(RoutineLibrary):
         run = partial(self._multiply_by_graph, kind, product, graph)
         return _Multiply(run, graph, (span(spec.a), span(spec.b), span(spec.out)))
 
-    def _multiply_plain(self, kind: Kind, product: Product, spec: MatmulSpec, call: Call) -> None:
+    def _multiply_plain(self, kind: Kind, product: Product, spec: MatmulSpec, call: KernelCall) -> None:
         factors = self._blas.plain[kind.is_double]
         self._multiply(call, kind, product, factors, spec, call.at(spec.out))
 
     def _multiply_by_graph(
-        self, kind: Kind, product: Product, graph: GraphCall, spec: MatmulSpec, call: Call
+        self, kind: Kind, product: Product, graph: GraphCall, spec: MatmulSpec, call: KernelCall
     ) -> None:
         """By a graph from the third time on that it is the same product at the same place."""
         a, b, out = call.at(spec.a), call.at(spec.b), call.at(spec.out)
@@ -142,7 +142,7 @@ class BlasLibrary(RoutineLibrary):
         # There is no graph yet: what has one does not come here.
         self._call_by_graph(key, call.stream, (kind, product, self._blas.plain[kind.is_double], a, b, out))
 
-    def _multiply_integers(self, spec: MatmulSpec, call: Call) -> None:
+    def _multiply_integers(self, spec: MatmulSpec, call: KernelCall) -> None:
         """By a thread for each element, without tiles: right, and far from what the device could do."""
         multiply = self._load_integers()
         a, b, out = call.array(spec.a), call.array(spec.b), call.array(spec.out)
@@ -175,10 +175,10 @@ class BlasLibrary(RoutineLibrary):
 
     @kernel(MatmulSpec, backend="cuda", dtypes=(*INEXACT, *INTEGERS), plan=_plan_matmul, is_quick=True)
     @kernel("linalg.gemm", backend="cuda", dtypes=INEXACT, plan=_plan_gemm, is_quick=True)
-    def _product(self, spec: Any, call: Call) -> None:
+    def _product(self, spec: Any, call: KernelCall) -> None:
         call.plan.run(spec, call)
 
-    def _scale_only(self, spec: Any, call: Call) -> None:
+    def _scale_only(self, spec: Any, call: KernelCall) -> None:
         """A product that is a sum of nothing."""
         _, beta = _factors_of(spec)
         if beta:
@@ -188,7 +188,7 @@ class BlasLibrary(RoutineLibrary):
             call.fill(spec.c, 0)
 
     def _multiply_with_factors(
-        self, kind: Kind, product: Product, graph: GraphCall | None, spec: Any, call: Call
+        self, kind: Kind, product: Product, graph: GraphCall | None, spec: Any, call: KernelCall
     ) -> None:
         factors, stream = self._blas.factors, call.stream
         alpha, beta = _factors_of(spec)
@@ -211,7 +211,7 @@ class BlasLibrary(RoutineLibrary):
 
     def _multiply(
         self,
-        call: Call,
+        call: KernelCall,
         kind: Kind,
         product: Product,
         factors: Factors,
@@ -259,9 +259,9 @@ class BlasLibrary(RoutineLibrary):
             )  # fmt: skip
 
     def _packed_operands(
-        self, call: Call, product: Product, a: DeviceArray, b: DeviceArray
+        self, call: KernelCall, product: Product, a: DeviceArray, b: DeviceArray
     ) -> tuple[int, int]:
-        """Lay out what cannot be read as it lies; returns the addresses of both."""
+        """Copy operands that cannot be read in place; returns the addresses of both."""
         if product.is_in_full:
             a, b = _in_full(a, b)
         addresses = [
@@ -273,11 +273,11 @@ class BlasLibrary(RoutineLibrary):
         return addresses[0], addresses[1]
 
 
-def _nothing(spec: MatmulSpec, call: Call) -> None:
-    """The result is empty."""
+def _nothing(spec: MatmulSpec, call: KernelCall) -> None:
+    """Enqueue nothing: the result is empty."""
 
 
-def _zeros(spec: MatmulSpec, call: Call) -> None:
+def _zeros(spec: MatmulSpec, call: KernelCall) -> None:
     """A sum of nothing."""
     call.fill(spec.out, 0)
 
@@ -293,7 +293,7 @@ def _factors_of(spec: Any) -> tuple[complex, complex]:
 
 
 def _in_full(a: DeviceArray, b: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
-    """Both operands of a product with all batches, as they lie: without a copy."""
+    """Return both operands of a product with all batches, in place, without a copy."""
     batch, left, right = broadcast_operands((a.shape, b.shape), (a.strides, b.strides))
     full_a, full_b = (
         DeviceArray(

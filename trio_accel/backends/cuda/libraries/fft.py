@@ -18,7 +18,7 @@ from ...base.kernels import kernel
 from ...base.ops import FftSpec
 from ...base.workspace import LastUses
 from ..kit._device import LibraryDevice
-from ..kit._library import Call, CudaLibrary, Errors
+from ..kit._library import CudaLibrary, Errors, KernelCall
 from ..runtime._context import CudaContext
 from ..runtime._stream import CudaStream
 
@@ -46,11 +46,11 @@ class _VendorPlan:
     """One plan of cuFFT. To make one takes up to a second, and loads kernels. The context is current.
 
     Args:
-        key: What it is made from.
+        key: Its `VendorPlanKey`.
         context: The device's context.
 
     Attributes:
-        key: What it is made from.
+        key: As given.
         size: Bytes of the work area that it needs.
         users: How many plans of ours execute it.
     """
@@ -110,13 +110,13 @@ class _VendorPlan:
 
 @attrs.frozen(eq=False)
 class _Plan:
-    """What the transforms of one layout have in common.
+    """The common plan of the transforms of one layout.
 
     Attributes:
-        steps: What to enqueue; a transform with the plan of cuFFT that it executes.
+        steps: Steps to enqueue; a transform with the plan of cuFFT that it executes.
         workspace: Bytes of the temporary buffers, and behind them of the work area of cuFFT, which its plans
             use one after the other.
-        offsets: Where each of these begins.
+        offsets: First byte of each of these.
         vendor_plans: The plans of cuFFT.
     """
 
@@ -165,7 +165,7 @@ class FftLibrary(CudaLibrary):
         return _Plan(tuple(steps), ends[-1], tuple(ends[:-1]), tuple(held.values()))
 
     @kernel(FftSpec, backend="cuda", dtypes=NATIVE, plan=_plan)
-    def _transform(self, spec: FftSpec, call: Call) -> None:
+    def _transform(self, spec: FftSpec, call: KernelCall) -> None:
         plan: _Plan = call.plan
         workspace = call.workspace(plan.workspace)
         buffers = [call.at(spec.source), call.at(spec.out)]
@@ -208,5 +208,5 @@ class FftLibrary(CudaLibrary):
 
 
 def _array(view: View, buffers: list[int]) -> DeviceArray:
-    """The array, once it is known where the buffers lie."""
+    """Return the array, given the addresses of the buffers."""
     return DeviceArray(buffers[view.buffer], view.dtype, view.shape, view.strides)

@@ -19,7 +19,7 @@ from ...base.ops import (
     OperationSpec,
 )
 from ..kit._device import LibraryDevice
-from ..kit._library import Call, CudaLibrary
+from ..kit._library import CudaLibrary, KernelCall
 from ..runtime._graphs import CaptureStream, Executable
 from ..runtime._stream import CudaStream
 from ._conditions import Conditions
@@ -32,9 +32,9 @@ class _Captured:
     """A graph of the driver.
 
     Attributes:
-        executable: What is launched.
-        stream: What captured it.
-        area: Where the workspace lies that it uses.
+        executable: The graph to launch.
+        stream: The stream that captured it.
+        area: Address of the workspace that it uses.
     """
 
     executable: Executable
@@ -66,7 +66,7 @@ class GraphLibrary(CudaLibrary, ChainLibrary):
     @kernel(GraphSpec, backend="cuda", plan=ChainLibrary.plan_chain)
     @kernel(BranchSpec, backend="cuda", plan=ChainLibrary.plan_chain)
     @kernel(LoopSpec, backend="cuda", plan=ChainLibrary.plan_chain)
-    def _replay(self, spec: ChainSpec, call: Call) -> None:
+    def _replay(self, spec: ChainSpec, call: KernelCall) -> None:
         self.run_chain(spec, call.plan, call.stream)
 
     def _open(self, name: str) -> CudaLibrary:
@@ -112,7 +112,7 @@ class GraphLibrary(CudaLibrary, ChainLibrary):
                 conditions.set_loop(stream, handle, spec, is_begin=False)
             return
         handles = [stream.condition() for _ in works]
-        # All of them first: a part may change what the others are chosen by.
+        # D129: all conditions are set first, as a part may change the array that the others are chosen by.
         for number, handle in enumerate(handles):
             conditions.set_branch(stream, handle, spec, number)
         for number, handle in enumerate(handles):
@@ -137,13 +137,13 @@ class GraphLibrary(CudaLibrary, ChainLibrary):
                 library.attach(capturing)
         if has_conditions:
             self._conditions.load()
-        # Nobody knows what a part needs that has never run: for it, memory is taken meanwhile.
+        # D129: the needs of a part that has never run are unknown, so memory for it is taken in the capture.
         for _ in range(2 if has_conditions else 1):
             before = arena.place(capturing)
             executable = capturing.capture(enqueue, has_conditions=has_conditions)
             if arena.place(capturing) == before:
                 return _Captured(executable, capturing, before)
-            # What was captured first has an area that is given back by now.
+            # The area of the first capture is given back by now.
             capturing.discard(executable)
         raise LibraryError("its workspace has grown meanwhile", library=self.name, code="workspace")
 

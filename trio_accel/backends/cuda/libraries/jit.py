@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...base.kernels import kernel
 from ...base.ops import KernelDefinition, KernelInfoSpec, KernelSpec, OperationSpec
 from ..kit._device import LibraryDevice
-from ..kit._library import Call
+from ..kit._library import KernelCall
 from ..kit._loaded_kernel import LoadedKernel
 from ..runtime._compiler import compile_kernel
 from .arrays import ArraysLibrary
@@ -29,7 +29,7 @@ class JitLibrary(ArraysLibrary):
         return LoadedKernel(self._context, definition, compile_kernel(definition, self._device.architecture))
 
     @kernel(KernelSpec, backend="cuda", plan=_load)
-    def _launch(self, spec: KernelSpec, call: Call) -> None:
+    def _launch(self, spec: KernelSpec, call: KernelCall) -> None:
         if 0 in spec.grid:
             return
         loaded: LoadedKernel = call.plan
@@ -41,13 +41,13 @@ class JitLibrary(ArraysLibrary):
         loaded.launch(spec, addresses, call.stream)
 
     @kernel(KernelInfoSpec, backend="cuda", plan=_load)
-    def _inform(self, spec: KernelInfoSpec, call: Call) -> None:
+    def _inform(self, spec: KernelInfoSpec, call: KernelCall) -> None:
         loaded: LoadedKernel = call.plan
         loaded.inform(spec)
 
 
-def _packed(definition: KernelDefinition, spec: KernelSpec, call: Call) -> list[int]:
-    """Where the arrays lie: those that are to be packed have workspace if they lie otherwise."""
+def _packed(definition: KernelDefinition, spec: KernelSpec, call: KernelCall) -> list[int]:
+    """Return the addresses of the arrays: of workspace for those that must be packed and are not."""
     addresses: list[int] = []
     for parameter, array in zip(definition.arrays("read"), spec.read, strict=True):
         addresses.append(call.packed(array) if parameter.layout == "packed" else call.at(array))

@@ -9,7 +9,7 @@ from ...base.device_array import DeviceArray
 from ...base.foreign import ForeignArray
 from ...base.kernels import kernel
 from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, HostUse, StackSpec
-from ..kit._library import Call, CudaLibrary
+from ..kit._library import CudaLibrary, KernelCall
 
 __all__ = ["MemoryLibrary"]
 
@@ -17,12 +17,12 @@ _DEVICE = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 
 class MemoryLibrary(CudaLibrary):
-    """What every device can do with its memory."""
+    """Operations of every device on its memory."""
 
     name = "memory"
 
     @kernel(CopyFromHostSpec, backend="cuda")
-    def _copy_from_host(self, spec: CopyFromHostSpec, call: Call) -> None:
+    def _copy_from_host(self, spec: CopyFromHostSpec, call: KernelCall) -> None:
         out, transfers = call.array(spec.out), self._device.transfers
         if not out.size:
             return
@@ -33,7 +33,7 @@ class MemoryLibrary(CudaLibrary):
             call.convert(packed, out)
 
     @kernel(CopyToHostSpec, backend="cuda")
-    def _copy_to_host(self, spec: CopyToHostSpec, call: Call) -> None:
+    def _copy_to_host(self, spec: CopyToHostSpec, call: KernelCall) -> None:
         source, transfers = call.array(spec.source), self._device.transfers
         if not source.size:
             return
@@ -42,11 +42,11 @@ class MemoryLibrary(CudaLibrary):
         _note(spec, transfers.to_host(call.stream, packed.address, spec.host, start))
 
     @kernel(CopySpec, backend="cuda")
-    def _copy(self, spec: CopySpec, call: Call) -> None:
+    def _copy(self, spec: CopySpec, call: KernelCall) -> None:
         call.convert(call.array(spec.source), call.array(spec.out))
 
     @kernel(CopyFromForeignSpec, backend="cuda")
-    def _copy_from_foreign(self, spec: CopyFromForeignSpec, call: Call) -> None:
+    def _copy_from_foreign(self, spec: CopyFromForeignSpec, call: KernelCall) -> None:
         source, out = spec.source, self._device.at(spec.out)
         if not out.size:
             return
@@ -67,11 +67,11 @@ class MemoryLibrary(CudaLibrary):
         call.convert(array, out)
 
     @kernel(FillSpec, backend="cuda")
-    def _fill(self, spec: FillSpec, call: Call) -> None:
+    def _fill(self, spec: FillSpec, call: KernelCall) -> None:
         call.fill(spec.out, spec.value)
 
     @kernel(StackSpec, backend="cuda")
-    def _stack(self, spec: StackSpec, call: Call) -> None:
+    def _stack(self, spec: StackSpec, call: KernelCall) -> None:
         out = call.array(spec.out)
         if spec.is_padded:
             call.fill(out, spec.pad)

@@ -3,38 +3,49 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
-import attrs
 import numpy as np
 import numpy.typing as npt
 from cuda.bindings import driver
 
-from ...base import AccelError, Refused
+from ...base import AccelError, InThread, Refused
 from ...base.device_array import DeviceArray
 from ...base.kernels import kernel
-from ...base.ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
+from ...base.ops import (
+    ArraySpec,
+    OperationSpec,
+    ProgramCall,
+    ProgramFetch,
+    ProgramResult,
+    ProgramReturn,
+)
 from ...base.programs import ProgramHost
 from ..kit._device import LibraryDevice
-from ..kit._library import Call, CudaLibrary
+from ..kit._library import CudaLibrary, KernelCall
+from ..runtime._current_streams import CurrentStreams, loaded
 from ..runtime._export import ProgramArray
 from ..runtime._foreign import described, foreign_array
 from ..runtime._stream import CudaStream
 
 __all__ = ["ProgramLibrary"]
 
+# A call that takes longer holds up the loop: the next one is made in the thread.
+_SHORT = 0.002
+_SHORT_CALL = InThread(is_short=True)
 _NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
 
 class ProgramLibrary(CudaLibrary):
     """One program of an open device; blocks while its module is imported and its constructor runs.
 
-    Constructor and `warm_up` run on a stream of their own, which is waited for. A call runs in a thread, on
-    the stream of its operation: it only has to enqueue.
+    Constructor and `warm_up` run on a stream of their own, which is waited for. A call runs on the stream of
+    its operation: it only has to enqueue. It runs in the thread of that stream, unless its method declares
+    that it enqueues, and its last call was short. The first one may compile kernels.
 
     Args:
         device: The device; its context is current.
@@ -45,8 +56,10 @@ class ProgramLibrary(CudaLibrary):
 
     def __init__(self, device: LibraryDevice, argument: str) -> None:
         super().__init__(device)
-        self._arrays = _Arrays(device)
-        self._streams = _CurrentStreams(device.info.index)
+        self._streams = CurrentStreams(device.info.index)
+        self._arrays = _Arrays(device, self._streams)
+        # By method: whether the last call was short. Written by the thread, and read by the loop.
+        self._is_short: dict[str, bool] = {}
         check = self._context.check
         # Kept: PyTorch has memory for it as long as the program lives.
         self._first = int(check(driver.cuStreamCreate(_NON_BLOCKING)))
@@ -67,28 +80,39 @@ class ProgramLibrary(CudaLibrary):
         self._host.close()
         driver.cuStreamDestroy(self._first)
 
+    def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
+        """Tell where an operation is to be called; see `KernelLibrary.prepare`."""
+        # Only the loop asks this.
+        self._streams.note_loop()
+        if isinstance(spec, ProgramCall) and self._is_short.get(spec.method, False):
+            return _SHORT_CALL
+        return super().prepare(spec)
+
     @kernel(ProgramCall, backend="cuda", is_blocking=True)
     @kernel(ProgramReturn, backend="cuda", is_blocking=True)
-    def _call(self, spec: ProgramCall, call: Call) -> None:
-        arrays = self._arrays
-        with arrays.of(call), self._streams.current(call.handle):
+    def _call(self, spec: ProgramCall, call: KernelCall) -> None:
+        arrays, began = self._arrays, time.perf_counter()
+        with arrays.of(call), self._streams.of_call(call.handle):
             inputs = [arrays.view(array, write=False) for array in spec.read]
             updated = [arrays.view(array, write=True) for array in spec.updated]
             outputs = [arrays.view(array, write=True) for array in spec.written]
             self._host.call(spec, inputs, updated, outputs)
+        if spec.arguments and self._host.enqueues(spec.method):
+            self._is_short[spec.method] = time.perf_counter() - began < _SHORT
 
-    @kernel(ProgramResult, backend="cuda")
-    def _tell(self, spec: ProgramResult, call: Call) -> None:
+    # D111: blocking, so that it goes to the stream's thread, behind a call that is being enqueued there.
+    @kernel(ProgramResult, backend="cuda", is_blocking=True)
+    def _tell(self, spec: ProgramResult, call: KernelCall) -> None:
         self._host.tell(spec)
 
-    @kernel(ProgramFetch, backend="cuda")
-    def _fetch(self, spec: ProgramFetch, call: Call) -> None:
+    @kernel(ProgramFetch, backend="cuda", is_blocking=True)
+    def _fetch(self, spec: ProgramFetch, call: KernelCall) -> None:
         with self._arrays.of(call):
             self._host.fetch(spec, [self._arrays.view(array, write=True) for array in spec.written])
 
     def _told(self, error: Exception) -> Exception:
-        """What failed, in the errors of backends: what the program's libraries met may be the end of CUDA."""
-        # A declared refusal may be how the program's library tells of the end of CUDA.
+        """Make the backends' own error of a failure, which may be the end of CUDA."""
+        # A declared refusal may wrap an error by which the program's library tells of the end of CUDA (D137).
         raised = error.__cause__ or error if isinstance(error, Refused) else error
         if not isinstance(error, AccelError) or isinstance(error, Refused):
             self._context.look()
@@ -96,7 +120,7 @@ class ProgramLibrary(CudaLibrary):
             if failure is not None:
                 return failure
             if isinstance(raised, MemoryError) or type(raised).__name__ == "OutOfMemoryError":
-                # CuPy's is a MemoryError, PyTorch's is not.
+                # CuPy's error is a MemoryError, PyTorch's is not.
                 return self._exhausted()
         return super()._told(error)
 
@@ -129,12 +153,13 @@ class _KeptArray:
 class _Arrays:
     """See `ProgramArrays`."""
 
-    def __init__(self, device: LibraryDevice) -> None:
+    def __init__(self, device: LibraryDevice, streams: CurrentStreams) -> None:
         self._device = device
-        self._call: Call | None = None
+        self._streams = streams
+        self._call: KernelCall | None = None
 
     @contextmanager
-    def of(self, call: Call) -> Generator[None, None, None]:
+    def of(self, call: KernelCall) -> Generator[None, None, None]:
         """Arrays are those of a call, until the end."""
         self._call = call
         try:
@@ -172,12 +197,12 @@ class _Arrays:
         for view in cast("Sequence[ProgramArray]", views):
             view.end()
 
-    def _in_call(self) -> Call:
+    def _in_call(self) -> KernelCall:
         assert self._call is not None
         return self._call
 
     def _source(self, value: Any) -> DeviceArray:
-        """Where a returned array lies; it is kept until it is copied."""
+        """Place of a returned array, which is kept until it is copied."""
         if isinstance(value, (ProgramArray, _KeptArray)):
             return value.array
         call = self._in_call()
@@ -186,17 +211,23 @@ class _Arrays:
             return DeviceArray.packed(0, dtype, shape)
         if isinstance(value, np.ndarray):
             return self._uploaded(cast("npt.NDArray[Any]", value), call)
-        torch: Any = sys.modules.get("torch")
+        torch, index = loaded("torch", "Tensor"), self._device.info.index
         if torch is not None and isinstance(value, torch.Tensor):
             value = value.detach().resolve_conj().resolve_neg()
-        found = foreign_array(value, call.stream, self._device.info.index)
+        place = _place_of(value, index) if self._streams.are_current(call.handle) else None
+        if place is not None:
+            # The work that computes it is on the stream already.
+            address, strides = place
+            call.stream.after(partial(_let_go, value))
+            return DeviceArray(address, dtype, shape, strides)
+        found = foreign_array(value, call.stream, index)
         if found is None:
             return self._uploaded(np.from_dlpack(value), call)
         array, owner = found
         call.stream.after(partial(_let_go, owner))
         return array
 
-    def _uploaded(self, host: npt.NDArray[Any], call: Call) -> DeviceArray:
+    def _uploaded(self, host: npt.NDArray[Any], call: KernelCall) -> DeviceArray:
         dtype, shape = described(host)
         room = call.workspace_array(dtype, shape)
         self._device.transfers.to_device(
@@ -205,55 +236,21 @@ class _Arrays:
         return room
 
 
-class _CurrentStreams:
-    """Makes a stream the current one of PyTorch and CuPy, where this process has imported them.
+def _place_of(value: Any, index: int) -> tuple[int, tuple[int, ...]] | None:
+    """Address and strides in bytes of an array of PyTorch or CuPy; None if it is neither, or is elsewhere.
 
-    Args:
-        index: Number of the device.
+    DLPack says the same, but takes longer than a copy.
     """
-
-    def __init__(self, index: int) -> None:
-        self._index = index
-
-    @contextmanager
-    def current(self, handle: int) -> Generator[None, None, None]:
-        """Make it so for a block, in this thread."""
-        with ExitStack() as stack:
-            # Another thread may be importing one: then there is not all of it.
-            torch: Any = getattr(sys.modules.get("torch"), "cuda", None)
-            if torch is not None and _has_cuda():
-                stack.enter_context(torch.stream(torch.ExternalStream(handle, device=self._index)))
-            cupy: Any = getattr(sys.modules.get("cupy"), "cuda", None)
-            stream = self._of_cupy(cupy, handle)
-            if stream is not None:
-                stack.enter_context(cupy.Device(self._index))
-                stack.enter_context(stream)
-            yield
-
-    def _of_cupy(self, cupy: Any, handle: int) -> Any:
-        """A stream of CuPy that does not end ours; None where it is not imported."""
-        if hasattr(getattr(cupy, "Stream", None), "from_external"):
-            return cupy.Stream.from_external(_Handle(handle))
-        if hasattr(cupy, "ExternalStream"):
-            # Before CuPy 14.
-            return cupy.ExternalStream(handle, self._index)
-        return None
-
-
-@attrs.frozen
-class _Handle:
-    """A stream, by the protocol for those of other libraries."""
-
-    handle: int
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.handle
-
-
-def _has_cuda() -> bool:
-    """Whether PyTorch was built with CUDA, and is imported."""
-    version: Any = getattr(sys.modules.get("torch"), "version", None)
-    return bool(getattr(version, "cuda", None))
+    torch = loaded("torch", "Tensor")
+    if torch is not None and isinstance(value, torch.Tensor):
+        if not value.is_cuda or value.get_device() != index or value.layout is not torch.strided:
+            return None
+        size = value.element_size()
+        return int(value.data_ptr()), tuple([step * size for step in value.stride()])
+    cupy = loaded("cupy", "ndarray")
+    if cupy is not None and isinstance(value, cupy.ndarray) and value.data.device_id == index:
+        return int(value.data.ptr), tuple(value.strides)
+    return None
 
 
 def _let_go(owner: object) -> None:

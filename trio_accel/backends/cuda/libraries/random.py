@@ -11,7 +11,7 @@ import struct
 from ...base.kernels import kernel
 from ...base.ops import RANDOM_DTYPES, PhiloxSpec
 from ..kit._device import LibraryDevice
-from ..kit._library import Call, CudaLibrary
+from ..kit._library import CudaLibrary, KernelCall
 
 __all__ = ["RandomLibrary"]
 
@@ -38,7 +38,7 @@ class RandomLibrary(CudaLibrary):
         return _KINDS.index((spec.distribution, spec.out.dtype))
 
     @kernel(PhiloxSpec, backend="cuda", plan=_plan, is_quick=True)
-    def _philox(self, spec: PhiloxSpec, call: Call) -> None:
+    def _philox(self, spec: PhiloxSpec, call: KernelCall) -> None:
         out = call.array(spec.out)
         size = out.size
         if not size:

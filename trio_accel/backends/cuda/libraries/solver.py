@@ -22,7 +22,7 @@ from ...base.device_array import DeviceArray, broadcast, diagonals, first_rows, 
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec
 from ..kit._device import LibraryDevice
-from ..kit._library import Call, CudaLibrary, Errors, Order
+from ..kit._library import CudaLibrary, Errors, KernelCall, Order
 from ._cusolver import LOWER, POINTER, UPPER, Routine, SolverKernels, Trials, Vendor
 
 __all__ = ["SolverLibrary"]
@@ -57,12 +57,12 @@ class SolverLibrary(CudaLibrary):
         self._vendor.destroy()
 
     def _ready(self, routine: Routine, *before: Routine) -> Routine:
-        """A routine that is tried out, behind those whose results it works on, with its workspace."""
+        """Return a routine that is tried out, behind those whose results it works on, with its workspace."""
         self._trials.run(*before, routine)
         return self._vendor.sized(routine)
 
     def _enqueue(
-        self, call: Call, routine: Routine, status: int, **arrays: DeviceArray | tuple[int, int]
+        self, call: KernelCall, routine: Routine, status: int, **arrays: DeviceArray | tuple[int, int]
     ) -> None:
         """Enqueue a routine of the plan for each matrix of the stack ``a``; see `Vendor.run`."""
         matrices = arrays["a"]
@@ -79,7 +79,7 @@ class SolverLibrary(CudaLibrary):
         work = call.workspace(routine.work[0]), call.host_workspace(routine.work[1])
         self._vendor.run(routine, call.handle, places, count, work, status)
 
-    def _blank(self, call: Call, matrices: DeviceArray, status: int, triangle: str = "") -> None:
+    def _blank(self, call: KernelCall, matrices: DeviceArray, status: int, triangle: str = "") -> None:
         """Keep what is no finite number from routines that iterate, perhaps for ever."""
         self._own.apply(call.handle, "screen", matrices, status, triangle)
         self._own.apply(call.handle, "blank", matrices, status, triangle)
@@ -95,7 +95,7 @@ class SolverLibrary(CudaLibrary):
         return (routine,)
 
     @kernel("linalg.cholesky", backend="cuda", dtypes=NATIVE, plan=_plan_cholesky)
-    def _cholesky(self, spec: Any, call: Call) -> None:
+    def _cholesky(self, spec: Any, call: KernelCall) -> None:
         out, status, triangle = call.array(spec.out), call.status(spec.info), _triangle(spec)
         if not out.size:
             return
@@ -128,7 +128,7 @@ class SolverLibrary(CudaLibrary):
         return planned, self._ready(Routine("xgetrs", dtype, sizes, {"trans": trans}), factor)
 
     @kernel("linalg.lu", backend="cuda", dtypes=NATIVE, plan=_plan_lu)
-    def _lu(self, spec: Any, call: Call) -> None:
+    def _lu(self, spec: Any, call: KernelCall) -> None:
         status = call.status(spec.info)
         if call.plan:
             packed = call.copy_of(spec.a, "F")
@@ -138,7 +138,7 @@ class SolverLibrary(CudaLibrary):
 
     @kernel("linalg.det", backend="cuda", dtypes=NATIVE, plan=_plan_lu)
     @kernel("linalg.slogdet", backend="cuda", dtypes=NATIVE, plan=_plan_lu)
-    def _det(self, spec: Any, call: Call) -> None:
+    def _det(self, spec: Any, call: KernelCall) -> None:
         stack, is_complex = spec.a.shape[:-2], spec.a.dtype.kind == "complex"
         # Of each matrix in double precision: the determinant, its sign, and the logarithm of its size.
         made = call.workspace_array(DType.complex128, (*stack, 3))
@@ -159,7 +159,7 @@ class SolverLibrary(CudaLibrary):
 
     @kernel("linalg.solve", backend="cuda", dtypes=NATIVE, plan=_plan_lu)
     @kernel("linalg.inv", backend="cuda", dtypes=NATIVE, plan=_plan_lu)
-    def _solve(self, spec: Any, call: Call) -> None:
+    def _solve(self, spec: Any, call: KernelCall) -> None:
         status = call.status(spec.info)
         if call.plan:
             packed = call.copy_of(spec.a, "F")
@@ -168,7 +168,7 @@ class SolverLibrary(CudaLibrary):
             )
 
     @kernel("linalg.lu_solve", backend="cuda", dtypes=NATIVE, plan=_plan_lu)
-    def _lu_solve(self, spec: Any, call: Call) -> None:
+    def _lu_solve(self, spec: Any, call: KernelCall) -> None:
         status = call.status(spec.info)
         if call.plan:
             pivots = _pivots(call, spec.piv.shape)
@@ -176,7 +176,7 @@ class SolverLibrary(CudaLibrary):
             self._own.move_pivots(call.handle, given, pivots, 1, status)
             self._substitute(call, call.copy_of(spec.lu, "F"), pivots, spec.b, spec.out)
 
-    def _factor(self, call: Call, packed: DeviceArray, status: int) -> DeviceArray:
+    def _factor(self, call: KernelCall, packed: DeviceArray, status: int) -> DeviceArray:
         """Factor matrices by columns in their place; the pivots count from 1."""
         *stack, n, m = packed.shape
         pivots = _pivots(call, (*stack, min(m, n)))
@@ -186,7 +186,7 @@ class SolverLibrary(CudaLibrary):
         return pivots
 
     def _substitute(
-        self, call: Call, factors: DeviceArray, pivots: DeviceArray, b: ArraySpec | None, out: ArraySpec
+        self, call: KernelCall, factors: DeviceArray, pivots: DeviceArray, b: ArraySpec | None, out: ArraySpec
     ) -> None:
         """Solve with factors by columns, of which one may belong to many right-hand sides; or invert."""
         *stack, n, columns = out.shape
@@ -205,7 +205,7 @@ class SolverLibrary(CudaLibrary):
         call.convert(transposed(x), call.array(out))
 
     @kernel("linalg.check_diagonal", backend="cuda", dtypes=NATIVE)
-    def _check_diagonal(self, spec: Any, call: Call) -> None:
+    def _check_diagonal(self, spec: Any, call: KernelCall) -> None:
         status = call.status(spec.info)
         if spec.a.size:
             # As if LU had named the first pivot of each.
@@ -224,7 +224,7 @@ class SolverLibrary(CudaLibrary):
         return planned, self._ready(Routine("?orgqr", dtype, sizes))
 
     @kernel("linalg.qr", backend="cuda", dtypes=NATIVE, plan=_plan_qr)
-    def _qr(self, spec: Any, call: Call) -> None:
+    def _qr(self, spec: Any, call: KernelCall) -> None:
         *stack, m, n = spec.a.shape
         k, r = min(m, n), call.array(spec.r)
         if not call.plan:
@@ -257,7 +257,7 @@ class SolverLibrary(CudaLibrary):
         return (self._ready(Routine("xgesvd", dtype, {"m": most, "n": least}, {"job": ord(job)})),)
 
     @kernel("linalg.svd", backend="cuda", dtypes=NATIVE, plan=_plan_svd, is_blocking=True)
-    def _svd(self, spec: Any, call: Call) -> None:
+    def _svd(self, spec: Any, call: KernelCall) -> None:
         status, (m, n) = call.status(spec.info), spec.a.shape[-2:]
         if not call.plan:
             _fill_identity(call, spec.u)
@@ -280,7 +280,7 @@ class SolverLibrary(CudaLibrary):
             self._enqueue(call, call.plan[0], said, a=packed, s=call.array(spec.s), u=left, vh=right)
         self._own.merge(call.handle, said, status, stacked(packed))
 
-    def _svd_batched(self, spec: Any, call: Call, packed: DeviceArray, said: int) -> None:
+    def _svd_batched(self, spec: Any, call: KernelCall, packed: DeviceArray, said: int) -> None:
         *stack, m, n = packed.shape
         dtype = packed.dtype
         left, right = call.workspace_array(dtype, (*stack, n, n)), call.workspace_array(dtype, (*stack, m, m))
@@ -309,7 +309,7 @@ class SolverLibrary(CudaLibrary):
 
     @kernel("linalg.eigh", backend="cuda", dtypes=NATIVE, plan=_plan_eigh, is_blocking=True)
     @kernel("linalg.eigvalsh", backend="cuda", dtypes=NATIVE, plan=_plan_eigh, is_blocking=True)
-    def _eigh(self, spec: Any, call: Call) -> None:
+    def _eigh(self, spec: Any, call: KernelCall) -> None:
         status = call.status(spec.info)
         if not call.plan:
             return
@@ -332,11 +332,11 @@ def _bytes_of_one(array: ArraySpec) -> int:
 
 
 def _triangle(spec: Any) -> str:
-    """The triangle that is read, of the transpose; of the factor, it is the one that becomes zero."""
+    """Return the triangle that is read, of the transpose; of the factor, it is the one that becomes zero."""
     return "L" if spec.upper else "U"
 
 
-def _pivots(call: Call, shape: tuple[int, ...]) -> DeviceArray:
+def _pivots(call: KernelCall, shape: tuple[int, ...]) -> DeviceArray:
     """Room for the pivots of the planned routine."""
     is_batched = call.plan[0].name == "?getrf_batched"
     return call.workspace_array(DType.int32 if is_batched else DType.int64, shape)
@@ -348,14 +348,14 @@ def _part(array: DeviceArray, place: int, dtype: DType) -> DeviceArray:
     return DeviceArray(address, dtype, array.shape[:-1], array.strides[:-1])
 
 
-def _repeated(call: Call, array: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
-    """An array broadcast in full."""
+def _repeated(call: KernelCall, array: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
+    """Return an array broadcast in full."""
     full = call.workspace_array(array.dtype, shape)
     call.convert(broadcast(array, shape), full)
     return full
 
 
-def _fill_identity(call: Call, matrices: ArraySpec | DeviceArray | None) -> None:
+def _fill_identity(call: KernelCall, matrices: ArraySpec | DeviceArray | None) -> None:
     """Make matrices the identity, where there are any."""
     if matrices is not None:
         array = call.array(matrices) if isinstance(matrices, ArraySpec) else matrices

@@ -18,7 +18,7 @@ from ...base.device_array import DeviceArray
 from ...base.kernels import kernel
 from ...base.ops import StatusArray, array_key
 from ..kit._device import LibraryDevice
-from ..kit._library import Call, CudaLibrary, Errors
+from ..kit._library import CudaLibrary, Errors, KernelCall
 from ..runtime._stream import CudaStream
 
 __all__ = ["SparseLibrary"]
@@ -50,14 +50,14 @@ _Structure: TypeAlias = tuple[object, ...]
 
 @attrs.frozen(eq=False)
 class _Product:
-    """cuSPARSE's descriptors of one product. They lie in host memory, and what runs has no need of them.
+    """cuSPARSE's descriptors of one product. They are in host memory, and running work does not need them.
 
     Attributes:
         matrix: Of the matrix.
         x: Of the argument.
         out: Of the result.
-        nbytes: What the product needs for itself.
-        terms: What the library is told of the values: their type, and where one and zero lie.
+        nbytes: Bytes of workspace of the product.
+        terms: Type of the values, and addresses of one and zero.
         destroy: Gives the descriptors back.
     """
 
@@ -74,7 +74,7 @@ class _Matrix:
     """A matrix whose structure is right.
 
     Attributes:
-        blocks: Where its structure lies.
+        blocks: Blocks of its structure.
         used: How many products there were before the last one by it.
         product: Its descriptors; None before the first product by cuSPARSE.
     """
@@ -85,18 +85,18 @@ class _Matrix:
 
 
 class SparseLibrary(CudaLibrary):
-    """Products by cuSPARSE, which believes what a matrix says of itself, and reads wherever that leads.
+    """Products by cuSPARSE, which follows row pointers and columns without a check, wherever they lead.
 
-    To check indices on the device costs nearly as much as a product, and nobody can wait for the outcome
-    before the product is enqueued. So the first product with a structure is computed by a kernel that
-    checks all that it reads, and when it has found nothing the next ones are cuSPARSE's. What tells a
-    structure are the blocks of its arrays, as long as these are what they were. A program that changes the
-    arrays in place keeps them right, as `CsrMatrix` says. The first product with a dense matrix is cuSPARSE's
-    too, by a copy of the structure that a kernel has made: a harmless one if it has found something.
+    To check indices on the device costs nearly as much as a product, and the outcome cannot be awaited before
+    the product is enqueued. So the first product with a structure is computed by a kernel that checks all
+    that it reads, and when it has found nothing the next ones are cuSPARSE's (D26). A structure is recognised
+    by the blocks of its arrays, as long as these are what they were. A program that changes the arrays in
+    place keeps them right, as `CsrMatrix` says. The first product with a dense matrix is cuSPARSE's too, by a
+    copy of the structure that a kernel has made: a harmless one if it has found something.
     """
 
     name = "sparse"
-    # What it enqueues depends on whether a structure was looked at.
+    # Its work depends on whether a structure was checked, so it cannot be captured.
     is_captured: ClassVar[bool] = False
     errors: ClassVar[Errors] = {cusparse.cuSPARSEError: cusparse.Status}
     refused: ClassVar[frozenset[str]] = frozenset({"INVALID_VALUE", "MATRIX_TYPE_NOT_SUPPORTED"})
@@ -112,7 +112,7 @@ class SparseLibrary(CudaLibrary):
         self._handle: int = cusparse.create()
 
     @kernel("sparse.spmv", backend="cuda", dtypes=_DTYPES)
-    def _multiply(self, spec: Any, call: Call) -> None:
+    def _multiply(self, spec: Any, call: KernelCall) -> None:
         # A type is compared by identity: cheaper than its hash, which is NumPy's.
         structure = (id(spec.out.dtype), *_layout(spec))
         matrix = self._matrices.get(structure)
@@ -141,7 +141,7 @@ class SparseLibrary(CudaLibrary):
         )
 
     def _describe(self, spec: Any, addresses: tuple[int, int, int, int, int]) -> _Product:
-        """Make the descriptors of a product, and find what it needs."""
+        """Make the descriptors of a product, and find its workspace."""
         indptr, indices, data, x_at, out_at = addresses
         kind, (one, zero) = _VALUE_TYPES[spec.matrix_data.dtype], _factors(spec.matrix_data.dtype)
         with ExitStack() as undo:
@@ -158,7 +158,7 @@ class SparseLibrary(CudaLibrary):
             self._stream = stream
 
     @kernel("sparse.spmm", backend="cuda", dtypes=_DTYPES)
-    def _multiply_dense(self, spec: Any, call: Call) -> None:
+    def _multiply_dense(self, spec: Any, call: KernelCall) -> None:
         structure, dtype = self._harmless(spec, call), spec.matrix_data.dtype
         factors = [scalar_of("sparse", name, getattr(spec, name), dtype) for name in ("alpha", "beta")]
         out, size = call.result(spec.out, is_updated=True), spec.out.size
@@ -184,7 +184,7 @@ class SparseLibrary(CudaLibrary):
             cusparse.sp_mm(*terms, call.workspace(cusparse.sp_mm_buffer_size(*terms)))
 
     @kernel("sparse.sddmm", backend="cuda", dtypes=_DTYPES)
-    def _sample(self, spec: Any, call: Call) -> None:
+    def _sample(self, spec: Any, call: KernelCall) -> None:
         structure = self._harmless(spec, call)
         (rows, inner), columns = spec.a.shape, spec.b.shape[1]
         if not (_stored(spec) and inner and rows and columns):
@@ -205,18 +205,18 @@ class SparseLibrary(CudaLibrary):
             cusparse.sddmm(*terms, call.workspace(int(nbytes[0])))
 
     @kernel("sparse.to_dense", backend="cuda", dtypes=_DTYPES)
-    def _to_dense(self, spec: Any, call: Call) -> None:
+    def _to_dense(self, spec: Any, call: KernelCall) -> None:
         out = call.result(spec.out)
         call.fill(DeviceArray.packed(out, spec.out.dtype, spec.out.shape), 0)
         indptr, indices, data = map(call.packed, (spec.matrix_indptr, spec.matrix_indices, spec.matrix_data))
         words = call.words(2, partial(_refuse_faulty, spec))
         self._launch_unchecked(spec, call, (indptr, indices, data, 0, out), words, is_dense=True)
 
-    def _harmless(self, spec: Any, call: Call) -> tuple[int, int]:
-        """Where row pointers and columns lie that lead nowhere outside.
+    def _harmless(self, spec: Any, call: KernelCall) -> tuple[int, int]:
+        """Return addresses of row pointers and columns that lead nowhere outside.
 
-        Those of the matrix, if it was found right. Otherwise copies that a kernel makes: of what is there, or
-        of something harmless, and then the operation fails.
+        Those of the matrix, if it was found right. Otherwise copies that a kernel makes: of the structure, or
+        of a harmless one, and then the operation fails (D104).
         """
         indptr, indices = call.packed(spec.matrix_indptr), call.packed(spec.matrix_indices)
         structure = ("harmless", *_layout(spec))
@@ -240,7 +240,7 @@ class SparseLibrary(CudaLibrary):
             self._forget(min(tuple(self._matrices.items()), key=lambda item: item[1].used)[0])
 
     def _launch_unchecked(
-        self, spec: Any, call: Call, addresses: tuple[int, ...], words: int, *, is_dense: bool
+        self, spec: Any, call: KernelCall, addresses: tuple[int, ...], words: int, *, is_dense: bool
     ) -> None:
         """Enqueue the kernel that checks all that it reads, by a warp for each row."""
         types = _TYPES[spec.matrix_data.dtype], spec.matrix_indptr.dtype is DType.int64, is_dense
@@ -248,7 +248,7 @@ class SparseLibrary(CudaLibrary):
         self._unchecked.run(call.handle, max(spec.matrix[0], 1) * _LANES, _ARGUMENTS, *values)
 
     def _judge(self, spec: Any, structure: _Structure, words: StatusArray) -> None:
-        """An operation with a matrix that was not checked is done. May run in a thread of the device."""
+        """Note the end of an operation that checked its matrix. May run in a thread of the device."""
         _refuse_faulty(spec, words)
         # cuSPARSE can neither be told that more is stored than is used, nor that there is nothing.
         if not words[1:].any() and spec.matrix[0] and _stored(spec):
@@ -258,7 +258,7 @@ class SparseLibrary(CudaLibrary):
                 self._device.invalidate_with(block, self._invalidate_block)
 
     def _invalidate_block(self, block: int) -> None:
-        """Other arrays may lie there from now on, that were not checked."""
+        """Other arrays, which were not checked, may be in these blocks from now on."""
         # A thread of the device may add one meanwhile, of other blocks.
         for structure, matrix in tuple(self._matrices.items()):
             if block in matrix.blocks:
@@ -301,7 +301,7 @@ def _vector(undo: ExitStack, size: int, address: int, kind: int) -> int:
 
 
 def _factors(dtype: DType) -> tuple[int, int]:
-    """Where one and zero lie."""
+    """Return the addresses of one and zero."""
     one, zero = _FACTORS[dtype]
     return one.ctypes.data, zero.ctypes.data
 
@@ -311,7 +311,7 @@ def _stored(spec: Any) -> int:
 
 
 def _layout(spec: Any) -> tuple[object, ...]:
-    """What tells the structure of a matrix from others."""
+    """Return the key of a matrix's structure."""
     indptr, indices = spec.matrix_indptr, spec.matrix_indices
     return spec.matrix, indptr.block, *array_key(indptr), indices.block, *array_key(indices)
 

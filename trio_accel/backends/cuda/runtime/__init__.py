@@ -1,1 +1,1 @@
-"""What lies directly on the driver: the context, streams, memory, transfers, graphs and kernels."""
+"""Layer on the driver: the context, streams, memory, transfers, graphs and kernels."""

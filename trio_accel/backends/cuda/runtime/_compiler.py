@@ -35,7 +35,8 @@ __all__ = [
 
 Target: TypeAlias = Literal["cubin", "ptx", "ltoir"]
 
-# What a compilation does besides making code, or reads besides sources and headers: never found, always done.
+# Options for which a compilation does more than make code, or reads more than sources and headers. It is
+# always done then, and never found in the cache.
 _NOT_KEPT = ("create_pch", "use_pch", "pch", "pch_dir", "time", "fdevice_time_trace", "optimization_info")
 
 
@@ -47,7 +48,7 @@ def compiled(
     names: Sequence[str] = (),
     cache: CodeCache | None = None,
 ) -> CompiledCode:
-    """Compile a source, or find what was compiled of the same before; blocks.
+    """Compile a source, or find its code in the cache; blocks.
 
     The key has the source, the contents of all headers that it may include, the options, the name
     expressions, and the versions of NVRTC and of the driver.
@@ -55,9 +56,9 @@ def compiled(
     Args:
         source: C++ with CUDA's extensions.
         options: How to compile it; `arch` is set. If `name` has a folder, headers are looked for there.
-        target: What to make.
+        target: Format of the code.
         names: Name expressions whose symbols are wanted.
-        cache: Where to look; by default the one that the environment names.
+        cache: The cache; by default the one that the environment names.
 
     Raises:
         cuda.core._utils.cuda_utils.NVRTCError: It does not compile; the log is in the message.
@@ -116,12 +117,12 @@ def _as_text(symbol: str | bytes) -> str:
 
 MadeT = TypeVar("MadeT")
 
-# What cuda.core and cuda.bindings raise where NVIDIA's library is not installed.
+# Errors of cuda.core and cuda.bindings where NVIDIA's library is not installed.
 _NOT_FOUND = frozenset({"DynamicLibNotFoundError", "FunctionNotFoundError"})
 _LOG = "compilation log:"
-# Of the runtime with what belongs to the language, and of the C++ libraries.
+# Headers of the runtime, with those of the language, and of the C++ libraries.
 _HEADERS = ("cudart", "cccl")
-# Options of the compiler that are the linker's, too.
+# Options of the compiler that the linker has, too.
 _LINKED = frozenset(
     {"ftz", "prec_div", "prec_sqrt", "fma", "max_register_count", "lineinfo", "debug", "ptxas_options"}
 )
@@ -131,7 +132,7 @@ _ATTRIBUTE = re.compile(r"__\w+__\s*\([^()]*(?:\([^()]*\)[^()]*)*\)")
 
 @attrs.frozen
 class CompiledKernel:
-    """What is loaded onto a device: plain data, the same in any process with that architecture.
+    """Code to load onto a device: plain data, the same in any process with that architecture.
 
     Attributes:
         code: A cubin or fatbin, or PTX that ends with a zero byte.
@@ -145,12 +146,12 @@ class CompiledKernel:
 
 
 def architecture_of(definition: KernelDefinition, architecture: str) -> str:
-    """What to compile for, such as ``"sm_90"``: the definition's choice, or that of the device."""
+    """Return the architecture to compile for, such as ``"sm_90"``: the definition's or device's choice."""
     return str(definition.options.get("arch") or f"sm_{architecture}")
 
 
 def compile_kernel(definition: KernelDefinition, architecture: str) -> CompiledKernel:
-    """Compile and link the code of a kernel; what is compiled already is only passed on.
+    """Compile and link the code of a kernel; compiled code is only passed on.
 
     Args:
         definition: The kernel.
@@ -182,7 +183,7 @@ def _compile(
     def work() -> CompiledCode:
         made: dict[str, Any] = {**definition.options, **more, "arch": arch, "name": code.name}
         if "#include" in str(code.data) or "pre_include" in made:
-            # Behind the folders that were given.
+            # The installed headers come behind the given folders.
             made["include_path"] = [*made.get("include_path", ()), *_header_folders()]
         chosen = ProgramOptions(**made)
         options.extend(option.decode() for option in chosen.as_bytes("nvrtc", target))
@@ -227,7 +228,7 @@ def _link(definition: KernelDefinition, arch: str) -> CompiledKernel:
 def _told(
     definition: KernelDefinition, code: KernelCode, options: list[str], verb: str, work: Callable[[], MadeT]
 ) -> MadeT:
-    """Do a step; what fails in it is told in the errors of backends."""
+    """Do a step; its failure is raised as one of the backends' own errors."""
     try:
         return work()
     except (AccelError, MemoryError):
@@ -263,7 +264,7 @@ def _error(
 
 @functools.cache
 def _header_folders() -> tuple[str, ...]:
-    """Where headers of CUDA lie that are installed, such as cuda_fp16.h and cooperative_groups.h."""
+    """Find the folders of installed headers of CUDA, such as cuda_fp16.h and cooperative_groups.h."""
     from cuda.pathfinder import find_nvidia_header_directory
 
     found: list[str] = []
@@ -277,7 +278,7 @@ def _header_folders() -> tuple[str, ...]:
 
 
 def ptx_log(code: bytes) -> str:
-    """What is wrong with PTX that the driver has refused: nvJitLink tells, if it is installed."""
+    """Find out what is wrong with PTX that the driver has refused: nvJitLink tells, if it is installed."""
     from cuda.core import Linker, ObjectCode
 
     try:

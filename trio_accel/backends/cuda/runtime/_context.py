@@ -39,29 +39,29 @@ _STICKY = frozenset(
 """Codes after which a context is dead: every later call in it fails with the same one."""
 
 _DAMAGING = frozenset({"CUDA_ERROR_ECC_UNCORRECTABLE", "CUDA_ERROR_CONTAINED"})
-"""Those that say that memory of the device is broken, or may be."""
+"""Codes that say that memory of the device is broken, or may be."""
 
 
 class CudaMemoryError(MemoryError):
-    """The driver has not so much memory; the caller knows how much it asked for."""
+    """The driver has too little memory; the caller knows how much it asked for."""
 
 
 def is_sticky(code: int) -> bool:
-    """Whether a context that reported this is dead."""
+    """Tell whether a context that reported this is dead."""
     return code != 0 and name_of(code) in _STICKY
 
 
 def is_damage(code: int) -> bool:
-    """Whether this says that memory of the device is broken, or may be."""
+    """Tell whether this says that memory of the device is broken, or may be."""
     return name_of(code) in _DAMAGING
 
 
 def name_of(code: int) -> str:
-    """The driver's name of a code."""
+    """Return the driver's name of a code."""
     try:
         return str(driver.CUresult(code).name)
     except ValueError:
-        # A driver that is newer than its bindings.
+        # The driver is newer than its bindings.
         return f"CUDA_ERROR_{int(code)}"
 
 
@@ -72,7 +72,7 @@ def describe(code: int) -> str:
 
 
 def error_of(code: int, device: str | None = None) -> AccelError | CudaMemoryError:
-    """Make the error for a code that is none of success."""
+    """Make the error for a code of the driver other than success."""
     name = name_of(code)
     if name in _STICKY:
         return ContextPoisonedError(
@@ -96,14 +96,14 @@ def check(result: tuple[Any, ...]) -> Any:
     return result[1] if len(result) == 2 else result[1:]
 
 
-# Whatever 0 means to the bindings.
+# By its own handle: the meaning of 0 depends on how the bindings were told to read it.
 _DEFAULT_STREAM = int(driver.CU_STREAM_LEGACY)
 _UNTIMED = int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
 _NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
 
 
 class _Pushed(threading.local):
-    """For each thread, what the blocks that it is in have pushed."""
+    """For each thread: whether its nested `with` blocks have pushed the context."""
 
     def __init__(self) -> None:
         self.depth: list[bool] = []
@@ -112,9 +112,9 @@ class _Pushed(threading.local):
 class CudaContext:
     """The primary context of a device, which every library and every other package in the process shares.
 
-    `with context:` makes it current for a block of calls in whatever thread; what was current before is
-    so again afterwards, since the program may use the same thread for other devices. In a process that has
-    no other use of CUDA it stays current.
+    `with context:` makes it current for a block of calls in whatever thread; the one before is current again
+    afterwards, since the program may use the same thread for other devices. In a process that has no other
+    use of CUDA it stays current.
 
     Args:
         index: Number of the device among those that the driver shows.
@@ -145,7 +145,8 @@ class CudaContext:
         try:
             self._handle = check(driver.cuDevicePrimaryCtxRetain(self._number))
             self._address = int(self._handle)
-            # A lost one is handed out again, as if it were none, while anybody in the process still has it.
+            # D1: the driver hands a lost context out again without an error, while any user in the process
+            # keeps it.
             try:
                 self.query()
             except BaseException:
@@ -153,7 +154,7 @@ class CudaContext:
                 raise
         except ContextPoisonedError as error:
             if is_alone:
-                # A worker: the next one is the new process.
+                # In a worker: the next worker is the new process that it takes (D1).
                 raise
             raise DeviceLostError(
                 "an earlier fault has ended CUDA in this process, and only a new process has it again; with"
@@ -166,7 +167,7 @@ class CudaContext:
         # Each driver call needs the context in its thread. In a worker nothing else uses CUDA, so it is
         # left current there; in the program's own process it is pushed and popped.
         if not self._is_alone:
-            # Also where it is current already, which is seldom so: to ask first would be a third call.
+            # Pushed also where it is current already, which is rare: a question first would be a third call.
             return not driver.cuCtxPushCurrent(self._handle)[0]
         if int(driver.cuCtxGetCurrent()[1]) != self._address:
             driver.cuCtxSetCurrent(self._handle)
@@ -256,7 +257,7 @@ class CudaContext:
         return self.check(driver.cuLibraryLoadData(code, None, None, 0, None, None, 0))
 
     def function_of(self, kernel: Any) -> Any:
-        """The function of a loaded kernel, ready to be launched. The context is current."""
+        """Return the function of a loaded kernel, ready to be launched. The context is current."""
         function = self.check(driver.cuKernelGetFunction(kernel))
         with suppress(RuntimeError):
             # Else its first launch may load it; drivers before CUDA 12.4 have no such function.
@@ -273,13 +274,13 @@ class CudaContext:
             self._before_loss.remove(callback)
 
     def lose_to(self, code: int) -> None:
-        """The driver has reported a sticky code."""
+        """Lose the context to a sticky code of the driver."""
         self.is_dead = True
         self._is_memory_damaged = self._is_memory_damaged or is_damage(code)
         self.lose(f"the context is lost: {describe(code)}")
 
     def lose(self, why: str) -> None:
-        """The context cannot be used any more; the first reason is the one."""
+        """Count the context as lost; the first reason is the one."""
         with self._lock:
             if self._loss is not None:
                 return
@@ -289,7 +290,7 @@ class CudaContext:
             self.is_lost = True
 
     def failure(self) -> ContextPoisonedError | None:
-        """A new error that says why the context is lost; None while it is usable."""
+        """Make a new error that says why the context is lost; None while it is usable."""
         if self._loss is None:
             return None
         return ContextPoisonedError(

@@ -30,7 +30,7 @@ _VERSIONED = (1, 0)
 _CODES = {DType.bfloat16: 4, DType.float8_e4m3fn: 10, DType.float8_e5m2: 12}
 _TYPE_IN_TENSOR = 20
 _TENSOR_IN_VERSIONED = 32
-# What has no name in NumPy's own type strings goes through `cuda.core` as numbers of the same size.
+# Types without a name in NumPy's type strings go through `cuda.core` as numbers of the same size.
 _CARRIERS: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16)}
 
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -81,7 +81,7 @@ class CudaArray:
 
     @property
     def is_read_only(self) -> bool:
-        """Whether it must not be written to: the lease is none for writing."""
+        """Whether it must not be written to: the lease is for reading."""
         return self._is_read_only
 
     @property
@@ -97,7 +97,8 @@ class CudaArray:
     def _interface(self) -> dict[str, Any]:
         self._check()
         if self._array.dtype in _CODES:
-            # So that `hasattr` says no, and a library that has both protocols takes the other one.
+            # An AttributeError, so that `hasattr` is False, and a library with both protocols takes the other
+            # one.
             raise AttributeError(
                 f"__cuda_array_interface__ has no {self._array.dtype}; DLPack has: use the from_dlpack of "
                 "the library that is to take the array"
@@ -108,7 +109,7 @@ class CudaArray:
             "typestr": self.dtype.str,
             "data": (self._array.address if self._array.size else 0, self._is_read_only),
             "version": 3,
-            # Nothing is left to wait for.
+            # All earlier work is done at the begin of a lease, so there is nothing to wait for.
             "stream": None,
         }
 
@@ -124,10 +125,10 @@ class CudaArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        """The array as a DLPack capsule over the same memory.
+        """Return the array as a DLPack capsule over the same memory.
 
         Args:
-            stream: Where the consumer will use it; of no account, as nothing is left to wait for.
+            stream: Stream of the consumer; not used, as there is nothing to wait for.
             max_version: The newest DLPack that the consumer knows. Before 1.0 there is no flag for arrays
                 that are read-only, so they are refused.
             dl_device: Where the consumer wants it: nowhere else than it is.
@@ -165,7 +166,7 @@ class CudaArray:
         raise TypeError("the array is in the memory of a GPU; use await ref.to_host()")
 
     def end(self) -> None:
-        """The lease is over: nobody takes the array any more."""
+        """End the lease: the array is refused from now on."""
         self._is_over = True
 
     def _check(self) -> None:
@@ -198,15 +199,15 @@ class CudaArray:
 class ProgramArray(CudaArray):
     """An array of a program: an argument of a call, or of its constructor.
 
-    Libraries take it without a copy. What they enqueue on the call's stream is in order; on another stream
+    Libraries take it without a copy. Their work on the call's stream is in order; on another stream
     they wait for that, as their protocols say. An array that is only read is marked so where a library can
     read the mark: PyTorch refuses `__cuda_array_interface__` with it, and DLPack has it from version 1.0 on.
 
     Args:
-        array: Where it lies.
-        info: What the device is.
+        array: Its place and layout.
+        info: Description of the device.
         context: Its context.
-        stream: The stream of the call; None where everything is done with it.
+        stream: The stream of the call; None where all work with it is done.
         is_read_only: Whether it must not be written to.
     """
 
@@ -214,7 +215,7 @@ class ProgramArray(CudaArray):
 
     @property
     def array(self) -> DeviceArray:
-        """Where it lies."""
+        """Its place and layout."""
         return self._array
 
     @property
@@ -254,7 +255,7 @@ def _is_versioned(max_version: tuple[int, int] | None) -> bool:
 
 
 def _set_code(capsule: object, code: int, *, is_versioned: bool) -> None:
-    """Name an element type in a capsule that nobody has seen yet."""
+    """Name an element type in a capsule, before a consumer gets it."""
     name = b"dltensor_versioned" if is_versioned else b"dltensor"
     tensor = _pointer(capsule, name) + (_TENSOR_IN_VERSIONED if is_versioned else 0)
     ctypes.c_uint8.from_address(tensor + _TYPE_IN_TENSOR).value = code

@@ -25,13 +25,13 @@ _LEGACY = int(driver.CU_STREAM_LEGACY)
 
 @attrs.define(eq=False)
 class Lending:
-    """What of a device the program has, and the streams on which later work waits for what it does with it.
+    """Leases of a device's arrays to the program, and the streams on which later work waits for their ends.
 
     Each lease has a stream of its own for as long as its event is not done: on a shared one, a program whose
     stream waits for another of its own could wait for itself.
 
     Args:
-        info: What the device is.
+        info: Description of the device.
         context: Its context.
         open_stream: Makes a stream of the device.
 
@@ -48,7 +48,7 @@ class Lending:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the program has nothing; what it has enqueued is on streams of the device."""
+        """Whether no lease is open; the program's earlier work is followed by streams of the device."""
         return not self._leases
 
     def lend(self, array: DeviceArray, *, write: bool, stream: object) -> CudaLease:
@@ -58,37 +58,38 @@ class Lending:
         return lease
 
     def stream(self) -> CudaStream:
-        """A stream with nothing on it."""
+        """Return a stream with nothing on it."""
         for event in self._returned:
             if event.is_done and not event.stream.is_closed:
                 self._returned.remove(event)
+                # Its event is done, so its next user waits for nothing of the last one.
                 return event.stream
         return self._open_stream()
 
     def returned(self, lease: CudaLease, event: CudaEvent | None) -> None:
-        """A lease is over."""
+        """Note the end of a lease, and keep its stream for another one."""
         self._leases.discard(lease)
         if event is not None:
             self._returned.append(event)
 
 
 class CudaLease:
-    """An array that the program has.
+    """A lease of an array.
 
     Attributes:
-        array: What the program uses.
+        array: The program's array.
     """
 
     def __init__(self, lending: Lending, array: DeviceArray, *, write: bool, stream: object) -> None:
         self._lending = lending
         self._context = lending.context
         self._handle = handle_of(stream)
-        # An object keeps its stream only as long as itself.
+        # The program's object owns the stream: without a reference the handle could be reused or invalid.
         self._theirs = stream
         self.array: CudaArray = CudaArray(array, lending.info, self._context, is_read_only=not write)
         self._ours = lending.stream()
         try:
-            # What is wrong with their stream is said before anything is enqueued on it.
+            # The program's stream is checked before anything is enqueued on it.
             self._context.order(self._handle, self._ours.handle)
         except BaseException:
             self._ours.close()
@@ -99,8 +100,10 @@ class CudaLease:
         self.array.end()
         event: CudaEvent | None = None
         try:
-            # In a context that only counts as lost their work goes on, and `close` waits for it.
+            # In a context that only counts as lost the program's work goes on, and `close` waits for it.
             with suppress(ContextPoisonedError):
+                # D36: a stream of ours follows the program's, so hazards, completion and `close` treat the
+                # lease as any work.
                 self._context.order(self._handle, self._ours.handle)
             if not self._ours.is_closed:
                 event = self._ours.record()
@@ -110,14 +113,14 @@ class CudaLease:
 
 
 def handle_of(stream: object) -> int:
-    """The driver's handle of a stream of any library.
+    """Return the driver's handle of a stream of any library.
 
     Args:
         stream: A handle, an object with ``__cuda_stream__`` (`cuda.core`), ``ptr`` (CuPy) or ``cuda_stream``
             (PyTorch), a stream of `cuda.bindings`, or None for the legacy default stream.
 
     Raises:
-        TypeError: It is none of these.
+        TypeError: It is something else.
         ValueError: A handle that is negative.
     """
     handle = _number_of(stream)
@@ -128,7 +131,7 @@ def handle_of(stream: object) -> int:
         )
     if handle < 0:
         raise ValueError(f"lease: stream: {handle} is no handle of a stream")
-    # What 0 means depends on how the bindings were told to read it.
+    # The meaning of 0 depends on how the bindings were told to read it.
     return handle or _LEGACY
 
 
@@ -153,9 +156,9 @@ def _number_of(stream: object) -> int | None:
 
 
 def reserved_by_others(index: int) -> int:
-    """Bytes of a device's memory that PyTorch and CuPy have taken in this process, if they are imported."""
+    """Count bytes of a device's memory that PyTorch and CuPy have taken, if they are imported."""
     reserved = 0
-    # Another thread may be importing one: then there is not all of it.
+    # Another thread may be importing one: then the module does not have all its attributes yet.
     torch: Any = getattr(sys.modules.get("torch"), "cuda", None)
     if hasattr(torch, "memory_reserved") and torch.is_initialized():
         reserved += int(torch.memory_reserved(index))
@@ -167,7 +170,7 @@ def reserved_by_others(index: int) -> int:
 
 
 def foreign_array(value: Any, stream: CudaStream, device: int) -> tuple[DeviceArray, object] | None:
-    """Where an array of another library lies, once a stream of ours waits for what computes it.
+    """Find the address of another library's array, and have a stream of ours wait for its work.
 
     Args:
         value: The array: it has DLPack, or the CUDA array interface.
@@ -175,10 +178,10 @@ def foreign_array(value: Any, stream: CudaStream, device: int) -> tuple[DeviceAr
         device: Number of the device.
 
     Returns:
-        Where it lies, and what keeps its memory; None if it lies on no GPU.
+        Its address and layout, and the owner of its memory; None if it is on no GPU.
 
     Raises:
-        TypeError: It lies on another GPU.
+        TypeError: It is on another GPU.
     """
     from cuda.core.utils import StridedMemoryView
 
@@ -196,7 +199,7 @@ def foreign_array(value: Any, stream: CudaStream, device: int) -> tuple[DeviceAr
 
 
 def described(value: Any) -> tuple[DType, tuple[int, ...]]:
-    """Dtype and shape of an array of any library.
+    """Return the dtype and shape of an array of any library.
 
     Raises:
         TypeError: Devices have no such dtype.

@@ -24,7 +24,8 @@ MOST = 128
 
 # Of one graph: for more there may be no memory yet.
 _MOST_NODES = 2
-# What the thread does that must not be captured makes the capture fail; what others do is no concern of it.
+# Capture mode: calls that must not be captured fail the capture if this thread makes them; other threads are
+# free.
 _MODE = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 # Kernels, and what sets the counters of those that share their work out to zero.
 _NODES = frozenset(
@@ -35,7 +36,8 @@ _NODES = frozenset(
 )
 _NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
-# What was promised to those that are open, by the device's number: in a process they share its context.
+# Memory for graphs that open devices have reserved, by number of the GPU: in a process they share its
+# context.
 _rooms: Counter[int] = Counter()
 _warming = threading.Lock()
 
@@ -63,7 +65,7 @@ class Graphs:
         return self._cache.most
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Tell how many there are."""
         return len(self._entries)
 
     def replay(self, key: Key, stream: CudaStream) -> bool:
@@ -75,7 +77,7 @@ class Graphs:
         entry = self._entries.get(key)
         if entry is None:
             return False
-        # What is enqueued now is done with the stream's next number.
+        # Work that is enqueued now is done with the stream's next number.
         entry.last = stream.timeline.sequence
         code = driver.cuGraphLaunch(entry.value, stream.native)[0]
         if code:
@@ -85,7 +87,7 @@ class Graphs:
 
     def is_due(self, key: Key) -> bool:
         """Count a launch without a graph; returns whether `capture` is to follow instead of it."""
-        # To count takes no lock: others forget whole keys, of calls that nobody makes any more.
+        # Counting needs no lock: other threads only forget whole keys, of calls that are not made any more.
         if not self._cache.is_due(key) or key[0].is_refused(key) or not self._lock.acquire(blocking=False):
             return False
         try:
@@ -106,6 +108,7 @@ class Graphs:
         if not self._lock.acquire(blocking=False):
             return False
         try:
+            # D39: on a stream of its own, so that no other use of the operation's stream is captured.
             assert self._stream is not None
             graph = self._capture(self._stream, enqueue)
             made = None if graph is None else self._instantiate(graph)
@@ -121,10 +124,10 @@ class Graphs:
     def warm(self, stream: int, enqueue: Callable[[int], None]) -> None:
         """Have the driver make the memory for all graphs, once; blocks, and nothing else should run.
 
-        Where there are no graphs, or no memory for them, there are fewer, or none.
+        Where the driver has no graphs, or no memory for them, there are fewer or none.
 
         Args:
-            stream: Handle of a stream that nobody else uses, with nothing on it.
+            stream: Handle of a stream for this call alone, with nothing on it.
             enqueue: Enqueues one or two kernels on it.
 
         Raises:
@@ -134,6 +137,8 @@ class Graphs:
         with _warming:
             if self._is_warm or not current_fast_paths().graphs:
                 return
+            # D39: `cuGraphInstantiate` waits for the whole device where the driver has to grow its memory for
+            # graphs. So it is made to grow now, while nothing runs, by graphs that are thrown away.
             self._is_warm = True
             graph = self._capture_largest(stream, enqueue)
             made: list[Any] = []
@@ -172,7 +177,7 @@ class Graphs:
             self._stream = None
 
     def _capture_largest(self, stream: int, enqueue: Callable[[int], None]) -> Any:
-        """A graph of as many kernels as any may have: something is enqueued twice if need be."""
+        """Capture a graph of as many kernels as any may have: a call is enqueued twice if need be."""
         graph = self._capture(stream, enqueue)
         if graph is None or _count_nodes(graph) == _MOST_NODES:
             return graph
@@ -185,13 +190,13 @@ class Graphs:
         return self._capture(stream, enqueue_twice)
 
     def _capture(self, stream: int, enqueue: Callable[[int], None]) -> Any:
-        """A graph of what is enqueued; None where that is anything but a few of these."""
+        """Capture a graph of enqueued work; None where that is anything but a few kernels."""
         code = driver.cuStreamBeginCapture(stream, _MODE)[0]
         if code:
             return self._take((code, None))
         is_whole = False
         try:
-            # What it raises comes up once more where it is launched without a graph.
+            # An error of the call comes up once more where it is launched without a graph.
             with suppress(Exception):
                 enqueue(stream)
                 is_whole = True
@@ -211,7 +216,7 @@ class Graphs:
             driver.cuGraphDestroy(graph)
 
     def _take(self, result: tuple[Any, ...]) -> Any:
-        """The result of a call, or None where it failed.
+        """Return the result of a call, or None where it failed.
 
         Raises:
             ContextPoisonedError: The context is lost.
@@ -221,7 +226,7 @@ class Graphs:
         return None if result[0] else result[1]
 
     def _give_up(self, key: Key, code: int) -> None:
-        """A graph is refused: from now on it goes without."""
+        """Give up a graph that is refused: from now on its call goes without."""
         self._take((code, None))
         key[0].refuse(key)
         with self._lock:
@@ -233,7 +238,7 @@ class Graphs:
 
 
 def _count_nodes(graph: Any) -> int:
-    """How many there are, or one too many; 0 where there is anything else."""
+    """Tell how many there are, or one too many; 0 where there is anything else."""
     code, nodes, count = driver.cuGraphGetNodes(graph, _MOST_NODES + 1)
     if code or any(int(driver.cuGraphNodeGetType(node)[1]) not in _NODES for node in nodes[:count]):
         return 0
@@ -246,6 +251,7 @@ def _has_ended(key: Key, last: int) -> bool:
 
 
 # It may also take memory and load kernels: a part that runs on a condition may never have run before.
+# D129: stricter modes refuse to take memory in a capture.
 _RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 # With edges, in the bindings for CUDA 12 too.
 _add_node = getattr(driver, "cuGraphAddNode_v2", None) or driver.cuGraphAddNode
@@ -259,7 +265,7 @@ class Executable:
 
     Attributes:
         handle: The driver's.
-        graph: What it was made of, where that is kept: if parts of it run on conditions.
+        graph: The captured graph, which is kept if parts of it run on conditions.
     """
 
     handle: Any
@@ -267,13 +273,13 @@ class Executable:
 
 
 class CaptureStream(CudaStream):
-    """A stream that runs nothing: what is enqueued becomes a graph that is launched on another stream.
+    """A stream that runs nothing: work that is enqueued becomes a graph, which is launched on another stream.
 
     Libraries take it for any stream. Memory that they need is taken in the order of the other stream, where
-    the graph runs, and stays theirs: it is never idle, as nobody knows when a graph is launched again.
+    the graph runs, and stays theirs: it is never idle, as a graph may be launched again at any time.
 
     Args:
-        stream: Where its graphs are launched.
+        stream: The stream that its graphs are launched on.
         context: The device's context, which is current.
     """
 
@@ -290,7 +296,7 @@ class CaptureStream(CudaStream):
         self.is_closed = self.is_destroyed = False
         self._mode = _MODE
         self._is_begun = False
-        # What was captured first, once it has ended for a part that runs on a condition.
+        # The first section of a capture that has ended for a part that runs on a condition.
         self._root: Any = None
 
     @property
@@ -301,11 +307,11 @@ class CaptureStream(CudaStream):
     def capture(self, enqueue: Callable[[CudaStream], None], *, has_conditions: bool = False) -> Executable:
         """Capture what a function enqueues here; returns a graph to be launched.
 
-        What it needs must be loaded by now, unless it has parts that run on conditions.
+        Its kernels must be loaded by now, unless it has parts that run on conditions.
 
         Raises:
             ContextPoisonedError: The context is lost.
-            Exception: What the function raises, or the driver says; there is no graph.
+            Exception: The error of the function or of the driver; there is no graph.
         """
         check = self._context.check
         self._mode, self._root = _RELAXED if has_conditions else _MODE, None
@@ -320,7 +326,7 @@ class CaptureStream(CudaStream):
             if self._is_begun:
                 ended = driver.cuStreamEndCapture(self.native)
             graph, self._root = self._root or ended[1], None
-            # Of one that the driver calls invalid, nobody knows whether it is still there.
+            # The driver does not tell whether a capture that it calls invalid still exists.
             if not is_whole and not ended[0]:
                 driver.cuGraphDestroy(graph)
         check(ended)
@@ -342,9 +348,9 @@ class CaptureStream(CudaStream):
 
     @contextmanager
     def part(self, condition: int, *, is_loop: bool) -> Generator[None, None, None]:
-        """What is enqueued within runs if a condition is set; a loop, as long as it is.
+        """Capture a part that runs if a condition is set; a loop, as long as it is.
 
-        The driver has a graph of its own for it. What is captured so far ends, and goes on behind that.
+        The driver has a graph of its own for it. The capture so far ends, and goes on behind that.
 
         Raises:
             AccelError: The driver refuses it.
@@ -360,7 +366,7 @@ class CaptureStream(CudaStream):
         self._begin(graph, (node,))
 
     def _captured(self) -> tuple[Any, Sequence[Any]]:
-        """The graph that is captured into, and what the next node will follow."""
+        """Return the graph that is captured into, and what the next node will follow."""
         _, _, graph, nodes, *_, count = self._context.check(driver.cuStreamGetCaptureInfo(self.native))
         return graph, list(nodes or ())[: int(count)]
 

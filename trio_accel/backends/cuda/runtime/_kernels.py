@@ -114,7 +114,7 @@ class Module(LoadedCode):
 class Kernels:
     """The compiled sources of one device.
 
-    What is compiled stays in the disk cache, so that the next process has it in less than a millisecond.
+    Compiled code stays in the disk cache, so that the next process has it in less than a millisecond.
     """
 
     def __init__(self, context: CudaContext, architecture: str, multiprocessors: int) -> None:
@@ -131,7 +131,7 @@ class Kernels:
             source: Name of the source file, without its suffix.
             name: Name of the kernel.
             nbytes: Size of the structure that it takes.
-            offsets: Where its arguments lie in that, if there are several.
+            offsets: Offsets of its arguments in that, if there are several.
         """
         with self._context:
             return self._function(self._module(source), name, nbytes, offsets)
@@ -298,7 +298,7 @@ def _simplified(
 
 
 _ARGUMENTS = struct.Struct("<QQqQ")
-# Mapped nowhere.
+# An address that is never mapped.
 _ILLEGAL = 16
 _ITEM = 4
 _ENDLESS = "endless"
@@ -306,16 +306,16 @@ _NAMES: tuple[str, ...] = (*get_args(Poison), _ENDLESS)
 
 
 class CudaFaults:
-    """Launches kernels that no program wants to have."""
+    """Faults for tests: kernels that end the context (D53)."""
 
     def __init__(self, context: CudaContext, kernels: Kernels, status_words: StatusWords) -> None:
         self._context = context
         self._status_words = status_words
-        # What is loaded later runs, on whatever stream, only when none is held any more.
+        # D50, D53: loaded with the device, because a kernel that is loaded later waits for all held streams.
         self._functions: dict[str, Function] = {
             name: kernels.function("faults", f"fault_{name}", _ARGUMENTS.size) for name in _NAMES
         }
-        # What an assertion needs of the context is made at the first launch, and waits for all that runs.
+        # The driver makes an assertion's resources at the first launch, and waits for all running work.
         self._launch("assert", 0, 0)
 
     def launch(self, how: Poison, stream: CudaStream | None) -> None:
@@ -334,8 +334,8 @@ class CudaFaults:
         """Launch a kernel that ends with its hold only.
 
         Args:
-            stream: Where.
-            memory: Address and size of what it writes to.
+            stream: The stream.
+            memory: Address and size of the memory that it writes to.
         """
         function, (address, nbytes) = self._functions[_ENDLESS], memory
         with self._context:
@@ -346,6 +346,6 @@ class CudaFaults:
                     arguments, 0, address, word.address, nbytes // _ITEM, word.sequence & 0xFFFFFFFF
                 )
                 function.launch(stream.handle, _THREADS)
-        # By then the stream has passed it.
+        # When this runs, the stream has passed the word, so another may have it.
         stream.after(lambda: self._status_words.give_back(word))
         return CudaHold(self._status_words, word)

@@ -17,9 +17,9 @@ from ._context import CudaContext, CudaMemoryError
 __all__ = ["CudaMemory", "DeviceChunk"]
 
 _DESCRIPTOR = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-# What is on its way back waits for streams that this thread may have to let go.
+# Memory that is being given back waits for streams that this thread may have to release.
 _PATIENCE = 0.5
-# So much of the memory is kept while nothing lies in it: a sixteenth.
+# D32: a sixteenth of the memory is kept in empty chunks.
 _KEPT = 16
 _NONE = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
 
@@ -63,7 +63,7 @@ class CudaMemory(BlockMemory[DeviceChunk, int]):
             device: The driver's number of the device.
 
         Raises:
-            KeyError: There is no such block.
+            KeyError: No block has this id.
             AccelError: That device cannot reach it; see `AccelDevice.check_peer`.
         """
         chunk = self.blocks[block][2][1]
@@ -124,11 +124,13 @@ class _Source:
             self.drop(mapped)
             raise
         finally:
+            # D3: the keeper has a duplicate by now, or has failed: this one would keep the memory alive for
+            # ever.
             os.close(descriptor)
         return mapped, size
 
     def map(self, nbytes: int, descriptor: int) -> DeviceChunk:
-        # What the driver would take for a whole number of pages.
+        # Bytes that the driver takes for a whole number of pages.
         if nbytes <= 0 or nbytes % self._granularity:
             raise ValueError(
                 f"nbytes: {nbytes} is no size of a chunk: it has whole {self._granularity} bytes"
@@ -153,7 +155,7 @@ class _Source:
             self._check(driver.cuMemSetAccess(chunk.address, chunk.nbytes, [access], 1))
 
     def drop(self, chunk: DeviceChunk) -> None:
-        # In a context that only counts as lost, work that nobody waits for any more still runs.
+        # In a context that only counts as lost, abandoned work still runs and uses this memory.
         if self._context.is_lost:
             self._postponed.append(chunk)
         else:
@@ -181,6 +183,7 @@ class _Source:
             code, free, _ = driver.cuMemGetInfo()
         return 0 if code else int(free)
 
+    # Memory is given back by a thread of its own, as `cuMemUnmap` waits for running work.
     def _create(self, nbytes: int) -> Any:
         """Take physical memory from the driver, if need be when what is on its way back has come."""
         try:

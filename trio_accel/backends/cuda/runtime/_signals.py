@@ -1,4 +1,4 @@
-"""How host and device tell each other where a stream is, without the driver ever running Python.
+"""Signals between host and device about the progress of a stream; the driver never runs Python (D6).
 
 Streams write to status words in pinned host memory how far they are, and wait for the host's words; a thread
 rings when a stream gets somewhere.
@@ -46,7 +46,7 @@ class StatusWord:
     _index: int = 0
 
     def read(self) -> int:
-        """What stands there."""
+        """Return the number in the word."""
         value: int = self._view[self._index]
         return value
 
@@ -68,7 +68,7 @@ class StatusWords(PagePool[StatusWord]):
     def advance(self, word: StatusWord | None, sequence: int) -> None:
         """Write to a word, once for each number; nothing when the device is closed. From any thread."""
         with self._lock:
-            # Threads may come here together with one hold; and its page may be gone.
+            # Two threads may release one hold together, and `close` may have freed the page.
             if word is not None and self._pages and word.written < sequence:
                 word.written = sequence
                 word.write(sequence)
@@ -114,9 +114,9 @@ _abandoned: list[Any] = []
 class EventNotifier:
     """A thread that waits for a semaphore of the C library, which host functions post.
 
-    A host function that ran Python would need the interpreter's lock in a thread of the driver, and one on
-    the work's own stream holds that up: it goes on a side stream that waits for the event's number.
-    After a fault the driver calls no host function; that a context is lost is seen by looking.
+    A host function that ran Python would need the interpreter's lock in a thread of the driver (D6), and one
+    on the work's own stream holds that up (D7): it goes on a side stream that waits for the event's number.
+    After a fault the driver calls no host function (D9), so a lost context is noticed by the engine's watch.
     """
 
     def __init__(self, name: str) -> None:
@@ -128,7 +128,7 @@ class EventNotifier:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._is_closed = False
-        # Nobody may read it, so that the C library's strlen dies of it.
+        # An unreadable page, so that the C library's strlen dies of it.
         self._trap: mmap.mmap | None = None
 
     def watch(self, event: AccelEvent, waker: Waker) -> bool:
@@ -144,7 +144,7 @@ class EventNotifier:
         return True
 
     def post(self, stream: int) -> tuple[Any, ...]:
-        """Enqueue that it looks at what it watches; returns the driver's answer."""
+        """Enqueue a look at the watched events; returns the driver's answer."""
         result: tuple[Any, ...] = driver.cuLaunchHostFunc(stream, _POST, self._address)
         return result
 
@@ -153,14 +153,14 @@ class EventNotifier:
         if self._trap is None:
             self._trap = mmap.mmap(-1, mmap.PAGESIZE)
             self._protect(0)
-        # What dies on purpose needs no report of it.
+        # A process that dies on purpose needs no report of it.
         faulthandler.disable()
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._trap))
         result: tuple[Any, ...] = driver.cuLaunchHostFunc(stream, _STRLEN, address)
         return result
 
     def defuse(self) -> None:
-        """The context counts as lost: nothing dies any more of what runs all the same."""
+        """Make the trap readable: in a context that counts as lost, work that still runs must not kill it."""
         if self._trap is not None:
             self._protect(mmap.PROT_READ | mmap.PROT_WRITE)
 
@@ -204,5 +204,5 @@ class EventNotifier:
                         self._watched.append((event, waker))
             for waker in done:
                 waker.ring()
-            # Nothing is held while it waits.
+            # References would keep events and wakers alive while it waits.
             watched = done = event = waker = None  # type: ignore[assignment]

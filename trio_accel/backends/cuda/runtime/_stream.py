@@ -20,6 +20,7 @@ _MASK = 0xFFFFFFFF
 _AT_LEAST = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
 # The least that is taken for what is run once.
 _SCRATCH = 256
+# A blocking stream would wait for the legacy default stream, which other libraries of the process use.
 _NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
 
@@ -36,7 +37,7 @@ class CudaStream:
         is_closed: Whether it takes no more work.
         is_destroyed: Whether it has ended and was given back.
         timeline: The word that it writes to.
-        is_capturing: Whether what is enqueued is captured, and does not run.
+        is_capturing: Whether enqueued work is captured, and does not run.
     """
 
     is_capturing: bool = False
@@ -59,14 +60,15 @@ class CudaStream:
             self.native: driver.CUstream = stream
             self.handle: int = int(stream)
             self.timeline: StatusWord = status_words.take()
-        # What `refresh` said last.
+        # Last result of `refresh`.
         self.done: int = self.timeline.sequence
+        # D7: a host function on the work's own stream would stall it, so callbacks have a second stream.
         self._side: int | None = None
-        # What is to happen on the host when the next event is done, and events that have such.
+        # Host callbacks for the next event, and events that have such.
         self._next: list[Callable[[], None]] = []
         self._finishing: deque[CudaEvent] = deque()
         self.is_destroyed: bool = False
-        # How many threads enqueue on it that nobody waits for.
+        # Number of abandoned threads that enqueue on it.
         self._users = 0
         self._lock = threading.RLock()
 
@@ -77,7 +79,7 @@ class CudaStream:
 
     @property
     def orders_memory(self) -> CudaStream:
-        """In whose order memory is taken for what is enqueued here: another stream if this one captures."""
+        """The stream in whose order memory is taken for work here: another one if this stream captures."""
         return self
 
     @property
@@ -96,7 +98,7 @@ class CudaStream:
     def free_memory(self, address: int) -> None:
         """Give memory back, behind what was enqueued; the context is current, or dead."""
         if not self._context.is_dead:
-            # Of a stream that has ended, nothing uses it any more.
+            # Work of a stream that has ended does not use it any more, and its handle is invalid.
             order = self.orders_memory
             driver.cuMemFreeAsync(address, 0 if order.is_destroyed else order.handle)
 
@@ -119,7 +121,7 @@ class CudaStream:
         return all(self._query(handle) != driver.CUresult.CUDA_ERROR_NOT_READY for handle in handles)
 
     def check(self) -> None:
-        """Refuse what cannot be enqueued.
+        """Refuse more work where none can be enqueued.
 
         Raises:
             RuntimeError: The stream is closed.
@@ -154,7 +156,8 @@ class CudaStream:
             raise RuntimeError(f"stream {self._name!r} is closed and takes no more work")
         timeline = self.timeline
         if not self._next and not self._context.is_lost:
-            # Nothing that another thread could come upon half made: nearly always.
+            # Nearly always: without finishers there is nothing that another thread could see half made, so no
+            # lock.
             sequence = timeline.sequence + 1
             result = driver.cuStreamWriteValue32(self.native, timeline.native, sequence & _MASK, 0)
             if not result[0]:
@@ -167,6 +170,8 @@ class CudaStream:
         with self._lock:
             if not self._context.is_lost:
                 sequence = timeline.sequence + 1
+                # D37: an event is the stream's next number. It counts only once the driver has taken the
+                # write: a number that is never written would never be done.
                 result = driver.cuStreamWriteValue32(self.native, timeline.native, sequence & _MASK, 0)
                 if not result[0]:
                     timeline.sequence = sequence
@@ -177,7 +182,7 @@ class CudaStream:
                     return event
             else:
                 result = None
-        # Without the lock: a loss concerns every stream.
+        # Without the lock: a loss calls `forget` of every stream, which takes their locks.
         if result is not None:
             with suppress(ContextPoisonedError):
                 self._context.check(result)
@@ -185,7 +190,7 @@ class CudaStream:
         return CudaEvent(self, timeline.sequence + 1)
 
     def after(self, finisher: Callable[[], None]) -> None:
-        """Do something short on the host before the next event is done; what it raises is its error."""
+        """Do something short on the host before the next event is done; an error of it is the event's."""
         self._next.append(finisher)
 
     def wait(self, event: AccelEvent) -> None:
@@ -206,7 +211,7 @@ class CudaStream:
         if waker is not None:
             self.notify(self.record(), waker)
         self._wait_for(word, word.sequence)
-        # By then the stream has passed it.
+        # When this runs, the stream has passed the word, so another may have it.
         self.after(lambda: self._status_words.give_back(word))
         return hold
 
@@ -235,7 +240,7 @@ class CudaStream:
             check(self._notifier.post(side))
 
     def side(self) -> int:
-        """Handle of a stream for what may not hold up this one: it is made on first use."""
+        """Return the handle of a stream for what may not hold up this one: it is made on first use."""
         if self._side is None:
             with self._context:
                 self._side = int(self._context.check(driver.cuStreamCreate(_NON_BLOCKING)))
@@ -245,12 +250,14 @@ class CudaStream:
         """Look how far the stream is; returns the number of its last event that is done."""
         with self._lock:
             done = self.done
-            # The word of a stream that was given back is another's.
+            # The word of a stream that was given back is in use by another stream.
             if not self._context.is_lost and not self.is_destroyed:
+                # The word has 32 bits and the count has none: the difference modulo 2³² is the progress.
                 done += (self.timeline.read() - done) & _MASK
             while self._finishing and self._finishing[0].sequence <= done:
                 self._finishing.popleft().finish()
-            # Only now: a thread that reads it without the lock takes events up to here for finished.
+            # Stored last: `CudaEvent.is_done` reads it without the lock, and takes events up to here for
+            # finished.
             self.done = done
             return done
 
@@ -260,11 +267,11 @@ class CudaStream:
         return self._context.is_lost
 
     def loss(self) -> ContextPoisonedError | None:
-        """What the context was lost to."""
+        """Make the error that the context was lost to."""
         return self._context.failure()
 
     def forget(self) -> None:
-        """The context is lost: whatever has not finished by now never will."""
+        """Drop unfinished events: the context is lost, and they never finish."""
         with self._lock:
             self.refresh()
             self._finishing.clear()
@@ -279,7 +286,7 @@ class CudaStream:
         self.refresh()
 
     def close(self) -> None:
-        """Take no more work. What is enqueued still runs; does not wait for it."""
+        """Take no more work. Enqueued work still runs; does not wait for it."""
         with self._lock:
             self.is_closed = True
 
@@ -327,7 +334,7 @@ class CudaEvent:
 
     @property
     def error(self) -> Exception | None:
-        """What went wrong between the stream's previous event and this one."""
+        """The error between the stream's previous event and this one; None if it went well."""
         if self._error is None and self.stream.done < self.sequence:
             return self.stream.loss()
         return self._error
@@ -349,7 +356,7 @@ class CudaEvent:
 
 
 class CudaHold:
-    """What holds a stream back: it waits for a word that the host writes."""
+    """A hold of a stream: it waits for a word that the host writes (D37)."""
 
     __slots__ = ("_sequence", "_status_words", "_word")
 
@@ -360,7 +367,7 @@ class CudaHold:
 
     def release(self) -> None:
         """Let the stream go on. From any thread; more than once does nothing."""
-        # Once it is passed, the word is another's.
+        # Once it is passed, the word is another's: the number tells whether it still is this hold's.
         self._status_words.advance(self._word, self._sequence)
         self._word = None
 

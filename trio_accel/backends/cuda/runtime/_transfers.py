@@ -23,7 +23,7 @@ from ._stream import CudaStream
 __all__ = ["SMALL", "PinnedMemory", "Transfers"]
 
 _LEAST = 64
-# So many of the smallest ones are there from the beginning: to allocate takes the driver a while.
+# Number of the smallest pieces that are made at the start: an allocation takes the driver a while.
 _FIRST = 256
 
 
@@ -54,7 +54,7 @@ class PinnedMemory:
             self._pool(_LEAST).add_page()
 
     def take(self, nbytes: int) -> int:
-        """The address of at least so many bytes.
+        """Return the address of at least so many bytes.
 
         Raises:
             CudaMemoryError: The machine has not so much.
@@ -62,7 +62,7 @@ class PinnedMemory:
         return self._pool(nbytes).take()
 
     def give_back(self, nbytes: int, address: int) -> None:
-        """Nobody uses a piece of so many bytes any more."""
+        """Take back a piece of so many bytes."""
         self._pool(nbytes).give_back(address)
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class PinnedMemory:
         size = max(_LEAST, 1 << (max(nbytes, 1) - 1).bit_length())
         pool = self._pools.get(size)
         if pool is None:
-            # Of two threads that come here together, both have the one that is stored.
+            # Two threads may come here together: `setdefault` gives both the pool that was stored first.
             count = _FIRST if size == _LEAST else 1
             pool = self._pools.setdefault(size, _Pieces(self._context, size, count))
         return pool
@@ -106,12 +106,12 @@ class _Slots(PagePool[HostArray]):
 
 
 class Transfers:
-    """What moves arrays of the host: registered ones go straight, small ones by way of pinned memory.
+    """Copies of the host's arrays: registered ones go straight, small ones by way of pinned memory.
 
     The driver copies from and to pageable memory while its caller waits. So an actor's device is given
-    large arrays in registered memory, and only where there is none does the caller wait here. To hold the
-    stream for a thread that copies would be worse: NVIDIA's libraries wait for the whole context when they
-    load what they need first, and every other launch with them, that of the thread too.
+    large arrays in registered memory, and only without any does the caller wait here. A hold of the stream
+    for a thread that copies would be worse: NVIDIA's libraries wait for the whole context when they load
+    kernels, and every other launch waits with them, that of the thread too (D50).
     """
 
     def __init__(self, context: CudaContext) -> None:
@@ -121,7 +121,7 @@ class Transfers:
         self._ends: list[int] = []
         self._slots = _Slots(context)
         self._lock = threading.Lock()
-        # Held while pages are pinned, which takes long: never wanted where nothing may block.
+        # Held while pages are pinned, which takes long. Transfers take `_lock` only, and never wait for it.
         self._pinning = threading.Lock()
         self._is_closed = False
 
@@ -143,7 +143,8 @@ class Transfers:
             if self._is_closed:
                 return
             result = driver.cuMemHostRegister(start, array.nbytes, driver.CU_MEMHOSTREGISTER_PORTABLE)
-            # By a device that was closed while a stream of it was stuck: contexts of a process are one.
+            # A device that was closed with a stuck stream leaves its memory registered, and all devices of a
+            # process share the context: this is no error.
             if result[0] != driver.CUresult.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED:
                 self._context.check(result)
             with self._lock:
@@ -167,7 +168,7 @@ class Transfers:
                 driver.cuMemHostUnregister(start)
 
     def straight(self, host: HostArray) -> int | None:
-        """Where an array begins that the device transfers by itself; None of another."""
+        """Return the address of an array that the device transfers by itself; None of another."""
         start = address_of(host)
         return start if host.flags.c_contiguous and self._holds(start, host.nbytes) else None
 
@@ -182,10 +183,10 @@ class Transfers:
         """Enqueue the copy of a host array, in C order, to device memory. It is read until the next event.
 
         Args:
-            stream: Where.
+            stream: The stream.
             host: The array.
-            start: What `straight` says of it.
-            address: Where it is copied to.
+            start: Result of `straight` for it.
+            address: Address of the target.
 
         Returns:
             How the array is used from now on; None if the device reads it.
@@ -209,10 +210,10 @@ class Transfers:
         """Enqueue the copy of device memory to a host array, in C order; it is there at the next event.
 
         Args:
-            stream: Where.
-            address: What is copied.
+            stream: The stream.
+            address: Address of the source.
             host: The array.
-            start: What `straight` says of it.
+            start: Result of `straight` for it.
 
         Returns:
             How the array is used from now on; None if the device writes it.

@@ -176,17 +176,17 @@ def no_host(array: Any) -> NoReturn:
 
 @attrs.frozen
 class _HostAddress:
-    """Where a host array lies that a template has."""
+    """Place of a host array in a template."""
 
     plain: Any
 
 
 @attrs.define(eq=False, on_setattr=None)
 class Binding:
-    """A launch template bound to blocks: what all its launches on these blocks have in common.
+    """A launch template bound to blocks: the common part of all its launches on these blocks.
 
     Attributes:
-        spec: What the backend runs; None where host arrays belong to it, of which one was not there yet.
+        spec: The specification; None where it has host arrays, of which one was not there yet.
         reads: Blocks that it reads.
         writes: Blocks that it changes.
         allocations: Id and bytes of the blocks to make first.
@@ -205,7 +205,7 @@ class Binding:
     written: tuple[Block, ...] = attrs.field(default=(), init=False)
     used: tuple[tuple[str, Block], ...] = attrs.field(default=(), init=False)
     _new: tuple[Block, ...] = attrs.field(default=(), init=False)
-    # What the table's `changes` was then.
+    # Value of the table's `changes` at that time.
     _changes: int = attrs.field(default=-1, init=False)
 
     def is_found(self, table: WorkerBlocks) -> bool:
@@ -224,10 +224,10 @@ class Binding:
 
 
 class LaunchTemplate:
-    """Makes launches that differ in their blocks alone.
+    """A launch template in the worker (D23): it makes launches that differ in their blocks alone.
 
     Args:
-        data: What the application's `TemplateTable` has sent.
+        data: The template, as the application's `TemplateTable` has sent it.
 
     Raises:
         ImportError: This process does not have the specification's module.
@@ -244,7 +244,7 @@ class LaunchTemplate:
         self._make_spec: Callable[[list[Any]], OperationSpec] = described.make
         self._reads, self._writes = spec.blocks()
         self._fields: list[Any] = list(described.values(spec))
-        # Those of one array each; and those of many, with positions in place of blocks.
+        # Fields of one array each; and fields of many, with positions in place of blocks.
         self._arrays = [
             (index, field.block, (field.offset, field.dtype, field.shape, field.strides))
             for index, field in enumerate(self._fields)
@@ -265,7 +265,7 @@ class LaunchTemplate:
         self._bindings: dict[tuple[int, ...], Binding] = {}
 
     def bind(self, blocks: tuple[int, ...]) -> Binding:
-        """What follows from the blocks of a launch, in the order in which they occur."""
+        """Bind the template to the blocks of a launch, in the order in which they occur."""
         binding = self._bindings.get(blocks)
         if binding is None:
             if len(self._bindings) >= _MOST_BINDINGS:
@@ -274,7 +274,7 @@ class LaunchTemplate:
         return binding
 
     def forget_hosts(self) -> None:
-        """Keep nothing that was made with host arrays."""
+        """Drop specifications that have host arrays."""
         if self._hosts:
             self._bindings.clear()
 
@@ -301,7 +301,7 @@ class LaunchTemplate:
         Args:
             number: Number of the request.
             blocks: Its blocks, in the order in which they occur.
-            binding: What follows from them; its blocks are found.
+            binding: The binding to these; its blocks are found.
             shared: Makes an array over memory of the application's; see `decode_launch`.
             packed: Its packed scalars.
         """
@@ -310,7 +310,7 @@ class LaunchTemplate:
         if spec is None:
             spec = self._with_hosts(blocks, arrivals, shared)
             if not arrivals:
-                # Nothing has to be waited for, now or later.
+                # Without arrivals the same host arrays are ready at each later launch, too.
                 binding.spec = spec
         if packed:
             spec = self._with_packed(spec, packed)
@@ -331,7 +331,7 @@ class LaunchTemplate:
         )
 
     def _with_packed(self, spec: OperationSpec, packed: tuple[bytes, ...]) -> OperationSpec:
-        """The same specification with these scalars; itself if it has them."""
+        """Return the same specification with these scalars; itself if it has them."""
         fields = list(self._values(spec))
         if packed == tuple([fields[index] for index in self._packed]):
             return spec
@@ -340,12 +340,12 @@ class LaunchTemplate:
         return self._make_spec(fields)
 
     def _fields_on(self, blocks: tuple[int, ...]) -> list[Any]:
-        """The fields of a specification, but for host arrays; the next call changes them."""
+        """Return the fields of a specification, but for host arrays; the next call changes them."""
         fields = self._fields
         for index, position, layout in self._arrays:
             block = blocks[position]
             if fields[index].block != block:
-                # Most operands are those of the launch before.
+                # Most operands are those of the launch before, so their specifications can stay.
                 fields[index] = ArraySpec(block, *layout)
         for index, arrays in self._many:
             fields[index] = map_arrays(arrays, lambda array: attrs.evolve(array, block=blocks[array.block]))
@@ -359,6 +359,6 @@ class LaunchTemplate:
             fields[index] = shared(arrivals, *where)
         spec = self._make_spec(fields)
         for index, _ in self._hosts:
-            # No array of this template is left in memory that is taken back.
+            # The template must keep no array over memory that may be taken back (D60).
             fields[index] = None
         return spec

@@ -29,13 +29,13 @@ __all__ = ["RemoteArray", "RemoteCopies", "WorkerBlocks", "WorkerMemory", "Worke
 
 Change: TypeAlias = Callable[[], Awaitable[None]]
 _logger = logging.getLogger("trio_accel.devices")
-# Then all of a slab are forgotten: they are made again in a moment.
+# At so many arrays of a slab all are forgotten: they are made again in a moment.
 _MOST_ARRAYS = 256
 _Copy: TypeAlias = CopyFromHostSpec | CopyToHostSpec
 
 
 class WorkerBlocks(dict[int, Block]):
-    """Blocks by their ids; for one that the application has released, one that is gone.
+    """Blocks by their ids; an id that the application has released gives a released block.
 
     To be changed by its methods alone.
 
@@ -68,7 +68,7 @@ class WorkerBlocks(dict[int, Block]):
         for number, nbytes in allocations:
             known = self.get(number)
             if known is not None:
-                # The application gives it to one array after the other.
+                # The application names one block for one array after the other (D22).
                 if known.damaged_by is None:
                     continue
                 known.is_released = True
@@ -83,7 +83,7 @@ class WorkerBlocks(dict[int, Block]):
                 continue
             self.changes += 1
             if not block.is_released:
-                # Without waking the loop, which is awake.
+                # Not by `release`, which may wake the loop: it is awake.
                 block.is_released = True
                 dropped.append((number, block.nbytes, None))
 
@@ -92,7 +92,7 @@ class WorkerBlocks(dict[int, Block]):
 class _Slab:
     memory: npt.NDArray[np.uint8]
     registered: Arrival = attrs.field(factory=Arrival)
-    # Those that operations used, by offset, type and shape: a program uses the same again and again.
+    # Arrays that operations used, by offset, type and shape: a program uses the same again and again.
     arrays: dict[tuple[int, str, tuple[int, ...]], npt.NDArray[Any]] = attrs.field(
         factory=dict[tuple[int, str, tuple[int, ...]], "npt.NDArray[Any]"]
     )
@@ -101,8 +101,8 @@ class _Slab:
 class WorkerSlabs:
     """The slabs of the application's pool, mapped and made known to the device.
 
-    What an array in them needs before it is used is the slab's registration, since the driver copies
-    other memory while its caller waits, and the application's copy to it.
+    Before an array in a slab is used, the slab must be registered, since the driver copies other memory while
+    its caller waits, and the application must have copied to it (D60).
     """
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class WorkerSlabs:
         shape: tuple[int, ...],
         transfer: int | None,
     ) -> npt.NDArray[Any]:
-        """An array in a slab; the same for the same offset, type and shape.
+        """Return an array in a slab; the same for the same offset, type and shape.
 
         Args:
             arrivals: Takes what must be over before the array is used.
@@ -166,7 +166,7 @@ class WorkerSlabs:
         if not slab.registered.is_over:
             arrivals.append(slab.registered)
         if transfer is not None:
-            # The same one again, if the application has sent its request again.
+            # The application sends the same number again with a repeated request.
             arrivals.append(self._copies.setdefault(transfer, Arrival()))
         key, arrays = (offset, dtype, shape), slab.arrays
         array = arrays.get(key)
@@ -177,23 +177,24 @@ class WorkerSlabs:
         return array
 
     def filled(self, transfer: int) -> None:
-        """The application has copied: what waits for it is launched."""
+        """End an arrival that the application has copied: operations that wait for it are launched."""
         arrival = self._copies.get(transfer)
         if arrival is not None:
             arrival.end()
 
     def remove(self, device: AccelDevice, number: int, wait_idle: Callable[[], Awaitable[None]]) -> None:
-        """Forget a slab: no array of the application lies in it.
+        """Forget a slab: no array of the application is in it.
 
         Args:
-            device: What is to forget it, too.
+            device: The device, which forgets it, too.
             number: Which one; the application may not have been able to tell of it.
             wait_idle: Waits until nothing uses it: an operation that failed may have left a transfer behind.
         """
         slab = self._slabs.pop(number, None)
         if slab is not None:
             go = partial(self._unregister, device, slab.memory, wait_idle)
-            # What were forgotten first would then be registered, and unmapped all the same.
+            # A slab that was forgotten before its registration would be registered then, and unmapped all the
+            # same.
             slab.registered.tell(partial(self._going.send_nowait, go))
 
     async def _unregister(
@@ -208,7 +209,7 @@ class WorkerSlabs:
 async def _make(pending: trio.MemoryReceiveChannel[Change]) -> None:
     async for change in pending:
         await change()
-        # Nothing is to hold on to memory while there is nothing to do.
+        # A reference would keep the memory alive while the task waits.
         del change
 
 
@@ -239,7 +240,7 @@ class WorkerMemory:
             MemoryError: There are too many open files.
         """
         try:
-            # The application may have no room for it now, and ask again.
+            # D74: the application may have no descriptor left for it now, and asks again later.
             self._told[chunk] = nbytes, os.dup(descriptor)
             self._tell(chunk)
         except OSError as error:
@@ -258,12 +259,12 @@ class WorkerMemory:
             self._channel.send(("chunk", chunk, nbytes), (descriptor,))
 
     def tell_again(self, chunk: int) -> None:
-        """The application had no room for a chunk; it asks again if this fails."""
+        """Send a chunk again that the application had no room for; it asks again if this fails."""
         with suppress(OSError):
             self._tell(chunk)
 
     def forget(self, chunk: int) -> None:
-        """The application has the descriptor of a chunk, or needs none any more."""
+        """Close the own descriptor of a chunk, which the application has, or needs no more."""
         told = self._told.pop(chunk, None)
         if told is not None:
             os.close(told[1])
@@ -273,8 +274,8 @@ class WorkerMemory:
         self.device.map_chunk(number, nbytes, descriptor)
 
     def remove_chunk(self, number: int) -> None:
-        """A chunk is gone."""
-        # It may have been given back by this worker itself.
+        """Unmap a chunk that is gone."""
+        # This worker itself may have given it back.
         with suppress(KeyError, ValueError):
             self.device.unmap_chunk(number)
 
@@ -308,7 +309,7 @@ class RemoteCopies:
         self._waiting: dict[int, tuple[Hold, LoopNotifier]] = {}
 
     def wrap(self, device: AccelDevice) -> AccelDevice:
-        """The device, with a memory library that knows such arrays."""
+        """Return the device, with a memory library that knows such arrays."""
         return cast("AccelDevice", _Device(device, self))
 
     def enqueue(self, copy: _Copy, device: AccelDevice, stream: AccelStream) -> None:
@@ -323,7 +324,7 @@ class RemoteCopies:
         self._waiting[transfer] = stream.hold(notifier), notifier
 
     def copied(self, transfer: int) -> None:
-        """The application has copied: the stream goes on."""
+        """Release the stream: the application has copied."""
         hold, notifier = self._waiting.pop(transfer)
         notifier.close()
         hold.release()
@@ -335,7 +336,7 @@ class _Device:
     def __init__(self, device: AccelDevice, copies: RemoteCopies) -> None:
         self._device = device
         self._copies = copies
-        # What every operation uses.
+        # Used by every operation.
         self.allocate = device.allocate
         self.free = device.free
         self.renew = device.renew

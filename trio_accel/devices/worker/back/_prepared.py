@@ -1,4 +1,4 @@
-"""Libraries that a worker opens ahead, and where their blocks were said to lie."""
+"""Libraries that a worker opens ahead, and the places that their blocks were said to have."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ class PreparedLibraries:
     """Opens libraries ahead, before and after the worker takes over.
 
     Before that, another worker serves. A library that has blocks from its start, as a program has, may read
-    them where they were said to lie. If they lie elsewhere at the takeover, or are gone, it is dropped.
+    them at the places that were told. If they have moved at the takeover, or are gone, the library is dropped
+    (D115).
 
     Args:
-        memory: What maps the chunks.
+        memory: Maps the chunks.
     """
 
     def __init__(self, memory: WorkerMemory) -> None:
@@ -50,7 +51,7 @@ class PreparedLibraries:
         self._context: Ref[ContextActor]
         self._nursery: trio.Nursery
         self._prepared: dict[str, _Prepared] = {}
-        # Chunks that are gone, and stay mapped until nothing that is opened ahead lies in them.
+        # Chunks that are gone, and stay mapped while a library that is opened ahead has blocks in them.
         self._leaving: set[int] = set()
         self._has_begun = False
 
@@ -65,20 +66,20 @@ class PreparedLibraries:
 
         Args:
             path: Import path of its actor.
-            blocks: Where the blocks lie that it has from its start.
+            blocks: Places of the blocks that it has from its start.
         """
         places = tuple(starmap(PlacedBlock, blocks))
         if not self._has_begun:
             try:
                 self._device.expect(places)
             except ValueError:
-                # It is opened when it is used.
+                # A place outside of the mapped chunks: the library is opened when it is used.
                 return
             self._prepared[path] = _Prepared(places)
         self._nursery.start_soon(self._prepare, path, self._prepared.get(path))
 
     async def _prepare(self, path: str, prepared: _Prepared | None) -> None:
-        # Not in a context that is about to end.
+        # The context may be about to end: then nothing is opened ahead.
         with suppress(ActorError):
             await self._context.ask(PrepareLibrary(path))
         if prepared is not None:
@@ -101,11 +102,11 @@ class PreparedLibraries:
             self._prepared.pop(path, None)
 
     def begin(self, session: Session, blocks: Iterable[PlacedBlock]) -> None:
-        """The worker takes over: drop what was opened with blocks that lie elsewhere now.
+        """Take over: drop libraries that were opened with blocks that have moved.
 
         Args:
             session: The context.
-            blocks: All blocks, where they lie.
+            blocks: All blocks, with their places.
         """
         self._has_begun = True
         places = {place.block: place for place in blocks}
@@ -113,12 +114,13 @@ class PreparedLibraries:
         self._prepared.clear()
         for path, each in prepared.items():
             if any(places.get(place.block) != place for place in each.blocks):
+                # D115: its objects refer to addresses that may be another block's now.
                 session.discard(path)
                 if not each.is_closed:
                     self.prepare(path, ())
 
     def remove_chunk(self, number: int) -> None:
-        """A chunk is gone; what was opened ahead with blocks in it goes first."""
+        """Unmap a chunk that is gone; libraries that were opened ahead with blocks in it go first."""
         paths = [
             path
             for path, prepared in self._prepared.items()
@@ -138,7 +140,7 @@ class PreparedLibraries:
             self._memory.remove_chunk(number)
 
     def remove_leaving(self) -> None:
-        """The worker is about to take over: chunks that are gone must not be among what it takes."""
+        """Unmap chunks that are gone, before the worker takes over all that are mapped."""
         for number in self._leaving:
             self._memory.remove_chunk(number)
         self._leaving.clear()

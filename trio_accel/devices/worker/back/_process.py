@@ -27,25 +27,26 @@ __all__ = ["main"]
 _SOCKET, _PAGE = 3, 4
 # Seconds between two beats, and the most characters of a record of the logs.
 _INTERVAL, _LONGEST = 0.1, 1 << 16
-# Seconds after which a thread is asked for the interpreter's lock. Python's own 5 ms let what is done wait
-# for its reply while others are launched: 64 askers of 64×64 products got 7000 of them a second, and 11 000
-# with this.
+# Seconds after which a thread is asked for the interpreter's lock. With Python's own 5 ms, replies to
+# operations that are done wait while others are launched: 64 askers of 64×64 products got 7000 of them a
+# second, and 11 000 with this.
 _SWITCH = 0.0005
 
 
 def main() -> None:
     """Serve one device until the application says that it is enough, or is gone."""
     if os.environ.get("PYTHONFAULTHANDLER"):
-        # An isolated interpreter does not look.
+        # D77: an isolated interpreter does not read this variable.
         faulthandler.enable()
     _keep_to_itself(_SOCKET, _PAGE)
     page = SharedPage(_PAGE)
-    # An operation that keeps the loop busy is no silence. And whatever else fails, the process must end.
+    # A thread: an operation that keeps the loop busy is no silence. A daemon, as the process must end in any
+    # case.
     threading.Thread(target=_beat, args=(page,), name="heartbeat", daemon=True).start()
     # The loop and the threads of the streams take turns with the interpreter's lock for microseconds each.
     sys.setswitchinterval(_SWITCH)
     trio.run(_main, page)
-    # Streams that are stuck are no reason to stay.
+    # Threads of stuck streams must not keep the process.
     os._exit(0)
 
 
@@ -56,10 +57,10 @@ def _beat(page: SharedPage) -> None:
 
 
 def _keep_to_itself(*descriptors: int) -> None:
-    """Let no child have descriptors of this process: what it starts may outlive it for a moment."""
+    """Keep descriptors from children of this process, which may outlive it for a moment."""
 
     def replace() -> None:
-        # Their numbers stay taken: objects of this process, which the child has too, may close them.
+        # The numbers stay taken: the child has copies of this process's objects, which may close them.
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in descriptors:
             os.dup2(null, descriptor, inheritable=False)
@@ -83,7 +84,7 @@ async def _main(page: SharedPage) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.run)
         if config.window:
-            # A task that has its answer may ask again.
+            # D43: a task that has its answer may ask again at once, so the worker stays awake for a moment.
             channel.spin_with(SpinWait(config.window, frozenset({"done"}), frozenset({"request", "replay"})))
             channel.share(*reversed(page.frames))
             nursery.start_soon(channel.listen)
@@ -95,7 +96,7 @@ async def _main(page: SharedPage) -> None:
 
 
 class LogForwarder(logging.Handler):
-    """Sends records to the application, where they go to the logger of the same name.
+    """Handler that sends records to the application, to the logger of the same name.
 
     Args:
         send: Sends a message.

@@ -11,7 +11,7 @@ import attrs
 import numpy.typing as npt
 import trio
 
-from ....actors import DirectReply, Ref, idle_actor
+from ....actors import DirectReply, Message, Ref, Request, idle_actor
 from ...arrays._blocks import BlockTable
 from ...base._errors import WithdrawnError
 from ...engine._context import ContextActor, Session
@@ -55,7 +55,7 @@ class WorkerRequests:
     session: Session | None = attrs.field(default=None, init=False)
     context: Ref[ContextActor] = attrs.field(init=False)
     is_closing: bool = attrs.field(default=False, init=False)
-    # What is set when the application gives an array back that it holds, by the number of its request.
+    # Events that are set when the application gives a leased array back, by the number of the lease.
     _leases: dict[int, trio.Event] = attrs.field(factory=dict[int, trio.Event], init=False)
     # Launch templates that were used by now; and all, as they came.
     _templates: dict[int, LaunchTemplate] = attrs.field(factory=dict[int, LaunchTemplate], init=False)
@@ -80,7 +80,7 @@ class WorkerRequests:
 
     def add_template(self, template: int, data: Any) -> None:
         """Take note of a launch template."""
-        # It is read with the first operation, as whatever is wrong with it concerns that.
+        # It is decoded with its first operation, so that an error in it is the error of that operation.
         self._told_templates[template] = data
 
     def forget_templates(self) -> None:
@@ -139,10 +139,10 @@ class WorkerRequests:
             done = partial(self.done, serving)
             session.submissions.submit(self.context, launch, done, invalidates=serving.invalidates)
         elif serving.is_done:
-            # It may have failed before it was in flight.
+            # The operation may have failed before it was in flight.
             session.engine.over(launch)
         if self._blocks.dropped:
-            # It was not launched here and now, which gives them back.
+            # A launch here and now would have given dropped blocks back.
             self._blocks.drain()
 
     def _cannot_read(
@@ -167,7 +167,7 @@ class WorkerRequests:
         number = launch.number
         del self.serving[number]
         if engine.is_lost and not self.is_closing:
-            # The application decides what becomes of it.
+            # The application decides about its outcome: it sorts all requests when it hears of the loss.
             return
         if error is not None and isinstance(error, WithdrawnError):
             self._withdrawn(launch, engine)
@@ -198,6 +198,8 @@ class WorkerRequests:
         number = launch.number
         serving = self.serving[number]
         serving.is_launched = True
+        # D58: written before the launch. If the process dies in between, the request counts as begun, which
+        # is safe; the other way round it could run twice.
         self._page.start(serving.word, number)
 
     def cancel(self, number: int) -> None:
@@ -213,11 +215,11 @@ class WorkerRequests:
         self._channel.send(("done", launch.number, (), (), ("withdrawn", False, False, None, ())), now=True)
 
     def lease(self, nursery: trio.Nursery, number: int, block: int, *, write: bool) -> None:
-        """Hold a block, and say where it lies once it is its turn."""
+        """Hold a block, and tell its place once it is its turn."""
         session = self.session
         if session is not None:
             over = self._leases[number] = trio.Event()
-            # The order is that of the messages, so its turn is taken before the next one is read.
+            # Its turn is taken now, in the order of messages: a task would take it after later requests.
             lease = session.engine.leases.hold(block, write=write)
             nursery.start_soon(self._hold, number, block, lease, over)
 
@@ -232,12 +234,12 @@ class WorkerRequests:
         self._channel.send(("done", number, (), (), None), now=True)
 
     def unlease(self, number: int) -> None:
-        """The application has given a block back."""
+        """End a lease: the application has given the block back."""
         if number in self._leases:
             self._leases[number].set()
 
     def end_leases(self) -> None:
-        """The context is to end."""
+        """End all leases: the context is to end."""
         for over in self._leases.values():
             over.set()
 
@@ -247,14 +249,14 @@ class _Serving(DirectReply):
     """A request that is being served.
 
     Attributes:
-        launch: What is launched.
+        launch: The launch.
         word: Shared word of its library.
         results: Host arrays that are sent with the reply.
         invalidates: Whether its outputs are invalid also if it was never launched, as others count on it.
         session: The context that serves it.
-        requests: Tells the application what becomes of it.
+        requests: Tells the application its outcome.
         is_launched: Whether the library has begun.
-        addresses: Where those of its new blocks lie of which the application does not know it, if that was
+        addresses: Places of its new blocks that the application does not know, if they were
             looked up by now.
         payload: The answer as it is sent if all goes well, if it was encoded by now.
     """
@@ -268,8 +270,10 @@ class _Serving(DirectReply):
     is_launched: bool = False
     addresses: tuple[Address, ...] | None = None
     payload: bytes | None = None
-    # To its library, a launch is the message.
-    message: Launch = attrs.field(init=False, default=attrs.Factory(attrgetter("launch"), takes_self=True))
+    # The launch is the message for the library's actor.
+    message: Request[Any, Any] | Message[Any] = attrs.field(
+        init=False, default=attrs.Factory(attrgetter("launch"), takes_self=True)
+    )
 
     def poll_first(self, poll: Callable[[], Awaitable[None]]) -> bool:
         """Encode the answer while the device works; no task of the worker waits for the end."""
@@ -292,7 +296,7 @@ class _Serving(DirectReply):
 
 
 def _new_addresses(launch: Launch, engine: Engine) -> tuple[Address, ...]:
-    """Where the blocks lie that an operation has made, unless they lie where they did before."""
+    """Return the places of blocks that an operation has made, where they are new to the application."""
     fresh = engine.fresh
     blocks = [block for block, _ in launch.allocations if block in fresh]
     fresh.difference_update(blocks)
@@ -300,9 +304,9 @@ def _new_addresses(launch: Launch, engine: Engine) -> tuple[Address, ...]:
 
 
 def _all_addresses(allocations: Iterable[tuple[int, int]], engine: Engine) -> tuple[Address, ...]:
-    """Where the blocks lie that an operation was to make, of which the application forgets it.
+    """Return the places of blocks that a failed operation was to make; the application forgets these.
 
-    It takes no note of what it does not keep. So the next operation that makes these tells them again.
+    They are not noted as told, so the next operation that makes these blocks tells them again.
     """
     addresses = _addresses([block for block, _ in allocations], engine)
     engine.fresh.update([block for block, *_ in addresses])
@@ -310,5 +314,5 @@ def _all_addresses(allocations: Iterable[tuple[int, int]], engine: Engine) -> tu
 
 
 def _addresses(blocks: Iterable[int], engine: Engine) -> tuple[Address, ...]:
-    """Where blocks lie; nothing of those that are freed."""
+    """Return the places of blocks, without those that are freed."""
     return tuple([address[:] for block in blocks if (address := engine.placed(block)) is not None])

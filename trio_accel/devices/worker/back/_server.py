@@ -45,11 +45,12 @@ class WorkerServer:
     """Owner of the context in a worker; everything runs in the one task that reads, or by callbacks."""
 
     def __init__(self, system: System, channel: Channel, page: SharedPage, config: WorkerConfig) -> None:
-        # The askers of operations are in the application, which also ends a worker that closes.
+        # The application waits for operations and ends a worker that does not close, so no grace is needed
+        # here.
         self.options: DeviceOptions = attrs.evolve(
             config.options, cancel_grace=_FOREVER, close_grace=_FOREVER
         )
-        # What the application knows of the generation before.
+        # D99: libraries that the generation before has used.
         self.in_use: tuple[str, ...] = config.in_use
         # The device, once it is open.
         self.opened: AccelDevice
@@ -104,21 +105,21 @@ class WorkerServer:
             "forget": self._prepared.forget,
         }
 
-    # What the context asks of its owner.
+    # Answers to the context's questions to its owner.
 
     def open_device(self) -> AccelDevice:
-        """The device is open already."""
+        """Return the device, which is open already."""
         return self.opened
 
     def attach(self, session: Session) -> None:
-        """The context stands ready."""
+        """Take the session of a context that stands ready."""
         self._requests.session = session
         self.blocks.release = session.engine.release_all
 
     def detach(self, error: BaseException | None) -> None:
-        """It is gone; the application hears what it was lost to, if that is known by now."""
+        """End with the context; the application hears the error of its loss, if that is known by now."""
         self._requests.session = None
-        # What is dropped from now on is gone with the device.
+        # Arrays that are dropped from now on are gone with the device.
         self.blocks.lose()
         if isinstance(error, Exception) and not self._requests.is_closing:
             self._lose(error)
@@ -128,7 +129,7 @@ class WorkerServer:
         self._channel.send(("made", library, int(seconds * 1e9), int(imports * 1e9)))
 
     def is_alone(self) -> bool:
-        """Whether the application has sent nothing else."""
+        """Tell whether the application has sent nothing else."""
         return self._received == 1 and len(self._serving) == 1
 
     # The one task.
@@ -137,7 +138,7 @@ class WorkerServer:
         """Open the device, then serve until the application closes the channel, which ends the process.
 
         Args:
-            received: What has come by now.
+            received: Messages that have come by now.
         """
         try:
             self.opened = self._memory.device = await trio.to_thread.run_sync(self._open)
@@ -149,17 +150,19 @@ class WorkerServer:
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._memory.slabs.run)
             await self._stand_ready()
+            # Imports and the context live as long as the process: the collector need not walk through them.
             gc.freeze()
             self._channel.send(("ready", tuple(self.opened.libraries)), now=True)
             while True:
                 self._received = len(received)
                 for start in range(0, len(received), _IN_A_ROW):
                     if start:
-                        # What is launched by now may be done.
+                        # Operations that are launched by now may be done.
                         await trio.lowlevel.checkpoint()
                     for message, descriptors in received[start : start + _IN_A_ROW]:
                         if LOST in descriptors:
-                            # The device would serve without a part of the memory.
+                            # D74: a descriptor was lost on the way, so the device would serve without a part
+                            # of the memory.
                             self._give_up(lost_descriptors())
                         else:
                             handlers[message[0]](*message[1:], *descriptors)
@@ -185,7 +188,7 @@ class WorkerServer:
         self._channel.send(("result", number, None), now=True)
 
     async def _stand_ready(self) -> None:
-        """Have the context's actor run before anybody needs it; what it needs of the memory follows."""
+        """Have the context's actor run before it is needed; its memory follows."""
         try:
             self._context = self._requests.context = await self._system.spawn(
                 ContextActor,
@@ -201,7 +204,7 @@ class WorkerServer:
         self._nursery.start_soon(self._watch_context)
 
     async def _watch_context(self) -> None:
-        """See the context's actor fail over its libraries: what it failed with is known at its end."""
+        """Watch for the failure of the context's actor over its libraries: the error is known at its end."""
         error = (await self._context.wait_terminated()).error
         if not self._requests.is_closing:
             self._lose(error or AccelError("the context ended by itself"))
@@ -211,11 +214,12 @@ class WorkerServer:
         self._give_up(error, is_silent=self.opened.is_dead)
 
     def _give_up(self, error: BaseException, *, is_silent: bool = False) -> None:
-        """Tell the application what the context is lost to; it ends this process.
+        """Tell the application the error of the context's loss; it ends this process.
 
         Args:
-            error: What it is lost to.
-            is_silent: Whether nothing of it writes to memory any more, so that the next need not wait.
+            error: The error of the loss.
+            is_silent: Whether its kernels cannot write to memory any more, so that the next need not wait
+                (D4).
         """
         if not self._is_lost:
             self._is_lost = True
@@ -224,7 +228,7 @@ class WorkerServer:
     def _on_start(self, generation: int, addresses: Iterable[Any]) -> None:
         session = self._requests.session
         if session is None:
-            # It was lost while it stood ready, and the application knows.
+            # The context was lost while it stood ready, and the application knows.
             return
         try:
             self._begin(session, generation, list(starmap(PlacedBlock, addresses)))
@@ -234,6 +238,7 @@ class WorkerServer:
             self._channel.send(("started",), now=True)
 
     def _begin(self, session: Session, generation: int, blocks: list[PlacedBlock]) -> None:
+        # Chunks that are gone must be unmapped before `adopt` takes every mapped chunk over.
         self._prepared.remove_leaving()
         self.opened.adopt(blocks)
         self._prepared.begin(session, blocks)
@@ -242,6 +247,7 @@ class WorkerServer:
             self._table.adopt(block.block, block.nbytes)
         session.generation = generation
         session.engine.begin(generation, self._table)
+        # The actors of a spare are shown only once it serves.
         self.events.begin()
 
     def _on_release(self, released: tuple[int, ...]) -> None:
@@ -321,7 +327,7 @@ class EventForwarder:
         self._early: list[Message] | None = []
 
     def begin(self) -> None:
-        """The worker serves: its actors are shown from now on."""
+        """Show the worker's actors from now on: it serves."""
         early, self._early = self._early, None
         for message in early or ():
             self._channel.send(message)

@@ -80,7 +80,7 @@ class WorkerActors:
                 node.last_error = f"{type(event.error).__name__}: {event.error}"
 
     def path_of(self, library: str) -> str | None:
-        """Path of the actor that serves the library at an import path; None if there is none."""
+        """Return the path of the actor that serves the library at an import path; None if there is none."""
         return next(
             (path for path, node in self._nodes.items() if is_actor_of(path, node.actor_class, library)), None
         )
@@ -128,7 +128,7 @@ class WorkerActors:
 
 
 class Measures:
-    """Who takes what became of operations, by library and name.
+    """Takers of operations' times and outcomes, by library and name.
 
     Args:
         device: The device.
@@ -143,11 +143,11 @@ class Measures:
         self._measured: dict[tuple[str, str], Measured] = {}
 
     def now(self) -> float:
-        """The time."""
+        """Return the time."""
         return self._observers.now()
 
     def of(self, launch: Launch) -> Measured | None:
-        """Who takes what became of such operations; None if nobody measures any more."""
+        """Return the taker of such operations; None if they are not measured any more."""
         meter = self._observers.meter
         if meter is not self._meter:
             self._meter = meter
@@ -180,7 +180,7 @@ class MeasuredRequest(OperationRequest):
         self._sent: float | None = None
 
     def message(self, word: int, released: tuple[int, ...], templates: TemplateTable) -> Message:
-        """What is sent to the worker that has these templates."""
+        """Encode it for the worker that has these templates."""
         self._sent = self._measures.now()
         return super().message(word, released, templates)
 

@@ -1,4 +1,4 @@
-"""What the workers of a device tell, and what follows from it."""
+"""Messages of a device's workers, and their effects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ...operations._operation import LaunchTimes
 from ..transport._frames import LOST, Received, close_all
 from ..transport._protocol import Address, NonsenseError
 from ._actors import WorkerActors
-from ._calls import Calls
+from ._calls import Questions
 from ._chunks import ChunkTable
 from ._copy_service import CopyService
 from ._link import WorkerLink
@@ -45,11 +45,11 @@ class AnswerHandler:
         device: The device.
         requests: Its requests.
         chunks: Its memory.
-        copies: What copies host arrays of requests.
-        outcomes: What becomes of requests.
+        copies: Copies host arrays of requests.
+        outcomes: Gives requests their outcomes.
         pool: The workers.
-        alarms: When cancelled requests are left.
-        calls: What workers are asked beside requests.
+        alarms: Times at which cancelled requests are left.
+        calls: Calls of workers beside requests.
         lose: Called when a worker has lost its context.
 
     Attributes:
@@ -64,7 +64,7 @@ class AnswerHandler:
     _outcomes: OutcomePolicy
     _pool: WorkerPool
     _alarms: Alarms
-    _calls: Calls
+    _calls: Questions
     _lose: Callable[[WorkerLink, Exception], None]
     actors: WorkerActors = attrs.field(factory=WorkerActors, init=False)
     on_first_success: Callable[[], None] | None = attrs.field(default=None, init=False)
@@ -107,18 +107,18 @@ class AnswerHandler:
                 handlers[message[0]](link, *message[1:], *descriptors)
                 taken += 1
         except NonsenseError as error:
-            # The one place where anything follows from that.
+            # D80: the one place that turns nonsense into the loss of its worker.
             _close_descriptors(received[taken:])
             link.distrust(error)
-        # Once for all that are done by now.
+        # Once for all requests that are done by now.
         if self._requests.waiting:
             self._requests.pump()
 
     def take_own(self, link: WorkerLink, request: OperationRequest, received: list[Received]) -> bool:
-        """Take what was received in an asker's task, if all of it belongs there and nothing follows from it.
+        """Take received messages in an asker's task, if all are plain answers to this request.
 
-        What does is told in the task of the worker: it would have the asker's context, and errors of others
-        what the asker is just handling.
+        Other messages are handled in the task of the worker: here they would run in the asker's context, and
+        their errors would have the exception that the asker is handling as context.
         """
         message: Any
         for message, _ in received:
@@ -128,17 +128,17 @@ class AnswerHandler:
         return True
 
     def _is_answer(self, message: Any, request: OperationRequest) -> bool:
-        """Whether a message says that all went well with a request."""
+        """Tell whether a message says that all went well with a request."""
         if message[:2] != ("done", request.number):
             return False
         _, _, _, results, trouble = message
         if results or trouble is not None:
             return False
-        # Nothing follows from its end.
+        # Its end has no further effects.
         return not (request.hosts.is_used or self._requests.waiting or self._device.hooks)
 
     def is_waited_for(self, request: OperationRequest) -> bool:
-        """Whether its asker is to look for its end."""
+        """Tell whether its asker is to look for its end."""
         return not request.is_over and self._requests.sent == 1
 
     def _on_times(self, link: WorkerLink, number: int, begun: int, completed: int) -> None:
@@ -191,7 +191,7 @@ class AnswerHandler:
             first, self.on_first_success = self.on_first_success, None
             first()
         if request.is_cancelled:
-            # No other has one.
+            # Only cancelled requests have an alarm.
             self._alarms.drop(request)
         if isinstance(request, OperationRequest):
             if trouble is not None:
@@ -220,7 +220,7 @@ class AnswerHandler:
             self._pool.use(library)
 
     def _request(self, link: WorkerLink, number: int) -> RemoteRequest | None:
-        """The request that a worker speaks of; None if it is no concern of this worker any more.
+        """Return the request that a worker speaks of; None if it is no concern of this worker any more.
 
         Raises:
             NonsenseError: It was not given such a request, or has answered it.
@@ -314,7 +314,7 @@ class AnswerHandler:
                 link.send(("kept", number))
                 self._pool.share(chunk, link)
                 return
-        # Else of a worker that was given up: nothing lies in it that anybody knows of.
+        # Else it is of a worker that was given up, and holds no block that the application knows.
         close_all(descriptors)
 
     @enable_ki_protection
@@ -371,7 +371,7 @@ def _check_done(
     """See that an answer tells of blocks that a request makes, and has the host arrays that were asked for.
 
     Raises:
-        NonsenseError: They are others, or a block cannot lie where it is said to.
+        NonsenseError: They are others, or a block cannot have the place that is told.
     """
     made = request.launch.allocations if isinstance(request, OperationRequest) else ()
     for address in addresses:
@@ -410,12 +410,12 @@ def _close_descriptors(received: Iterable[Received]) -> None:
 
 
 def record_of(name: str, level: int, text: str, pid: int, device: str) -> logging.LogRecord:
-    """A record of a worker, as the application logs it: with the number of the worker's process.
+    """Make the application's log record of a worker's, with the number of the worker's process.
 
     Args:
         name: Name of the logger.
         level: Its level.
-        text: What the worker has made of it.
+        text: Its formatted message.
         pid: Number of the worker's process.
         device: Path of the device.
     """

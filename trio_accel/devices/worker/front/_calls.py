@@ -1,4 +1,4 @@
-"""What the worker is asked beside operations: counts, the end of what is in flight, and leases."""
+"""Calls of the worker beside operations: counts, the end of operations in flight, and leases."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ._chunks import ChunkTable
 from ._request import LeaseRequest
 from ._requests import RequestSender
 
-__all__ = ["Calls", "Leases"]
+__all__ = ["Leases", "Questions"]
 
 
 @attrs.define(eq=False)
-class _Call:
+class _Question:
     what: str
     done: trio.Event = attrs.field(factory=trio.Event)
     value: Any = None
     is_lost: bool = False
 
 
-class Calls:
-    """The calls that are not answered.
+class Questions:
+    """The questions to workers that are not answered.
 
     Args:
         device: The device.
@@ -43,20 +43,20 @@ class Calls:
         self._device = device
         self._sender = sender
         self._last = 0
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, _Question] = {}
 
     def __len__(self) -> int:
         return len(self._calls)
 
     async def ask(self, what: str, *arguments: str) -> Any:
-        """Ask the worker that serves for something, and the next one if it is lost meanwhile.
+        """Call the worker that serves, and the next one if it is lost meanwhile.
 
         Args:
             what: ``"count"``, ``"synchronize"``, or ``"close"`` with the import path of a library.
-            arguments: What belongs to it.
+            arguments: Arguments of the call.
 
         Raises:
-            DeviceLostError: There is none any more.
+            DeviceLostError: There is no worker any more.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         availability, sender = self._device.availability, self._sender
@@ -65,11 +65,11 @@ class Calls:
                 if availability.is_ended:
                     raise await self._device.lost()
                 await availability.wait_changed()
-            # What the program has let go by now counts.
+            # Arrays that the program has let go by now are counted as released.
             sender.send_released()
             self._last += 1
             number = self._last
-            call = self._calls[number] = _Call(what)
+            call = self._calls[number] = _Question(what)
             sender.link.send(("call", number, what, *arguments), now=True)
             try:
                 await call.done.wait()
@@ -79,11 +79,11 @@ class Calls:
                 return call.value
 
     def answer(self, pid: int, number: int, value: Any) -> None:
-        """A worker has answered; perhaps nobody waits any more.
+        """Take an answer of a worker; its asker may have gone.
 
         Args:
             pid: Number of its process.
-            number: Of the call.
+            number: Number of the call.
             value: The answer.
 
         Raises:
@@ -129,7 +129,7 @@ class Calls:
         return libraries
 
     def lose(self) -> None:
-        """The worker is gone."""
+        """Fail all calls: the worker is gone."""
         for call in self._calls.values():
             call.is_lost = True
             call.done.set()

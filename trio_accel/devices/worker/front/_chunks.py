@@ -1,4 +1,4 @@
-"""The memory of a device as the application holds it: chunks by their descriptors, and what lies in them."""
+"""The memory of a device as the application holds it: descriptors of chunks, and the blocks in these (D3)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _UNKNOWN = 0, inf, 0, 0
 _MOST = 4096
 
 INTACT = "; its arrays are intact: system.open_device(adopt=device) opens a device that has them"
-"""What is said behind the reason for which a device was given up, if it left any."""
+"""Text behind the reason for which a device was given up, if it left memory."""
 
 
 @attrs.define(eq=False)
@@ -43,8 +43,8 @@ class Chunk:
     Attributes:
         number: Its id on the device.
         nbytes: Its size.
-        descriptor: What it is mapped by.
-        kept: What the launcher calls it.
+        descriptor: Its file descriptor.
+        kept: Its name in the launcher.
     """
 
     number: int
@@ -55,11 +55,13 @@ class Chunk:
 
 
 class ChunkTable:
-    """Outlives every worker: from this the next one learns what memory there is and what lies where.
+    """Chunks and blocks of a device.
+
+    It outlives every worker, and tells the next one of all memory and blocks.
 
     Attributes:
         chunks: By id.
-        blocks: The blocks that arrays of the program live in, by id.
+        blocks: The blocks of the program's arrays, by id.
         missing: Why this process has no descriptor of a chunk that the worker has made, by id.
         on_drop: Called with the id of a chunk that is gone.
     """
@@ -78,7 +80,7 @@ class ChunkTable:
             return
         self._launcher = launcher
         for chunk in self.chunks.values():
-            # They were kept by one that is gone.
+            # The launcher that kept them is gone.
             chunk.kept = launcher.keep_chunk(chunk.descriptor)
 
     def check_new(self, number: int, nbytes: int, descriptor: int) -> None:
@@ -100,7 +102,7 @@ class ChunkTable:
                 raise NonsenseError(f"chunk {number}: no machine has {nbytes} bytes")
 
     def check_address(self, address: Address) -> None:
-        """See that a block can lie where a worker says.
+        """Check the place that a worker tells of a block.
 
         Raises:
             NonsenseError: There is no such chunk, or it ends before the block does.
@@ -111,7 +113,7 @@ class ChunkTable:
             raise NonsenseError(f"block {block} cannot lie at {offset} of chunk {number}")
 
     def check_array(self, number: int, offset: int, array: ArraySpec) -> None:
-        """See that an array can lie where a worker says; the arguments are those of `view`.
+        """Check the place that a worker tells of an array; the arguments are those of `view`.
 
         Raises:
             NonsenseError: There is no such chunk, or the array reaches out of it.
@@ -126,9 +128,9 @@ class ChunkTable:
             raise NonsenseError(f"an array of block {array.block} cannot lie at {offset} of chunk {number}")
 
     def drop_unsound(self) -> None:
-        """Forget blocks that cannot lie where they are said to: outside of all chunks, or over another.
+        """Forget blocks with impossible places: outside of all chunks, or over another.
 
-        A worker that was not what it should be may have said so, and the next could not take them over.
+        A worker with damaged memory may have told these, and the next could not take them over.
         """
         ends = dict.fromkeys(self.chunks, 0)
         for address in sorted(self.blocks.values(), key=lambda address: address[2:]):
@@ -147,6 +149,7 @@ class ChunkTable:
             OSError: There are too many open files.
         """
         assert self._launcher is not None
+        # First: the launcher frees the memory if this process dies, so it must know of it before it is used.
         kept = self._launcher.keep_chunk(descriptor)
         self.missing.pop(number, None)
         chunk = self.chunks[number] = Chunk(number, nbytes, descriptor, kept)
@@ -170,18 +173,18 @@ class ChunkTable:
         self.on_drop(number)
 
     def drop_empty(self) -> None:
-        """Give every chunk back in which nothing lies. Only while no worker makes blocks."""
+        """Give every chunk without blocks back. Only while no worker makes blocks."""
         full = {chunk for _, _, chunk, _ in self.blocks.values()}
         for number in [number for number in self.chunks if number not in full]:
             self.drop(number)
 
     def view(self, chunk: int, offset: int, array: ArraySpec) -> npt.NDArray[Any]:
-        """A host array over an array of the device.
+        """Make a host array over an array of the device.
 
         Args:
-            chunk: Where it lies.
+            chunk: Its chunk.
             offset: Bytes from the start of the chunk to that of the block.
-            array: What it looks like.
+            array: Its layout in the block.
 
         Raises:
             NotSupportedError: The host cannot address the device's memory.
@@ -200,17 +203,17 @@ class ChunkTable:
         )
 
     def record(self, addresses: Iterable[Address]) -> None:
-        """Take note of where blocks lie."""
+        """Note the places of blocks."""
         for address in addresses:
             self.blocks[address[0]] = address
 
     def forget_addresses(self, allocations: Iterable[tuple[int, int]]) -> None:
-        """It is not known any more where these lie."""
+        """Forget the places of these blocks."""
         for block, _ in allocations:
             self.blocks.pop(block, None)
 
     def forget(self, blocks: Iterable[int]) -> float:
-        """The program has no array in these blocks any more.
+        """Forget blocks in which the program has no array any more.
 
         Returns:
             How many bytes they are; infinity if that is not known of one.
@@ -228,10 +231,10 @@ class ChunkTable:
 
 @attrs.define(eq=False)
 class LeftMemory:
-    """Chunks, and the arrays of the program that lie in them.
+    """Chunks, and the arrays of the program in them.
 
     They are there until another device of the system adopts them, or the system ends. A chunk is given back
-    earlier if no array of the program lies in it any more.
+    earlier if it has no array of the program any more.
 
     Attributes:
         chunks: The memory.
@@ -257,7 +260,7 @@ class LeftMemory:
         self.chunks.drop_empty()
 
     def take(self, system: System) -> None:
-        """A device has it again."""
+        """Take it for a device again."""
         _left.get(system, set()).discard(self)
 
     def free(self) -> None:
@@ -275,7 +278,7 @@ _left: weakref.WeakKeyDictionary[System, set[LeftMemory]] = weakref.WeakKeyDicti
 
 
 def free_left_memory(system: System) -> None:
-    """The system has ended: nobody can adopt what its devices left."""
+    """End with the system: from now on the memory that its devices left cannot be adopted."""
     for memory in _left.pop(system, set()):
         memory.free()
 

@@ -29,7 +29,7 @@ class CopyService:
 
     def __init__(self) -> None:
         self.begun: int = 0
-        # Whose each one is.
+        # Copies that run, with their requests.
         self._running: dict[Copying, tuple[OperationRequest, HostCopy]] = {}
         self._changed = trio.Event()
         self._limiter = trio.CapacityLimiter(COPIES_AT_ONCE)
@@ -66,8 +66,8 @@ class CopyService:
         """Copy from or to memory of the device: the worker holds a stream there.
 
         Args:
-            request: What it is for; it remembers why a copy failed.
-            copy: What is to be copied.
+            request: Its request, which remembers why a copy failed.
+            copy: The copy.
             view: Makes the array over the device's memory.
             copied: Called when the copy is over.
         """
@@ -111,6 +111,7 @@ class CopyService:
         self.begun += 1
         copy.is_begun = True
         copying = Copying(memory, copy.host) if copy.is_upload else Copying(copy.host, memory)
+        # The request's outcome waits for this count: until then the copy touches the program's array.
         request.copies += 1
         self._running[copying] = request, copy
         self._nursery.start_soon(self._copy, copying, copy, copied)
@@ -137,4 +138,4 @@ def _memory(copy: HostCopy) -> npt.NDArray[Any]:
 
 
 def _nothing() -> None:
-    """The worker is done with it."""
+    """End a copy that the worker is done with."""

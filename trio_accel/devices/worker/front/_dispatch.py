@@ -26,7 +26,7 @@ from ...host._host_pool import SMALL
 from ...operations._operation import Operation, Planned, Planner, admit
 from ..launcher._launcher import Launcher, WorkerProcess, open_launcher
 from ._actors import MeasuredRequest, Measures
-from ._calls import Calls, Leases
+from ._calls import Leases, Questions
 from ._chunks import INTACT, ChunkTable, LeftMemory
 from ._copy_service import CopyService
 from ._generations import Generations, WorkerContextActor
@@ -72,13 +72,14 @@ class WorkerDispatch:
         self._pool = pool = WorkerPool(device, self._chunks)
         self._sender = sender = RequestSender(device, self._chunks, copies, outcomes)
         self._requests = sender.requests
-        self._calls = calls = Calls(device, sender)
+        self._calls = calls = Questions(device, sender)
         self._alarms = alarms = Alarms()
         self._generations = Generations(device, self._chunks, copies, outcomes, pool, sender, calls, alarms)
         self._answers = self._generations.answers
         self._measures = Measures(device, self._answers.actors)
         self._leases = Leases(device, self._sender, self._chunks)
-        # A worker whose loop blocks cannot be told that something was copied.
+        # With `SyncCompletion` the worker's loop blocks, and cannot be told of copies: all arrays go by
+        # value.
         self._by_value = sys.maxsize if isinstance(self._options.completion, SyncCompletion) else SMALL
         self._token = trio.lowlevel.current_trio_token()
         self._staging = None if device.host_pool is None else Staging(device.host_pool, self._pump_soon)
@@ -115,17 +116,17 @@ class WorkerDispatch:
         self._chunks.open(self._launcher)
 
     def started(self) -> None:
-        """What was adopted is this device's from now on."""
+        """Adopted memory is this device's from now on."""
         self._adopted = None
 
     def _tell_arrays(self) -> str:
-        """What became of the arrays of a device that was given up."""
+        """Fate of the arrays of a device that was given up."""
         if self.adopted_by is not None:
             return f"; its arrays were adopted by the next device, {self.adopted_by}"
         return INTACT if self.left is not None and self.left.chunks.blocks else ""
 
     def have_back(self, memory: LeftMemory) -> None:
-        """The device that was to adopt what this one left could not be opened."""
+        """Take the memory back: the device that was to adopt it could not be opened."""
         self.left, self.adopted_by = memory, None
         memory.leave(self._device.system)
 
@@ -154,7 +155,7 @@ class WorkerDispatch:
                         given_up, INTACT if self._chunks.blocks and self._leaves(context) else ""
                     )
                     with trio.CancelScope(shield=True):
-                        # They are killed: this takes as long as the kernel needs for that.
+                        # Bounded by the kernel: the workers are killed.
                         await self._pool.close()
                         await self._copies.wait_idle()
                 nursery.cancel_scope.cancel(reason="the device ends")
@@ -162,7 +163,7 @@ class WorkerDispatch:
             self._leave_memory(context)
 
     def _leaves(self, context: ActorContext) -> bool:
-        """Whether the memory stays for another device: this one was not closed, or never had it."""
+        """Tell whether the memory stays for another device: this one was not closed, or never had it."""
         is_broken = self._device.memory_failure is not None
         return self._adopted is not None or not (context.is_stopping or is_broken)
 
@@ -187,7 +188,8 @@ class WorkerDispatch:
         recording = admit(self._device, operation, "ask")
         if recording is not None:
             return await recording.ask(self._device, operation)
-        # One that is done by the time of a cancellation returns: a loop of these must end all the same.
+        # A request that is done at a cancellation still returns: without this look a loop of them would never
+        # end.
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._device.availability.is_ended:
             raise await self._device.lost()
@@ -196,7 +198,8 @@ class WorkerDispatch:
             self._requests.add(request)
             link = self._sender.link
             if link is not None and self._requests.sent == 1 and link.channel.may_spin:
-                # Its asker sees its end by itself, as long as it is alone.
+                # D38, D43: a lone asker polls for the answer in its own task, which saves the receiver's
+                # wake-up.
                 await link.channel.spin(
                     partial(self._answers.take_own, link, request),
                     partial(self._answers.is_waited_for, request),
@@ -251,11 +254,11 @@ class WorkerDispatch:
         return MeasuredRequest(number, launch, hosts, self._measures, invalidates=invalidates), planned
 
     def _cancel(self, request: RemoteRequest) -> bool:
-        """An asker is cancelled: take its request back, or give it the grace to end."""
+        """Take the request of a cancelled asker back, or give it the grace to end."""
         if self._requests.withdraw(request):
             if not request.copies:
                 return True
-            # The worker that was lost had it, or its host array is on its way for the next one.
+            # A lost worker had it, or its host array is being copied for the next one.
             self._copies.cancel(request)
             request.unwind_after_copies()
             return False
@@ -269,20 +272,20 @@ class WorkerDispatch:
         self._alarms.set(request, trio.current_time() + seconds, lambda: self._leave(request))
 
     def _leave(self, request: RemoteRequest) -> None:
-        """A cancelled asker waits no longer, except for copies of its arrays, which end soon."""
+        """Let a cancelled asker go, except for copies of its arrays, which end soon."""
         if request.is_over:
             return
         if self._requests.get(request.number) is not request:
-            # The worker is done with it: what it has made is on its way to the program.
+            # The worker is done with it: only copies of its results are still running.
             self._copies.cancel(request)
             request.unwind_after_copies()
             return
         assert isinstance(request, OperationRequest)
         if request.hosts.are_direct(request.launch):
-            # The device itself uses memory of the program.
+            # D72: the device itself uses memory of the program, so the asker must wait.
             return
         if not (request.makes_all_it_writes or request.hosts.is_copied):
-            # What it changes would not be worth anything.
+            # Its changes would have no valid result.
             self._leave_in(request, _COPYING)
             return
         self._copies.cancel(request)
@@ -294,7 +297,7 @@ class WorkerDispatch:
 
     async def synchronize(self) -> None:
         """See `Device.synchronize`."""
-        # What ends while the first is waited for is dropped by the second.
+        # Arrays that end while the first call waits are dropped by the second.
         for _ in range(2):
             self._device.blocks.drain()
             await self._calls.ask("synchronize")
@@ -321,7 +324,7 @@ class WorkerDispatch:
         self._sender.serving().send(("poison", reason), now=True)
 
     def _pump_soon(self) -> None:
-        # Not here, in the midst of what a request ends by.
+        # Not here: this is called in the midst of the end of a request.
         if self._requests.waiting:
             self._token.run_sync_soon(self._requests.pump, idempotent=True)
 

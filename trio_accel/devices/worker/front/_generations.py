@@ -19,7 +19,7 @@ from ...base._waits import Alarms
 from ...engine._device_state import DeviceState
 from ..launcher._launcher import Launcher
 from ._answers import AnswerHandler
-from ._calls import Calls
+from ._calls import Questions
 from ._chunks import ChunkTable
 from ._copy_service import CopyService
 from ._link import WorkerLink, died
@@ -41,21 +41,21 @@ _Serve: TypeAlias = Callable[[ActorContext], AbstractAsyncContextManager[None]]
 
 @attrs.define(eq=False, repr=False)
 class Generations:
-    """Has one worker after the other serve, and sorts what a lost one had.
+    """The loop over generations: one worker after the other serves; requests of a lost one are sorted.
 
     Args:
         device: The device.
         chunks: Its memory.
-        copies: What copies host arrays of requests.
-        outcomes: What becomes of requests.
+        copies: Copies host arrays of requests.
+        outcomes: Gives requests their outcomes.
         pool: The workers.
         sender: Has the requests, and the worker that serves.
-        calls: What workers are asked beside requests.
-        alarms: When cancelled requests are left.
+        calls: Calls of workers beside requests.
+        alarms: Times at which cancelled requests are left.
 
     Attributes:
         answers: Takes what the workers tell.
-        last_error: What the last one was lost to, or why none came up.
+        last_error: Error of the last worker's loss, or the reason why none came up.
     """
 
     _device: DeviceState
@@ -64,7 +64,7 @@ class Generations:
     _outcomes: OutcomePolicy
     _pool: WorkerPool
     _sender: RequestSender
-    _calls: Calls
+    _calls: Questions
     _alarms: Alarms
     answers: AnswerHandler = attrs.field(init=False)
     last_error: BaseException | None = attrs.field(default=None, init=False)
@@ -95,14 +95,15 @@ class Generations:
             self.last_error = error
             raise
         try:
-            # Nothing runs on the memory while a copy of before may still write.
+            # No operation may run on the memory while a copy of the last generation still writes to it.
             await self._copies.wait_off_device()
+            # Before the addresses are sent: the worker refuses blocks that overlap.
             self._chunks.drop_unsound()
             self._chunks.drop_empty()
             number = self._device.generation + 1
             self._context = context
             self._pool.in_use.begin()
-            # Of one that told of its actors and died before it served.
+            # A worker may have told of its actors and died before it served.
             self.answers.actors.clear()
             addresses = tuple(self._chunks.blocks.values())
             link.is_asked = partial(self._asks, link)
@@ -118,7 +119,7 @@ class Generations:
             link.condemn("was ended with its context")
 
     def _asks(self, link: WorkerLink) -> bool:
-        """Whether a worker is to answer something: at first, that it serves."""
+        """Tell whether a worker is to answer something: at first, that it serves."""
         return not link.is_serving or bool(self._requests.sent or len(self._calls))
 
     def _snapshots(self) -> tuple[ActorSnapshot, ...]:
@@ -136,7 +137,7 @@ class Generations:
         self._pool.refill()
 
     def _progress(self, context: ActorContext) -> None:
-        """The context has completed a request without an error."""
+        """Report progress: the context has completed a request without an error."""
         context.report_progress()
         self._requests.hurry()
 
@@ -149,22 +150,22 @@ class Generations:
             self._alarms.set(self._requests, trio.current_time() + _CAREFUL, self._requests.hurry)
 
     async def _close(self, link: WorkerLink) -> None:
-        """End a worker in order: what waits is refused, what it has is finished within the grace."""
+        """End a worker in order: waiting requests are refused, and its own are finished within the grace."""
         self._outcomes.is_closing = True
         for request in self._requests.take_waiting():
             self._outcomes.refuse(request, self._outcomes.closed())
         link.send(("close",), now=True)
         seconds = self._device.options.close_grace + _CLOSING
         with trio.move_on_after(seconds, shield=True), suppress(Exception):
-            # If it dies over that, it is closed as well.
+            # A worker that dies over that is closed as well.
             await link.wait(lambda: not link.is_started)
 
     def end(self, given_up: BaseException | None, arrays: str) -> None:
-        """The device ends: no worker follows.
+        """End the device: no worker follows.
 
         Args:
             given_up: Why, where it was not closed.
-            arrays: What became of its arrays.
+            arrays: Text on the fate of its arrays.
         """
         error = self._outcomes.closed()
         if given_up is not None:
@@ -177,13 +178,15 @@ class Generations:
         self._calls.lose()
 
     def _ended(self, link: WorkerLink) -> None:
-        """A worker has ended by itself, or was killed."""
+        """Lose the context of a worker that has ended by itself, or was killed."""
         self._lose(link, died(link.how or "ended", self._device.name))
 
     def _lose(self, link: WorkerLink, error: Exception) -> None:
-        """The context is lost: sort what it had by whether it was begun, and have it replaced."""
+        """Lose the context: sort its requests by whether they were begun, and have it replaced."""
         if not link.is_serving:
             return
+        # First of all: from here on `is_serving` is false, so a second report of the same loss does nothing,
+        # and new requests wait in the table.
         self._sender.end()
         self.last_error = error
         self._device.memory_failure = self._device.memory_failure or damage_to_memory(error)
@@ -200,14 +203,16 @@ class Generations:
         for request in had:
             self._alarms.drop(request)
             if isinstance(request, OperationRequest):
-                # What it was to make may have been made anew, or not at all.
+                # Its outputs may have been made anew, or not at all.
                 self._chunks.forget_addresses(request.launch.allocations)
+        # D59: unbegun requests go back to their old places in the queue, before the actor's crash starts the
+        # next generation.
         self._requests.put_back(self._outcomes.sort(had, link, error))
         if self._context is not None and not self._outcomes.is_closing:
             self._context.crash(error)
 
     def _keep_until_gone(self, link: WorkerLink, requests: Iterable[RemoteRequest]) -> None:
-        """What a lost worker may still write to counts as used until it is dead."""
+        """Memory that a lost worker may still write to counts as used until it is dead (D4)."""
         written = [
             request
             for request in requests
@@ -220,7 +225,7 @@ class Generations:
 
     @enable_ki_protection
     async def _wait_until_gone(self, link: WorkerLink, written: list[OperationRequest]) -> None:
-        # It is being killed.
+        # No deadline: the worker is being killed, and until it is dead it may write to these arrays.
         with trio.CancelScope(shield=True):
             await link.wait_gone()
         for request in written:

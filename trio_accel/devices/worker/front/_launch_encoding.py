@@ -37,7 +37,7 @@ from ..transport._wire_values import encode_fault
 __all__ = ["HostEncoder", "TemplateTable", "encode_array", "encode_launch", "encode_spec"]
 
 HostEncoder: TypeAlias = Callable[[npt.NDArray[Any]], object]
-"""Called with each host array; what it returns (plain values) is sent instead."""
+"""Called with each host array; returns the plain values to send instead."""
 
 
 # Then all are forgotten: a program whose shapes are always others gains nothing by them.
@@ -81,11 +81,11 @@ def encode_launch(launch: Launch, read: HostEncoder, write: HostEncoder, fill: H
 
 
 def _nowhere(host: npt.NDArray[Any]) -> None:
-    """No host array lies where a worker has it, too."""
+    """No host array is in memory that a worker shares."""
 
 
 class TemplateTable:
-    """The launch templates that one worker has.
+    """The launch templates of one worker (D23).
 
     Two launches have one template if they are the same once their blocks are numbered in the order in which
     they occur. The second of them makes it, as many occur only once.
@@ -94,13 +94,13 @@ class TemplateTable:
         post: Sends a message to the worker.
 
     Attributes:
-        counts: What became of templates, by the import path of the library.
+        counts: Counts of templates found and made, by the import path of the library.
     """
 
     def __init__(self, post: Callable[[Message], None]) -> None:
         self._post = post
         self._is_on = current_fast_paths().templates
-        # 0 stands for one that was seen once.
+        # 0 for a launch that was seen once: many occur only once, and the second makes the template.
         self._numbers: dict[_Key, int] = {}
         self._last = 0
         self.counts: defaultdict[str, CacheCounts] = defaultdict(CacheCounts)
@@ -131,7 +131,7 @@ class TemplateTable:
         for block, nbytes in launch.allocations:
             key.append(nbytes)
             blocks.append(block)
-        # Where one kind of block ends and the next begins.
+        # A separator, so that blocks of one kind are not taken for those of the next.
         key.append("outputs")
         for output in launch.outputs:
             blocks.append(output.id)
@@ -150,6 +150,7 @@ class TemplateTable:
                 numbers.clear()
                 for counts in self.counts.values():
                     counts.evicted = counts.made
+                # Posted in order with the launches, so the worker forgets between the same two.
                 self._post(("forget_templates",))
             numbers[whole] = 0
             return None
@@ -185,15 +186,14 @@ def _encode(launch: Launch, positions: Mapping[int, int], host: _AddressOf) -> M
 def _spec_key(
     spec: OperationSpec, address: Callable[[npt.NDArray[Any]], Wire | None]
 ) -> tuple[list[Any], list[int], tuple[bytes, ...]] | None:
-    """All of a specification but its blocks and packed scalars, and these.
+    """Split a specification into its key, without blocks and packed scalars, and these.
 
-    What is equal there is the same once it is encoded.
-
-    None where it holds status words, or a value that cannot be told from others.
+    Specifications with equal keys are the same once they are encoded. None where it holds status words, or a
+    value that cannot be told from others.
 
     Args:
         spec: The specification.
-        address: Tells of a host array where it lies; None where that is not all that is to be said of it.
+        address: Returns the place of a host array; None where that does not say all of it.
     """
     described = spec.descriptor()
     if described.keywords or described.has_status:
@@ -215,10 +215,10 @@ def _spec_key(
         if kind is ArraySpec:
             array = value
             blocks.append(array.block)
-            # As `array_key` does it, without a call for each.
+            # As `array_key`, without a call for each array.
             key += array.offset, id(array.dtype), array.shape, array.strides
         elif kind in _PLAIN and kind is not float:
-            # As `value_key` does it.
+            # As `value_key`.
             key += kind, value
         elif kind is tuple and (arrays := arrays_of(value)):
             blocks += [array.block for array in arrays]
@@ -236,7 +236,7 @@ def encode_spec(spec: OperationSpec, host: HostEncoder, status: HostEncoder | No
 
     Args:
         spec: Any attrs class that another process can import.
-        host: Called with each host array; what it returns (plain values) is sent instead.
+        host: Called with each host array; returns the plain values to send instead.
         status: The same for status words; `host` if there is none.
 
     Raises:
@@ -282,7 +282,7 @@ def _by_field(spec: OperationSpec, host: HostEncoder, status: HostEncoder | None
 
 
 def _path_of(cls: type[OperationSpec]) -> str:
-    """Where another process finds a specification class.
+    """Tell where another process finds a specification class.
 
     Raises:
         TypeError: It cannot, or the class is no attrs class.
@@ -330,7 +330,7 @@ def _encode_value(value: object, host: HostEncoder) -> object:
 
 @functools.lru_cache(1024)
 def _layout_of(offset: int, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Wire:
-    """All of an array but its block; a pickle has one that occurs again only once.
+    """Return all of an array but its block; a pickle has one that occurs again only once.
 
     Args:
         offset: Offset in the block.
@@ -353,7 +353,7 @@ def _encode_number(value: Any) -> object:
 
 
 def _class_path(cls: type[object]) -> str:
-    """Where another process finds a class.
+    """Tell where another process finds a class.
 
     Raises:
         _CannotCrossError: It does not.

@@ -28,18 +28,18 @@ _logger = logging.getLogger("trio_accel.devices")
 
 # The launcher reports a death within milliseconds; tasks that wait for an outcome wait no longer.
 _REPORT = 0.05
-# What a worker answers, and with what.
+# Messages that a worker answers, and its answers to them.
 _ASKS = frozenset({"request", "replay", "lease", "call"})
 _ANSWERS = frozenset({"done", "granted", "result"})
 # Looks without a beat, and no seconds of a clock: a program that was stopped itself, by a debugger or a
 # suspended laptop, would find at its first look that a healthy worker was silent for an hour.
 _BEATS = 10
 _LONGEST_TICK = 0.1
-# The worker itself is the first to see it, if it can.
+# The worker's own engine sees a stuck operation first, if its loop runs.
 _MARGIN = 0.5
-# Of several heartbeats: whatever the machine does, one is among them.
+# Long enough for several heartbeats, so that a busy machine does not hide all of them.
 _LEAST_SILENCE = 1.0
-# It imports its libraries, on a machine that may be busy.
+# It imports its libraries first, on a machine that may be busy.
 _START = 60.0
 
 
@@ -55,7 +55,7 @@ class WorkerLink:
         is_started: Whether it serves a generation.
         is_serving: Whether requests go to it: it has started, and its context is not lost.
         is_distrusted: Whether it has sent what makes no sense: nothing that it sent after that counts.
-        has_faulted: Whether a fault of the device has ended its context, by what it was asked.
+        has_faulted: Whether a fault of the device has ended its context, which a request may have caused.
         is_silent: Whether nothing of its context writes to memory any more, dead or not.
         is_stuck: Whether it was killed because its loop stood still over an operation that does not end.
         is_asked: Tells whether it has requests that it has not answered.
@@ -91,7 +91,7 @@ class WorkerLink:
     used: set[str] = attrs.field(factory=set[str], init=False)
     _error: Exception | None = attrs.field(default=None, init=False)
     _free_words: list[int] = attrs.field(factory=list[int], init=False)
-    # What the words said at its death.
+    # The words at its death.
     _last: dict[str, int] | None = attrs.field(default=None, init=False)
     _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
     _is_over: trio.Event = attrs.field(factory=trio.Event, init=False)
@@ -101,7 +101,7 @@ class WorkerLink:
         if self._window:
             channel.spin_with(SpinWait(self._window, _ASKS, _ANSWERS))
             channel.share(*self.page.frames)
-        # Of each operation there is one, so that it goes straight there.
+        # Bound methods without a call in between, as each operation sends a message.
         self.send, self.post = channel.send, channel.post
         self.templates = TemplateTable(channel.post)
 
@@ -113,7 +113,7 @@ class WorkerLink:
         self.send(("chunk", chunk.number, chunk.nbytes), (chunk.descriptor,))
 
     def word(self, library: str) -> int:
-        """The shared word of a library.
+        """Return the shared word of a library.
 
         Raises:
             RuntimeError: There are too many.
@@ -129,7 +129,7 @@ class WorkerLink:
         return word
 
     def forget_library(self, library: str) -> None:
-        """A library was closed: its shared word is there for another."""
+        """Free the shared word of a library that was closed."""
         self.templates.counts.pop(library, None)
         if self._last is None and library in self.words:
             self._free_words.append(self.words.pop(library))
@@ -180,7 +180,8 @@ class WorkerLink:
                 with trio.CancelScope(shield=True):
                     self.process.kill()
                     self._end(await self.process.wait())
-                    # Again, if it was not reached above; the owner of the requests looks at the words.
+                    # Again, in case it was not reached above. Before `_bury`: the owner of the requests reads
+                    # the shared words.
                     on_end(self)
                     self._bury()
             finally:
@@ -188,7 +189,7 @@ class WorkerLink:
 
     @enable_ki_protection
     async def _wait_for_death(self) -> None:
-        """A child of the worker may hold its end of the socket: then the socket tells of no death."""
+        """Wait for the death by the process: a child may hold the socket, which then tells of none."""
         await self.process.wait_dead()
         self.channel.expect_no_more()
 
@@ -202,7 +203,7 @@ class WorkerLink:
                 self.distrust(end.__cause__)
 
     def distrust(self, error: NonsenseError) -> None:
-        """Kill it over what it has sent."""
+        """Kill it over a message that makes no sense."""
         self.is_distrusted = True
         self.condemn(f"sent a message that makes no sense: {error}")
 
@@ -214,18 +215,18 @@ class WorkerLink:
         self.notify()
 
     def condemn(self, why: str, error: Exception | None = None) -> None:
-        """Kill it; what it has sent is still taken."""
+        """Kill it; messages that it has sent are still taken."""
         if self.how is None:
             self._error = error
         self._end(why)
         self.process.kill()
 
     async def wait(self, condition: Callable[[], Any]) -> None:
-        """Wait for something that a message tells.
+        """Wait for an event that a message tells.
 
         Raises:
             ContextLostError: The worker ended before.
-            Exception: What the worker gave up over.
+            Exception: The error that the worker gave up over.
         """
         while not condition():
             if self.how is not None:
@@ -237,7 +238,7 @@ class WorkerLink:
         await self._is_over.wait()
 
     def notify(self) -> None:
-        """Have those look again that wait for something."""
+        """Wake the tasks that wait for a condition."""
         changed, self._changed = self._changed, trio.Event()
         changed.set()
 
@@ -253,19 +254,19 @@ class WorkerLink:
 
     @enable_ki_protection
     async def _watch_the_watch(self, stuck_after: float) -> None:
-        """See that its engine looks for operations that do not end.
+        """Watch that its engine looks for operations that do not end (D49).
 
         Behind such an operation a call of the driver may not return either, and with it the worker's loop.
         """
         tick = min(stuck_after, _LONGEST_TICK)
-        # It counts none while there is nothing to look after.
+        # D49: `looks` is 0 while nothing is in flight, and then no stillness counts.
         if await self._stands_still(tick, (stuck_after + _MARGIN) / tick, lambda: self.page.looks or None):
             self.is_stuck = True
             self.condemn(f"stood still for stuck_after = {stuck_after:g} s and was killed")
 
     @enable_ki_protection
     async def _watch_the_process(self, stuck_after: float) -> None:
-        """See that it runs while it has requests, begun or not.
+        """Watch that it runs while it has requests, begun or not (D73).
 
         One that imports, plans or waits for its device runs: at least its heart beats, and where a library
         holds the interpreter's lock meanwhile, that computes or reads from a disk. One that is stopped, or
@@ -304,11 +305,12 @@ class WorkerLink:
     def _bury(self) -> None:
         self.process.close()
         self.channel.close()
+        # D58: the words are read after the process is dead, so they are its last state.
         self._last = {library: self.page.started(word) for library, word in self.words.items()}
         self.page.close()
         self._is_over.set()
 
 
 def died(how: str, device: str) -> ContextLostError:
-    """The error of a context whose worker has ended."""
+    """Make the error of a context whose worker has ended."""
     return ContextLostError(f"the worker process {how}", device=device)

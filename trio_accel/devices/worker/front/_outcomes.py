@@ -1,4 +1,4 @@
-"""What becomes of requests, and of the arrays that they write."""
+"""Outcomes of requests, and their effects on the arrays that they write."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from ._request import LeaseRequest, OperationRequest, RemoteRequest
 
 __all__ = ["OutcomePolicy"]
 
-# What a worker would tell of an operation if there were anything to be told.
+# The trouble of an operation that had none.
 _FINE: Any = "done", True, False, None, ()
 # The library of copies from the host and to it.
 _COPIES = "trio_accel.devices:MemoryActor"
-# Of a launch in a worker all is told at its end; `Launch.times` says when it was.
+# All phases of a launch in a worker are told at its end; `Launch.times` has their moments.
 _PHASES = (Phase.ENQUEUE, Phase.COMPLETE, Phase.REPLY, Phase.RELEASE)
 
 
 class OutcomePolicy:
-    """Gives every request its one outcome.
+    """The rules by which every request gets its one outcome.
 
     Args:
-        device: Whose requests they are.
-        copies: What copies their host arrays.
+        device: The device of the requests.
+        copies: Copies their host arrays.
 
     Attributes:
         is_closing: Whether the device is being closed, so that nothing runs again.
@@ -56,18 +56,18 @@ class OutcomePolicy:
         results: tuple[Any, ...],
         trouble: Any,
     ) -> tuple[Sequence[Address], BaseException | None] | None:
-        """The worker is done with an operation.
+        """End an operation that the worker is done with.
 
         Args:
-            request: Whose it is.
-            addresses: Where those of its new blocks lie of which this was not known.
+            request: Its request.
+            addresses: Places of its new blocks that were not known.
             results: Host arrays by value.
-            trouble: What the worker tells of it unless it was launched and all went well.
+            trouble: The worker's report, unless it was launched and all went well.
 
         Returns:
-            The blocks that arrays of the program live in now, and what the operation failed with. None if
-            there was not enough memory, and garbage may hold some: nothing has become of it, and it is to be
-            made once more.
+            The blocks of the program's arrays that exist now, and the error of the operation. None if there
+            was not enough memory, and garbage may hold some: then the request has no outcome yet, and is to
+            be made once more.
         """
         launch, device = request.launch, self._device
         error: BaseException | None = None
@@ -88,7 +88,7 @@ class OutcomePolicy:
         generation = device.availability.generation
         made: list[int] = []
         for block in launch.keep:
-            # Of an asker that has gone, nobody has the arrays, and they are released already.
+            # The arrays of an asker that has gone are released already.
             if isinstance(block, Block) and not block.is_released:
                 # It may have been planned while there was no context.
                 block.generation = generation
@@ -109,7 +109,7 @@ class OutcomePolicy:
             self._copies.fetch(request)
 
     def _invalidate(self, request: OperationRequest, invalid: Any, error: BaseException | None) -> None:
-        """Make invalid what the worker says, or all that it writes if a copy has failed."""
+        """Make the outputs invalid that the worker names, or all outputs if a copy has failed."""
         for output in request.launch.outputs:
             if output.id in invalid or request.failure is not None:
                 output.spoil(request.launch.name, error)
@@ -117,7 +117,7 @@ class OutcomePolicy:
     def _may_try_again(
         self, request: OperationRequest, found: Exception | None, *, is_launched: bool
     ) -> bool:
-        # What it changes in place may be half changed.
+        # The arrays that it changes in place may be half changed.
         is_as_it_was = not is_launched or request.reads.isdisjoint(request.writes)
         is_short = isinstance(found, OutOfMemoryError) and request.may_collect
         return is_short and is_as_it_was and not self.is_closing
@@ -129,26 +129,53 @@ class OutcomePolicy:
     def sort(
         self, requests: Iterable[RemoteRequest], link: WorkerLink, cause: Exception
     ) -> list[RemoteRequest]:
-        """Decide about the requests that a lost worker had, in their order.
+        """Decide about the requests of a lost worker, in their order.
 
         Returns:
             Those that the next worker gets.
         """
         requests = self._without_stuck(requests, link) if link.is_stuck else list(requests)
         suspects = self._suspects(requests, link)
+        if not any(_has_begun(request, link) for request in requests):
+            requests = self._without_openers(requests, link, cause)
         return [request for request in requests if self._runs_again(request, link, cause, suspects)]
 
-    def _suspects(self, requests: Iterable[RemoteRequest], link: WorkerLink) -> list[OperationRequest] | None:
-        """Find those that may have brought a fault of the device about; None where there was no fault.
+    def _without_openers(
+        self, requests: list[RemoteRequest], link: WorkerLink, cause: Exception
+    ) -> list[RemoteRequest]:
+        """Fail requests whose library was being opened at repeated losses with nothing in flight.
 
-        A stream runs in order, and the worker has told of all that ended before the fault. So of each
+        The import of a module may end the process: it would end all workers, and so the device for all of its
+        users.
+        """
+        left: list[RemoteRequest] = []
+        for request in requests:
+            if isinstance(request, OperationRequest) and request.library not in link.used:
+                request.openings += 1
+                if request.openings > max(self._device.options.retry, 1) and not request.is_cancelled:
+                    error = loss_of(cause)(
+                        "the device's context was lost again while the library of this operation was opened",
+                        device=self._device.name,
+                        operation=request.launch.name,
+                        generation=self._device.generation,
+                    )
+                    error.__cause__ = cause
+                    self.refuse(request, error)
+                    continue
+            left.append(request)
+        return left
+
+    def _suspects(self, requests: Iterable[RemoteRequest], link: WorkerLink) -> list[OperationRequest] | None:
+        """Find the requests that may have caused a fault of the device; None where there was no fault.
+
+        A stream runs in order, and the worker has told of all that ended before the fault (D136). So of each
         library only the first that was begun can be to blame; copies only where nothing else was begun.
         """
         if not link.has_faulted:
             return None
         firsts: dict[str, OperationRequest] = {}
         for request in requests:
-            if isinstance(request, OperationRequest) and request.number <= link.started(request.library):
+            if isinstance(request, OperationRequest) and _has_begun(request, link):
                 firsts.setdefault(request.library, request)
         return [first for library, first in firsts.items() if library != _COPIES] or list(firsts.values())
 
@@ -156,7 +183,7 @@ class OutcomePolicy:
         """Fail the operation that was begun first, which the others wait for; returns the others."""
         left = list(requests)
         for request in left:
-            if isinstance(request, OperationRequest) and request.number <= link.started(request.library):
+            if isinstance(request, OperationRequest) and _has_begun(request, link):
                 _strike(request.launch)
                 stuck = CompletionTimeoutError(
                     "it did not complete, and the worker's loop stood still with it",
@@ -180,10 +207,11 @@ class OutcomePolicy:
             # The memory is still there, and so is the program's view of it.
             return not request.is_given_back
         assert isinstance(request, OperationRequest)
-        if request.number <= link.started(request.library):
+        if _has_begun(request, link):
             is_innocent = suspects is not None and request not in suspects
             request.is_suspect = suspects is not None and not is_innocent
-            # An innocent one may meet as many faults as there are bad requests.
+            # D136: an innocent request may meet as many faults as there are bad ones, so these losses do not
+            # count.
             request.losses += not is_innocent
             _strike(request.launch)
             is_to_blame = suspects == [request]
@@ -192,6 +220,7 @@ class OutcomePolicy:
             if not retry or request.losses > retry or is_over or not request.makes_all_it_writes:
                 self._fail_in_flight(request, cause, is_to_blame=is_to_blame)
                 return False
+            # An injected fault has struck: it would end the next context, too.
             request.launch = request.launch.without_fault()
         if request.is_cancelled:
             self._copies.cancel(request)
@@ -219,11 +248,12 @@ class OutcomePolicy:
         for output in launch.outputs:
             output.spoil(launch.name, error)
         notify(self._device.hooks, launch, *_PHASES)
+        # Copies that have not begun never take place; the outcome waits for those that run.
         self._copies.cancel(request)
         request.finish_after_copies(error)
 
     def refuse(self, request: RemoteRequest, error: Exception) -> None:
-        """A request ends that no worker has begun with."""
+        """End a request that no worker has begun with."""
         if isinstance(request, LeaseRequest):
             request.failure = error
             request.granted.set()
@@ -239,15 +269,22 @@ class OutcomePolicy:
             request.finish_after_copies(error)
 
     def end_lease(self, request: LeaseRequest) -> None:
-        """A lease ends before its turn came: its array was released, or the device is being closed."""
+        """End a lease before its turn: its array was released, or the device is being closed."""
         released = StaleRefError(
             "lease: its memory was released", device=self._device.name, generation=self._device.generation
         )
         self.refuse(request, self.closed() if self.is_closing else released)
 
     def closed(self) -> DeviceLostError:
-        """The error of a request that came too late."""
+        """Make the error of a request that came too late."""
         return DeviceLostError("the device is closed", device=self._device.name)
+
+
+def _has_begun(request: RemoteRequest, link: WorkerLink) -> bool:
+    """Tell whether a worker had begun with an operation."""
+    # D58: the worker writes a request's number to its library's word before the launch, and a library
+    # launches in the order of numbers. So the word tells what was begun, even of a killed worker.
+    return isinstance(request, OperationRequest) and request.number <= link.started(request.library)
 
 
 def _strike(launch: Launch) -> None:

@@ -47,10 +47,10 @@ _DOUBLINGS = 8
 # While there are too few descriptors for a worker: for so many seconds, and so far apart at most.
 _SHORTAGE = 30.0
 _LONGEST_SHORTAGE_PAUSE = 1.0
-# A worker stays awake for requests that follow their answers closely, and for no others.
+# A worker stays awake only for requests that follow their answers closely.
 _WINDOW = 0.5e-3
 _logger = logging.getLogger("trio_accel.devices")
-# What a worker begins with, for backends whose workers are to have it imported ahead.
+# Modules of a worker itself, for backends whose workers have them imported ahead.
 _PROGRAM = "trio_accel.devices.worker.back._process"
 
 
@@ -87,7 +87,7 @@ def check_options(device: DeviceState) -> None:
 
 
 class WorkerPool:
-    """Starts workers and hands them out; every one is gone when the pool is closed.
+    """The workers of a device: it starts them and hands them out; all are gone when it is closed.
 
     Args:
         device: Whose they are.
@@ -158,7 +158,7 @@ class WorkerPool:
         self._slabs.open(launcher)
 
     def _judge(self, module: str) -> tuple[Ahead, str | None]:
-        """Whether the next worker begins with a module, and why not."""
+        """Tell whether the next worker begins with a module, and why not."""
         if not self._preload:
             return "refused", "the backend has nothing imported ahead"
         judgement = self._launcher.ahead.judgements.get(module)
@@ -167,13 +167,13 @@ class WorkerPool:
         return judgement.ahead, None if judgement.ahead == "fully" else judgement.why
 
     async def take(self) -> WorkerLink:
-        """A worker that is ready, alone: those before it are dead, and write to memory no more.
+        """Take a worker that is ready, alone: those before it are dead, and cannot write to memory (D4).
 
         Raises:
             ContextLostError: It did not come up.
             LauncherError: It could not be started.
         """
-        # A spare whose death is known by now is none.
+        # A spare whose death is known by now does not count.
         self._spares = [spare for spare in self._spares if spare.how is None]
         if self._spares:
             self._failures = 0
@@ -184,6 +184,7 @@ class WorkerPool:
             try:
                 link = await self._start_when_possible()
             except BaseException:
+                # D99: one of the libraries that are opened ahead may be the cause.
                 self.in_use.clear()
                 raise
         try:
@@ -194,7 +195,7 @@ class WorkerPool:
         return link
 
     async def _wait_gone(self, successor: WorkerLink | None) -> None:
-        """Wait for the end of those that are to take no part any more, and may still write to memory."""
+        """Wait for the end of workers that were given up and may still write to memory (D4)."""
         for other in self.links:
             is_over = other is not successor and other not in self._spares and other.how is not None
             if is_over and not (other.is_silent and successor is not None):
@@ -214,7 +215,7 @@ class WorkerPool:
                 link.send(("observe", is_observed, is_timed))
 
     def use(self, library: str) -> None:
-        """A library is in use from now on: those that stand ready open it ahead, too."""
+        """Note that a library is in use from now on: workers that stand ready open it ahead, too."""
         self.in_use.add(library)
         modules = modules_of(library)
         if modules and self._preload:
@@ -225,14 +226,14 @@ class WorkerPool:
                 self._prepare(link, library)
 
     def _prepare(self, link: WorkerLink, library: str) -> None:
-        """Have a worker open a library ahead, if it is known where its blocks lie."""
+        """Have a worker open a library ahead, if the places of its blocks are known."""
         places = [self._chunks.blocks.get(block) for block in blocks_of(library)]
         addresses = [place for place in places if place is not None and place[2] in self._chunks.chunks]
         if len(addresses) == len(places):
             link.send(("prepare", library, tuple(addresses)))
 
     def forget(self, library: str) -> None:
-        """A library was closed: those that stand ready close it, too."""
+        """Forget a library that was closed: workers that stand ready close it, too."""
         self.in_use.discard(library)
         for link in self._links:
             link.used.discard(library)
@@ -246,7 +247,7 @@ class WorkerPool:
                 try:
                     link.send_chunk(chunk)
                 except OSError as error:
-                    # It would serve without a part of the memory.
+                    # The worker would serve without a part of the memory.
                     link.condemn(f"was not needed: it could not be given memory ({error})")
 
     def unshare(self, number: int, *, but: WorkerLink | None) -> None:
@@ -267,19 +268,19 @@ class WorkerPool:
     @enable_ki_protection
     async def _refill(self) -> None:
         try:
-            # The worker that has just taken over has the processors for itself first.
+            # The worker that has just taken over has the processors for itself for a moment.
             await trio.sleep(_LEAST_PAUSE)
             while self._wants_spare():
                 if self._failures:
                     await trio.sleep(min(_LEAST_PAUSE * 2 ** min(self._failures, _DOUBLINGS), _LONGEST_PAUSE))
                 try:
                     spare = await self._start()
-                    # Only now: meanwhile, a loss may have put another list in the place of this one.
+                    # Appended only now: `take` may have replaced the list during the wait.
                     self._spares.append(spare)
                 except Exception as error:  # noqa: BLE001  # whatever it is, the device goes on without
                     if self._is_closed:
                         return
-                    # What ails it will show when it is needed.
+                    # Its error will show when it is needed.
                     self._failures += 1
                     text, extra = "device %s: a spare worker did not come up: %s", {"device": self._path}
                     _logger.warning(text, self._path, describe(error), extra=extra)
@@ -312,6 +313,7 @@ class WorkerPool:
             undo.callback(page.close)
             ours, theirs = socket.socketpair()
             undo.callback(ours.close)
+            # Closed as soon as the worker has its own: a copy here would hide the worker's death.
             with theirs:
                 process = await self._launcher.start_worker(
                     program_arguments(), (theirs.fileno(), page.descriptor), self._preload
@@ -377,7 +379,7 @@ class SlabTable:
         self._pool = pool
         self._links = links
         self._launcher: Launcher
-        # What the launcher calls them.
+        # Their names in the launcher.
         self._kept: dict[int, int] = {}
 
     def open(self, launcher: Launcher) -> None:

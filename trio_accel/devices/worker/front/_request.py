@@ -24,8 +24,8 @@ from ._launch_encoding import TemplateTable, encode_array, encode_launch
 
 __all__ = ["HostArrays", "HostCopy", "LeaseRequest", "OperationRequest", "RemoteRequest", "Staging"]
 
-# The next array is copied while one is transferred; and memory that is promised is not all taken yet,
-# so that what the machine has left does not tell.
+# D61: the next array is copied while one is transferred. A bound is needed, since promised memory is not all
+# taken yet, and the machine's free memory does not tell.
 _STAGED = 2 << 30
 
 _transfers = itertools.count(1)
@@ -41,12 +41,13 @@ class RemoteRequest(Waiter):
         reads: Blocks that it reads.
         writes: Blocks that it changes.
         losses: How often the context was lost while it was in flight.
+        openings: How often a worker was lost while its library was opened, and nothing was in flight.
         turn: Its place behind those that it must follow, while it waits in the application.
-        copies: What uses its host arrays now: copies that run, and a lost worker that is not dead yet.
+        copies: Users of its host arrays now: copies that run, and a lost worker that is not dead yet.
         failure: Why one of these failed.
         is_left: Whether the asker waits no longer than for copies of its arrays; the worker may go on.
         is_over: Whether it has its outcome.
-        is_suspect: Whether it may have brought a fault of the device about: it runs alone.
+        is_suspect: Whether it may have caused a fault of the device: it runs alone (D136).
     """
 
     number: int
@@ -54,13 +55,14 @@ class RemoteRequest(Waiter):
     reads: frozenset[int]
     writes: frozenset[int]
     losses: int = attrs.field(default=0, init=False)
+    openings: int = attrs.field(default=0, init=False)
     turn: Turn | None = attrs.field(default=None, init=False)
     copies: int = attrs.field(default=0, init=False)
     failure: Exception | None = attrs.field(default=None, init=False)
     is_left: bool = attrs.field(default=False, init=False)
     is_over: bool = attrs.field(default=False, init=False)
     is_suspect: bool = attrs.field(default=False, init=False)
-    # How it ends when no copy runs any more.
+    # Gives the outcome when no copy runs any more.
     _end: Callable[[], None] | None = attrs.field(default=None, init=False)
     _on_cancel: Callable[[RemoteRequest], bool] | None = attrs.field(default=None, init=False)
 
@@ -68,7 +70,7 @@ class RemoteRequest(Waiter):
         super().__init__()
 
     def message(self, word: int, released: tuple[int, ...], templates: TemplateTable) -> Message:
-        """What is sent to the worker that has these templates."""
+        """Make the message to the worker that has these templates."""
         raise NotImplementedError
 
     @property
@@ -123,7 +125,7 @@ class RemoteRequest(Waiter):
         self._after_copies(self.unwind)
 
     def copy_over(self) -> None:
-        """One of those that used its arrays does so no more."""
+        """Note the end of one use of its arrays."""
         self.copies -= 1
         end, self._end = self._end, None
         if end is not None:
@@ -134,18 +136,19 @@ class RemoteRequest(Waiter):
     def leave(self) -> None:
         """Let a cancelled asker go when no copy uses the program's arrays any more, whatever the worker does.
 
-        What the request holds is kept until its end at the worker, when it is finished or unwound as well.
+        The request keeps its buffers until its end at the worker, when it is finished or unwound as well
+        (D72).
         """
         self.is_left = True
         if not self.copies and not self.is_over:
             self.settle(self.cancellation())
 
     def retire(self) -> None:
-        """Nothing works on it any more: give back what it holds."""
+        """Give its buffers back: nothing works on it any more."""
         self._let_go()
 
     def _let_go(self) -> None:
-        """Give back what it has taken for itself."""
+        """Give back the memory that it has taken for itself."""
 
     def _after_copies(self, end: Callable[[], None]) -> None:
         if not self.copies:
@@ -157,7 +160,7 @@ class RemoteRequest(Waiter):
         """Give a cancelled asker its cancellation."""
         self._end_once(self.cancellation())
         if self.is_left:
-            # Its asker leaves that to the end of the request.
+            # A request whose asker has left gives its buffers back only here, at its end at the worker.
             self.retire()
 
     def _end_once(self, result: outcome.Outcome[None]) -> None:
@@ -168,6 +171,8 @@ class RemoteRequest(Waiter):
 
     def settle(self, result: outcome.Outcome[None]) -> None:
         """Give the outcome to the task or the function, or keep it for the task to come."""
+        # The one place that sets the outcome: a second one must find it set, also while the first is
+        # delivered.
         self.is_over = True
         super().settle(result)
 
@@ -181,7 +186,7 @@ class HostCopy:
         is_upload: Whether it is read.
         region: Where it is copied to or from. None if that is the device's own memory: then the worker
             tells the address when its stream gets there.
-        transfer: What the worker calls a region that is not filled yet; the same for every worker.
+        transfer: Number of a region that is not filled yet; the same for every worker.
         is_begun: Whether the copy runs or has run.
         is_over: Whether it has run.
     """
@@ -224,7 +229,7 @@ class Staging:
         return region
 
     def give_back(self, copies: Iterable[HostCopy]) -> None:
-        """A request needs its regions no more."""
+        """Give the regions of a request back."""
         self.taken -= sum(copy.region.nbytes for copy in copies if copy.region is not None)
         self._on_free()
 
@@ -254,7 +259,7 @@ class HostArrays:
     _next: int = attrs.field(default=0, init=False)
 
     def fit(self, launch: Launch) -> bool:
-        """Whether what the arrays of a launch need of host memory is there, or would be the first."""
+        """Tell whether what the arrays of a launch need of host memory is there, or would be the first."""
         staging = self.staging
         if staging is None or not staging.taken or self.copies:
             return True
@@ -264,7 +269,7 @@ class HostArrays:
         return not needed or staging.taken + sum(needed) <= staging.limit
 
     def are_direct(self, launch: Launch) -> bool:
-        """Whether the device itself transfers an array of the program for a launch."""
+        """Tell whether the device itself transfers an array of the program for a launch."""
         return any(host.size and self.address(host) is not None for host in _copied(launch))
 
     @property
@@ -273,12 +278,12 @@ class HostArrays:
         return all(copy.is_over for copy in self.copies if copy.is_upload)
 
     def begin(self) -> None:
-        """The request is told to a worker, from its first host array on."""
+        """Begin the message to a worker, with the first host array."""
         self._filled.clear()
         self._next = 0
 
     def read(self, host: npt.NDArray[Any]) -> Message:
-        """How the worker gets a host array: from shared memory, by value, or by a copy."""
+        """Tell how the worker gets a host array: from shared memory, by value, or by a copy."""
         self.is_used = True
         address = self.address(host)
         if address is not None:
@@ -288,7 +293,7 @@ class HostArrays:
         return self._copy(host, is_upload=True)
 
     def write(self, host: npt.NDArray[Any]) -> Message:
-        """How a host array is filled: by the device itself, from the reply, or by a copy."""
+        """Tell how a host array is filled: by the device itself, from the reply, or by a copy."""
         self.is_used = True
         address = self.address(host)
         if address is not None:
@@ -299,13 +304,13 @@ class HostArrays:
         return self.fill_later(host)
 
     def fill_later(self, host: npt.NDArray[Any]) -> Message:
-        """How a host array is filled from the reply."""
+        """Tell how a host array is filled from the reply."""
         self.is_used = True
         self._filled.append(host)
         return "result", DType.of(host.dtype).value, host.shape
 
     def fits(self, results: Sequence[bytes]) -> bool:
-        """Whether these are as long as the host arrays that are filled from the reply."""
+        """Tell whether these are as long as the host arrays that are filled from the reply."""
         return [host.nbytes for host in self._filled] == list(map(len, results))
 
     def fill(self, results: Sequence[bytes]) -> None:
@@ -314,14 +319,14 @@ class HostArrays:
             np.copyto(host, np.ndarray(host.shape, host.dtype, data))
 
     def clear(self) -> None:
-        """The request is over: what it had of the pool goes back."""
+        """Give regions of the pool back: the request is over."""
         copies, self.copies = self.copies, []
         self._filled.clear()
         if self.staging is not None and copies:
             self.staging.give_back(copies)
 
     def address(self, host: npt.NDArray[Any]) -> Message | None:
-        """Where a host array lies in memory that the worker has, too; None if it does not."""
+        """Return the place of a host array in memory that the worker shares; None if it is elsewhere."""
         if self.staging is None or not host.flags.c_contiguous:
             return None
         address = self.staging.pool.find(host)
@@ -355,7 +360,7 @@ class OperationRequest(RemoteRequest):
     """A launch in a worker.
 
     Attributes:
-        launch: What is launched.
+        launch: The launch.
         invalidates: Whether its outputs are invalid also if it was never launched.
         hosts: Its host arrays.
         may_collect: Whether garbage is to be collected, once, before it fails for want of memory. Not if
@@ -383,12 +388,12 @@ class OperationRequest(RemoteRequest):
         return staging is None or not staging.taken or self.hosts.fit(self.launch)
 
     def message(self, word: int, released: tuple[int, ...], templates: TemplateTable) -> Message:
-        """What is sent to the worker that has these templates.
+        """Make the message to the worker that has these templates.
 
         Raises:
             InputFailedError, StaleRefError: An array of it must not be used any more.
             OutOfMemoryError: There is no host memory for a staged transfer.
-            TypeError: The specification holds what cannot cross.
+            TypeError: The specification holds a value that cannot cross.
         """
         self.launch.check_inputs()
         hosts, launch = self.hosts, self.launch
@@ -404,7 +409,7 @@ class OperationRequest(RemoteRequest):
         return "request", self.number, word, self.invalidates, whole, released
 
     def retire(self) -> None:
-        """Nothing works on it any more: give back what it holds."""
+        """Give its buffers back: nothing works on it any more."""
         self._let_go()
         self.launch.forget()
 
@@ -423,10 +428,10 @@ class LeaseRequest(RemoteRequest):
         super().__init__(number, "", frozenset() if write else block, block if write else frozenset())
         self.array: ArraySpec = array
         self.granted: trio.Event = trio.Event()
-        # Where it lies, once it is granted.
+        # Its place, once it is granted.
         self.address: Address | None = None
         self.is_given_back: bool = False
 
     def message(self, word: int, released: tuple[int, ...], templates: TemplateTable) -> Message:
-        """What is sent to the worker."""
+        """Make the message to the worker."""
         return "lease", self.number, self.array.block, bool(self.writes), released

@@ -1,4 +1,4 @@
-"""The requests of a device that are not done, and how those whose turn it is get to the worker."""
+"""The requests of a device that are not done; those whose turn it is go to the worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ._request import HostCopy, OperationRequest, RemoteRequest
 
 __all__ = ["RequestSender", "RequestTable"]
 
-# Of what the program has let go: so many bytes, or blocks, do not wait for the next operation.
+# Released blocks travel with the next operation, unless they are so many bytes or blocks.
 _LARGE = 64 << 20
 _MANY = 64
 # Seconds between two looks for what was dropped, while there are requests.
@@ -36,14 +36,14 @@ _NUMBER = attrgetter("number")
 
 
 class RequestTable:
-    """Hands requests over in order, so many of each library at a time.
+    """The requests of a device in order, of which the worker has so many of each library at a time.
 
     A request waits while its window is full, while one before it in the same library waits, and while
     one that it must follow (because of the memory they touch) waits. So the worker gets those that
     depend on each other in the order in which they were made, and puts them in order from there.
 
-    Suspects of a fault run behind all that was put back with them, one at a time, with nothing beside them.
-    What comes later waits until they are done.
+    Suspects of a fault run behind all that was put back with them, one at a time, with nothing beside them
+    (D136). Later requests wait until they are done.
 
     Args:
         limit: The most of a library that the worker has at a time.
@@ -57,12 +57,13 @@ class RequestTable:
         self._sent: dict[int, RemoteRequest] = {}
         self._counts: dict[str, int] = {}
         self._queues: dict[str, deque[RemoteRequest]] = {}
-        # Those of one library that wait have their order anyway: it is kept once others wait beside them.
+        # D19: requests of one library wait in their order anyway; an order by memory is kept once those of
+        # another library wait beside them.
         self._order = SubmissionOrder()
         self._is_mixed = False
         self._is_open = False
         self._is_careful = False
-        # The suspect that runs alone, and the last of the others that go before those that wait.
+        # The suspect that runs alone, and the last number that still goes before the waiting suspects.
         self._alone: RemoteRequest | None = None
         self._last_innocent = 0
         self.waiting: int = 0
@@ -76,11 +77,11 @@ class RequestTable:
         return len(self._sent)
 
     def next_number(self) -> int:
-        """The place of the next request."""
+        """Return the place of the next request."""
         return next(self._numbers)
 
     def get(self, number: int) -> RemoteRequest | None:
-        """A request that the worker has."""
+        """Return a request that the worker has."""
         return self._sent.get(number)
 
     def add(self, request: RemoteRequest) -> None:
@@ -89,16 +90,17 @@ class RequestTable:
             self._hand_over(request)
             return
         queue = self._queue(request)
-        # Those that wait already could not go before, and still cannot.
+        # Others that wait could not go before this one came, and still cannot: only its own queue is looked
+        # at.
         if self._is_open and queue[0] is request and self._may_go(request):
             self.pump()
 
     def open(self, *, carefully: bool = False) -> None:
-        """There is a worker: hand over what waits.
+        """Begin with a worker: hand over the requests that wait.
 
         Args:
-            carefully: One request at a time, until `hurry`. What waits may hold the request that loses the
-                context, which is to be seen to work before that is reached.
+            carefully: One request at a time, until `hurry` (D75). A waiting request may be the one that loses
+                the context, and the context should complete another one before it gets there.
         """
         self._is_open = True
         self._is_careful = carefully
@@ -116,11 +118,12 @@ class RequestTable:
         while self._queues.get(_SUSPECTS) and self._may_begin_alone():
             self._alone = self._queues[_SUSPECTS].popleft()
             self._unqueue(self._alone)
-            # It may have been refused at once.
+            # The suspect may have been refused at once, and then others may go.
             self._pump_innocent()
 
     def _may_begin_alone(self) -> bool:
-        # A lease launches nothing, and may be held until later requests are served.
+        # Leases do not count: a lease launches nothing, and the program may hold it until later requests are
+        # served.
         is_quiet = self._is_open and not any(request.library for request in self._sent.values())
         return is_quiet and self._may_go(self._queues[_SUSPECTS][0])
 
@@ -132,11 +135,11 @@ class RequestTable:
             for queue in queues:
                 while queue and self._is_open and self._may_go(queue[0]):
                     self._unqueue(queue.popleft())
-                    # One of another library may have waited for it.
+                    # A request of another library may have waited for the memory of this one.
                     is_moving = len(queues) > 1
 
     def done(self, number: int) -> RemoteRequest | None:
-        """The worker is done with a request; returns it, if it was known."""
+        """Take a request out that the worker is done with; returns it, if it was known."""
         request = self._sent.pop(number, None)
         if request is not None:
             self._counts[request.library] -= 1
@@ -156,7 +159,7 @@ class RequestTable:
         return True
 
     def close(self) -> list[RemoteRequest]:
-        """The worker is gone; returns what it had, in order."""
+        """End with a worker that is gone; returns its requests, in order."""
         self._is_open = self._is_careful = False
         self._alone = None
         had = sorted(self._sent.values(), key=_NUMBER)
@@ -165,14 +168,14 @@ class RequestTable:
         return had
 
     def put_back(self, requests: Iterable[RemoteRequest]) -> None:
-        """Let requests wait that a worker had, each in its old place."""
+        """Put requests of a lost worker back, each in its old place."""
         waiting = sorted([*requests, *self.take_waiting()], key=_NUMBER)
         self._last_innocent = waiting[-1].number if waiting else 0
         for request in waiting:
             self._queue(request)
 
     def take_waiting(self) -> list[RemoteRequest]:
-        """Take everything back that waits, in order."""
+        """Take all waiting requests back, in order."""
         waiting = self._in_order()
         self._queues.clear()
         self._order = SubmissionOrder()
@@ -220,8 +223,10 @@ class RequestTable:
         return self.queues(in_flight)
 
     def _may_go(self, request: RemoteRequest) -> bool:
+        # D75: the first request after a loss is alone, until one has completed.
         if self._is_careful and self._sent:
             return False
+        # D136: a suspect runs with nothing beside it, and later requests wait for all suspects.
         if self._alone is not None:
             return False
         if not request.is_suspect and request.number > self._last_innocent and self._queues.get(_SUSPECTS):
@@ -232,7 +237,7 @@ class RequestTable:
         turn = request.turn
         if turn is not None and turn.waits_for and not turn.is_ready:
             return False
-        # A request that is alone may go: no other would ever make room for it.
+        # A request that is alone may go, however large: no other would ever make room for it.
         return request.has_room or not self._sent
 
     def _queue(self, request: RemoteRequest) -> deque[RemoteRequest]:
@@ -242,6 +247,7 @@ class RequestTable:
             queue = self._queues[name] = deque()
         queue.append(request)
         self.waiting += 1
+        # A turn of the order that `take_waiting` threw away would never be ready.
         request.turn = None
         if self._is_mixed:
             request.turn = self._order.enter(request.reads, request.writes)
@@ -252,7 +258,7 @@ class RequestTable:
         return queue
 
     def _in_order(self) -> list[RemoteRequest]:
-        """All that wait, by their numbers."""
+        """Return all that wait, by their numbers."""
         return sorted(itertools.chain.from_iterable(self._queues.values()), key=_NUMBER)
 
     def _unqueue(self, request: RemoteRequest) -> None:
@@ -283,8 +289,8 @@ class RequestSender:
     Args:
         device: The device.
         chunks: Its memory.
-        copies: What copies host arrays of requests.
-        outcomes: What becomes of a request that cannot be sent.
+        copies: Copies host arrays of requests.
+        outcomes: Ends a request that cannot be sent.
 
     Attributes:
         link: The worker that serves, if one does now.
@@ -297,7 +303,7 @@ class RequestSender:
     _outcomes: OutcomePolicy
     link: WorkerLink | None = attrs.field(default=None, init=False)
     requests: RequestTable = attrs.field(init=False)
-    # What the worker is to be told that the program has let go; of some it is not known how large it is.
+    # Ids of released blocks that the worker is not told of yet, and those among them of unknown size.
     _released: list[int] = attrs.field(factory=list[int], init=False)
     _released_bytes: float = attrs.field(default=0.0, init=False)
     _some_released: TaskNotifier = attrs.field(factory=TaskNotifier, init=False)
@@ -313,22 +319,22 @@ class RequestSender:
         nursery.start_soon(self._drain_meanwhile)
 
     def begin(self, link: WorkerLink, told: Iterable[int]) -> None:
-        """A worker serves, which was told of these blocks."""
+        """Begin with a worker, which was told of these blocks."""
         self.link = link
         link.is_serving = True
-        # What the program has let go since the worker was told of it.
+        # The program may have let blocks go since the list for this worker was made.
         self._released, self._released_bytes = [], 0.0
         self._release([block for block in told if block not in self._chunks.blocks])
         self._device.blocks.release = self._release
 
     def end(self) -> None:
-        """The worker that served does so no more."""
+        """End with the worker that served."""
         if self.link is not None:
             self.link.is_serving = False
             self.link = None
 
     def serving(self) -> WorkerLink:
-        """The worker that serves.
+        """Return the worker that serves.
 
         Raises:
             DeviceLostError: None does now.
@@ -342,14 +348,14 @@ class RequestSender:
         link, library = self.link or self.serving(), request.library
         blocks = self._device.blocks
         if blocks.dropped:
-            # It goes along.
+            # Dropped blocks go along with the request.
             self._note_released(blocks.take_some())
         if self._first_sent.task is not None:
             self._first_sent.notify()
         word = link.words.get(library)
         try:
             if word is None:
-                # Of a lease there is none.
+                # A lease has no launch.
                 word = link.word(library) if library else 0
             message = request.message(word, tuple(self._released), link.templates)
         except Exception as error:  # noqa: BLE001  # it is the asker's
@@ -363,14 +369,14 @@ class RequestSender:
             self._released, self._released_bytes = [], 0.0
         is_alone = self.requests.sent == 1
         if isinstance(request, OperationRequest) and request.hosts.is_used:
-            # It may be large.
+            # A message with host arrays by value may be large, so it is not held back to be sent with others.
             link.send(message, now=is_alone)
             self._copies.stage(request, self._filled)
             return
         link.post(message, now=is_alone)
 
     def _filled(self, copy: HostCopy) -> None:
-        """A host array is in shared memory: streams may wait for it, which is the worker's to know."""
+        """Tell the worker that a host array is in shared memory: operations may wait for it."""
         if self.link is not None:
             self.link.send(("filled", copy.transfer), now=True)
 
@@ -388,7 +394,7 @@ class RequestSender:
             self._some_released.notify()
 
     def forget_library(self, library: str) -> None:
-        """A library was closed: keep nothing of it, unless it was asked for again."""
+        """Forget a library that was closed, unless it was asked for again."""
         if self.requests.forget_library(library) and self.link is not None:
             self.link.forget_library(library)
 
@@ -411,7 +417,8 @@ class RequestSender:
         try:
             while True:
                 if not self.requests.sent:
-                    # In this order: what is dropped from now on notifies.
+                    # In this order: blocks that are dropped after the flag wake the loop, and those before it
+                    # are drained here.
                     blocks.is_watched = False
                     blocks.drain()
                     await self._first_sent.wait()

@@ -1,4 +1,4 @@
-"""What the launcher of a system imports ahead for its programs, whichever process it is."""
+"""Modules that the launcher of a system imports ahead for its programs, in each of its processes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _logger = logging.getLogger("trio_accel.devices")
 
 @attrs.frozen
 class Judgement:
-    """What became of a module that was to be imported ahead.
+    """Outcome of importing a module ahead.
 
     Attributes:
         module: Its name.
         ahead: Whether workers begin with it: ``"fully"``; ``"partly"``, with what it imports from other
             packages, as far as that is no obstacle; or ``"refused"``, not at all.
         culprit: The package that is the obstacle, where one was found.
-        reason: What the obstacle is; None if there is none.
-        seconds: How long its trial and import have taken. For what is not imported ahead a worker takes up to
-            as long.
+        reason: The obstacle; None if there is none.
+        seconds: How long its trial and import have taken. A worker needs up to as long for modules that are
+            not imported ahead.
     """
 
     module: str
@@ -64,11 +64,11 @@ class _Module:
 
     Attributes:
         name: Its name.
-        preload: What is imported before it.
+        preload: Modules that are imported before it.
         number: Of the order that is not answered; 0 if there is none.
         deaths: How many launchers in a row have died before they had it.
-        is_trusted: Whether what its import leaves behind is no obstacle.
-        judgement: What became of it, once that is known.
+        is_trusted: Whether leftovers of its import are no obstacle.
+        judgement: Its outcome, once that is known.
         is_over: Set when the first launcher has it, or it is refused.
     """
 
@@ -96,7 +96,7 @@ class ImportsAhead:
 
     @property
     def judgements(self) -> dict[str, Judgement]:
-        """What became of each module, of those of which that is known."""
+        """Return the outcomes of modules that are known."""
         return {name: each.judgement for name, each in self._modules.items() if each.judgement is not None}
 
     def want(self, name: str, preload: tuple[str, ...], *, is_trusted: bool = False) -> trio.Event:
@@ -104,11 +104,11 @@ class ImportsAhead:
 
         Args:
             name: The module, which workers find by the `sys.path` of this program.
-            preload: What is imported before it, as in `StartWorker`.
-            is_trusted: Whether what its import leaves behind is no obstacle.
+            preload: Modules that are imported before it, as in `StartWorker`.
+            is_trusted: Whether leftovers of its import are no obstacle.
 
         Returns:
-            What is set when the launcher has it, or a warning has said why it will not.
+            An event that is set when the launcher has it, or a warning has said why it will not.
         """
         module = self._modules.get(name)
         if module is None:
@@ -123,7 +123,7 @@ class ImportsAhead:
             self._order(module)
 
     def end(self, how: str) -> None:
-        """The process is at its end."""
+        """End with the process."""
         self._link = None
         for module in self._modules.values():
             if module.number:

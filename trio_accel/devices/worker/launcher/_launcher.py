@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 _END = 2.0
-# A process that has lived for a second after its start has done what it is for.
+# D79: a process that has lived for a second after its start has served, and the back-off begins anew.
 _POLICY = Policy(backoff=Backoff(base=0.1, maximum=2.0, reset_after=1.0))
 # Its failures are those of the devices that order workers, which count them; never the system's.
 _ALWAYS = Policy(intensity=Intensity(sys.maxsize, 1.0), grace=2 * _POLICY.grace)
@@ -66,14 +66,14 @@ class StartWorker(Request["LauncherActor", "WorkerProcess"]):
     """Start a worker process; the reply comes when its program has begun.
 
     A cancelled asker gets its cancellation when nothing is left of the worker. With
-    ``abandon_on_cancel`` nobody would have the worker: it would live until the launcher ends.
+    ``abandon_on_cancel`` the worker would have no owner, and live until the launcher ends.
 
     Attributes:
-        arguments: What follows `sys.executable` and `interpreter_options` on its command line.
+        arguments: Its command line behind `sys.executable` and `interpreter_options`.
         descriptors: It has them as 3, 4, 5 and so on. They stay the caller's.
         preload: Modules to import ahead, found by the `sys.path` of this program. The launcher imports them
-            once; the worker is a fork of it, and runs what follows ``-c``. Without, or where a fork would not
-            do, the worker is a fresh interpreter, isolated as the launcher is.
+            once; the worker is a fork of it, and runs the text behind ``-c``. Without, or where a fork would
+            not do, the worker is a fresh interpreter, isolated as the launcher is.
 
     If the launcher dies before that, the next one starts it. If it died of imports, no other tries them.
 
@@ -92,8 +92,8 @@ class Order:
     """A worker to be started, and the asker that is told.
 
     Attributes:
-        message: What was asked for.
-        reply: Where the worker goes.
+        message: The request.
+        reply: Takes the worker.
         is_again: Whether a launcher has died over it.
     """
 
@@ -111,7 +111,7 @@ class LauncherActor(Actor):
         self._numbers = itertools.count(1)
         self._orders: dict[int, Order] = {}
         self._workers: dict[int, WorkerProcess] = {}
-        # What the process has imported, as workers were started with it.
+        # Modules that the process has imported, as workers were started with them.
         self._imported: set[str] = set()
 
     @asynccontextmanager
@@ -131,11 +131,13 @@ class LauncherActor(Actor):
                 context.show_process(link.pid)
                 for order in self._front.attach(link):
                     self._accept(order)
-                # Behind the workers that wait: those import for themselves meanwhile.
+                # Behind the waiting orders: their workers import modules themselves, which is sooner than a
+                # trial.
                 self._front.ahead.begin(link)
                 yield
                 nursery.cancel_scope.cancel(reason="the launcher ends")
         finally:
+            # Before the workers are told: orders that follow wait for the next process.
             self._front.detach()
             how = await link.close()  # noqa: ASYNC102  # it shields itself, and is bounded
             await self._end_all(how)  # noqa: ASYNC102  # the same
@@ -178,7 +180,7 @@ class LauncherActor(Actor):
         except EndOfLink:
             how = await self._link.wait_end()
             if not all(self._imported.issuperset(order.message.preload) for order in self._orders.values()):
-                # It may have died of the imports, and the next one would.
+                # The process may have died of the imports, and the next one would die of them, too.
                 self._front.preloads = False
                 self._front.warn(f"their launcher {how} while it imported modules")
             self.context.crash(LauncherError(f"the launcher of worker processes {how}"))
@@ -203,11 +205,12 @@ class LauncherActor(Actor):
         if number in self._workers:
             self._workers.pop(number).report(describe_exit(os.waitstatus_to_exitcode(detail)))
         if number in self._orders:
-            # Its asker has waited for that.
+            # The cancelled asker has waited for the end of its worker.
             self._orders.pop(number).reply.cancelled()
 
     def _begun(self, number: int, pid: int, descriptors: tuple[int, ...]) -> None:
         if not descriptors:
+            # D74: without its descriptor the worker could not be watched or killed safely.
             self._link.send("kill", number)
             self._refuse(
                 number,
@@ -220,7 +223,7 @@ class LauncherActor(Actor):
         if self._orders[number].reply.is_cancelled:
             worker.close()
         elif not self._orders.pop(number).reply.set(worker):
-            # Nobody is there any more to take it.
+            # The asker has gone meanwhile.
             worker.close()
 
     def _begin_fresh(self, number: int, why: str) -> None:
@@ -245,12 +248,13 @@ class LauncherActor(Actor):
             if order.is_again or order.reply.is_cancelled:
                 self._refuse(number, f"a worker process was not started: the launcher {how}")
             else:
-                # If there is no next launcher, the reply fails with the end of this actor.
+                # D79: an order is tried once more by the next launcher. If there is none, the reply fails
+                # with this actor's end.
                 self._front.postpone(attrs.evolve(order, is_again=True))
         workers = tuple(self._workers.values())
         self._workers.clear()
         for worker in workers:
-            # They were killed already, unless the launcher was so suddenly that they are about to be.
+            # The launcher's end has killed them, or will in a moment.
             worker.kill()
             worker.report("ended with its launcher")
         with trio.move_on_after(_END, shield=True):
@@ -263,7 +267,7 @@ class Launcher:
 
     Attributes:
         preloads: Whether it imports modules ahead: not once a launcher process has died meanwhile.
-        ahead: What it imports ahead for programs.
+        ahead: Modules that it imports ahead for programs.
         reasons: Why workers were no forks, in the order of their first times.
         ref: Address of its actor, once it is open.
     """
@@ -279,7 +283,7 @@ class Launcher:
         self._numbers = itertools.count(1)
         self._chunks: dict[int, int] = {}
         self._postponed: list[Order] = []
-        # Those that have ordered, and what they were refused for.
+        # Scopes of tasks that have ordered, and the error that refuses them.
         self._asking: set[trio.CancelScope] = set()
         self._refusal: Exception | None = None
 
@@ -302,13 +306,13 @@ class Launcher:
     async def import_ahead(self, modules: Iterable[str | Preload], preload: Iterable[str]) -> None:
         """Have modules imported for all workers that start from then on; each is tried in a child first.
 
-        What cannot be imported, or what no fork could use then, is told by a warning of the logs. Each
+        A warning in the logs names each module that cannot be imported, or that no fork could use then. Each
         launcher process that takes over imports them again. A cancelled caller leaves that as it is.
 
         Args:
             modules: Their names, or those of modules that are trusted; they are found by the `sys.path` of
                 this program.
-            preload: What is imported before them, as in `StartWorker`.
+            preload: Modules that are imported before them, as in `StartWorker`.
         """
         before = tuple(preload)
         over = [
@@ -387,7 +391,7 @@ class Launcher:
         return left
 
     def detach(self) -> None:
-        """The process is at its end; for the actor."""
+        """End with the process; for the actor."""
         self._link = None
 
     def postpone(self, order: Order) -> None:
@@ -506,7 +510,7 @@ class WorkerProcess:
         if fields is None:
             return None
         flags, status = int(fields[_FLAGS]), int(fields[_STATUS])
-        # Its number is not another's as long as it is not reaped. Older kernels say 0 where they do not tell.
+        # The pid cannot be reused before the process is reaped. Older kernels give 0 as an unknown status.
         if not flags & _IS_EXITING or not status or self.is_dead:
             return None
         return describe_exit(os.waitstatus_to_exitcode(status))
@@ -520,16 +524,16 @@ class WorkerProcess:
             return 0
 
     def is_in_disk_wait(self) -> bool:
-        """Whether its main thread waits for a disk, as one does that loads a large library."""
+        """Tell whether its main thread waits for a disk, as one does that loads a large library."""
         fields = self._fields()
         return fields is not None and fields[0] == "D"
 
     def _fields(self) -> list[str] | None:
-        """What the kernel says of it, from its state on."""
+        """Read the kernel's record of it, from its state on."""
         try:
-            # Bytes, as a codec may have to be imported.
+            # In bytes: text may need a codec to be imported.
             with open(f"/proc/{self.pid}/stat", "rb") as file:
-                # Its name may hold anything, and stands in brackets.
+                # The name of the process is in brackets and may have any characters, brackets too.
                 return file.read().rpartition(b")")[2].decode().split()
         except OSError:
             return None
@@ -552,7 +556,7 @@ class WorkerProcess:
         """Wait until it is dead; neither the launcher nor the ends of its sockets are needed for that."""
         async with self._watching:
             if self._descriptor is not None and not self.is_dead:
-                # Closed meanwhile, it was killed, and nothing is left to look at.
+                # Closed meanwhile: then the process was killed.
                 with suppress(trio.ClosedResourceError):
                     await trio.lowlevel.wait_readable(self._descriptor)
 

@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
 
 Order: TypeAlias = Mapping[str, Any]
-"""What a worker is to be; see `_read_order` of the launcher's program."""
+"""Description of a worker; see `_read_order` of the launcher's program."""
 
 _LONGEST = 30  # seconds for imports
 _PATIENCE = 3.0  # seconds for a fork that tries what was imported
@@ -40,7 +40,7 @@ _SELF = "/proc/self"
 
 
 class Forks:
-    """What the launcher has imported, and whether a worker may be a fork of it.
+    """Imports of the launcher, and whether a worker may be a fork of it.
 
     Args:
         inherited: The environment that this process was started with.
@@ -53,23 +53,23 @@ class Forks:
         self._failed: dict[str, str] = {}
         # The application's environment at the first import.
         self._read: Mapping[str, str] = {}
-        # What the modules have done to the environment, and a worker is to find.
+        # Changes of the modules to the environment, which a worker has to find.
         self._changes: dict[str, str | None] = {}
         self._is_open: str | None = None
         # Why forks would not do for the threads that there are.
         self._thread: str | None = None
-        # Those that run Python, and are no obstacle.
+        # Threads of trusted modules that run Python, and are no obstacle.
         self._trusted: set[int] = set()
 
     def lacks(self, order: Order) -> bool:
-        """Whether some of the modules are not imported yet that a worker is to have."""
+        """Tell whether some of the modules are not imported yet that a worker is to have."""
         return not self._imported.issuperset(order["preload"])
 
     def prepare(self, order: Order, directory: int) -> str | None:
         """Import what is not imported yet.
 
         Args:
-            order: What the worker is to be.
+            order: Description of the worker.
             directory: Descriptor of the application's working directory.
 
         Returns:
@@ -89,12 +89,12 @@ class Forks:
         """Import a module of the application, and rehearse its classes.
 
         Args:
-            order: Which one; if it is trusted, forks may be made whatever the import leaves behind.
+            order: The module; if it is trusted, leftovers of its import are no obstacle.
             directory: Descriptor of the application's working directory.
-            pieces: What it imports, which is imported instead of it.
+            pieces: Modules among its imports, which are imported instead of it.
 
         Returns:
-            Why forks of this process are not what they should be; None if they are.
+            Why forks of this process would be damaged; None if they would not.
         """
         before, was_open = dict(self._changes), self._is_open
         if pieces is None:
@@ -111,6 +111,7 @@ class Forks:
             return f"its import {self._thread}"
         changed = [name for name, value in self._changes.items() if before.get(name, "") != value]
         for name in sorted(changed):
+            # D97: libraries read these once, so a worker with another value needs a fresh interpreter.
             if name.startswith((*_OF_THE_SYSTEM, *_OF_LIBRARIES)):
                 return f"its import changes {name}, which has been read by then"
         return None
@@ -118,11 +119,10 @@ class Forks:
     def run(self, order: Order, free: int) -> NoReturn:
         """In the forked child: be the program, until the end.
 
-        Threads are not waited for, and what is registered with `atexit` is not run: both would be the
-        launcher's as much as the worker's.
+        Threads are not waited for, and `atexit` functions are not run: both may be the launcher's.
 
         Args:
-            order: What the worker is to be.
+            order: Description of the worker.
             free: The first descriptor that is not the worker's; all from there on are closed.
 
         Raises:
@@ -166,9 +166,9 @@ class Forks:
         given = _changed(order["environment"], self._changes)
         self._read = self._read or order["environment"]
         _replace_environment(given)
-        # Modules may be found relative to it.
+        # Entries of `sys.path` may be relative to the application's working directory.
         os.fchdir(directory)
-        # One that hangs ends this process, even where no Python runs; the application does without then.
+        # An import that hangs ends this process, even where no Python runs; the application goes on without.
         signal.alarm(_LONGEST)
         self._settle(order["path"])
         rehearsals: list[Callable[[], object]] = []
@@ -193,7 +193,7 @@ class Forks:
             {name: now.get(name) for name in now.keys() | given.keys() if now.get(name) != given.get(name)}
         )
         if _descriptors() - before:
-            # A worker would share it with the others, or find it closed.
+            # A worker would share the file with the others, or find it closed.
             self._is_open = "an imported module has left a file open"
         # Collecting garbage would write to every object, and so copy the memory that all workers share.
         gc.freeze()
@@ -275,6 +275,8 @@ def _judge_threads(rehearsals: Sequence[Callable[[], object]], trusted: set[int]
     """
     if not _threads():
         return None
+    # D97: BLAS libraries end their threads before a fork, by `pthread_atfork`: an empty fork makes them do
+    # so.
     why = _try_fork(None)
     names = _threads()
     if running := sys._current_frames().keys() - {threading.get_ident()} - trusted:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
@@ -286,7 +288,7 @@ def _judge_threads(rehearsals: Sequence[Callable[[], object]], trusted: set[int]
 
 
 def _threads() -> set[str]:
-    """Names of the threads beside this one, as the kernel has them."""
+    """Return the names of the threads beside this one, as the kernel has them."""
     names: set[str] = set()
     for task in set(os.listdir(f"{_SELF}/task")) - {str(os.getpid())}:
         with suppress(OSError), open(f"{_SELF}/task/{task}/comm") as name:
@@ -347,7 +349,7 @@ def _replace_environment(environment: Mapping[str, str]) -> None:
     for name, value in environment.items():
         if os.environ.get(name) != value:
             os.environ[name] = value
-    # It may have another opinion of local time.
+    # The new environment may have another time zone.
     time.tzset()
 
 
@@ -406,7 +408,7 @@ def _exit_code(code: object) -> int:
     if code is None:
         return 0
     if isinstance(code, int):
-        # As the kernel does with what an interpreter gives it.
+        # As the kernel does with an interpreter's exit status.
         return code & 0xFF
     print(code, file=sys.stderr)  # noqa: T201  # what the interpreter does with it
     return 1

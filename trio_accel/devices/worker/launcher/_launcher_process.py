@@ -5,11 +5,12 @@ nothing but the standard library. It has one thread, the only one that workers m
 parent-death signal comes when the thread that forked has ended.
 
 Orders and reports are JSON, one triple ``[kind, number, detail]`` a packet, with descriptors beside them. The
-detail of an order may be too long for a packet: then it lies in a file, whose descriptor is the last.
+detail of an order may be too long for a packet: then it is in a file, whose descriptor is the last.
 
-What a worker starts dies with it: the worker adopts the orphans among its descendants, and this process
-adopts those that the worker leaves when it dies. They are killed before the end of the worker is reported
-and before the next one starts, as they may hold what was the worker's: sockets, memory, files of the driver.
+Processes that a worker starts die with it (D78): the worker adopts the orphans among its descendants, and
+this process adopts those that the worker leaves when it dies. They are killed before the end of the worker is
+reported and before the next one starts, as they may hold what was the worker's: sockets, memory, files of the
+driver.
 
 A worker is a fresh interpreter, unless its order names modules to be imported ahead: those the launcher
 imports once, and the worker is a fork of it. See `_launcher_fork.py`. Modules of the application itself are
@@ -96,9 +97,11 @@ class Launcher:
             if self._trials is not None:
                 self._trials.look()
         self._end_workers()
-        # After an orderly end the program may still hold arrays over that memory.
+        # D3: without this, chunks would live as long as any process has a descriptor of them. After an
+        # orderly end they stay, as the program may still hold arrays over them.
         if not self._ends_in_order and _is_dead(self._application, _UNWIND):
-            # A child that the application forked may hold the memory for as long as it lives.
+            # A forked child of the application may have a copy of the descriptor, so closing them is not
+            # enough.
             for chunk in self._chunks.values():
                 _empty(chunk)
 
@@ -148,7 +151,7 @@ class Launcher:
             started = self._watch(number, pid)
         except OSError as error:
             started = error
-        # Before the report: its reader may rely on no other process holding them.
+        # Closed before the report: its reader may rely on it that no other process has them.
         for descriptor in descriptors:
             os.close(descriptor)
         if isinstance(started, OSError):
@@ -188,7 +191,7 @@ class Launcher:
     def _program(
         self, number: int, order: Mapping[str, Any], descriptors: Sequence[int]
     ) -> Callable[[int], object] | int:
-        """What a worker does when all is in its place; with modules to be imported ahead, import them now.
+        """Return the body of a worker's process; modules to be imported ahead are imported now.
 
         Returns a pid where the process that has imported modules of the application has forked it already.
 
@@ -198,7 +201,7 @@ class Launcher:
         if order["preload"]:
             forks = self._forks = self._forks or _load_forks()
             if forks.lacks(order):
-                # For so long no answer is to be expected.
+                # Imports block this process: the application must not take the silence for a hang (D79).
                 self._report("importing", number, 0)
             why = forks.prepare(order, descriptors[0])
             if why is None:
@@ -217,7 +220,8 @@ class Launcher:
         self._poll.unregister(worker)
         os.close(worker)
         _, status = os.waitpid(pid, 0)
-        # First: what a trial has left may be a process that workers are to be forked from.
+        # The trials first: a process that a trial has left may be the template that workers are forked from
+        # (D138).
         is_trial = self._trials is not None and self._trials.ended(pid, status)
         self._end_orphans()
         if not is_trial:
@@ -304,7 +308,7 @@ def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _read_order(detail: object, descriptors: list[int]) -> dict[str, Any]:
-    """Read what a worker is to be; that may lie in a file, the last of the descriptors.
+    """Read the description of a worker; it may be in a file, the last of the descriptors.
 
     Returns:
         Its arguments, its environment, the modules to import before (``preload``), and the ``path`` where
@@ -321,12 +325,12 @@ def _read_order(detail: object, descriptors: list[int]) -> dict[str, Any]:
     order = cast("dict[str, Any] | None", detail)
     if order is None or len(descriptors) != order["descriptors"]:
         raise OSError("there are too many open files in the launcher of worker processes")
-    # It came with what has changed since this process was started.
+    # The order has only the changes since this process was started.
     return {"preload": [], "path": [], **order, "environment": _changed(_ENVIRONMENT, order["environment"])}
 
 
 def _children() -> set[int]:
-    """The children of this process, dead ones that are not reaped among them."""
+    """Return the children of this process, dead ones that are not reaped among them."""
     found: set[int] = set()
     try:
         for task in os.listdir(_SELF):
@@ -345,7 +349,7 @@ def _parent(pid: int) -> int:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[1])
     except OSError:
-        # It has ended meanwhile.
+        # The process has ended meanwhile.
         return 0
 
 
@@ -397,7 +401,7 @@ def _spawn(program: Callable[[int], object], descriptors: Sequence[int], launche
     finally:
         os.close(writer)
     with open(reader, "rb") as pipe:
-        # Ends without a word as soon as the program takes the place of this one.
+        # The pipe closes at the `execve`, or when the fork closes its descriptors: an empty read is success.
         failure = pipe.read()
     if failure:
         with suppress(ChildProcessError):
@@ -410,7 +414,8 @@ def _fork(launcher: int) -> int:
     """Fork a child of the launcher, which adopts it if this is another process; otherwise like `os.fork`."""
     if launcher == os.getpid():
         return os.fork()
-    # An orphan goes to the nearest ancestor that adopts any.
+    # D138: an orphan goes to the nearest subreaper. This process must not be one, so that the launcher adopts
+    # the child and reaps it.
     _prctl(_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
     reader, writer = os.pipe()
     between = os.fork()
@@ -419,6 +424,8 @@ def _fork(launcher: int) -> int:
         if (pid := os.fork()) != 0:
             os.write(writer, str(pid).encode())
             os._exit(0)
+        # The child waits until it is adopted, since its parent-death signal counts for its parent of that
+        # time.
         while os.getppid() == between:
             time.sleep(0.0002)
         return 0
@@ -464,13 +471,14 @@ def _become(
     try:
         _prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != launcher:
-            # It died before it was asked for a signal.
+            # The launcher died before the parent-death signal was asked for, so it will never come.
             os._exit(1)
+        # D78: the worker adopts the orphans among its descendants, so they die with it.
         _prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         _reset_signals()
         resource.setrlimit(resource.RLIMIT_NOFILE, _FILE_LIMIT)
         os.fchdir(directory)
-        # First out of the way of their places.
+        # Moved out of the way first: a descriptor may have the number that is another one's place.
         free = _FIRST + len(descriptors)
         failure = fcntl.fcntl(failure, fcntl.F_DUPFD_CLOEXEC, free)
         aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, free) for descriptor in descriptors]
@@ -484,8 +492,8 @@ def _become(
 
 
 def _reset_signals() -> None:
-    # What the application ignores is handed down; handlers do not outlast an `execve`, and in a fork they are
-    # those of the modules that it has imported.
+    # Ignored signals are handed down from the application; handlers do not outlast an `execve`, and in a fork
+    # they are those of the modules that it has imported.
     for number in signal.valid_signals():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
@@ -511,9 +519,9 @@ def main(control: int, parent: int) -> None:
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # An application that ignores it hands that down, and the kernel would reap the workers.
+    # An application that ignores SIGCHLD hands that down, and then the kernel would reap the workers itself.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # It would not end imports that hang.
+    # An ignored SIGALRM would not end imports that hang.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     # It may keep the chunks of several devices.
     resource.setrlimit(resource.RLIMIT_NOFILE, (_FILE_LIMIT[1], _FILE_LIMIT[1]))
@@ -539,5 +547,5 @@ if __name__ == "__main__":
     except Exception as error:  # noqa: BLE001  # said as an interpreter says it
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
-        # Not kept by threads that imported modules may have started.
+        # Not by `sys.exit`, which waits for threads that imported modules may have started.
         os._exit(status)

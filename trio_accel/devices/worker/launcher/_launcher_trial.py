@@ -52,12 +52,12 @@ class Candidate(NamedTuple):
         number: Of the order.
         order: Which module, and how a worker would start.
         directory: Descriptor of the application's working directory; it belongs to the trials.
-        pieces: What it imports and is to be tried instead, as it is refused itself; None for the module.
+        pieces: Modules among its imports to be tried instead, as it is refused itself; None for the module.
         refusals: How often it was refused.
         culprit: The package that the first refusal was for, and why.
         reason: The same.
         began: When the first trial began.
-        is_told: Whether the application knows what became of it.
+        is_told: Whether the application knows the outcome.
     """
 
     number: int
@@ -72,12 +72,12 @@ class Candidate(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a child says of a module, or what is known of its end.
+    """Report of a child on a module, or on the child's own end.
 
     Attributes:
-        reason: What the obstacle is; None if there is none.
+        reason: The obstacle; None if there is none.
         culprit: The package that is to blame, where one was found.
-        pieces: What it imports and may be imported all the same.
+        pieces: Modules among its imports that may be imported all the same.
         template: Pid of the process that has it imported.
     """
 
@@ -91,8 +91,8 @@ class Trials:
     """Tries and imports modules, one after the other; the launcher serves while a child does.
 
     Args:
-        forks: What the launcher has imported.
-        spawn: Starts a child of the launcher: given what it runs, descriptors of its directory and others,
+        forks: Imports of the launcher.
+        spawn: Starts a child of the launcher: given its function, descriptors of its directory and others,
             and the launcher's pid. Returns its own.
         receive: Takes a packet and its descriptors from a socket.
         watch: Has the launcher look after a child.
@@ -115,7 +115,7 @@ class Trials:
         self._receive = receive
         self._watch = watch
         self._launcher = os.getpid()
-        # The process that has imported modules, the socket to it, and what it has.
+        # The template (D138): its pid, the socket to it, and the modules that it has imported.
         self._template = 0
         self._control: socket.socket | None = None
         self._held: dict[str, Candidate] = {}
@@ -123,7 +123,7 @@ class Trials:
         self._replaced: set[int] = set()
         self._report = report
         self._waiting: deque[Candidate] = deque()
-        # The one whose child runs; the child, the file of what it says, and when it has run for too long.
+        # The candidate on trial; its child, the file of the child's report, and the child's deadline.
         self._tried: Candidate | None = None
         self._child = 0
         self._said = 0
@@ -136,7 +136,7 @@ class Trials:
 
         Args:
             number: Of the order.
-            order: What is to be imported, and how a worker would start.
+            order: The module to import, and how a worker would start.
             directory: Descriptor of the application's working directory, which belongs to this from here on.
         """
         self._waiting.append(Candidate(number, order, directory))
@@ -155,7 +155,7 @@ class Trials:
             os.kill(self._child, signal.SIGKILL)
 
     def ended(self, pid: int, status: int) -> bool:
-        """A child of the launcher is dead and reaped; returns whether it was one of these."""
+        """Take a child of the launcher that is dead and reaped; returns whether it was one of these."""
         if pid in self._replaced:
             self._replaced.remove(pid)
             return True
@@ -204,6 +204,7 @@ class Trials:
                     return int(self._control.recv(20) or b"0")
             except ConnectionError:
                 return 0
+        # No answer in time: a template that hangs would hold up every later worker.
         os.kill(self._template, signal.SIGKILL)
         return 0
 
@@ -272,7 +273,7 @@ class Trials:
                 self._tell(candidate, why)
 
     def _try(self, candidate: Candidate) -> str | None:
-        """Start a child; returns why there is none."""
+        """Start a child; returns the reason if that fails."""
         try:
             self._said = os.memfd_create("verdict", os.MFD_CLOEXEC)
         except OSError as error:
@@ -323,11 +324,11 @@ class Trials:
             before, watch = Traces(), Watch()
             with watch:
                 why = self._forks.add(order, directory, candidate.pieces)
-            # That it initialises a driver says more than the threads that the driver has started.
+            # A driver that was initialised says more than the threads that it has started.
             in_use = next((text for check in checks if (text := check()) is not None), None)
             said = Verdict(in_use or why or (None if order["trusted"] else before.left()))
             if said.reason is None:
-                # Inherited from its first moment on.
+                # Before the fork: the name marks the template from its first moment on, see `awaited`.
                 _rename(_TEMPLATE)
                 given = [directory, _CONTROL]
                 said = said._replace(template=self._spawn(self._serve, given, self._launcher))
@@ -385,9 +386,9 @@ class Watch:
         self._import_module = importlib.import_module
         self._before = set(sys.modules)
         self._first = _things()
-        # By what is left behind: the package whose code had run when it was first seen.
+        # By leftover: the package whose code had run when it was first seen.
         self._blamed: dict[str, str] = {}
-        # By package: those that it imports.
+        # By package: the packages that it imports.
         self._needs: dict[str, set[str]] = {}
 
     def __enter__(self) -> Self:
@@ -459,7 +460,7 @@ class Watch:
 
 
 def _things() -> set[str]:
-    """Threads and descriptors of this process, by number."""
+    """List threads and descriptors of this process, by number."""
     return {f"{kind} {name}" for kind in ("task", "fd") for name in os.listdir(f"{_SELF}/{kind}")}
 
 
@@ -468,7 +469,7 @@ def _top(name: str) -> str:
 
 
 class Traces:
-    """What an import may leave behind in a process, as it is now."""
+    """Record the state of the process that an import may change."""
 
     def __init__(self) -> None:
         self._files = _files()
@@ -492,19 +493,19 @@ class Traces:
 
 
 def _files() -> dict[int, str]:
-    """What lies behind each descriptor."""
+    """Name the file of each descriptor."""
     found: dict[int, str] = {}
     for place in os.listdir(f"{_SELF}/fd"):
         try:
             found[int(place)] = os.readlink(f"{_SELF}/fd/{place}")
         except FileNotFoundError:
-            # That of the listing.
+            # The descriptor of the listing itself.
             continue
     return found
 
 
 def _signals() -> dict[str, tuple[object, ...]]:
-    """How each signal is handled, as Python knows it and as the kernel does: libraries handle some."""
+    """Tell how each signal is handled, as Python knows it and as the kernel does: libraries handle some."""
     with open(f"{_SELF}/status", "rb") as status:
         masks = [int(line.split()[1], 16) for line in status if line.startswith(_MASKS)]
     return {

@@ -47,13 +47,13 @@ class EndOfLink(Exception):  # noqa: N818  # like EOFError it says what was met,
 
 @attrs.frozen
 class Report:
-    """What the launcher process says.
+    """A message of the launcher process.
 
     Attributes:
         kind: ``ready``, ``started``, ``failed``, ``exited``, ``fresh``: a worker will be no fork,
             ``importing``: nothing more is said until that is done, ``imported``, ``unimported``, or ``pong``.
         number: Number of the order that it is about.
-        detail: A pid, the text of an error, a wait status, why, or what became of a module.
+        detail: A pid, the text of an error, a wait status, a reason, or the outcome of a module.
         descriptors: Received with it; they belong to the receiver.
     """
 
@@ -72,9 +72,9 @@ class LauncherLink:
         self._process: trio.Process
         self._watched: int | None = None
         self._watching = trio.Lock()
-        # Why it was killed, if it was.
+        # The reason if it was killed.
         self._why = ""
-        # How long it has been silent, how long it may be, and whether it is asked for anything.
+        # Seconds of its silence, seconds that it may be silent, and whether it is asked for anything.
         self._silence = 0.0
         self._may_be_silent = _SILENCE
         self._has_asked = trio.Event()
@@ -88,7 +88,7 @@ class LauncherLink:
         """Start a launcher process; returns when it is ready.
 
         Raises:
-            NotSupportedError: The platform has not what it takes.
+            NotSupportedError: The platform lacks process descriptors.
             LauncherError: It did not start.
         """
         _check_platform()
@@ -122,7 +122,7 @@ class LauncherLink:
         return self._process.pid
 
     def environment_changes(self) -> dict[str, str | None]:
-        """What has changed in the environment since the launcher process inherited it; None: it is gone."""
+        """Find changes of the environment since the launcher process inherited it; None: it is gone."""
         now, then = dict(os.environ), self._environment
         changes: dict[str, str | None] = {name: now[name] for name in now if now[name] != then.get(name)}
         changes.update((name, None) for name in then if name not in now)
@@ -143,12 +143,12 @@ class LauncherLink:
         Args:
             kind: ``start`` or ``import``.
             number: Its number.
-            arguments: What follows the interpreter and its options on a worker's command line.
-            descriptors: What a worker is to have.
+            arguments: A worker's command line behind the interpreter and its options.
+            descriptors: Descriptors for the worker.
             preload: Modules that the launcher imports before.
             trial: Of a module that is to be imported on trial: its name (``module``), files that say whether
-                it has initialised a driver (``checks``; see `AccelBackend.driver_check`), and whether what
-                its import leaves behind is no obstacle (``trusted``).
+                it has initialised a driver (``checks``; see `AccelBackend.driver_check`), and whether
+                leftovers of its import are no obstacle (``trusted``).
 
         Raises:
             NotSupportedError: The interpreter is not known.
@@ -196,7 +196,7 @@ class LauncherLink:
         except BlockingIOError:
             return False
         except ConnectionError:
-            # The process has gone, and the task that receives from it sees that.
+            # The process has gone, and the receiving task notices that.
             return True
         return True
 
@@ -226,7 +226,8 @@ class LauncherLink:
                 await trio.lowlevel.wait_readable(self._control)
                 continue
             except ConnectionError:
-                # It died and had not read all; what it has said by then comes next.
+                # A process that dies with unread orders resets the connection once; its last reports come
+                # after that.
                 continue
             await trio.lowlevel.cancel_shielded_checkpoint()
             if not data:
@@ -245,7 +246,8 @@ class LauncherLink:
             self._is_closed = True
             while self._outbox:
                 _close_all(self._outbox.popleft()[1])
-            # A forked child of the application may hold a copy, so that closing alone ends nothing.
+            # D78: a forked child of the application may have a copy of the socket, so `close` alone would not
+            # end it.
             with suppress(OSError):
                 self._control.shutdown(socket.SHUT_RDWR)
             self._control.close()
@@ -270,17 +272,17 @@ class LauncherLink:
                 signal.pidfd_send_signal(self._watched, signal.SIGKILL)
 
     def ask(self) -> None:
-        """Have the process looked after until it has said what it is asked for; see `watch`."""
+        """Have the process watched until it has answered; see `watch`."""
         if not self._has_asked.is_set():
             self._silence = 0.0
             self._has_asked.set()
 
     @enable_ki_protection
     async def watch(self, is_asked: Callable[[], bool]) -> None:
-        """See that the process lives, and says what it is asked for; one that does not is killed.
+        """Watch that the process lives, and answers; otherwise it is killed (D79).
 
-        Returns when it is dead; what it has said by then can be received. One that is not asked for anything
-        may be stopped: its workers need it no more than this process does.
+        Returns when it is dead; its last reports can still be received. While it is not asked for anything
+        it may be stopped: its workers do not need it.
 
         Args:
             is_asked: Whether something that it was asked for is still to be said.
@@ -289,7 +291,7 @@ class LauncherLink:
             nursery.start_soon(self._watch_silence, is_asked)
             await self._wait_dead()
             nursery.cancel_scope.cancel(reason="the launcher is dead")
-        # What it has started, or what was being forked from it, may hold its end of the socket.
+        # Processes that it has started, or that were being forked from it, may hold its end of the socket.
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_RD)
 
@@ -298,7 +300,8 @@ class LauncherLink:
             await self._has_asked.wait()
             while is_asked():
                 self.send("ping", 0)
-                # Ticks are counted, and not seconds: if this process was stopped, time has passed for both.
+                # Ticks are counted, not seconds of a clock: if this process was stopped, time has passed for
+                # both.
                 await trio.sleep(_TICK)
                 self._silence += _TICK
                 if self._silence >= self._may_be_silent:
@@ -308,7 +311,7 @@ class LauncherLink:
             self._has_asked = trio.Event()
 
     async def _wait_dead(self) -> None:
-        """Wait until the process is dead; it is not reaped by that, so that its number is no other's."""
+        """Wait until the process is dead. It is not reaped by that, so its number is not reused."""
         async with self._watching:
             if self._watched is not None and not is_dead(self._watched):
                 await trio.lowlevel.wait_readable(self._watched)
@@ -317,7 +320,8 @@ class LauncherLink:
         """Wait until the process is dead, and end what may be left of its group; returns how it has ended."""
         await self._wait_dead()
         if self._watched is not None:
-            # Workers die with it, but not what they have started.
+            # Its workers die with it by their parent-death signal, but processes that they have started do
+            # not.
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             os.close(self._watched)
@@ -326,7 +330,7 @@ class LauncherLink:
 
 
 def is_dead(process: int) -> bool:
-    """Whether all threads of a process have ended, by its descriptor."""
+    """Tell whether all threads of a process have ended, by its descriptor."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
     return bool(poll.poll(0))
@@ -353,7 +357,7 @@ def _check_platform() -> None:
 
 
 def _check_interpreter() -> str:
-    """Path of the interpreter that runs this program, and is to run others.
+    """Return the path of the interpreter that runs this program, and is to run others.
 
     Raises:
         NotSupportedError: It is not known, as in a program that embeds Python.
@@ -413,9 +417,9 @@ main()
 
 
 def program_arguments() -> tuple[str, ...]:
-    """What follows the interpreter and its options on the command line of a worker of a device."""
-    # As literals of ASCII, one for each entry: whatever encoding the other interpreter takes for arguments,
-    # and however long they are together.
+    """Return the command line of a device's worker behind the interpreter and its options."""
+    # D77: one ASCII literal for each entry, which no encoding of arguments changes, and which together may be
+    # long.
     path = map(ascii, search_path())
     return ("-c", _BOOT.format(prefix=ascii(sys.pycache_prefix)), *path)
 

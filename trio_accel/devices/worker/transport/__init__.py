@@ -1,1 +1,1 @@
-"""What crosses between application and worker, and how: channel, frames, encoding."""
+"""Messages between application and worker: channel, frames, encoding."""

@@ -1,6 +1,6 @@
 """The messages of a worker as bytes that hold values and nothing else.
 
-A worker is where native code of others runs, so what it sends may be anything. To unpickle that would let it
+A worker runs native code of others, so its messages may be anything. To unpickle that would let it
 run what it likes in the application. The answers to operations, of which there are many, are a few words
 packed in binary. All other messages are JSON. Each message is checked here against the layout that its kind
 has. The dispatch checks what it is about: requests, chunks, blocks.
@@ -28,12 +28,12 @@ __all__ = ["ANSWERS", "MEMORY", "USAGE"]
 
 MEMORY = tuple(field.name for field in attrs.fields(MemoryStatistics))
 USAGE = (*(field.name for field in attrs.fields(CacheCounts)), "workspace")
-"""What a worker counts of its memory, in this order."""
+"""Counts of a worker's memory, in this order."""
 
 _Data: TypeAlias = bytes | memoryview
 _Reader: TypeAlias = Callable[[Any], Any]
 
-# What the first byte of a message says: how the rest is written.
+# First byte of a message: the encoding of the rest.
 _JSON, _DONE, _GRANTED, _RESULT, _COPY, _SEVERAL, _DONES, _TIMES = range(8)
 _TAG_OF_DONES = bytes([_DONES])
 _HEAD = struct.Struct("<BQ")
@@ -43,7 +43,7 @@ _HEAD_OF_COPY = struct.Struct("<B5QqQBB")
 _ADDRESS = struct.Struct("<QQQQ")
 _LENGTH = struct.Struct("<Q")
 _WORDS_OF_ADDRESS = _ADDRESS.size // _LENGTH.size
-# What was read takes some twenty times as much memory.
+# The values that are read take some twenty times as much memory.
 _LONGEST = 16 << 20
 _LARGEST = 2**63
 _SHORT = reprlib.Repr()
@@ -142,7 +142,7 @@ def _encode_all(messages: Sequence[Message]) -> bytes:
 
 
 def _words_of(messages: Sequence[Message]) -> array.array[int] | None:
-    """Answers to operations that went well, as words: number, count of addresses, and those; None for others.
+    """Pack answers to operations that went well as words: number, count of addresses, these; else None.
 
     Many askers get these together, so that each takes a third of the time of a message by itself.
     """
@@ -160,7 +160,7 @@ def _words_of(messages: Sequence[Message]) -> array.array[int] | None:
 
 
 def _plain(value: object) -> object:
-    """What JSON cannot say."""
+    """Values that JSON has no form for."""
     if isinstance(value, bytes):
         return {_BYTES: value.decode("latin-1")}
     if isinstance(value, complex):
@@ -170,7 +170,7 @@ def _plain(value: object) -> object:
     raise TypeError(f"{_SHORT.repr(value)} cannot be sent: it is no plain value")
 
 
-# Made once: that takes longer than a message does.
+# Made once: an encoder takes longer to make than a message to encode.
 _to_json = json.JSONEncoder(default=_plain, separators=(",", ":")).encode
 
 
@@ -257,7 +257,7 @@ def _read_copy(data: _Data) -> Message:
 
 
 def _tuples(value: Any) -> Any:
-    """What JSON calls an array was a tuple."""
+    """Make tuples of JSON's arrays."""
     if type(value) is list:
         return tuple([_tuples(item) for item in cast("Sequence[Any]", value)])
     if type(value) is dict:
@@ -276,7 +276,7 @@ def _value(found: dict[str, Any]) -> object:
 
 _from_json = json.JSONDecoder(object_hook=_value).decode
 
-# The layouts of the messages; what a function is given may be anything.
+# Readers of the messages (D80). They must expect any value: a worker with damaged memory may send it.
 
 
 def _check(is_good: object, what: str) -> None:
@@ -300,7 +300,7 @@ def _integer(least: int, what: str) -> _Reader:
 
 
 def _of_type(kind: type, what: str) -> _Reader:
-    """Make a reader of values of just this type: a subclass may have methods of its own."""
+    """Make a reader of values of exactly this type: a subclass may have methods of its own."""
 
     def read(value: Any) -> Any:
         if type(value) is not kind:
@@ -331,7 +331,7 @@ def _fields(*readers: _Reader) -> _Reader:
 
 
 def _by_name(reader: _Reader) -> _Reader:
-    """Make a reader of what is counted by library."""
+    """Make a reader of counts by library."""
 
     def read(values: Any) -> dict[str, Any]:
         return {name: reader(value) for name, value in _table(values).items()}
@@ -364,7 +364,7 @@ def _event(value: Any) -> Event:
 
 
 def _try_texts(error: BaseException) -> None:
-    """See that its text can be had: it is made of fields that were sent."""
+    """Check that its text can be made of the fields that were sent."""
     str(error)
     repr(error)
     if isinstance(error, BaseExceptionGroup):
@@ -397,11 +397,11 @@ _READERS: dict[str, _Reader] = {
 }
 
 ANSWERS = Codec(_encode, _encode_all, _decode)
-"""How a worker writes what it tells the application, and how that is read there.
+"""Codec of a worker's messages to the application (D80).
 
-What was read differs from what was written in that errors, events and arrays are made of their fields.
+Reading makes errors, events and arrays of their fields, so the values differ from the written ones in these.
 
 Raises:
     NonsenseError: While reading: it is no message of a worker.
-    TypeError: While writing: there is something that is no plain value.
+    TypeError: While writing: a value is not plain.
 """

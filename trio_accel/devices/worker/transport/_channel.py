@@ -27,11 +27,11 @@ from ._protocol import PICKLED, Codec
 
 __all__ = ["Channel", "EndOfChannel", "SpinWait"]
 
-# So many turns of the loop before the receiver sleeps, where answers come one after the other.
+# Turns of the loop before the receiver sleeps, where answers come one after the other.
 _TURNS = 2
-# Where an answer is due, one polls for so many seconds in a row: as long as two turns of the loop take.
+# Seconds of one poll where an answer is due: as long as two turns of the loop take.
 _POLL = 20e-6
-# To read the socket in vain takes as long as so many looks at memory.
+# A read of the socket in vain takes as long as so many looks at memory.
 _LOOKS = 6
 
 
@@ -82,9 +82,9 @@ class Channel:
         # meanwhile, which pauses from its first notice on until the other sleeps again.
         self._sleeper = TaskNotifier()
         self._listener = TaskNotifier()
-        # Whether another task receives for a while.
+        # Whether an asker's task receives for a while (`spin`).
         self._is_spinning = False
-        # What it has received and leaves to the receiver.
+        # Messages that it has received and leaves to the receiver.
         self._left: list[Received] = []
         self._is_closed = False
 
@@ -115,7 +115,7 @@ class Channel:
         return self._outbox.pending_bytes
 
     def _asked(self) -> None:
-        """The peer has something to answer."""
+        """Note that the peer has something to answer."""
         if self.spin_wait is not None and self.spin_wait.sent():
             # An answer is due.
             self._sleeper.notify()
@@ -144,20 +144,21 @@ class Channel:
                 turns -= 1
                 await trio.lowlevel.checkpoint()
                 if turns:
-                    # Nobody can have answered yet, and to read in vain takes as long as half a turn.
+                    # The peer cannot have answered yet, and to read in vain takes as long as half a turn.
                     continue
             else:
                 try:
                     await self._sleep(pause)
                 except trio.ClosedResourceError:
                     continue
-            # From here on there is no checkpoint, so what is read is returned.
+            # From here on there is no checkpoint: a cancellation cannot lose messages that were read.
             if not self._is_spinning and not self._left:
                 received = self._take(is_due=not pause)
                 if received:
                     return received
                 if self._inbox.is_refused:
-                    # The socket counts as readable all the same.
+                    # The kernel had no memory for the read, but the socket stays readable: without a pause
+                    # this would spin.
                     await trio.sleep(RETRY)
         self._outbox.close()
         raise EndOfChannel("this end is closed" if self._is_closed else "the peer is gone") from (
@@ -168,7 +169,7 @@ class Channel:
     def may_spin(self) -> bool:
         """Whether an answer is due so soon that the task that waits for it may `spin`."""
         if self.spin_wait is None or self._is_spinning or self._left:
-            # What is left was there first.
+            # Messages that are left over came first.
             return False
         return not self.spin_wait.pause()
 
@@ -230,7 +231,7 @@ class Channel:
         received: list[Received] = []
         looks = 0
         while not (received or inbox.is_at_end) and time.perf_counter() < end:
-            # Several answers that come together are sent.
+            # Several answers that come together are sent by the socket, so it is read now and then, too.
             received = inbox.poll() if looks % _LOOKS else inbox.read(self._sock)
             looks += 1
         return received
@@ -241,6 +242,7 @@ class Channel:
         if seen is None:
             return []
         seen.sleep()
+        # D44: the flag is down before this look, so a frame that was shown in between is not missed.
         received = self._inbox.poll()
         if received and self.spin_wait is not None:
             self.spin_wait.received(received)
@@ -281,7 +283,7 @@ class Channel:
             await self._sleeper.wait()
 
     def expect_no_more(self) -> None:
-        """The peer is dead: what it has sent is received, and no more, even if a child has its socket."""
+        """End after the messages that a dead peer has sent, even if a child has its socket."""
         if not self._is_closed:
             with suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
@@ -296,10 +298,11 @@ class Channel:
         for _, descriptors in self._left:
             close_all(descriptors)
         self._left = []
-        # A forked child may hold a copy of the socket: without this the peer would wait for it.
+        # D78: a forked child may hold a copy of the socket, and then `close` alone would not end the peer's
+        # wait.
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        with suppress(RuntimeError):  # outside of Trio nobody waits
+        with suppress(RuntimeError):  # outside of Trio no task waits
             trio.lowlevel.notify_closing(self._sock)
             self._sleeper.notify()
             self._listener.notify()
@@ -357,7 +360,7 @@ class SpinWait:
         self._forecast.end(time.perf_counter())
 
     def pause(self) -> float:
-        """Seconds for which one may sleep; 0 while an answer is due, infinity if none is."""
+        """Return the seconds for which one may sleep; 0 while an answer is due, infinity if none is."""
         forecast = self._forecast
         if not self._is_expected or not forecast.is_steady:
             return inf
@@ -366,6 +369,6 @@ class SpinWait:
             return left - self._half
         if left > -self._half:
             return 0.0
-        # It was in vain.
+        # The answer did not come when it was due: stay awake no more until the times agree again.
         forecast.is_steady = False
         return inf

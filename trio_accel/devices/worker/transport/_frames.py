@@ -1,4 +1,4 @@
-"""Frames: how messages and descriptors lie in a stream, and what an end of a channel writes and reads."""
+"""Frames: layout of messages and descriptors in a stream, and the outbox and inbox of a channel."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LOST = -1
 """In place of the descriptors of a message that were lost."""
 
 HEADER = struct.Struct("<IBQ")
-"""What stands before each payload: its length, the number of descriptors, the number of the frame."""
+"""Header of each payload: its length, the number of descriptors, the number of the frame."""
 
 MAX_LENGTH = 2**32 - 1
 """The most bytes of a payload."""
@@ -124,7 +124,8 @@ class Outbox:
         self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
         # Messages behind those of the queue, that are not encoded yet.
         self._posted: list[Message] = []
-        # What is being sent: the rest of one or several frames, and descriptors that go with its start.
+        # Bytes that are being sent: the rest of one or several frames, and descriptors that go with its
+        # start.
         self._rest: bytes | memoryview | None = None
         self._attached: tuple[int, ...] = ()
         # How many frames there were; what the last holds, while it is shown alone.
@@ -175,7 +176,7 @@ class Outbox:
         Args:
             message: Real numbers, strings, bytes, None and tuples of these.
             now: Try to send it right here, with what was posted before it, unless the socket is full.
-            payload: What the channel's codec makes of it, if that was called by now.
+            payload: The message as the channel's codec encodes it, if that was done by now.
         """
         if self.is_broken:
             return
@@ -234,6 +235,7 @@ class Outbox:
         if shown is None:
             return False
         if self._held is not None:
+            # One frame is shown at a time: the next would overwrite it.
             if not shown.is_taken(self._frames):
                 return False
             self._held = None
@@ -260,7 +262,7 @@ class Outbox:
                 self._is_refused = error.errno in TRANSIENT
                 if self._is_refused:
                     return False
-                # The receiver finds out what there was to read before.
+                # The peer is gone. The receiver still reads all that came before, and reports the end.
                 self.close()
                 return True
             self._is_refused = False
@@ -288,7 +290,8 @@ class Outbox:
             self._held = None
             assert self.shown is not None
             if not self.shown.is_taken(self._frames):
-                # It may be by now; the peer knows the number.
+                # D44: the peer may take the shown frame at this moment, too; it drops a frame whose number it
+                # has seen.
                 self._append(self._frames, held, ())
         self._frames += 1
         self._append(self._frames, payload, descriptors)
@@ -328,7 +331,7 @@ def _transmit(sock: socket.socket, data: bytes | memoryview, descriptors: tuple[
 
 
 class Inbox:
-    """What was read and not yet returned: frames of the socket, and those that the peer shows in memory.
+    """Frames that were read and not yet returned, of the socket and of the memory where the peer shows them.
 
     Args:
         decode: Reads a payload.
@@ -338,14 +341,14 @@ class Inbox:
         is_at_end: There is nothing more to read.
         error: Why, where the peer did not simply close its end.
         is_refused: The kernel had no memory to read with, for now.
-        seen: Where the peer shows frames.
+        seen: The memory where the peer shows frames.
     """
 
     def __init__(self, decode: Callable[[bytes | memoryview], Message | list[Message]], limit: int) -> None:
         self._read_payload = decode
         self._limit = limit
         self._buffer = memoryview(bytearray(BUFFER))
-        # The buffer, or a larger one that holds just the frame that is coming.
+        # The buffer, or a larger one for the frame that is coming alone.
         self._view = self._buffer
         self._start = 0
         self._end = 0
@@ -358,7 +361,7 @@ class Inbox:
         self.seen: SharedFrame | None = None
 
     def poll(self) -> list[Received]:
-        """The next message, if it is shown in memory."""
+        """Return the next message, if it is shown in memory."""
         seen = self.seen
         if seen is None:
             return []
@@ -395,7 +398,7 @@ class Inbox:
                 self.is_at_end = True
                 self.error = error.with_traceback(None)
         if self.is_at_end:
-            # What it has shown at last was there before.
+            # The frame that it showed last was sent before.
             received += self.poll()
         return received
 
@@ -415,7 +418,8 @@ class Inbox:
         if len(self._descriptors) > MAX_DESCRIPTORS:
             raise NonsenseError(f"{len(self._descriptors)} descriptors came that no message names")
         if flags & _TRUNCATED:
-            # Of the message that is being read: the kernel hands over those of one at a time.
+            # D74: the lost descriptors are those of the message that is being read, as the kernel hands over
+            # those of one message at a time.
             self._descriptors.append(LOST)
 
     def _decode(self, received: list[Received]) -> None:
@@ -432,6 +436,7 @@ class Inbox:
                 break
             if number > self._last + 1:
                 raise NonsenseError(f"frame {number} came behind frame {self._last}: others are missing")
+            # D44: a frame that was shown in memory and sent as well has a number that was seen.
             if number > self._last:
                 self._last = number
                 message = self._read_payload(view[begin : begin + length])
@@ -440,7 +445,7 @@ class Inbox:
                 elif count:
                     raise NonsenseError("several messages came with descriptors")
                 else:
-                    # Several that were posted.
+                    # Several posted messages in one frame.
                     received.extend([(one, ()) for one in message])
             start = self._start = begin + length
         if start == end:
@@ -465,7 +470,8 @@ class Inbox:
     def _make_room(self, needed: int) -> None:
         """Move the beginning of a frame to where the whole of it fits; happens once for each frame."""
         rest = self._view[self._start : self._end]
-        # Memory that the system gives as it is filled: the frame may be announced, and never come.
+        # D80: mapped memory, which the system gives as it is filled: a frame may be announced, and never
+        # come.
         self._view = self._buffer if needed <= BUFFER else memoryview(mmap.mmap(-1, needed))
         self._view[: len(rest)] = rest
         self._start, self._end = 0, len(rest)

@@ -14,7 +14,7 @@ __all__ = ["FIRST_WORD", "SIZE", "WORDS", "SharedFrame", "SharedPage"]
 SIZE = 1024
 """Bytes of memory of one."""
 
-# Words of the sender, and in another cache line those of the receiver; what the frame holds lies behind.
+# Words of the sender, and in another cache line those of the receiver; the payload follows.
 _NUMBER, _LENGTH = 0, 1
 _IS_AWAKE, _TAKEN = 8, 9
 _AHEAD = 128
@@ -35,7 +35,8 @@ WORDS = _FRAMES // 8
 class SharedFrame:
     """Where one process shows a frame to another that looks for it, instead of sending it.
 
-    Neither then calls the system. Two things can go wrong with memory alone. A receiver could read half of a
+    Neither then calls the system (D44). Two things can go wrong with memory alone. A receiver could read half
+    of a
     frame: so it is written and read as with a sequence lock, and its number, 0 while it is being written,
     is the same before and after it was read. And a receiver could fall asleep over a frame that was just
     shown: so it first says that it sleeps and then looks once more, and a sender first shows and then looks
@@ -60,7 +61,7 @@ class SharedFrame:
 
         Args:
             number: Its place among all that were sent, from 1.
-            payload: What it holds.
+            payload: Its payload.
 
         Returns:
             Whether the receiver will see it. If not, it may all the same.
@@ -70,6 +71,7 @@ class SharedFrame:
             return False
         words = self._words
         words[_NUMBER] = 0
+        # Sequence lock: the number is 0 while the frame is half written.
         words[_LENGTH] = length
         self._data[:length] = payload
         words[_NUMBER] = number
@@ -77,7 +79,7 @@ class SharedFrame:
         return bool(words[_IS_AWAKE])
 
     def is_taken(self, number: int) -> bool:
-        """Whether a frame was taken that was shown."""
+        """Tell whether a frame was taken that was shown."""
         return self._words[_TAKEN] >= number
 
     # The receiver.
@@ -92,10 +94,11 @@ class SharedFrame:
         _barrier()
 
     def take(self, number: int) -> bytes | None:
-        """What the frame of this number holds, if it is shown now."""
+        """Return the payload of the frame of this number, if it is shown now."""
         words = self._words
         if words[_NUMBER] != number:
             return None
+        # Copied before the number is read again: the sender may have begun to write the next frame.
         payload = bytes(self._data[: words[_LENGTH]])
         if words[_NUMBER] != number:
             return None
@@ -109,7 +112,7 @@ class SharedFrame:
 
     @staticmethod
     def is_possible() -> bool:
-        """Whether this machine has the order of loads and stores that it takes."""
+        """Tell whether this machine has the order of loads and stores that it takes."""
         return platform.machine().lower() in _ORDERED
 
 
@@ -151,7 +154,7 @@ class SharedPage:
         descriptor = os.memfd_create("trio_accel page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, _BYTES)
-            # To read what the worker has cut off would be the end of the application.
+            # The worker could cut the file, and then a read here would end the application by SIGBUS.
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
             return cls(descriptor)
         except BaseException:
@@ -181,7 +184,7 @@ class SharedPage:
         return self._words[word]
 
     def start(self, word: int, number: int) -> None:
-        """A library begins to launch an operation."""
+        """Note that a library begins to launch an operation."""
         self._words[word] = number
 
     def close(self) -> None:

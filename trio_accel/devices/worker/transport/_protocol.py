@@ -9,7 +9,7 @@ kept              id: the descriptor of a chunk has come
 tell_chunk        id: send a chunk again, whose descriptor was lost
 unchunk           id: that memory is gone
 prepare           import path of a library that is in use now, blocks as in start, that it has from its start,
-                  behind the chunks that they lie in: open it ahead
+                  behind their chunks: open it ahead
 forget            import path of a library that was closed: what was opened ahead is not needed
 start             generation, blocks as (block, bytes, chunk, offset): begin to serve
 template          number, the launch with positions of blocks in place of their ids; ahead of its first
@@ -25,7 +25,7 @@ cancel            number
 copied            transfer
 slab              id, bytes; with its descriptor: host memory of the application, before any array in it is
                   named
-unslab            id: no array lies in it any more
+unslab            id: it has no array any more
 filled            transfer
 release           ids of blocks
 call              number, what: "count" or "synchronize"
@@ -45,11 +45,11 @@ times             number, when its launch began, when it was complete, in nanose
 done              number, blocks as in start, bytes of host arrays, and None if it was launched and all went
                   well, otherwise "done" or "withdrawn", whether it was launched, whether its fault has
                   struck, error, ids of invalid blocks; exactly one for each request and lease. Where all
-                  went well, blocks that lie where they did before are not named; otherwise all are that it
+                  went well, blocks that are where they were before are not named; otherwise all are that it
                   has made and that are there
 granted           number, block as in start
 copy              transfer, number of the request, index of the host array, chunk, offset, array
-chunk             id, bytes; with its descriptor: before anything that lies in it is named
+chunk             id, bytes; with its descriptor: before any block in it is named
 unchunk           id
 result            number of the call, value: of "count" what was launched and completed, what is in flight
                   by library, memory, plans and workspace by library
@@ -143,12 +143,12 @@ DTYPES = {member.value: member for member in DType}
 
 
 Address: TypeAlias = tuple[int, int, int, int]
-"""Where a block lies, as plain values: its id, bytes, the chunk, and the offset in it."""
+"""Place of a block as plain values: its id, bytes, the chunk, and the offset in it."""
 
 
 @attrs.frozen(kw_only=True)
 class WorkerConfig:
-    """What a worker is told first.
+    """First message to a worker.
 
     Attributes:
         device: Name of the device, such as ``"cpu:0"``.

@@ -70,7 +70,7 @@ def decode_error(data: WireError) -> Exception:
 
 @attrs.define
 class _Encoder:
-    """One error with all that hangs from it."""
+    """Encoder of one error with its causes and members."""
 
     left: int = _MAX_ERRORS
 
@@ -104,7 +104,7 @@ class _Encoder:
         message = group.message
         if type(group) not in (ExceptionGroup, BaseExceptionGroup):
             message = f"{_name(group)}: {message}"
-        # Encoding one takes room.
+        # `_has_room` is asked for each: the members before it have taken room.
         members = [self.encode(member, depth - 1) for member in group.exceptions if self._has_room(depth)]
         return (str(message), tuple(members)), {}
 
@@ -189,7 +189,7 @@ def _plain_fields(error: BaseException, prefix: str, text: str) -> Fields:
     return (f"{prefix}{text}",), {}
 
 
-# The first that fits.
+# The first entry that fits counts.
 _FIELDS: tuple[tuple[type[BaseException], Callable[[Any, str, str], Fields]], ...] = (
     (AccelError, _accel_fields),
     (ActorError, _actor_fields),
@@ -260,14 +260,14 @@ def _text(error: BaseException) -> str:
 
 
 def _notes(error: BaseException) -> tuple[str, ...]:
-    # Anything may have been put there.
+    # `__notes__` may hold any objects.
     notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
     return tuple(_exact(note) for note in notes[:_MAX_NOTES])
 
 
 def _traceback(error: BaseException) -> str:
-    """The traceback as text: nothing may keep the frames, and the arrays in them, alive."""
-    # Source lines come from whatever loader the module names.
+    """Return the traceback as text: nothing may keep the frames, and the arrays in them, alive."""
+    # Source lines come from the loader that the module names, which may be the program's own.
     return "".join(traceback.format_tb(error.__traceback__, limit=-_MAX_FRAMES)).rstrip()
 
 
@@ -319,7 +319,7 @@ _EVENTS: dict[str, type[Any]] = {
 }
 
 
-# By the annotation of a field.
+# Types of values by the annotation of a field.
 _TYPES_OF_FIELDS: dict[object, Any] = {
     "str": str,
     "bool": bool,
@@ -347,10 +347,10 @@ def encode_event(event: Event) -> Message:
 
 
 def decode_event(data: Any) -> Event:
-    """What `encode_event` made.
+    """Decode a result of `encode_event`.
 
     Raises:
-        Exception: It is nothing that `encode_event` makes.
+        Exception: `encode_event` did not make this.
     """
     name, fields = data
     values: dict[str, object] = dict(fields)

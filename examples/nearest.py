@@ -1,0 +1,44 @@
+"""A function of one's own, run where its arrays are: in NumPy or CuPy, in PyTorch, or by the array API."""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+
+import numpy as np
+import trio
+
+import trio_accel as ta
+
+
+async def run(library: str, backend: str, count: int) -> bool:
+    """Returns whether the result is that of NumPy in float64."""
+    nearest = import_module(f"nearest_{library}").nearest
+    random = np.random.default_rng(0)
+    centres = random.standard_normal((5, 3))
+    points = centres[random.integers(0, 5, count)] + random.normal(0, 0.1, (count, 3))
+    options = ta.DeviceOptions(isolation="process", retry=1)
+    async with ta.open_system("own") as system, system.open_device(backend, options=options) as device:
+        x = await device.put(points)
+        chosen, distances = await ta.run(nearest, x, centres)
+        total = await ta.arrays.sum(distances)
+        print(f"{count} points, {await total.item() / count:.3f} from their centres on average")
+        steps = np.linalg.norm(points[:, None] - centres, axis=2)
+        return np.array_equal(await chosen.to_host(), steps.argmin(1)) and np.allclose(
+            await distances.to_host(), steps.min(1), rtol=1e-12
+        )
+
+
+def main() -> int:
+    """Returns the exit code: 0 if the result is right."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--library", choices=("numpy", "torch", "array_api"), default="numpy")
+    parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
+    given = parser.parse_args()
+    is_right = trio.run(run, given.library, given.backend, 1000)
+    print("centres and distances:", "right" if is_right else "WRONG")
+    return not is_right
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
