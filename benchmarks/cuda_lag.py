@@ -100,7 +100,7 @@ def _loser(device: ta.Device) -> Work:
         ta.testing.inject_fault(device, ta.linalg.Nrm2, kill=True)
         try:
             await device.ask(ta.linalg.Nrm2(np.ones(4)))
-        except ta.ContextPoisonedError:
+        except ta.ContextLostError:
             await device.ask(ta.linalg.Nrm2(np.ones(4)))
             await trio.sleep(_BETWEEN_LOSSES)
 

@@ -64,7 +64,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.devices": _names(
         "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow "
         "FaultKind FaultPlan Launch LaunchTimes MemoryActor OpenDevice Phase PutFirst PutPart Recorded anew "
-        "check_device opened overlaps record refuse_recording DECLARED"
+        "check_device describe_workers opened overlaps record refuse_recording DECLARED"
     ),
     "trio_accel.programs": _names("ProgramActor"),
     "trio_accel.backends.base": _names(

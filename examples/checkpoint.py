@@ -38,7 +38,7 @@ async def run(steps: int, every: int, faults: int) -> bool:
                     step += 1
                     if step % every == 0:
                         saved, at = await totals.to_host(), step
-                except (ta.ContextPoisonedError, ta.StaleRefError):
+                except (ta.ContextLostError, ta.StaleRefError):
                     if program.is_damaged:
                         print(f"lost after {step} steps, back to {at}")
                         totals, step = await device.put(saved), at

@@ -25,7 +25,7 @@ async def client(device: ta.Device, array: ta.AccelRef, kills: int, fates: Count
     while device.generation <= kills:
         try:
             product = await (await ta.linalg.matmul(left, right)).to_host()
-        except ta.ContextPoisonedError:
+        except ta.ContextLostError:
             fates["lost"] += 1  # it was in flight when a worker died; `retry=1` would run it again
         else:
             fates["right" if np.allclose(product, expected, rtol=1e-3, atol=1e-3) else "WRONG"] += 1

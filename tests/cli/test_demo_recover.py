@@ -153,7 +153,12 @@ def test_inline_the_arrays_are_lost_with_their_context_and_the_demo_says_so(cli:
     assert all(array["sha256_before"] == array["sha256_after"] for array in arrays)
     assert "arrays put again" in step["summary"]
     assert step["data"]["failed"]["StaleRefError"] >= 1
-    assert set(step["data"]["failed"]) <= {"ActorFailedError", "ContextPoisonedError", "StaleRefError"}
+    assert set(step["data"]["failed"]) <= {
+        "ActorFailedError",
+        "ContextLostError",
+        "ContextPoisonedError",
+        "StaleRefError",
+    }
 
 
 @pytest.mark.skipif(not IS_ISOLATED, reason="the device has no worker processes")
@@ -165,7 +170,7 @@ def test_in_a_worker_process_the_arrays_outlive_every_context(cli: Cli) -> None:
     assert all(array["sha256_before"] == array["sha256_after"] for array in arrays)
     assert step["summary"].endswith("arrays unchanged")
     assert step["data"]["failed"].pop("CompletionTimeoutError") == 1
-    assert set(step["data"]["failed"]) <= {"ActorFailedError", "ContextPoisonedError"}
+    assert set(step["data"]["failed"]) <= {"ActorFailedError", "ContextLostError", "ContextPoisonedError"}
 
 
 def test_the_hashes_are_those_of_the_elements(cli: Cli) -> None:
@@ -193,6 +198,7 @@ def test_the_text_for_a_person(cli: Cli, isolation: str) -> None:
         "completed",
         "ActorFailedError",
         "CompletionTimeoutError",
+        "ContextLostError",
         "ContextPoisonedError",
         "StaleRefError",
     )

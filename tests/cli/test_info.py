@@ -29,7 +29,16 @@ def report(cli: Cli) -> dict[str, object]:
 
 
 def test_the_document(report: dict[str, object]) -> None:
-    assert list(report) == ["command", "version", "devices", "backends", "accelerator", "versions", "blas"]
+    assert list(report) == [
+        "command",
+        "version",
+        "devices",
+        "backends",
+        "accelerator",
+        "workers",
+        "versions",
+        "blas",
+    ]
     assert (report["command"], report["version"]) == ("info", ta.__version__)
 
 
@@ -59,6 +68,20 @@ def test_versions_are_those_that_are_installed(report: dict[str, object]) -> Non
     for name in ("trio", "numpy", "scipy"):
         assert versions[name] == metadata.version(name)
     assert {"cuda-core", "cuda-bindings", "nvmath-python"} <= set(versions)
+
+
+def test_how_workers_start_is_said_with_the_reason(
+    cli: Cli, report: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert report["workers"] == "forks"
+    monkeypatch.setenv("COLUMNS", "500")
+    assert "workers forks" in " ".join(cli("info").out.split())
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", "")
+        assert "none: worker processes need to know the path" in cli("info").out
+    if not sys.flags.ignore_environment:
+        assert "fresh interpreters: the interpreter has options" in cli("info").out
 
 
 def test_numpys_blas_is_named(report: dict[str, object]) -> None:

@@ -56,7 +56,7 @@ async def test_the_next_worker_tells_too(system: ta.System, device: ta.Device) -
     launches: list[Launch] = []
     with opened(device).observed(lambda phase, launch: launches.append(launch), unchanged):
         ta.testing.inject_fault(device, ta.linalg.Matmul, kill=True)
-        with pytest.raises(ta.ContextPoisonedError):
+        with pytest.raises(ta.ContextLostError):
             await ta.linalg.matmul(x, x)
         assert launches[-1].times is None  # nobody was left to tell
         await ta.linalg.matmul(x, x)

@@ -327,9 +327,10 @@ async def test_work_in_flight_at_the_loss_is_said_to_be_lost(
     fates.ask(*(product() for _ in range(4)))
     await wait_all_tasks_blocked()
     lost = fates.outcomes[0]
-    assert isinstance(lost, ta.ContextPoisonedError)
+    # The device has poisoned nothing: a library broke.
+    assert type(lost) is ta.ContextLostError
     assert (lost.operation, lost.generation) == ("linalg.Scal", 1)
-    assert fates.count() == {"ContextPoisonedError": 1, "ActorFailedError": 4}
+    assert fates.count() == {"ContextLostError": 1, "ActorFailedError": 4}
 
 
 async def test_who_closes_a_device_is_not_told_to_go_on(

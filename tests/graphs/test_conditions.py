@@ -527,5 +527,5 @@ async def test_after_a_loss(system: ta.System, isolation: Any) -> None:
             while device.generation == generation:
                 try:
                     await n.copy()
-                except (ta.ContextPoisonedError, ta.StaleRefError):
+                except (ta.ContextLostError, ta.StaleRefError):
                     await trio.lowlevel.checkpoint()

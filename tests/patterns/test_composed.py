@@ -77,7 +77,7 @@ async def test_each_request_has_one_outcome_and_each_tenant_its_share(
             try:
                 assert await limited((tenant, number)) == 2 * number
                 outcome = "answered"
-            except ta.ContextPoisonedError:
+            except ta.ContextLostError:
                 outcome = "lost"
             except RateLimitError:
                 outcome = "refused"

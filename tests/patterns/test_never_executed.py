@@ -51,6 +51,7 @@ TABLE: dict[type[Exception], Said] = {
     RateLimitError: "refused",
     CircuitOpenError: "refused",
     ta.ActorFailedError: "perhaps",
+    ta.ContextLostError: "perhaps",
     ta.ContextPoisonedError: "perhaps",
     ta.DeviceLostError: "perhaps",
     ta.OutOfMemoryError: "perhaps",

@@ -26,7 +26,7 @@ from trio_accel.testing import inject_fault
 # Two contexts of one device are two devices here, on a machine with one.
 pytestmark = pytest.mark.filterwarnings("ignore:open_device. cpu.0 is open already:RuntimeWarning")
 
-LOST = (ta.ContextPoisonedError, ta.ActorFailedError, ta.StaleRefError)
+LOST = (ta.ContextLostError, ta.ActorFailedError, ta.StaleRefError)
 REQUESTS = 400
 ASKERS = 8
 

@@ -199,7 +199,7 @@ async def test_a_loss_is_followed_by_no_storm(autojump_clock: MockClock) -> None
         nonlocal failed
         try:
             await tries(5)
-        except ta.ContextPoisonedError:
+        except ta.ContextLostError:
             failed += 1
 
     async with trio.open_nursery() as nursery:

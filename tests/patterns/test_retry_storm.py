@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:open_device. cpu.0 is open alrea
 CLIENTS = 32
 LOSSES = 2
 SHARE = 0.1
-LOST = (ta.ContextPoisonedError, ta.ActorFailedError, ta.StaleRefError, ta.NotExecutedError)
+LOST = (ta.ContextLostError, ta.ActorFailedError, ta.StaleRefError, ta.NotExecutedError)
 ORDER = 160
 
 

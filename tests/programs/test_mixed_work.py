@@ -39,7 +39,7 @@ STATE, CONSTANT = 0, 1
 LARGE = 1 << 30
 MANY = {"intensity": ta.Intensity(10**6, 60.0), "backoff": ta.Backoff(initial=0.0, base=0.0, jitter=0.0)}
 FAILURES = (
-    ta.ContextPoisonedError,
+    ta.ContextLostError,
     ta.InputFailedError,
     ta.StaleRefError,
     ta.LibraryError,
@@ -271,7 +271,7 @@ class Work:
             if kind.becomes is not None:
                 self.suspects.add(step.y)
                 # What was in flight when its context was lost may have run, and others may have seen it.
-                may_have_run = (trio.CancelScope, ta.ContextPoisonedError)
+                may_have_run = (trio.CancelScope, ta.ContextLostError)
                 if isinstance(outcome, may_have_run) or kind.is_told_later:
                     self.worlds = [*worlds, *after]
             return

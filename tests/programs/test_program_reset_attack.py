@@ -18,7 +18,7 @@ from trio_accel.programs import Program
 from trio_accel.testing import inject_fault
 
 CLIENTS, CALLS, GAP = 8, 40, 1e6
-LOST = (ta.ContextPoisonedError, ta.InputFailedError, ta.StaleRefError)
+LOST = (ta.ContextLostError, ta.InputFailedError, ta.StaleRefError)
 
 
 @attrs.define(eq=False)
@@ -41,7 +41,7 @@ class Attack:
     async def restore(self) -> None:
         async with self.restoring:
             while self.program.is_damaged:
-                with suppress(ta.ContextPoisonedError):
+                with suppress(ta.ContextLostError):
                     await self.reset()
 
     async def client(self) -> None:
@@ -59,7 +59,7 @@ class Attack:
 
     async def read(self, array: ta.AccelRef) -> float:
         while True:
-            with suppress(ta.ContextPoisonedError):
+            with suppress(ta.ContextLostError):
                 return float(await array.to_host())
 
     async def attack(self) -> None:
@@ -77,7 +77,7 @@ class Attack:
                     os.kill(pid, signal.SIGKILL)
             else:
                 async with self.restoring:
-                    with suppress(ta.ContextPoisonedError):
+                    with suppress(ta.ContextLostError):
                         await self.reset()
             with trio.move_on_after(self.random.random() * 0.05):
                 await self.done.wait()

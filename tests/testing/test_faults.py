@@ -78,7 +78,7 @@ async def test_errors_of_devices_keep_their_fields(device: ta.Device, error: ta.
     raised: Any = caught.value
     if isinstance(raised, ta.ActorFailedError):  # a class that makes the library suspect
         raised = raised.__cause__
-    if isinstance(raised, ta.ContextPoisonedError) and device.isolation == "process":
+    if isinstance(raised, ta.ContextLostError) and device.isolation == "process":
         raised = raised.__cause__  # what a worker has lost its context to
     assert type(raised) is type(error)
     assert raised is not error

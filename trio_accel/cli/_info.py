@@ -19,6 +19,7 @@ from trio_accel.backends import describe
 from trio_accel.backends.base import BackendReport, DeviceReport
 from trio_accel.cli._board import as_json, facts, make_console, print_line
 from trio_accel.cli._run import in_thread, printable, run_async
+from trio_accel.devices import describe_workers
 
 __all__ = ["show_info"]
 
@@ -41,6 +42,7 @@ def show_info(*, is_json: bool) -> int:
 
 async def _show(is_json: bool) -> int:
     found = await in_thread(describe)
+    workers = await describe_workers()
     versions, blas = _versions(), _numpy_blas()
     devices = [one for backend in found for one in _usable(backend)]
     has_accelerator = any(one.info.backend != "cpu" for one in devices)
@@ -53,12 +55,13 @@ async def _show(is_json: bool) -> int:
             "devices": list(map(_device, devices)),
             "backends": [_backend(backend) for backend in found],
             "accelerator": accelerator,
+            "workers": workers,
             "versions": versions,
             "blas": blas,
         }
         print(json.dumps(document, allow_nan=False, indent=2))
     else:
-        _print(make_console(), found, accelerator, versions, blas)
+        _print(make_console(), found, accelerator, {"workers": workers, **versions}, blas)
     return 0
 
 

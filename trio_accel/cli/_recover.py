@@ -24,8 +24,10 @@ __all__ = ["FaultReport", "RecoverData", "RecoverStep"]
 
 # How a request may fail: over a crash, with its context, hung, and inline for want of an array that is gone.
 _FAILURES: dict[Isolation, frozenset[str]] = {
-    "inline": frozenset({"ActorFailedError", "ContextPoisonedError", "StaleRefError"}),
-    "process": frozenset({"ActorFailedError", "ContextPoisonedError", "CompletionTimeoutError"}),
+    "inline": frozenset({"ActorFailedError", "ContextLostError", "ContextPoisonedError", "StaleRefError"}),
+    "process": frozenset(
+        {"ActorFailedError", "ContextLostError", "ContextPoisonedError", "CompletionTimeoutError"}
+    ),
 }
 _REASON = "injected"
 # A fault that has not been felt, or not been recovered from, after so many requests never will be.

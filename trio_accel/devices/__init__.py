@@ -49,6 +49,7 @@ from .operations._operation import (
     operation_name,
     refuse_recording,
 )
+from .worker.launcher._launcher import describe_workers
 
 __all__ = [
     "DECLARED",
@@ -116,6 +117,7 @@ __all__ = [
     "ask_across",
     "cancel_grace",
     "check_device",
+    "describe_workers",
     "device_of",
     "in_range",
     "message_of",

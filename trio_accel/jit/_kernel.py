@@ -197,7 +197,7 @@ class Kernel:
             CompilationError: The code does not compile, or has no such kernel.
             LibraryError: The block or the grid does not fit on the device.
             NotSupportedError: The backend cannot run it.
-            ContextPoisonedError: The context was lost while it ran; it may be this kernel's fault.
+            ContextLostError: The context was lost while it ran; it may be this kernel's fault.
         """
         message = self.launch(*arguments, **named)
         return await device_of(self.operation, *message.arguments).ask(message)

@@ -15,7 +15,7 @@ import trio
 from ..actors import ActorError, DeferredReply
 from ..backends.base import (
     CompletionTimeoutError,
-    ContextPoisonedError,
+    ContextLostError,
     DeviceLostError,
     QueueFullError,
     Refused,
@@ -198,7 +198,7 @@ def _arrived(entry: Entry[ItemT, ResultT]) -> float:
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 # A loss is that of the whole batch, whatever its requests are.
-_OF_ALL = (ActorError, CompletionTimeoutError, ContextPoisonedError, DeviceLostError, QueueFullError)
+_OF_ALL = (ActorError, CompletionTimeoutError, ContextLostError, DeviceLostError, QueueFullError)
 
 
 class BatchResults(Protocol[ResultT_co]):
@@ -226,7 +226,7 @@ def may_be_one_request(error: Exception) -> bool:
     if isinstance(error, ExceptionGroup):
         group = cast("ExceptionGroup[Exception]", error)
         return group.subgroup((*_OF_ALL, ModelOutputError)) is None
-    if isinstance(error, ContextPoisonedError):
+    if isinstance(error, ContextLostError):
         return error.is_to_blame
     return not isinstance(error, (*_OF_ALL, ModelOutputError))
 

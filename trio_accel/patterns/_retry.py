@@ -10,7 +10,7 @@ from typing import TypeVar
 import trio
 
 from ..actors import ActorFailedError, Backoff, NotExecutedError
-from ..backends.base import CompletionTimeoutError, ContextPoisonedError, InputFailedError
+from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError
 from ._bounded import RecentCounts
 from ._numbers import must_be_count, must_be_positive, must_be_share
 from ._servants import Model, as_callable
@@ -20,7 +20,7 @@ __all__ = ["RetryBudget", "retry", "was_never_executed"]
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
-_PERHAPS_EXECUTED = (ActorFailedError, ContextPoisonedError, CompletionTimeoutError, InputFailedError)
+_PERHAPS_EXECUTED = (ActorFailedError, ContextLostError, CompletionTimeoutError, InputFailedError)
 
 _BACKOFF = Backoff(initial=0.05, base=0.1, maximum=2.0, jitter=0.5)
 
@@ -113,7 +113,7 @@ def retry(
 
     By default these are the errors which say that nothing was executed, and that it may go better a moment
     later: `ActorStoppedError`, `ActorRestartingError`, `MailboxFullError`, `QueueFullError`, and classes that
-    derive from these. With `may_run_twice` also `ActorFailedError`, `ContextPoisonedError`,
+    derive from these. With `may_run_twice` also `ActorFailedError`, `ContextLostError`,
     `CompletionTimeoutError` and `InputFailedError`. All other errors are raised at once, exception groups
     too.
 

@@ -12,7 +12,7 @@ import attrs
 import trio
 
 from ..actors import ActorStoppedError
-from ..backends.base import ContextPoisonedError, LibraryError, QueueFullError, Refused
+from ..backends.base import ContextLostError, LibraryError, QueueFullError, Refused
 from ..backends.base.program_definition import build
 from ..backends.base.programs import GONE
 from ..devices import Device, Operation, RecoveryCost, opened, refuse_recording
@@ -392,7 +392,7 @@ class Program(OpenProgram, Generic[T]):
             TypeError, ValueError: Arguments that the constructor does not take; an array of another dtype,
                 shape or device.
             StaleRefError: An array that is not replaced, or a new one, is damaged, lost or released.
-            ContextPoisonedError: The context was lost meanwhile, and more often than `retry` says.
+            ContextLostError: The context was lost meanwhile, and more often than `retry` says.
             ActorStoppedError: The program is closed.
             NotSupportedError: In the step of a graph.
             Exception: The error of the constructor or `warm_up`, with a note that names it.
@@ -478,9 +478,9 @@ def _own_error(refused: Refused, method: Method) -> Exception:
     return error
 
 
-def _lost(method: Method, error: LibraryError, *, changes: bool) -> ContextPoisonedError:
+def _lost(method: Method, error: LibraryError, *, changes: bool) -> ContextLostError:
     advice = "make the arrays that it changes again, then ask again" if changes else "ask again"
-    return ContextPoisonedError(
+    return ContextLostError(
         f"the result of {method.where} was lost: the program was made anew before it was fetched; {advice}",
         device=error.device,
         operation=error.operation,

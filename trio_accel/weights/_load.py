@@ -13,7 +13,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ..backends.base import (
-    ContextPoisonedError,
+    ContextLostError,
     DType,
     DTypeLike,
     OutOfMemoryError,
@@ -78,7 +78,7 @@ async def load(
         TypeError: `dtype` is no floating or complex type, or would drop imaginary parts.
         NotSupportedError: A tensor has an element type that devices do not have.
         OutOfMemoryError: The device has not so much memory; as far as it can be known, nothing was made.
-        ContextPoisonedError, StaleRefError: The context was lost too often meanwhile.
+        ContextLostError, StaleRefError: The context was lost too often meanwhile.
         DeviceLostError: The device is closed, or gave up.
     """
     check_device("load", device)
@@ -91,7 +91,7 @@ async def load(
         while True:
             try:
                 return await _Loading(device, files, tensors, packed=packed, progress=progress).run()
-            except (ContextPoisonedError, StaleRefError):
+            except (ContextLostError, StaleRefError):
                 losses += 1
                 if losses > device.options.retry:
                     raise

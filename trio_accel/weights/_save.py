@@ -52,7 +52,7 @@ async def save(
         WeightsError: The path is that of a pipe or a device.
         OSError: The file cannot be written.
         StaleRefError: An array must not be used any more.
-        ContextPoisonedError, DeviceLostError: The device was lost meanwhile.
+        ContextLostError, DeviceLostError: The device was lost meanwhile.
     """
     [target] = paths_of(path)
     _check(arrays, metadata or {})

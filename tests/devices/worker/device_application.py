@@ -41,7 +41,7 @@ async def multiply(device: ta.Device) -> None:
         try:
             ref = await device.ask(ta.linalg.Matmul(a, 2.0 * a))
             assert (await ref.to_host() == 2.0 * a).all()
-        except (ta.ContextPoisonedError, ta.InputFailedError, ta.StaleRefError):
+        except (ta.ContextLostError, ta.InputFailedError, ta.StaleRefError):
             await trio.lowlevel.checkpoint()
 
 
@@ -52,7 +52,7 @@ async def carry(device: ta.Device) -> None:
         try:
             ref = await device.put(host)
             assert (await ref.to_host())[-1] == host[-1]
-        except (ta.ContextPoisonedError, ta.InputFailedError, ta.StaleRefError):
+        except (ta.ContextLostError, ta.InputFailedError, ta.StaleRefError):
             await trio.lowlevel.checkpoint()
 
 

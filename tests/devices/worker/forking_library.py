@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 
 from trio_accel.linalg import BlasActor
 
-__all__ = ["BlasActor", "leave_child"]
+__all__ = ["BlasActor", "leave_chains", "leave_child"]
 
+# More than one processor's worth, and few enough for a machine that others use.
+_CHAINS = 60
 VARIABLE = "TRIO_ACCEL_TEST_CHILD"
 
 
@@ -33,6 +36,18 @@ def leave_child(kind: str) -> None:
         os._exit(0)
     if kind == "daemon":
         os.waitpid(child, 0)
+
+
+def leave_chains() -> None:
+    """Start processes in sessions of their own that fork the next and end, for half a minute at most."""
+    end = time.monotonic() + 30
+    for _ in range(_CHAINS):
+        if os.fork() == 0:
+            os.setsid()
+            while time.monotonic() < end:
+                if os.fork():
+                    os._exit(0)
+            os._exit(0)
 
 
 if VARIABLE in os.environ:

@@ -2,7 +2,8 @@
 
 With ``fork`` on its command line a forked child holds everything that it holds; with ``parent`` the worker
 has a child; with ``stop`` it is stopped; with ``import`` a second worker is ordered, whose module blocks the
-launcher while it is imported; Ctrl-C is answered by a line.
+launcher while it is imported; with ``file`` the file that is named last is taken for a chunk, too; Ctrl-C is
+answered by a line.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import trio
 
 from trio_accel.actors import open_system
+from trio_accel.backends.base.host import make_shared
 from trio_accel.devices.worker.launcher._launcher import open_launcher
 
 SLEEP = ("-I", "-S", "-c", "import signal; signal.pause()")
@@ -37,9 +39,11 @@ async def main(options: list[str]) -> None:
     signal.signal(signal.SIGINT, lambda *_: say("interrupted"))
     async with open_system("application") as system:
         launcher = await open_launcher(system)
-        memory = os.memfd_create("chunk")
-        os.truncate(memory, 1 << 20)
+        array, memory = make_shared(1 << 20)
+        array[:] = 1
         launcher.keep_chunk(memory)
+        if "file" in options:
+            launcher.keep_chunk(os.open(options[-1], os.O_RDWR))
         worker = await launcher.start_worker(PARENT if "parent" in options else SLEEP)
         if "stop" in options:
             worker.send_signal(signal.SIGSTOP)

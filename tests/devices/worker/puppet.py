@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import trio
+from chunk_files import sealed
 
 from trio_accel.devices.worker.launcher._launcher import Launcher
 from trio_accel.devices.worker.transport._answers import ANSWERS, MEMORY
@@ -136,9 +137,8 @@ class Puppet:
 
     def _make_chunk(self) -> None:
         self._has_chunk = True
-        descriptor = os.memfd_create("puppet")
+        descriptor = sealed(_MEMORY)
         try:
-            os.ftruncate(descriptor, _MEMORY)
             self.say(in_json("chunk", self._chunk, _MEMORY), (descriptor,))
         finally:
             os.close(descriptor)

@@ -85,14 +85,14 @@ class Sent:
             elif self.expected is not None:
                 np.testing.assert_array_equal(found, self.expected)
         elif self.required is Outcome.IN_FLIGHT:
-            wanted = ta.CompletionTimeoutError if stuck else ta.ContextPoisonedError
+            wanted = ta.CompletionTimeoutError if stuck else ta.ContextLostError
             assert type(outcome) is wanted, (self, outcome)
             assert outcome.operation == self.operation
         else:
             assert type(outcome) is ta.InputFailedError, (self, outcome)
             assert self.producer in str(outcome)
             cause = outcome.__cause__
-            assert type(cause) in (ta.ContextPoisonedError, ta.CompletionTimeoutError), (self, cause)
+            assert type(cause) in (ta.ContextLostError, ta.CompletionTimeoutError), (self, cause)
             assert cause.operation == self.producer
 
 

@@ -133,7 +133,7 @@ async def test_where_something_was_being_made_nothing_lies_for_the_next_worker(s
         await wait_in_flight(device)
         generation = device.generation
         device.dispatch.process.kill()
-        with pytest.raises(ta.ContextPoisonedError):
+        with pytest.raises(ta.ContextLostError):
             await pending.wait()
         await until(lambda: device.generation > generation)
         assert number not in device.dispatch._chunks.blocks

@@ -339,7 +339,7 @@ async def test_the_worker_dies_while_the_application_copies(
         found: list[BaseException] = []
 
         async def ask() -> None:
-            with pytest.raises(ta.ContextPoisonedError) as caught:
+            with pytest.raises(ta.ContextLostError) as caught:
                 await (ref.to_host(out=out) if is_read else device.put(host))
             assert not device.dispatch._copies._running
             found.append(caught.value)

@@ -129,3 +129,26 @@ def test_children_are_found_without_the_kernels_lists(monkeypatch: pytest.Monkey
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+async def test_a_fork_bomb_ends_with_its_worker(system: ta.System) -> None:
+    """No signal for one process meets the last of a chain."""
+    workshop = await open_launcher(system)
+    first, folder = launcher(), os.path.dirname(forking_library.__file__)
+    code = (
+        f"import os, signal, sys\nsys.path[:] = {[folder, *search_path()]!r}\n"
+        "import forking_library\nforking_library.leave_chains()\nos.write(3, b'now')\nos.close(3)\n"
+        "signal.pause()"
+    )
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    worker = await workshop.start_worker(("-c", code), [writer])
+    os.close(writer)
+    with trio.fail_after(20):
+        await trio.lowlevel.wait_readable(reader)
+        assert os.read(reader, 8) == b"now"
+        worker.kill()
+        assert await worker.wait() == "was killed by SIGKILL"
+    # All that had the worker's descriptors are gone.
+    assert os.read(reader, 8) == b""
+    os.close(reader)
+    assert launcher() == first

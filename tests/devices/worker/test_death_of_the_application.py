@@ -85,10 +85,10 @@ async def application(*words: str) -> AsyncGenerator[Application, None]:
 
 
 def shared(pid: int) -> dict[str, int]:
-    """Bytes of the shared memory that a process holds, by descriptor; pages of words do not count."""
+    """Bytes that shared memory takes, of what a process holds, by descriptor; pages of words do not count."""
     found = {}
     for number, target in descriptors(pid).items():
-        size = os.stat(f"/proc/{pid}/fd/{number}").st_size if "memfd:" in target else 0
+        size = os.stat(f"/proc/{pid}/fd/{number}").st_blocks * 512 if "memfd:" in target else 0
         if size > PAGE:
             found[target] = found.get(target, 0) + size
     return found

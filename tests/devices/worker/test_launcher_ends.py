@@ -17,6 +17,7 @@ import pytest
 import trio
 import trio.testing
 from chosen import SEARCHED
+from chunk_files import sealed
 from interrupter import is_only_ctrl_c
 from processes import children, descriptors, in_session, launcher, wait_dead, workers
 
@@ -39,8 +40,8 @@ SIZE = 1 << 20
 
 
 def chunk() -> int:
-    descriptor = os.memfd_create("chunk of a test")
-    os.truncate(descriptor, SIZE)
+    descriptor = sealed(SIZE)
+    os.pwrite(descriptor, bytes(SIZE), 0)
     return descriptor
 
 
@@ -220,7 +221,7 @@ async def test_chunks_are_kept_by_each_launcher_until_they_are_forgotten(system:
     with pytest.raises(KeyError):
         found.forget_chunk(numbers[0])
     # The launcher's death says nothing of the application.
-    assert [os.fstat(descriptor).st_size for descriptor in memory] == [SIZE, SIZE]
+    assert [os.fstat(descriptor).st_blocks * 512 for descriptor in memory] == [SIZE, SIZE]
     for descriptor in memory:
         os.close(descriptor)
 
@@ -231,7 +232,7 @@ async def test_chunks_survive_the_end_of_the_system() -> None:
         found = await open_launcher(system)
         found.keep_chunk(memory)
         await begun(found)
-    assert os.fstat(memory).st_size == SIZE
+    assert os.fstat(memory).st_blocks * 512 == SIZE
     os.close(memory)
 
 
@@ -260,7 +261,8 @@ class Application:
         return bytes(await self.process.stdout.receive_some()).decode()
 
     def size(self) -> int:
-        return os.fstat(self.memory).st_size
+        """Bytes that the memory takes."""
+        return os.fstat(self.memory).st_blocks * 512
 
 
 @asynccontextmanager
@@ -307,6 +309,17 @@ async def test_the_sudden_death_of_the_application_ends_everything(options: tupl
         with trio.fail_after(2):
             await wait_dead(application.worker, application.launcher)
         assert application.size() == 0
+
+
+async def test_a_file_in_the_place_of_a_chunk_keeps_its_contents(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"contents")
+    async with running_application("file", str(file)) as application:
+        application.process.kill()
+        with trio.fail_after(2):
+            await wait_dead(application.worker, application.launcher)
+        assert application.size() == 0
+    assert file.read_bytes() == b"contents"
 
 
 async def test_the_death_of_the_application_is_seen_after_an_import(

@@ -296,6 +296,46 @@ async def test_an_editable_install_in_a_virtual_environment_is_found(
     assert await run_in(await open_launcher(system), program) == [launcher(), str(tmp_path)]
 
 
+def _by_way_of_its_parent(folder: Path) -> Path:
+    home = Path(sys.executable).parent
+    return home / ".." / home.name / Path(sys.executable).name
+
+
+def _by_a_link(folder: Path) -> Path:
+    home = Path(sys.executable).parent
+    (folder / "environment").symlink_to(home.parent)
+    return folder / "environment" / home.name / Path(sys.executable).name
+
+
+@pytest.mark.parametrize("path", [_by_way_of_its_parent, _by_a_link])
+async def test_an_interpreter_is_the_same_by_another_path(
+    run: Run,
+    ahead: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    path: Callable[[Path], Path],
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(path(tmp_path)))
+    ahead(WHO)
+    importer, parent, _ = await run(WHO_IMPORTED)
+    assert importer == parent == launcher()
+
+
+async def test_the_interpreter_of_another_environment_is_another(
+    run: Run, ahead: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All are links to one file, but find other packages."""
+    ahead(WHO)
+    await run(WHO_IMPORTED)
+    home = Path(sys.executable).parent
+    (tmp_path / "python").symlink_to(sys._base_executable)  # type: ignore[attr-defined]
+    (tmp_path / "bin").symlink_to(home)
+    for other in (tmp_path / "python", tmp_path / "bin" / Path(sys.executable).name):
+        monkeypatch.setattr(sys, "executable", str(other))
+        importer, _, pid = await run(WHO_IMPORTED)
+        assert importer == pid
+
+
 FRESH: dict[str, tuple[str, str]] = {
     "a thread": ("import threading\nthreading.Thread(target=threading.Event().wait).start()\n", "a thread"),
     "an open file": ("FILE = open('/dev/null')\n", "a file open"),
@@ -310,7 +350,7 @@ async def test_where_a_fork_would_not_do_the_interpreter_is_fresh(
 ) -> None:
     source, why = FRESH[case]
     ahead(WHO + source)
-    caplog.set_level(logging.INFO, "trio_accel.devices")
+    caplog.set_level(logging.WARNING, "trio_accel.devices")
     for _ in range(2):
         importer, parent, pid = await run(WHO_IMPORTED + "; os._exit(0)")
         assert (importer, parent) == (pid, launcher())

@@ -167,7 +167,7 @@ async def test_what_ends_every_process_that_opens_it_is_not_opened_ahead_for_eve
         is_read = False
         with trio.fail_after(30):
             while not is_read or FFT in device.dispatch._pool.in_use.paths:  # type: ignore[attr-defined]
-                with suppress(ta.ContextPoisonedError):
+                with suppress(ta.ContextLostError):
                     is_read = (await x.to_host()).tolist() == [1.0] * 3 and device.generation > 1
                 await trio.sleep(0.001)
         # Once by the program, and then by two workers at most; one more may be about to.

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import trio
 from chosen import BACKEND, IS_STAND_IN
+from chunk_files import UNFIT, sealed
 from isolated import options, outcome
 from puppet import Puppet, Puppets, in_json
 from trio.testing import wait_all_tasks_blocked
@@ -242,7 +243,7 @@ async def test_what_was_begun_is_lost_with_it(device: ta.Device, puppets: Puppet
             puppet.began(number)
             puppet.say(b"\xff")
     (error,) = found
-    assert isinstance(error, ta.ContextPoisonedError)
+    assert isinstance(error, ta.ContextLostError)
     assert NONSENSE in str(error.__cause__)
 
 
@@ -264,6 +265,50 @@ async def test_descriptors_too_many(device: ta.Device, puppets: Puppets, losses:
         os.close(descriptor)
     assert len(losses) == 5
     assert all(NONSENSE in loss for loss in losses)
+
+
+@pytest.mark.parametrize("make", UNFIT.values(), ids=UNFIT)
+async def test_chunks_that_could_end_the_application(
+    device: ta.Device,
+    puppets: Puppets,
+    losses: list[str],
+    make: Callable[[int, Path], int],
+    tmp_path: Path,
+) -> None:
+    descriptor = make(4096, tmp_path)
+    try:
+        await upset(device, puppets, saying(in_json("chunk", 77, 4096), descriptor))
+    finally:
+        os.close(descriptor)
+    (loss,) = losses
+    assert NONSENSE in loss
+    assert "chunk 77" in loss
+
+
+async def test_a_chunk_that_is_larger_than_the_machine(
+    device: ta.Device, puppets: Puppets, losses: list[str]
+) -> None:
+    descriptor = sealed(1 << 60)
+    try:
+        await upset(device, puppets, saying(in_json("chunk", 77, 1 << 60), descriptor))
+    finally:
+        os.close(descriptor)
+    assert "chunk 77" in losses[0]
+
+
+async def test_a_chunk_that_is_replaced(device: ta.Device, puppets: Puppets, losses: list[str]) -> None:
+    kept = await device.zeros((8,))
+    number = puppets.last.pid * 1000
+    descriptor = sealed(1 << 20)
+    try:
+        # Another in its place, and none in its place: an array of the application lies in it.
+        await upset(device, puppets, saying(in_json("chunk", number, 1 << 20), descriptor))
+        await upset(device, puppets, saying(in_json("unchunk", number)))
+    finally:
+        os.close(descriptor)
+    assert len(losses) == 2
+    assert all(NONSENSE in loss for loss in losses)
+    assert kept.block.id in device.dispatch._chunks.blocks  # type: ignore[attr-defined]
 
 
 async def test_descriptors_that_no_message_names(
@@ -433,7 +478,7 @@ async def test_a_worker_that_would_have_the_application_run_something(
         x = await device.put(np.arange(4.0))
         for is_shown in (False, True):
             generation = device.generation
-            with pytest.raises(ta.ContextPoisonedError) as caught:
+            with pytest.raises(ta.ContextLostError) as caught:
                 await device.ask(hostile_library.Say(x, payload, is_shown))
             assert NONSENSE in str(caught.value.__cause__)
             x = await device.put(np.arange(4.0))

@@ -91,7 +91,7 @@ async def test_the_log_names_the_worker(
     assert ("INFO", f"device {device.path}: worker process {first} was killed by SIGKILL") in told
     assert ("INFO", f"device {device.path}: worker process {second} serves generation 2") in told
     (crashed,) = [text for level, text in told if level == "WARNING" and "crashed" in text]
-    assert crashed.startswith(f"actor {CONTEXT} in process {first} crashed: ContextPoisonedError(")
+    assert crashed.startswith(f"actor {CONTEXT} in process {first} crashed: ContextLostError(")
 
 
 def test_a_record_of_a_worker_has_its_number() -> None:

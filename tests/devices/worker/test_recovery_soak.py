@@ -27,7 +27,7 @@ pytestmark = pytest.mark.own_launcher
 
 LOST = (
     ta.ActorFailedError,
-    ta.ContextPoisonedError,
+    ta.ContextLostError,
     ta.CompletionTimeoutError,
     ta.InputFailedError,
     ta.StaleRefError,

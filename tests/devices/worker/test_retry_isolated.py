@@ -43,7 +43,7 @@ async def test_one_that_writes_no_input_runs_again(system: ta.System, fault: str
         assert injected.hit == 1
         # With an output of the caller's it writes what was there before.
         ta.testing.inject_fault(device, ta.linalg.Matmul, **{fault: True})
-        with pytest.raises(ta.ContextPoisonedError):
+        with pytest.raises(ta.ContextLostError):
             await ta.linalg.matmul(x, x, out=product)
         with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Matmul"):
             await product.to_host()
@@ -61,7 +61,7 @@ async def test_so_many_losses_it_survives_and_no_more(system: ta.System, losses:
             await lose(device)
         found = await outcome(pending.wait)
         if losses > 2:
-            assert type(found) is ta.ContextPoisonedError
+            assert type(found) is ta.ContextLostError
             assert found.operation == "linalg.Matmul"
             with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Matmul"):
                 await pending.value.to_host()
@@ -75,7 +75,7 @@ async def test_what_is_updated_in_place_never_runs_again(system: ta.System) -> N
     async with system.open_device(BACKEND, options=options(retry=5)) as device:
         x = await device.put(np.ones(3))
         ta.testing.inject_fault(device, ta.linalg.Scal, kill=True)
-        with pytest.raises(ta.ContextPoisonedError):
+        with pytest.raises(ta.ContextLostError):
             await ta.linalg.scal(2.0, x)
         with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Scal"):
             await x.to_host()
@@ -115,7 +115,7 @@ async def test_what_was_submitted_behind_one_that_runs_again_is_right(system: ta
             await pending.wait()
         np.testing.assert_array_equal(await product.value.to_host(), 4.0 * EYE)
         np.testing.assert_array_equal(await apart.value.to_host(), 2.0 * EYE)
-        with pytest.raises(ta.ContextPoisonedError):
+        with pytest.raises(ta.ContextLostError):
             await scaled.wait()
         with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Scal"):
             await transform.value.to_host()
@@ -160,12 +160,12 @@ async def test_inline_only_what_uses_no_array_runs_again(system: ta.System) -> N
         assert device.generation == 2
         y = await device.put(EYE)
         ta.testing.inject_fault(device, ta.linalg.Matmul, poison=True)
-        with pytest.raises(ta.ContextPoisonedError):
+        with pytest.raises(ta.ContextLostError):
             await device.ask(ta.linalg.Matmul(y, 2.0 * EYE))
         for ref in (x, y, product):
             with pytest.raises(ta.StaleRefError, match="lost with generation"):
                 await ref.to_host()
         # Its own memory would be lost a second time.
         ta.testing.inject_fault(device, ta.linalg.Matmul, poison=True, count=2)
-        with pytest.raises(ta.ContextPoisonedError):
+        with pytest.raises(ta.ContextLostError):
             await device.ask(ta.linalg.Matmul(EYE, 2.0 * EYE))

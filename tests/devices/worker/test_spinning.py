@@ -371,7 +371,7 @@ async def one_that_spins(
 @pytest.mark.parametrize("how", ["kill", "poison"])
 async def test_one_whose_worker_is_lost(device: ta.Device, spinning: Spinning, how: str) -> None:
     x, other = await steady(device, spinning), await device.put(np.arange(8.0))
-    async with one_that_spins(x, spinning, ta.ContextPoisonedError):
+    async with one_that_spins(x, spinning, ta.ContextLostError):
         if how == "poison":
             ta.testing.poison(device)
         else:

@@ -185,7 +185,7 @@ async def test_the_worker_dies_while_it_fills_a_host_array(
         if retry:
             np.testing.assert_array_equal(out, HOST)
         else:
-            assert type(found) is ta.ContextPoisonedError
+            assert type(found) is ta.ContextLostError
             # It is the program's again: the worker that wrote to it is dead.
             assert len(device.dispatch._pool._links) <= 1
         assert await ref.to_host(out=out) is out
@@ -582,5 +582,5 @@ async def test_who_waits_for_a_host_array_hears_of_a_lost_context_before_its_pro
                 nursery.start_soon(outcome, device.ask, ToHost(ref, out))
                 await wait_in_flight(device, 1, MEMORY)
                 ta.testing.inject_fault(device, ta.random.Bits, poison=True)
-                with pytest.raises(ta.ContextPoisonedError):
+                with pytest.raises(ta.ContextLostError):
                     await device.ask(ta.random.Bits(1, 0, (4,)))

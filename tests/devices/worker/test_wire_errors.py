@@ -22,7 +22,7 @@ from trio_accel import actors
 from trio_accel.actors import ActorError, ActorFailedError, ActorStoppedError
 from trio_accel.backends.base import (
     AccelError,
-    ContextPoisonedError,
+    ContextLostError,
     InputFailedError,
     LibraryError,
     OutOfMemoryError,
@@ -390,7 +390,7 @@ class TestCauses:
 
 class TestNotes:
     def test_where_it_happened_is_a_note_after_those_it_has(self) -> None:
-        error = raised(ContextPoisonedError("lost"), raised(ValueError("cause")))
+        error = raised(ContextLostError("lost"), raised(ValueError("cause")))
         error.add_note("first")
         error.add_note("second")
         got = across(error)

@@ -17,6 +17,7 @@ __all__ = [
     "AccelError",
     "CompilationError",
     "CompletionTimeoutError",
+    "ContextLostError",
     "ContextPoisonedError",
     "DeviceLostError",
     "DriverError",
@@ -58,8 +59,11 @@ class AccelError(Exception):
 
 
 @attrs.define(eq=False, slots=False)
-class ContextPoisonedError(AccelError):
-    """The device's context was lost while this operation was in flight; its outputs never become valid.
+class ContextLostError(AccelError):
+    """This operation, or its result, was lost with what ran it; its outputs never become valid.
+
+    That was the device's context: its worker has died or was killed, or it was replaced over an operation
+    that hangs. A fault of the device is a `ContextPoisonedError`. Or it was a program that was made anew.
 
     Attributes:
         is_memory_damaged: Whether the hardware reported an uncorrectable error of its memory: the contents of
@@ -70,6 +74,10 @@ class ContextPoisonedError(AccelError):
 
     is_memory_damaged: bool = attrs.field(default=False, kw_only=True, repr=False)
     is_to_blame: bool = attrs.field(default=False, kw_only=True, repr=False)
+
+
+class ContextPoisonedError(ContextLostError):
+    """The context was lost because the device has poisoned it: a fault of its hardware or of a kernel."""
 
 
 class DeviceLostError(AccelError):

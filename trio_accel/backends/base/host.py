@@ -6,6 +6,7 @@ The latter are anonymous files, which live as long as a descriptor or a mapping.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import mmap
 import os
@@ -20,6 +21,7 @@ import numpy.typing as npt
 __all__ = [
     "address_of",
     "available_bytes",
+    "check_shared",
     "has_shared_memory",
     "keep_freed_memory",
     "make_shared",
@@ -53,15 +55,18 @@ def has_shared_memory() -> bool:
 def make_shared(nbytes: int) -> tuple[npt.NDArray[np.uint8], int]:
     """Make memory of whole pages, all zero; none is taken from the machine before it is written to.
 
+    Its size is sealed, for all who ever get its descriptor.
+
     Returns:
         An array over it, and its descriptor: the caller closes it.
 
     Raises:
         OSError: The system refuses.
     """
-    descriptor = os.memfd_create("trio_accel", os.MFD_CLOEXEC)
+    descriptor = os.memfd_create("trio_accel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _sealed_size())
         return map_shared(descriptor, os.fstat(descriptor).st_size), descriptor
     except BaseException:
         os.close(descriptor)
@@ -74,14 +79,44 @@ def map_shared(descriptor: int, nbytes: int) -> npt.NDArray[np.uint8]:
     The mapping goes with the last array over it.
 
     Raises:
-        ValueError: There is less than that.
+        ValueError: It is other memory, or there is less than that.
         OSError: The system refuses.
     """
+    check_shared(descriptor, nbytes)
+    return np.frombuffer(mmap.mmap(descriptor, nbytes), np.uint8)
+
+
+def check_shared(descriptor: int, nbytes: int) -> None:
+    """See that a process that maps memory and touches it cannot be ended by that.
+
+    A page behind the end, or one that a file system cannot give, is SIGBUS: nothing catches that. So the size
+    must be sealed. Pages that are punched out are zero and come back, but not those of `hugetlbfs`, which may
+    have none left.
+
+    Raises:
+        ValueError: It is not such memory as `make_shared` makes, or there is less of it.
+    """
+    try:
+        # Only anonymous files and those of tmpfs have seals, and of the latter none can be sealed.
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS
+        access = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+    except OSError as error:
+        raise ValueError(f"a chunk is no shared memory: {error}") from error
+    is_paged = os.fstatvfs(descriptor).f_bsize == mmap.PAGESIZE
+    if seals != _sealed_size() or access != os.O_RDWR or not is_paged:
+        raise ValueError(f"a chunk is no memory for reading and writing of sealed size: seals {seals:#x}")
     size = os.fstat(descriptor).st_size
-    # A process that touches a page behind the end dies of SIGBUS.
     if not 0 < nbytes <= size:
         raise ValueError(f"nbytes: {nbytes} of a chunk whose memory has {size}")
-    return np.frombuffer(mmap.mmap(descriptor, nbytes), np.uint8)
+
+
+# Those that take something away from who has the memory: all but F_SEAL_EXEC, which a kernel may set itself.
+_SEALS = 0x1F
+
+
+def _sealed_size() -> int:
+    # Looked up late: other systems have no seals.
+    return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def total_bytes() -> int:

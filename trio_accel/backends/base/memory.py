@@ -236,7 +236,11 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         try:
             placement = self._allocate(nbytes)
         except MemoryError as error:
-            raise self.exhausted(nbytes) from error
+            failed = self.exhausted(nbytes)
+            if isinstance(error.__cause__, OSError):
+                # There may be enough, and a limit of the process in the way.
+                failed.add_note(f"the system refused {error}; see the limits of the process (ulimit -a)")
+            raise failed from error
         return self._last_place, placement.chunk, placement.offset
 
     def _allocate(self, nbytes: int) -> Placement:

@@ -207,7 +207,7 @@ class AccelRef(NoOperators):
         Raises:
             NotSupportedError: The array cannot be had without a copy; or a stream, and the device has none.
             StaleRefError: The array must not be used any more.
-            ContextPoisonedError, DeviceLostError: The context ended while the array was waited for.
+            ContextLostError, DeviceLostError: The context ended while the array was waited for.
             TypeError: `stream` is no stream.
         """
         async with self.device.lease(self, write=write, stream=stream) as array:
@@ -225,7 +225,7 @@ class AccelRef(NoOperators):
         Raises:
             OutOfMemoryError: There is not enough memory there.
             StaleRefError: The array must not be used any more.
-            ContextPoisonedError, DeviceLostError: One of the devices was lost meanwhile.
+            ContextLostError, DeviceLostError: One of the devices was lost meanwhile.
             TypeError: It is no open device.
         """
         check_device("copy_to", device)
@@ -380,7 +380,7 @@ class Device(abc.ABC):
             NotSupportedError: The backend does not have the operation.
             LibraryError, OutOfMemoryError: The library refused it; the device stays usable.
             ActorFailedError: The library's actor crashed over it and was restarted.
-            ContextPoisonedError: The context was lost while it was in flight, or while its library was
+            ContextLostError: The context was lost while it was in flight, or while its library was
                 opened for it.
             DeviceLostError: The device is closed, or gave up.
             QueueFullError: Too many requests wait for the context.

@@ -8,6 +8,7 @@ import errno
 from ...actors import ActorStoppedError
 from ...backends.base import (
     AccelError,
+    ContextLostError,
     ContextPoisonedError,
     DeviceLostError,
     InputFailedError,
@@ -27,6 +28,7 @@ __all__ = [
     "is_shortage",
     "leaves_unchanged",
     "locate",
+    "loss_of",
     "lost_descriptors",
     "out_of_descriptors",
 ]
@@ -50,7 +52,7 @@ class FailureClass(enum.Enum):
 
 
 _TABLE: tuple[tuple[type[Exception], FailureClass], ...] = (
-    (ContextPoisonedError, FailureClass.CONTEXT_LOST),
+    (ContextLostError, FailureClass.CONTEXT_LOST),
     (DeviceLostError, FailureClass.CONTEXT_LOST),
     (OutOfMemoryError, FailureClass.RESOURCE),
     (LibraryError, FailureClass.REFUSED),
@@ -76,13 +78,22 @@ def leaves_unchanged(error: BaseException | None) -> bool:
     return isinstance(error, Refused) and error.is_unchanged
 
 
-def damage_to_memory(error: BaseException | None) -> ContextPoisonedError | None:
+def damage_to_memory(error: BaseException | None) -> ContextLostError | None:
     """Find the hardware's report on its memory, among an error and its causes."""
     while error is not None:
-        if isinstance(error, ContextPoisonedError) and error.is_memory_damaged:
+        if isinstance(error, ContextLostError) and error.is_memory_damaged:
             return error
         error = error.__cause__
     return None
+
+
+def loss_of(cause: BaseException | None) -> type[ContextLostError]:
+    """The class of a loss: poisoned where the device has said so, in the cause or in one of its causes."""
+    while cause is not None:
+        if isinstance(cause, ContextPoisonedError):
+            return ContextPoisonedError
+        cause = cause.__cause__
+    return ContextLostError
 
 
 def locate(error: Exception, *, device: str, operation: str, generation: int) -> None:

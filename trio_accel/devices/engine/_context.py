@@ -21,7 +21,7 @@ from ...actors import (
     Posted,
     Ref,
 )
-from ...backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, KernelLibrary
+from ...backends.base import AccelDevice, ContextLostError, DeviceLostError, KernelLibrary
 from ...backends.base.modules import import_extra
 from .._options import DeviceOptions
 from ..arrays._blocks import BlockTable
@@ -37,7 +37,7 @@ __all__ = ["ContextActor", "ContextOwner", "OnDone", "Session", "Submissions", "
 # A library that cannot be opened is the asker's problem, unless the context is lost over it.
 _DIRECTIVES = {
     Exception: Directive.RESUME,
-    ContextPoisonedError: Directive.RESTART,
+    ContextLostError: Directive.RESTART,
     # No context will be had any more.
     DeviceLostError: Directive.ESCALATE,
 }
@@ -122,7 +122,7 @@ class ContextActor(LibraryOpener):
     """Opens the device, owns the engine, and supervises the library actors."""
 
     # The device logs each loss.
-    expected_crashes: ClassVar[tuple[type[Exception], ...]] = (ContextPoisonedError,)
+    expected_crashes: ClassVar[tuple[type[Exception], ...]] = (ContextLostError,)
 
     def __init__(self, owner: ContextOwner) -> None:
         super().__init__(owner.options)
@@ -341,7 +341,7 @@ class Submissions:
             if library is None:
                 # Without a library it was the context's actor that failed, as it opens libraries.
                 cause = error.__cause__
-                if isinstance(cause, (ContextPoisonedError, DeviceLostError)):
+                if isinstance(cause, (ContextLostError, DeviceLostError)):
                     return self._engine.lost_to_library(launch, cause)
                 if isinstance(cause, ActorStoppedError):
                     error = cause
@@ -349,7 +349,7 @@ class Submissions:
                 return self._engine.lost(launch, error) if launch.is_in_flight else error
         if not isinstance(error, ActorStoppedError):
             return error
-        lost = ContextPoisonedError(
+        lost = ContextLostError(
             "the device's context ended before this operation was started; submit it again",
             device=self._engine.device.info.name,
             operation=launch.name,

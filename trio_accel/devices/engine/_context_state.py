@@ -9,9 +9,9 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...backends.base import CompletionTimeoutError, ContextPoisonedError, DeviceLostError
+from ...backends.base import CompletionTimeoutError, ContextLostError, DeviceLostError
 from ..arrays._blocks import BlockTable
-from ..base._errors import FailureClass, classify, locate
+from ..base._errors import FailureClass, classify, locate, loss_of
 from ..operations._hooks import EngineHook
 from ..operations._operation import Launch
 from ._in_flight import InFlight
@@ -82,23 +82,23 @@ class ContextState:
         if classify(error) is FailureClass.CONTEXT_LOST:
             self.lose_context(error)
 
-    def lost(self, launch: Launch, cause: BaseException | None) -> ContextPoisonedError | DeviceLostError:
+    def lost(self, launch: Launch, cause: BaseException | None) -> ContextLostError | DeviceLostError:
         """Make the error of an operation that was in flight when the context ended."""
         return self._lost(launch.name, "was in flight", launch.advice, cause)
 
     def lost_to_library(
         self, launch: Launch, cause: BaseException | None
-    ) -> ContextPoisonedError | DeviceLostError:
+    ) -> ContextLostError | DeviceLostError:
         """Make the error of an operation whose library was being opened when the context turned out lost."""
         return self._lost(launch.name, "waited for its library to be opened", "ask again", cause)
 
-    def lost_lease(self, cause: BaseException | None) -> ContextPoisonedError | DeviceLostError:
+    def lost_lease(self, cause: BaseException | None) -> ContextLostError | DeviceLostError:
         """Make the error of a lease that was waited for when the context ended."""
         return self._lost("lease", "was waited for", "lease the array again", cause)
 
     def _lost(
         self, name: str, state: str, advice: str, cause: BaseException | None
-    ) -> ContextPoisonedError | DeviceLostError:
+    ) -> ContextLostError | DeviceLostError:
         where: dict[str, Any] = {
             "device": self._device_name,
             "operation": name,
@@ -106,7 +106,7 @@ class ContextState:
         }
         if self.is_closing:
             return DeviceLostError(f"the device was closed while this operation {state}", **where)
-        error = ContextPoisonedError(
+        error = loss_of(cause)(
             f"the device's context was lost while this operation {state}; {advice}", **where
         )
         error.__cause__ = cause

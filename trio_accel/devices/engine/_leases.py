@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import trio
 
-from ...backends.base import AccelDevice, AccelEvent, AccelStream, ContextPoisonedError, Lease
+from ...backends.base import AccelDevice, AccelEvent, AccelStream, ContextLostError, Lease
 from ...backends.base.ops import ArraySpec
 from ..arrays._blocks import Block
 from ..base._order import Turn
@@ -78,7 +78,7 @@ class Leases:
             stream: Where the program will enqueue its work; see `AccelDevice.lend`.
 
         Raises:
-            ContextPoisonedError, DeviceLostError: The context ended before its turn came.
+            ContextLostError, DeviceLostError: The context ended before its turn came.
             StaleRefError: The array was released by then, or has become invalid.
         """
         async with self.hold(spec.block, write=write):
@@ -87,7 +87,7 @@ class Leases:
             block.check("lease")
             try:
                 lease = self._device.lend(spec, write=write, stream=stream)
-            except ContextPoisonedError as error:
+            except ContextLostError as error:
                 self._lose(error)
                 raise
             try:

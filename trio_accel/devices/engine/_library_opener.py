@@ -24,7 +24,7 @@ from ...actors import (
     describe,
     handles,
 )
-from ...backends.base import ContextPoisonedError, DeviceLostError
+from ...backends.base import ContextLostError, DeviceLostError
 from .._options import DeviceOptions
 from ..base._library_paths import argument_of, title_of
 from ._engine import Engine
@@ -119,7 +119,7 @@ class LibraryOpener(Actor):
                 await _raise_end(self._supervisors[message.library])
             try:
                 library = await self._start(message)
-            except (ContextPoisonedError, DeviceLostError) as error:
+            except (ContextLostError, DeviceLostError) as error:
                 if self._engine.is_lost or self._found_lost is not None:
                     # The context was lost over something else: this library is opened in the next context.
                     text = f"{message.library} was not opened in time"
@@ -170,7 +170,7 @@ class LibraryOpener(Actor):
                     await self._prepare(path)
                 except Exception as error:  # noqa: BLE001  # it is told to those who use it
                     self._ahead.pop(path, None)
-                    if isinstance(error, (ContextPoisonedError, DeviceLostError)):
+                    if isinstance(error, (ContextLostError, DeviceLostError)):
                         # A spare must not take over with a lost context, and find that out then.
                         self._engine.lose_context(error)
                     elif not self._engine.is_lost:

@@ -10,7 +10,7 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...backends.base import AccelDevice, ContextPoisonedError, NotSupportedError
+from ...backends.base import AccelDevice, ContextLostError, NotSupportedError
 from ...backends.base.ops import ArraySpec, OperationSpec, PeerArray, Peers
 from ..arrays._ref import Device
 from ..base._errors import WithdrawnError
@@ -65,7 +65,7 @@ async def ask_across(operation: MultiDeviceOperation[ReplyT], /) -> ReplyT:
         StaleRefError: An array that must not be used; nothing was launched.
         NotSupportedError: A device has no kernel for its part, has its context in a worker process, or waits
             with `SyncCompletion`; nothing was launched.
-        ContextPoisonedError: The context of a device was lost meanwhile; the error names the device.
+        ContextLostError: The context of a device was lost meanwhile; the error names the device.
         DeviceLostError: A device is closed, or was given up.
         InputFailedError: An array was to be written by an operation that failed.
         AccelError: The error of a part.
@@ -83,7 +83,7 @@ async def ask_across(operation: MultiDeviceOperation[ReplyT], /) -> ReplyT:
         parts = _Parts(devices, sessions, launches)
         try:
             await parts.run()
-        except ContextPoisonedError:
+        except ContextLostError:
             losses += 1
             # As for operations of one device: with arrays of a context that is gone it cannot run again.
             may_run_again = losses <= min(device.options.retry for device, _ in devices)

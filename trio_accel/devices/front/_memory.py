@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from ...backends.base import AccelBackend, ContextPoisonedError, CopyFromForeignSpec, DType, ForeignArray
+from ...backends.base import AccelBackend, ContextLostError, CopyFromForeignSpec, DType, ForeignArray
 from ...backends.base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, StackSpec
 from ...backends.base.values import check_conversion, element
 from ..arrays._ref import AccelRef, Device
@@ -224,14 +224,14 @@ async def copy_between(backend: AccelBackend, source: AccelRef, target: Device) 
         target: The device.
 
     Raises:
-        ContextPoisonedError, DeviceLostError, StaleRefError: As for `to_host` and `put`; nothing is left.
+        ContextLostError, DeviceLostError, StaleRefError: As for `to_host` and `put`; nothing is left.
         OutOfMemoryError: There is not enough memory on the other device.
     """
     losses = 0
     while True:
         try:
             return await _copy(backend, source, target)
-        except ContextPoisonedError as error:
+        except ContextLostError as error:
             losses += 1
             if error.device != target.name or losses > target.options.retry:
                 raise

@@ -20,7 +20,7 @@ from ...actors import (
     Ref,
     idle_actor,
 )
-from ...backends.base import AccelDevice, ContextPoisonedError, DeviceLostError, QueueFullError
+from ...backends.base import AccelDevice, ContextLostError, DeviceLostError, QueueFullError
 from .._options import DeviceOptions
 from ..arrays._blocks import BlockTable
 from ..arrays._pending import Pending
@@ -185,7 +185,7 @@ class InlineDispatch:
                 await library.wait_terminated()
                 session.forget(path, library)
                 continue
-            except (ActorFailedError, ContextPoisonedError) as error:
+            except (ActorFailedError, ContextLostError) as error:
                 losses += 1
                 self._check_loss(
                     error,
@@ -224,7 +224,7 @@ class InlineDispatch:
 
     def _check_loss(
         self,
-        error: ActorFailedError | ContextPoisonedError,
+        error: ActorFailedError | ContextLostError,
         launch: Launch,
         library: Ref[LibraryActor],
         engine: Engine,
@@ -240,7 +240,7 @@ class InlineDispatch:
                 raise error
             # The library did not crash over this operation: it ended with its context, for good.
             lost = engine.lost(launch, error)
-            if not may_run_again or not isinstance(lost, ContextPoisonedError):
+            if not may_run_again or not isinstance(lost, ContextLostError):
                 raise lost from error
         elif not may_run_again:
             raise error
@@ -361,7 +361,7 @@ class InlineDispatch:
         The library may belong to the next session already. Without a library the operation is over.
 
         Raises:
-            ContextPoisonedError: The context was found to be lost over this.
+            ContextLostError: The context was found to be lost over this.
             DeviceLostError: The same, while the device closes.
         """
         assert self._context_ref is not None  # a session is a context's
@@ -372,7 +372,7 @@ class InlineDispatch:
             await self._end_of(session)
         except ActorFailedError as error:
             cause = error.__cause__
-            if isinstance(cause, ContextPoisonedError):
+            if isinstance(cause, ContextLostError):
                 # D63: not begun, but not tried again unasked either, as the library may be the one that loses
                 # contexts.
                 raise session.engine.lost_to_library(launch, cause) from cause

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from chunk_files import UNFIT, sealed
 from keepers import Keeper
 
 from trio_accel.backends import resolve
@@ -155,14 +157,36 @@ def test_a_keeper_that_fails_leaves_no_chunk_and_no_block(device, keeper, monkey
     assert device.placement(1).chunk == 2  # the keeper may have told others of 1
 
 
-def test_a_chunk_that_is_cut_short_is_not_mapped():
-    descriptor = os.memfd_create("cut", os.MFD_CLOEXEC)
+def test_a_chunk_that_is_too_short_is_not_mapped():
+    descriptor = sealed(4096)
     try:
-        os.ftruncate(descriptor, 4096)
         assert CpuBackend().map_host(descriptor, 4096).size == 4096
-        for nbytes in (4097, 0, -1):
+        for nbytes in (4097, 0, -1, 1 << 62):
             with pytest.raises(ValueError, match=rf"{nbytes} of a chunk whose memory has 4096"):
                 CpuBackend().map_host(descriptor, nbytes)
+    finally:
+        os.close(descriptor)
+
+
+def test_nobody_changes_the_size_of_a_chunk(device, keeper):
+    device.allocate(1, 1000)
+    ((nbytes, descriptor),) = keeper.kept.values()
+    for size in (0, nbytes - 4096, 2 * nbytes):
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptor, size)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    assert os.fstat(descriptor).st_size == nbytes
+    view(device, 1, 1000)[:] = 1
+
+
+@pytest.mark.parametrize("make", UNFIT.values(), ids=UNFIT)
+def test_what_could_end_the_process_is_not_mapped(make, tmp_path):
+    """SIGBUS comes when it is touched, so that nothing can be done about it then."""
+    descriptor = make(4096, tmp_path)
+    try:
+        with pytest.raises(ValueError, match="chunk"):
+            CpuBackend().map_host(descriptor, 4096)
     finally:
         os.close(descriptor)
 

@@ -326,7 +326,7 @@ class AnswerHandler:
 
     def _on_unchunk(self, link: WorkerLink, number: int) -> None:
         if link.is_serving and self._chunks.missing.pop(number, None) is None:
-            _expect(number in self._chunks.chunks, f"unchunk: there is no chunk {number}")
+            self._chunks.check_gone(number)
             self._chunks.drop(number)
 
     def _on_result(self, link: WorkerLink, number: int, value: Any) -> None:

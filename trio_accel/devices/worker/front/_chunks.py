@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ....backends.base import AccelBackend
 from ....backends.base.chunks import ALIGNMENT
+from ....backends.base.host import check_shared, total_bytes
 from ....backends.base.ops import ArraySpec
 from ...arrays._blocks import BlockTable
 from ...base._errors import out_of_descriptors
@@ -74,7 +75,7 @@ class ChunkTable:
         self._launcher: Launcher | None = None
 
     def open(self, launcher: Launcher) -> None:
-        """Have the launcher cut the memory to nothing if this process dies."""
+        """Have the launcher empty the memory if this process dies."""
         if launcher is self._launcher:
             return
         self._launcher = launcher
@@ -92,8 +93,13 @@ class ChunkTable:
             raise NonsenseError(f"chunk {number}: there are {len(self.chunks)}, and it may be one of them")
         if not nbytes:
             raise NonsenseError(f"chunk {number} is empty")
-        if self._backend.shares_memory_with_host and os.fstat(descriptor).st_size < nbytes:
-            raise NonsenseError(f"chunk {number} has less than its {nbytes} bytes")
+        if self._backend.shares_memory_with_host:
+            try:
+                check_shared(descriptor, nbytes)
+            except ValueError as error:
+                raise NonsenseError(f"chunk {number}: {error}") from error
+            if nbytes > total_bytes():
+                raise NonsenseError(f"chunk {number}: no machine has {nbytes} bytes")
 
     def check_address(self, address: Address) -> None:
         """Check the place that a worker tells of a block.
@@ -148,6 +154,15 @@ class ChunkTable:
         self.missing.pop(number, None)
         chunk = self.chunks[number] = Chunk(number, nbytes, descriptor, kept)
         return chunk
+
+    def check_gone(self, number: int) -> None:
+        """See that a chunk can be gone, as a worker says.
+
+        Raises:
+            NonsenseError: There is no such chunk, or an array of the program lies in it.
+        """
+        if number not in self.chunks or any(chunk == number for _, _, chunk, _ in self.blocks.values()):
+            raise NonsenseError(f"unchunk: chunk {number} is not there, or not empty")
 
     def drop(self, number: int) -> None:
         """Give a chunk back; arrays over it that the program still has keep the mapping."""

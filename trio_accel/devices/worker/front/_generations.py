@@ -13,7 +13,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ....actors import Actor, ActorContext, ActorSnapshot
-from ....backends.base import ContextPoisonedError
+from ....backends.base import ContextLostError
 from ...base._errors import damage_to_memory
 from ...base._waits import Alarms
 from ...engine._device_state import DeviceState
@@ -236,7 +236,7 @@ class WorkerContextActor(Actor):
     """One incarnation is one generation of the device, served by one worker."""
 
     # The device logs each loss.
-    expected_crashes: ClassVar[tuple[type[Exception], ...]] = (ContextPoisonedError,)
+    expected_crashes: ClassVar[tuple[type[Exception], ...]] = (ContextLostError,)
 
     def __init__(self, serve: _Serve) -> None:
         self._serve = serve

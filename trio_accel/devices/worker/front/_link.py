@@ -11,7 +11,7 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ....backends.base import ContextPoisonedError
+from ....backends.base import ContextLostError
 from ..launcher._launcher import WorkerProcess
 from ..transport._channel import Channel, EndOfChannel, SpinWait
 from ..transport._frames import Received
@@ -225,7 +225,7 @@ class WorkerLink:
         """Wait for an event that a message tells.
 
         Raises:
-            ContextPoisonedError: The worker ended before.
+            ContextLostError: The worker ended before.
             Exception: The error that the worker gave up over.
         """
         while not condition():
@@ -311,6 +311,6 @@ class WorkerLink:
         self._is_over.set()
 
 
-def died(how: str, device: str) -> ContextPoisonedError:
+def died(how: str, device: str) -> ContextLostError:
     """Make the error of a context whose worker has ended."""
-    return ContextPoisonedError(f"the worker process {how}", device=device)
+    return ContextLostError(f"the worker process {how}", device=device)

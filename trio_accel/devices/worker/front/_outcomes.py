@@ -8,12 +8,13 @@ from typing import Any
 from ....backends.base import (
     AccelError,
     CompletionTimeoutError,
-    ContextPoisonedError,
+    ContextLostError,
     DeviceLostError,
     OutOfMemoryError,
     StaleRefError,
 )
 from ...arrays._blocks import Block
+from ...base._errors import loss_of
 from ...engine._device_state import DeviceState
 from ...operations._hooks import Phase, notify
 from ...operations._operation import Launch
@@ -152,7 +153,7 @@ class OutcomePolicy:
             if isinstance(request, OperationRequest) and request.library not in link.used:
                 request.openings += 1
                 if request.openings > max(self._device.options.retry, 1) and not request.is_cancelled:
-                    error = ContextPoisonedError(
+                    error = loss_of(cause)(
                         "the device's context was lost again while the library of this operation was opened",
                         device=self._device.name,
                         operation=request.launch.name,
@@ -229,12 +230,12 @@ class OutcomePolicy:
 
     def _fail_in_flight(self, request: OperationRequest, cause: Exception, *, is_to_blame: bool) -> None:
         launch, device = request.launch, self._device
-        error: DeviceLostError | ContextPoisonedError
+        error: DeviceLostError | ContextLostError
         if self.is_closing:
             error = DeviceLostError("the device was closed while this operation was in flight")
         else:
             why = "; no other operation can have caused it" if is_to_blame else ""
-            error = ContextPoisonedError(
+            error = loss_of(cause)(
                 f"the device's context was lost while this operation was in flight{why}; {launch.advice}",
                 is_to_blame=is_to_blame,
             )

@@ -170,7 +170,7 @@ class WorkerPool:
         """Take a worker that is ready, alone: those before it are dead, and cannot write to memory (D4).
 
         Raises:
-            ContextPoisonedError: It did not come up.
+            ContextLostError: It did not come up.
             LauncherError: It could not be started.
         """
         # A spare whose death is known by now does not count.
@@ -383,7 +383,7 @@ class SlabTable:
         self._kept: dict[int, int] = {}
 
     def open(self, launcher: Launcher) -> None:
-        """Begin; the launcher cuts the memory to nothing if this process dies."""
+        """Begin; the launcher empties the memory if this process dies."""
         self._launcher = launcher
         if self._pool is not None:
             self._pool.on_make = self._share

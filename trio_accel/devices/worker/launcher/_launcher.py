@@ -19,6 +19,7 @@ from trio.lowlevel import enable_ki_protection
 from ....actors import (
     Actor,
     ActorContext,
+    ActorError,
     Backoff,
     DeferredReply,
     Intensity,
@@ -27,14 +28,24 @@ from ....actors import (
     Request,
     System,
     handles,
+    open_system,
 )
+from ....backends import resolve
 from ....backends.base import AccelError, NotSupportedError
 from ..._options import Preload
 from ...base._errors import lost_descriptors
 from ._ahead import ImportsAhead
 from ._link import EndOfLink, LauncherError, LauncherLink, Report, describe_exit, is_dead
 
-__all__ = ["Launcher", "LauncherActor", "LauncherError", "StartWorker", "WorkerProcess", "open_launcher"]
+__all__ = [
+    "Launcher",
+    "LauncherActor",
+    "LauncherError",
+    "StartWorker",
+    "WorkerProcess",
+    "describe_workers",
+    "open_launcher",
+]
 
 _END = 2.0
 # D79: a process that has lived for a second after its start has served, and the back-off begins anew.
@@ -102,8 +113,6 @@ class LauncherActor(Actor):
         self._workers: dict[int, WorkerProcess] = {}
         # Modules that the process has imported, as workers were started with them.
         self._imported: set[str] = set()
-        # Reasons why workers were fresh interpreters that are logged already.
-        self._reasons: set[str] = set()
 
     @asynccontextmanager
     @enable_ki_protection
@@ -173,6 +182,7 @@ class LauncherActor(Actor):
             if not all(self._imported.issuperset(order.message.preload) for order in self._orders.values()):
                 # The process may have died of the imports, and the next one would die of them, too.
                 self._front.preloads = False
+                self._front.warn(f"their launcher {how} while it imported modules")
             self.context.crash(LauncherError(f"the launcher of worker processes {how}"))
 
     def _take(self, report: Report) -> None:
@@ -220,9 +230,7 @@ class LauncherActor(Actor):
         order = self._orders[number]
         # Nothing was imported for it.
         self._orders[number] = attrs.evolve(order, message=attrs.evolve(order.message, preload=()))
-        if why not in self._reasons:
-            self._reasons.add(why)
-            _logger.info("worker processes start as fresh interpreters, which takes longer: %s", why)
+        self._front.warn(why)
 
     def _refuse(self, number: int, why: str, cause: OSError | None = None) -> None:
         reply = self._orders.pop(number).reply
@@ -260,11 +268,13 @@ class Launcher:
     Attributes:
         preloads: Whether it imports modules ahead: not once a launcher process has died meanwhile.
         ahead: Modules that it imports ahead for programs.
+        reasons: Why workers were no forks, in the order of their first times.
         ref: Address of its actor, once it is open.
     """
 
     def __init__(self) -> None:
         self.preloads: bool = True
+        self.reasons: list[str] = []
         self.ahead: ImportsAhead = ImportsAhead()
         self._supervisor: Ref[LauncherSupervisor] | None = None
         self.ref: Ref[LauncherActor]
@@ -313,6 +323,16 @@ class Launcher:
             for each in over:
                 await each.wait()
 
+    def warn(self, why: str) -> None:
+        """Say, once, why workers are no forks; for the actor."""
+        if why not in self.reasons:
+            self.reasons.append(why)
+            _logger.warning(
+                "worker processes start as fresh interpreters, which takes half a second and more "
+                "instead of some 30 ms: %s",
+                why,
+            )
+
     @contextmanager
     def _unless_refused(self) -> Generator[None, None, None]:
         """Leave the block once no launcher starts."""
@@ -331,7 +351,7 @@ class Launcher:
 
     @enable_ki_protection
     def keep_chunk(self, descriptor: int) -> int:
-        """Have shared memory cut to nothing when this process dies, whatever process has a descriptor.
+        """Have shared memory emptied when this process dies, whatever process has a descriptor.
 
         Each launcher process that takes over is told again.
 
@@ -433,6 +453,19 @@ async def open_launcher(system: System) -> Launcher:
         _launchers[system] = weakref.ref(launcher)
     await launcher.open_in(system)
     return launcher
+
+
+async def describe_workers() -> str:
+    """Say how worker processes start on this machine, and why so; starts one that ends at once."""
+    async with open_system("trial") as system:
+        try:
+            backend, _ = resolve("cpu")
+            launcher = await open_launcher(system)
+            worker = await launcher.start_worker(("-c", ""), preload=backend.preload)
+        except (AccelError, ActorError, LauncherError) as error:
+            return f"none: {error}"
+        await worker.wait()
+        return f"fresh interpreters: {launcher.reasons[0]}" if launcher.reasons else "forks"
 
 
 class WorkerProcess:

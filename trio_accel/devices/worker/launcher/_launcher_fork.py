@@ -221,11 +221,29 @@ class Forks:
 
 def _unlike(arguments: Sequence[str]) -> str | None:
     """Say in what a fresh interpreter would differ from this one, by its command line."""
-    if arguments[0] != sys.executable:
+    if not _is_same(arguments[0], sys.executable):
         return f"the interpreter is another one now: {arguments[0]}"
     if _COMMAND not in arguments or set(arguments[1 : arguments.index(_COMMAND)]) - _OPTIONS:
         return "the interpreter has options"
     return None
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Whether two paths are those of one interpreter: the same file in the same environment.
+
+    An interpreter removes ``..`` from the path that it is started by. Those of all virtual environments may
+    be links to one file: the folder above theirs says which environment it is (``pyvenv.cfg``).
+    """
+    for _ in range(3):
+        if one == other:
+            return True
+        try:
+            if not os.path.samefile(one, other):
+                return False
+        except OSError:
+            return False
+        one, other = os.path.dirname(one), os.path.dirname(other)
+    return True
 
 
 def _difference(

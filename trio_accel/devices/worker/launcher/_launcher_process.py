@@ -55,8 +55,12 @@ _SELF = "/proc/self/task"
 _FORKS = Path(__file__).with_name("_launcher_fork.py")
 _TRIAL = Path(__file__).with_name("_launcher_trial.py")
 
-_prctl = ctypes.CDLL(None).prctl
+_libc = ctypes.CDLL(None)
+_prctl = _libc.prctl
 _prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
+_fallocate = _libc.fallocate
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
+_PUNCH_HOLE = 0x3  # which must keep the size
 
 
 class Launcher:
@@ -99,8 +103,7 @@ class Launcher:
             # A forked child of the application may have a copy of the descriptor, so closing them is not
             # enough.
             for chunk in self._chunks.values():
-                with suppress(OSError):
-                    os.ftruncate(chunk, 0)
+                _empty(chunk)
 
     def _is_other(self, event: tuple[int, int]) -> bool:
         return event[0] not in self._workers
@@ -233,6 +236,10 @@ class Launcher:
         deadline = time.monotonic() + _UNWIND
         while orphans := self._orphans():
             for pid in orphans:
+                # Forks in a chain may be quicker than a signal for each, but none escapes that of its group.
+                group = os.getpgid(pid)
+                if group != os.getpgrp():
+                    os.killpg(group, signal.SIGKILL)
                 os.kill(pid, signal.SIGKILL)
             for pid in orphans:
                 process = os.pidfd_open(pid)
@@ -278,6 +285,16 @@ class Launcher:
             if _is_dead(worker, max(deadline - time.monotonic(), 0.0)):
                 os.waitpid(pid, 0)
         self._end_orphans()
+
+
+def _empty(chunk: int) -> None:
+    """Give the pages of shared memory back; its size is sealed.
+
+    What has no such seal is left alone: memory of a device, or a file that is no memory at all.
+    """
+    with suppress(OSError):
+        if fcntl.fcntl(chunk, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            _fallocate(chunk, _PUNCH_HOLE, 0, os.fstat(chunk).st_size)
 
 
 def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
