@@ -18,7 +18,7 @@ from weight_files import WORDS, dtype_of, encoded, noise, used
 
 import trio_accel as ta
 from trio_accel.devices import OpenDevice
-from trio_accel.weights import _files, _load
+from trio_accel.weights import _files, _transfers
 
 
 @pytest.fixture(params=["inline", "process"])
@@ -30,7 +30,7 @@ async def device(request: pytest.FixtureRequest, system: ta.System) -> AsyncGene
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(_load, "_PIECE", 4096)
+    monkeypatch.setattr(_transfers, "_PIECE", 4096)
     return 4096
 
 
@@ -254,7 +254,7 @@ async def test_memory_that_ends_in_the_middle_is_given_back(
     async def unknown(self: Any) -> None:
         await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(_load._Loading, "_check_memory", unknown)
+    monkeypatch.setattr(_transfers._Loading, "_check_memory", unknown)
     path = written(tmp_path, encoded({name: noise((20_000,), "float32") for name in "abc"}))
     options = ta.DeviceOptions(isolation="inline", memory_limit=200_000)
     async with system.open_device(BACKEND, options=options) as device:

@@ -17,14 +17,14 @@ from hypothesis.extra import numpy as hnp
 from weight_files import WORDS, dtype_of, encoded, noise, used
 
 import trio_accel as ta
-from trio_accel.weights import _save
+from trio_accel.weights import _transfers
 
 NUMPYS = [name for name in WORDS if not hasattr(ml_dtypes, name)]
 
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_save, "_PIECE", 4096)
+    monkeypatch.setattr(_transfers, "_PIECE", 4096)
 
 
 @pytest.mark.usefixtures("small_pieces")
