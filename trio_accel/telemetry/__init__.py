@@ -20,8 +20,7 @@ from ._snapshot import (
     SystemSnapshot,
 )
 from ._socket import Observation, ObserverSocket, open_observation, open_socket
-from ._timeline import Timeline, timeline
-from ._traces import trace
+from ._traces import Timeline, timeline, trace
 
 __all__ = [
     "ActorMemoryRow",
