@@ -78,7 +78,7 @@ THREADS_TOO = {
     "trio_accel.devices.worker.launcher._launcher_fork": "a fork that tries whether threads start in it",
     "trio_accel.devices.worker.transport._page": "a lock: taken, it is a barrier",
     "trio_accel.telemetry._loop_watch": "a watchdog: only another thread can look at a loop that is held",
-    "trio_accel.testing._census": "the leak check looks at the threads there are, and starts none",
+    "trio_accel.testing._leaks": "the leak check looks at the threads there are, and starts none",
 }
 THREAD_MODULES = {"threading", "_thread", "concurrent", "multiprocessing", "queue"}
 
@@ -312,7 +312,7 @@ UPWARDS = {
         "trio_accel.backends.base.errors", "from trio_accel.backends import cpu"
     ),
     "a capability that knows one backend": Module("trio_accel.fft", "import trio_accel.backends.cpu"),
-    "a private name": Module("trio_accel.cli._demo", "from trio_accel.devices.engine._engine import Engine"),
+    "a private name": Module("trio_accel.cli._info", "from trio_accel.devices.engine._engine import Engine"),
     "the command line": Module("trio_accel.testing._probe", "from trio_accel.cli import main"),
     "the command line, from the facade": Module("trio_accel", "from . import cli", is_package=True),
     "the benchmarks": Module("trio_accel.testing._probe", "from benchmarks import select"),
@@ -334,9 +334,9 @@ DOWN = {
     "a part below": Module("trio_accel.linalg._actor", "from trio_accel.backends.base.ops import MatmulSpec"),
     "relative": Module("trio_accel.linalg._actor", "from ..devices import Device"),
     "a library": Module("trio_accel.actors._cell", "import trio.lowlevel\nfrom os import path"),
-    "the public names": Module("trio_accel.cli._demo", "import trio_accel as ta\nfrom trio_accel import fft"),
+    "the public names": Module("trio_accel.cli._info", "import trio_accel as ta\nfrom trio_accel import fft"),
     "private names, from the tools for tests": Module(
-        "trio_accel.testing._faults", "from trio_accel.devices.engine._engine import Engine"
+        "trio_accel.testing._operations", "from trio_accel.devices.engine._engine import Engine"
     ),
     "the facade": Module("trio_accel", "from .devices._device import Device", is_package=True),
     "the interop, from the facade": Module("trio_accel", "from . import interop", is_package=True),

@@ -18,7 +18,7 @@ import pytest
 
 import trio_accel as ta
 from trio_accel.cli._run import _leave_at_once, at_a_second_signal
-from trio_accel.testing import _census
+from trio_accel.testing import _leaks
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -208,7 +208,7 @@ def test_no_worker_is_left(launch: Start, temporary: Path, phase: str, is_termin
     ends = [(130, "trio-accel: interrupted\n"), (0, "")]
     assert (process.returncode, err) in ends[: 2 if phase == "closing" else 1]
     deadline = time.monotonic() + LIMIT_SECONDS
-    while left := started & {(pid, began) for pid, _, began in _census._everyone()}:
+    while left := started & {(pid, began) for pid, _, began in _leaks._everyone()}:
         assert time.monotonic() < deadline, left
         time.sleep(0.01)
     assert list(temporary.iterdir()) == []
@@ -217,7 +217,7 @@ def test_no_worker_is_left(launch: Start, temporary: Path, phase: str, is_termin
 def below(pid: int) -> set[tuple[int, int]]:
     """Processes that a process has started, and those that these have: their numbers and times of start."""
     parents, found = {pid}, set[tuple[int, int]]()
-    everyone = list(_census._everyone())
+    everyone = list(_leaks._everyone())
     while new := {(child, began) for child, parent, began in everyone if parent in parents} - found:
         found |= new
         parents = {child for child, _ in new}

@@ -3,10 +3,8 @@
 Fixtures for pytest are in `trio_accel.testing.fixtures`, which needs pytest and pytest-trio.
 """
 
-from ._census import Leak, LeakKind
-from ._faults import FaultInjection, inject_fault, poison
-from ._leaks import LeakError, leak_check
-from ._manual import ManualCompletion
+from ._leaks import Leak, LeakError, LeakKind, leak_check
+from ._operations import FaultInjection, ManualCompletion, inject_fault, poison
 from ._probe import FixedRandom, Probe, open_probe, wait_until_quiet
 
 __all__ = [

@@ -20,8 +20,7 @@ from ..backends import resolve
 from ..backends.base import Isolation
 from ..devices import Device, DeviceActor, DeviceOptions, System, open_system
 from ..devices.worker.launcher._launcher import LauncherSupervisor
-from ._census import Census, everything
-from ._leaks import raise_leaks
+from ._leaks import Census, everything, raise_leaks
 
 __all__ = ["accel_system", "device", "device_options", "no_actors_left", "nothing_leaked"]
 
