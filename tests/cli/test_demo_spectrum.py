@@ -199,7 +199,7 @@ def test_a_large_file_is_refused_before_the_rest_is_read(
     refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wavfile.write(tmp_path / "x.wav", 8000, np.zeros((2 << 20), np.uint8))
-    monkeypatch.setattr("trio_accel.cli._inputs.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("trio_accel.cli._run.MOST_BYTES", 1 << 20)
     line = refused("demo", "spectrum", "--audio", tmp_path / "x.wav")
     assert line == f"{tmp_path / 'x.wav'} is too large: files of at most 1 MiB are read"
 

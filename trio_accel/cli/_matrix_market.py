@@ -21,8 +21,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from trio_accel.cli._inputs import read_input
-from trio_accel.cli._run import InputError
+from trio_accel.cli._run import InputError, read_input
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

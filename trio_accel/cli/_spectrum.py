@@ -22,8 +22,7 @@ from rich.console import RenderableType
 
 import trio_accel as ta
 from trio_accel.cli._board import Bench, Check, Step, StepResult, count_of, facts
-from trio_accel.cli._inputs import check_output, describe_os_error
-from trio_accel.cli._run import InputError, in_thread
+from trio_accel.cli._run import InputError, check_output, describe_os_error, in_thread
 from trio_accel.cli._wav import Recording, Stft, read_recording
 
 __all__ = ["SpectrumData", "SpectrumStep"]

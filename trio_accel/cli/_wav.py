@@ -17,8 +17,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from trio_accel.cli._inputs import read_input
-from trio_accel.cli._run import InputError
+from trio_accel.cli._run import InputError, read_input
 
 __all__ = ["MOST_CHANNELS", "MOST_FRAMES", "MOST_RATE", "Recording", "Stft", "parse_wav", "read_recording"]
 
