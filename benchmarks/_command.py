@@ -176,7 +176,7 @@ def _run_benchmarks(
 async def _measure_silently(chosen: Sequence[Benchmark], document: _Document) -> int:
     await _look(document)
     for benchmark in chosen:
-        document.results += await benchmark.run(document.plan)
+        document.results += await benchmark.measure(document.plan)
     return document.code
 
 
@@ -201,7 +201,7 @@ async def _measure_live(chosen: Sequence[Benchmark], document: _Document, board:
     plan = attrs.evolve(document.plan, watch=board.update)
     for benchmark in chosen:
         board.begin(benchmark.name)
-        document.results += await benchmark.run(plan)
+        document.results += await benchmark.measure(plan)
         board.results = document.results
 
 

@@ -42,8 +42,8 @@ def on_cuda(
     text = first_paragraph(function)
     return tuple(
         Benchmark(
-            named := name if isolation == "inline" else f"{name}-{isolation}",
-            partial(_run, function, named, isolation),
+            name if isolation == "inline" else f"{name}-{isolation}",
+            partial(_run, function, isolation),
             isolation=isolation,
             text=text if isolation == "inline" else f"{text.removesuffix('.')}; in a worker process.",
         )
@@ -51,12 +51,9 @@ def on_cuda(
     )
 
 
-async def _run(function: CudaFunction, name: str, isolation: Isolation, plan: Plan) -> tuple[Result, ...]:
-    try:
-        async with opened(plan, ta.DeviceOptions(isolation=isolation)) as device:
-            return await function(Stand(device=device, isolation=isolation, plan=plan))
-    except RivalMissingError as error:
-        return (Result(name=name, reason=str(error)),)
+async def _run(function: CudaFunction, isolation: Isolation, plan: Plan) -> tuple[Result, ...]:
+    async with opened(plan, ta.DeviceOptions(isolation=isolation)) as device:
+        return await function(Stand(device=device, isolation=isolation, plan=plan))
 
 
 @asynccontextmanager

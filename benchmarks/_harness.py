@@ -14,6 +14,7 @@ import trio
 
 from ._processors import Processors
 from ._statistics import Pairs, Summary
+from .rivals import RivalMissingError
 
 __all__ = [
     "Benchmark",
@@ -65,7 +66,7 @@ class Plan:
     @classmethod
     def quick(cls) -> Plan:
         """See whether everything runs; too little to trust the numbers."""
-        return cls(pairs=3, warmups=1, scale=0.1)
+        return cls(pairs=1, warmups=0, scale=0.02)
 
     def count(self, full: int) -> int:
         """The number of repetitions in one measurement."""
@@ -176,6 +177,19 @@ class Benchmark:
     run: Callable[[Plan], Awaitable[tuple[Result, ...]]]
     isolation: Isolation | None = None
     text: str = ""
+
+    async def measure(self, plan: Plan) -> tuple[Result, ...]:
+        """Take its rows, or one that says why it cannot be run here."""
+        reason = ""
+        rows: tuple[Result, ...] = ()
+        try:
+            rows = await self.run(plan)
+        except* RivalMissingError as missing:
+            error: BaseException = missing
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            reason = str(error)
+        return rows if not reason else (Result(name=self.name, reason=reason),)
 
     @property
     def names(self) -> set[str]:

@@ -58,12 +58,13 @@ def _names(text: str) -> frozenset[str]:
 INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.actors": _names(
         "DirectReply Measured Measuring Meter NOT_NOW Posted WOKEN Waiter actor_path_of around_each_system "
-        "check_name describe idle_actor message_target named_options note_end quick"
+        "bind_arguments check_name describe idle_actor message_target named_options nearest note_end quick "
+        "unknown_option"
     ),
     "trio_accel.devices": _names(
         "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow "
         "FaultKind FaultPlan Launch LaunchTimes MemoryActor OpenDevice Phase PutFirst PutPart Recorded anew "
-        "opened overlaps record refuse_recording DECLARED describe_workers"
+        "check_device describe_workers opened overlaps record refuse_recording DECLARED"
     ),
     "trio_accel.programs": _names("ProgramActor"),
     "trio_accel.backends.base": _names(

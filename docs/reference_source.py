@@ -335,7 +335,11 @@ def arguments_of(node: Function, *, skip_first: bool) -> list[str]:
     elif args.kwonlyargs:
         result.append("*")
     result += [_argument(a, d) for a, d in zip(args.kwonlyargs, args.kw_defaults, strict=True)]
-    return [*result, *([f"**{_argument(args.kwarg, None)}"] if args.kwarg else [])]
+    kind = args.kwarg and args.kwarg.annotation
+    # Of type Never it is there for its error.
+    if args.kwarg and not (kind and unquoted(kind) == "Never"):
+        result.append(f"**{_argument(args.kwarg, None)}")
+    return result
 
 
 def _argument(argument: ast.arg, default: ast.expr | None) -> str:

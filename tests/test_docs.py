@@ -87,3 +87,20 @@ def test_every_page_can_be_reached() -> None:
                 waiting.append(file)
     missing = [name_of(page) for page in PAGES if page not in reached]
     assert missing == []
+
+
+@pytest.mark.parametrize("folder", ["guide", "reference"])
+def test_an_index_lists_every_page_and_names_what_is_there(folder: str) -> None:
+    """Each page once, under its own title in the reference; a name in its row is one of the page."""
+    index = ROOT / "docs" / folder / "index.md"
+    rows = re.findall(
+        r"^\| \[([^\]]+)\]\(([^)#]+)\) \| (.+) \|$", index.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert sorted(page for _, page, _ in rows) == sorted(
+        page.name for page in index.parent.glob("*.md") if page != index
+    )
+    for title, page, what in rows:
+        text = (index.parent / page).read_text(encoding="utf-8")
+        if folder == "reference":
+            assert text.splitlines()[0] == f"# {title}"
+        assert [name for name in re.findall(r"`([^`]+)`", what) if name not in text] == [], page

@@ -148,7 +148,7 @@ def test_an_extra_installs_all_that_the_cuda_backend_loads(major: int) -> None:
     assert {*parts[1].split(",")} >= {*VENDOR, "nvjitlink"}
     assert bindings.startswith(f"cuda-bindings>={major}")
     assert bindings.endswith(f",<{major + 1}")
-    assert _installed.extra_for((major, 0)) == f"pip install 'trio-accel[{extra}]'"
+    assert _installed.extra_for((major, 0)) == f"pip install '.[{extra}]' in a checkout"
 
 
 def test_the_extras_that_the_documentation_names_exist() -> None:
@@ -160,6 +160,12 @@ def test_the_extras_that_the_documentation_names_exist() -> None:
         for name in names.split(",")
     ]
     assert {"cuda12", "cuda13", "plot"} <= set(named) <= EXTRAS
+
+
+def test_nothing_is_installed_by_a_name_that_is_not_published() -> None:
+    """From a checkout, until there is something to find."""
+    texts = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "trio_accel").rglob("*.py")]
+    assert [page for page in texts if re.search(r"pip install '?trio-accel", page.read_text("utf-8"))] == []
 
 
 def test_a_newer_driver_gets_the_newest_extra() -> None:

@@ -88,6 +88,7 @@ from .backends.base import (
     QueueFullError,
     StaleRefError,
 )
+from .backends.base.foreign_names import instead_of as _instead_of
 from .devices import (
     AccelRef,
     AdaptiveCompletion,
@@ -121,7 +122,13 @@ def __getattr__(name: str) -> object:
         return _import_module(f"{__name__}.{name}")
     if name == "open_dashboard":
         return _import_module(f"{__name__}.telemetry").open_dashboard
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    told = _instead_of(name)
+    if not name.startswith("_"):
+        patterns = _import_module(f"{__name__}.patterns")
+        for part in (arrays, fft, graphs, jit, linalg, patterns, programs, random, sparse, weights):
+            if name in part.__all__:
+                told = f"; write ta.{part.__name__.rpartition('.')[2]}.{name}"
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{told}")
 
 
 # Without this, `logging` would print warnings too where a program has configured nothing.

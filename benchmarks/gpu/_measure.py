@@ -26,7 +26,7 @@ async def _measure(names: Sequence[str], plan: Plan, target: Path) -> list[Resul
     sys.stdout.write(f"{machine}\n{describe_plan(plan)}\n")
     for benchmark in select(names):
         start = time.perf_counter()
-        found = await benchmark.run(plan)
+        found = await benchmark.measure(plan)
         rows += found
         seconds = time.perf_counter() - start
         sys.stdout.write(f"\n{benchmark.name}: {benchmark.description} ({seconds:.0f} s)\n{table(found)}\n")

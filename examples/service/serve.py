@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int | str:
 async def main(arguments: argparse.Namespace) -> None:
     """Serve until a signal comes."""
     device_options = ta.DeviceOptions(
-        isolation="process", stuck_after=10.0, retry=1, spares=1, close_grace=1.0
+        isolation="process", stuck_after=30.0, retry=1, spares=1, close_grace=1.0
     )
     admin_key = os.environ.get("SERVICE_ADMIN_KEY") or secrets.token_urlsafe(16)
     async with AsyncExitStack() as stack:

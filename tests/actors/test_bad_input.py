@@ -64,6 +64,13 @@ async def test_an_actor_without_handlers(system: System) -> None:
     )
 
 
+# What an actor is asked and told that is written as examples of messages.
+ASKED = (
+    "ask(Count(...)), ask(Crash(...)), ask(Do(...)), ask(DoGrouped(...)), ask(Echo(...)), ask(Number(...))"
+)
+TOLD = "tell(Note(...)), tell(Run(...)), tell(RunGrouped(...))"
+
+
 @pytest.mark.parametrize(
     ("verb", "message", "text"),
     [
@@ -71,9 +78,9 @@ async def test_an_actor_without_handlers(system: System) -> None:
         ("tell", Echo("a"), "tell: Echo is a Request, which goes with ask(); here a Message is needed"),
         ("ask", Echo, "ask: Echo is a class; make a message of it: Echo(...)"),
         ("tell", Note, "tell: Note is a class; make a message of it: Note(...)"),
-        ("ask", "hello", "ask: 'hello' is no message; give an instance of a subclass of Request"),
-        ("tell", None, "tell: None is no message; give an instance of a subclass of Message"),
-        ("ask", int, "ask: <class 'int'> is no message; give an instance of a subclass of Request"),
+        ("ask", "hello", f"ask: 'hello' is no message; give an instance of a subclass of Request: {ASKED}"),
+        ("tell", None, f"tell: None is no message; give an instance of a subclass of Message: {TOLD}"),
+        ("ask", int, f"ask: <class 'int'> is no message; give an instance of a subclass of Request: {ASKED}"),
     ],
 )
 async def test_what_is_sent_the_wrong_way_or_is_no_message(
@@ -374,7 +381,7 @@ async def test_an_actor_instead_of_its_class(system: System) -> None:
     ("args", "kwargs", "text"),
     [
         ((1, 2, 3, 4), {}, "too many positional arguments"),
-        ((), {"size": 3}, "got an unexpected keyword argument 'size'"),
+        ((), {"size": 3}, "there is no option 'size'; there are "),
         (([],), {"log": []}, "multiple values for argument 'log'"),
     ],
 )
@@ -383,8 +390,7 @@ async def test_arguments_that_the_constructor_does_not_take(
 ) -> None:
     with pytest.raises(TypeError) as caught:
         await system.spawn(Puppet, *args, **kwargs)
-    assert str(caught.value).startswith("spawn: Puppet(log: ")
-    assert str(caught.value).endswith(text)
+    assert str(caught.value).startswith(f"spawn: Puppet: {text}")
     assert system.tree().children == ()
 
 
@@ -395,7 +401,7 @@ async def test_a_missing_argument(system: System) -> None:
     with pytest.raises(TypeError) as caught:
         await system.spawn(Greeter)  # type: ignore[call-arg]
     assert str(caught.value) == (
-        "spawn: Greeter(greeting: 'str') -> 'None': missing a required argument: 'greeting'"
+        "spawn: Greeter: missing a required argument: 'greeting'; it takes (greeting)"
     )
 
 

@@ -22,7 +22,7 @@ async def test_the_first_of_a_row_belongs_to_a_pair_that_counts(monkeypatch: pyt
     monkeypatch.setattr(cuda_bandwidth, "_works", lambda _: works)
     benchmark = next(each for each in cuda_bandwidth.BENCHMARKS if each.isolation == "inline")
     plan = Plan(pairs=3, warmups=1, scale=0.001, backend="cuda", patience=60.0)
-    many, single, first = await benchmark.run(plan)
+    many, single, first = await benchmark.measure(plan)
     assert (single.retaken, first.retaken, many.retaken) == (4, 4, 0)
     for summary in (single.ours, single.peer, first.ours, first.peer):
         assert summary is not None

@@ -121,7 +121,7 @@ def test_json_is_one_document_with_the_verdicts(cli: Cli, name: str, code: int) 
     assert (done.code, done.err) == (code, "")
     document = json.loads(done.out)
     assert (document["ok"], document["exit_code"], document["error"]) == (code == 0, code, None)
-    assert document["plan"] == {"pairs": 4, "warmups": 1, "scale": 0.1}
+    assert document["plan"] == {"pairs": 4, "warmups": 0, "scale": 0.02}
     assert document["device"] in {info.name for info in ta.list_devices()}
     verdicts = {"test.quick": ["met", "-", "not run"], "test.slow": ["MISSED"]}
     assert [row["verdict"] for row in document["results"]] == verdicts[name]

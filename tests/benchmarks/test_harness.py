@@ -11,10 +11,12 @@ import pytest
 import scipy.sparse
 import trio
 import trio.testing
+from chosen import BACKEND
 
 import trio_accel as ta
 from benchmarks import (
     BENCHMARKS,
+    Benchmark,
     Figure,
     Goal,
     Isolation,
@@ -32,7 +34,7 @@ from benchmarks._mixed import mixed_matrices, mixed_works, repeated_matrix
 from benchmarks._statistics import Pairs, percentile
 from benchmarks._table import goal_text, number
 from benchmarks.loop_lag import lags
-from benchmarks.rivals import MIXED, banded
+from benchmarks.rivals import MIXED, RivalMissingError, banded
 from trio_accel.backends.cpu import CpuBackend
 
 IS_ISOLATED = "process" in ta.list_devices()[0].isolations
@@ -207,7 +209,7 @@ async def test_every_benchmark_of_a_device_runs_where_the_device_has_the_isolati
     chosen = [
         benchmark for benchmark in select(["devices"], isolation=isolation) if "busy" not in benchmark.name
     ]
-    rows = [row for benchmark in chosen for row in await benchmark.run(plan)]
+    rows = [row for benchmark in chosen for row in await benchmark.measure(plan)]
     assert [row.name for row in rows if row.verdict not in (Verdict.MET, Verdict.MISSED, Verdict.NONE)] == []
     assert len({row.name for row in rows}) == len(rows) == 18
     assert all(row.name.endswith("-process") is (isolation == "process") for row in rows)
@@ -221,7 +223,7 @@ async def test_every_benchmark_of_a_device_runs_where_the_device_has_the_isolati
 async def test_the_rows_of_batches() -> None:
     plan = Plan(pairs=1, warmups=0, scale=0.02, backend="cpu")
     chosen = [*select(["patterns.batcher-64", "patterns.batcher-lone"]), *select(["patterns.batched"])]
-    rows = [row for benchmark in chosen for row in await benchmark.run(plan)]
+    rows = [row for benchmark in chosen for row in await benchmark.measure(plan)]
     assert [row.name for row in rows] == ["patterns.batcher-64", "patterns.batcher-lone", "patterns.batched"]
     goals = [Goal(figure=Figure.DIFFERENCE, most=15.0), None, Goal(figure=Figure.RATIO, least=1.5)]
     assert [row.goal for row in rows] == goals
@@ -233,7 +235,7 @@ async def test_an_isolation_that_is_not_there_is_a_row_that_says_so(monkeypatch:
     only_inline = tuple(attrs.evolve(info, isolations=("inline",)) for info in infos)
     monkeypatch.setattr(CpuBackend, "list_devices", lambda self: only_inline)
     (benchmark,) = select(["devices.matmul-64-process"])
-    (row,) = await benchmark.run(Plan(pairs=1, backend="cpu"))
+    (row,) = await benchmark.measure(Plan(pairs=1, backend="cpu"))
     assert (row.name, row.verdict) == ("devices.matmul-64-process", Verdict.NOT_RUN)
     assert row.reason == (
         "isolation='process' is not there for this device; it has 'inline'; "
@@ -262,24 +264,24 @@ async def test_what_is_not_installed_is_a_row_that_says_so(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "pykka", None)
     monkeypatch.delitem(sys.modules, "benchmarks._pykka", raising=False)
     (benchmark,) = select(["actors.ask-pykka"])
-    rows = await benchmark.run(Plan.quick())
+    rows = await benchmark.measure(Plan.quick())
     assert [row.name for row in rows] == ["actors.ask-pykka", "actors.ask-pykka-thread"]
     assert {(row.verdict, row.reason) for row in rows} == {(Verdict.NOT_RUN, "Pykka is not installed")}
 
 
 async def test_the_rows_of_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
     [benchmark] = select(["actors.ask-traced"])
-    rows = await benchmark.run(Plan.quick())
+    rows = await benchmark.measure(Plan.quick())
     assert [row.name for row in rows] == ["actors.ask-traced", "actors.ask-traced-sampled"]
     assert all(row.ours is not None and row.peer is not None for row in rows)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    rows = await benchmark.run(Plan.quick())
+    rows = await benchmark.measure(Plan.quick())
     assert {row.reason for row in rows} == {"OpenTelemetry's SDK is not installed"}
 
 
 async def test_what_is_measured_on_cuda_devices_says_so_on_others() -> None:
     for benchmark in select(["cuda.latency", "cuda.recovery-process"]):
-        (row,) = await benchmark.run(Plan(pairs=1, backend="cpu"))
+        (row,) = await benchmark.measure(Plan(pairs=1, backend="cpu"))
         assert (row.name, row.verdict) == (benchmark.name, Verdict.NOT_RUN)
         assert row.reason == "it is measured on CUDA devices, not on cpu"
 
@@ -336,3 +338,23 @@ def test_how_fast_python_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert f"{Machine.here().speed / 1e6:.0f}".isdigit()
     assert "million additions per second" in str(Machine.here())
+
+
+async def test_what_cannot_run_here_is_a_row_that_says_so() -> None:
+    """Wherever that is noticed, in a nursery as well."""
+
+    async def run(plan: Plan) -> tuple[Result, ...]:
+        async with trio.open_nursery():
+            raise RivalMissingError("no driver")
+
+    [row] = await Benchmark("test.missing", run).measure(Plan.quick())
+    assert (row.name, row.verdict, row.reason) == ("test.missing", Verdict.NOT_RUN, "no driver")
+
+
+@pytest.mark.skipif(BACKEND == "cuda", reason="they run there")
+@pytest.mark.parametrize("name", [benchmark.name for benchmark in BENCHMARKS if benchmark.group == "cuda"])
+async def test_without_a_gpu_each_benchmark_of_one_is_left_out(name: str) -> None:
+    [benchmark] = select([name])
+    rows = await benchmark.measure(Plan.quick())
+    assert {row.verdict for row in rows} == {Verdict.NOT_RUN}
+    assert all(row.reason for row in rows)

@@ -263,4 +263,4 @@ def without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_matplotlib_the_step_is_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     without_matplotlib(monkeypatch)
     line = refused("demo", "spectrum")
-    assert line == "a spectrogram needs Matplotlib: pip install 'trio-accel[plot]'"
+    assert line == "a spectrogram needs Matplotlib: pip install '.[plot]' in a checkout"

@@ -141,3 +141,59 @@ def test_the_terminal_is_given_back_before_the_sentence(
     assert why in last
     assert last.strip().isprintable()
     assert b"\x1b]0" not in output
+
+
+def _deep(*parts: int) -> bytes:
+    actors = json.loads(GOOD)["actors"]
+    paths = ["shop/" + "/".join(["x"] * count) for count in parts]
+    return changed(actors=[*actors, *({**actors[0], "path": path} for path in paths)])
+
+
+ENDLESS = [HELLO, *[GOOD * 50] * 2000]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b""],
+        [HELLO],
+        [HELLO, b"{"],
+        ENDLESS,
+        [HELLO, b"x" * (60 << 20)],
+        [HELLO, _deep(200_000)],
+        [HELLO, _deep(*range(1, 3000))],
+        [HELLO, changed(system="\u0301" * 1_000_000)],
+        [HELLO, changed(failures=json.loads(GOOD)["failures"] * 2000)],
+    ],
+    ids=[
+        "silent",
+        "hello alone",
+        "half a line",
+        "endless",
+        "a line without end",
+        "deep",
+        "a deep tree",
+        "marks",
+        "failures",
+    ],
+)
+def test_a_key_leaves_whatever_the_program_sends(
+    start: Callable[..., subprocess.Popen[str]], serve: Serve, pieces: list[bytes]
+) -> None:
+    # But for the endless one, it keeps the connection afterwards and says no more.
+    path = serve(*pieces) if pieces is ENDLESS else serve(b"".join(pieces), pause=PATIENCE / 2)
+    controller, terminal = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "20"}
+    process = start("top", str(path), env=environment, stdin=terminal, stdout=terminal, stderr=terminal)
+    output, begun, pressed = b"", time.monotonic(), 0.0
+    while process.poll() is None or select.select([controller], [], [], 0)[0]:
+        assert time.monotonic() < begun + PATIENCE, output[-2000:]
+        if select.select([controller], [], [], 0.05)[0]:
+            output += os.read(controller, 1 << 16)
+        if not pressed and b"\x1b[?1049h" in output and time.monotonic() > begun + 4.0:
+            os.write(controller, b"eq")
+            pressed = time.monotonic()
+    os.close(controller)
+    os.close(terminal)
+    assert process.returncode == 0
+    assert time.monotonic() - pressed < 10.0

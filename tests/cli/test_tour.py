@@ -109,7 +109,7 @@ def test_the_tour_goes_on_without_matplotlib(
     done = cli("demo")
     assert (done.code, done.err) == (0, "")
     assert (
-        "note: picture not written: a spectrogram needs Matplotlib: pip install 'trio-accel[plot]'"
+        "note: picture not written: a spectrogram needs Matplotlib: pip install '.[plot]' in a checkout"
         in " ".join(done.out.split())
     )
     assert [line.split()[1] for line in done.out.splitlines() if line.startswith("✓")] == STEPS

@@ -111,7 +111,7 @@ async def test_a_device_that_was_not_awaited(
     )
     assert await refused(a.copy_to, NAME) == "copy_to: device must be an open Device, got str"
     assert await refused(ta.sparse.csr, opening, None) == (
-        f"csr: device must be a Device, got DeviceOpening; {NOT_OPEN}"
+        f"csr: device must be an open Device, got DeviceOpening; {NOT_OPEN}"
     )
     with pytest.raises(TypeError) as refusal:
         ta.random.Generator(opening)

@@ -28,8 +28,14 @@ async def test_what_is_written_is_seen_by_operations_and_the_other_way_round(dev
         np.testing.assert_array_equal(array[1], [8, 10, 12, 14])
         with pytest.raises(ValueError, match="read-only"):
             array[0, 0] = 1.0
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            array.flags.writeable = True
+        assert memoryview(array).readonly
     async with ref.T[1:3].lease() as view:
         np.testing.assert_array_equal(view, (await ref.to_host()).T[1:3])
+    low = await device.zeros((), "bfloat16")
+    async with low.lease() as number:
+        assert number.dtype.name == "bfloat16"
 
 
 async def test_it_waits_for_earlier_writes_and_holds_later_ones_back(

@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 import pytest
 from isolations import inline
+from outside_library import Broken
 
 import trio_accel as ta
 from trio_accel import linalg
@@ -131,6 +132,17 @@ async def test_factors_that_are_none_are_the_callers_error(system: ta.System, de
     for factor in (3, 3.0, np.float32(3), np.int64(3), 1000.0):
         result = await (await device.ask(Scaled(factor, a))).to_host()
         np.testing.assert_array_equal(result, float(factor) * np.eye(2))
+    assert {node.restarts for node in system.tree().walk()} == {0}
+
+
+async def test_exact_values_that_no_plan_can_depend_on(system: ta.System, device: ta.Device) -> None:
+    bad: list[Any] = [1.5, [1], None, (1, [2]), {"a": 1}, object()]
+    good: list[Any] = ["fine", ("fine", (1, 2)), b"fine", np.int64(3), ta.DType.int8, True]
+    for given in bad:
+        with pytest.raises(TypeError, match=r"Broken: BrokenSpec\.how must be a whole number, a name, or a"):
+            await device.ask(Broken(given))
+    for given in good:
+        await device.ask(Broken(given))
     assert {node.restarts for node in system.tree().walk()} == {0}
 
 

@@ -191,7 +191,7 @@ async def test_the_package_is_missing(
     system: ta.System, isolation: Isolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_package(tmp_path, monkeypatch, MISSING)
-    with pytest.raises(ta.NotSupportedError, match=r"nvtx .*pip install 'trio-accel\[nvtx\]'"):
+    with pytest.raises(ta.NotSupportedError, match=r"nvtx .*pip install '\.\[nvtx\]'"):
         await system.open_device(BACKEND, options=options(isolation))
 
 

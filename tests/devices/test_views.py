@@ -111,7 +111,44 @@ async def test_parts_that_do_not_meet_may_be_read_and_written_at_once(device: ta
     square = await device.put(np.eye(4))
     out = ref.reshape(2, 4)[:, :2]
     with pytest.raises(ValueError, match="out must be contiguous, got a view of shape"):
-        await ta.linalg.matmul(square[:2, :2], square[:2, :2], out=out)
+        await ta.arrays.sum(square.reshape(4, 2, 2), axis=0, out=out)
+
+
+PLACES = {
+    "steps": np.s_[::4, ::2],
+    "part of rows": np.s_[2:4, 1:5],
+    "from the end": np.s_[-1:-3:-1, ::-2],
+    "columns": np.s_[:2, 3:7],
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("is_transposed", [False, True])
+async def test_products_and_expressions_write_to_views(
+    device: ta.Device, place: str, is_transposed: bool
+) -> None:
+    rng = np.random.default_rng(2)
+    for dtype in ("float64", "float32", "complex64", "float16"):
+        a, b = rng.standard_normal((2, 3)).astype(dtype), rng.standard_normal((3, 4)).astype(dtype)
+        wanted = np.zeros((8, 8), dtype)
+        base = await device.put(wanted)
+        out = (base.T if is_transposed else base)[PLACES[place]]
+        into = (wanted.T if is_transposed else wanted)[PLACES[place]]
+        assert await ta.linalg.matmul(a, b, out=out) is out
+        into[...] = a @ b
+        np.testing.assert_allclose(await base.to_host(), wanted, rtol=2e-2 if dtype == "float16" else 1e-5)
+        assert await ta.jit.elementwise("x + i(1)")(out, out=out) is out
+        into += np.arange(4)
+        np.testing.assert_allclose(await base.to_host(), wanted, rtol=2e-2 if dtype == "float16" else 1e-5)
+
+
+async def test_stacks_and_whole_numbers_are_not_multiplied_into_views(device: ta.Device) -> None:
+    for dtype, shape in (("float64", (5, 2, 2)), ("int64", (2, 2))):
+        a, big = await device.zeros(shape, dtype), await device.zeros((*shape[:-1], 4), dtype)
+        with pytest.raises(ValueError, match=r'elementwise\("x"\)\(result, out=out\)'):
+            await ta.linalg.matmul(a, a, out=big[..., ::2])
+        product = await ta.linalg.matmul(a, a)
+        await ta.jit.elementwise("x")(product, out=big[..., ::2])
 
 
 async def test_a_view_keeps_the_memory_and_shares_its_fate(device: ta.Device) -> None:

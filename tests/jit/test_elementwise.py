@@ -136,9 +136,11 @@ async def test_bfloat16_is_rounded_after_each_step(device: ta.Device) -> None:
 async def test_wrong_calls_are_refused(device: ta.Device) -> None:
     f = ta.jit.elementwise("a * x + b", name="affine")
     x, count = await device.zeros(3, "int8"), await device.zeros(4)
-    for arguments, named in (((1, x), {}), ((1, x, 2, 3), {}), ((1, x), {"a": 1}), ((1, x, 2), {"c": 1})):
+    for arguments, named in (((1, x), {}), ((1, x, 2, 3), {}), ((1, x), {"a": 1})):
         with pytest.raises(TypeError, match=r"jit.affine takes 3 arguments \(a, x, b\)"):
             await f(*arguments, **named)
+    with pytest.raises(TypeError, match=r"jit.affine: there is no option 'c'; there are a, b, out, shape, x"):
+        await f(1, x, 2, c=1)
     with pytest.raises(ValueError, match=r"jit.affine: a 300 is outside -128 to 127, which int8 holds"):
         await f(300, x, 1)
     with pytest.raises(ValueError, match="64 bits"):
@@ -149,7 +151,7 @@ async def test_wrong_calls_are_refused(device: ta.Device) -> None:
         await f(1, x, 1, out=(x, x))
     with pytest.raises(TypeError, match="no operand is on a device"):
         await f(1, 2, 3)
-    with pytest.raises(TypeError, match="x must be an AccelRef or a NumPy array, got str"):
+    with pytest.raises(TypeError, match="x must be a number or an array, got str"):
         await device.ask(f.compute(1, "x", 1))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"jit.elementwise: bitwise_and does not take float64, a Python int"):
         await ta.jit.elementwise("x & 1")(count)

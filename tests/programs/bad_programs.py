@@ -142,8 +142,32 @@ class Rules:
     def broken(self, x: Array) -> Array:
         return x
 
+
+class NoParameter:
+    """Declares an argument that its method does not have."""
+
+    def __init__(self, weights: Array) -> None: ...
+
     @ta.programs.method(updates=["y"])
-    def no_parameter(self, x: Array) -> None: ...
+    def adds(self, x: Array) -> None: ...
+
+
+class NoSelf:
+    """Declares its state without saying whose it is."""
+
+    def __init__(self, weights: Array) -> None: ...
+
+    @ta.programs.method(updates=["weights"])
+    def adds(self, x: Array) -> None: ...
+
+
+class Misspelled:
+    """Declares state that its constructor does not take."""
+
+    def __init__(self, weights: Array) -> None: ...
+
+    @ta.programs.method(updates=["self.wieghts"])
+    def adds(self, x: Array) -> None: ...
 
 
 class Keeps:
@@ -225,6 +249,9 @@ class Methods:
 
     @staticmethod
     def static() -> None: ...
+
+    def exponential(self, x: Array) -> Array:
+        return np.exp(x)
 
     def two(self, a: Any, b: Any, *, c: Any = 1) -> Any:
         return [a, b, c]

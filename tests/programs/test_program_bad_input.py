@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from bad_programs import Keeps, Methods, Process, Returns, Rules
+from bad_programs import Keeps, Methods, Misspelled, NoParameter, NoSelf, Process, Returns, Rules
 from chosen import BACKEND
 from sample_programs import Counter, Layer, flat, scaled
 
@@ -30,10 +30,10 @@ def open_bad(device: ta.Device, cls: Any, *args: Any, **kwargs: Any) -> Any:
 async def test_constructors_take_what_their_signature_says(any_device: ta.Device) -> None:
     opening: Any = ta.open_program
     with pytest.raises(
-        TypeError, match=r"open_program: Layer\(.*: missing a required argument: 'parameters'"
+        TypeError, match=r"open_program: Layer: missing a required argument: 'parameters'; it takes \(par"
     ):
         opening(any_device, Layer)
-    with pytest.raises(TypeError, match=r"open_program: Layer\(.*got an unexpected keyword argument 'heads'"):
+    with pytest.raises(TypeError, match=r"open_program: Layer: there is no option 'heads'; there are "):
         opening(any_device, Layer, PARAMETERS, heads=3)
     with pytest.raises(
         TypeError, match=r"sample_programs:scaled is a function, whose arguments are those of"
@@ -130,10 +130,10 @@ async def test_methods_that_cannot_be_asked(any_device: ta.Device) -> None:
         for args, kwargs, said in (
             ((1,), {}, "missing a required argument: 'b'"),
             ((1, 2, 3), {}, "too many positional arguments"),
-            ((1, 2), {"d": 1}, "got an unexpected keyword argument 'd'"),
+            ((1, 2), {"d": 1}, "there is no option 'd'; there are a, b, c"),
             ((1, 2), {"a": 1}, "multiple values for argument 'a'"),
         ):
-            with pytest.raises(TypeError, match=rf"bad_programs\.Methods\.two\(a: .*{said}"):
+            with pytest.raises(TypeError, match=rf"bad_programs\.Methods\.two: .*{said}"):
                 await program.ask("two", *args, **kwargs)
         assert await program.ask("two", 1, 2) == [1, 2, 1]
 
@@ -256,12 +256,48 @@ async def test_rules_of_outputs_that_are_wrong(any_device: ta.Device) -> None:
         with pytest.raises(ZeroDivisionError) as caught:
             await program.ask(Rules.broken, X)
         assert caught.value.__notes__ == ["in the rule of the outputs of bad_programs.Rules.broken"]
-        with pytest.raises(TypeError, match=r"Rules\.no_parameter: updates names 'y', which is no parameter"):
-            await program.ask(Rules.no_parameter, X)
     declare: Any = ta.programs.method
     for wrong in ({"out": 3}, {"updates": "x"}, {"updates": [3]}):
         with pytest.raises(TypeError, match=r"method: (out|updates) must be"):
             declare(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("cls", "said"),
+    [
+        (NoParameter, "updates names 'y', which is no parameter; there are self.weights, x"),
+        (NoSelf, "updates names 'weights', which is no parameter; did you mean 'self.weights'?"),
+        (Misspelled, "updates names 'self.wieghts', which is no parameter; did you mean 'self.weights'?"),
+    ],
+)
+async def test_updates_that_name_nothing_are_refused_at_the_opening(
+    any_device: ta.Device, cls: Any, said: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        await ta.open_program(any_device, cls, X)
+    assert str(caught.value) == f"bad_programs.{cls.__name__}.adds: {said}"
+
+
+async def test_a_method_is_not_called_and_an_opening_is_no_program(any_device: ta.Device) -> None:
+    opening: Any = ta.open_program(any_device, Counter, X)
+    with pytest.raises(AttributeError, match=r"async with ta\.open_program\(\.\.\.\) as program"):
+        await opening.ask("total")
+    with pytest.raises(TypeError, match=r"async with ta\.open_program\(\.\.\.\) as program"):
+        opening.__enter__()
+    async with opening as program:
+        with pytest.raises(AttributeError, match=r"write await program\.ask\(Counter\.total, \.\.\.\)"):
+            await program.total()
+        with pytest.raises(AttributeError, match=r"'Program' object has no attribute 'totl'$"):
+            await program.totl()
+        with pytest.raises(TypeError, match=r"Counter\.add: no call takes a timeout: write `with trio\.fail"):
+            await program.ask(Counter.add, X, timeout=3)
+
+
+@pytest.mark.skipif(BACKEND == "cpu", reason="there NumPy takes them")
+async def test_numpy_says_which_line_takes_an_array_of_a_gpu(any_device: ta.Device) -> None:
+    async with open_bad(any_device, Methods) as program:
+        with pytest.raises(ta.ActorFailedError, match=r"x = torch\.from_dlpack\(x\)"):
+            await program.ask(Methods.exponential, X)
 
 
 async def test_arrays_that_a_program_keeps_are_read_only_behind_its_call(device: ta.Device) -> None:
@@ -282,8 +318,10 @@ async def test_arrays_that_a_program_keeps_are_read_only_behind_its_call(device:
 
 async def test_state_that_no_method_declares_is_read_only(device: ta.Device) -> None:
     async with open_bad(device, Process, X) as program:
-        with pytest.raises(ta.ActorFailedError, match="assignment destination is read-only"):
+        with pytest.raises(ta.ActorFailedError, match="assignment destination is read-only") as caught:
             await program.ask(Process.writes)
+        assert caught.value.__cause__ is not None
+        assert '@programs.method(updates=["self.' in "".join(caught.value.__cause__.__notes__)
         assert await program.ask(Process.sums) == X.sum()
 
 

@@ -189,7 +189,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "no device": (
         lambda g: sparse.csr(scipy.sparse.eye_array(2), g.device),  # type: ignore[arg-type]
         TypeError,
-        r"csr: device must be a Device, got dia_array",
+        r"csr: device must be an open Device, got dia_array",
     ),
     "whole numbers": (
         lambda g: sparse.csr(g.device, scipy.sparse.csr_array(np.eye(2, dtype=np.int64))),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import socket
 import time
 from collections.abc import AsyncGenerator
@@ -35,7 +36,7 @@ class Worker(ta.Actor):
 
 @pytest.fixture
 async def dashboard(system: ta.System) -> AsyncGenerator[Dashboard, None]:
-    async with open_dashboard(system, interval=0.2) as opened:
+    async with open_dashboard(system, interval=0.2, errors=True) as opened:
         yield opened
 
 
@@ -77,6 +78,7 @@ async def test_what_is_served(client: httpx2.AsyncClient, dashboard: Dashboard) 
         found = await client.get(name)
         assert found.status_code == 200
         assert "default-src 'none'" in found.headers["content-security-policy"]
+        assert "<!--" not in found.text
         assert "http" not in found.text.replace("http://www.w3.org/2000/svg", "")
     assert (await client.get("../_dashboard.py")).status_code == 404
     assert (await client.post("events")).status_code == 405
@@ -125,6 +127,93 @@ async def test_pages_beyond_the_limit_are_refused_and_those_that_left_count_no_m
             if found == b"200":
                 break
             await trio.sleep(0.05)
+
+
+async def test_connections_are_bounded(dashboard: Dashboard, system: ta.System) -> None:
+    """A local user who opens 300 takes 64 descriptors, and those who left count no more."""
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    refused = 0
+    held: list[trio.SocketStream] = []
+    for _ in range(300):
+        stream = await connect(dashboard)
+        with trio.move_on_after(0.0 if len(held) < 64 else 5.0):
+            if b"503" in await stream.receive_some():
+                refused += 1
+                await stream.aclose()
+                continue
+        held.append(stream)
+    assert len(held) == 64
+    assert refused == 300 - 64
+    assert descriptors() - before <= 2 * 64 + 2  # with the ends of this test
+    for stream in held:
+        await stream.aclose()
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        with trio.fail_after(5):
+            while (await client.get(dashboard.url)).status_code != 200:  # noqa: ASYNC110  # nobody is told
+                await trio.sleep(0.05)
+    assert system.tree().find("test/dashboard").restarts == 0
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://elsewhere.example", "null", "http://127.0.0.1:1", "https://localhost"]
+)
+async def test_a_foreign_origin_reads_nothing(client: httpx2.AsyncClient, origin: str) -> None:
+    async with client.stream("GET", "events", headers={"Origin": origin}) as found:
+        assert found.status_code == 403
+
+
+async def test_its_own_origin_reads(client: httpx2.AsyncClient, dashboard: Dashboard) -> None:
+    async with client.stream("GET", "events", headers={"Origin": dashboard.url.rstrip("/")}) as found:
+        assert found.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00",
+        (
+            b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\n"
+            b"Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n"
+        ),
+    ],
+)
+async def test_http_2_is_not_served(dashboard: Dashboard, asked: bytes) -> None:
+    found = b""
+    async with await connect(dashboard) as stream:
+        await stream.send_all(asked)
+        with trio.fail_after(5), suppress(trio.BrokenResourceError):
+            while part := await stream.receive_some():
+                found += part
+    # Of HTTP/2, the first frame would be that of the settings.
+    assert b"\x00\x04\x00\x00\x00\x00\x00" not in found
+    assert b"<!doctype" not in found
+
+
+async def test_texts_of_errors_are_shown_where_that_is_wanted(system: ta.System) -> None:
+    worker = await system.spawn(Worker, name="worker")
+    for wanted in (False, True):
+        async with (
+            open_dashboard(system, errors=wanted) as dashboard,
+            aclosing(snapshots(dashboard)) as found,
+        ):
+            await worker.tell(Fail("a <secret>"))
+            async for snapshot in found:
+                if snapshot.failures:
+                    break
+            async with httpx2.AsyncClient(trust_env=False) as client:
+                page = (await client.get(dashboard.url)).text
+        [row] = snapshot.failures
+        assert row.error == ("LookupError: a <secret>" if wanted else "LookupError")
+        assert ("Traceback" in row.traceback) is wanted
+        assert ("secret" in snapshot.to_json()) is wanted
+        assert ("secret" in page) is wanted
+        # Its first state is in the page, and nothing of it ends the script that holds it.
+        assert '"test/worker"' in page
+        assert "<secret" not in page
 
 
 async def test_one_that_does_not_read_holds_up_nothing(dashboard: Dashboard, system: ta.System) -> None:
@@ -215,7 +304,7 @@ async def test_without_the_extra(system: ta.System, monkeypatch: pytest.MonkeyPa
         return found(name, package)
 
     monkeypatch.setattr(MODULE, "import_module", load)
-    with pytest.raises(ta.NotSupportedError, match=rf"needs {missing}.*trio-accel\[dashboard\]"):
+    with pytest.raises(ta.NotSupportedError, match=rf"needs {missing}.*'\.\[dashboard\]' in a checkout"):
         async with open_dashboard(system):
             pass
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ import trio
 from playwright.sync_api import Page, sync_playwright
 
 import trio_accel as ta
-from trio_accel.telemetry import open_dashboard
+from trio_accel.telemetry import DeviceRow, open_dashboard
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
@@ -78,8 +79,54 @@ async def test_a_restart_is_seen_within_a_second(system: ta.System) -> None:
         assert page.locator("#failures img").count() == 0
         return took
 
-    async with open_dashboard(system) as dashboard:
+    async with open_dashboard(system, errors=True) as dashboard:
         assert await trio.to_thread.run_sync(browse, dashboard.url, visit) < 1.0
+
+
+async def test_the_first_paint_shows_the_state(system: ta.System) -> None:
+    """Before an event has come."""
+    await system.spawn(Worker, name="worker")
+
+    def look(url: str) -> list[str]:
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+            try:
+                page = browser.new_page()
+                page.route("**/events", lambda route: None)
+                page.goto(url)
+                return [page.inner_text(part) for part in ("#system", "#totals", "#devices", "#tree tbody")]
+            finally:
+                browser.close()
+
+    async with open_dashboard(system) as dashboard, system.open_device("cpu"):
+        name, totals, devices, tree = await trio.to_thread.run_sync(look, dashboard.url)
+    assert name == "test"
+    assert "messages per second" in totals
+    assert "cpu" in devices
+    assert "worker" in tree
+
+
+async def test_a_device_that_restarts_and_one_that_serves(system: ta.System) -> None:
+    """The numbers that fall to 0 say since when; where there is no process, that is said."""
+    row = DeviceRow(
+        path="test/gpu", name="gpu", backend="cpu", isolation="process", state="restarting", generation=2
+    )
+    other = attrs.evolve(row, path="test/b", state="running", pid=7, served=61.0, completed=12)
+    inline = attrs.evolve(other, path="test/c", isolation="inline", pid=None)
+
+    def visit(page: Page) -> list[str]:
+        page.wait_for_selector(".device")
+        return [page.inner_text(f".device:nth-child({place}) dl") for place in (1, 2, 3)]
+
+    async with open_dashboard(system) as dashboard:
+        shown = attrs.evolve(dashboard.recorder.snapshot(), devices=(row, other, inline))
+        vars(dashboard.recorder)["snapshot"] = lambda: shown
+        texts = [" ".join(one.split()) for one in await trio.to_thread.run_sync(browse, dashboard.url, visit)]
+    assert "served by no process now" in texts[0]
+    assert "completed 0 in generation 2" in texts[0]
+    assert "served by process 7" in texts[1]
+    assert "completed 12 in 1 min 1 s" in texts[1]
+    assert f"served by process {os.getpid()}, inline" in texts[2]
 
 
 @pytest.mark.parametrize("width", [400, 1280])

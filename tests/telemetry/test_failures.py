@@ -53,15 +53,39 @@ def test_a_message_and_the_restart_above_it_are_one_in_any_order(clock: Clock) -
         clock.now += 0.5
         for say in order:
             say(failures)
-        [(*what, count)] = rows(failures)
-        assert what == ["s/device/context", "restart", "Scal"]
-        assert count >= 2
-        # And later it is another one.
-        clock.now += 1.5
-        for say in order:
-            say(failures)
-        assert [row[0] for row in rows(failures)] == ["s/device/context"]
-        assert failures.rows[0].time == clock.now
+        assert rows(failures) == [("s/device/context", "restart", "Scal", 2)]
+        # And later, too, with the first time and the last.
+        first = clock.now - 0.5
+        for hour in range(3, 6):
+            clock.now += 3600.0
+            for say in order:
+                say(failures)
+            assert rows(failures) == [("s/device/context", "restart", "Scal", hour)]
+            assert (failures.rows[0].first, failures.rows[0].time) == (first, clock.now)
+
+
+def test_an_hour_of_losses_is_one_line_with_their_count(clock: Clock) -> None:
+    failures = Failures(10)
+    began = clock.now
+    for _ in range(36):
+        # The texts of both are not the same: that of the operation names it.
+        for message in ("Scal", "Gemm"):
+            error = ta.ContextPoisonedError("killed", operation=message)
+            failures.message("s/device/context/blas", message, error)
+        failures.observe(restarted("s/device/context", ta.ContextPoisonedError("killed")))
+        failures.message("s/device/context/fft", "Fft", ta.ContextPoisonedError("killed", operation="Fft"))
+        clock.now += 100.0
+    [row] = failures.rows
+    assert (row.path, row.count, row.first, row.time) == ("s/device/context", 36, began, began + 3500.0)
+
+
+def test_messages_alone_are_counted(clock: Clock) -> None:
+    failures = Failures(10)
+    for seconds in (0.0, 0.1, 10.0, 10.1):
+        clock.now = 1000.0 + seconds
+        failures.message("s/a", "Scal", ValueError("bad"))
+    [row] = failures.rows
+    assert (row.kind, row.count, row.first, row.time) == ("message", 4, 1000.0, 1010.1)
 
 
 def test_others_are_shown_apart(clock: Clock) -> None:

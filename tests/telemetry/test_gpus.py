@@ -162,7 +162,7 @@ async def test_without_a_driver(machine: Machine, error: str, message: str) -> N
 
 async def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(ta.NotSupportedError, match=re.escape("pip install 'trio-accel[nvml]'")):
+    with pytest.raises(ta.NotSupportedError, match=re.escape("pip install '.[nvml]'")):
         await read_gpus()
 
 

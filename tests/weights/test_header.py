@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import trio
 from weight_files import encoded, entry, noise, raw, used
 
 import trio_accel as ta
@@ -162,3 +164,79 @@ async def test_the_limit_of_the_header_is_that_of_what_is_read(
     path.write_bytes(raw(b"{}" + b" " * 63))
     with pytest.raises(ta.weights.WeightsError, match="a header of 65 bytes"):
         await ta.weights.load(device, path)
+
+
+def _many(item: bytes, count: int) -> bytes:
+    return b",".join([item] * count)
+
+
+TINY = b'{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
+# Headers that take long to read, and what is said of them; None where they are right.
+LONG: dict[str, tuple[bytes, str | None]] = {
+    "empty lists": (b'{"a":[%b]}' % _many(b"[]", 3_000_000), "more than 2097152"),
+    "empty texts": (b'{"a":[%b]}' % _many(b'""', 1_000_000), "got a list"),
+    "lists": (b'{"a":[%b]}' % _many(b"[]", 1_000_000), "got a list"),
+    "long numbers": (b'{"a":[%b]}' % _many(b"9" * 4000, 8000), "got a list"),
+    "many tensors": (b"{%b}" % b",".join(b'"%d":%b' % (n, TINY) for n in range(60_000)), None),
+    "too many tensors": (
+        b"{%b}" % b",".join(b'"%d":%b' % (n, TINY) for n in range(400_000)),
+        "262144 tensors",
+    ),
+}
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("name", LONG)
+async def test_the_loop_goes_on_while_a_long_header_is_read(tmp_path: Path, name: str) -> None:
+    header, said = LONG[name]
+    path = tmp_path / "long.safetensors"
+    path.write_bytes(raw(header))
+    held = 0.0
+
+    async def watch() -> None:
+        nonlocal held
+        while True:
+            began = time.perf_counter()
+            await trio.sleep(0.001)
+            held = max(held, time.perf_counter() - began)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        if said is None:
+            assert len((await ta.weights.inspect(path)).tensors) == 60_000
+        else:
+            with pytest.raises(ta.weights.WeightsError, match=said):
+                await ta.weights.inspect(path)
+        nursery.cancel_scope.cancel()
+    assert held < 0.5
+
+
+@pytest.mark.parametrize("name", ["\\ud800", "a\\udfff", "\\ud800\\ud800"])
+async def test_a_name_with_a_lone_surrogate_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "half.safetensors"
+    for header in (
+        b'{"%b":%b}' % (name.encode(), json.dumps(U8).encode()),
+        b'{"__metadata__":{"%b":""}}' % name.encode(),
+        b'{"__metadata__":{"x":"%b"}}' % name.encode(),
+    ):
+        path.write_bytes(raw(header, FOUR))
+        with pytest.raises(ta.weights.WeightsError, match=r"half\.safetensors.*lone surrogate") as caught:
+            await ta.weights.inspect(path)
+        str(caught.value).encode()
+    path.write_bytes(raw(b'{"\\ud83d\\ude00":%b}' % json.dumps(U8).encode(), FOUR))
+    assert list((await ta.weights.inspect(path)).tensors) == ["\U0001f600"]
+
+
+@pytest.mark.parametrize("index", [
+    {"weight_map": {"a": "x\0.safetensors"}},
+    {"weight_map": {"a": "x\ud800.safetensors"}},
+    {"weight_map": {"a\ud800": "x.safetensors"}},
+    {"weight_map": []},
+    {"weight_map": {"a": 3}},
+    [],
+])  # fmt: skip
+async def test_an_error_of_an_index_names_it(tmp_path: Path, index: Any) -> None:
+    path = tmp_path / "model.index.json"
+    path.write_text(json.dumps(index))
+    with pytest.raises(ta.weights.WeightsError, match=r"model\.index\.json"):
+        await ta.weights.inspect(path)

@@ -190,3 +190,46 @@ def test_anything_comes_back(arrays: dict[str, Any], metadata: dict[str, str]) -
 
     with tempfile.TemporaryDirectory() as folder:
         trio.run(main, folder)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666])
+async def test_a_file_that_is_replaced_keeps_its_mode(device: ta.Device, tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "kept.safetensors"
+    x = await device.put(np.ones(2))
+    seen = set[int]()
+
+    def look(*_: object) -> None:
+        seen.update(stat.S_IMODE(found.stat().st_mode) for found in tmp_path.iterdir())
+
+    before = os.umask(0o027)
+    try:
+        await ta.weights.save(path, {"x": x})
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
+        path.chmod(mode)
+        await ta.weights.save(path, {"x": x}, progress=look)
+    finally:
+        os.umask(before)
+    assert seen == {mode}
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+async def test_links_and_what_is_no_file(device: ta.Device, tmp_path: Path) -> None:
+    x = await device.put(np.ones(2))
+    (tmp_path / "other").mkdir()
+    link, path = tmp_path / "link", tmp_path / "other" / "model"
+    link.symlink_to(path)
+    for _ in range(2):
+        await ta.weights.save(link, {"x": x})
+        assert link.is_symlink()
+        assert list(await ta.weights.load(device, path)) == ["x"]
+    os.link(path, tmp_path / "hard")
+    await ta.weights.save(path, {"y": x})
+    assert list(await ta.weights.load(device, tmp_path / "hard")) == ["x"]
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ta.weights.WeightsError, match="pipe is there and no regular file"):
+        await ta.weights.save(pipe, {"x": x})
+    assert pipe.is_fifo()
+    with pytest.raises(IsADirectoryError):
+        await ta.weights.save(tmp_path, {"x": x})
+    assert sorted(os.listdir(tmp_path)) == ["hard", "link", "other", "pipe"]

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from contextvars import Context, copy_context
 from functools import partial
-from typing import Any, ClassVar, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, TypeVarTuple
 
 import attrs
 import trio
@@ -42,6 +42,16 @@ class Actor(ActorBase):
 
     context: ActorContext
     __handlers__: ClassVar[HandlerTable] = {}
+
+    if not TYPE_CHECKING:  # a type checker would find every attribute with it
+
+        def __getattr__(self, name: str) -> object:
+            if name == "context" or hasattr(Ref, name):
+                cls = type(self).__name__
+                spawn = f"ref = await system.spawn({cls}, ...), then await ref.ask(...)"
+                raise AttributeError(f"{cls} has no {name!r} before it is spawned: {spawn}")
+            # Once more: it may be the error of a property.
+            return object.__getattribute__(self, name)
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)

@@ -118,19 +118,21 @@ class Cell:
             self.check_run(verb)
         handler = self.handlers.get(type(message))
         if handler is None or not isinstance(message, base):
-            raise TypeError(f"{verb}: {self._what_is_wrong(message, base)}")
+            raise TypeError(f"{verb}: {self._what_is_wrong(message, base, verb)}")
         return handler
 
     def check_run(self, verb: str) -> None:
         """Refuse another thread or Trio run."""
         check_run(self.system.thread, verb, f"actor {self.path}")
 
-    def _what_is_wrong(self, message: object, base: type) -> str:
+    def _what_is_wrong(self, message: object, base: type, verb: str) -> str:
         name, given = type(message).__name__, safe_repr(message)
         if isinstance(message, type) and issubclass(message, (Request, Message)):
             return f"{message.__name__} is a class; make a message of it: {message.__name__}(...)"
         if not isinstance(message, (Request, Message)):
-            return f"{given} is no message; give an instance of a subclass of {base.__name__}"
+            taken = sorted(f"{verb}({cls.__name__}(...))" for cls in self.handlers if issubclass(cls, base))
+            told = f": {', '.join(taken)}" if taken else ""
+            return f"{given} is no message; give an instance of a subclass of {base.__name__}{told}"
         if not isinstance(message, base):
             kind, use = ("Request", "ask()") if isinstance(message, Request) else ("Message", "tell()")
             return f"{name} is a {kind}, which goes with {use}; here a {base.__name__} is needed"

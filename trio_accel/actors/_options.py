@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import enum
 import functools
+import inspect
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
@@ -25,7 +26,10 @@ __all__ = [
     "Restart",
     "Strategy",
     "SystemOptions",
+    "bind_arguments",
     "named_options",
+    "nearest",
+    "unknown_option",
 ]
 
 T = TypeVar("T")
@@ -40,16 +44,54 @@ def named_options(cls: type[T]) -> type[T]:
     def check_names(self: object, *values: Any, **options: Any) -> None:
         for name in options:
             if name not in names:
-                raise TypeError(f"{cls.__name__}: there is no option {name!r}; {_nearest(name, names)}")
+                raise unknown_option(cls.__name__, name, names)
         make(self, *values, **options)
 
     setattr(cls, "__init__", check_names)  # noqa: B010  # type checkers refuse an assignment
     return cls
 
 
-def _nearest(name: str, names: tuple[str, ...]) -> str:
+def nearest(name: str, names: Collection[str]) -> str:
+    """Find the name that was meant, in words; all there are, where none is near."""
     near = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(names))}"
+
+
+def unknown_option(where: str, name: str, names: Collection[str]) -> TypeError:
+    """Make the error of an option that there is not, which says what to write."""
+    if name == "timeout":
+        return TypeError(f"{where}: no call takes a timeout: write `with trio.fail_after(seconds):`")
+    told = nearest(name, names) if names else "it takes none"
+    return TypeError(f"{where}: there is no option {name!r}; {told}")
+
+
+def bind_arguments(
+    where: str, signature: inspect.Signature, args: Any, kwargs: Mapping[str, object], *own: str
+) -> inspect.BoundArguments:
+    """Find out which argument of a call is which.
+
+    Args:
+        where: Name of the call, for the error.
+        signature: That of what is called.
+        args: Arguments by their places.
+        kwargs: Arguments by their names.
+        own: Options that the caller has besides.
+
+    Raises:
+        TypeError: They do not fit.
+    """
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError as error:
+        parameters = signature.parameters.values()
+        names = {one.name for one in parameters}
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        for name in kwargs:
+            if name not in names and not takes_any:
+                raise unknown_option(where, name, {*names, *own}) from None
+        plain = [one.replace(annotation=one.empty) for one in parameters]
+        # The reason comes first: a signature may be long.
+        raise TypeError(f"{where}: {error}; it takes {inspect.Signature(plain)}") from None
 
 
 class Restart(enum.Enum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextvars import Context, copy_context
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Never, TypeVar, cast
 
 import outcome
 import trio
@@ -23,7 +23,7 @@ from ._messages import (
     Request,
     no_look,
 )
-from ._options import Overflow
+from ._options import Overflow, unknown_option
 from ._tasks import cell_of_task, cells
 
 __all__ = ["Posted", "Ref"]
@@ -59,7 +59,9 @@ class Ref(Generic[ActorT_co]):
         return self._cell.is_running
 
     @enable_ki_protection
-    async def ask(self, request: Request[ActorT_co, ReplyT], /, *, abandon_on_cancel: bool = False) -> ReplyT:
+    async def ask(
+        self, request: Request[ActorT_co, ReplyT], /, *, abandon_on_cancel: bool = False, **_unknown: Never
+    ) -> ReplyT:
         """Send a request and wait for its reply.
 
         When cancelled, a request that is still queued is withdrawn and never runs. For one that
@@ -85,6 +87,8 @@ class Ref(Generic[ActorT_co]):
                 meanwhile, so that it is not cancelled.
             Exception: The error of the handler, where the actor's policy says that it is a reply.
         """
+        if _unknown:
+            raise unknown_option("ask", next(iter(_unknown)), ("abandon_on_cancel",))
         cell = self._cell
         attempt = cell.check(request, Request, "ask").attempt
         task = trio.lowlevel.current_task()

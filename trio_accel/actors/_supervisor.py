@@ -18,7 +18,7 @@ from ._errors import ActorFailedError, describe
 from ._events import ActorRestarted, SupervisorFailed
 from ._handlers import ActorBase
 from ._messages import AwaitedStart
-from ._options import Directive, Intensity, MailboxOptions, Policy, Restart, Strategy, must_be
+from ._options import Directive, Intensity, MailboxOptions, Policy, Restart, Strategy, bind_arguments, must_be
 from ._ref import Ref
 from ._restarts import Restarts
 from ._system_state import SystemState
@@ -402,9 +402,11 @@ def _check_class(
     # `Pool[int, str]` is for type checkers: what is made is a `Pool`.
     found = get_origin(actor_class) or actor_class
     if not (isinstance(found, type) and issubclass(found, ActorBase)):
-        raise TypeError(f"spawn: {actor_class!r} is not a subclass of Actor")
-    try:
-        inspect.signature(found).bind(*args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"spawn: {found.__name__}{inspect.signature(found)}: {error}") from None
+        name = type(actor_class).__name__
+        made = f": write spawn({name}, ...), with its arguments" if isinstance(actor_class, ActorBase) else ""
+        raise TypeError(f"spawn: {actor_class!r} is not a subclass of Actor{made}")
+    signature = inspect.signature(found)
+    bind_arguments(
+        f"spawn: {found.__name__}", signature, args, kwargs, "name", "restart", "policy", "mailbox"
+    )
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Never
 
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, LibraryActor, Operand
@@ -31,6 +32,7 @@ async def sum(  # noqa: A001  # the standard's name, in a module of its own
     dtype: DTypeLike | None = None,
     keepdims: bool = False,
     out: AccelRef | None = None,
+    **_unknown: Never,
 ) -> AccelRef:
     """Add the elements of an array along axes, as the array API standard's ``sum`` does.
 
@@ -63,7 +65,7 @@ async def sum(  # noqa: A001  # the standard's name, in a module of its own
         NotSupportedError: float8.
     """
     reduction = _reduction("sum", None if dtype is None else DType.of(dtype).value)
-    return await reduction(x, axis=axis, keepdims=keepdims, out=out)
+    return await reduction(x, axis=axis, keepdims=keepdims, out=out, **_unknown)
 
 
 @functools.cache

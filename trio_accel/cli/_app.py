@@ -194,7 +194,7 @@ def spectrum(
 ) -> int:
     """Draw the spectrogram of a recording.
 
-    Needs Matplotlib: pip install 'trio-accel[plot]'. Every spectrum is compared with SciPy in float64.
+    Needs Matplotlib: pip install '.[plot]' in a checkout. Every spectrum is compared with SciPy in float64.
 
     Args:
         audio: WAV file (PCM or float, any number of channels). Default: a sentence read aloud.

@@ -278,7 +278,7 @@ def _require_matplotlib() -> None:
         InputError: It is not.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("a spectrogram needs Matplotlib: pip install 'trio-accel[plot]'")
+        raise InputError("a spectrogram needs Matplotlib: pip install '.[plot]' in a checkout")
 
 
 def _draw_spectrogram(recording: Recording, stft: Stft, levels: NDArray[np.float64]) -> bytes:

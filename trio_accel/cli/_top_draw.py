@@ -152,7 +152,7 @@ def _devices(devices: Sequence[DeviceRow], width: int) -> Iterator[Text]:
             ("" if recovery is None else f"recovered in {_format_seconds(recovery)}", ""),
             ("" if cost is None else f"restart {_format_seconds(cost)}", ""),
             (f"{device.pending} waiting" if device.pending else "", "yellow"),
-            (device.isolation if device.pid is None else f"process {device.pid}", "dim"),
+            (_where(device), "dim"),
         ]
         yield _joined(parts, width)
         # The parts are worth a line where a person waits for them.
@@ -160,6 +160,12 @@ def _devices(devices: Sequence[DeviceRow], width: int) -> Iterator[Text]:
             # The reason has a line of its own: it is what a person can change.
             for text in device.recovery_text.split("; ", 1):
                 yield _one_line(f"  {text}", width, "yellow")
+
+
+def _where(device: DeviceRow) -> str:
+    if device.pid is not None:
+        return f"process {device.pid}"
+    return "no process now" if device.isolation == "process" else device.isolation
 
 
 def _used(memory: MemoryRow) -> str:
@@ -386,6 +392,8 @@ _KEYS = (
 def _failure_lines(failures: Sequence[FailureRow], width: int) -> Iterator[Text]:
     for failure in failures:
         times = f" (x{failure.count})" if failure.count > 1 else ""
+        if times and failure.first is not None:
+            times = f" (x{failure.count} since {_format_clock(failure.first)})"
         yield _joined([(_format_clock(failure.time), "dim")], width) + _one_line(
             f" {failure.path} {failure.kind}{times}: {failure.error}", max(1, width - 8), "red"
         )

@@ -231,20 +231,18 @@ def _is_match(row: ActorRow, text: str) -> bool:
     return any(sought in word.casefold() for word in (row.path, row.actor_class, row.state))
 
 
-def _shown(rows: Sequence[ActorRow], text: str) -> set[str]:
+def _shown(rows: Sequence[ActorRow], text: str) -> set[str | None]:
     """Paths of what the filter asks for, and of all above."""
-    shown: set[str] = set()
-    for row in rows:
-        if _is_match(row, text):
-            path: str | None = row.path
-            while path and path not in shown:
-                shown.add(path)
-                path = path.rpartition("/")[0]
+    shown: set[str | None] = set()
+    # From below, and by actors alone: to climb a path of a stranger part by part may take minutes.
+    for row in reversed(rows):
+        if row.path in shown or _is_match(row, text):
+            shown |= {row.path, row.parent}
     return shown
 
 
 def _tree(
-    children: Mapping[str | None, Sequence[ActorRow]], shown: set[str], folded: set[str], text: str
+    children: Mapping[str | None, Sequence[ActorRow]], shown: set[str | None], folded: set[str], text: str
 ) -> Iterator[Line]:
     def below(path: str | None) -> list[ActorRow]:
         return [row for row in children.get(path, ()) if row.path in shown]

@@ -3,7 +3,7 @@
 from ..backends.base.values import in_range
 from ._options import DeviceOptions, Preload
 from .arrays._pending import Pending
-from .arrays._ref import AccelRef, Device, device_of
+from .arrays._ref import AccelRef, Device, check_device, device_of
 from .base._statistics import (
     CacheStatistics,
     DeviceStatistics,
@@ -116,6 +116,7 @@ __all__ = [
     "anew",
     "ask_across",
     "cancel_grace",
+    "check_device",
     "describe_workers",
     "device_of",
     "in_range",

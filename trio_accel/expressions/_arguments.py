@@ -10,10 +10,12 @@ from typing import Any, TypeAlias, TypeVar, cast
 import attrs
 import numpy as np
 
+from ..actors import unknown_option
 from ..backends.base import DType
 from ..backends.base.expressions import Argument, Expression, Weak, pack_scalars
 from ..backends.base.ops import ArraySpec, common_shape
 from ..devices import AccelRef, Operand, Operation, Planner
+from ..devices.base._refusals import what_to_do
 
 __all__ = ["ExpressionArgument", "Taken", "bind", "extents_of", "result_dtype", "served_by", "take"]
 
@@ -134,24 +136,36 @@ def bind(
     arguments: tuple[Any, ...],
     named: Mapping[str, object],
     optional: Collection[str] = (),
+    options: Collection[str] = (),
 ) -> tuple[Any, ...]:
     """Bring the arguments of a call into the order of their names; None for an optional one left out.
+
+    Args:
+        operation: Name of the operation, for the error.
+        names: Those names.
+        arguments: Arguments by their places.
+        named: Arguments by their names.
+        optional: Names of those that may be left out.
+        options: What else the call takes by name.
 
     Raises:
         TypeError: Too few or too many, or one that there is not.
     """
     if not named and len(arguments) == len(names):
         return arguments
+    for name in named:
+        if name not in names:
+            raise unknown_option(operation, name, (*names, *options))
     values = dict(zip(names, arguments, strict=False))
-    unknown = [name for name in named if name not in names or name in values]
+    twice = [name for name in named if name in values]
     values.update(named)
     missing = [name for name in names if name not in values and name not in optional]
-    if len(arguments) > len(names) or unknown or missing:
+    if len(arguments) > len(names) or twice or missing:
         raise TypeError(
             f"{operation} takes {len(names)} arguments ({', '.join(names) or 'none'}), got {len(arguments)}"
             + (f" and by name {', '.join(named)}" if named else "")
             + (f"; {', '.join(missing)} is missing" if missing else "")
-            + (f"; {', '.join(unknown)} is unknown or given twice" if unknown else "")
+            + (f"; {', '.join(twice)} is given twice" if twice else "")
         )
     return tuple([values.get(name) for name in names])
 
@@ -183,7 +197,7 @@ def take(
     values: list[complex] = []
     loads = expression.loads
     for name, argument in zip(expression.inputs, arguments, strict=True):
-        if type(argument) is not AccelRef and isinstance(argument, (bool, int, float, complex, np.generic)):
+        if type(argument) is not AccelRef and not isinstance(argument, (AccelRef, np.ndarray)):
             if name in loads:
                 raise TypeError(f"{planner.name}: {name} must be an array: elements are loaded from it")
             signature.append(_kind_of(planner, name, argument))
@@ -225,7 +239,16 @@ def _common(operation: str, arrays: Sequence[ArraySpec], fixed: tuple[int, ...] 
 
 
 def _kind_of(planner: Planner, name: str, argument: complex | np.generic) -> str:
-    """Return the type of a number, as `Argument.encode` writes it."""
+    """Return the type of a number, as `Argument.encode` writes it.
+
+    Raises:
+        TypeError: It is none.
+        ValueError: It has more than 64 bits.
+    """
+    given: object = argument
+    if not isinstance(given, (int, float, complex, np.generic)):
+        told = f"{type(given).__name__}{what_to_do(given)}"
+        raise TypeError(f"{planner.name}: {name} must be a number or an array, got {told}")
     if isinstance(argument, np.generic):
         # Also float64, which is a Python float, too: NumPy's numbers have dtypes.
         return Argument(planner.dtype(name, argument.dtype), False).encode()

@@ -11,6 +11,7 @@ from ..backends.base import DType, DTypeLike
 from ..backends.base.expressions import Expression, SpecializedExpression, parse
 from ..backends.base.ops import ElementwiseSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
+from ..devices.operations._plan_source import written
 from ._arguments import ExpressionArgument, Taken, bind, extents_of, result_dtype, served_by, take
 
 __all__ = ["ComputeElementwise", "Elementwise"]
@@ -123,7 +124,7 @@ class Elementwise(Generic[ReplyT]):
                 `shape` is no shape.
             ValueError: `shape` has a negative extent.
         """
-        given = bind(self.operation, self.inputs, arguments, named)
+        given = bind(self.operation, self.inputs, arguments, named, options=_RESERVED)
         if out is None or isinstance(out, AccelRef):
             outs: tuple[AccelRef | None, ...] = (out,) * len(self.outputs) if out is None else (out,)
         else:
@@ -148,9 +149,9 @@ class Elementwise(Generic[ReplyT]):
         Args:
             *arguments: Arrays and numbers, in the order of `inputs`; arrays broadcast. A Python number takes
                 the dtype of the arrays that it meets, as in NumPy.
-            out: Array to write to, of the broadcast shape; or a sequence of these, one for each result, with
-                None for a new one. It may be an argument that is not broadcast: then that is changed in
-                place.
+            out: Array to write to, of the broadcast shape and any strides; or a sequence of these, one for
+                each result, with None for a new one. It may be an argument that is not broadcast: then that
+                is changed in place.
             shape: Shape of the results; by default the one that the arrays broadcast to which are read
                 element by element, and where there are none, that of the first of `out`.
             **named: Arguments by their names.
@@ -189,7 +190,7 @@ class Elementwise(Generic[ReplyT]):
         if known.has_places:
             taken.check_places(planner.name, known.axes)
         results = [
-            planner.output(taken.shape, dtype, each, argument=name)
+            written(planner, name, each, (taken.shape, dtype))[0]
             for name, dtype, each in zip(self.outputs, known.dtypes, out, strict=True)
         ]
         for number, given in enumerate(out):

@@ -106,7 +106,7 @@ class Reduction:
         Raises:
             TypeError: Too few or too many arguments, or one that there is not.
         """
-        given = bind(self.operation, self.inputs, arguments, named)
+        given = bind(self.operation, self.inputs, arguments, named, options=_RESERVED)
         return self._message(self, given, axis, keepdims, out)
 
     async def __call__(

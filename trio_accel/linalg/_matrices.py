@@ -16,6 +16,11 @@ __all__ = [
 
 def _plan_matmul(message: Any, planner: Planner) -> Planned[AccelRef]:
     """Plan by the rules of `numpy.matmul`, which drops axes; and it is what is asked most."""
+    given: AccelRef | None = message.out
+    is_matrix = isinstance(given, AccelRef) and given.ndim == 2 and given.dtype.is_inexact
+    if given is not None and is_matrix and not given.spec.is_contiguous:
+        # It writes by strides, where a stack of products has none for its result.
+        return gemm.message(1.0, message.a, message.b, 0.0, given).plan(planner)
     a = planner.read("a", message.a)
     b = planner.read("b", message.b)
     if a.dtype is not b.dtype:
@@ -38,7 +43,8 @@ async def matmul(a: Operand, b: Operand, *, out: AccelRef | None = None) -> Acce
     Args:
         a: Array of shape (..., m, k) or (k,).
         b: Array of shape (..., k, n) or (k,), of the same dtype.
-        out: Array of the result's shape and dtype to write to; by default a new one.
+        out: Array of the result's shape and dtype to write to; by default a new one. It is contiguous, but
+            for matrices of a floating or complex dtype, where it may be a view of any strides.
 
     Returns:
         The product, of shape (..., m, n) and the dtype of the operands.

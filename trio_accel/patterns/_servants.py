@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -80,7 +81,21 @@ def as_callable(model: Model[ItemT, ResultT]) -> Callable[[ItemT], Awaitable[Res
         return lambda item: servant.ask(Call(item))
     if not callable(model):
         raise TypeError(f"a model is an async callable or the address of a servant, not {model!r}")
-    return model
+    if inspect.iscoroutinefunction(model):
+        return model
+
+    async def call(item: ItemT) -> ResultT:
+        """Call what may return something that can be awaited; only its result tells."""
+        work: object = model(item)
+        if not inspect.isawaitable(work):
+            name = getattr(model, "__name__", type(model).__name__)
+            raise TypeError(
+                f"the model {name} returned {type(work).__name__}, and must be async: write `async def "
+                f"{name}(...)`, with `await trio.to_thread.run_sync(...)` where it computes in Python"
+            )
+        return await cast("Awaitable[ResultT]", work)
+
+    return call
 
 
 async def outcome_of(work: Awaitable[ResultT]) -> outcome.Value[ResultT] | outcome.Error:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import attrs
 
-from ..actors import ActorError
+from ..actors import ActorError, bind_arguments, nearest
 from ..backends.base import AccelError, Refused
 from ..backends.base.programs import ENQUEUES, REFUSES
 
@@ -147,10 +147,7 @@ class Method:
         Raises:
             TypeError: They do not fit the signature.
         """
-        try:
-            return self.signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{self.where}{self.signature}: {error}") from None
+        return bind_arguments(self.where, self.signature, args, kwargs)
 
 
 def find_method(cls: type[object], given: object) -> Method:
@@ -185,10 +182,14 @@ def find_method(cls: type[object], given: object) -> Method:
 
 
 def state_of(cls: type[object]) -> frozenset[str]:
-    """Parameters of a constructor whose arrays a method changes."""
-    declared = [getattr(inspect.getattr_static(cls, name), _DECLARED, None) for name in dir(cls)]
-    names = [name for one in declared if isinstance(one, _Declared) for name in one.updates]
-    return frozenset(name.removeprefix("self.") for name in names if name.startswith("self."))
+    """Parameters of a constructor whose arrays a method changes.
+
+    Raises:
+        TypeError: A method declares what cannot be.
+    """
+    asked = [name for name in dir(cls) if not name.startswith("_") and name != "warm_up"]
+    declared = [name for name in asked if hasattr(inspect.getattr_static(cls, name), _DECLARED)]
+    return frozenset[str]().union(*[find_method(cls, name).state for name in declared])
 
 
 def describe_function(function: Callable[..., Any]) -> Method:
@@ -224,7 +225,11 @@ def _describe(
         )
         plain = of_constructor or declared_name
         if plain not in known:
-            raise TypeError(f"{where}: updates names {declared_name!r}, which is no parameter")
+            there = [*signature.parameters, *[f"self.{one}" for one in constructor]]
+            raise TypeError(
+                f"{where}: updates names {declared_name!r}, which is no parameter; "
+                f"{nearest(f'self.{plain}' if f'self.{plain}' in there else declared_name, there)}"
+            )
         names.add(plain)
     return Method(
         name,

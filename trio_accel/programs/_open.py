@@ -15,9 +15,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import trio
 
-from ..actors import Backoff, Intensity
+from ..actors import Backoff, Intensity, bind_arguments
 from ..backends.base.program_definition import ProgramDefinition, build, flatten
-from ..devices import AccelRef, Device, DeviceOpening, opened
+from ..devices import AccelRef, Device, check_device, opened
+from ..devices.base._refusals import NotAwaited
 from ._actor import PATH, ProgramActor
 from ._messages import Ready, StateArray, call_tree, message_class
 from ._method import describe_function, state_of
@@ -33,8 +34,10 @@ _numbers = itertools.count(1)
 _names: WeakKeyDictionary[Device, set[str]] = WeakKeyDictionary()
 
 
-class ProgramOpening(Generic[ProgramT_co]):
+class ProgramOpening(NotAwaited, Generic[ProgramT_co]):
     """Opens a program by ``await``, or by ``async with``, which closes it. Made by `open_program`."""
+
+    what_to_do = "the program is not open yet: async with ta.open_program(...) as program"
 
     def __init__(self, plan: Plan, make: Callable[[Opened], ProgramT_co]) -> None:
         self._plan = plan
@@ -142,10 +145,7 @@ class Plan:
         asked_by: str = "open_program",
         refuses_all: bool = False,
     ) -> None:
-        given: object = device
-        if not isinstance(given, Device):
-            hint = f"; {given.what_to_do}" if isinstance(given, DeviceOpening) else ""
-            raise TypeError(f"open_program: device must be an open Device, got {type(given).__name__}{hint}")
+        check_device("open_program", device)
         for option, value, cls in (("intensity", intensity, Intensity), ("backoff", backoff, Backoff)):
             if value is not None and not isinstance(cast("object", value), cls):
                 raise TypeError(f"open_program: {option} must be {cls.__name__} or None, got {value!r}")
@@ -306,11 +306,8 @@ def _collect(found: list[tuple[str, Any]], first: int) -> Callable[[str, Any], i
 
 
 def _bind(target: Callable[..., Any], args: Any, kwargs: Any) -> inspect.BoundArguments:
-    signature = inspect.signature(target)
-    try:
-        return signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"open_program: {target.__qualname__}{signature}: {error}") from None
+    where = f"open_program: {target.__qualname__}"
+    return bind_arguments(where, inspect.signature(target), args, kwargs, "name", "intensity", "backoff")
 
 
 def _merged(

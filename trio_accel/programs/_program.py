@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 import attrs
 import trio
@@ -405,6 +405,14 @@ class Program(OpenProgram, Generic[T]):
 
     def _find(self, given: object) -> Method:
         return find_method(cast("type[object]", self._opened.target), given)
+
+    if not TYPE_CHECKING:  # a type checker would find every attribute with it
+
+        def __getattr__(self, name: str) -> Any:
+            cls, told = self._opened.target, ""
+            if callable(getattr(cls, name, None)):
+                told = f"; write await program.ask({cls.__name__}.{name}, ...)"
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{told}")
 
 
 class FunctionProgram(OpenProgram, Generic[P]):

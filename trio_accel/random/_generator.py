@@ -13,7 +13,7 @@ import numpy as np
 
 from ..backends.base import DType, DTypeLike, NotSupportedError
 from ..backends.base.ops import PHILOX_ROW, RANDOM_DTYPES, Distribution, PhiloxSpec
-from ..devices import AccelRef, Declared, Device, DeviceOpening, LibraryActor, Planned, Planner, operation
+from ..devices import AccelRef, Declared, Device, LibraryActor, Planned, Planner, check_device, operation
 
 __all__ = [
     "Bits", "Exponential", "Generator", "Integers", "Lognormal", "Normal", "RngActor", "Uniform",
@@ -208,10 +208,7 @@ class Generator:
     ) -> None:
         if kind != "philox4x32_10":
             raise NotSupportedError(f"Generator: kind {kind!r} is not there; it has 'philox4x32_10'")
-        given: object = device
-        if not isinstance(given, Device):
-            hint = f"; {given.what_to_do}" if isinstance(given, DeviceOpening) else ""
-            raise TypeError(f"Generator: device must be an open Device, got {type(given).__name__}{hint}")
+        check_device("Generator", device)
         self._device = device
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer, NoneType)):
             raise TypeError(f"Generator: seed must be a whole number or None, got {seed!r}")

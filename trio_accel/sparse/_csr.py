@@ -13,7 +13,7 @@ import trio
 from ..backends.base import DType
 from ..backends.base.checks import NATIVE
 from ..backends.base.ops import Transpose
-from ..devices import AccelRef, Device, DeviceOpening, LibraryActor, Operand, operation
+from ..devices import AccelRef, Device, LibraryActor, Operand, check_device, operation
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -85,10 +85,7 @@ async def csr(device: Device, matrix: scipy.sparse.spmatrix | scipy.sparse.sparr
         ValueError: Not two axes, or an inconsistent structure.
         OutOfMemoryError: There is not enough device memory.
     """
-    given: object = device
-    if not isinstance(given, Device):
-        hint = f"; {given.what_to_do}" if isinstance(given, DeviceOpening) else ""
-        raise TypeError(f"csr: device must be a Device, got {type(given).__name__}{hint}")
+    check_device("csr", device)
     indptr, indices, data, shape = await trio.to_thread.run_sync(_arrays, matrix)
     return CsrMatrix(shape, await device.put(indptr), await device.put(indices), await device.put(data))
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from ..actors import Actor, ActorContext, Event, System
+from ..actors import Actor, ActorContext, Event, System, describe
 from ..backends.base import NotSupportedError
+from ..devices.base._refusals import opens
 from ._protocol import SHORTEST_SECONDS, check_interval
-from ._recorder import Recorder, record
+from ._recorder import Recorder, check_system, record
 from ._snapshot import SystemSnapshot
 
 if TYPE_CHECKING:
@@ -33,10 +34,15 @@ _HOST = "127.0.0.1"
 # Names of this machine for itself: another one in a request is a page from elsewhere that asks.
 _HOSTS = [_HOST, "localhost"]
 _READERS = 16
+# A browser opens up to six at once, and closes most of them.
+_CONNECTIONS = 64
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 # Snapshots take at most about this share of the program's time: of a large tree they come less often.
 _LARGEST_SHARE = 0.1
 # Messages that are sent to the page: those with the highest rates.
 _OPERATIONS = 40
+# Stands in the page for its first snapshot.
+_FIRST = b"<!--first-->"
 _KINDS = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 # The page asks this program alone, whatever a name or an error in it says.
 _HEADERS = {
@@ -63,16 +69,16 @@ class Dashboard:
     recorder: Recorder
 
 
-@asynccontextmanager
+@opens("the page is not served yet: async with ta.open_dashboard(system) as dashboard")
 async def open_dashboard(
-    system: System, *, port: int = 0, interval: float = 0.5
+    system: System, *, port: int = 0, interval: float = 0.5, errors: bool = False
 ) -> AsyncGenerator[Dashboard, None]:
     """Serve a page that shows a system, for the body of the ``async with``.
 
-    The page shows the supervision tree, devices, messages with their latency, and the last failures with
-    their tracebacks. It is for reading only. It is served to this machine alone (127.0.0.1), so everybody
-    who can log in there can see it. At most 16 pages are served at once. A browser that leaves, or reads
-    slowly, holds up nothing.
+    The page shows the supervision tree, devices, messages with their latency, and the last failures. It is
+    for reading only. It is served to this machine alone (127.0.0.1), so everybody who can log in there can
+    see it. At most 16 pages are served at once, on at most 64 connections: others are refused. A browser
+    that leaves, or reads slowly, holds up nothing.
 
     The server is an actor of the system, named ``dashboard``. It ends with the body, and its supervisor
     restarts it if it fails.
@@ -81,12 +87,16 @@ async def open_dashboard(
         system: The system to show. It is recorded meanwhile, as by `record`.
         port: TCP port; 0 for any that is free.
         interval: Seconds between two snapshots, from 0.1 to 60. Changes of actors are sent at once.
+        errors: Whether the page shows the texts and tracebacks of errors, in which there may be data of the
+            program. Without that, it shows their types.
 
     Raises:
-        NotSupportedError: Starlette or Hypercorn is not installed: ``pip install 'trio-accel[dashboard]'``.
+        NotSupportedError: Starlette or Hypercorn is not installed: ``pip install '.[dashboard]'`` in a
+            checkout.
         OSError: The port is taken.
         ValueError: The port or the interval is out of range; or the system has a dashboard already.
     """
+    check_system("open_dashboard", system)
     if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65535:
         raise ValueError(f"open_dashboard: port must be a whole number from 0 to 65535, got {port!r}")
     check_interval(interval)
@@ -94,10 +104,11 @@ async def open_dashboard(
         serve = _server()
     except ImportError as error:
         raise NotSupportedError(
-            f"the dashboard needs {error.name}, which is not installed: pip install 'trio-accel[dashboard]'"
+            f"the dashboard needs {error.name}, which is not installed: pip install '.[dashboard]' "
+            "in a checkout"
         ) from error
     with socket.create_server((_HOST, port)) as listener, record(system) as recorder:
-        feed = _Feed(recorder, interval)
+        feed = _Feed(recorder, interval, shows_errors=errors)
         with system.subscribe(feed.hurry, messages=False):
             server = await system.spawn(DashboardActor, serve, listener, feed, name="dashboard")
             try:
@@ -111,7 +122,9 @@ async def open_dashboard(
 def _server() -> _Serve:
     """Serve one connection with an application, to its end."""
     import_module("starlette.applications")
-    config = import_module("hypercorn.config").Config()
+    base = import_module("hypercorn.config").Config
+    # Hypercorn changes to HTTP/2 where a client asks for it, and reads this first.
+    config = type("Http1", (base,), {"h2_max_inbound_frame_size": property(_refuse_http2)})()
     server = import_module("hypercorn.trio.tcp_server").TCPServer
     worker_context = import_module("hypercorn.trio.worker_context").WorkerContext
     wrapper = import_module("hypercorn.app_wrappers").ASGIWrapper
@@ -124,6 +137,10 @@ def _server() -> _Serve:
         await server(wrapper(application), config, worker_context(None), {}, stream)
 
     return serve
+
+
+def _refuse_http2(_: object) -> int:
+    raise ValueError("HTTP/2 is not served without TLS")
 
 
 class DashboardActor(Actor):
@@ -155,12 +172,17 @@ class DashboardActor(Actor):
 
     async def _connected(self, stream: trio.SocketStream) -> None:
         """One connection, to its end. No error of it ends the others, or the program."""
+        is_full = len(self._streams) >= _CONNECTIONS
         self._streams.add(stream)
         try:
             async with stream:
-                await self._serve(self._application, stream)
-        except Exception:
-            _logger.exception("a connection to the dashboard failed")
+                if is_full:
+                    await stream.send_all(_FULL)
+                else:
+                    await self._serve(self._application, stream)
+        except Exception as error:
+            _logger.warning("a connection to the dashboard failed: %s", describe(error))
+            _logger.debug("so it failed", exc_info=True)
         finally:
             self._streams.discard(stream)
 
@@ -168,10 +190,13 @@ class DashboardActor(Actor):
 class _Feed:
     """Snapshots for all pages that are open; none is made while there are none."""
 
-    def __init__(self, recorder: Recorder, interval: float) -> None:
+    def __init__(self, recorder: Recorder, interval: float, *, shows_errors: bool) -> None:
         self._recorder = recorder
         self._interval = interval
+        self._shows_errors = shows_errors
         self._text = ""
+        # When the next one may be made, on Trio's clock.
+        self._due = 0.0
         self._readers = 0
         self._wanted = trio.Event()
         self._news = trio.Event()
@@ -181,20 +206,30 @@ class _Feed:
         """Something has happened to an actor: the next snapshot is due."""
         self._hurry.set()
 
+    def newest(self) -> str:
+        """The last snapshot, or another one if that may be made already."""
+        if trio.current_time() >= self._due:
+            began = perf_counter()
+            self._text = _for_page(self._recorder.snapshot(), shows_errors=self._shows_errors)
+            pause = max(SHORTEST_SECONDS, (perf_counter() - began) / _LARGEST_SHARE)
+            self._due = trio.current_time() + pause
+        return self._text
+
     async def run(self) -> None:
         """Make snapshots."""
         while True:
             if not self._readers:
                 self._wanted = trio.Event()
                 await self._wanted.wait()
+            # Somebody who opens a page may have had one made a moment ago.
+            await trio.sleep_until(self._due)
             self._hurry = trio.Event()
-            began = perf_counter()
-            self._text = _for_page(self._recorder.snapshot())
-            pause = max(SHORTEST_SECONDS, (perf_counter() - began) / _LARGEST_SHARE)
+            began = trio.current_time()
+            self.newest()
             news, self._news = self._news, trio.Event()
             news.set()
-            await trio.sleep(pause)
-            with trio.move_on_after(max(0.0, self._interval - pause)):
+            await trio.sleep_until(self._due)
+            with trio.move_on_at(began + self._interval):
                 await self._hurry.wait()
 
     async def send_all(self, receive: Receive, send: Send) -> None:
@@ -226,9 +261,24 @@ async def _wait_closed(receive: Receive, scope: trio.CancelScope) -> None:
     scope.cancel(reason="the page was closed")
 
 
-def _for_page(snapshot: SystemSnapshot) -> str:
+def _for_page(snapshot: SystemSnapshot, *, shows_errors: bool) -> str:
     busiest = sorted(snapshot.operations, key=lambda row: (-row.rate, -row.completed))
-    return attrs.evolve(snapshot, operations=tuple(busiest[:_OPERATIONS])).to_json()
+    shown = attrs.evolve(snapshot, operations=tuple(busiest[:_OPERATIONS]))
+    if not shows_errors:
+        actors = [
+            row if row.last_error is None else attrs.evolve(row, last_error=_type_of(row.last_error))
+            for row in shown.actors
+        ]
+        failures = [
+            attrs.evolve(row, error=_type_of(row.error), traceback="Its text is shown with errors=True.")
+            for row in shown.failures
+        ]
+        shown = attrs.evolve(shown, actors=tuple(actors), failures=tuple(failures))
+    return shown.to_json()
+
+
+def _type_of(error: str) -> str:
+    return error.partition(":")[0]
 
 
 def _application(feed: _Feed) -> Starlette:
@@ -246,17 +296,24 @@ def _application(feed: _Feed) -> Starlette:
         async def dispatch(self) -> None:
             if self.scope["method"] != "GET":
                 await self.method_not_allowed(Request(self.scope))
-            if feed.is_full:
+            headers = Request(self.scope).headers
+            origin = headers.get("origin")
+            if origin is not None and origin != f"http://{headers.get('host')}":
+                refusal = PlainTextResponse("only the page itself may read this\n", 403, _HEADERS)
+            elif feed.is_full:
                 refusal = PlainTextResponse(f"{_READERS} pages are open already\n", 503, _HEADERS)
-                await refusal(self.scope, self.receive, self.send)
             else:
                 await feed.send_all(self.receive, self.send)
+                return
+            await refusal(self.scope, self.receive, self.send)
 
     def file(name: str) -> Route:
         content = (page / name).read_bytes()
 
         async def read(request: Request) -> Response:
-            return Response(content, headers=_HEADERS, media_type=_KINDS[name])
+            # The page begins with what is so now. In the text of a script, no sign may end it.
+            first = feed.newest().replace("<", "\\u003c").encode() if _FIRST in content else b""
+            return Response(content.replace(_FIRST, first), headers=_HEADERS, media_type=_KINDS[name])
 
         return Route("/" if name == "index.html" else f"/{name}", read)
 

@@ -17,6 +17,7 @@ import trio
 from ..actors import ActorRestarted, ActorSnapshot, ActorStarted, ActorTerminated, Event, System
 from ..devices import Device, DeviceStatistics, LibraryStatistics, QueueStatistics
 from ..devices import System as DeviceSystem
+from ..devices.base._refusals import what_to_do
 from ._snapshot import (
     ActorMemoryRow,
     ActorRow,
@@ -152,6 +153,17 @@ class Recorder:
             self._ends.close()
 
 
+def check_system(verb: str, system: object) -> None:
+    """Refuse what is no open system.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not isinstance(system, System):
+        told = f"got {system!r}{what_to_do(system)}"
+        raise TypeError(f"{verb}: system must be an open system, such as device.system, {told}")
+
+
 @contextmanager
 def record(system: System, *, operations: int = 1000, failures: int = 50) -> Generator[Recorder, None, None]:
     """Record what a system does, for the body of the ``with``.
@@ -170,8 +182,7 @@ def record(system: System, *, operations: int = 1000, failures: int = 50) -> Gen
         ValueError: A bound that is no whole number of at least 1, or of at least 0 for failures.
         RuntimeError: This is another thread or Trio run than the system's; or another meter measures it.
     """
-    if not isinstance(system, System):
-        raise TypeError(f"record: system must be an open system, got {system!r}")
+    check_system("record", system)
     for name, value, least in (("operations", operations, 1), ("failures", failures, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ValueError(f"record: {name} must be a whole number of at least {least}, got {value!r}")
@@ -233,6 +244,7 @@ class _Known:
         asking: Set when the device, which is being asked, has answered or failed; None while it is not asked.
         scope: Cancel scope of the task that asks.
         lost_at: When its context was lost, while there is no other.
+        served_since: When its context began to serve, if that was seen.
         recovery_time: Seconds that the last recovery took.
     """
 
@@ -241,6 +253,7 @@ class _Known:
     asking: trio.Event | None = None
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     lost_at: float | None = None
+    served_since: float | None = None
     recovery_time: float | None = None
 
 
@@ -269,11 +282,14 @@ class _DeviceRows:
         for device in self.devices:
             if device.path == path:
                 known = self._of(device)
+                now = trio.current_time()
                 if isinstance(event, ActorRestarted):
                     if known.lost_at is None:
-                        known.lost_at = trio.current_time()
-                elif known.lost_at is not None:
-                    known.recovery_time = trio.current_time() - known.lost_at
+                        known.lost_at = now
+                    continue
+                known.served_since = now
+                if known.lost_at is not None:
+                    known.recovery_time = now - known.lost_at
                     known.lost_at = None
 
     def ask(self) -> list[trio.Event]:
@@ -347,6 +363,8 @@ def _row(device: Device, known: _Known, actors: dict[str, ActorSnapshot]) -> Dev
         pending=device.pending,
         pid=None if context is None else context.pid,
     )
+    if known.served_since is not None:
+        row = attrs.evolve(row, served=trio.current_time() - known.served_since)
     told = known.statistics
     if told is None:
         return row
@@ -365,7 +383,12 @@ def _row(device: Device, known: _Known, actors: dict[str, ActorSnapshot]) -> Dev
 
 
 def _actors(told: DeviceStatistics) -> tuple[ActorMemoryRow, ...]:
-    ordered = sorted(told.actors.items(), key=lambda item: (-item[1], item[0]))
+    found = {path: nbytes for path, nbytes in told.actors.items() if path}
+    # What a worker uses and what is known here of its blocks differ for as long as one of them is on its way.
+    rest = told.memory.used - sum(found.values())
+    if rest > 0:
+        found[""] = rest
+    ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
     rest = sum(nbytes for _, nbytes in ordered[_MOST_ACTORS:])
     shown = [*ordered[:_MOST_ACTORS], *([(OTHER_ACTORS, rest)] if rest else [])]
     return tuple([ActorMemoryRow(path=path, used=nbytes) for path, nbytes in shown])

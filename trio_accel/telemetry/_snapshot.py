@@ -249,13 +249,15 @@ class DeviceRow:
         recovery_text: Of which parts that is made, and why modules are imported again, in one line.
         pending: Requests that wait while the context is being rebuilt.
         pid: Process of the worker, if it has one.
+        served: Seconds since this generation began, from which on the rest counts; None if that was not seen.
         age: Seconds since the rest was true; None if it was never known.
         launched: Operations enqueued in this generation.
         completed: Operations that completed, with or without an error.
         in_flight: Operations that the backend has.
         memory: Memory of its arrays.
         libraries: Libraries that have requests, have planned something, or hold workspace.
-        actors: Memory of arrays by the actors that made them, the largest first.
+        actors: Memory of arrays by the actors that made them, the largest first. Together they are all that is
+            in use.
     """
 
     path: str
@@ -270,6 +272,7 @@ class DeviceRow:
     recovery_text: str | None = None
     pending: int = 0
     pid: int | None = None
+    served: float | None = None
     age: float | None = None
     launched: int = 0
     completed: int = 0
@@ -281,18 +284,19 @@ class DeviceRow:
 
 @attrs.frozen(kw_only=True)
 class FailureRow:
-    """A failure.
+    """A failure, of an actor by a cause, that came once or again and again.
 
     Attributes:
-        time: When, in seconds since the epoch; of several alike, the last.
+        time: When it did last, in seconds since the epoch.
+        first: When it did first; None from a program that does not tell.
         path: Path of the actor.
         kind: ``"message"``, ``"restart"`` (an incarnation ended), ``"end"`` (the actor ended for good) or
             ``"supervisor"`` (it gave up).
         message_type: Type of the message that was served, if any.
         error: The error in one line.
-        traceback: The error with its traceback, cut off if it is very long. Where many came at once, of some
-            only the line.
-        count: How many alike this stands for.
+        traceback: The first error with its traceback, cut off if it is very long. Where many came at once, of
+            some only the line.
+        count: How often it did. A message that fails and the restart that this causes count once.
     """
 
     time: float
@@ -302,6 +306,7 @@ class FailureRow:
     error: str
     traceback: str
     count: int = 1
+    first: float | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -37,7 +37,7 @@ _LAST = 1024
 _LATELY = 60.0
 _SETTLED = 5.0
 _APART = 0.5
-# The same failure of an actor again within so many seconds is counted, and not kept apart.
+# What a message and an actor tell within so many seconds, by the same cause, is one failure.
 _ALIKE = 1.0
 # So many tracebacks a second are written out: one takes about as long as ten messages.
 _WRITTEN_OUT = 20
@@ -292,13 +292,22 @@ class Failures:
         if not self._most:
             return
         now, line = time.time(), describe(error)[:LONGEST_LINE]
+        is_message = kind == "message"
         known, what = self._rows.get((path, line), (None, frozenset[str]()))
         if known is None or now - known.time >= _ALIKE:
             what = _what(error)
-            known = self._of_another(path, kind, what, now)
+            others = self._of_others(path, kind, what, now)
+            if others and (known is None or is_message):
+                known = others.pop(0)
+            if not is_message and known is not None:
+                # The messages that have just failed belong to what the actor tells.
+                for other in others:
+                    del self._rows[other.path, other.error]
+                    known = attrs.evolve(known, message_type=other.message_type)
         if known is None:
             row = FailureRow(
                 time=now,
+                first=now,
                 path=path,
                 kind=kind,
                 message_type=message_type,
@@ -306,8 +315,8 @@ class Failures:
                 traceback=self._written_out(error, line, now),
             )
         else:
-            # A crash over a message is a failure of both; what came of it says more.
-            is_message = kind == "message"
+            # A crash over a message is a failure of both; what came of it says more, and is counted.
+            told = known.kind == "message"
             row = attrs.evolve(
                 known,
                 time=now,
@@ -315,7 +324,7 @@ class Failures:
                 kind=known.kind if is_message else kind,
                 error=known.error if is_message else line,
                 message_type=message_type or known.message_type,
-                count=known.count + (kind == known.kind or (is_message and known.message_type is not None)),
+                count=1 if told and not is_message else known.count + (told or not is_message),
             )
             del self._rows[known.path, known.error]
         self._rows[row.path, row.error] = row, what
@@ -323,20 +332,21 @@ class Failures:
         if len(self._rows) > self._most:
             self._rows.popitem(last=False)
 
-    def _of_another(self, path: str, kind: str, what: frozenset[str], now: float) -> FailureRow | None:
-        """The same failure, if it was seen just now as a message's, or as that of an actor that restarts.
+    def _of_others(self, path: str, kind: str, what: frozenset[str], now: float) -> list[FailureRow]:
+        """The same failure, as it was seen just now as a message's, or as that of an actor that restarts.
 
         That actor has served the message, or is above the one that has: an operation takes its context along,
         which is above its library.
         """
+        found: list[FailureRow] = []
         for row, of_row in reversed(self._rows.values()):
             if now - row.time >= _ALIKE:
                 break
             if of_row & what and (kind == "message") is not (row.kind == "message"):
                 below, above = (path, row.path) if kind == "message" else (row.path, path)
                 if f"{below}/".startswith(f"{above}/"):
-                    return row
-        return None
+                    found.append(row)
+        return found
 
     def _written_out(self, error: BaseException, line: str, now: float) -> str:
         if not self._second <= now < self._second + 1.0:

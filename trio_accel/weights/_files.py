@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Iterable, Mapping
@@ -16,7 +15,7 @@ import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._header import LENGTH, LONGEST, Header, TensorInfo, WeightsError, parse_header
+from ._header import LENGTH, LONGEST, Header, TensorInfo, WeightsError, check_text, parse_header, parse_json
 
 __all__ = ["Contents", "OpenFile", "OpenFiles", "StrPath", "inspect", "paths_of"]
 
@@ -195,17 +194,23 @@ def _read_index(path: str) -> Mapping[str, set[str]]:
     if len(text) > LONGEST:
         raise WeightsError(f"{path} has more than {LONGEST} bytes: no index of a model")
     try:
-        index: Any = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise WeightsError(f"{path} is no JSON: {error}") from None
+        return _shards_of(path, parse_json(text, "the index"))
+    except WeightsError as error:
+        raise WeightsError(f"{path}: {error}") from None
+
+
+def _shards_of(path: str, index: object) -> Mapping[str, set[str]]:
     places: Any = cast("dict[str, Any]", index).get("weight_map") if isinstance(index, dict) else None
     if not isinstance(places, dict):
-        raise WeightsError(f"{path} has no weight_map, so it is no index of a model")
+        raise WeightsError("there is no weight_map, so it is no index of a model")
     folder = os.path.dirname(path)
     shards: dict[str, set[str]] = {}
     for name, place in cast("dict[str, object]", places).items():
         if not isinstance(place, str) or os.path.basename(place) != place or place in ("", ".", ".."):
-            raise WeightsError(f"{path}: {name!r} must be in a file of the same folder, got {place!r:.80}")
+            raise WeightsError(f"{name!r} must be in a file of the same folder, got {place!r:.80}")
+        check_text(place)
+        if "\0" in place:
+            raise WeightsError(f"{name!r} must be in a file, and no file has the name {place!r:.80}")
         shards.setdefault(os.path.join(folder, place), set()).add(name)
     return shards
 

@@ -9,14 +9,27 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from json.decoder import JSONArray, JSONObject  # type: ignore[attr-defined]
+from json.scanner import py_make_scanner  # type: ignore[attr-defined]
 from typing import Any, cast
 
 import attrs
+import numpy as np
 
 from ..backends.base import DType, NotSupportedError
 
-__all__ = ["LENGTH", "LONGEST", "Header", "TensorInfo", "WeightsError", "encode_header", "parse_header"]
+__all__ = [
+    "LENGTH",
+    "LONGEST",
+    "Header",
+    "TensorInfo",
+    "WeightsError",
+    "check_text",
+    "encode_header",
+    "parse_header",
+    "parse_json",
+]
 
 LENGTH = 8
 """Bytes of the number that says how long the header is."""
@@ -24,6 +37,11 @@ LENGTH = 8
 LONGEST = 100_000_000
 """Bytes of the longest header, as in the format's own library."""
 
+# Of commas and opening brackets; a tensor of two axes has eight. So a header that is read makes no more than
+# about 0.3 GiB of objects, however few bytes it has for each.
+_MOST_MARKS = 1 << 21
+# So many are parsed in C, in about 10 ms, during which no other thread runs.
+_AT_ONCE = 1 << 15
 _MOST_AXES = 64
 _MOST_BYTES = (1 << 63) - 1
 _METADATA = "__metadata__"
@@ -120,23 +138,62 @@ def parse_header(text: bytes, data: int) -> Header:
     """
     if not text.startswith(b"{"):
         raise WeightsError("the header does not begin with {")
-    try:
-        entries = json.loads(
-            text.decode(), object_pairs_hook=_distinct, parse_constant=_refuse, parse_float=_refuse
-        )
-    except RecursionError:
-        raise WeightsError("the header is nested too deeply") from None
-    except WeightsError:
-        raise
-    except ValueError as error:
-        # Also what is no UTF-8, and numbers with thousands of digits.
-        raise WeightsError(f"the header is no JSON: {error}") from None
+    entries = parse_json(text, "the header", _refuse)
     metadata = _metadata_of(entries.pop(_METADATA, None))
     start = LENGTH + len(text)
     tensors = [_tensor_of(name, entry, start, data) for name, entry in entries.items()]
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.nbytes))
     _check_tiling(tensors, start, data)
     return Header(tensors={tensor.name: tensor for tensor in tensors}, metadata=metadata)
+
+
+def parse_json(text: bytes, what: str, number: Callable[[str], object] = float) -> Any:
+    """Parse what a stranger has written, in a thread, while the loop goes on.
+
+    Args:
+        text: The text.
+        what: Its name in errors.
+        number: Called with a number that is no whole one.
+
+    Raises:
+        WeightsError: It is no JSON, has too much in it, or has a name twice in one object.
+    """
+    # NumPy counts without the interpreter's lock.
+    codes = np.frombuffer(text, np.uint8)
+    marks = sum(int(np.count_nonzero(codes == ord(mark))) for mark in ",[{")
+    if marks > _MOST_MARKS:
+        raise WeightsError(
+            f"{what} has {marks} commas and opening brackets, more than {_MOST_MARKS}: those of "
+            f"{_MOST_MARKS // 8} tensors"
+        )
+    decoder: Any = json.JSONDecoder(
+        object_pairs_hook=_distinct, parse_constant=number, parse_float=number, parse_int=_whole
+    )
+    if marks > _AT_ONCE:
+        # The scanner in C keeps the lock to the end of a list; the one in Python gives it away everywhere.
+        decoder.parse_object, decoder.parse_array = JSONObject, JSONArray
+        decoder.scan_once = py_make_scanner(decoder)
+    try:
+        return decoder.decode(text.decode())
+    except RecursionError:
+        raise WeightsError(f"{what} is nested too deeply") from None
+    except WeightsError:
+        raise
+    except ValueError as error:
+        # Also what is no UTF-8, and numbers with thousands of digits.
+        raise WeightsError(f"{what} is no JSON: {error}") from None
+
+
+def check_text(text: str) -> None:
+    """Require that a text can be written: JSON has escapes for halves of a surrogate pair.
+
+    Raises:
+        WeightsError: It has one without the other.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise WeightsError(f"{_shown(text)} is no text: it has a lone surrogate") from None
 
 
 def encode_header(
@@ -169,8 +226,15 @@ def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         [(name, _)] = Counter(name for name, _ in pairs).most_common(1)
-        raise WeightsError(f"the header has {name!r} twice")
+        raise WeightsError(f"it has {name!r} twice")
+    for name in found:
+        check_text(name)
     return found
+
+
+def _whole(digits: str) -> int:
+    # In Python, so that the lock can be given away between two of many numbers with thousands of digits.
+    return int(digits)
 
 
 def _refuse(number: str) -> None:
@@ -186,6 +250,7 @@ def _metadata_of(value: object) -> Mapping[str, str]:
     for name, text in entries.items():
         if not isinstance(text, str):
             raise WeightsError(f"{_METADATA}: {name!r} must be text, got {_shown(text)}")
+        check_text(text)
     return cast("dict[str, str]", entries)
 
 

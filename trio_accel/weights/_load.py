@@ -20,7 +20,7 @@ from ..backends.base import (
     QueueFullError,
     StaleRefError,
 )
-from ..devices import AccelRef, Device, Operation, Pending, PutFirst, PutPart
+from ..devices import AccelRef, Device, Operation, Pending, PutFirst, PutPart, check_device
 from ._files import OpenFile, OpenFiles, StrPath, paths_of
 from ._header import TensorInfo, WeightsError
 
@@ -81,8 +81,7 @@ async def load(
         ContextLostError, StaleRefError: The context was lost too often meanwhile.
         DeviceLostError: The device is closed, or gave up.
     """
-    if not isinstance(device, Device):
-        raise TypeError(f"load: device must be an open Device, got {type(device).__name__}")
+    check_device("load", device)
     wanted = None if dtype is None else _check_dtype(DType.of(dtype))
     paths = paths_of(path)
     chosen = None if names is None else _check_names(names)

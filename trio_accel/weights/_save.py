@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import IO, Any
@@ -15,7 +16,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ..devices import AccelRef
 from ._files import StrPath, paths_of
-from ._header import encode_header
+from ._header import WeightsError, encode_header
 
 __all__ = ["save"]
 
@@ -35,6 +36,10 @@ async def save(
     The file appears under its name when it is complete; one that was there before is replaced. If the call
     fails or is cancelled, nothing has changed.
 
+    A file that is replaced keeps its mode; a new one has that of the process's umask. A symbolic link stays,
+    and the file to which it points is written. Another hard link keeps the file as it was. What is there and
+    is no regular file, such as a pipe, is refused.
+
     Args:
         path: The file to write.
         arrays: The arrays by name. An array that is not C-contiguous is copied on its device first.
@@ -44,6 +49,7 @@ async def save(
     Raises:
         NotSupportedError: The format does not have an element type: complex128.
         TypeError, ValueError: A name, an array or a text is of another type, or not valid.
+        WeightsError: The path is that of a pipe or a device.
         OSError: The file cannot be written.
         StaleRefError: An array must not be used any more.
         ContextLostError, DeviceLostError: The device was lost meanwhile.
@@ -55,6 +61,7 @@ async def save(
     header = encode_header(
         ((name, array.dtype, array.shape, array.nbytes) for name, array in ordered), metadata or {}
     )
+    target = await trio.to_thread.run_sync(os.path.realpath, target)
     file = await trio.to_thread.run_sync(_make, target, header)
     try:
         await _write_all(file, dict(ordered), progress)
@@ -94,13 +101,35 @@ def _check(arrays: Mapping[str, object], metadata: Mapping[str, object]) -> None
 def _make(target: str, header: bytes) -> IO[bytes]:
     """Make a file beside the target, under a new name."""
     name = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.{secrets.token_hex(8)}")
-    file = open(name, "xb", buffering=0)  # noqa: SIM115  # closed by who asked
+    mode = _mode_of(target)
+    # From its beginning no more may read it than may read the one before; the umask takes bits away.
+    file = open(  # noqa: SIM115  # closed by who asked
+        name,
+        "xb",
+        buffering=0,
+        opener=lambda path, flags: os.open(path, flags, 0o666 if mode is None else mode),
+    )
     try:
+        if mode is not None:
+            os.fchmod(file.fileno(), mode)
         _write_bytes(file, memoryview(header))
     except BaseException:
         _discard(file)
         raise
     return file
+
+
+def _mode_of(target: str) -> int | None:
+    """Find the permissions of the file that is to be replaced; None if there is none."""
+    try:
+        found = os.stat(target).st_mode
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(found):
+        raise IsADirectoryError(f"save: {target} is a folder")
+    if not stat.S_ISREG(found):
+        raise WeightsError(f"save: {target} is there and no regular file, so it is not replaced")
+    return found & 0o777
 
 
 def _discard(file: IO[bytes]) -> None:

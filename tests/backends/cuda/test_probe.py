@@ -17,8 +17,8 @@ from trio_accel.backends import describe, list_devices, resolve
 from trio_accel.backends.base import NotSupportedError
 from trio_accel.backends.cuda import CudaBackend, _installed, _probe
 
-CUDA13 = "pip install 'trio-accel[cuda13]'"
-CUDA12 = "pip install 'trio-accel[cuda12]'"
+CUDA13 = "pip install '.[cuda13]' in a checkout"
+CUDA12 = "pip install '.[cuda12]' in a checkout"
 
 
 def refusal(spec: str = "cuda") -> str:

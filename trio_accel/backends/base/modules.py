@@ -29,7 +29,7 @@ def import_extra(module: str, extra: str) -> ModuleType:
     except ImportError as error:
         package = module.partition(".")[0]
         raise NotSupportedError(
-            f"the package {package} cannot be imported ({error}); pip install 'trio-accel[{extra}]'"
+            f"the package {package} cannot be imported ({error}); pip install '.[{extra}]' in a checkout"
         ) from error
 
 

@@ -274,8 +274,7 @@ class ProgramHost:
     def _refusal(self, function: Callable[..., Any], error: Exception, where: str) -> Refused | None:
         """Return the refusal that a method's error stands for; None if it is no refusal."""
         if isinstance(error, Refused):
-            with suppress(Exception):
-                error.add_note(f"in {where}")
+            _note(error, where)
             return error
         classes = getattr(function, REFUSES, ())
         if self.definition.refuses_all:
@@ -283,8 +282,7 @@ class ProgramHost:
         for number, cls in enumerate(classes):
             # That memory ran out is told by the backend, with how much there is.
             if isinstance(error, cls) and not isinstance(error, (AccelError, ActorError, MemoryError)):
-                with suppress(Exception):
-                    error.add_note(f"in {where}")
+                _note(error, where)
                 refused = Refused(f"{where} refuses the request: {describe(error)}", code=number)
                 refused.__cause__ = error
                 return refused
@@ -354,6 +352,14 @@ def _shortened(value: object) -> str:
     return f"an object of type {type(value).__name__}"
 
 
+def _note(error: Exception, where: str) -> None:
+    """Name where an error comes from; a class of the user's may take no notes."""
+    with suppress(Exception):
+        error.add_note(f"in {where}")
+        if "read-only" in str(error):
+            error.add_note('declare what a method changes: @programs.method(updates=["self.<parameter>"])')
+
+
 @attrs.frozen
 class _Named:
     """Names the code of the user's that an error comes from.
@@ -374,5 +380,4 @@ class _Named:
         if isinstance(error, (AccelError, ActorError)) or not isinstance(error, Exception):
             text = f"{self.where} raised {type(error).__name__}: {error}"
             raise RuntimeError(text) from error  # noqa: TRY004  # it is not about a type
-        with suppress(Exception):
-            error.add_note(f"in {self.where}")
+        _note(error, self.where)

@@ -67,13 +67,13 @@ class Installed:
             return None
         return (
             f"the {name} has compute capability {capability[0]}.{capability[1]}, which CUDA 13 does not "
-            "know any more: pip install 'trio-accel[cuda12]'"
+            "know any more: pip install '.[cuda12]' in a checkout"
         )
 
 
 def extra_for(version: tuple[int, int]) -> str:
     """Return the command that installs what a driver of this CUDA version runs."""
-    return f"pip install 'trio-accel[{'cuda12' if version < (13, 0) else 'cuda13'}]'"
+    return f"pip install '.[{'cuda12' if version < (13, 0) else 'cuda13'}]' in a checkout"
 
 
 @functools.cache

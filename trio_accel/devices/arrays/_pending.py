@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import trio
 
@@ -29,7 +29,7 @@ class Pending(NotAwaited, Generic[ReplyT]):
     """An operation that was handed over. Made by `Device.submit`."""
 
     __slots__ = ("_done", "_error", "_operation", "_planned")
-    what_to_do: ClassVar[str] = (
+    what_to_do = (
         "its reply is pending.value, which can be given to further operations at once; "
         "await pending.wait() waits until the operation is done"
     )

@@ -9,13 +9,13 @@ import abc
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, ClassVar, NoReturn, Self, SupportsIndex, TypeVar
+from typing import Any, ClassVar, Never, NoReturn, Self, SupportsIndex, TypeVar
 
 import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import Request, System
+from ...actors import Request, System, unknown_option
 from ...backends.base import DeviceInfo, DType, DTypeLike, Isolation, SharesCudaMemory
 from ...backends.base.ops import ArraySpec
 from .._options import DeviceOptions
@@ -25,7 +25,7 @@ from ..base._views import Index, indexed, reshaped, transposed
 from ._blocks import Block
 from ._pending import Pending
 
-__all__ = ["AccelRef", "Device", "DeviceRequest", "device_of"]
+__all__ = ["AccelRef", "Device", "DeviceRequest", "check_device", "device_of"]
 
 LibraryT = TypeVar("LibraryT")
 LibraryT_contra = TypeVar("LibraryT_contra", contravariant=True)
@@ -155,7 +155,7 @@ class AccelRef(NoOperators):
     def __array__(self, *args: object, **kwargs: object) -> npt.NDArray[Any]:
         raise TypeError("an AccelRef is no host array; use await ref.to_host()")
 
-    async def to_host(self, *, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+    async def to_host(self, *, out: npt.NDArray[Any] | None = None, **_unknown: Never) -> npt.NDArray[Any]:
         """Copy the array to host memory, after everything that writes it.
 
         Args:
@@ -168,6 +168,8 @@ class AccelRef(NoOperators):
             ValueError: `out` has another shape or dtype, is read-only, or has elements that share memory.
             StaleRefError: The array must not be used any more.
         """
+        if _unknown:
+            raise unknown_option("to_host", next(iter(_unknown)), ("out",))
         return await self.device._to_host(self, out)  # noqa: SLF001
 
     async def item(self) -> Any:
@@ -226,10 +228,7 @@ class AccelRef(NoOperators):
             ContextLostError, DeviceLostError: One of the devices was lost meanwhile.
             TypeError: It is no open device.
         """
-        if not isinstance(device, Device):
-            raise TypeError(
-                f"copy_to: device must be an open Device, got {type(device).__name__}{what_to_do(device)}"
-            )
+        check_device("copy_to", device)
         if device is self.device:
             return await self.copy()
         return await device._copy_from(self)  # noqa: SLF001
@@ -510,6 +509,17 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def _fill(self, ref: AccelRef, value: complex) -> Awaitable[AccelRef]:
         """See `AccelRef.fill`."""
+
+
+def check_device(where: str, device: object) -> None:
+    """Refuse what is no open device.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not isinstance(device, Device):
+        told = f"{type(device).__name__}{what_to_do(device)}"
+        raise TypeError(f"{where}: device must be an open Device, got {told}")
 
 
 def device_of(operation: str, *operands: Any) -> Device:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import inspect
 import numbers
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import wraps
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 
-__all__ = ["NoOperators", "NotAwaited", "what_to_do"]
+from ...backends.base.foreign_names import instead_of
+
+__all__ = ["NoOperators", "NotAwaited", "opens", "what_to_do"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_Opens: TypeAlias = Callable[P, AbstractAsyncContextManager[T, bool | None]]
 
 _AWAITED = "; it was not awaited: write `await` before the call that makes it"
 
@@ -56,7 +66,7 @@ class NotAwaited:
     """
 
     __slots__ = ()
-    what_to_do: ClassVar[str]
+    what_to_do: str
 
     if not TYPE_CHECKING:  # a type checker finds it without, and would find every attribute with it
 
@@ -65,6 +75,43 @@ class NotAwaited:
                 f"{type(self).__name__!r} object has no attribute {name!r}; {self.what_to_do}"
             )
 
+        def __enter__(self) -> NoReturn:
+            raise TypeError(f"a plain `with` does not do; {self.what_to_do}")
+
+        # Python looks for it before it enters.
+        __exit__ = __enter__
+
+
+class Opening(NotAwaited):
+    """A context manager that is there for ``async with`` alone."""
+
+    def __init__(self, manager: AbstractAsyncContextManager[Any, bool | None], what_to_do: str) -> None:
+        self._manager = manager
+        self.what_to_do = what_to_do
+
+    def __aenter__(self) -> Any:
+        return self._manager.__aenter__()
+
+    def __aexit__(self, *error: Any) -> Any:
+        return self._manager.__aexit__(*error)
+
+    def __await__(self) -> Generator[Any, Any, NoReturn]:
+        raise TypeError(self.what_to_do)
+
+
+def opens(text: str) -> Callable[[Callable[P, AsyncGenerator[T]]], _Opens[P, T]]:
+    """Make a context manager of an async generator, as `asynccontextmanager` does; wrong use says what to do.
+
+    Args:
+        text: What that is.
+    """
+
+    def decorate(function: Callable[P, AsyncGenerator[T]]) -> _Opens[P, T]:
+        manager: Any = asynccontextmanager(function)
+        return wraps(function)(lambda *args, **kwargs: Opening(manager(*args, **kwargs), text))
+
+    return decorate
+
 
 def what_to_do(value: object) -> str:
     """Return the advice for an object that is no array or no device; empty where there is none."""
@@ -72,6 +119,10 @@ def what_to_do(value: object) -> str:
         return _AWAITED
     if isinstance(value, NotAwaited):
         return f"; {value.what_to_do}"
+    if isinstance(value, (type, FunctionType)):
+        is_class = isinstance(value, type)
+        told = "it is a class: make a message of it:" if is_class else "call it by itself: await"
+        return f"; {told} {value.__name__}(...)"
     if isinstance(value, np.ndarray):
         return "; copy it to the device first: await device.put(array)"
     if isinstance(value, (list, tuple, numbers.Number)):
@@ -100,6 +151,10 @@ class NoOperators:
             return NotImplemented
 
         __hash__ = object.__hash__
+
+        def __getattr__(self, name: str) -> NoReturn:
+            message = f"{type(self).__name__!r} object has no attribute {name!r}{instead_of(name)}"
+            raise AttributeError(message, name=name, obj=self)
 
         def __array_ufunc__(
             self, ufunc: np.ufunc, method: str, *inputs: object, **kwargs: object

@@ -7,7 +7,7 @@ import operator
 from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Never, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -158,9 +158,9 @@ class OpenDevice(Device):
             *(slab.descriptor for slab in slabs if slab.descriptor is not None),
         )
 
-    async def ask(self, operation: DeviceRequest[LibraryT, ReplyT], /) -> ReplyT:
+    async def ask(self, operation: DeviceRequest[LibraryT, ReplyT], /, **_unknown: Never) -> ReplyT:
         """See `Device.ask`."""
-        return await self.dispatch.ask(cast("Operation[LibraryT, ReplyT]", operation))
+        return await self.dispatch.ask(cast("Operation[LibraryT, ReplyT]", operation), **_unknown)
 
     @contextmanager
     def observed(self, hook: EngineHook, around: Around) -> Generator[None, None, None]:
@@ -195,16 +195,16 @@ class OpenDevice(Device):
         """See `Device.submit`."""
         return self.dispatch.submit(cast("Operation[LibraryT, ReplyT]", operation))
 
-    async def put(self, host: npt.ArrayLike | SharesCudaMemory) -> AccelRef:
+    async def put(self, host: npt.ArrayLike | SharesCudaMemory, **_unknown: Never) -> AccelRef:
         """See `Device.put`."""
         _check_host(host)
         foreign = ForeignArray.of(host)
         if foreign is not None:
             self._check_foreign()
-            return await self.ask(Put(foreign))
+            return await self.ask(Put(foreign), **_unknown)
         # `asarray` would drop the mask of a masked array, which `Put` refuses.
         array: npt.NDArray[Any] = np.asanyarray(host)
-        return await self.ask(Put(array))
+        return await self.ask(Put(array), **_unknown)
 
     async def zeros(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> AccelRef:
         """See `Device.zeros`."""

@@ -8,8 +8,8 @@ import logging
 import sys
 import warnings
 from collections.abc import AsyncGenerator, Generator
-from contextlib import ExitStack, asynccontextmanager
-from typing import Any, ClassVar
+from contextlib import ExitStack
+from typing import Any, Never
 from weakref import WeakValueDictionary
 
 import attrs
@@ -22,7 +22,7 @@ from ...backends import candidates
 from ...backends.base import AccelBackend, DeviceInfo, DeviceLostError, NotSupportedError
 from .._options import DeviceOptions
 from ..arrays._ref import Device
-from ..base._refusals import NotAwaited
+from ..base._refusals import NotAwaited, opens
 from ..worker import LeftMemory, WorkerDispatch, free_left_memory
 from ._device import DeviceActor, OpenDevice, opened
 
@@ -35,7 +35,7 @@ _logger = logging.getLogger("trio_accel.devices")
 class DeviceOpening(NotAwaited):
     """A device being opened: await it, or use it in ``async with``, which closes the device at the end."""
 
-    what_to_do: ClassVar[str] = (
+    what_to_do = (
         "the device is not open yet: device = await system.open_device(...), "
         "or async with system.open_device(...) as device"
     )
@@ -99,6 +99,7 @@ class System(actors.System):
         *,
         options: DeviceOptions | None = None,
         adopt: Device | None = None,
+        **_unknown: Never,
     ) -> DeviceOpening:
         """Open a device: ``await system.open_device("cpu")``, or ``async with``, which closes it.
 
@@ -125,6 +126,11 @@ class System(actors.System):
             DeviceLostError: The memory of the device to be adopted is lost: it was inline, or the hardware
                 reported an uncorrectable error of its memory.
         """
+        if _unknown:
+            # Refuses what is no option there, either.
+            DeviceOptions(**_unknown)
+            given = ", ".join(f"{name}={_unknown[name]!r}" for name in _unknown)
+            raise TypeError(f"open_device: give options in one: options=ta.DeviceOptions({given})")
         if spec is not None and not isinstance(spec, str):
             raise TypeError(
                 f"open_device: spec must be the name of a device such as 'cpu' or None, got {spec!r}"
@@ -136,7 +142,7 @@ class System(actors.System):
         return DeviceOpening(self, spec, options, adopt)
 
 
-@asynccontextmanager
+@opens("the system is not open yet: async with ta.open_system(...) as system")
 @enable_ki_protection
 async def open_system(name: str, *, options: SystemOptions | None = None) -> AsyncGenerator[System, None]:
     """Open a system of actors and devices: the body of the ``async with`` runs beside them.

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
-from typing import Any, TypeVar, cast
+from typing import Any, Never, TypeVar, cast
 
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -151,9 +151,9 @@ class InlineDispatch:
         self._device.availability.interrupt()
 
     @enable_ki_protection
-    async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
+    async def ask(self, operation: Operation[LibraryT, ReplyT], **_unknown: Never) -> ReplyT:
         """See `Device.ask`."""
-        recording = admit(self._device, operation, "ask")
+        recording = admit(self._device, operation, "ask", _unknown)
         if recording is not None:
             return await recording.ask(self._device, operation)
         # An operation that is done at a cancellation still returns: without this look a loop of them would
@@ -248,7 +248,7 @@ class InlineDispatch:
     @enable_ki_protection
     def submit(self, operation: Operation[LibraryT, ReplyT]) -> Pending[ReplyT]:
         """See `Device.submit`."""
-        recording = admit(self._device, operation, "submit")
+        recording = admit(self._device, operation, "submit", ())
         if recording is not None:
             return recording.submit(self._device, operation)
         session, context = self.session, self._context_ref

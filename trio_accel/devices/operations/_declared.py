@@ -30,6 +30,7 @@ from typing import (
 import attrs
 import numpy as np
 
+from ...actors import unknown_option
 from ...backends.base import DType, LibraryError, LinAlgError
 from ...backends.base.ops import (
     ArraySpec,
@@ -355,6 +356,8 @@ def _tuple(*results: Any) -> tuple[Any, ...]:
 
 # `Operand` is a text: of a module without `from __future__ import annotations` this is the annotation.
 _ARRAYS = ("Operand", "Operand | None", "AccelRef", "AccelRef | None")
+# What no operation takes: it is told what to write.
+_UNKNOWN = inspect.Parameter("unknown", inspect.Parameter.VAR_KEYWORD)
 _QUALIFIED = re.compile(r"\w+\.")
 _KINDS = {bool: "bool", int: "whole", str: "text", float: "real", complex: "number"}
 
@@ -487,11 +490,14 @@ class _Maker:
         arrays = [name for name, kind in kinds.items() if kind == "array" or isinstance(kind, type)]
         bare = [one.replace(default=one.empty, annotation=one.empty) for one in self._parameters.values()]
         text = (
-            f"async def {function.__name__}{inspect.Signature(bare)}:\n"
+            f"async def {function.__name__}{inspect.Signature([*bare, _UNKNOWN])}:\n"
+            f"    if unknown: raise unknown_option({self._declaration.name!r}, [*unknown][0], {[*kinds]})\n"
             f"    return await device_of({self._declaration.function!r}, {', '.join(arrays)})"
             f".ask(Message({', '.join(kinds)}))\n"
         )
-        made = self._compiled(text, function.__name__, {"device_of": device_of, "Message": message})
+        names = {"device_of": device_of, "Message": message, "unknown_option": unknown_option}
+        made = self._compiled(text, function.__name__, names)
+        made.__wrapped__ = function
         made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
         made.__annotations__, made.__doc__ = function.__annotations__, function.__doc__
         made.__module__, made.__qualname__ = function.__module__, function.__qualname__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from functools import cache, lru_cache
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, cast
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from trio.lowlevel import TrioToken, current_task, current_trio_token
 
-from ...actors import Request, actor_path_of
+from ...actors import Request, actor_path_of, unknown_option
 from ...backends.base import CopyFromForeignSpec, DType, InputFailedError, NotSupportedError
 from ...backends.base.ops import (
     ArraySpec,
@@ -304,8 +304,8 @@ class AskedDevice(Protocol):
         """Refuse another thread or Trio run than that of the token."""
 
 
-def admit(device: AskedDevice, operation: object, verb: str) -> Recording | None:
-    """Refuse operations that a device does not serve.
+def admit(device: AskedDevice, operation: object, verb: str, unknown: Collection[str]) -> Recording | None:
+    """Refuse operations that a device does not serve, and options that it does not have.
 
     Returns:
         The recorder of this task's operations, if they are not to be launched.
@@ -314,10 +314,12 @@ def admit(device: AskedDevice, operation: object, verb: str) -> Recording | None
         TypeError: It is no operation, or does not name its library actor.
         RuntimeError: The device belongs to another Trio run.
     """
+    if unknown:
+        raise unknown_option(verb, next(iter(unknown)), ())
     if not _is_operation(type(operation)):  # type: ignore[arg-type]  # mypy takes no class for hashable
         cls = type(operation)
         if not issubclass(cls, Operation):
-            raise TypeError(f"{verb}: {operation!r} is no operation of a device")
+            raise TypeError(f"{verb}: {operation!r} is no operation of a device{what_to_do(operation)}")
         raise TypeError(
             f"{verb}: {cls.__name__} does not say which library actor serves it; "
             "give the class an attribute library = 'package.module:Class'"
@@ -424,7 +426,8 @@ class Planner:
         if not out.spec.is_contiguous:
             raise ValueError(
                 f"{self.name}: {argument} must be contiguous, got a view of shape {out.shape} with strides "
-                f"{out.strides}"
+                f"{out.strides}; leave it out, and write the result there: "
+                f'await ta.jit.elementwise("x")(result, out={argument})'
             )
         self._outputs.append(out.block)
         return out

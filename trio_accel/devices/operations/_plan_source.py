@@ -12,7 +12,7 @@ from ...backends.base.ops import KINDS, ArraySpec, Item, Shapes, check_index, co
 from ..arrays._ref import AccelRef
 from ._operation import Planned, Planner
 
-__all__ = ["PlanSource", "Structured", "refuse_value"]
+__all__ = ["PlanSource", "Structured", "refuse_value", "written"]
 
 
 class Structured(Protocol):
@@ -112,7 +112,7 @@ class PlanSource:
             elif kind == "whole":
                 steps.append(f"{name} = whole(name, {name!r}, self.{name})")
             elif kind == "text":
-                steps.append(f"{name} = self.{name}")
+                steps.append(f"{name} = text(name, {name!r}, self.{name})")
             elif isinstance(kind, tuple):
                 self.names[f"ALLOWED_{name}"] = kind
                 steps += [
@@ -260,7 +260,13 @@ def _whole(name: str, argument: str, value: object) -> int:
     return operator.index(value)
 
 
-def _written(
+def _text(name: str, argument: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: {argument} must be a str, got {value!r}")
+    return value
+
+
+def written(
     planner: Planner,
     argument: str,
     ref: AccelRef | None,
@@ -296,6 +302,7 @@ _STEPS: Mapping[str, Any] = {
     "refuse_dtypes": _refuse_dtypes,
     "refuse_type": _refuse_type,
     "refuse_value": refuse_value,
+    "text": _text,
     "whole": _whole,
-    "written": _written,
+    "written": written,
 }

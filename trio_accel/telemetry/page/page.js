@@ -95,7 +95,7 @@ function devices(snapshot) {
   keyed($("devices"), snapshot.devices, (device) => device.path,
     (device) => {
       const list = make("dl");
-      for (const name of ["generation", "losses", "last recovery", "next recovery", "in flight", "completed", "memory", "process"])
+      for (const name of ["generation", "losses", "last recovery", "next recovery", "in flight", "completed", "memory", "served by"])
         list.append(make("dt", "", name), make("dd"));
       return make("div", "device", make("h3", "", make("span", "", device.path), make("span", "state")),
         make("div", "bar", make("i")), list, make("dl", "held"));
@@ -106,11 +106,13 @@ function devices(snapshot) {
       state.className = "state " + mood(device.state);
       const memory = device.memory;
       element.querySelector("i").style.width = memory && memory.limit ? `${100 * memory.used / memory.limit}%` : "0";
+      const since = device.served === null ? `in generation ${device.generation}` : `in ${lasted(device.served)}`;
+      const nowhere = device.isolation === "process" ? "no process now" : `process ${snapshot.pid}, ${device.isolation}`;
       const values = [
         String(device.generation), String(device.losses), seconds(device.recovery_time),
         (device.recovery_text ?? "–").replace(/^restart /, ""), number(device.in_flight),
-        number(device.completed), memory ? `${bytes(memory.used)} of ${bytes(memory.limit)}` : "–",
-        device.pid === null ? device.isolation : String(device.pid),
+        `${number(device.completed)} ${since}`, memory ? `${bytes(memory.used)} of ${bytes(memory.limit)}` : "–",
+        device.pid === null ? nowhere : `process ${device.pid}`,
       ];
       element.querySelectorAll("dl:first-of-type dd").forEach((entry, place) => put(entry, values[place]));
       held(element.querySelector(".held"), device);
@@ -181,13 +183,14 @@ function operations(snapshot) {
 
 function failures(snapshot) {
   const found = [...snapshot.failures].reverse();
-  keyed($("failures"), found, (failure) => `${failure.path} ${failure.message_type} ${failure.error}`,
+  keyed($("failures"), found, (failure) => `${failure.path} ${failure.first} ${failure.error}`,
     () => make("details", "", make("summary", "", make("time"), make("span")), make("pre")),
     (element, failure) => {
       const [when, what] = element.firstChild.children;
-      const times = failure.count > 1 ? ` (${failure.count} times)` : "";
+      const clock = (time) => new Date(time * 1000).toLocaleTimeString();
+      const times = failure.count > 1 ? ` (${failure.count} times since ${clock(failure.first)})` : "";
       const over = failure.message_type ? ` over ${failure.message_type}` : "";
-      put(when, new Date(failure.time * 1000).toLocaleTimeString());
+      put(when, clock(failure.time));
       put(what, `${failure.path}${over}: ${failure.error}${times}`);
       put(element.lastChild, failure.traceback);
     });
@@ -271,6 +274,8 @@ function link(state, text) {
   put($("link"), text);
 }
 
+const first = $("first").textContent;
+if (first) show(JSON.parse(first));
 const source = new EventSource("events");
 source.onmessage = (event) => { link("live", "live"); show(JSON.parse(event.data)); };
 source.onerror = () => link(source.readyState === EventSource.CLOSED ? "lost" : "wait",

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import attrs
 
+from ..foreign_names import instead_of
 from ._functions import CONSTANTS, FUNCTIONS, OPERATORS
 
 __all__ = ["Apply", "Expression", "Index", "Literal", "Load", "Name", "Node", "Place", "parse"]
@@ -309,7 +310,9 @@ class _Parser:
 
     def _function(self, node: ast.Call, depth: int) -> Node:
         if not isinstance(node.func, ast.Name):
-            self._refuse("only functions of the table can be called, by their names", node)
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            told = f": write {name}(...)" if name in FUNCTIONS else _similar(name)
+            self._refuse(f"only functions of the table can be called, by their names{told}", node)
         name = node.func.id
         if name == _INDEX:
             return self._index(node)
@@ -386,4 +389,4 @@ def _similar(name: str) -> str:
     import difflib
 
     similar = difflib.get_close_matches(name, FUNCTIONS, 3)
-    return f"; there is {', '.join(similar)}" if similar else ""
+    return instead_of(name) or (f"; there is {', '.join(similar)}" if similar else "")

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..dtypes import DType
+from ..foreign_names import instead_of
 from ._evaluate import evaluate
 from ._expression import Expression, parse
 from ._typing import ArgumentType, TypedExpression, Weak, typed
@@ -89,7 +90,7 @@ class Reduction:
             return Reduction(mapped, reduce, post=after)  # type: ignore[arg-type]  # one of the names
         if reduce.isidentifier():
             raise ValueError(
-                f"reduce: there is no {reduce!r}; there are {', '.join(REDUCTIONS)}, "
+                f"reduce: there is no {reduce!r}{instead_of(reduce)}; there are {', '.join(REDUCTIONS)}, "
                 "or an expression of a and b"
             )
         combine = _parsed("reduce", reduce)

@@ -6,6 +6,7 @@ for each class, because they run at each launch: to look fields up by name would
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast, dataclass_transform
@@ -46,6 +47,7 @@ ALIGNMENT = 16
 # Values of these types are told by the type and the value.
 _PLAIN = frozenset({type(None), bool, int, str, bytes})
 _INT = {int}
+_EXACT = (int, str, bytes, enum.Enum, np.integer)
 
 
 @attrs.frozen
@@ -332,12 +334,15 @@ def _test(fields: Iterable[SpecField]) -> Callable[[Any], bool]:
             tests.append(f"is_status({value})")
         elif role.kind == "peers":
             tests.append(f"is_peers({value})")
+        elif role.kind == "exact":
+            tests.append(f"(type({value}) in exact or is_exact({value}))")
         elif role.number is not None:
             # Others are looked at more closely: large ones, complex ones, elements of whole-number arrays.
             tests.append(f"type({value}) in plain and -{ALWAYS_HELD} <= {value} <= {ALWAYS_HELD}")
             tests.append(f"spec.{role.of}.dtype.is_inexact")
     names = {"ArraySpec": ArraySpec, "plain": (int, float), "is_of": _is_of, "is_status": _is_status}
-    return _generated(" and ".join(tests) or "True", **names, is_peers=_is_peers)
+    more = {"exact": frozenset(_EXACT), "is_exact": _is_exact, "is_peers": _is_peers}
+    return _generated(" and ".join(tests) or "True", **names, **more)
 
 
 def _check_field(name: str, spec: Any, field: SpecField) -> None:
@@ -354,6 +359,8 @@ def _check_field(name: str, spec: Any, field: SpecField) -> None:
         raise TypeError(f"{name}: {where} must be an array of planner.status(), got {_type_of(value)}")
     if role.kind == "peers" and not _is_peers(value):
         raise TypeError(f"{name}: {where} must be made by planner.peers(), got {_type_of(value)}")
+    if role.kind == "exact" and not _is_exact(value):
+        raise TypeError(f"{name}: {where} must be a whole number, a name, or a tuple of these, got {value!r}")
     if role.number is not None:
         check = factor if role.number is NumberRole.FACTOR else element
         check(name, where, value, getattr(spec, role.of).dtype)
@@ -375,6 +382,13 @@ def _is_of(count: str, value: Any) -> bool:
 def _is_status(value: Any) -> bool:
     """Tell whether a field holds status words, which have a layout of their own."""
     return type(value) is np.ndarray and bool(value.dtype == np.int32 and value.flags.c_contiguous)
+
+
+def _is_exact(value: Any) -> bool:
+    """Whether a plan can depend on a value: it is hashable, and has the same type in a worker."""
+    if type(value) is tuple:
+        return all(map(_is_exact, cast("tuple[object, ...]", value)))
+    return isinstance(value, _EXACT)
 
 
 def _is_peers(value: Any) -> bool:

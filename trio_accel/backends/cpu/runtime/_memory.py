@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
 
 from ...base import BlockMemory, ChunkKeeper, NotSupportedError
 from ...base.chunks import ALIGNMENT
@@ -104,8 +105,8 @@ class HostLease:
     def __init__(self, array: HostArray, *, write: bool, stream: object = None) -> None:
         if stream is not None:
             raise NotSupportedError("lease: stream: the CPU backend computes on no streams of others")
-        array.flags.writeable = write
-        self.array: HostArray = array
+        # A flag could be set back, over memory of which other arrays are made.
+        self.array: HostArray = array if write else as_strided(array, writeable=False)
 
     def take_back(self) -> None:
         """Make the array read-only."""

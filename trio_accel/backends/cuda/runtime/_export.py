@@ -213,6 +213,12 @@ class ProgramArray(CudaArray):
 
     _stream: CudaStream | None
 
+    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
+        raise TypeError(
+            "NumPy does not take an array in the memory of a GPU: use a library that does, by "
+            "x = torch.from_dlpack(x), or x = cupy.asarray(x)"
+        )
+
     @property
     def array(self) -> DeviceArray:
         """Its place and layout."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 import trio
+from numpy.lib.stride_tricks import as_strided
 
 from ....backends.base import CacheCounts, MemoryStatistics, NotSupportedError
 from ...arrays._ref import AccelRef
@@ -168,7 +169,9 @@ class Leases:
             assert request.address is not None
             _, _, chunk, offset = request.address
             array = self._chunks.view(chunk, offset, ref.spec)
-            array.flags.writeable = write
+            if not write:
+                # A flag could be set back, over memory of which other arrays are made.
+                array = as_strided(array, writeable=False)
             self._device.leases += 1
             try:
                 yield array

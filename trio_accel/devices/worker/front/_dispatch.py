@@ -6,7 +6,7 @@ import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Never, TypeVar
 
 import outcome
 import trio
@@ -183,9 +183,9 @@ class WorkerDispatch:
         )
 
     @enable_ki_protection
-    async def ask(self, operation: Operation[LibraryT, ReplyT]) -> ReplyT:
+    async def ask(self, operation: Operation[LibraryT, ReplyT], **_unknown: Never) -> ReplyT:
         """See `Device.ask`."""
-        recording = admit(self._device, operation, "ask")
+        recording = admit(self._device, operation, "ask", _unknown)
         if recording is not None:
             return await recording.ask(self._device, operation)
         # A request that is done at a cancellation still returns: without this look a loop of them would never
@@ -216,7 +216,7 @@ class WorkerDispatch:
     @enable_ki_protection
     def submit(self, operation: Operation[LibraryT, ReplyT]) -> Pending[ReplyT]:
         """See `Device.submit`."""
-        recording = admit(self._device, operation, "submit")
+        recording = admit(self._device, operation, "submit", ())
         if recording is not None:
             return recording.submit(self._device, operation)
         if self._device.availability.is_ended:

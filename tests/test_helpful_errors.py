@@ -1,0 +1,296 @@
+"""Mistakes of those who come from NumPy, PyTorch or asyncio: the message says what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+import trio_accel as ta
+from trio_accel import jit, linalg
+from trio_accel.patterns import Batcher, Call
+
+SCALE = jit.Kernel(
+    "scale",
+    'extern "C" __global__ void scale(float a, float* x) { x[threadIdx.x] *= a; }',
+    parameters={"a": jit.scalar("float32"), "x": jit.updates("float32")},
+    grid=1,
+    block=1,
+)
+
+
+@attrs.frozen
+class Surroundings:
+    """What the mistakes are made with."""
+
+    system: ta.System
+    device: ta.Device
+    x: ta.AccelRef
+    batcher: ta.Ref[Batcher[int, int]]
+
+
+async def double(items: list[int]) -> list[int]:
+    return [2 * item for item in items]
+
+
+def blocking(items: list[int]) -> list[int]:
+    return items
+
+
+async def _with(manager: Any) -> None:
+    with manager:
+        raise AssertionError
+
+
+async def _async_with(manager: Any) -> None:
+    async with manager:
+        raise AssertionError
+
+
+async def _ask_blocking(at: Surroundings) -> None:
+    ref = await at.system.spawn(Batcher[int, int], blocking)  # type: ignore[arg-type]
+    await ref.ask(Call(3))
+
+
+async def _forget_await(at: Surroundings) -> None:
+    product = linalg.matmul(at.x, at.x)
+    try:
+        await at.device.ask(product)  # type: ignore[arg-type]
+    finally:
+        product.close()
+
+
+Mistake = Callable[[Any], "Awaitable[object] | object"]
+
+untyped: Any = ta
+
+# What is written, and what the message must say.
+MISTAKES: dict[str, tuple[Mistake, type[Exception], str]] = {
+    "options of a device one by one": (
+        lambda at: at.system.open_device("cpu", isolation="process"),
+        TypeError,
+        "options=ta.DeviceOptions(isolation='process')",
+    ),
+    "no such option of a device": (
+        lambda at: at.system.open_device("cpu", isolaton="process"),
+        TypeError,
+        "did you mean 'isolation'?",
+    ),
+    "a device without a system": (
+        lambda _: untyped.open_device("cpu"),
+        AttributeError,
+        'async with ta.open_system("name") as system, system.open_device("cpu") as device',
+    ),
+    "a function of a capability": (
+        lambda _: untyped.matmul,
+        AttributeError,
+        "write ta.linalg.matmul",
+    ),
+    "a pattern": (lambda _: untyped.Batcher, AttributeError, "write ta.patterns.Batcher"),
+    "an array without a device": (
+        lambda _: untyped.zeros((2, 3)),
+        AttributeError,
+        "write await device.zeros(shape, dtype)",
+    ),
+    "a device in a plain with": (
+        lambda at: _with(at.system.open_device("cpu")),
+        TypeError,
+        "async with system.open_device(...) as device",
+    ),
+    "a system without async with": (
+        lambda _: untyped.open_system("s").open_device("cpu"),
+        AttributeError,
+        "async with ta.open_system(...) as system",
+    ),
+    "a system awaited": (
+        lambda _: untyped.open_system("s"),
+        TypeError,
+        "async with ta.open_system(...) as system",
+    ),
+    "a system in a plain with": (
+        lambda _: _with(untyped.open_system("s")),
+        TypeError,
+        "async with ta.open_system(...) as system",
+    ),
+    "a dashboard without async with": (
+        lambda at: untyped.open_dashboard(at.system).url,
+        AttributeError,
+        "async with ta.open_dashboard(system) as dashboard",
+    ),
+    "a dashboard of a device": (
+        lambda at: _async_with(untyped.open_dashboard(at.device)),
+        TypeError,
+        "open_dashboard: system must be an open system",
+    ),
+    "a dashboard of a device, its system": (
+        lambda at: _async_with(untyped.open_dashboard(at.device)),
+        TypeError,
+        "device.system",
+    ),
+    "a dashboard of a system that is not open": (
+        lambda _: _async_with(untyped.open_dashboard(untyped.open_system("s"))),
+        TypeError,
+        "async with ta.open_system(...) as system",
+    ),
+    "sum": (lambda at: at.x.sum(), AttributeError, "await ta.arrays.sum(x, axis=...)"),
+    "astype": (lambda at: at.x.astype("float32"), AttributeError, "await x.cast(dtype)"),
+    "numpy": (lambda at: at.x.numpy(), AttributeError, "await x.to_host()"),
+    "transpose": (lambda at: at.x.transpose(), AttributeError, "x.T"),
+    "mean": (
+        lambda at: at.x.mean(),
+        AttributeError,
+        'write await ta.jit.reduction("x", "sum", post="a / n")(x, axis=...)',
+    ),
+    "exp": (lambda at: at.x.exp(), AttributeError, 'write await ta.jit.elementwise("exp(x)")(x)'),
+    "a forgotten await in ask": (
+        _forget_await,
+        TypeError,
+        "write `await` before the call that makes it",
+    ),
+    "a class in ask": (
+        lambda at: at.device.ask(linalg.Matmul),
+        TypeError,
+        "make a message of it: Matmul(...)",
+    ),
+    "a function in ask": (lambda at: at.device.ask(linalg.matmul), TypeError, "await matmul(...)"),
+    "a timeout of a device": (
+        lambda at: at.device.ask(linalg.Matmul(at.x, at.x), timeout=1.0),
+        TypeError,
+        "with trio.fail_after(seconds):",
+    ),
+    "a timeout of a function": (
+        lambda at: untyped.linalg.matmul(at.x, at.x, timeout=1.0),
+        TypeError,
+        "linalg.matmul: no call takes a timeout: write `with trio.fail_after(seconds):`",
+    ),
+    "a timeout of put": (
+        lambda at: at.device.put(np.eye(3), timeout=1.0),
+        TypeError,
+        "with trio.fail_after(seconds):",
+    ),
+    "a timeout of to_host": (lambda at: at.x.to_host(timeout=1), TypeError, "with trio.fail_after(seconds):"),
+    "a timeout of an actor": (
+        lambda at: at.batcher.ask(Call(3), timeout=1.0),
+        TypeError,
+        "with trio.fail_after(seconds):",
+    ),
+    "no such option of a function": (
+        lambda at: untyped.linalg.matmul(at.x, at.x, output=at.x),
+        TypeError,
+        "did you mean 'out'?",
+    ),
+    "a module in an expression": (
+        lambda _: jit.elementwise("np.exp(x)"),
+        ValueError,
+        "by their names: write exp(...)",
+    ),
+    "a function of PyTorch": (
+        lambda _: jit.elementwise("torch.relu(x)"),
+        ValueError,
+        'write await ta.jit.elementwise("maximum(x, 0)")(x)',
+    ),
+    "softmax": (
+        lambda _: jit.elementwise("softmax(x)"),
+        ValueError,
+        'write await ta.jit.elementwise("exp(x - top) / total")(x, top, total), with top of ',
+    ),
+    "a mean in an expression": (
+        lambda _: jit.elementwise("x - mean(x)"),
+        ValueError,
+        'ta.jit.reduction("x", "sum", post="a / n")',
+    ),
+    "a mean as a reduction": (
+        lambda _: jit.reduction("x", "mean"),
+        ValueError,
+        'write await ta.jit.reduction("x", "sum", post="a / n")',
+    ),
+    "keep_dims": (
+        lambda at: jit.reduction("x")(at.x, axis=0, keep_dims=True),
+        TypeError,
+        "there is no option 'keep_dims'; did you mean 'keepdims'?",
+    ),
+    "keep_dims of sum": (
+        lambda at: untyped.arrays.sum(at.x, keep_dims=True),
+        TypeError,
+        "did you mean 'keepdims'?",
+    ),
+    "dim": (lambda at: untyped.arrays.sum(at.x, dim=0), TypeError, "there are axis, keepdims, out, x"),
+    "a text in place of a scalar": (
+        lambda at: untyped.jit.elementwise("a * x")("2", at.x),
+        TypeError,
+        "a must be a number or an array, got str",
+    ),
+    "an array in place of a scalar": (
+        lambda at: SCALE(at.x, at.x),
+        TypeError,
+        "a must be a number, got <AccelRef",
+    ),
+    "an item in place of Call": (lambda at: at.batcher.ask(3), TypeError, "ask(Call(...))"),
+    "a model that is not async": (_ask_blocking, TypeError, "write `async def blocking(...)`"),
+    "an actor that is not spawned": (
+        lambda _: untyped.patterns.Batcher(double).ask(Call(3)),
+        AttributeError,
+        "ref = await system.spawn(Batcher, ...), then await ref.ask(...)",
+    ),
+    "an instance in spawn": (
+        lambda at: at.system.spawn(Batcher(double)),
+        TypeError,
+        "write spawn(Batcher, ...)",
+    ),
+    "a misspelled option of spawn": (
+        lambda at: at.system.spawn(Batcher, double, max_sise=3),
+        TypeError,
+        "spawn: Batcher: there is no option 'max_sise'; did you mean 'max_size'?",
+    ),
+    "a model that is left out": (
+        lambda at: at.system.spawn(Batcher, max_size=3),
+        TypeError,
+        "spawn: Batcher: missing a required argument: 'model'; it takes (model, *, max_size=32,",
+    ),
+}
+
+
+async def _make(mistake: Mistake, at: Surroundings) -> None:
+    made = mistake(at)
+    if isawaitable(made):
+        await made
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+async def test_the_message_says_what_to_write(mistake: str, system: ta.System, device: ta.Device) -> None:
+    batcher = await system.spawn(Batcher[int, int], double)
+    at = Surroundings(system, device, await device.put(np.eye(3)), batcher)
+    call, kind, text = MISTAKES[mistake]
+    with pytest.raises(kind) as caught:
+        await _make(call, at)
+    assert text in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+async def test_softmax_and_moments_as_the_messages_say(device: ta.Device) -> None:
+    host = np.random.default_rng(1).standard_normal((4, 5))
+    x = await device.put(host)
+    top = await jit.reduction("x", "max")(x, axis=-1, keepdims=True)
+    total = await jit.reduction("exp(x - top)", "sum")(x, top, axis=-1, keepdims=True)
+    softmax = await (await jit.elementwise("exp(x - top) / total")(x, top, total)).to_host()
+    powers = np.exp(host - host.max(-1, keepdims=True))
+    np.testing.assert_allclose(softmax, powers / powers.sum(-1, keepdims=True), rtol=1e-12)
+    mean = await jit.reduction("x", "sum", post="a / n")(x)
+    std = await jit.reduction("(x - mean) ** 2", "sum", post="sqrt(a / n)")(x, mean)
+    np.testing.assert_allclose(await std.item(), host.std(), rtol=1e-12)
+    norm = await jit.reduction("abs(x) ** 2", "sum", post="sqrt(a)")(x)
+    np.testing.assert_allclose(await norm.item(), np.linalg.norm(host), rtol=1e-12)
+
+
+def test_an_error_of_a_property_is_not_taken_for_another() -> None:
+    class Broken(ta.Actor):
+        @property
+        def other(self) -> int:
+            return self.missing  # type: ignore[attr-defined,no-any-return]
+
+    with pytest.raises(AttributeError, match="'Broken' object has no attribute 'missing'"):
+        _ = Broken().other

@@ -1,0 +1,39 @@
+"""Names of NumPy and PyTorch that are not there, and what to write in their place."""
+
+from __future__ import annotations
+
+__all__ = ["instead_of"]
+
+_INSTEAD: dict[str, str] = {
+    "open_device": 'async with ta.open_system("name") as system, system.open_device("cpu") as device',
+    **dict.fromkeys(("array", "asarray", "tensor"), "await device.put(array)"),
+    "zeros": "await device.zeros(shape, dtype)",
+    # Of arrays x.
+    "astype": "await x.cast(dtype)",
+    **dict.fromkeys(("cpu", "get", "numpy", "tolist"), "await x.to_host()"),
+    **dict.fromkeys(("dot", "matmul"), "await ta.linalg.matmul(x, y)"),
+    **dict.fromkeys(("flatten", "ravel", "view"), "x.reshape(-1)"),
+    "sum": "await ta.arrays.sum(x, axis=...)",
+    "to": "await x.cast(dtype), or await x.copy_to(device)",
+    "transpose": "x.T",
+    **{
+        name: f'await ta.jit.reduction("x", "{name}")(x, axis=...)'
+        for name in ("all", "any", "max", "min", "prod")
+    },
+    **dict.fromkeys(("average", "mean"), 'await ta.jit.reduction("x", "sum", post="a / n")(x, axis=...)'),
+    "norm": 'await ta.jit.reduction("abs(x) ** 2", "sum", post="sqrt(a)")(x)',
+    "std": 'await ta.jit.reduction("(x - mean) ** 2", "sum", post="sqrt(a / n)")(x, mean)',
+    "exp": 'await ta.jit.elementwise("exp(x)")(x)',
+    "relu": 'await ta.jit.elementwise("maximum(x, 0)")(x)',
+    "sigmoid": 'await ta.jit.elementwise("1 / (1 + exp(-x))")(x)',
+    "softmax": (
+        'await ta.jit.elementwise("exp(x - top) / total")(x, top, total), with top of '
+        'ta.jit.reduction("x", "max") and total of ta.jit.reduction("exp(x - top)", "sum"), '
+        "both called with axis=-1, keepdims=True"
+    ),
+}
+
+
+def instead_of(name: str) -> str:
+    """What to write in place of a name, as the end of a message; empty where that is not known."""
+    return f"; write {_INSTEAD[name]}" if name in _INSTEAD else ""
