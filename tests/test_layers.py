@@ -76,7 +76,7 @@ THREADS_TOO = {
     "trio_accel.backends.cuda.runtime._transfers": "copies of pageable memory, which make their caller wait",
     "trio_accel.devices.worker.back._process": "the heartbeat: a sign of life must not depend on the loop",
     "trio_accel.devices.worker.launcher._launcher_fork": "a fork that tries whether threads start in it",
-    "trio_accel.devices.worker.transport._page": "a lock: taken, it is a barrier",
+    "trio_accel.devices.worker.transport._protocol": "a lock: taken, it is a barrier",
     "trio_accel.telemetry._loop_watch": "a watchdog: only another thread can look at a loop that is held",
     "trio_accel.testing._leaks": "the leak check looks at the threads there are, and starts none",
 }

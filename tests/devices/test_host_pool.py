@@ -20,8 +20,7 @@ from trio.testing import wait_all_tasks_blocked
 import trio_accel as ta
 from trio_accel.backends.base.host import make_shared
 from trio_accel.devices.host import _host_pool
-from trio_accel.devices.host._host_pool import HostPool, Slab
-from trio_accel.devices.host._registrar import HostRegistrar
+from trio_accel.devices.host._host_pool import HostPool, HostRegistrar, Slab
 from trio_accel.devices.worker.back import _memory
 from trio_accel.devices.worker.back._memory import WorkerSlabs
 

@@ -18,7 +18,7 @@ from trio.testing import wait_all_tasks_blocked
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
 from trio_accel.devices import Copy, Fill, Put, ToHost
-from trio_accel.devices.base._order import SubmissionOrder
+from trio_accel.devices.base._waits import SubmissionOrder
 
 
 async def test_values_are_used_before_anything_has_run(manual: ta.Device, backend: ManualBackend) -> None:

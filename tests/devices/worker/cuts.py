@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from trio_accel.devices.host._host_pool import Copying
-from trio_accel.devices.worker.front import _copy_service
+from trio_accel.devices.worker.front import _outcomes
 
 __all__ = ["Cut"]
 
@@ -32,7 +32,7 @@ class Cut:
                         break
                 super().run()
 
-        monkeypatch.setattr(_copy_service, "Copying", Halting)
+        monkeypatch.setattr(_outcomes, "Copying", Halting)
 
     async def wait_entered(self) -> None:
         await trio.to_thread.run_sync(self.entered.wait)

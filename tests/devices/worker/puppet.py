@@ -16,8 +16,7 @@ from chunk_files import sealed
 from trio_accel.devices.worker.launcher._launcher import Launcher
 from trio_accel.devices.worker.transport._answers import ANSWERS, MEMORY
 from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel
-from trio_accel.devices.worker.transport._page import FIRST_WORD, SharedPage
-from trio_accel.devices.worker.transport._protocol import ALLOCATIONS
+from trio_accel.devices.worker.transport._protocol import ALLOCATIONS, FIRST_WORD, SharedPage
 
 __all__ = ["Puppet", "Puppets", "in_json"]
 

@@ -17,11 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trio_accel.devices.worker.transport import _frames, _page
+from trio_accel.devices.worker.transport import _frames, _protocol
 from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel
 from trio_accel.devices.worker.transport._frames import Received, close_all
-from trio_accel.devices.worker.transport._page import SIZE, SharedFrame, SharedPage
-from trio_accel.devices.worker.transport._protocol import Message
+from trio_accel.devices.worker.transport._protocol import SIZE, Message, SharedFrame, SharedPage
 
 pytestmark = pytest.mark.skipif(not SharedFrame.is_possible(), reason="this processor reorders stores")
 
@@ -393,4 +392,4 @@ def test_ctrl_c_leaves_no_barrier_behind(memory: memoryview) -> None:
                     frame.sleep()
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert not _page._LOCK.locked()
+    assert not _protocol._LOCK.locked()

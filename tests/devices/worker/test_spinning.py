@@ -29,7 +29,7 @@ from trio_accel.devices.completion import _strategies
 from trio_accel.devices.worker.transport import _channel
 from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel, SpinWait
 from trio_accel.devices.worker.transport._frames import Received
-from trio_accel.devices.worker.transport._page import SharedPage
+from trio_accel.devices.worker.transport._protocol import SharedPage
 
 
 class Peers:

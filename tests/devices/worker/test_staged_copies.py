@@ -27,7 +27,7 @@ from trio_accel.backends.base.ops import FillSpec
 from trio_accel.backends.cpu import CpuBackend
 from trio_accel.devices import Operation, Planned, Planner, Put, ToHost
 from trio_accel.devices.host import _host_pool
-from trio_accel.devices.worker.front._generations import Generations
+from trio_accel.devices.worker.front._dispatch import Generations
 
 SIZE = 1 << 16
 HOST = np.arange(SIZE, dtype=float)

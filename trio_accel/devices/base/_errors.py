@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import errno
+from collections.abc import Iterator
 
 from ...actors import ActorStoppedError
 from ...backends.base import (
@@ -80,20 +81,21 @@ def leaves_unchanged(error: BaseException | None) -> bool:
 
 def damage_to_memory(error: BaseException | None) -> ContextLostError | None:
     """Find the hardware's report on its memory, among an error and its causes."""
-    while error is not None:
-        if isinstance(error, ContextLostError) and error.is_memory_damaged:
-            return error
-        error = error.__cause__
-    return None
+    losses = (each for each in _with_causes(error) if isinstance(each, ContextLostError))
+    return next((loss for loss in losses if loss.is_memory_damaged), None)
 
 
 def loss_of(cause: BaseException | None) -> type[ContextLostError]:
     """The class of a loss: poisoned where the device has said so, in the cause or in one of its causes."""
-    while cause is not None:
-        if isinstance(cause, ContextPoisonedError):
-            return ContextPoisonedError
-        cause = cause.__cause__
-    return ContextLostError
+    is_poisoned = any(isinstance(each, ContextPoisonedError) for each in _with_causes(cause))
+    return ContextPoisonedError if is_poisoned else ContextLostError
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, its cause, the cause of that, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 def locate(error: Exception, *, device: str, operation: str, generation: int) -> None:
@@ -111,11 +113,7 @@ _SHORT = _FILES | frozenset({errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS})
 
 def is_shortage(error: BaseException | None) -> bool:
     """Tell whether an error, or what caused it, may be gone in a moment: nothing is wrong with a worker."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in _SHORT:
-            return True
-        error = error.__cause__
-    return False
+    return any(isinstance(each, OSError) and each.errno in _SHORT for each in _with_causes(error))
 
 
 def is_out_of_files(error: OSError) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import trio
 
 from ..base._errors import WithdrawnError
-from ..base._order import SubmissionOrder, Turn
+from ..base._waits import SubmissionOrder, Turn
 from ..operations._operation import Launch
 from ._stream_queues import StreamQueue
 

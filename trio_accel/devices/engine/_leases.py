@@ -12,7 +12,7 @@ import trio
 from ...backends.base import AccelDevice, AccelEvent, AccelStream, ContextLostError, Lease
 from ...backends.base.ops import ArraySpec
 from ..arrays._blocks import Block
-from ..base._order import Turn
+from ..base._waits import Turn
 from ._in_flight import BlockUse, MemoryInUse
 from ._launch_gate import LaunchOrder
 from ._stream_queues import StreamQueue

@@ -1,28 +1,35 @@
-"""Memory of the host that a device transfers from and to by itself, and copies to and from there."""
+"""Memory of the host that a device transfers from and to by itself: its pool, registration, and copies."""
 
 from __future__ import annotations
 
 import bisect
 import itertools
+import logging
 import math
 import mmap
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from math import inf
 from typing import Any, cast
 
 import attrs
 import numpy as np
 import numpy.typing as npt
+import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...backends.base import OutOfMemoryError, as_bits
+from ...actors import describe
+from ...backends.base import AccelDevice, OutOfMemoryError, as_bits
 from ...backends.base.chunks import ChunkAllocator
 from ...backends.base.host import address_of, available_bytes, make_shared, total_bytes
 from ..base._bridge import LoopNotifier
 from ..base._errors import is_out_of_files, out_of_descriptors
+from ..base._waits import Arrival
 
-__all__ = ["COPIES_AT_ONCE", "SMALL", "Copying", "HostPool", "Region", "Slab"]
+__all__ = ["COPIES_AT_ONCE", "SMALL", "Copying", "HostPool", "HostRegistrar", "Region", "Slab"]
 
 # So much is given out at a time: whole pages, so that no two arrays share one.
 _PAGE = 4096
@@ -336,3 +343,150 @@ def _pieces(
     rows = max(1, _PIECE // (target.nbytes // len(target)))
     for start in range(0, len(target), rows):
         yield target[start : start + rows], source[start : start + rows]
+
+
+_logger = logging.getLogger("trio_accel.devices")
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+@attrs.frozen(eq=False)
+class _Change:
+    """A job for a thread, and a callback afterwards."""
+
+    make: Callable[[], None]
+    on_done: Callable[[], None] = _nothing
+
+
+@attrs.frozen(eq=False)
+class _Removal:
+    """A job for a thread, once the device is idle."""
+
+    make: Callable[[], None]
+    wait_idle: Callable[[], Awaitable[None]]
+
+
+class HostRegistrar:
+    """The registration of all slabs with each new device, and of those that come and go meanwhile.
+
+    A thread registers slabs one after the other, since each takes milliseconds. If the device refuses a slab,
+    it treats arrays in it as any other.
+
+    A lost device may have a stuck stream, which may still write to arrays of the pool when it goes on. So
+    arrays that were in use at the loss are given out again only when such a device has ended.
+
+    Args:
+        pool: The slabs.
+    """
+
+    def __init__(self, pool: HostPool) -> None:
+        self._pool = pool
+        self._device: AccelDevice | None = None
+        self._lost: list[AccelDevice] = []
+        # By slab: an arrival that ends when the current device has registered the slab, or has refused it.
+        self._registrations: dict[int, Arrival] = {}
+        self._changes, self._pending = trio.open_memory_channel[_Change](inf)
+        self._removals, self._removed = trio.open_memory_channel[_Removal](inf)
+        self._wait_idle: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+        pool.on_make = self._add
+        pool.on_drop = self._remove
+
+    def attach(
+        self, device: AccelDevice, wait_idle: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+    ) -> None:
+        """Begin with an open device, which keeps registrations until it is closed; earlier ones are closed.
+
+        Args:
+            device: The device.
+            wait_idle: Waits until the device is idle, before a slab is to be unregistered.
+        """
+        self._device = device
+        self._wait_idle = wait_idle
+        self._registrations.clear()
+        if self._lost:
+            # Nothing is to be done: the queue is only woken for the lost devices.
+            self._changes.send_nowait(_Change(_nothing))
+        for slab in self._pool.slabs.values():
+            self._add(slab)
+
+    def detach(self) -> None:
+        """End with a device that is lost or about to be closed, which makes it forget all registrations."""
+        if self._device is not None:
+            self._lost.append(self._device)
+            self._device = None
+            self._pool.hold_back()
+
+    def registration(self, slab: int) -> Arrival | None:
+        """Return the arrival of a slab's registration; None if that is over, or the device is lost."""
+        return self._registrations.get(slab)
+
+    async def run(self) -> None:
+        """Register and unregister, until it is cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_removals)
+            await self._run_changes()
+
+    async def _run_removals(self) -> None:
+        async for removal in self._removed:
+            await removal.wait_idle()
+            await self._make(removal.make)
+            del removal
+
+    async def _run_changes(self) -> None:
+        async for change in self._pending:
+            if self._lost and self._device is not None:
+                await self._settle()
+            try:
+                await self._make(change.make)
+            finally:
+                change.on_done()
+            # A reference would keep the slab mapped while the task waits.
+            del change
+
+    @enable_ki_protection
+    async def _settle(self) -> None:
+        """Find out whether the lost devices have ended: `close` may be called again, and returns that."""
+        for device in tuple(self._lost):
+            # A device that cannot even be closed counts as not ended.
+            with suppress(Exception):
+                if await trio.to_thread.run_sync(device.close, 0.0):
+                    self._lost.remove(device)
+        if not self._lost:
+            self._pool.let_go()
+
+    @enable_ki_protection
+    async def _make(self, make: Callable[[], None]) -> None:
+        try:
+            await trio.to_thread.run_sync(make)
+        except Exception as error:  # noqa: BLE001  # the device is closed by now, or cannot; it goes on without
+            _logger.debug("host memory is not known to the device: %s", describe(error))
+
+    def _add(self, slab: Slab) -> None:
+        if self._device is not None:
+            registration = self._registrations[slab.number] = Arrival()
+            self._changes.send_nowait(
+                _Change(
+                    partial(self._device.register_host, slab.memory),
+                    partial(self._end, slab.number, registration),
+                )
+            )
+
+    def _remove(self, slab: Slab) -> None:
+        # All users of the slab are over: each held a reference to its array.
+        if self._device is not None:
+            unregister = partial(self._device.unregister_host, slab.memory)
+            remove = partial(self._removals.send_nowait, _Removal(unregister, self._wait_idle))
+            registration = self._registrations.get(slab.number)
+            if registration is None:
+                remove()
+            else:
+                # In this order: unregistered first, it would be registered afterwards, and unmapped while the
+                # driver has it.
+                registration.tell(remove)
+
+    def _end(self, slab: int, registration: Arrival) -> None:
+        if self._registrations.get(slab) is registration:
+            del self._registrations[slab]
+        registration.end()

@@ -12,8 +12,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ...backends.base.ops import CopyFromHostSpec, CopyToHostSpec, OperationSpec
 from ..base._waits import Arrival
-from ..host._host_pool import COPIES_AT_ONCE, SMALL, Copying, HostPool
-from ..host._registrar import HostRegistrar
+from ..host._host_pool import COPIES_AT_ONCE, SMALL, Copying, HostPool, HostRegistrar
 from ..operations._operation import Launch
 
 __all__ = ["WITH_HOST", "InlineCopies", "Travel"]

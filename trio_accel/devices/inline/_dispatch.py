@@ -33,7 +33,7 @@ from ..engine._engine import Engine
 from ..engine._library import LibraryActor
 from ..engine._library_opener import CloseLibrary, OpenLibrary
 from ..engine._rendezvous import PartLaunch
-from ..host._registrar import HostRegistrar
+from ..host._host_pool import HostRegistrar
 from ..operations._hooks import EngineHook
 from ..operations._operation import Launch, Operation, Planner, admit
 from ._copies import WITH_HOST, InlineCopies, Travel

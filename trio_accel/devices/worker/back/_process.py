@@ -18,8 +18,7 @@ from ....backends.base.fast_paths import use_fast_paths
 from ...front._system import System
 from ..transport._answers import ANSWERS
 from ..transport._channel import Channel, EndOfChannel, SpinWait
-from ..transport._page import SharedPage
-from ..transport._protocol import WorkerConfig
+from ..transport._protocol import SharedPage, WorkerConfig
 from ._server import WorkerServer
 
 __all__ = ["main"]

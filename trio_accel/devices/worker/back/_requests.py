@@ -19,8 +19,7 @@ from ...engine._engine import Engine
 from ...operations._operation import Launch
 from ..transport._answers import ANSWERS
 from ..transport._channel import Channel
-from ..transport._page import SharedPage
-from ..transport._protocol import ALLOCATIONS, NAME, OUTPUTS, Address
+from ..transport._protocol import ALLOCATIONS, NAME, OUTPUTS, Address, SharedPage
 from ..transport._wire_values import encode_error
 from ._launch_decoding import LaunchTemplate, decode_launch
 from ._memory import WorkerBlocks, WorkerSlabs

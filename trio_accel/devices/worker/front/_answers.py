@@ -21,12 +21,10 @@ from ...engine._device_state import DeviceState
 from ...operations._operation import LaunchTimes
 from ..transport._frames import LOST, Received, close_all
 from ..transport._protocol import Address, NonsenseError
-from ._actors import WorkerActors
-from ._calls import Questions
+from ._calls import Questions, WorkerActors
 from ._chunks import ChunkTable
-from ._copy_service import CopyService
 from ._link import WorkerLink
-from ._outcomes import OutcomePolicy
+from ._outcomes import CopyService, OutcomePolicy
 from ._pool import WorkerPool
 from ._request import LeaseRequest, OperationRequest, RemoteRequest
 from ._requests import RequestTable

@@ -21,9 +21,8 @@ from ...base._errors import out_of_descriptors
 from ..transport._protocol import Address, NonsenseError
 
 if TYPE_CHECKING:
-    from ..launcher._launcher import Launcher
-if TYPE_CHECKING:
     from ....actors import System
+    from ..launcher._launcher import Launcher
 
 __all__ = ["INTACT", "Chunk", "ChunkTable", "LeftMemory", "free_left_memory"]
 

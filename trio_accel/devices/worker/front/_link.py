@@ -15,8 +15,7 @@ from ....backends.base import ContextLostError
 from ..launcher._launcher import WorkerProcess
 from ..transport._channel import Channel, EndOfChannel, SpinWait
 from ..transport._frames import Received
-from ..transport._page import FIRST_WORD, WORDS, SharedPage
-from ..transport._protocol import NonsenseError
+from ..transport._protocol import FIRST_WORD, WORDS, NonsenseError, SharedPage
 from ._chunks import Chunk
 from ._launch_encoding import TemplateTable
 

@@ -27,8 +27,7 @@ from ..launcher._launcher import Launcher, LauncherError
 from ..launcher._link import program_arguments
 from ..transport._answers import ANSWERS
 from ..transport._channel import Channel
-from ..transport._page import SharedPage
-from ..transport._protocol import WorkerConfig
+from ..transport._protocol import SharedPage, WorkerConfig
 from ._chunks import Chunk, ChunkTable
 from ._link import MessageHandler, WorkerLink
 

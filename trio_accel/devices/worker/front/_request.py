@@ -16,7 +16,7 @@ import trio
 from ....actors import WOKEN, Waiter
 from ....backends.base import DType
 from ....backends.base.ops import ArraySpec, CopyFromHostSpec, CopyToHostSpec
-from ...base._order import Turn
+from ...base._waits import Turn
 from ...host._host_pool import HostPool, Region
 from ...operations._operation import Launch
 from ..transport._protocol import Address, Message

@@ -13,14 +13,12 @@ from trio.lowlevel import enable_ki_protection
 
 from ....backends.base import DeviceLostError
 from ...base._errors import locate
-from ...base._order import SubmissionOrder
 from ...base._statistics import QueueStatistics
-from ...base._waits import TaskNotifier
+from ...base._waits import SubmissionOrder, TaskNotifier
 from ...engine._device_state import DeviceState
 from ._chunks import ChunkTable
-from ._copy_service import CopyService
 from ._link import WorkerLink
-from ._outcomes import OutcomePolicy
+from ._outcomes import CopyService, OutcomePolicy
 from ._request import HostCopy, OperationRequest, RemoteRequest
 
 __all__ = ["RequestSender", "RequestTable"]

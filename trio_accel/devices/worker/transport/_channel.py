@@ -22,8 +22,7 @@ from ._frames import (
     Received,
     close_all,
 )
-from ._page import SharedFrame
-from ._protocol import PICKLED, Codec
+from ._protocol import PICKLED, Codec, SharedFrame
 
 __all__ = ["Channel", "EndOfChannel", "SpinWait"]
 

@@ -17,8 +17,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...base._waits import TaskNotifier
-from ._page import SharedFrame
-from ._protocol import Codec, Message, NonsenseError
+from ._protocol import Codec, Message, NonsenseError, SharedFrame
 
 __all__ = ["LOST", "MAX_LENGTH", "RETRY", "Inbox", "Outbox", "Received", "close_all"]
 
