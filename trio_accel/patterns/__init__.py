@@ -38,14 +38,14 @@ from ._speculative import *
 from ._stacked import *
 
 __all__: list[str] = []
+__all__ += _admission.__all__
 __all__ += _batcher.__all__
 __all__ += _batches.__all__
 __all__ += _cascade.__all__
-__all__ += _admission.__all__
 __all__ += _deadline.__all__
-__all__ += _moe.__all__
 __all__ += _fair_scheduler.__all__
 __all__ += _hot_swap.__all__
+__all__ += _moe.__all__
 __all__ += _outputs.__all__
 __all__ += _pools.__all__
 __all__ += _retry.__all__
