@@ -13,7 +13,6 @@ from . import (
     _ref,
     _system,
     _tasks,
-    _timers,
     _tree,
 )
 from ._actor import *
@@ -28,7 +27,6 @@ from ._outcomes import *
 from ._ref import *
 from ._system import *
 from ._tasks import *
-from ._timers import *
 from ._tree import *
 
 __all__: list[str] = []
@@ -44,5 +42,4 @@ __all__ += _outcomes.__all__
 __all__ += _ref.__all__
 __all__ += _system.__all__
 __all__ += _tasks.__all__
-__all__ += _timers.__all__
 __all__ += _tree.__all__

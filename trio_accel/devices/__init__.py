@@ -28,7 +28,7 @@ from .completion._strategies import (
     PolledCompletion,
     SyncCompletion,
 )
-from .engine._cancel_grace import cancel_grace
+from .engine._completer import cancel_grace
 from .engine._context import ContextActor
 from .engine._library import LibraryActor, OwnSupervision
 from .front._across import MultiDeviceOperation, PartPlanner, PlannedParts, ask_across

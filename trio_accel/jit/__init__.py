@@ -3,8 +3,7 @@
 from ..expressions import ComputeElementwise, ComputeReduction, Elementwise, ExpressionArgument, Reduction
 from ._code import CompileOptions, cubin, fatbin, ltoir, ptx, source
 from ._expressions import elementwise, reduction
-from ._kernel import Kernel, LaunchKernel
-from ._occupancy import JitActor, Occupancy, QueryOccupancy
+from ._kernel import JitActor, Kernel, LaunchKernel, Occupancy, QueryOccupancy
 from ._parameters import Parameter, cdiv, reads, scalar, updates, writes
 
 __all__ = [

@@ -5,38 +5,32 @@ blueprint, so blueprints compose.
 """
 
 from . import (
+    _admission,
     _batcher,
     _batches,
     _cascade,
-    _circuit_breaker,
     _deadline,
-    _experts,
-    _fair_queue,
     _fair_scheduler,
     _hot_swap,
     _moe,
     _outputs,
     _pools,
-    _rate_limit,
     _retry,
     _router,
     _servants,
     _speculative,
     _stacked,
 )
+from ._admission import *
 from ._batcher import *
 from ._batches import *
 from ._cascade import *
-from ._circuit_breaker import *
 from ._deadline import *
-from ._experts import *
-from ._fair_queue import *
 from ._fair_scheduler import *
 from ._hot_swap import *
 from ._moe import *
 from ._outputs import *
 from ._pools import *
-from ._rate_limit import *
 from ._retry import *
 from ._router import *
 from ._servants import *
@@ -44,19 +38,16 @@ from ._speculative import *
 from ._stacked import *
 
 __all__: list[str] = []
+__all__ += _admission.__all__
 __all__ += _batcher.__all__
 __all__ += _batches.__all__
 __all__ += _cascade.__all__
-__all__ += _circuit_breaker.__all__
 __all__ += _deadline.__all__
-__all__ += _experts.__all__
-__all__ += _fair_queue.__all__
 __all__ += _fair_scheduler.__all__
 __all__ += _hot_swap.__all__
 __all__ += _moe.__all__
 __all__ += _outputs.__all__
 __all__ += _pools.__all__
-__all__ += _rate_limit.__all__
 __all__ += _retry.__all__
 __all__ += _router.__all__
 __all__ += _servants.__all__

@@ -1,8 +1,13 @@
-"""Mixture of experts: a gate says which experts compute which tokens."""
+"""Mixture of experts: a gate says which experts compute which tokens.
+
+The assignment of tokens, and what comes of it, stands first: it is arithmetic, and does not wait.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 import attrs
@@ -12,23 +17,315 @@ import trio
 from numpy.typing import NDArray
 
 from ..devices import AccelRef
-from ._experts import (
-    ExpertOverflow,
-    Part,
-    Routed,
-    RoutingStatistics,
-    Shares,
-    assign,
-    capacity_of,
-    combined,
-    parts_of,
-    statistics_of,
-)
 from ._numbers import must_be_count, must_be_one_of, must_be_positive
 from ._outputs import ModelOutputError, host_array, real_rows, softmax
 from ._servants import CallStatistics, Model, TaskServant, as_callable, outcome_of
 
-__all__ = ["MoeRouter", "MoeStatistics"]
+__all__ = ["ExpertsFailedError", "MoeRouter", "MoeStatistics", "Routed", "RoutingStatistics"]
+
+
+ExpertOverflow: TypeAlias = Literal["drop", "next_best", "wait"]
+"""Fate of a token whose expert is full; see `MoeRouter`."""
+
+Shares = NDArray[np.float64]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Assignment:
+    """Tokens and their experts; all arrays have the shape (tokens, top_k).
+
+    Attributes:
+        first: The experts that each token chose, the likeliest first.
+        importance: The weights of these.
+        experts: Those that it was given to in the end.
+        weights: The weights of these.
+        is_placed: Where there was room.
+    """
+
+    first: NDArray[np.intp]
+    importance: Shares
+    experts: NDArray[np.intp]
+    weights: Shares
+    is_placed: NDArray[np.bool]
+
+
+def capacity_of(tokens: int, top_k: int, experts: int, factor: float | None) -> int:
+    """How many tokens an expert takes at once: the factor times its share if all had the same, rounded up."""
+    capacity = math.inf if factor is None else factor * tokens * top_k / experts
+    # A token chooses an expert once at most.
+    return tokens if capacity >= tokens else max(1, math.ceil(capacity))
+
+
+def assign(
+    shares: Shares, top_k: int, capacity: int, overflow: ExpertOverflow, *, normalise: bool
+) -> Assignment:
+    """Give each token to its experts.
+
+    First choices go before second ones, and earlier tokens before later ones (Lepikhin et al. 2021). Equally
+    likely experts are taken in their order.
+
+    Args:
+        shares: The gate's probabilities, of shape (tokens, experts), at least `top_k` above zero in each row.
+        top_k: How many experts a token chooses.
+        capacity: The most tokens of an expert.
+        overflow: Fate of a token whose expert is full.
+        normalise: Whether the weights of a token have the sum 1; otherwise they are probabilities.
+    """
+    ranking = np.argsort(-shares, axis=1, kind="stable")
+    first = ranking[:, :top_k]
+    experts, is_placed = first.copy(), np.ones(first.shape, dtype=np.bool)
+    if overflow != "wait":
+        is_placed = _places(first, shares.shape[1]) < capacity
+    if overflow == "next_best":
+        _place_again(shares, ranking, experts, is_placed, capacity)
+    return Assignment(
+        first=first,
+        importance=_weights(shares, first, normalise=normalise),
+        experts=experts,
+        weights=_weights(shares, experts, normalise=normalise),
+        is_placed=is_placed,
+    )
+
+
+def _places(first: NDArray[np.intp], experts: int) -> NDArray[np.intp]:
+    """Return the place of each choice in the row of its expert."""
+    flat = first.T.ravel()  # first choices before second ones
+    places = np.empty(len(flat), dtype=np.intp)
+    for expert in range(experts):
+        chosen = np.flatnonzero(flat == expert)
+        places[chosen] = np.arange(len(chosen))
+    return places.reshape(first.T.shape).T
+
+
+def _place_again(
+    shares: Shares,
+    ranking: NDArray[np.intp],
+    experts: NDArray[np.intp],
+    is_placed: NDArray[np.bool],
+    capacity: int,
+) -> None:
+    """Give choices that found their expert full to the next best one that has room, in the same order."""
+    top_k = experts.shape[1]
+    used = np.bincount(experts[is_placed], minlength=shares.shape[1])
+    for choice in range(top_k):
+        for token in np.flatnonzero(~is_placed[:, choice]):
+            # Its other choices are full, or have it.
+            for expert in ranking[token, top_k:]:
+                is_new = expert not in experts[token][is_placed[token]]
+                if used[expert] < capacity and shares[token, expert] > 0 and is_new:
+                    used[expert] += 1
+                    experts[token, choice], is_placed[token, choice] = expert, True
+                    break
+
+
+def _weights(shares: Shares, experts: NDArray[np.intp], *, normalise: bool) -> Shares:
+    weights: NDArray[Any] = np.take_along_axis(shares, experts, axis=1)
+    return weights / weights.sum(axis=1, keepdims=True) if normalise else weights
+
+
+@attrs.frozen(kw_only=True)
+class RoutingStatistics:
+    """How the load was spread, in one call or in all of a router's. Tuples have one number for each expert.
+
+    Attributes:
+        tokens: Tokens that were routed.
+        counts: How many tokens chose the expert, whether it had room or not.
+        first_choices: How many of them chose it first.
+        probability: The sum of the gate's probabilities of it, over all tokens.
+        importance: The sum of its weights, over the tokens that chose it (Shazeer et al. 2017).
+        served: How many tokens it was given.
+        failures: How often it failed.
+        rerouted: Choices that went to the next best expert.
+        dropped: Choices that no expert had room for.
+    """
+
+    tokens: int
+    counts: tuple[int, ...]
+    first_choices: tuple[int, ...]
+    probability: tuple[float, ...]
+    importance: tuple[float, ...]
+    served: tuple[int, ...]
+    failures: tuple[int, ...]
+    rerouted: int = 0
+    dropped: int = 0
+
+    @property
+    def auxiliary_loss(self) -> float:
+        """The load-balancing loss of Switch Transformers (Fedus et al. 2022, equation 4) without its factor.
+
+        The number of experts times the sum of the products of the share of first choices and the mean
+        probability. It is 1 if both are even. That of GShard is this one divided by the square of the
+        number of experts. NaN if nothing was routed.
+        """
+        if not self.tokens:
+            return float("nan")
+        products = np.array(self.first_choices) * np.array(self.probability)
+        return float(len(self.counts) * products.sum() / self.tokens**2)
+
+    @property
+    def importance_loss(self) -> float:
+        """The squared coefficient of variation of `importance` (Shazeer et al. 2017) without its factor."""
+        if not self.tokens:
+            return float("nan")
+        importance = np.array(self.importance)
+        return float(importance.var() / importance.mean() ** 2)
+
+    @classmethod
+    def none(cls, experts: int) -> RoutingStatistics:
+        """Return those of a router that has routed nothing."""
+        zero, none = (0,) * experts, (0.0,) * experts
+        return cls(
+            tokens=0,
+            counts=zero,
+            first_choices=zero,
+            probability=none,
+            importance=none,
+            served=zero,
+            failures=zero,
+        )
+
+    def __add__(self, other: RoutingStatistics) -> RoutingStatistics:
+        mine, others = attrs.asdict(self, recurse=False), attrs.asdict(other, recurse=False)
+        return RoutingStatistics(**{name: _added(mine[name], others[name]) for name in mine})
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Routed:
+    """The reply of a router.
+
+    Attributes:
+        output: The weighted sums of the experts' results, of shape (tokens, width). Rows of `is_lost`
+            are zero. It has the dtype of the experts' results, if all have the same and it is floating.
+            Otherwise it is float64 or complex128.
+        experts: Numbers of each token's experts, of shape (tokens, top_k).
+        weights: With which weight that is in the output; zero where there was no room, and where the expert
+            failed.
+        is_lost: The tokens that no expert has computed, of shape (tokens,).
+        errors: Errors of experts, by their number.
+        statistics: How the load was spread.
+    """
+
+    output: NDArray[Any]
+    experts: NDArray[np.intp]
+    weights: Shares
+    is_lost: NDArray[np.bool]
+    errors: Mapping[int, Exception]
+    statistics: RoutingStatistics
+
+
+class ExpertsFailedError(Exception):
+    """All experts that a call needed have failed; the error of the first one is the `__cause__`.
+
+    Attributes:
+        errors: Error of each, by its number.
+    """
+
+    def __init__(self, message: str, errors: Mapping[int, Exception]) -> None:
+        super().__init__(message, errors)
+        self.errors: Mapping[int, Exception] = errors
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@attrs.define(eq=False)
+class Part:
+    """The part of one call of an expert: tokens, and which of their choices they are."""
+
+    expert: int
+    tokens: NDArray[np.intp]
+    choices: NDArray[np.intp]
+    result: NDArray[Any] | None = None
+    error: Exception | None = None
+
+
+def parts_of(assignment: Assignment, capacity: int, experts: int) -> list[Part]:
+    """Return the calls of experts: each has at most as many tokens as the capacity."""
+    parts: list[Part] = []
+    for expert in range(experts):
+        tokens, choices = np.nonzero((assignment.experts == expert) & assignment.is_placed)
+        for begin in range(0, len(tokens), capacity):
+            end = begin + capacity
+            parts.append(Part(expert, tokens[begin:end], choices[begin:end]))
+    return parts
+
+
+def combined(assignment: Assignment, parts: Sequence[Part], statistics: RoutingStatistics) -> Routed:
+    """Add up what the experts returned.
+
+    Raises:
+        ExpertsFailedError: It is nothing.
+        ModelOutputError: They are rows of several widths.
+    """
+    errors = {part.expert: part.error for part in reversed(parts) if part.error is not None}
+    results = {part.expert: part.result for part in parts if part.result is not None}
+    if not results:
+        numbers = sorted(errors)
+        told = "; ".join(f"{number}: {type(errors[number]).__name__}: {errors[number]}" for number in numbers)
+        raise ExpertsFailedError(f"all experts have failed: {told}", errors) from errors[numbers[0]]
+    weights = _weights_of_answers(assignment, parts)
+    widths = {part.result.shape[1] for part in parts if part.result is not None}
+    if len(widths) > 1:
+        told = ", ".join(f"expert {number} {result.shape[1]}" for number, result in results.items())
+        raise ModelOutputError(f"all experts must return rows of one width, got: {told}")
+    dtypes = {part.result.dtype for part in parts if part.result is not None}
+    exact = np.result_type(np.float64, *("c16" for dtype in dtypes if dtype.kind == "c"))
+    output = np.zeros((len(weights), widths.pop()), dtype=exact)
+    for part in parts:
+        if part.result is not None:
+            output[part.tokens] += weights[part.tokens, part.choices, np.newaxis] * part.result
+    dtype = dtypes.pop() if len(dtypes) == 1 else exact
+    return Routed(
+        output=output if dtype.kind in "biu" else output.astype(dtype),
+        experts=assignment.experts,
+        weights=weights,
+        is_lost=np.logical_not(weights.any(axis=1)),
+        errors=MappingProxyType(errors),
+        statistics=statistics,
+    )
+
+
+def _weights_of_answers(assignment: Assignment, parts: Sequence[Part]) -> Shares:
+    """Return the weights in the sum: of the experts that answered, raised in place of those that failed."""
+    planned = np.where(assignment.is_placed, assignment.weights, 0.0)
+    answered = planned.copy()
+    for part in parts:
+        if part.error is not None:
+            answered[part.tokens, part.choices] = 0.0
+    sums = answered.sum(axis=1, keepdims=True)
+    result: Shares = answered * np.divide(
+        planned.sum(axis=1, keepdims=True), sums, out=np.zeros_like(sums), where=sums > 0
+    )
+    return result
+
+
+def statistics_of(shares: Shares, assignment: Assignment, parts: Sequence[Part]) -> RoutingStatistics:
+    """Tell how the load of one call was spread."""
+    experts = shares.shape[1]
+
+    def counted(numbers: NDArray[np.intp], weights: Shares | None = None) -> tuple[Any, ...]:
+        flat = None if weights is None else weights.ravel()
+        return tuple(np.bincount(numbers.ravel(), flat, minlength=experts).tolist())
+
+    placed = assignment.is_placed
+    failed = np.array([part.expert for part in parts if part.error is not None], dtype=np.intp)
+    return RoutingStatistics(
+        tokens=len(shares),
+        counts=counted(assignment.first),
+        first_choices=counted(assignment.first[:, 0]),
+        probability=tuple(shares.sum(axis=0).tolist()),
+        importance=counted(assignment.first, assignment.importance),
+        served=counted(assignment.experts[placed]),
+        failures=counted(failed),
+        rerouted=int(np.count_nonzero(assignment.experts != assignment.first)),
+        dropped=int(np.count_nonzero(~placed)),
+    )
+
+
+def _added(mine: Any, others: Any) -> Any:
+    """Return the sum of two numbers, or of two tuples of numbers one by one."""
+    total = np.add(mine, others)
+    return tuple(total.tolist()) if total.ndim else total.item()
 
 
 @attrs.frozen(kw_only=True)

@@ -3,9 +3,8 @@
 from ..backends.base import Refused
 from ._actor import ProgramActor
 from ._method import Array, method
-from ._open import ProgramOpening, open_program
+from ._open import ProgramOpening, open_program, run
 from ._program import FunctionProgram, Program
-from ._run import run
 
 __all__ = [
     "Array",

@@ -16,8 +16,7 @@ from ..base._waits import Alarms
 from ..completion._port import CompletionPort
 from ..completion._strategies import best_completion
 from ..operations._operation import Launch
-from ._cancel_grace import CancelGrace
-from ._completer import Completer
+from ._completer import CancelGrace, Completer
 from ._context_state import ContextState, EngineObserver, Watchdog
 from ._enqueuer import Enqueuer, Ranges, ThreadedLaunches
 from ._in_flight import MemoryInUse

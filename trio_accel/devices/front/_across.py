@@ -15,7 +15,7 @@ from ...backends.base.ops import ArraySpec, OperationSpec, PeerArray, Peers
 from ..arrays._ref import Device
 from ..base._errors import WithdrawnError
 from ..completion._strategies import SyncCompletion
-from ..engine._cancel_grace import grace_in, leave_hosts
+from ..engine._completer import grace_in, leave_hosts
 from ..engine._context import Session
 from ..engine._rendezvous import PartFailedError, PartLaunch, Rendezvous
 from ..inline._dispatch import InlineDispatch

@@ -22,7 +22,7 @@ from ...base._errors import damage_to_memory
 from ...base._statistics import DeviceStatistics
 from ...base._waits import Alarms
 from ...completion._strategies import SyncCompletion
-from ...engine._cancel_grace import grace_in
+from ...engine._completer import grace_in
 from ...engine._context import context_policy
 from ...engine._device_state import DeviceState
 from ...host._host_pool import SMALL
