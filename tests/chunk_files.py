@@ -57,6 +57,10 @@ def _pipe(_nbytes: int, _: Path) -> int:
     return reader
 
 
+def _folder(_nbytes: int, folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY)
+
+
 UNFIT: dict[str, Callable[[int, Path], int]] = {
     "not sealed": lambda nbytes, _: sealed(nbytes, 0),
     "can never be sealed": _unsealable,
@@ -68,7 +72,7 @@ UNFIT: dict[str, Callable[[int, Path], int]] = {
     "a path": lambda nbytes, _: _again(nbytes, os.O_PATH),
     "huge pages": _huge,
     "a pipe": _pipe,
-    "a folder": lambda _, folder: os.open(folder, os.O_RDONLY),
+    "a folder": _folder,
     "a device": lambda *_: os.open("/dev/zero", os.O_RDWR),
 }
 """What makes each, of so many bytes, in a folder of its own; by what is wrong with it."""

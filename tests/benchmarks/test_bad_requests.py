@@ -14,9 +14,9 @@ async def test_a_bad_request_now_and_then_with_default_options(system: ta.System
     async with system.open_device("cpu", options=options) as device:
         report = await BadRequests(device, seconds=2.5, every=0.7, clients=3).run()
     assert report.begun == sum(report.outcomes.values())
-    assert set(report.outcomes) <= {"right", "ContextPoisonedError"}
+    assert set(report.outcomes) <= {"right", "ContextLostError", "ContextPoisonedError"}
     assert report.outcomes["right"] > 0
-    assert set(report.bad) == {"ContextPoisonedError"}
+    assert set(report.bad) <= {"ContextLostError", "ContextPoisonedError"}
     assert 1 <= report.losses == sum(report.bad.values()) <= 3
     assert report.kept
     assert ", 0 without an outcome" in str(report)

@@ -68,7 +68,7 @@ async def arguments(system: ta.System, store: ta.Ref[Store]) -> None:
     assert_type(await store.ask(Put("a")), int)
     assert_type(await store.ask(Get("a")), bytes | None)
     await store.ask(Clear)  # type: ignore[arg-type]
-    await store.ask(Put("a"), abandon=True)  # type: ignore[call-arg]
+    await store.ask(Put("a"), abandon=True)  # type: ignore[arg-type]
     await store.tell(Get("a"))  # type: ignore[arg-type]
     await system.spawn(Store, 1)  # type: ignore[arg-type]
     await system.spawn(Named)  # type: ignore[arg-type]

@@ -93,7 +93,7 @@ def as_callable(model: Model[ItemT, ResultT]) -> Callable[[ItemT], Awaitable[Res
                 f"the model {name} returned {type(work).__name__}, and must be async: write `async def "
                 f"{name}(...)`, with `await trio.to_thread.run_sync(...)` where it computes in Python"
             )
-        return await cast("Awaitable[ResultT]", work)
+        return await cast("Awaitable[ResultT]", work)  # pyright: ignore[reportUnnecessaryCast]  # mypy wants it
 
     return call
 

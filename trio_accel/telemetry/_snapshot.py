@@ -256,8 +256,7 @@ class DeviceRow:
         in_flight: Operations that the backend has.
         memory: Memory of its arrays.
         libraries: Libraries that have requests, have planned something, or hold workspace.
-        actors: Memory of arrays by the actors that made them, the largest first. Together they are all that is
-            in use.
+        actors: Memory of arrays by the actors that made them, the largest first: together, all that is used.
     """
 
     path: str

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -108,7 +108,8 @@ def opens(text: str) -> Callable[[Callable[P, AsyncGenerator[T]]], _Opens[P, T]]
 
     def decorate(function: Callable[P, AsyncGenerator[T]]) -> _Opens[P, T]:
         manager: Any = asynccontextmanager(function)
-        return wraps(function)(lambda *args, **kwargs: Opening(manager(*args, **kwargs), text))
+        made = wraps(function)(lambda *args, **kwargs: Opening(manager(*args, **kwargs), text))
+        return cast("_Opens[P, T]", made)
 
     return decorate
 
