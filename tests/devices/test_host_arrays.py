@@ -14,7 +14,7 @@ from chosen import BACKEND
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
 from trio_accel.backends.cpu import CpuBackend
-from trio_accel.backends.cpu._device import CpuDevice
+from trio_accel.backends.cpu._backend import CpuDevice
 from trio_accel.devices.host import _host_pool
 from trio_accel.devices.host._host_pool import Copying
 

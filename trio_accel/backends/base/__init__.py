@@ -1,97 +1,37 @@
 """Protocols, operation specifications, element types and errors that all backends share."""
 
-from . import checks, ops
+from . import checks, errors, ops, protocols
 from .chunks import ChunkAllocator, Placement
 from .device_info import BackendReport, DeviceInfo, DeviceReport, Isolation, Software
 from .dtypes import DType, DTypeLike
-from .errors import (
-    AccelError,
-    CompilationError,
-    CompletionTimeoutError,
-    ContextLostError,
-    ContextPoisonedError,
-    DeviceLostError,
-    DriverError,
-    InputFailedError,
-    LibraryError,
-    LinAlgError,
-    NotSupportedError,
-    OutOfMemoryError,
-    QueueFullError,
-    Refused,
-    StaleRefError,
-)
+from .errors import *
 from .foreign import CopyFromForeignSpec, ForeignArray, SharesCudaMemory
 from .kernels import KernelCall, kernel
 from .memory import BlockMemory, ChunkSource
-from .protocols import (
-    AccelBackend,
-    AccelDevice,
-    AccelEvent,
-    AccelStream,
-    CacheCounts,
-    ChunkKeeper,
-    Hold,
-    InThread,
-    KernelLibrary,
-    Lease,
-    LibraryUsage,
-    MemoryStatistics,
-    PlacedBlock,
-    Poison,
-    Waker,
-)
+from .protocols import *
 from .values import as_bits, scalar
 
-__all__ = [
-    "AccelBackend",
-    "AccelDevice",
-    "AccelError",
-    "AccelEvent",
-    "AccelStream",
+__all__: list[str] = [
     "BackendReport",
     "BlockMemory",
-    "CacheCounts",
     "ChunkAllocator",
-    "ChunkKeeper",
     "ChunkSource",
-    "CompilationError",
-    "CompletionTimeoutError",
-    "ContextLostError",
-    "ContextPoisonedError",
     "CopyFromForeignSpec",
     "DType",
     "DTypeLike",
     "DeviceInfo",
-    "DeviceLostError",
     "DeviceReport",
-    "DriverError",
     "ForeignArray",
-    "Hold",
-    "InThread",
-    "InputFailedError",
     "Isolation",
     "KernelCall",
-    "KernelLibrary",
-    "Lease",
-    "LibraryError",
-    "LibraryUsage",
-    "LinAlgError",
-    "MemoryStatistics",
-    "NotSupportedError",
-    "OutOfMemoryError",
-    "PlacedBlock",
     "Placement",
-    "Poison",
-    "QueueFullError",
-    "Refused",
     "SharesCudaMemory",
     "Software",
-    "StaleRefError",
-    "Waker",
     "as_bits",
     "checks",
     "kernel",
     "ops",
     "scalar",
 ]
+__all__ += errors.__all__
+__all__ += protocols.__all__

@@ -9,7 +9,7 @@ import attrs
 from .dtypes import DType
 from .ops import ArraySpec, contiguous_strides
 
-__all__ = ["DeviceArray", "broadcast", "diagonals", "first_rows", "stacked", "transposed"]
+__all__ = ["DeviceArray", "broadcast", "diagonals", "first_rows", "merged", "stacked", "transposed"]
 
 
 # Not frozen: three are made for each product, and that would take most of the time.
@@ -80,3 +80,24 @@ def broadcast(array: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
     axes = zip(array.shape, array.strides, shape[missing:], strict=True)
     steps = tuple(step if extent == wanted else 0 for extent, step, wanted in axes)
     return DeviceArray(array.address, array.dtype, shape, (0,) * missing + steps)
+
+
+def merged(
+    shape: tuple[int, ...], strides: tuple[tuple[int, ...], ...]
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Drop axes of one element, and join contiguous ones; the order stays. An index costs a division each."""
+    extents: list[int] = []
+    steps: list[list[int]] = [[] for _ in strides]
+    for axis, extent in enumerate(shape):
+        if extent == 1:
+            continue
+        pairs = [(row, stride[axis]) for row, stride in zip(steps, strides, strict=True)]
+        if extents and all(row[-1] == extent * step for row, step in pairs):
+            extents[-1] *= extent
+            for row, step in pairs:
+                row[-1] = step
+        else:
+            extents.append(extent)
+            for row, step in pairs:
+                row.append(step)
+    return tuple(extents), tuple(map(tuple, steps))

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import attrs
 
 from .blas import leading
+from .device_array import merged
 from .ops import Transpose, contiguous_strides
 
 __all__ = [
@@ -152,7 +153,7 @@ def _batched(
     (rows, inner), (_, columns) = a_matrix, b_matrix
     if not any(b_steps):
         # One large product instead of many with the same right side.
-        extents, (steps,) = _merged((*batch, rows), (*a_steps, a_rows))
+        extents, (steps,) = merged((*batch, rows), ((*a_steps, a_rows),))
         if len(extents) == 1 and _side((extents[0], inner), (steps[0], a_inner), itemsize) is not None:
             batch, a_steps, b_steps = (), (), ()
             rows, a_rows = extents[0], steps[0]
@@ -178,7 +179,7 @@ def _groups(
     batch: tuple[int, ...], a_steps: _Strides, b_steps: _Strides, c_steps: _Strides
 ) -> tuple[int, Group, tuple[Group, ...]]:
     """Cut a batch into runs of one distance in each operand: their length, the distances, the beginnings."""
-    shape, steps = _merged(batch, a_steps, b_steps, c_steps)
+    shape, steps = merged(batch, (a_steps, b_steps, c_steps))
     if not shape:
         return 1, Group(0, 0, 0), (Group(0, 0, 0),)
     longest = shape.index(max(shape))
@@ -251,25 +252,6 @@ def _batch_strides(shape: tuple[int, ...], strides: _Strides, batch: tuple[int, 
     return missing + tuple(0 if extent == 1 else step for extent, step in zip(shape, strides, strict=True))
 
 
-def _merged(shape: tuple[int, ...], *strides: _Strides) -> tuple[tuple[int, ...], list[_Strides]]:
-    """Return the same elements in the same order with as few axes as can be."""
-    extents: list[int] = []
-    steps: list[list[int]] = [[] for _ in strides]
-    for axis, extent in enumerate(shape):
-        if extent == 1:
-            continue
-        here = [row[axis] for row in strides]
-        if extents and all(row[-1] == extent * step for row, step in zip(steps, here, strict=True)):
-            extents[-1] *= extent
-            for row, step in zip(steps, here, strict=True):
-                row[-1] = step
-        else:
-            extents.append(extent)
-            for row, step in zip(steps, here, strict=True):
-                row.append(step)
-    return tuple(extents), [tuple(row) for row in steps]
-
-
 def vectors(shape: tuple[int, ...], itemsize: int, *strides: _Strides) -> list[tuple[int, int]] | None:
     """See arrays of one shape as vectors, alike in all of them.
 
@@ -287,9 +269,9 @@ def vectors(shape: tuple[int, ...], itemsize: int, *strides: _Strides) -> list[t
         axes.append((extent, steps))
     axes.sort(key=lambda item: item[1][-1], reverse=True)
     extents = tuple(extent for extent, _ in axes)
-    merged, rows = _merged(extents, *(tuple(steps[i] for _, steps in axes) for i in range(len(strides))))
-    if math.prod(merged) == 1:
+    joined, rows = merged(extents, tuple(tuple(steps[i] for _, steps in axes) for i in range(len(strides))))
+    if math.prod(joined) == 1:
         return [(offset, 1) for offset in offsets]
-    if len(merged) > 1 or any(row[0] <= 0 or row[0] % itemsize for row in rows):
+    if len(joined) > 1 or any(row[0] <= 0 or row[0] % itemsize for row in rows):
         return None
     return [(offset, row[0] // itemsize) for offset, row in zip(offsets, rows, strict=True)]

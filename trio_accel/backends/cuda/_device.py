@@ -20,8 +20,7 @@ from ..base import (
 )
 from ..base.ops import ArraySpec
 from ._installed import Installed
-from .kit._device import LibraryDevice
-from .kit._library import CudaLibrary, ModuleLibrary
+from .kit._library import CudaLibrary, LibraryDevice, ModuleLibrary
 from .manifest import LIBRARIES
 from .runtime._foreign import CudaLease, Lending, reserved_by_others
 from .runtime._kernels import CudaFaults

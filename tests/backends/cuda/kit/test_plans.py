@@ -17,8 +17,7 @@ pytest.importorskip("cuda.bindings")
 from trio_accel.backends.base import CacheCounts, LibraryError
 from trio_accel.backends.base.kernels import kernel
 from trio_accel.backends.base.library import PlanCache
-from trio_accel.backends.cuda.kit._device import LibraryDevice
-from trio_accel.backends.cuda.kit._library import CudaLibrary, KernelCall, ModuleLibrary
+from trio_accel.backends.cuda.kit._library import CudaLibrary, KernelCall, LibraryDevice, ModuleLibrary
 
 only_cuda = pytest.mark.usefixtures("only_cuda")
 

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trio_accel.backends.base import DType
+from trio_accel.backends.base.device_array import merged
 from trio_accel.backends.base.expressions import (
     FUNCTIONS,
     TypedExpression,
@@ -28,7 +29,6 @@ from trio_accel.backends.base.expressions import (
     typed,
 )
 from trio_accel.backends.base.expressions._source import Layouts, elementwise_source, prelude
-from trio_accel.backends.base.expressions.compiled import merged
 
 STAND_IN = Path(__file__).parents[3] / "stand_in"
 

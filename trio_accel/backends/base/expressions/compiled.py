@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import attrs
 
+from ..device_array import merged
 from ..dtypes import DType
 from ..errors import NotSupportedError
 from ..ops import ArraySpec, ElementwiseSpec, ReductionSpec
@@ -27,7 +28,6 @@ __all__ = [
     "ReductionLaunch",
     "elementwise_arguments",
     "make_kernel",
-    "merged",
     "plan_key",
     "reduction_launch",
 ]
@@ -317,23 +317,3 @@ def _access(strides: _Shape, size: int) -> Access:
 
 def _flat(strides: _Strides, count: int) -> list[int]:
     return [step for each in strides for step in each] or [0] * count
-
-
-def merged(shape: _Shape, strides: _Strides) -> tuple[_Shape, _Strides]:
-    """Drop axes of one element, and join contiguous ones; the order stays."""
-    extents: list[int] = []
-    steps: list[list[int]] = [[] for _ in strides]
-    for axis, extent in enumerate(shape):
-        if extent == 1:
-            continue
-        if extents and all(
-            known[-1] == each[axis] * extent for known, each in zip(steps, strides, strict=True)
-        ):
-            extents[-1] *= extent
-            for known, each in zip(steps, strides, strict=True):
-                known[-1] = each[axis]
-            continue
-        extents.append(extent)
-        for known, each in zip(steps, strides, strict=True):
-            known.append(each[axis])
-    return tuple(extents), tuple(tuple(each) for each in steps)

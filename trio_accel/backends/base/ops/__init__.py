@@ -1,23 +1,19 @@
 """Operation specifications: what crosses from an actor to a backend, or to a worker process."""
 
-from . import _array, _roles, _signature, _spec, graphs, jit, memory, numeric, program
+from . import _array, _signature, _spec, graphs, jit, memory, numeric
 from ._array import *
-from ._roles import *
 from ._signature import *
 from ._spec import *
 from .graphs import *
 from .jit import *
 from .memory import *
 from .numeric import *
-from .program import *
 
 __all__: list[str] = []
 __all__ += _array.__all__
-__all__ += _roles.__all__
 __all__ += _signature.__all__
 __all__ += _spec.__all__
 __all__ += graphs.__all__
 __all__ += jit.__all__
 __all__ += memory.__all__
 __all__ += numeric.__all__
-__all__ += program.__all__

@@ -1,17 +1,24 @@
-"""Arrays in device memory: place and layout; and arrays that other devices lend."""
+"""Arrays in device memory, and roles of the fields of a specification: what an operation does with each."""
 
 from __future__ import annotations
 
+import enum
 import functools
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any, Literal, TypeAlias, overload
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from ..dtypes import DType
 
-__all__ = ["ArraySpec", "PeerArray", "Peers", "contiguous_strides"]
+__all__ = [
+    "ArraySpec", "NumberRole", "PeerArray", "Peers", "Role", "StatusArray", "contiguous_strides", "exact",
+    "number", "packed", "peers", "reads", "scalar", "status", "updates", "writes",
+]  # fmt: skip
 
 _MOST_LAYOUTS = 1024
 
@@ -120,3 +127,155 @@ class Peers:
             # The other thread may take the last one: each is called once.
             with suppress(IndexError):
                 self._callbacks.pop()()
+
+
+Access: TypeAlias = Literal["read", "write", "update"]
+"""Access of an operation to an array: a write overwrites it in full, an update reads and changes it."""
+
+Count: TypeAlias = Literal["one", "optional", "many"]
+"""How many arrays a field holds: one; one or None; a tuple of any number."""
+
+StatusArray: TypeAlias = npt.NDArray[np.int32]
+"""Status words of an operation, in host memory."""
+
+_ROLE = "trio_accel.role"
+
+
+class NumberRole(enum.Enum):
+    """Relation of a number of an `OperationSpec` to an array of it."""
+
+    FACTOR = "factor"
+    """Its elements are multiplied by it: they are of a floating or complex dtype."""
+    ELEMENT = "element"
+    """Its elements become this: it has to be a value of their dtype."""
+
+
+@attrs.frozen
+class Role:
+    """The role of one field.
+
+    Attributes:
+        kind: ``"array"``, ``"exact"``, ``"scalar"``, ``"status"``, ``"peers"``; ``"other"`` for a field
+            without a role.
+        access: Of arrays: what is done with them.
+        count: Of arrays: how many there are.
+        number: Of a scalar: its relation to an array, where that was declared.
+        of: Of such a scalar: the name of that field.
+        is_packed: Of a scalar: whether it is bytes that cross to a worker beside a launch template.
+    """
+
+    kind: Literal["array", "exact", "scalar", "status", "peers", "other"]
+    access: Access | None = None
+    count: Count = "one"
+    number: NumberRole | None = None
+    of: str = ""
+    is_packed: bool = False
+
+
+_OTHER = Role("other")
+
+
+def role_of(field: attrs.Attribute[Any]) -> Role:
+    """Return the role that a field of an attrs class was declared with."""
+    role: Role = field.metadata.get(_ROLE, _OTHER)
+    return role
+
+
+@overload
+def reads() -> ArraySpec: ...
+@overload
+def reads(*, optional: Literal[True]) -> ArraySpec | None: ...
+@overload
+def reads(*, many: Literal[True]) -> tuple[ArraySpec, ...]: ...
+def reads(*, optional: bool = False, many: bool = False) -> Any:
+    """Declare a field of an `OperationSpec` as an array that is only read.
+
+    Args:
+        optional: The field may be None instead.
+        many: The field is a tuple of arrays, of any length.
+    """
+    return _arrays("read", optional=optional, many=many)
+
+
+@overload
+def writes() -> ArraySpec: ...
+@overload
+def writes(*, optional: Literal[True]) -> ArraySpec | None: ...
+@overload
+def writes(*, many: Literal[True]) -> tuple[ArraySpec, ...]: ...
+def writes(*, optional: bool = False, many: bool = False) -> Any:
+    """Declare a field of an `OperationSpec` as an array that is overwritten in full; see `reads`."""
+    return _arrays("write", optional=optional, many=many)
+
+
+@overload
+def updates() -> ArraySpec: ...
+@overload
+def updates(*, optional: Literal[True]) -> ArraySpec | None: ...
+@overload
+def updates(*, many: Literal[True]) -> tuple[ArraySpec, ...]: ...
+def updates(*, optional: bool = False, many: bool = False) -> Any:
+    """Declare a field of an `OperationSpec` as an array that is read and changed in place; see `reads`."""
+    return _arrays("update", optional=optional, many=many)
+
+
+def exact() -> Any:
+    """Declare a field of an `OperationSpec` as a whole number, a name, or a tuple of these.
+
+    Equal values mean the same operation, so that its plan is used again.
+    """
+    return _field(Role("exact"))
+
+
+def scalar() -> Any:
+    """Declare a field of an `OperationSpec` as a number that is handed to the library with each launch."""
+    return _field(Role("scalar"))
+
+
+def packed() -> bytes:
+    """Declare a field of an `OperationSpec` as numbers packed into bytes, handed over with each launch.
+
+    Launches that differ in them and in their blocks alone have one launch template.
+    """
+    field: bytes = _field(Role("scalar", is_packed=True))
+    return field
+
+
+def number(role: NumberRole, of: str) -> Any:
+    """Declare a `scalar` field of an `OperationSpec` that is checked before it is launched.
+
+    Args:
+        role: Relation of the number to that array.
+        of: Name of the array field.
+    """
+    return _field(Role("scalar", number=role, of=of))
+
+
+def status() -> StatusArray:
+    """Declare a field of an `OperationSpec` as status words: a host array that the operation fills.
+
+    The planner makes it by `Planner.status`. The backend has filled it when the operation is complete;
+    then `OperationSpec.check_status` reads it, and the reply may be made from it.
+    """
+    field: StatusArray = attrs.field(metadata={_ROLE: Role("status")}, eq=False)
+    return field
+
+
+def peers() -> Peers:
+    """Declare a field of an `OperationSpec` as arrays of other devices, lent by the other parts.
+
+    Only a part of an operation that spans devices has such a field, and one at most; its planner makes the
+    value by `PartPlanner.peers`. The kernel gets the arrays by ``call.peers(...)``.
+    """
+    field: Peers = attrs.field(metadata={_ROLE: Role("peers")}, eq=False)
+    return field
+
+
+def _arrays(access: Access, *, optional: bool, many: bool) -> Any:
+    if optional and many:
+        raise TypeError("a field is an optional array or many arrays: an empty tuple is many of none")
+    return _field(Role("array", access, "optional" if optional else "many" if many else "one"))
+
+
+def _field(role: Role) -> Any:
+    return attrs.field(metadata={_ROLE: role})

@@ -15,10 +15,11 @@ import attrs
 import numpy as np
 
 from ..values import ALWAYS_HELD, element, factor
-from ._array import ArraySpec, Peers
-from ._roles import (
+from ._array import (
     Access,
+    ArraySpec,
     NumberRole,
+    Peers,
     Role,
     exact,
     number,

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from ._array import ArraySpec
-from ._roles import exact, reads, updates, writes
+from ._array import ArraySpec, exact, reads, updates, writes
 from ._spec import OperationSpec, map_arrays, specification
 
 __all__ = ["BranchSpec", "GraphNode", "GraphRecipe", "GraphSpec", "LoopSpec", "graph_recipe"]

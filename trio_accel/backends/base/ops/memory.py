@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ._array import ArraySpec
-from ._roles import NumberRole, number, reads, writes
+from ._array import ArraySpec, NumberRole, number, reads, writes
 from ._signature import check_one_dtype, refuse_shapes
 from ._spec import OperationSpec, specification
 

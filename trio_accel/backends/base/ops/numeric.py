@@ -7,8 +7,7 @@ from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from ..dtypes import DType
-from ._array import ArraySpec
-from ._roles import exact, packed, reads, scalar, writes
+from ._array import ArraySpec, exact, packed, reads, scalar, writes
 from ._signature import check_one_dtype, common_shape, refuse_shapes
 from ._spec import OperationSpec, specification
 

@@ -12,7 +12,7 @@ from nvmath.bindings import cublas
 
 from ...base import DType
 from ...base.workspace import Workspace
-from ..kit._device import LibraryDevice
+from ..kit._library import LibraryDevice
 from ..runtime._stream import CudaStream, scratch
 
 __all__ = ["DEFAULT", "DEVICE", "HOST", "KINDS", "Cublas", "Factors", "Kind"]

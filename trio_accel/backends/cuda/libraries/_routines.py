@@ -20,8 +20,7 @@ from ...base.device_array import broadcast
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec, OperationSpec, contiguous_strides
 from ...base.product_layouts import vectors
-from ..kit._device import LibraryDevice
-from ..kit._library import CudaLibrary, KernelCall, factor_of
+from ..kit._library import CudaLibrary, KernelCall, LibraryDevice, factor_of
 from ._cublas import DEVICE, HOST, KINDS, Cublas, Kind
 
 __all__ = ["RoutineLibrary"]

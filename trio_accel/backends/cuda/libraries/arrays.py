@@ -16,8 +16,7 @@ from ...base.expressions.compiled import (
 )
 from ...base.kernels import kernel
 from ...base.ops import ElementwiseSpec, OperationSpec, ReductionSpec
-from ..kit._device import LibraryDevice
-from ..kit._library import CudaLibrary, KernelCall
+from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
 from ..runtime._kernels import Function, Module
 
 __all__ = ["ArraysLibrary"]

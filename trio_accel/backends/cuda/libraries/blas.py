@@ -17,8 +17,7 @@ from ...base.kernels import kernel
 from ...base.launch_cache import GraphCall, Key
 from ...base.ops import MatmulSpec, OperationSpec
 from ...base.product_layouts import Product, broadcast_operands, plan_gemm, plan_matmul, vectors
-from ..kit._device import LibraryDevice
-from ..kit._library import Errors, KernelCall, factor_of
+from ..kit._library import Errors, KernelCall, LibraryDevice, factor_of
 from ..runtime._kernels import Function
 from ..runtime._stream import CudaStream
 from ._cublas import DEFAULT, HOST, KINDS, Factors, Kind

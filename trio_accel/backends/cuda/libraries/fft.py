@@ -17,8 +17,7 @@ from ...base.fft_steps import Convert, PlanKey, Transform, TransformPlan, View, 
 from ...base.kernels import kernel
 from ...base.ops import FftSpec
 from ...base.workspace import LastUses
-from ..kit._device import LibraryDevice
-from ..kit._library import CudaLibrary, Errors, KernelCall
+from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
 from ..runtime._context import CudaContext
 from ..runtime._stream import CudaStream
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ...base.kernels import kernel
 from ...base.ops import KernelDefinition, KernelInfoSpec, KernelSpec, OperationSpec
-from ..kit._device import LibraryDevice
-from ..kit._library import KernelCall
+from ..kit._library import KernelCall, LibraryDevice
 from ..kit._loaded_kernel import LoadedKernel
 from ..runtime._compiler import compile_kernel
 from .arrays import ArraysLibrary

@@ -25,11 +25,9 @@ from ...base.ops import (
     ProgramReturn,
 )
 from ...base.programs import ProgramHost
-from ..kit._device import LibraryDevice
-from ..kit._library import CudaLibrary, KernelCall
+from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
 from ..runtime._current_streams import CurrentStreams, loaded
-from ..runtime._export import ProgramArray
-from ..runtime._foreign import described, foreign_array
+from ..runtime._foreign import ProgramArray, described, foreign_array
 from ..runtime._stream import CudaStream
 
 __all__ = ["ProgramLibrary"]

@@ -10,8 +10,7 @@ import struct
 
 from ...base.kernels import kernel
 from ...base.ops import RANDOM_DTYPES, PhiloxSpec
-from ..kit._device import LibraryDevice
-from ..kit._library import CudaLibrary, KernelCall
+from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
 
 __all__ = ["RandomLibrary"]
 

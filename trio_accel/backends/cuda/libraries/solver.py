@@ -21,8 +21,7 @@ from ...base.checks import NATIVE
 from ...base.device_array import DeviceArray, broadcast, diagonals, first_rows, stacked, transposed
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec
-from ..kit._device import LibraryDevice
-from ..kit._library import CudaLibrary, Errors, KernelCall, Order
+from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice, Order
 from ._cusolver import LOWER, POINTER, UPPER, Routine, SolverKernels, Trials, Vendor
 
 __all__ = ["SolverLibrary"]

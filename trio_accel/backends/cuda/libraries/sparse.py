@@ -17,8 +17,7 @@ from ...base.checks import NATIVE, check_structure, scalar_of
 from ...base.device_array import DeviceArray
 from ...base.kernels import kernel
 from ...base.ops import StatusArray, array_key
-from ..kit._device import LibraryDevice
-from ..kit._library import CudaLibrary, Errors, KernelCall
+from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
 from ..runtime._stream import CudaStream
 
 __all__ = ["SparseLibrary"]

@@ -17,7 +17,7 @@ import numpy as np
 from cuda.bindings import driver
 
 from ...base import DType, Poison, scalar
-from ...base.device_array import DeviceArray
+from ...base.device_array import DeviceArray, merged
 from ...base.workspace import LastUses
 from ._compiler import compiled
 from ._context import CudaContext
@@ -232,7 +232,7 @@ class ArrayKernels:
                 driver.cuMemcpyDtoDAsync(out.address, source.address, out.nbytes, stream.handle)
             )
             return
-        shape, (ins, outs) = _simplified(source.shape, source.strides, out.strides)
+        shape, (ins, outs) = merged(source.shape, (source.strides, out.strides))
         flags = (
             (1 if scale != 1.0 else 0)
             | (2 if conjugate else 0)
@@ -257,7 +257,7 @@ class ArrayKernels:
         if not out.size:
             return
         size, check = out.dtype.itemsize, self._context.check
-        shape, (strides,) = _simplified(out.shape, out.strides)
+        shape, (strides,) = merged(out.shape, (out.strides,))
         if strides in ((), (size,)) and bits == bits[:1] * size:
             check(driver.cuMemsetD8Async(out.address, bits[0], out.nbytes, stream.handle))
         elif strides in ((), (size,)) and size == 4:
@@ -274,27 +274,6 @@ class ArrayKernels:
 def _pack_layout(arguments: bytearray, offset: int, *rows: tuple[int, ...]) -> None:
     for number, row in enumerate(rows):
         struct.pack_into(f"<{len(row)}q", arguments, offset + 8 * _AXES * number, *row)
-
-
-def _simplified(
-    shape: tuple[int, ...], *strides: tuple[int, ...]
-) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """The same elements in the same order with as few axes as can be: an index costs a division each."""
-    extents: list[int] = []
-    steps: list[list[int]] = [[] for _ in strides]
-    for axis, extent in enumerate(shape):
-        if extent == 1:
-            continue
-        pairs = [(row, stride[axis]) for row, stride in zip(steps, strides, strict=True)]
-        if extents and all(row[-1] == extent * step for row, step in pairs):
-            extents[-1] *= extent
-            for row, step in pairs:
-                row[-1] = step
-        else:
-            extents.append(extent)
-            for row, step in pairs:
-                row.append(step)
-    return tuple(extents), [tuple(row) for row in steps]
 
 
 _ARGUMENTS = struct.Struct("<QQqQ")
