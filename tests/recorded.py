@@ -122,7 +122,11 @@ class OperationRecorder:
         # A wrong argument is refused by the call itself, and not when the coroutine is awaited.
         names: dict[str, Any] = {"ask": ask, "bind": signature.bind}
         bare = [one.replace(default=one.empty, annotation=one.empty) for one in signature.parameters.values()]
-        given = [f"{one.name}={one.name}" if one.kind is one.KEYWORD_ONLY else one.name for one in bare]
+        marks = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+        given = [
+            f"{one.name}={one.name}" if one.kind is one.KEYWORD_ONLY else marks.get(one.kind, "") + one.name
+            for one in bare
+        ]
         head = f"async def {function.__name__}{inspect.Signature(bare)}"
         exec(f"{head}: return await ask(bind({', '.join(given)}))", names)
         listening: Any = functools.update_wrapper(names[function.__name__], function)
