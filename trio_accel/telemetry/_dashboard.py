@@ -112,7 +112,7 @@ async def open_dashboard(
         with system.subscribe(feed.hurry, messages=False):
             server = await system.spawn(DashboardActor, serve, listener, feed, name="dashboard")
             try:
-                yield Dashboard(f"http://{_HOST}:{listener.getsockname()[1]}/", recorder)
+                yield Dashboard(f"http://{_HOST}:{listener.getsockname()[1]}/", recorder)  # noqa: ASYNC119  # `opens` makes a context manager of it
             finally:
                 server.cancel("the dashboard is closed")
                 with trio.CancelScope(shield=True):

@@ -157,7 +157,7 @@ async def open_system(name: str, *, options: SystemOptions | None = None) -> Asy
     with ExitStack() as at_end:
         async with System.open(name, options) as system:
             at_end.callback(free_left_memory, system)
-            yield system
+            yield system  # noqa: ASYNC119  # `opens` makes a context manager of it
 
 
 @enable_ki_protection
