@@ -24,7 +24,7 @@ async def main():
         with trio.fail_after(20):
             try:
                 await x.copy()
-            except ta.ContextPoisonedError:
+            except ta.ContextLostError:
                 print((await x.to_host()).tolist(), lost.exists(), device.generation)
 
 

@@ -431,7 +431,7 @@ for _ in range(3):
     ta.testing.inject_fault(device, Copy, {fault})
     try:
         await x.copy()
-    except ta.ContextPoisonedError as error:
+    except ta.ContextLostError as error:
         print("lost with", error.generation, await x.to_host())
 """,
         variables(STAND_IN_COMPUTE_MODE="3", STAND_IN_DEVICES="1"),
