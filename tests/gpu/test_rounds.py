@@ -49,6 +49,7 @@ class Kind:
         is_hang: The device does not report it.
         seen: Waits until it can be seen by the application.
         reported: What the driver reports, if it reports anything.
+        lost: Class of the error of those in flight.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Kind:
     is_hang: bool = False
     seen: Callable[[ta.Device], Any] = wait_death
     reported: str | None = None
+    lost: type[ta.ContextLostError] = ta.ContextLostError
 
     def __str__(self) -> str:
         return self.name
@@ -70,7 +72,8 @@ async def poison(how: Any, load: Load) -> None:
 
 
 def reported(how: str) -> Kind:
-    return Kind(name=how, strike=partial(poison, how), seen=wait_loss, reported=how)
+    lost = ta.ContextPoisonedError
+    return Kind(name=how, strike=partial(poison, how), seen=wait_loss, reported=how, lost=lost)
 
 
 ADDRESS = reported("illegal_address")
@@ -113,7 +116,13 @@ async def test_each_request_has_the_fate_of_its_class_and_arrays_survive(
         for _ in range(ROUNDS):
             await until(lambda: device.dispatch.spares == spares)
             await play(
-                base, times, is_hang=kind.is_hang, strike=kind.strike, heads=kind.heads, seen=kind.seen
+                base,
+                times,
+                is_hang=kind.is_hang,
+                strike=kind.strike,
+                heads=kind.heads,
+                seen=kind.seen,
+                lost=kind.lost,
             )
         assert device.generation == 1 + ROUNDS
         await witnesses.check()
@@ -145,5 +154,5 @@ async def test_much_memory_survives(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options(ADDRESS, 0)) as device:
         witnesses = await Witnesses.put(device, sizes)
         base = await Base.make(device, MIB)
-        await play(base, Times(), is_hang=False, strike=ADDRESS.strike, seen=wait_loss)
+        await play(base, Times(), is_hang=False, strike=ADDRESS.strike, seen=wait_loss, lost=ADDRESS.lost)
         await witnesses.check()

@@ -72,8 +72,13 @@ class Sent:
     outcome: object = None
     at: float = 0.0
 
-    async def check(self, *, stuck: bool) -> None:
-        """Compare with what must have become of it; `stuck`: it may be the one that was hung."""
+    async def check(self, lost: type[ta.ContextLostError], *, stuck: bool) -> None:
+        """Compare with what must have become of it.
+
+        Args:
+            lost: Class of the error of those in flight.
+            stuck: Whether it is the one that was hung.
+        """
         outcome = self.outcome
         if self.required is Outcome.RIGHT:
             assert not isinstance(outcome, BaseException), (self, outcome)
@@ -85,15 +90,14 @@ class Sent:
             elif self.expected is not None:
                 np.testing.assert_array_equal(found, self.expected)
         elif self.required is Outcome.IN_FLIGHT:
-            wanted = ta.CompletionTimeoutError if stuck else ta.ContextLostError
-            # Where the device has poisoned its context, it is the subclass that says so.
-            assert isinstance(outcome, wanted), (self, outcome)
+            wanted = ta.CompletionTimeoutError if stuck else lost
+            assert type(outcome) is wanted, (self, outcome)
             assert outcome.operation == self.operation
         else:
             assert type(outcome) is ta.InputFailedError, (self, outcome)
             assert self.producer in str(outcome)
             cause = outcome.__cause__
-            assert isinstance(cause, (ta.ContextLostError, ta.CompletionTimeoutError)), (self, cause)
+            assert type(cause) in (lost, ta.CompletionTimeoutError), (self, cause)
             assert cause.operation == self.producer
 
 
@@ -315,13 +319,13 @@ class Load:
         if not self._waiting:
             self._done.set()
 
-    async def check(self, *, is_hang: bool) -> None:
+    async def check(self, lost: type[ta.ContextLostError], *, is_hang: bool) -> None:
         """Wait for all, and look what became of them."""
         await self._done.wait()
         hung = [sent for sent in self.sent if isinstance(sent.outcome, ta.CompletionTimeoutError)]
         assert len(hung) == is_hang
         for sent in self.sent:
-            await sent.check(stuck=sent in hung)
+            await sent.check(lost, stuck=sent in hung)
         heads = {sent.operation: sent for sent in reversed(self.sent) if sent.required is Outcome.IN_FLIGHT}
         # On each stream one hangs, and which of them is seen first is chance.
         assert all(sent is heads[sent.operation] for sent in hung)
@@ -373,6 +377,7 @@ async def play(
     strike: Callable[[Load], Any],
     heads: dict[str, Any] | None = None,
     seen: Callable[[ta.Device], Any] = wait_death,
+    lost: type[ta.ContextLostError] = ta.ContextLostError,
 ) -> None:
     """One round: hand over, strike, see who survives.
 
@@ -383,6 +388,7 @@ async def play(
         strike: Makes the worker die, or do nothing any more.
         heads: What befalls the first operation on each stream.
         seen: Waits until the loss can be seen.
+        lost: Class of the error of those in flight.
     """
     device = base.device
     generation = device.generation
@@ -402,7 +408,7 @@ async def play(
         await trio.testing.wait_all_tasks_blocked()
         struck = trio.current_time()
         await strike(load)
-        await load.check(is_hang=is_hang)
+        await load.check(lost, is_hang=is_hang)
     assert device.generation == generation + 1
     times.errors.append(max(0.0, load.last_failure() - at[0]))
     times.felt.append(load.last_failure() - struck)

@@ -44,7 +44,7 @@ async def segfault(load: Load) -> None:
 
 async def poison(load: Load) -> None:
     ta.testing.inject_fault(load.device, ta.random.Bits, poison=True)
-    with pytest.raises(ta.ContextLostError):
+    with pytest.raises(ta.ContextPoisonedError):
         await load.device.ask(TRIGGER)
 
 
@@ -85,12 +85,13 @@ async def rounds(
         heartbeat_timeout=0.5 if strike is stop else 15.0,
         stuck_after=0.5 if strike is hang else None,
     )
+    lost = ta.ContextPoisonedError if strike is poison else ta.ContextLostError
     times = Times()
     async with system.open_device(BACKEND, options=options) as device:
         base = await Base.make(device, nbytes)
         for _ in range(count):
             await until(lambda: device.dispatch.spares == spares)
-            await play(base, times, is_hang=strike is hang, strike=strike)
+            await play(base, times, is_hang=strike is hang, strike=strike, lost=lost)
     return times
 
 
