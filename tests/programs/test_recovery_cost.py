@@ -69,16 +69,20 @@ async def test_an_import_in_each_worker_is_told_with_its_seconds(
     slow = slow_module(tmp_path, monkeypatch, "slow_price", OBSTACLE)
     options = ta.DeviceOptions(isolation="process", retry=1, backoff=ta.Backoff(base=0.0))
     async with system.open_device("cpu", options=options) as device:
+        began = time.perf_counter()
         program: Any = await ta.open_program(device, slow.Slow, np.arange(4.0))
         assert await program.ask("sum") == 6.0
         await until(lambda: program.recovery.programs[0].ahead != "pending")
+        taken = time.perf_counter() - began
         cost = program.recovery
         (own,) = cost.programs
         assert (own.module, own.ahead) == ("slow_price", "refused")
         assert "holder" in (own.reason or "")
         assert "module slow_price is imported in each worker, because" in str(cost)
-        assert IMPORT <= own.imports < 10 * IMPORT
-        assert MAKE <= own.makes < 10 * MAKE
+        # The load of the machine is in both figures, and in the clock.
+        assert own.imports >= IMPORT
+        assert own.makes >= MAKE
+        assert own.imports + own.makes <= taken
         assert cost == device.recovery
         # Against the clock: a worker is killed, and the program is asked again.
         began = time.perf_counter()
@@ -126,10 +130,12 @@ async def test_inline_the_module_stays_imported(
 ) -> None:
     slow = slow_module(tmp_path, monkeypatch, "inline_price", OBSTACLE)
     async with system.open_device("cpu", options=ta.DeviceOptions(isolation="inline")) as device:
+        began = time.perf_counter()
         program: Any = await ta.open_program(device, slow.Slow, np.arange(4.0))
+        taken = time.perf_counter() - began
         cost = program.recovery
         assert (cost.programs[0].ahead, cost.programs[0].imports) == ("inline", 0.0)
-        assert MAKE <= cost.programs[0].makes < 10 * MAKE
+        assert MAKE <= cost.programs[0].makes <= taken
         assert cost.context is not None
         assert cost.seconds == cost.context + cost.programs[0].makes
         assert cost.reason is None
