@@ -271,6 +271,47 @@ async def test_the_message_says_what_to_write(mistake: str, system: ta.System, d
     assert len(str(caught.value)) < 400
 
 
+# What an array does not have, and by NumPy what the message says to write in its place.
+ADVISED: dict[str, Callable[[np.ndarray], np.ndarray | float]] = {
+    "all": lambda x: x.all(0),
+    "any": lambda x: x.any(0),
+    "astype": lambda x: x.astype("float32"),
+    "cpu": lambda x: x,
+    "dot": lambda x: x @ x,
+    "exp": np.exp,
+    "max": lambda x: x.max(0),
+    "mean": lambda x: x.mean(0),
+    "min": lambda x: x.min(0),
+    "norm": lambda x: float(np.linalg.norm(x)),
+    "prod": lambda x: x.prod(0),
+    "ravel": np.ravel,
+    "relu": lambda x: np.maximum(x, 0.0),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "sum": lambda x: x.sum(0),
+    "tolist": lambda x: x,
+    "transpose": lambda x: x.T,
+}
+
+
+@pytest.mark.parametrize("name", ADVISED)
+async def test_what_a_message_says_can_be_written(name: str, device: ta.Device) -> None:
+    host = np.random.default_rng(2).standard_normal((3, 3))
+    x = await device.put(host)
+    with pytest.raises(AttributeError) as caught:
+        getattr(x, name)
+    text = (
+        str(caught.value)
+        .partition("; write ")[2]
+        .replace("axis=...", "axis=0")
+        .replace("(dtype", "('float32'")
+    )
+    names: dict[str, Any] = {"ta": ta, "x": x, "y": x}
+    exec(f"async def written(): return {text}", names)
+    result = await names["written"]()
+    found = await result.to_host() if isinstance(result, ta.AccelRef) else result
+    np.testing.assert_allclose(found, ADVISED[name](host), rtol=1e-12)
+
+
 async def test_softmax_and_moments_as_the_messages_say(device: ta.Device) -> None:
     host = np.random.default_rng(1).standard_normal((4, 5))
     x = await device.put(host)
