@@ -1,7 +1,7 @@
 """The model that is served. Another model is another version of this file: the other files use these names.
 
-`Task`, `kind_of` and `cost_of` say what is asked of it, `VERSIONS`, `make_models` and `load_model` where it
-comes from, `PROBE` and `check` whether it may serve. `SentenceModel` is the program on the device.
+`Task`, `kind_of` and `cost_of` are its requests. `VERSIONS`, `make_models` and `load_model` bring it.
+`PROBE` and `check` tell whether it may serve. `SentenceModel` is the program on the device.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VERSIONS = {"v1": 96, "v2": 192}
 
 @attrs.frozen
 class Task:
-    """What is asked of the model for one text.
+    """A request to the model, for one text.
 
     Attributes:
         kind: Whether its vector is wanted, or the nearest sentences.
