@@ -36,7 +36,7 @@ SERVICE = ROOT / "examples" / "service"
 SECONDS = float(os.environ.get("TRIO_ACCEL_SERVICE_SECONDS", "60"))
 GOLD = {"x-api-key": "gold"}
 T = TypeVar("T")
-_SERVING = re.compile(r"serving at (http://\S+) \(process (\d+)\); administrator's key: (\S+)")
+_SERVING = re.compile(r"serving at (http://\S+) \(process (\d+)\); administrator's key: ([0-9a-f]{32})")
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="worker processes are for Linux"),

@@ -83,7 +83,9 @@ def tenant_of(text: str) -> tuple[str, float]:
 def run(arguments: argparse.Namespace) -> int | str:
     """Serve. What a user can do something about is told in a sentence."""
     try:
-        trio.run(main, arguments)
+        # At checkpoints alone: Ctrl-C between the making of a task's coroutine and its start would leave the
+        # coroutine behind, and Python would warn of it below the sentence.
+        trio.run(main, arguments, restrict_keyboard_interrupt_to_checkpoints=True)
     except (BaseExceptionGroup, KeyboardInterrupt, *KNOWN) as error:
         found = leaves_of(error)
         if any(isinstance(one, KeyboardInterrupt) for one in found):
@@ -99,7 +101,8 @@ async def main(arguments: argparse.Namespace) -> None:
     device_options = ta.DeviceOptions(
         isolation="process", stuck_after=30.0, retry=1, spares=1, close_grace=1.0
     )
-    admin_key = os.environ.get("SERVICE_ADMIN_KEY") or secrets.token_urlsafe(16)
+    # In hexadecimal: a key that begins with "-" would be an option to every program that takes it.
+    admin_key = os.environ.get("SERVICE_ADMIN_KEY") or secrets.token_hex(16)
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         # First of all: a port that is taken is known before anything is started.
