@@ -98,6 +98,11 @@ class DType(enum.Enum):
         """Whether the type is a floating or complex one."""
         return self.kind in ("float", "complex")
 
+    @functools.cached_property
+    def is_half(self) -> builtins.bool:
+        """Whether the type is a floating one of two bytes, which hosts compute in float32."""
+        return self.value in ("float16", "bfloat16")
+
     # Users compare `ref.dtype` with `np.float32`.
     def __eq__(self, other: object) -> builtins.bool:
         if isinstance(other, DType):

@@ -370,7 +370,11 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         Raises:
             KeyError: No block has this id.
         """
-        made, nbytes, _ = self._known(block)
+        # Asked for each array of each launch: not by way of `_known`.
+        try:
+            made, nbytes, _ = self.blocks[block]
+        except KeyError:
+            raise no_such_block(block) from None
         return made, nbytes
 
     def _known(self, block: int) -> tuple[BlockT, int, _Place]:

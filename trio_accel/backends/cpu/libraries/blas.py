@@ -11,7 +11,7 @@ import numpy as np
 
 from ...base import DType, ops
 from ...base.blas import plan_routine
-from ...base.checks import INEXACT, INTEGERS, LOW_PRECISION, NATIVE, check_dtype, scalar_of
+from ...base.checks import INEXACT, INTEGERS, NATIVE, check_dtype, scalar_of
 from ...base.kernels import KernelCall, kernel
 from ...base.ops import ArraySpec, Transpose
 from ..runtime._memory import HostArray, convert, pieces, to_float32
@@ -24,7 +24,7 @@ __all__ = ["asum", "axpy", "by_blas", "dot", "iamax", "matmul", "nrm2", "rot", "
 def matmul(spec: ops.MatmulSpec, call: KernelCall) -> None:
     """Multiply by `numpy.matmul`; integers wrap around as they do there."""
     a, b, out = call.array(spec.a), call.array(spec.b), call.array(spec.out)
-    if spec.out.dtype in LOW_PRECISION:
+    if spec.out.dtype.is_half:
         # Also float16, which NumPy multiplies itself, but without BLAS: 180 times slower at 512.
         convert(np.matmul(to_float32(a), to_float32(b)), out)
     else:
@@ -42,7 +42,7 @@ def _plan_gemm(spec: Any, device: object) -> Blas | _Plain:
     if find(dtype, "gemm") is not None and max(*spec.a.shape, *spec.b.shape, *spec.c.shape) < LONGEST:
         return _plan_blas(spec, device)
     # Low precision is computed, and its factors applied, in float32.
-    return _Plain(dtype, np.dtype(np.float32) if dtype in LOW_PRECISION else dtype.dtype)
+    return _Plain(dtype, np.dtype(np.float32) if dtype.is_half else dtype.dtype)
 
 
 @kernel("linalg.gemm", backend="cpu", dtypes=INEXACT, plan=_plan_gemm, is_quick=True)
@@ -81,7 +81,7 @@ class _Plain:
 
 
 def _wide(matrix: HostArray) -> HostArray:
-    return to_float32(matrix) if DType.of(matrix.dtype) in LOW_PRECISION else matrix
+    return to_float32(matrix) if DType.of(matrix.dtype).is_half else matrix
 
 
 def _transposed(matrix: HostArray, op: Transpose) -> HostArray:
@@ -115,7 +115,7 @@ def scal(spec: Any, call: KernelCall) -> None:
     """Compute ``x = alpha * x``."""
     dtype, x = spec.x.dtype, call.array(spec.x)
     alpha = np.array(scalar_of("blas", "alpha", spec.alpha, dtype), _compute_dtype(dtype))
-    if dtype in LOW_PRECISION:
+    if dtype.is_half:
         _scal_pieces(alpha, x)
     else:
         np.multiply(x, alpha, out=x)
@@ -146,7 +146,7 @@ def rot(spec: Any, call: KernelCall) -> None:
 def dot(spec: Any, call: KernelCall) -> None:
     """Compute ``out = sum(x * y)``."""
     x, y, out = call.array(spec.x), call.array(spec.y), call.array(spec.out)
-    if spec.out.dtype in LOW_PRECISION:
+    if spec.out.dtype.is_half:
         wide = (np.dot(xs.astype(np.float32), ys.astype(np.float32)) for xs, ys in pieces(x, y))
         out[...] = sum(map(float, wide))
     else:
@@ -197,7 +197,7 @@ def iamax(spec: Any, call: KernelCall) -> None:
 
 
 def _compute_dtype(dtype: DType) -> np.dtype[np.generic]:
-    return np.dtype(np.float32) if dtype in LOW_PRECISION else dtype.dtype
+    return np.dtype(np.float32) if dtype.is_half else dtype.dtype
 
 
 def _has_blas_stride(x: HostArray) -> bool:
