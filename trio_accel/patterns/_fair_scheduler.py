@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import heapq
 import math
-import sys
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import attrs
 import trio
-from trio.lowlevel import enable_ki_protection
+from trio.lowlevel import ParkingLot, enable_ki_protection
 
 from ..actors import (
     ActorError,
@@ -42,8 +41,8 @@ ValueT = TypeVar("ValueT")
 _UNIT = 2.0**128
 _LEAST_WEIGHT, _MOST_WEIGHT = 1e-6, 1e6
 _MOST_COST = 1e9
-# D123: refusals that are given at once, in a second after these, and together. One takes 16 us of the loop.
-_REFUSALS_AT_ONCE, _REFUSALS_A_SECOND, _REFUSALS_TOGETHER = 4096, 2000, 20
+# D123: refusals that a tenant gets at once, and after these so many together. One takes 16 us of the loop.
+_REFUSALS_AT_ONCE, _REFUSALS_A_SECOND, _REFUSALS = 4096, 2000, 20
 
 
 class Weights(MutableMapping[Hashable, float]):
@@ -388,14 +387,6 @@ class _Turn:
     has_begun: bool = False
 
 
-@attrs.define(eq=False)
-class _Refusal:
-    """A refusal that waits for its turn, and the reply that it is."""
-
-    error: Exception
-    reply: DeferredReply[Any] | None = None
-
-
 class FairScheduler(TaskServant[ItemT, ResultT]):
     """Hands requests to a model so that each tenant gets its share, however much the others ask for.
 
@@ -409,8 +400,8 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
     A request gets its place in the queue, or is refused, when it is asked: however many a tenant asks for at
     once, those of others do not stand behind them in the mailbox.
 
-    A refused asker that asks again at once takes the loop from others. So beyond 4096 refusals, the scheduler
-    gives 2000 a second, to each tenant its share. The askers wait that long for theirs.
+    A refused asker that asks again at once takes the loop from others. So beyond 4096 refusals, a tenant gets
+    2000 a second. The askers wait that long for theirs.
 
     It is asked with `FairCall`, or with `Call`, whose tenant and cost `tenant_of` and `cost_of` tell. The
     model runs with the context variables and the deadline of its asker. Its errors are replies. A cancelled
@@ -458,11 +449,8 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
         )
         self._tenant_of = tenant_of
         self._cost_of = cost_of
-        self._refusals: FairQueue[_Refusal] = FairQueue(
-            self._weights, max_queued=sys.maxsize, max_tenants=sys.maxsize
-        )
-        self._pace = RateLimit(_REFUSALS_A_SECOND, burst=_REFUSALS_AT_ONCE)
-        self._gives_refusals = False
+        self._refused_at_once = RateLimit(_REFUSALS_A_SECOND, burst=_REFUSALS_AT_ONCE)
+        self._refused_later = defaultdict[Hashable, ParkingLot](ParkingLot)
         self._requests = self._refused = 0
         self._costs: dict[Hashable, float] = {}
         self._cost_of_others = 0.0
@@ -523,50 +511,39 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
             tenant, cost = said_of(item)
             entry = self._queue.put(_Turn(), tenant, cost, self._weight_of(tenant))
         except Exception as error:  # noqa: BLE001  # the asker's, whatever its item makes of `said_of`
-            return self._refuse(tenant, self._refusal(error))
+            self._refused += 1
+            return self._refuse(error, tenant)
         self._hand_over()
         return self.start(partial(self._answer_in_turn, item, entry), has_begun=lambda: entry.value.has_begun)
 
-    def _refuse(self, tenant: Hashable, error: Exception) -> DeferredReply[ResultT]:
-        """Refuse a request: at once, or in its tenant's turn where there were too many refusals lately."""
-        self._refused += 1
-        waiting = self._refusals
-        if not waiting.queued and self._pace.try_acquire():
-            reply: DeferredReply[ResultT] = self.context.defer()
-            reply.fail(error)
-            return reply
-        # Those that have no requests here share one turn: their keys have no end.
+    def _refuse(self, error: Exception, tenant: Hashable) -> DeferredReply[ResultT]:
+        if isinstance(error, QueueFull):
+            error = MailboxFullError(f"{self.context.path}: {error}", path=self.context.path)
+        # Those that have no requests here share a pace: their keys have no end.
         key = tenant if self._queue.queued_of(tenant) else None
-        entry = waiting.put(_Refusal(error), key, 1.0, self._weights.of(key) or 1.0)
-        if not self._gives_refusals:
-            self._gives_refusals = True
-            self._nursery.start_soon(self._give_refusals)
-        reply = entry.value.reply = self.context.defer(on_cancel=partial(self._withdraw_refusal, entry))
+        # Otherwise the asker would ask again at once, and thousands of them leave the loop to nothing else.
+        if key in self._refused_later or not self._refused_at_once.try_acquire(key):
+            return self.start(partial(self._raise_later, error, key), has_begun=lambda: False)
+        reply: DeferredReply[ResultT] = self.context.defer()
+        reply.fail(error)
         return reply
 
-    @enable_ki_protection
-    def _withdraw_refusal(self, entry: Queued[_Refusal]) -> None:
-        self._refusals.withdraw(entry)
-        assert entry.value.reply is not None  # only an asker that waits is cancelled
-        entry.value.reply.cancelled()
-
-    @enable_ki_protection
-    async def _give_refusals(self) -> None:
-        """Give the refusals that wait, at a pace that leaves the loop to others; all of them at the end."""
+    async def _raise_later(self, error: Exception, key: Hashable) -> NoReturn:
+        if not self._refused_later:
+            self._nursery.start_soon(self._wake_refused)
+        await self._refused_later[key].park()
         try:
-            while self._refusals.queued and not self.context.is_stopping:
-                await self._pace.acquire(cost=_REFUSALS_TOGETHER)
-                self._give(_REFUSALS_TOGETHER)
+            raise error
         finally:
-            self._gives_refusals = False
-            self._give(self._refusals.queued)
+            del error  # its traceback holds this frame
 
-    def _give(self, count: int) -> None:
-        while count and (entry := self._refusals.take()) is not None:
-            count -= 1
-            self._refusals.finish()
-            assert entry.value.reply is not None  # it is deferred as soon as it waits
-            entry.value.reply.fail(entry.value.error)
+    async def _wake_refused(self) -> None:
+        while self._refused_later:
+            await trio.sleep(_REFUSALS / _REFUSALS_A_SECOND)
+            for key, lot in tuple(self._refused_later.items()):
+                lot.unpark(count=math.inf if self.context.is_stopping else _REFUSALS)
+                if not lot:
+                    del self._refused_later[key]
 
     def _drop_costs(self) -> None:
         """Count tenants with the others whose weights are gone, the longest unused first."""
@@ -580,11 +557,6 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
             text = f"tenant {tenant!r} has no weight, and {self.context.path} has no default"
             raise UnknownTenantError(text, path=self.context.path)
         return weight
-
-    def _refusal(self, error: Exception) -> Exception:
-        if isinstance(error, QueueFull):
-            return MailboxFullError(f"{self.context.path}: {error}", path=self.context.path)
-        return error
 
     async def _answer_in_turn(self, item: ItemT, entry: Queued[_Turn]) -> ResultT:
         try:
