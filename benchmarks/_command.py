@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,10 +23,11 @@ from ._board import Board, open_board, print_results
 from ._harness import Benchmark, Isolation, Plan, Result, Verdict
 from ._machine import Machine
 from ._selection import select
+from ._stand import open_devices
 from ._table import describe_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from rich.console import Console
 
@@ -52,6 +54,11 @@ class _Document:
     device: ta.DeviceInfo | None = None
     machine: Machine | None = None
     results: list[Result] = attrs.field(factory=list[Result])
+
+    def add(self, results: Sequence[Result]) -> None:
+        """Note rows; those of a quick look without their goals, which its numbers say nothing of."""
+        quick = self.plan.is_quick
+        self.results += [attrs.evolve(result, goal=None) if quick else result for result in results]
 
     @property
     def code(self) -> int:
@@ -104,7 +111,7 @@ def bench(
         backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
         isolation: Run only the benchmarks of a device with its context there. Default: all.
         pairs: Measurements of ours and of the peer each. Default: 25.
-        quick: Only check that all of them run; the numbers mean little.
+        quick: Only check that all of them run, in seconds; no goal is judged.
         json: Print one JSON document and nothing else.
     """
     chosen = _choose(names, isolation)
@@ -175,8 +182,9 @@ def _run_benchmarks(
 
 async def _measure_silently(chosen: Sequence[Benchmark], document: _Document) -> int:
     await _look(document)
-    for benchmark in chosen:
-        document.results += await benchmark.measure(document.plan)
+    async with _sharing(document.plan) as plan:
+        for benchmark in chosen:
+            document.add(await benchmark.measure(plan))
     return document.code
 
 
@@ -193,16 +201,26 @@ async def _show(chosen: Sequence[Benchmark], document: _Document) -> int:
         # After Ctrl-C too: what was measured took minutes.
         if document.results:
             print_results(console, document.results)
-    _print_verdict(console, document.results, trio.current_time() - start)
+    _print_verdict(console, document, trio.current_time() - start)
     return document.code
 
 
 async def _measure_live(chosen: Sequence[Benchmark], document: _Document, board: Board) -> None:
-    plan = attrs.evolve(document.plan, watch=board.update)
-    for benchmark in chosen:
-        board.begin(benchmark.name)
-        document.results += await benchmark.measure(plan)
-        board.results = document.results
+    async with _sharing(attrs.evolve(document.plan, watch=board.update)) as plan:
+        for benchmark in chosen:
+            board.begin(benchmark.name)
+            document.add(await benchmark.measure(plan))
+            board.results = document.results
+
+
+@asynccontextmanager
+async def _sharing(plan: Plan) -> AsyncGenerator[Plan, None]:
+    """A plan with devices that all benchmarks of a quick look share."""
+    if not plan.is_quick:
+        yield plan
+        return
+    async with open_devices() as devices:
+        yield attrs.evolve(plan, devices=devices)
 
 
 async def _look(document: _Document) -> ta.DeviceInfo:
@@ -215,12 +233,15 @@ async def _look(document: _Document) -> ta.DeviceInfo:
     return info
 
 
-def _print_verdict(console: Console, results: Sequence[Result], seconds: float) -> None:
-    verdicts = [result.verdict for result in results]
+def _print_verdict(console: Console, document: _Document, seconds: float) -> None:
+    verdicts = [result.verdict for result in document.results]
     missed, judged = verdicts.count(Verdict.MISSED), verdicts.count(Verdict.MET)
     console.print()
     left_out = f", {count_of(skipped, 'row')} not run" if (skipped := verdicts.count(Verdict.NOT_RUN)) else ""
-    if missed:
+    if document.plan.is_quick:
+        ran = count_of(len(verdicts) - skipped, "row")
+        text = f"[bold green]everything runs ({ran})[/]"
+    elif missed:
         text = f"[bold red]{missed} of {count_of(missed + judged, 'goal')} missed[/]"
     else:
         text = f"[bold green]every goal met ({judged})[/]"

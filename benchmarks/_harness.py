@@ -7,7 +7,7 @@ import gc
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, nullcontext
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
 import trio
@@ -15,6 +15,9 @@ import trio
 from ._processors import Processors
 from ._statistics import Pairs, Summary
 from .rivals import RivalMissingError
+
+if TYPE_CHECKING:
+    from ._stand import Devices
 
 __all__ = [
     "Benchmark",
@@ -49,6 +52,7 @@ class Plan:
         patience: Seconds after which no pair of a comparison is taken once more because a processor was
             slow meanwhile (Linux); with 0 nobody looks whether one was.
         watch: Told how many of how many measurements are done; called between two of them only.
+        devices: Devices that all benchmarks share; None where each opens its own.
     """
 
     pairs: int = 25
@@ -57,6 +61,7 @@ class Plan:
     backend: str | None = None
     patience: float = 0.0
     watch: Callable[[int, int], None] = attrs.field(default=_say_nothing, eq=False, repr=False)
+    devices: Devices | None = attrs.field(default=None, eq=False, repr=False)
 
     @property
     def is_quick(self) -> bool:
@@ -66,7 +71,11 @@ class Plan:
     @classmethod
     def quick(cls) -> Plan:
         """See whether everything runs; too little to trust the numbers."""
-        return cls(pairs=1, warmups=0, scale=0.02)
+        return cls(pairs=1, warmups=0, scale=0.002)
+
+    async def rest(self, seconds: float) -> None:
+        """Let the machine settle before a measurement; a quick look does not wait."""
+        await trio.sleep(0.0 if self.is_quick else seconds)
 
     def count(self, full: int) -> int:
         """The number of repetitions in one measurement."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from typing import TypeAlias
 
@@ -12,7 +13,7 @@ import trio_accel as ta
 
 from ._harness import Benchmark, Isolation, Plan, Result, first_paragraph
 
-__all__ = ["DeviceFunction", "Stand", "on_device"]
+__all__ = ["DeviceFunction", "Devices", "Stand", "on_device", "open_devices"]
 
 
 @attrs.frozen(kw_only=True)
@@ -32,6 +33,36 @@ class Stand:
     def name(self, base: str) -> str:
         """The name of a row: as it is inline, with an ending where the context is in a worker process."""
         return _name(base, self.isolation)
+
+
+@attrs.define(eq=False)
+class Devices:
+    """Devices that are opened once: a worker's start takes longer than a quick look at a benchmark.
+
+    Each has a system of its own: two contexts on one device are meant here. They end with the stack.
+    """
+
+    _stack: AsyncExitStack
+    _opened: dict[Isolation, ta.Device] = attrs.field(factory=dict[Isolation, ta.Device], init=False)
+
+    async def open(self, spec: str | None, isolation: Isolation) -> ta.Device:
+        """Open a device, or return the one that is open.
+
+        Raises:
+            NotSupportedError: It has no such isolation.
+        """
+        if isolation not in self._opened:
+            system = await self._stack.enter_async_context(ta.open_system("benchmark"))
+            options = ta.DeviceOptions(isolation=isolation)
+            self._opened[isolation] = await system.open_device(spec, options=options)
+        return self._opened[isolation]  # noqa: ASYNC910  # a benchmark checkpoints
+
+
+@asynccontextmanager
+async def open_devices() -> AsyncGenerator[Devices, None]:
+    """Open none yet; close at the end those that were opened meanwhile."""
+    async with AsyncExitStack() as stack:
+        yield Devices(stack)
 
 
 DeviceFunction: TypeAlias = Callable[[Stand], Awaitable[tuple[Result, ...]]]
@@ -61,13 +92,12 @@ def on_device(name: str, function: DeviceFunction) -> tuple[Benchmark, ...]:
 
 
 async def _run(function: DeviceFunction, name: str, isolation: Isolation, plan: Plan) -> tuple[Result, ...]:
-    async with ta.open_system("benchmark") as system:
+    async with open_devices() if plan.devices is None else nullcontext(plan.devices) as devices:
         try:
-            device = await system.open_device(plan.backend, options=ta.DeviceOptions(isolation=isolation))
+            device = await devices.open(plan.backend, isolation)
         except ta.NotSupportedError as error:
             return (Result(name=name, reason=error.message),)
-        async with device:
-            return await function(Stand(device=device, isolation=isolation, plan=plan))
+        return await function(Stand(device=device, isolation=isolation, plan=plan))
 
 
 def _name(base: str, isolation: Isolation) -> str:

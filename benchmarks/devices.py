@@ -66,7 +66,7 @@ async def gemm(size: int, calls: int, stand: Stand) -> tuple[Result, ...]:
 
     async def gigaflops(function: Call) -> float:
         # Threads of the BLAS look for work for a while: those of the other process would be in the way.
-        await trio.sleep(_BLAS_RESTS)
+        await stand.plan.rest(_BLAS_RESTS)
         return 2e-9 * size**3 / await per_call(function, calls)
 
     a, b = await stand.device.put(host), await stand.device.put(other)
@@ -156,10 +156,11 @@ async def matmul_64_busy(stand: Stand) -> tuple[Result, ...]:
     if stand.isolation == "process":
         return (await _alone_beside_a_hog(stand),)
     peer = _threaded(partial(np.matmul, _matrix(64), _matrix(64)))
-    with trio.move_on_after(_STARVED):
+    most = 2.0 if stand.plan.is_quick else _STARVED
+    with trio.move_on_after(most):
         return (await _small(_BUSY, peer, stand, busy=True),)
     # The loop gives the interpreter's lock back for microseconds only: on some days a thread never gets it.
-    reason = f"the busy loop left the threads no time: over {_STARVED:g} s"
+    reason = f"the busy loop left the threads no time: over {most:g} s"
     return (Result(name=stand.name(_BUSY), reason=reason),)
 
 
@@ -272,7 +273,7 @@ async def mixed(stand: Stand) -> tuple[Result, ...]:
     }
 
     async def microseconds(function: Call) -> float:
-        await trio.sleep(_BLAS_RESTS)
+        await plan.rest(_BLAS_RESTS)
         return await per_call(function, calls) * 1e6
 
     rows: list[Result] = []

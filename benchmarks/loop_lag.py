@@ -76,7 +76,8 @@ async def loop_lag(stand: Stand) -> tuple[Result, ...]:
     generator = np.random.default_rng(0)
     size = round(_SIZE * plan.scale ** (1 / 3))
     host_matrix = generator.standard_normal((size, size), dtype=np.float32)
-    host_signals = generator.standard_normal((plan.count(_SIGNALS), _SAMPLES), dtype=np.float32)
+    shape = (plan.count(_SIGNALS), plan.count(_SAMPLES) if plan.is_quick else _SAMPLES)
+    host_signals = generator.standard_normal(shape, dtype=np.float32)
     matrix, signals = await device.put(host_matrix), await device.put(host_signals)
     ours = partial(
         _beside_device, ticks, lambda: ta.linalg.matmul(matrix, matrix), lambda: ta.fft.rfft(signals)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import attrs
@@ -218,6 +219,109 @@ async def test_each_request_of_a_flood_is_taken_or_refused_when_it_is_asked(
         await ask(scheduler, "b", "b")
         assert model.order == ["a", "b"]
         assert trio.current_time() == pytest.approx(1.02)
+
+
+async def flood(scheduler: Scheduler, clients: int, nursery: trio.Nursery) -> Counter[str]:
+    """Start clients of one tenant that ask again as soon as they are refused; counts refusals."""
+    count = Counter[str]()
+
+    async def client() -> None:
+        while True:
+            try:
+                await ask(scheduler, "a", "a", 0.1)
+            except ta.MailboxFullError:
+                count["refused"] += 1
+
+    for _ in range(clients):
+        nursery.start_soon(client)
+    # All ask once, and those that are refused at once ask again.
+    for _ in range(10):
+        await trio.lowlevel.checkpoint()
+    return count
+
+
+async def test_clients_that_ask_again_and_again_leave_the_loop_to_others(
+    system: ta.System, autojump_clock: MockClock, model: Model
+) -> None:
+    scheduler = await system.spawn(FairScheduler, model, max_in_flight=2)
+    async with trio.open_nursery() as nursery:
+        count = await flood(scheduler, 5000, nursery)
+        assert count["refused"] == 4096
+        # Clients that only share the loop run 5000 times in each of its turns; an ask takes several.
+        for _ in range(10):
+            before, begun = count["refused"], trio.current_time()
+            await ask(scheduler, "b", "b", 0.1)
+            seconds = trio.current_time() - begun
+            # It waits for a request that runs, and for nothing else: at most twice as long as alone.
+            assert seconds <= 2 * 0.1 + 1e-6
+            assert count["refused"] - before <= 2000 * seconds + 20
+        assert count["refused"] > 4096 + 1000
+        seen = await scheduler.ask(GetStatistics())
+        assert seen.requests == seen.waiting + seen.in_flight + seen.answered + seen.refused
+        # Most clients wait for their refusals.
+        assert 4800 < seen.refused - count["refused"] < 5000
+        nursery.cancel_scope.cancel()
+
+
+async def test_refusals_that_wait_are_those_of_their_tenant(
+    system: ta.System, autojump_clock: MockClock, model: Model
+) -> None:
+    scheduler = await system.spawn(FairScheduler, model, max_queued=1)
+    async with trio.open_nursery() as nursery:
+        await flood(scheduler, 5000, nursery)
+        # One runs at its turn, and the next one waits: then there is no room for more.
+        for name in ("runs", "waits"):
+            nursery.start_soon(ask, scheduler, name, "b", 100.0)
+            await trio.sleep(0.3)
+        begun = trio.current_time()
+        for _ in range(10):
+            error = await refused(scheduler, FairCall(("b", 1.0), tenant="b"))
+            assert isinstance(error, ta.MailboxFullError)
+        # In its turn each time, and not behind those of the other, which take seconds.
+        assert trio.current_time() - begun <= 10 * 0.02 + 1e-6
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_asker_that_waits_for_its_refusal_is_cancelled_at_once(
+    system: ta.System, autojump_clock: MockClock, model: Model
+) -> None:
+    scheduler = await system.spawn(FairScheduler, model)
+    async with trio.open_nursery() as nursery:
+        await flood(scheduler, 5000, nursery)
+        for _ in range(3):
+            begun = trio.current_time()
+            with trio.move_on_after(0.001) as scope:
+                await ask(scheduler, "one of many", "a")
+            assert scope.cancelled_caught
+            assert trio.current_time() - begun == pytest.approx(0.001)
+        nursery.cancel_scope.cancel()
+    # Nothing of it is left: refusals are given at once again when the pace allows it.
+    begun = trio.current_time()
+    assert await ask(scheduler, "later", "a", 0.5) == "later"
+    assert trio.current_time() - begun == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("drain", "rest"), [(False, ta.ActorStoppedError), (True, ta.MailboxFullError)])
+async def test_refusals_that_wait_are_given_when_it_stops(
+    system: ta.System, autojump_clock: MockClock, model: Model, drain: bool, rest: type[Exception]
+) -> None:
+    scheduler = await system.spawn(FairScheduler, model, max_queued=1)
+    ends: list[type[Exception]] = []
+
+    async def one_of_many() -> None:
+        ends.append(type(await refused(scheduler, FairCall(("a", 1.0), tenant="a"))))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(5000):
+            nursery.start_soon(one_of_many)
+        for _ in range(5):
+            await trio.lowlevel.checkpoint()
+        assert ends == [ta.MailboxFullError] * 4096
+        nursery.start_soon(partial(scheduler.stop, drain=drain))
+        await trio.sleep(0.02)
+        # Its last requests are one that runs and one that waits.
+        assert Counter(ends[4096:])[rest] == 5000 - 4096 - (2 if drain else 1)
+        nursery.cancel_scope.cancel()
 
 
 async def test_unknown_tenants_have_the_default_weight_or_are_refused(

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import attrs
 import trio
-from trio.lowlevel import enable_ki_protection
+from trio.lowlevel import ParkingLot, enable_ki_protection
 
 from ..actors import (
     ActorError,
@@ -25,6 +25,7 @@ from ..actors import (
     handles,
     quick,
 )
+from ._admission import RateLimit
 from ._bounded import KeyedStates
 from ._numbers import must_be_count, must_be_positive
 from ._servants import Call, Model, TaskServant, as_callable
@@ -40,6 +41,8 @@ ValueT = TypeVar("ValueT")
 _UNIT = 2.0**128
 _LEAST_WEIGHT, _MOST_WEIGHT = 1e-6, 1e6
 _MOST_COST = 1e9
+# D123: refusals that a tenant gets at once, and after these so many together. One takes 16 us of the loop.
+_REFUSALS_AT_ONCE, _REFUSALS_A_SECOND, _REFUSALS = 4096, 2000, 20
 
 
 class Weights(MutableMapping[Hashable, float]):
@@ -397,6 +400,9 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
     A request gets its place in the queue, or is refused, when it is asked: however many a tenant asks for at
     once, those of others do not stand behind them in the mailbox.
 
+    A refused asker that asks again at once takes the loop from others. So beyond 4096 refusals, a tenant gets
+    2000 a second. The askers wait that long for theirs.
+
     It is asked with `FairCall`, or with `Call`, whose tenant and cost `tenant_of` and `cost_of` tell. The
     model runs with the context variables and the deadline of its asker. Its errors are replies. A cancelled
     asker leaves the queue at once, and its tenant is not charged. If its request runs, the asker waits until
@@ -443,6 +449,8 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
         )
         self._tenant_of = tenant_of
         self._cost_of = cost_of
+        self._refused_at_once = RateLimit(_REFUSALS_A_SECOND, burst=_REFUSALS_AT_ONCE)
+        self._refused_later = defaultdict[Hashable, ParkingLot](ParkingLot)
         self._requests = self._refused = 0
         self._costs: dict[Hashable, float] = {}
         self._cost_of_others = 0.0
@@ -498,16 +506,44 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
     ) -> DeferredReply[ResultT]:
         """Give a request its place in the queue, in the order of the mailbox, and a task; or refuse it."""
         self._requests += 1
+        tenant: Hashable = None
         try:
             tenant, cost = said_of(item)
             entry = self._queue.put(_Turn(), tenant, cost, self._weight_of(tenant))
         except Exception as error:  # noqa: BLE001  # the asker's, whatever its item makes of `said_of`
             self._refused += 1
-            reply: DeferredReply[ResultT] = self.context.defer()
-            reply.fail(self._refusal(error))
-            return reply
+            return self._refuse(error, tenant)
         self._hand_over()
         return self.start(partial(self._answer_in_turn, item, entry), has_begun=lambda: entry.value.has_begun)
+
+    def _refuse(self, error: Exception, tenant: Hashable) -> DeferredReply[ResultT]:
+        if isinstance(error, QueueFull):
+            error = MailboxFullError(f"{self.context.path}: {error}", path=self.context.path)
+        # Those that have no requests here share a pace: their keys have no end.
+        key = tenant if self._queue.queued_of(tenant) else None
+        # Otherwise the asker would ask again at once, and thousands of them leave the loop to nothing else.
+        if key in self._refused_later or not self._refused_at_once.try_acquire(key):
+            return self.start(partial(self._raise_later, error, key), has_begun=lambda: False)
+        reply: DeferredReply[ResultT] = self.context.defer()
+        reply.fail(error)
+        return reply
+
+    async def _raise_later(self, error: Exception, key: Hashable) -> NoReturn:
+        if not self._refused_later:
+            self._nursery.start_soon(self._wake_refused)
+        await self._refused_later[key].park()
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
+
+    async def _wake_refused(self) -> None:
+        while self._refused_later:
+            await trio.sleep(_REFUSALS / _REFUSALS_A_SECOND)
+            for key, lot in tuple(self._refused_later.items()):
+                lot.unpark(count=math.inf if self.context.is_stopping else _REFUSALS)
+                if not lot:
+                    del self._refused_later[key]
 
     def _drop_costs(self) -> None:
         """Count tenants with the others whose weights are gone, the longest unused first."""
@@ -521,11 +557,6 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
             text = f"tenant {tenant!r} has no weight, and {self.context.path} has no default"
             raise UnknownTenantError(text, path=self.context.path)
         return weight
-
-    def _refusal(self, error: Exception) -> Exception:
-        if isinstance(error, QueueFull):
-            return MailboxFullError(f"{self.context.path}: {error}", path=self.context.path)
-        return error
 
     async def _answer_in_turn(self, item: ItemT, entry: Queued[_Turn]) -> ResultT:
         try:
