@@ -10,9 +10,9 @@ from typing import Any, NoReturn, TypeAlias
 import attrs
 
 from .errors import AccelError, NotSupportedError
-from .kernels import KernelEntry
+from .kernels import KernelDevice, KernelEntry
 from .launch_cache import GraphCall, Key, LaunchCache
-from .library import Described, TableLibrary
+from .library import TableLibrary
 from .ops import (
     ArraySpec,
     BranchSpec,
@@ -125,7 +125,7 @@ class ChainLibrary(TableLibrary):
 
     def __init__(
         self,
-        device: Described,
+        device: KernelDevice,
         kernels: Mapping[str, KernelEntry] | None = None,
         counts: CacheCounts | None = None,
     ) -> None:
