@@ -10,9 +10,9 @@ from typing import Any, NoReturn, TypeAlias
 import attrs
 
 from .errors import AccelError, NotSupportedError
-from .kernels import KernelDevice, KernelEntry
+from .kernels import KernelEntry
 from .launch_cache import GraphCall, Key, LaunchCache
-from .library import TableLibrary
+from .library import Described, TableLibrary
 from .ops import (
     ArraySpec,
     BranchSpec,
@@ -125,7 +125,7 @@ class ChainLibrary(TableLibrary):
 
     def __init__(
         self,
-        device: KernelDevice,
+        device: Described,
         kernels: Mapping[str, KernelEntry] | None = None,
         counts: CacheCounts | None = None,
     ) -> None:

@@ -6,18 +6,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import attrs
 
 from .checks import check_dtypes, check_shapes
+from .device_info import DeviceInfo
 from .errors import AccelError, NotSupportedError
-from .kernels import KernelDevice, KernelEntry, kernels_of
+from .kernels import KernelEntry, kernels_of
 from .modules import import_alone
 from .ops import OperationSpec
 from .protocols import CacheCounts, InThread
 
-__all__ = ["LibraryEntry", "PlanCache", "TableLibrary"]
+__all__ = ["Described", "LibraryEntry", "PlanCache", "TableLibrary"]
 
 _PLANNED = InThread()
 
@@ -48,6 +49,15 @@ class LibraryEntry:
         return import_alone(self.module, package)
 
 
+class Described(Protocol):
+    """A device, as far as a table of kernels must know it."""
+
+    @property
+    def info(self) -> DeviceInfo:
+        """Description of the device."""
+        ...
+
+
 class TableLibrary:
     """Base of the libraries of backends: finds the kernel of an operation, and its plan.
 
@@ -75,7 +85,7 @@ class TableLibrary:
 
     def __init__(
         self,
-        device: KernelDevice,
+        device: Described,
         kernels: Mapping[str, KernelEntry] | None = None,
         counts: CacheCounts | None = None,
     ) -> None:
