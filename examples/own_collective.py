@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 
 import trio_accel as ta
-from trio_accel.backends.base import KernelCall, kernel, ops
+from trio_accel.backends.base import HostCall, kernel, ops
 from trio_accel.devices import LibraryActor, MultiDeviceOperation, PartPlanner, PlannedParts
 
 
@@ -58,7 +58,7 @@ class AllReduce(MultiDeviceOperation[tuple[ta.AccelRef, ...]]):
 
 
 @kernel(SumPart, backend="cpu")
-def sum_cpu(spec: SumPart, call: KernelCall) -> None:
+def sum_cpu(spec: SumPart, call: HostCall) -> None:
     """Add in the thread of the stream, once all streams have come to it: what the others lend is there."""
     out, terms = call.array(spec.out), call.peers(spec.terms)
     np.copyto(out, terms[0])

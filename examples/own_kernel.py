@@ -5,14 +5,17 @@ The device finds kernels and actor by the name of this module; `blend.py` is a p
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import attrs
 import numpy as np
 
 import trio_accel as ta
-from trio_accel.backends.base import KernelCall, kernel, ops
+from trio_accel.backends.base import DeviceCall, HostCall, KernelDevice, kernel, ops
 from trio_accel.devices import LibraryActor, Operand, Operation, Planned, Planner
+
+if TYPE_CHECKING:
+    from cuda.core import ObjectCode
 
 
 @ops.specification
@@ -66,7 +69,7 @@ class Blend(Operation[BlendActor, Blended]):
 
 
 @kernel(BlendSpec, backend="cpu")
-def blend_cpu(spec: BlendSpec, call: KernelCall) -> None:
+def blend_cpu(spec: BlendSpec, call: HostCall) -> None:
     """Compute in the thread of the stream."""
     terms, out = [call.array(term) for term in spec.terms], call.array(spec.out)
     bias = 0.0 if spec.bias is None else call.array(spec.bias)
@@ -89,7 +92,7 @@ extern "C" __global__ void clip(double* out, int* counts, long long n) {
 """
 
 
-def compiled(spec: BlendSpec, device: Any) -> Any:
+def compiled(spec: BlendSpec, device: KernelDevice) -> ObjectCode:
     """Made once, off the event loop."""
     from cuda.core import Device, Program, ProgramOptions
 
@@ -99,7 +102,7 @@ def compiled(spec: BlendSpec, device: Any) -> Any:
 
 
 @kernel(BlendSpec, backend="cuda", plan=compiled)
-def blend_cuda(spec: BlendSpec, call: Any) -> None:
+def blend_cuda(spec: BlendSpec, call: DeviceCall[ObjectCode]) -> None:
     """Enqueue on the call's stream; its memory is kept until that is done."""
     from cuda.core import LaunchConfig, Stream, launch
 

@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import scipy.linalg
 
 import trio_accel as ta
-from trio_accel.backends.base import KernelCall, kernel
+from trio_accel.backends.base import HostCall, kernel
 from trio_accel.backends.base.checks import NATIVE
-from trio_accel.devices import LibraryActor, Operand, operation
+from trio_accel.devices import DeclaredSpec, LibraryActor, Operand, operation
 
 
 class ExponentialActor(LibraryActor):
@@ -44,7 +42,7 @@ async def expm(a: Operand) -> ta.AccelRef:
 
 
 @kernel(expm, backend="cpu")
-def expm_cpu(spec: Any, call: KernelCall) -> None:
+def expm_cpu(spec: DeclaredSpec, call: HostCall) -> None:
     """Compute in the thread of the stream."""
     a, out = call.array(spec.a), call.array(spec.out)
     spec.info[:] = ~np.isfinite(a).all((-2, -1)).ravel()

@@ -93,6 +93,26 @@ def test_the_tests_of_a_page_pass(page: Path, block: Block, tmp_path: Path) -> N
     assert done.returncode == 0, f"{page}:{block.number}\n{done.stdout}{done.stderr}"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="worker processes are on Linux only")
+@pytest.mark.parametrize("isolation", ["inline", "process"])
+def test_the_library_of_two_files_works(isolation: str, tmp_path: Path) -> None:
+    page = ROOT / "docs" / "guide" / "libraries.md"
+    files = [block for block in python_blocks(page) if block.mark == "not run"][:2]
+    output = next(block for block in blocks(page) if block.language == "text")
+    for name, block in zip(("vectors.py", "areas.py"), files, strict=True):
+        (tmp_path / name).write_text(block.text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "areas.py", isolation],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == (output.text, "", 0)
+
+
 def test_every_mark_is_one_that_is_known() -> None:
     unknown = [
         f"{name_of(page)}:{block.number}: {block.mark}"

@@ -41,7 +41,14 @@ USED = {
     "nearest_array_api.py": "nearest.py",
 }
 # Lines: one with kernels for two backends may have more.
-LONGEST = {"own_kernel.py": 120, "own_collective.py": 80, "serve_a_model.py": 100}
+LONGEST = {
+    "own_kernel.py": 120,
+    "own_collective.py": 80,
+    "serve_a_model.py": 100,
+    # They explain a pattern, which has no page of its own.
+    "mixture_of_experts.py": 130,
+    "speculative_decoding.py": 135,
+}
 
 # Program, arguments, and the whole output as a pattern.
 RUNS = [
@@ -162,6 +169,27 @@ largest error [0-9e+-]+: right
 <Weights: 2 arrays, 195072 bytes> [{]'words': '1000'[}]
 50 embeddings, generation 2, the same bit for bit: True
 largest error [0-9.e-]+: right
+""",
+    ),
+    (
+        "mixture_of_experts.py",
+        "--backend cpu",
+        """
+like the dense computation: right
+chosen [(]34, 31, 37, 26[)] served [(]32, 32, 32, 32[)]
+rerouted 7 dropped 0
+this expert is away - lost tokens: 0
+auxiliary loss 1[.]027
+""",
+    ),
+    (
+        "speculative_decoding.py",
+        "--backend cpu",
+        """
+ arts an operat ere is lost, a message isvand tor then on[.] a
+60 tokens, 34 calls of the verifier
+20% of the proposals were accepted
+ arts an operatione and and and the arts lost, and tor then operays on[.] [(]stop[)]
 """,
     ),
     (

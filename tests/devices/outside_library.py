@@ -11,8 +11,8 @@ import attrs
 import numpy as np
 
 import trio_accel as ta
-from trio_accel.backends.base import KernelCall, kernel, ops
-from trio_accel.devices import LibraryActor, Operand, Operation, Planned, Planner
+from trio_accel.backends.base import HostCall, KernelCall, kernel, ops
+from trio_accel.devices import DeclaredSpec, LibraryActor, Operand, Operation, Planned, Planner, operation
 
 
 @ops.specification
@@ -127,7 +127,7 @@ def broken(spec: BrokenSpec, call: KernelCall) -> str | None:
 
 
 @kernel(StackSpec, backend="cpu")
-def stack_cpu(spec: StackSpec, call: KernelCall) -> None:
+def stack_cpu(spec: StackSpec, call: HostCall) -> None:
     out = call.array(spec.out)
     for row, term in zip(out, spec.terms, strict=False):
         np.multiply(call.array(term), spec.factor, out=row)
@@ -152,7 +152,7 @@ def stack_cuda(spec: StackSpec, call: Any) -> None:
 
 
 @kernel(NegateSpec, backend="cpu")
-def negate_cpu(spec: NegateSpec, call: KernelCall) -> None:
+def negate_cpu(spec: NegateSpec, call: HostCall) -> None:
     for one in (*spec.arrays, *([] if spec.more is None else [spec.more])):
         array = call.array(one)
         np.negative(array, out=array)
@@ -162,3 +162,18 @@ def negate_cpu(spec: NegateSpec, call: KernelCall) -> None:
 def negate_cuda(spec: NegateSpec, call: Any) -> None:
     for array in (*spec.arrays, *([] if spec.more is None else [spec.more])):
         call.convert(call.array(array), call.array(array), scale=-1.0)
+
+
+@operation("a(n), other(n) -> out(n)", actor=OutsideActor)
+async def either(a: Operand, other: Operand | None = None) -> ta.AccelRef:
+    """The other array, or what is in `a` where there is none."""
+
+
+@kernel(either, backend="cpu")
+def either_cpu(spec: DeclaredSpec, call: HostCall) -> None:
+    call.array(spec.out)[:] = call.array(spec.a if spec.other is None else spec.other)
+
+
+@kernel(either, backend="cuda")
+def either_cuda(spec: DeclaredSpec, call: Any) -> None:
+    call.convert(call.array(spec.a if spec.other is None else spec.other), call.array(spec.out))

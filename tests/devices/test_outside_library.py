@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from chosen import BACKEND, INLINE, NAME
 from isolations import isolated
-from outside_library import Broken, Careless, Negate, Stack
+from outside_library import Broken, Careless, Negate, Stack, either
 
 import trio_accel as ta
 
@@ -33,6 +33,16 @@ async def test_optional_and_many_arrays(device: ta.Device) -> None:
         expected += [np.full(6, -1.0)] * (given is not None)
         np.testing.assert_array_equal(await array.to_host(), expected)
         assert rows == len(expected)
+
+
+async def test_an_operand_of_a_declared_operation_that_is_left_out(device: ta.Device) -> None:
+    """Its kernel gets None."""
+    a, other = await vectors(device, 2)
+    for given, expected in ((None, 0), (other, 1), (vector(1), 1), (None, 0)):
+        result = await either(a, given)
+        np.testing.assert_array_equal(await result.to_host(), vector(expected))
+    with pytest.raises(ValueError, match="other must have shape"):
+        await either(a, np.zeros(5))
 
 
 async def test_other_operands_each_time(device: ta.Device) -> None:

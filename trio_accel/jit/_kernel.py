@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import keyword
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import attrs
@@ -27,6 +27,7 @@ from ..expressions import bind
 from ._code import Code, CompileOptions, as_code
 from ._parameters import (
     Extents,
+    LaunchRule,
     Parameter,
     Rule,
     Scalars,
@@ -166,7 +167,7 @@ class Kernel:
         parameters: Mapping[str, Parameter],
         grid: Extents,
         block: Extents,
-        shared: int | Callable[..., int] = 0,
+        shared: int | LaunchRule[int] = 0,
         cluster: int | Sequence[int] | None = None,
         cooperative: bool = False,
         skip_empty: bool = False,

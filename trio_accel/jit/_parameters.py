@@ -7,7 +7,7 @@ import math
 import operator
 import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import attrs
 import numpy as np
@@ -18,6 +18,7 @@ from ..backends.base.values import ALWAYS_HELD
 
 __all__ = [
     "Extents",
+    "LaunchRule",
     "Parameter",
     "Rule",
     "Scalars",
@@ -36,8 +37,30 @@ __all__ = [
     "writes",
 ]
 
-ShapeRule: TypeAlias = Callable[..., "int | Sequence[int]"]
-"""Tells the shape of a new array from arguments of the kernel, which it names as its own parameters."""
+ValueT = TypeVar("ValueT")
+ValueT_co = TypeVar("ValueT_co", covariant=True)
+
+
+class _OfAllArguments(Protocol[ValueT_co]):
+    def __call__(self, **named: Any) -> ValueT_co: ...
+
+
+# One for each count of parameters: with `Callable[..., int]`, pyright knows no parameter of a lambda.
+LaunchRule: TypeAlias = (
+    Callable[[], ValueT]
+    | Callable[[Any], ValueT]
+    | Callable[[Any, Any], ValueT]
+    | Callable[[Any, Any, Any], ValueT]
+    | Callable[[Any, Any, Any, Any], ValueT]
+    | Callable[[Any, Any, Any, Any, Any], ValueT]
+    | Callable[[Any, Any, Any, Any, Any, Any], ValueT]
+    | _OfAllArguments[ValueT]
+)
+"""A function that names arguments of the kernel as its own parameters. It gets arrays as `ArraySpec` (shape,
+size, ndim, dtype), scalars as numbers."""
+
+ShapeRule: TypeAlias = LaunchRule["int | Sequence[int]"]
+"""Tells the shape of a new array from arguments of the kernel."""
 
 # Formats of `struct`; others are packed by NumPy.
 _FORMATS = {
@@ -202,9 +225,8 @@ class Scalars:
         return self._pack(*values)
 
 
-Extents: TypeAlias = "int | Sequence[int] | Callable[..., int | Sequence[int]]"
-"""One to three numbers along x, y and z, or a rule that gives them: a function that names arguments of the
-kernel as its own parameters. It gets arrays as `ArraySpec` (shape, size, ndim, dtype), scalars as numbers."""
+Extents: TypeAlias = "int | Sequence[int] | LaunchRule[int | Sequence[int]]"
+"""One to three numbers along x, y and z, or a rule that gives them."""
 
 _AXES = 3
 # As the driver has them for every device.

@@ -2,11 +2,12 @@
 
 from . import checks, errors, ops, protocols
 from .chunks import ChunkAllocator, Placement
+from .device_array import DeviceArray
 from .device_info import BackendReport, DeviceInfo, DeviceReport, Isolation, Software
 from .dtypes import DType, DTypeLike
 from .errors import *
 from .foreign import CopyFromForeignSpec, ForeignArray, SharesCudaMemory
-from .kernels import KernelCall, kernel
+from .kernels import DeviceCall, HostCall, KernelCall, KernelDevice, kernel
 from .memory import BlockMemory, ChunkSource
 from .protocols import *
 from .values import as_bits, scalar
@@ -19,11 +20,15 @@ __all__: list[str] = [
     "CopyFromForeignSpec",
     "DType",
     "DTypeLike",
+    "DeviceArray",
+    "DeviceCall",
     "DeviceInfo",
     "DeviceReport",
     "ForeignArray",
+    "HostCall",
     "Isolation",
     "KernelCall",
+    "KernelDevice",
     "Placement",
     "SharesCudaMemory",
     "Software",

@@ -5,17 +5,40 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import FrameType, ModuleType
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
 import attrs
+import numpy.typing as npt
 
+from .device_array import DeviceArray
+from .device_info import DeviceInfo
 from .dtypes import DType
 from .errors import NotSupportedError
 from .ops import ArraySpec, OperationSpec, Peers, StatusArray
+from .protocols import AccelStream
 
-__all__ = ["DTypes", "KernelCall", "KernelEntry", "kernel", "kernels_of", "load_module_kernels"]
+if TYPE_CHECKING:
+    # Python 3.13 has the default; the checkers know it for all.
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    ArrayT_co = TypeVarWithDefault("ArrayT_co", covariant=True, default=object)
+    PlanT_co = TypeVarWithDefault("PlanT_co", covariant=True, default=object)
+else:
+    ArrayT_co, PlanT_co = TypeVar("ArrayT_co", covariant=True), TypeVar("PlanT_co", covariant=True)
+
+__all__ = [
+    "DTypes",
+    "DeviceCall",
+    "HostCall",
+    "KernelCall",
+    "KernelDevice",
+    "KernelEntry",
+    "kernel",
+    "kernels_of",
+    "load_module_kernels",
+]
 
 _KERNELS = "_trio_accel_kernels"
 # In the namespace of a module or a class: the kernels that were declared there.
@@ -27,30 +50,38 @@ DTypes: TypeAlias = Mapping[str, tuple[DType, ...]]
 """By the names of fields that hold arrays, the dtypes that a kernel has; ``""`` for the first such field."""
 
 
-class KernelCall(Protocol):
+class KernelDevice(Protocol):
+    """The open device, as its kernels see it."""
+
+    @property
+    def info(self) -> DeviceInfo:
+        """Description of the device."""
+        ...
+
+
+class KernelCall(Protocol[ArrayT_co, PlanT_co]):
     """One launch, as its kernel sees it: ``kernel(spec, call)``.
 
-    A backend that computes where its kernels run gives them arrays, and one that enqueues gives them
-    addresses. Memory of the call is its own until the operation is complete. Backends have more: see the
-    guide, "A new kernel".
+    A backend that computes where its kernels run gives them arrays: `HostCall`. One that enqueues gives them
+    addresses: `DeviceCall`. Memory of the call is its own until the operation is complete.
     """
 
     @property
-    def plan(self) -> Any:
+    def plan(self) -> PlanT_co:
         """Result of the kernel's `plan` function; None if it has none."""
         ...
 
     @property
-    def device(self) -> Any:
+    def device(self) -> KernelDevice:
         """The open device; ``device.info`` says which."""
         ...
 
     @property
-    def stream(self) -> Any:
+    def stream(self) -> AccelStream:
         """The stream of the operation."""
         ...
 
-    def array(self, array: ArraySpec) -> Any:
+    def array(self, array: ArraySpec) -> ArrayT_co:
         """Give an array as the backend's kernels use it: a NumPy array, or its address and strides.
 
         Raises:
@@ -63,7 +94,7 @@ class KernelCall(Protocol):
         """Return the address of an array's first element; raises as `array` does."""
         ...
 
-    def peers(self, peers: Peers) -> Any:
+    def peers(self, peers: Peers) -> Sequence[ArrayT_co]:
         """Return the arrays that the other parts of an operation lend, in the order of `Peers.arrays`."""
         ...
 
@@ -77,6 +108,53 @@ class KernelCall(Protocol):
 
     def status(self, words: StatusArray) -> int:
         """Return the address to write status words to, which are zero now."""
+        ...
+
+
+HostCall: TypeAlias = KernelCall[npt.NDArray[Any], PlanT_co]
+"""A launch where the kernel computes in the thread of the stream, as on the CPU backend: `array` and `peers`
+give views of memory. The parameter is the type of `plan`: ``HostCall[Plan]``."""
+
+
+class DeviceCall(KernelCall[DeviceArray, PlanT_co], Protocol[PlanT_co]):
+    """A launch where the kernel enqueues on the stream, as on CUDA, with the device's context current.
+
+    `array` and `peers` give addresses and layouts. The parameter is the type of `plan`: ``DeviceCall[Plan]``.
+    """
+
+    @property
+    def handle(self) -> int:
+        """The stream, as vendors' libraries want it."""
+        ...
+
+    def packed(self, array: ArraySpec, order: Literal["C", "F"] = "C") -> int:
+        """Return the address of an array's elements without gaps: its own, or that of a copy."""
+        ...
+
+    def result(self, array: ArraySpec, order: Literal["C", "F"] = "C", *, is_updated: bool = False) -> int:
+        """Return the address to write an array to, without gaps: its own, or that of workspace.
+
+        Workspace is copied to the array behind the kernel.
+
+        Args:
+            array: The array.
+            order: Order of its matrices there.
+            is_updated: Whether the kernel reads its contents, too.
+        """
+        ...
+
+    def host_workspace(self, nbytes: int) -> int:
+        """Return the address of so many bytes of host memory; 0 for none."""
+        ...
+
+    def words(self, count: int, judge: Callable[[StatusArray], None]) -> int:
+        """Return the address of so many status words of the kernel's own, 32 bits each, which are zero now.
+
+        Args:
+            count: How many.
+            judge: Called with the words that the kernel has written, when the operation is complete; an error
+                of it is the error of the operation. It is short. It may be called in a thread of the device.
+        """
         ...
 
 

@@ -155,6 +155,9 @@ class DeclaredSpec(OperationSpec):
 
         def __init__(self, *values: Any, **named: Any) -> None: ...
 
+        # Its fields, in kernels: a signature says which there are, and no checker reads it.
+        def __getattr__(self, name: str) -> Any: ...
+
     def check_shapes(self, name: str) -> None:
         """Hold one that no plan made against the declaration; see `OperationSpec.check_shapes`."""
         declaration, name = self.declaration, f"{name}: {type(self).__name__}"

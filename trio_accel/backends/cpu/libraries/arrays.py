@@ -15,7 +15,7 @@ from ...base.expressions import (
     evaluate_reduction,
     unpack_scalars,
 )
-from ...base.kernels import KernelCall, kernel
+from ...base.kernels import HostCall, kernel
 from ...base.ops import ElementwiseSpec, ReductionSpec
 from ..runtime._memory import HostArray, pieces
 
@@ -23,7 +23,7 @@ __all__ = ["elementwise", "reduce"]
 
 
 @kernel(ElementwiseSpec, backend="cpu")
-def elementwise(spec: ElementwiseSpec, call: KernelCall) -> None:
+def elementwise(spec: ElementwiseSpec, call: HostCall) -> None:
     """Compute pieces one after another."""
     arrays = [call.array(array) for array in spec.arrays]
     loaded = [call.array(array) for array in spec.loaded]
@@ -47,7 +47,7 @@ def elementwise(spec: ElementwiseSpec, call: KernelCall) -> None:
 
 
 @kernel(ReductionSpec, backend="cpu")
-def reduce(spec: ReductionSpec, call: KernelCall) -> None:
+def reduce(spec: ReductionSpec, call: HostCall) -> None:
     """Reduce an array; the mapped values are one temporary array."""
     arrays, out = [call.array(array) for array in spec.arrays], call.array(spec.out)
     specialized = SpecializedReduction.decode(spec.reduction)

@@ -12,7 +12,7 @@ import numpy as np
 from ...base import DType, ops
 from ...base.blas import plan_routine
 from ...base.checks import INEXACT, INTEGERS, NATIVE, check_dtype, scalar_of
-from ...base.kernels import KernelCall, kernel
+from ...base.kernels import HostCall, kernel
 from ...base.ops import ArraySpec, Transpose
 from ..runtime._memory import HostArray, convert, pieces, to_float32
 from ._fortran import LONGEST, Blas, FortranRoutine, find
@@ -21,7 +21,7 @@ __all__ = ["asum", "axpy", "by_blas", "dot", "iamax", "matmul", "nrm2", "rot", "
 
 
 @kernel(ops.MatmulSpec, backend="cpu", dtypes=(*INEXACT, *INTEGERS))
-def matmul(spec: ops.MatmulSpec, call: KernelCall) -> None:
+def matmul(spec: ops.MatmulSpec, call: HostCall) -> None:
     """Multiply by `numpy.matmul`; integers wrap around as they do there."""
     a, b, out = call.array(spec.a), call.array(spec.b), call.array(spec.out)
     if spec.out.dtype.is_half:
@@ -51,7 +51,7 @@ def _plan_gemm(spec: Any, device: object) -> Blas | _Plain:
 @kernel("linalg.syr2k", backend="cpu", dtypes=NATIVE, plan=_plan_blas, is_quick=True)
 @kernel("linalg.trmm", backend="cpu", dtypes=NATIVE, plan=_plan_blas, is_quick=True)
 @kernel("linalg.trsm", backend="cpu", dtypes=NATIVE, plan=_plan_blas, is_quick=True)
-def by_blas(spec: Any, call: KernelCall) -> None:
+def by_blas(spec: Any, call: HostCall[Blas | _Plain]) -> None:
     """Run an operation on matrices as its plan says."""
     call.plan.run(spec, call.array)
 
@@ -95,7 +95,7 @@ _SAFE = {DType.float32: 1e-20, DType.float64: 1e-280}
 
 
 @kernel("linalg.axpy", backend="cpu", dtypes=INEXACT)
-def axpy(spec: Any, call: KernelCall) -> None:
+def axpy(spec: Any, call: HostCall) -> None:
     """Compute ``y = alpha * x + y``."""
     dtype = spec.y.dtype
     alpha = np.array(scalar_of("blas", "alpha", spec.alpha, dtype), _compute_dtype(dtype))
@@ -111,7 +111,7 @@ def axpy(spec: Any, call: KernelCall) -> None:
 
 
 @kernel("linalg.scal", backend="cpu", dtypes=INEXACT)
-def scal(spec: Any, call: KernelCall) -> None:
+def scal(spec: Any, call: HostCall) -> None:
     """Compute ``x = alpha * x``."""
     dtype, x = spec.x.dtype, call.array(spec.x)
     alpha = np.array(scalar_of("blas", "alpha", spec.alpha, dtype), _compute_dtype(dtype))
@@ -122,7 +122,7 @@ def scal(spec: Any, call: KernelCall) -> None:
 
 
 @kernel("linalg.swap", backend="cpu", dtypes=tuple(DType))
-def swap(spec: Any, call: KernelCall) -> None:
+def swap(spec: Any, call: HostCall) -> None:
     """Compute ``x, y = y, x``."""
     for xs, ys in pieces(call.array(spec.x), call.array(spec.y)):
         kept = xs.copy()
@@ -131,7 +131,7 @@ def swap(spec: Any, call: KernelCall) -> None:
 
 
 @kernel("linalg.rot", backend="cpu", dtypes=NATIVE)
-def rot(spec: Any, call: KernelCall) -> None:
+def rot(spec: Any, call: HostCall) -> None:
     """Compute ``x, y = c * x + s * y, c * y - conj(s) * x``."""
     dtype = spec.x.dtype
     c = np.array(spec.c.real, ops.real_of(dtype).dtype)
@@ -143,7 +143,7 @@ def rot(spec: Any, call: KernelCall) -> None:
 
 
 @kernel("linalg.dot", backend="cpu", dtypes=INEXACT)
-def dot(spec: Any, call: KernelCall) -> None:
+def dot(spec: Any, call: HostCall) -> None:
     """Compute ``out = sum(x * y)``."""
     x, y, out = call.array(spec.x), call.array(spec.y), call.array(spec.out)
     if spec.out.dtype.is_half:
@@ -161,7 +161,7 @@ def _plan_norm(spec: Any, device: object) -> DType:
 
 
 @kernel("linalg.nrm2", backend="cpu", dtypes=INEXACT, plan=_plan_norm, is_quick=True)
-def nrm2(spec: Any, call: KernelCall) -> None:
+def nrm2(spec: Any, call: HostCall[DType]) -> None:
     """Compute ``out = sqrt(sum(abs(x)**2))``."""
     x, out, safe = call.array(spec.x), call.array(spec.out), _SAFE.get(call.plan)
     if spec.x.is_contiguous:
@@ -176,14 +176,14 @@ def nrm2(spec: Any, call: KernelCall) -> None:
 
 
 @kernel("linalg.asum", backend="cpu", dtypes=NATIVE, plan=_plan_norm, is_quick=True)
-def asum(spec: Any, call: KernelCall) -> None:
+def asum(spec: Any, call: HostCall) -> None:
     """Compute ``out = sum(abs(x.real) + abs(x.imag))``."""
     x, out = call.array(spec.x), call.array(spec.out)
     out[...] = sum(float(np.abs(_reals(part)).sum(dtype=np.float64)) for (part,) in pieces(x))
 
 
 @kernel("linalg.iamax", backend="cpu", dtypes=NATIVE)
-def iamax(spec: Any, call: KernelCall) -> None:
+def iamax(spec: Any, call: HostCall) -> None:
     """Compute ``out = argmax(abs(x.real) + abs(x.imag))``."""
     x, out = call.array(spec.x), call.array(spec.out)
     best, start = -1.0, 0

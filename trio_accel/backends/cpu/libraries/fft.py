@@ -11,7 +11,7 @@ from scipy.fft._backend import _ScipyBackend  # pyright: ignore[reportPrivateUsa
 
 from ...base.checks import NATIVE
 from ...base.host import usable_cores
-from ...base.kernels import KernelCall, kernel
+from ...base.kernels import HostCall, kernel
 from ...base.ops import FftSpec
 from ..runtime._memory import HostArray
 
@@ -32,7 +32,7 @@ _scipy_transform = cast("Callable[..., HostArray]", _ScipyBackend.__ua_function_
 
 
 @kernel(FftSpec, backend="cpu", dtypes=NATIVE)
-def fft(spec: FftSpec, call: KernelCall) -> None:
+def fft(spec: FftSpec, call: HostCall) -> None:
     """Transform an array."""
     source, out = call.array(spec.source), call.array(spec.out)
     options = {"s": spec.lengths, "axes": spec.axes, "norm": spec.norm}

@@ -12,7 +12,7 @@ import numpy as np
 
 from ....actors import describe
 from ...base import LibraryError, NotSupportedError
-from ...base.kernels import KernelCall, kernel
+from ...base.kernels import HostCall, kernel
 from ...base.ops import ArraySpec, KernelDefinition, KernelParameter, KernelSpec, scalar_offsets
 from ..runtime._memory import HostArray
 from .arrays import elementwise, reduce
@@ -34,11 +34,11 @@ def _plan(spec: KernelSpec, device: object) -> KernelDefinition:
 
 
 @kernel(KernelSpec, backend="cpu", plan=_plan, is_quick=True)
-def launch(spec: KernelSpec, call: KernelCall) -> None:
+def launch(spec: KernelSpec, call: HostCall[KernelDefinition]) -> None:
     """Call a kernel's function, which gets its arguments in the order of its parameters."""
     if 0 in spec.grid:
         return
-    definition: KernelDefinition = call.plan
+    definition = call.plan
     arrays = {"read": iter(spec.read), "update": iter(spec.updated), "write": iter(spec.written)}
     scalars = iter(_scalars(definition, spec.scalars))
     arguments: list[Any] = []
@@ -60,7 +60,7 @@ def _scalars(definition: KernelDefinition, content: bytes) -> list[Any]:
     ]
 
 
-def _view(parameter: KernelParameter, array: ArraySpec, call: KernelCall) -> HostArray:
+def _view(parameter: KernelParameter, array: ArraySpec, call: HostCall) -> HostArray:
     view: HostArray = call.array(array)
     if parameter.role == "read":
         view.flags.writeable = False

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...base import AccelStream, as_bits, scalar
-from ...base.kernels import KernelCall, kernel
+from ...base.kernels import HostCall, kernel
 from ...base.ops import (
     CopyFromHostSpec,
     CopySpec,
@@ -38,14 +38,14 @@ class MemoryLibrary(CpuLibrary):
 
 
 @kernel(CopyFromHostSpec, backend="cpu")
-def copy_from_host(spec: CopyFromHostSpec, call: KernelCall) -> None:
+def copy_from_host(spec: CopyFromHostSpec, call: HostCall) -> None:
     """Copy a host array of any strides."""
     out = as_bits(call.array(spec.out))
     _with_host(spec, partial(np.copyto, out))
 
 
 @kernel(CopyToHostSpec, backend="cpu")
-def copy_to_host(spec: CopyToHostSpec, call: KernelCall) -> None:
+def copy_to_host(spec: CopyToHostSpec, call: HostCall) -> None:
     """Copy to a host array of any strides."""
     source = as_bits(call.array(spec.source))
     _with_host(spec, lambda host: np.copyto(host, source))
@@ -64,7 +64,7 @@ def _with_host(spec: CopyFromHostSpec | CopyToHostSpec, copy: Callable[[HostArra
 
 
 @kernel(CopySpec, backend="cpu")
-def copy(spec: CopySpec, call: KernelCall) -> None:
+def copy(spec: CopySpec, call: HostCall) -> None:
     """Copy, and convert as `numpy.ndarray.astype` does."""
     source, out = call.array(spec.source), call.array(spec.out)
     if spec.source.dtype is spec.out.dtype:
@@ -77,13 +77,13 @@ def copy(spec: CopySpec, call: KernelCall) -> None:
 
 
 @kernel(FillSpec, backend="cpu")
-def fill(spec: FillSpec, call: KernelCall) -> None:
+def fill(spec: FillSpec, call: HostCall) -> None:
     """Set all elements to one value."""
     np.copyto(as_bits(call.array(spec.out)), as_bits(scalar(spec.value, spec.out.dtype)))
 
 
 @kernel(StackSpec, backend="cpu")
-def stack(spec: StackSpec, call: KernelCall) -> None:
+def stack(spec: StackSpec, call: HostCall) -> None:
     """Copy to places in one array."""
     out = as_bits(call.array(spec.out))
     if spec.is_padded:

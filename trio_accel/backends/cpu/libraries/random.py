@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ...base.kernels import KernelCall, kernel
+from ...base.kernels import HostCall, kernel
 from ...base.ops import PHILOX_ROW, PhiloxSpec
 from ..runtime._memory import HostArray
 
@@ -56,7 +56,7 @@ def _plan(spec: PhiloxSpec, device: object) -> tuple[_Draw, _Transform]:
 
 
 @kernel(PhiloxSpec, backend="cpu", plan=_plan, is_quick=True)
-def philox(spec: PhiloxSpec, call: KernelCall) -> None:
+def philox(spec: PhiloxSpec, call: HostCall[tuple[_Draw, _Transform]]) -> None:
     """Fill an array with random numbers, four a counter, whatever they are made of."""
     out, (draw, transform) = call.array(spec.out).reshape(-1), call.plan
     counters = -(-out.size // 4)

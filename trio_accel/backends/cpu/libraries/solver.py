@@ -14,7 +14,7 @@ import numpy as np
 
 from ...base import DType
 from ...base.checks import NATIVE
-from ...base.kernels import KernelCall, kernel
+from ...base.kernels import HostCall, kernel
 from ...base.ops import ArraySpec, OperationSpec, StatusArray
 from ..runtime._memory import HostArray
 from ._fortran import Lapack, check_size, each
@@ -40,7 +40,7 @@ def _solver(names: str, *fields: str, workspace: Callable[[int, int], int] = max
             check_size(f"{run.__name__} of {rows} × {columns}", workspace(rows, columns))
             return Lapack(first.dtype, rows, columns)
 
-        def solve(spec: Any, call: KernelCall) -> None:
+        def solve(spec: Any, call: HostCall) -> None:
             arrays = [getattr(spec, field, None) for field in fields]
             if spec.descriptor().has_status:
                 call.status(spec.info)

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.sparse import _sparsetools
 
 from ...base.checks import NATIVE, check_structure, scalar_of
-from ...base.kernels import KernelCall, kernel
+from ...base.kernels import HostCall, kernel
 from ..runtime._memory import HostArray
 
 __all__ = ["sddmm", "spmm", "spmv", "to_dense"]
@@ -27,7 +27,7 @@ _PIECE = 1 << 18
 
 
 @kernel("sparse.spmv", backend="cpu", dtypes=_DTYPES)
-def spmv(spec: Any, call: KernelCall) -> None:
+def spmv(spec: Any, call: HostCall) -> None:
     """Multiply a matrix and a vector."""
     indptr, indices = _structure(spec, call, may_end_before=True)
     with _contiguous(call.array(spec.out)) as out:
@@ -37,7 +37,7 @@ def spmv(spec: Any, call: KernelCall) -> None:
 
 
 @kernel("sparse.spmm", backend="cpu", dtypes=_DTYPES)
-def spmm(spec: Any, call: KernelCall) -> None:
+def spmm(spec: Any, call: HostCall) -> None:
     """Multiply a matrix and a dense one."""
     alpha = scalar_of("sparse", "alpha", spec.alpha, spec.out.dtype)
     beta = scalar_of("sparse", "beta", spec.beta, spec.out.dtype)
@@ -59,7 +59,7 @@ def spmm(spec: Any, call: KernelCall) -> None:
 
 
 @kernel("sparse.sddmm", backend="cpu", dtypes=_DTYPES)
-def sddmm(spec: Any, call: KernelCall) -> None:
+def sddmm(spec: Any, call: HostCall) -> None:
     """Compute elements of a product of dense matrices."""
     indptr, indices = _structure(spec, call)
     a, b = call.array(spec.a), call.array(spec.b)
@@ -72,7 +72,7 @@ def sddmm(spec: Any, call: KernelCall) -> None:
 
 
 @kernel("sparse.to_dense", backend="cpu", dtypes=_DTYPES)
-def to_dense(spec: Any, call: KernelCall) -> None:
+def to_dense(spec: Any, call: HostCall) -> None:
     """Make a dense matrix."""
     indptr, indices = _structure(spec, call, may_end_before=True)
     with _contiguous(call.array(spec.out)) as out:
@@ -89,7 +89,7 @@ def _contiguous(out: HostArray) -> Generator[HostArray]:
         np.copyto(out, result)
 
 
-def _structure(spec: Any, call: KernelCall, *, may_end_before: bool = False) -> tuple[HostArray, HostArray]:
+def _structure(spec: Any, call: HostCall, *, may_end_before: bool = False) -> tuple[HostArray, HostArray]:
     """Take the row pointers and columns, once they are found to lead nowhere outside of the arrays."""
     indptr, indices = call.array(spec.matrix_indptr), call.array(spec.matrix_indices)
     used = indices[: max(int(indptr[-1]), 0)]
