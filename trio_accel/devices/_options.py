@@ -124,7 +124,7 @@ class DeviceOptions:
     # (H200).
     in_flight: int = attrs.field(default=64, validator=whole(1))
     retry: int = attrs.field(default=0, validator=whole(0))
-    retry_suspects: bool = attrs.field(default=True, validator=attrs.validators.instance_of(bool))
+    retry_suspects: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
     intensity: Intensity | None = attrs.field(
         default=None, validator=one_of("be an Intensity or None", Intensity, NoneType)
     )
