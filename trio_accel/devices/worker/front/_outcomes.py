@@ -221,8 +221,6 @@ class OutcomePolicy:
                 _strike(launch)
         if error is not None or request.hosts.is_used:
             self._copy(request, results, error)
-        if error is None and request.suspicion is not None:
-            request.suspicion.left.discard(request)
         generation = device.availability.generation
         made: list[int] = []
         for block in launch.keep:
@@ -287,7 +285,7 @@ class OutcomePolicy:
         if suspects is not None:
             # The likeliest last: if all others run without a fault, it need not run again.
             suspects.sort(key=lambda s: (self._guilty[s.library], -handled.get(s.library, 0)))
-            suspicion = Suspicion(cause, self._device.generation, set(suspects))
+            suspicion = Suspicion(cause, self._device.generation, {s.number for s in suspects})
             for rank, suspect in enumerate(suspects):
                 suspect.rank, suspect.suspicion = rank, suspicion
         if not any(_has_begun(request, link) for request in requests):
@@ -386,7 +384,9 @@ class OutcomePolicy:
     def found_by_exclusion(self, request: RemoteRequest) -> Suspicion | None:
         """Return the fault of the device that a suspect has caused, as all others have run without one."""
         found = request.suspicion if isinstance(request, OperationRequest) else None
-        is_found = found is not None and found.left == {request} and not self._device.options.retry_suspects
+        is_found = (
+            found is not None and found.left == {request.number} and not self._device.options.retry_suspects
+        )
         return found if is_found else None
 
     def convict(self, request: RemoteRequest, suspicion: Suspicion) -> None:
@@ -394,9 +394,7 @@ class OutcomePolicy:
         assert isinstance(request, OperationRequest)
         self._fail_in_flight(request, suspicion.cause, suspicion.generation, _TO_BLAME + _AT_ONCE)
 
-    def _fail_in_flight(
-        self, request: OperationRequest, cause: Exception, generation: int, why: str
-    ) -> None:
+    def _fail_in_flight(self, request: OperationRequest, cause: Exception, generation: int, why: str) -> None:
         """Fail an operation that was in flight at a loss; `why` is not empty if it is to blame."""
         launch, device = request.launch, self._device
         error: DeviceLostError | ContextLostError

@@ -365,12 +365,12 @@ class Suspicion:
     Attributes:
         cause: The loss of the context.
         generation: The device's generation that was lost.
-        left: Suspects that have not run since without a fault.
+        left: Numbers of the suspects that have not run since without a fault.
     """
 
     cause: Exception
     generation: int
-    left: set[OperationRequest]
+    left: set[int]
 
 
 class OperationRequest(RemoteRequest):

@@ -56,7 +56,7 @@ class RequestTable:
         self._counts: dict[str, int] = {}
         self._queues: dict[str, deque[RemoteRequest]] = {}
         # D19: requests of one library wait in their order anyway; an order by memory is kept once those of
-        # another library wait beside them.
+        # another library wait beside them, and among suspects.
         self._order = SubmissionOrder()
         self._is_mixed = False
         self._is_open = False
@@ -128,7 +128,9 @@ class RequestTable:
         if not queue or not self._is_open or any(request.library for request in self._sent.values()):
             return None
         firsts = {request.library: request for request in reversed(queue)}
-        may_go = (request for request in queue if firsts[request.library] is request and self._may_go(request))
+        may_go = (
+            request for request in queue if firsts[request.library] is request and self._may_go(request)
+        )
         return min(may_go, key=_RANK, default=None)
 
     def _pump_innocent(self) -> None:
@@ -255,7 +257,7 @@ class RequestTable:
         request.turn = None
         if self._is_mixed:
             request.turn = self._order.enter(request.reads, request.writes)
-        elif self.waiting > len(queue):
+        elif self.waiting > len(queue) or request.is_suspect:
             self._is_mixed = True
             for other in self._in_order():
                 other.turn = self._order.enter(other.reads, other.writes)
