@@ -263,11 +263,7 @@ class OutcomePolicy:
         return self.closed() if is_late else error
 
     def sort(
-        self,
-        requests: Iterable[RemoteRequest],
-        link: WorkerLink,
-        cause: Exception,
-        handled: Mapping[str, int],
+        self, requests: Iterable[RemoteRequest], link: WorkerLink, cause: Exception, done: Mapping[str, int]
     ) -> list[RemoteRequest]:
         """Decide about the requests of a lost worker, in their order.
 
@@ -275,7 +271,7 @@ class OutcomePolicy:
             requests: The requests.
             link: The worker.
             cause: How it was lost.
-            handled: How many requests each library has completed there.
+            done: How many requests each library has completed there.
 
         Returns:
             Those that the next worker gets.
@@ -284,7 +280,7 @@ class OutcomePolicy:
         suspects = self._suspects(requests, link)
         if suspects is not None:
             # The likeliest last: if all others run without a fault, it need not run again.
-            suspects.sort(key=lambda s: (self._guilty[s.library], -handled.get(s.library, 0)))
+            suspects.sort(key=lambda s: (self._guilty[s.library], -done.get(s.library, 0)))
             suspicion = Suspicion(cause, self._device.generation, {s.number for s in suspects})
             for rank, suspect in enumerate(suspects):
                 suspect.rank, suspect.suspicion = rank, suspicion
@@ -381,18 +377,14 @@ class OutcomePolicy:
             return False
         return not request.is_over
 
-    def found_by_exclusion(self, request: RemoteRequest) -> Suspicion | None:
-        """Return the fault of the device that a suspect has caused, as all others have run without one."""
-        found = request.suspicion if isinstance(request, OperationRequest) else None
-        is_found = (
-            found is not None and found.left == {request.number} and not self._device.options.retry_suspects
-        )
-        return found if is_found else None
-
-    def convict(self, request: RemoteRequest, suspicion: Suspicion) -> None:
-        """Fail a suspect over the fault that it has caused."""
-        assert isinstance(request, OperationRequest)
-        self._fail_in_flight(request, suspicion.cause, suspicion.generation, _TO_BLAME + _AT_ONCE)
+    def convicts(self, request: RemoteRequest) -> bool:
+        """Fail a suspect of a fault of the device where all others have run without one; tell whether."""
+        assert isinstance(request, OperationRequest)  # leases are no suspects
+        found = request.suspicion
+        if found is None or found.left != {request.number} or self._device.options.retry_suspects:
+            return False
+        self._fail_in_flight(request, found.cause, found.generation, _TO_BLAME + _AT_ONCE)
+        return True
 
     def _fail_in_flight(self, request: OperationRequest, cause: Exception, generation: int, why: str) -> None:
         """Fail an operation that was in flight at a loss; `why` is not empty if it is to blame."""

@@ -351,9 +351,8 @@ class RequestSender:
 
     def _send(self, request: RemoteRequest) -> None:
         """Hand a request over; the table has seen to it that it may go."""
-        if request.is_suspect and (found := self._outcomes.found_by_exclusion(request)) is not None:
+        if request.is_suspect and self._outcomes.convicts(request):
             self.requests.done(request.number)
-            self._outcomes.convict(request, found)
             return
         link, library = self.link or self.serving(), request.library
         blocks = self._device.blocks
