@@ -1,7 +1,8 @@
 """A device whose contexts are lost all the time: ``python -m benchmarks.bad_requests [SECONDS]``.
 
 Clients ask without a pause and check every result, while another one asks for something that loses the
-context, once a second. The device has default options, but for its isolation.
+context, once a second, and again if it runs again. The device is that of a service: worker processes,
+``retry=1`` and ``spares=1``. So each bad request is to cost one loss and one error, its own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -19,6 +20,7 @@ import numpy as np
 import trio
 
 import trio_accel as ta
+from trio_accel.devices import Operation
 
 __all__ = ["BadRequests", "Report", "main"]
 
@@ -30,7 +32,6 @@ SLOT = 0.05
 _ROWS = 32
 # The second is that of a library which has seen the context's end before the context.
 _FAILURES = (ta.AccelError, ta.ActorFailedError)
-_FAULTS = ("poison", "kill", "segfault")
 
 
 @attrs.frozen(kw_only=True)
@@ -39,7 +40,7 @@ class Report:
 
     Attributes:
         seconds: How long it took.
-        bad: Bad requests that were answered, each with an error of the device.
+        bad: Bad requests that were answered, by their errors.
         losses: Contexts that were lost.
         begun: Requests of the clients.
         outcomes: Their outcomes: ``"right"``, ``"wrong"`` or the class of the error.
@@ -69,10 +70,12 @@ class Report:
         others = ", ".join(f"{count} {name}" for name, count in self.outcomes.items() if name != "right")
         lost = self.begun - sum(self.outcomes.values())
         share = right / max(1, self.begun)
+        errors = sum(count for name, count in self.bad.items() if name != "answered")
         kept = "as it was" if self.kept else "CHANGED OR LOST"
         return f"""\
-{self.seconds:.1f} s, {self.losses} contexts lost over {sum(self.bad.values())} bad requests
-requests: {self.begun}, of which {right} right, {others or "no other"}, {lost} without an outcome
+{self.seconds:.1f} s, {self.losses} contexts lost over {sum(self.bad.values())} bad requests with \
+{errors} errors
+the others' requests: {self.begun}, of which {right} right, {others or "no other"}, {lost} without an outcome
 available: {self.availability:.1%} of the time (a right answer within 50 ms), {share:.2%} of the requests
 wait for the first result after a loss: median {statistics.median(waits):.3f} s, longest {max(waits):.3f} s
 array on the device all the time: {kept}"""
@@ -87,12 +90,16 @@ class BadRequests:
         seconds: How long they ask.
         every: Seconds from one bad request to the next, at least; 0 for one after the other.
         clients: How many of the good ones there are.
+        faults: What the bad ones do, in turn: arguments of `inject_fault`.
+        asks: The operation of the bad ones; the good ones are products, of BLAS.
     """
 
     device: ta.Device
     seconds: float
     every: float = 1.0
-    clients: int = 4
+    clients: int = 24
+    faults: Sequence[str] = ("poison",)
+    asks: Callable[..., Operation[Any, Any]] = ta.linalg.Nrm2
     _begun: int = attrs.field(default=0, init=False)
     _outcomes: Counter[str] = attrs.field(factory=Counter[str], init=False)
     _bad: Counter[str] = attrs.field(factory=Counter[str], init=False)
@@ -135,16 +142,16 @@ class BadRequests:
         return trio.current_time() < self._start + self.seconds
 
     async def _ask_badly(self) -> None:
-        device, faults = self.device, itertools.cycle(_FAULTS)
+        device, faults = self.device, itertools.cycle(self.faults)
         for number in itertools.count(1):
             await trio.sleep_until(self._start + number * self.every)
             if not self._is_on:
                 return
             generation = device.generation
             fault: dict[str, Any] = {next(faults): True}
-            ta.testing.inject_fault(device, ta.linalg.Nrm2, **fault)
+            ta.testing.inject_fault(device, self.asks, again=True, **fault)
             try:
-                await device.ask(ta.linalg.Nrm2(np.ones(4)))
+                await device.ask(self.asks(np.ones(4)))
             except ta.DeviceLostError:
                 raise
             except _FAILURES as error:
@@ -188,10 +195,11 @@ class BadRequests:
 
 
 async def main(seconds: float, every: float = 1.0) -> Report:
-    """Open a CPU device with worker processes and default options, and ask it for so many seconds."""
+    """Open a CPU device as a service does, and ask it for so many seconds."""
+    options = ta.DeviceOptions(isolation="process", retry=1, spares=1)
     async with (
         ta.open_system("bad-requests") as system,
-        system.open_device("cpu", options=ta.DeviceOptions(isolation="process")) as device,
+        system.open_device("cpu", options=options) as device,
     ):
         return await BadRequests(device, seconds, every).run()
 

@@ -281,7 +281,9 @@ async def main(given: argparse.Namespace) -> int:
     isolation: Literal["inline", "process"] | None = given.isolation or ("process" if given.faults else None)
     options = ta.DeviceOptions(
         isolation=isolation,
+        # The faults come by themselves, so a request that meets one runs again, too.
         retry=1 if given.faults else 0,
+        retry_suspects=True,
         # Faults come every second and on purpose: no supervisor is to give up, or to wait.
         intensity=ta.Intensity(100, 60.0),
         backoff=ta.Backoff(initial=0.0, base=0.0, jitter=0.0),

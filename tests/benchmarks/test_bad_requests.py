@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import trio_accel as ta
@@ -12,7 +14,8 @@ from benchmarks.bad_requests import BadRequests, Report
 async def test_a_bad_request_now_and_then_with_default_options(system: ta.System) -> None:
     options = ta.DeviceOptions(isolation="process")
     async with system.open_device("cpu", options=options) as device:
-        report = await BadRequests(device, seconds=2.5, every=0.7, clients=3).run()
+        faults = ("poison", "kill", "segfault")
+        report = await BadRequests(device, seconds=2.5, every=0.7, clients=3, faults=faults).run()
     assert report.begun == sum(report.outcomes.values())
     assert set(report.outcomes) <= {"right", "ContextLostError", "ContextPoisonedError"}
     assert report.outcomes["right"] > 0
@@ -20,6 +23,18 @@ async def test_a_bad_request_now_and_then_with_default_options(system: ta.System
     assert 1 <= report.losses == sum(report.bad.values()) <= 3
     assert report.kept
     assert ", 0 without an outcome" in str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asks", [ta.linalg.Nrm2, ta.fft.Fft], ids=["same-library", "another-library"])
+async def test_each_costs_one_loss_and_one_error_and_the_others_none(system: ta.System, asks: Any) -> None:
+    options = ta.DeviceOptions(isolation="process", retry=1, spares=1)
+    async with system.open_device("cpu", options=options) as device:
+        report = await BadRequests(device, seconds=2.5, every=0.4, asks=asks).run()
+    assert set(report.bad) == {"ContextPoisonedError"}
+    assert report.bad["ContextPoisonedError"] == report.losses >= 2
+    assert report.outcomes == {"right": report.begun}
+    assert report.kept
 
 
 def test_the_report_says_what_was_wrong() -> None:
@@ -35,6 +50,7 @@ def test_the_report_says_what_was_wrong() -> None:
         answered=150,
     )
     text = str(report)
+    assert "2 contexts lost over 2 bad requests with 2 errors" in text
     assert "10, of which 6 right, 1 wrong, 1 ContextPoisonedError, 2 without an outcome" in text
     assert "75.0% of the time" in text
     assert "60.00% of the requests" in text

@@ -111,7 +111,9 @@ async def test_an_argument_that_is_kept_is_refused_later(
 
 async def test_a_lost_context_makes_it_anew(system: ta.System, isolation: Isolation, tmp_path: Path) -> None:
     made = tmp_path / "made"
-    options = ta.DeviceOptions(isolation=isolation, retry=1, backoff=ta.Backoff(base=0.0))
+    options = ta.DeviceOptions(
+        isolation=isolation, retry=1, retry_suspects=True, backoff=ta.Backoff(base=0.0)
+    )
     async with system.open_device("cuda", options=options) as device:
         weights = {"weights": await device.put(WEIGHTS), "bias": await device.put(BIAS)}
         async with await ta.open_program(device, Layer, weights, path=str(made)) as program:

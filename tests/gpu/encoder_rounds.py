@@ -132,6 +132,7 @@ async def open_stand(
     options = ta.DeviceOptions(
         isolation="process",
         retry=1,
+        retry_suspects=True,
         spares=spares,
         preload=() if backend == "cpu" else ("torch",),
         intensity=ta.Intensity(1000, 60.0),

@@ -53,6 +53,7 @@ async def test_minutes_of_everything(system: ta.System, monkeypatch: pytest.Monk
         isolation="process",
         spares=1,
         retry=1,
+        retry_suspects=True,
         in_flight=8,
         stuck_after=scaled(1.0, 3.0),
         cancel_grace=2.0,

@@ -205,7 +205,7 @@ async def test_after_a_loss_it_is_captured_again(system: ta.System, isolation: I
 )
 async def test_a_replay_runs_again_after_a_loss(system: ta.System, isolation: Isolation, fault: Any) -> None:
     """With `retry`, unless it changes an array that was there before."""
-    async with opened(system, isolation, retry=1) as device:
+    async with opened(system, isolation, retry=1, retry_suspects=True) as device:
         x, y = await put(device, 1, 2)
         graph = await graphs.capture(device, products, x, y)
         for use in (graph.replay, lambda: graph(x, y)):

@@ -25,7 +25,7 @@ async def test_an_injected_fault_hits_the_kernel_of_that_name(device: ta.Device)
 
 
 async def test_a_launch_that_is_lost_is_made_again_if_it_changes_nothing_in_place(system: ta.System) -> None:
-    options = ta.DeviceOptions(isolation="process", retry=1)
+    options = ta.DeviceOptions(isolation="process", retry=1, retry_suspects=True)
     async with system.open_device(BACKEND, options=options) as device:
         x = np.arange(500, dtype=np.float32)
         refs, sums = await device.put(x), await device.put(x)
@@ -112,7 +112,7 @@ async def test_a_function_that_numba_has_compiled(device: ta.Device) -> None:
 async def test_an_expression_that_is_lost_is_computed_again_unless_it_works_in_place(
     system: ta.System,
 ) -> None:
-    options = ta.DeviceOptions(isolation="process", retry=1)
+    options = ta.DeviceOptions(isolation="process", retry=1, retry_suspects=True)
     async with system.open_device(BACKEND, options=options) as device:
         x = np.arange(500.0)
         ref = await device.put(x)

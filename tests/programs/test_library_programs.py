@@ -205,7 +205,9 @@ async def test_in_this_process(
 @pytest.mark.timeout(180)
 async def test_in_a_worker(system: ta.System, cls: type[ReadingProgram], library: Library) -> None:
     # One test, as a worker takes seconds to import some of them.
-    options = ta.DeviceOptions(isolation="process", retry=1, backoff=ta.Backoff(base=0.0))
+    options = ta.DeviceOptions(
+        isolation="process", retry=1, retry_suspects=True, backoff=ta.Backoff(base=0.0)
+    )
     async with system.open_device(BACKEND, options=options) as device:
         for check in (reads, keeps_dtypes, writes, survives):
             await check(device, cls, library)

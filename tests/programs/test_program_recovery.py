@@ -64,7 +64,7 @@ async def ask_all(program: ta.programs.Program[Layer], method: Any) -> list[byte
 async def test_no_request_is_lost_and_results_are_those_of_a_run_without_faults(
     system: ta.System, how: Any, method: Any
 ) -> None:
-    async with system.open_device("cpu", options=recovering(retry=1)) as device:
+    async with system.open_device("cpu", options=recovering(retry=1, retry_suspects=True)) as device:
         arrays = {name: await device.put(array) for name, array in PARAMETERS.items()}
         before = await hashes(arrays)
         async with ta.open_program(device, Layer, arrays) as program:

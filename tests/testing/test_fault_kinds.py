@@ -185,7 +185,7 @@ async def test_a_worker_that_dies_is_replaced_and_arrays_survive(
     "kind", LOSSES, ids=lambda kind: "-".join([next(iter(kind)), *filter(None, [kind.get("how")])])
 )
 async def test_what_runs_again_is_hit_once(system: ta.System, kind: dict[str, Any]) -> None:
-    options = ta.DeviceOptions(isolation="process", retry=1, **OPTIONS)
+    options = ta.DeviceOptions(isolation="process", retry=1, retry_suspects=True, **OPTIONS)
     async with system.open_device(BACKEND, options=options) as device:
         fault = inject_fault(device, ta.linalg.Nrm2, **kind)
         assert await norm(device) == 2.0

@@ -73,9 +73,10 @@ class DeviceOptions:
         retry: How often an operation that was in flight when the context was lost runs again instead of
             failing, if it changes no array that was there before. Inline, where memory is lost with the
             context, only operations without array arguments can run again.
-        retry_suspects: Whether `retry` is for operations, too, that may have caused a fault of the device.
-            They run again behind the others, each alone. False: if there is only one, it fails at once, so
-            that a bad request costs one loss.
+        retry_suspects: Whether `retry` is also for the operation that has caused a fault of the device. If
+            not, it fails at once, so that a bad request costs one loss and one error, its own. Where several
+            may have caused it, they run again behind the others, each alone, but for the last if all others
+            go well. If so, for faults that come by themselves, that one runs again, too.
         intensity: Restarts that the device allows its context, and the context its libraries. None takes the
             default recovery policy: 3 within 60 seconds, not counting those that follow progress. A
             context has made progress when it has completed a request without an error, and so has a library.
@@ -124,7 +125,7 @@ class DeviceOptions:
     # (H200).
     in_flight: int = attrs.field(default=64, validator=whole(1))
     retry: int = attrs.field(default=0, validator=whole(0))
-    retry_suspects: bool = attrs.field(default=True, validator=attrs.validators.instance_of(bool))
+    retry_suspects: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
     intensity: Intensity | None = attrs.field(
         default=None, validator=one_of("be an Intensity or None", Intensity, NoneType)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,15 @@ from isolated import options
 from processes import until
 
 import trio_accel as ta
+from trio_accel.devices import Operation
 from trio_accel.patterns import Batcher, Call, Replica, ReplicaPool
 from trio_accel.testing import inject_fault
 
-BAD = "fft.Fft"
+# One of a library of its own, and one of the good ones' library.
+BAD: dict[str, Callable[[ta.AccelRef], Operation[Any, Any]]] = {
+    "fft.Fft": ta.fft.Fft,
+    "linalg.Nrm2": lambda x: ta.linalg.Nrm2(x[0]),
+}
 EYE = np.eye(8) + 0j
 
 
@@ -40,33 +46,155 @@ class Load:
         wanted = self.good + count
         await until(lambda: self.good >= wanted)
 
-    async def ask_bad(self, x: ta.AccelRef) -> None:
-        inject_fault(self.device, ta.fft.Fft, poison=True, again=True)
-        with pytest.raises(ta.ContextLostError) as caught:
-            await ta.fft.fft(x)
-        assert caught.value.operation == BAD
+    async def ask_bad(self, bad: Operation[Any, Any]) -> ta.ContextLostError:
+        inject_fault(self.device, type(bad), poison=True, again=True)
+        with pytest.raises(ta.ContextPoisonedError) as caught:
+            await self.device.ask(bad)
         assert caught.value.is_to_blame
+        assert caught.value.generation is not None
+        assert caught.value.operation in BAD
         assert "no other operation can have caused it" in str(caught.value)
+        return caught.value
 
 
-@pytest.mark.parametrize(("suspects", "losses"), [(True, 2), (False, 1)])
-async def test_a_bad_request_costs_its_own_error(system: ta.System, *, suspects: bool, losses: int) -> None:
-    chosen = options(retry=1, spares=1, retry_suspects=suspects)
-    async with system.open_device("cpu", options=chosen) as device:
+@pytest.mark.parametrize("bad", BAD)
+async def test_a_bad_request_costs_one_loss_and_one_error(system: ta.System, bad: str) -> None:
+    async with system.open_device("cpu", options=options(retry=1, spares=1)) as device:
         load, x = Load(device), await device.put(2.0 * EYE)
-        await ta.fft.fft(x)
+        request = BAD[bad](x)
+        await device.ask(request)
         async with trio.open_nursery() as nursery:
-            for _ in range(12):
+            for _ in range(24):
                 nursery.start_soon(load.multiply, x)
-            for number in range(4):
-                generation = device.generation
-                await load.ask_bad(x)
-                await load.answers(24)
-                # Products may have been begun at that moment, too: then there are two suspects.
-                assert generation + losses <= device.generation <= generation + 2, number
+            for number in range(1, 9):
+                await load.answers(48)
+                error = await load.ask_bad(request)
+                assert (error.operation, error.generation) == (bad, number)
+                assert "retry_suspects=True" in str(error)
+            await load.answers(48)
+            assert device.generation == 9
+            assert (await device.statistics()).losses == 8
             nursery.cancel_scope.cancel()
         assert load.errors == []
         np.testing.assert_array_equal(await x.to_host(), 2.0 * EYE)
+
+
+@pytest.mark.parametrize("bad", BAD)
+async def test_with_suspects_that_run_again_it_costs_two_losses(system: ta.System, bad: str) -> None:
+    chosen = options(retry=1, spares=1, retry_suspects=True)
+    async with system.open_device("cpu", options=chosen) as device:
+        load, x = Load(device), await device.put(2.0 * EYE)
+        request = BAD[bad](x)
+        await device.ask(request)
+        async with trio.open_nursery() as nursery:
+            for _ in range(12):
+                nursery.start_soon(load.multiply, x)
+            for number in range(1, 5):
+                error = await load.ask_bad(request)
+                assert "retry_suspects" not in str(error)
+                await load.answers(24)
+                assert device.generation == 1 + 2 * number
+            nursery.cancel_scope.cancel()
+        assert load.errors == []
+
+
+@pytest.fixture
+async def long_and_short(system: ta.System) -> AsyncIterator[tuple[ta.Device, ta.AccelRef, ta.AccelRef]]:
+    """A device, an array whose product takes long, and a small one."""
+    async with system.open_device("cpu", options=options(retry=1, spares=1)) as device:
+        long, short = await device.put(2.0 * np.eye(1500)), await device.put(EYE)
+        await ta.linalg.matmul(long, long)
+        await ta.fft.fft(short)
+        yield device, long, short
+
+
+Devices = tuple[ta.Device, ta.AccelRef, ta.AccelRef]
+
+
+async def begun(device: ta.Device) -> None:
+    """Wait until something is in flight."""
+    with trio.fail_after(10):
+        while True:
+            if (await device.statistics()).in_flight:
+                return
+            await trio.sleep(0.001)
+
+
+async def test_a_suspect_that_seemed_likelier_gets_no_error(long_and_short: Devices) -> None:
+    device, long, short = long_and_short
+    # More of these have gone well than products, so this one runs first, and costs a second loss.
+    for _ in range(4):
+        await ta.fft.fft(short)
+    product = device.submit(ta.linalg.Matmul(long, long))
+    await begun(device)
+    inject_fault(device, ta.fft.Fft, poison=True, again=True)
+    with pytest.raises(ta.ContextPoisonedError) as caught:
+        await ta.fft.fft(short)
+    assert caught.value.is_to_blame
+    assert caught.value.generation == 2
+    await product.wait()
+    assert (await product.value.to_host())[7, 7] == 4.0
+    assert device.generation == 3
+    # Now its library is known for it.
+    product = device.submit(ta.linalg.Matmul(long, long))
+    await begun(device)
+    inject_fault(device, ta.fft.Fft, poison=True, again=True)
+    with pytest.raises(ta.ContextPoisonedError):
+        await ta.fft.fft(short)
+    await product.wait()
+    await device.zeros(1)
+    assert device.generation == 4
+
+
+async def test_a_fault_that_comes_by_itself_costs_the_last_suspect_an_error(long_and_short: Devices) -> None:
+    device, long, short = long_and_short
+    for _ in range(4):
+        await ta.linalg.matmul(short, short)
+    product = device.submit(ta.linalg.Matmul(long, long))
+    await begun(device)
+    inject_fault(device, ta.fft.Fft, poison=True)
+    spectrum = device.submit(ta.fft.Fft(short))
+    # It reads what is lost with it.
+    behind = device.submit(ta.linalg.Matmul(spectrum.value, short))
+    with pytest.raises(ta.ContextPoisonedError, match=r"DeviceOptions\(retry_suspects=True\)"):
+        await spectrum.wait()
+    with pytest.raises(ta.InputFailedError, match=r"fft\.Fft"):
+        await behind.wait()
+    await product.wait()
+    assert device.generation == 2
+
+
+async def test_a_suspect_that_cannot_run_again_clears_no_other(long_and_short: Devices) -> None:
+    device, long, short = long_and_short
+    out = await device.put(np.zeros((1500, 1500)))
+    product = device.submit(ta.linalg.Matmul(long, long, out=out))
+    await begun(device)
+    inject_fault(device, ta.fft.Fft, poison=True)
+    spectrum = device.submit(ta.fft.Fft(short))
+    with pytest.raises(ta.ContextPoisonedError) as caught:
+        await product.wait()
+    assert not caught.value.is_to_blame
+    await spectrum.wait()
+    np.testing.assert_allclose(await spectrum.value.to_host(), np.fft.fft(EYE))
+    assert device.generation == 2
+
+
+async def test_bad_requests_of_two_libraries_at_once(system: ta.System) -> None:
+    async with system.open_device("cpu", options=options(retry=1, spares=1)) as device:
+        load, x = Load(device), await device.put(2.0 * EYE)
+        for bad in BAD.values():
+            await device.ask(bad(x))
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                nursery.start_soon(load.multiply, x)
+            async with trio.open_nursery() as bad_ones:
+                for bad in BAD.values():
+                    bad_ones.start_soon(load.ask_bad, bad(x))
+            # Each once among others, and perhaps one of them once alone.
+            assert device.generation <= 4
+            await load.answers(12)
+            nursery.cancel_scope.cancel()
+        assert load.errors == []
 
 
 async def test_two_bad_requests_at_once(system: ta.System) -> None:

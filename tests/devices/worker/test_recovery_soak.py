@@ -204,6 +204,7 @@ async def test_everything_at_once(system: ta.System, seconds: float) -> None:
         isolation="process",
         spares=1,
         retry=1,
+        retry_suspects=True,
         in_flight=8,
         stuck_after=0.5,
         cancel_grace=2.0,

@@ -88,6 +88,7 @@ class World:
         for number, request in enumerate(again):
             # A lease launches nothing.
             request.is_suspect = request.is_suspect or (number in suspects and bool(request.library))
+            request.rank = -number % 3
         self.had.clear()
         self.waiting = sorted([*self.waiting, *again], key=lambda request: request.number)
         self.last = max((request.number for request in self.waiting), default=0)
@@ -191,6 +192,27 @@ def test_carefully_opened_it_hands_over_one_at_a_time_until_it_is_told_to_hurry(
     table.put_back(table.close())
     table.open()
     assert sorted(sent[5:]) == [2, 3, 4, 5]
+
+
+def test_the_likeliest_suspect_is_the_last_but_for_those_that_read_what_it_makes() -> None:
+    sent: list[int] = []
+    table = RequestTable(LIMIT, lambda request: sent.append(request.number))
+    table.open()
+    requests = [
+        RemoteRequest(table.next_number(), library, reads, writes)
+        for library, reads, writes in [("a", NONE, ONE), ("b", NONE, NONE), ("c", ONE, NONE)]
+    ]
+    for request, rank in zip(requests, (2, 1, 0), strict=True):
+        table.add(request)
+        request.is_suspect, request.rank = True, rank
+    table.put_back(table.close())
+    sent.clear()
+    table.open()
+    for number in (2, 1, 3):
+        assert sent[-1] == number
+        table.done(number)
+        table.pump()
+    assert sent == [2, 1, 3]
 
 
 def test_a_suspect_that_is_refused_at_once_keeps_nobody_waiting() -> None:

@@ -34,7 +34,7 @@ async def lose(device: ta.Device, blas: int = 1) -> None:
 
 @pytest.mark.parametrize("fault", ["kill", "poison", "segfault"])
 async def test_one_that_writes_no_input_runs_again(system: ta.System, fault: str) -> None:
-    async with system.open_device(BACKEND, options=options(retry=1)) as device:
+    async with system.open_device(BACKEND, options=options(retry=1, retry_suspects=True)) as device:
         x = await device.put(2.0 * EYE)
         injected = ta.testing.inject_fault(device, ta.linalg.Matmul, **{fault: True})
         product = await ta.linalg.matmul(x, x)

@@ -69,7 +69,8 @@ class ContextLostError(AccelError):
         is_memory_damaged: Whether the hardware reported an uncorrectable error of its memory: the contents of
             no array on the device can be trusted.
         is_to_blame: Whether no other operation can have caused the loss: it was a fault of the device, and
-            this one ran alone, or was the only one that had begun.
+            this one ran alone, or was the only one that had begun, or the others that had begun have run
+            again without a fault.
     """
 
     is_memory_damaged: bool = attrs.field(default=False, kw_only=True, repr=False)

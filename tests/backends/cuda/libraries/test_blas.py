@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from trio_accel import linalg
-from trio_accel.backends.base import LibraryError, NotSupportedError, OutOfMemoryError
+from trio_accel.backends.base import ContextPoisonedError, LibraryError, NotSupportedError, OutOfMemoryError
 from trio_accel.backends.base.ops import MatmulSpec
 
 pytestmark = pytest.mark.usefixtures("only_cuda")
@@ -94,13 +94,21 @@ def test_a_library_that_fails_otherwise_is_not_trusted(rig: Any, monkeypatch: py
         rig.enqueue("blas", linalg.scal.spec(2.0, rig.put(np.ones(3))))
 
 
-def fail(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+def test_a_preparation_that_meets_a_lost_context_says_so(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = rig.library("blas").prepare(product(rig))
+    fail(monkeypatch, 13, "gemm_ex_64")
+    rig.device.poison("a stray write")
+    with pytest.raises(ContextPoisonedError, match="a stray write"):
+        make()
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, status: int, function: str = "scal_ex_64") -> None:
     from nvmath.bindings import cublas
 
     def raises(*_: object) -> None:
         raise cublas.cuBLASError(status)
 
-    monkeypatch.setattr(cublas, "scal_ex_64", raises)
+    monkeypatch.setattr(cublas, function, raises)
 
 
 def test_the_kernel_for_whole_numbers_is_made_once_before_it_is_needed(rig: Any) -> None:

@@ -68,7 +68,7 @@ class BlasLibrary(RoutineLibrary):
         dtype = spec.inputs()[0].dtype
         if id(dtype) in self._prepared:
             return None
-        return partial(self._load, dtype)
+        return partial(self._in_context, self._load, dtype)
 
     def _load(self, dtype: DType) -> None:
         kind = KINDS.get(dtype)

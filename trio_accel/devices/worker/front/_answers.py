@@ -203,12 +203,15 @@ class AnswerHandler:
                 placed, error = done
                 if placed:
                     self._chunks.record(placed)
-                self._count(link, request.library, error)
+                self._count(link, request, error)
         elif isinstance(request, LeaseRequest) and not request.granted.is_set():
             self._outcomes.end_lease(request)
 
-    def _count(self, link: WorkerLink, library: str, error: BaseException | None) -> None:
+    def _count(self, link: WorkerLink, request: OperationRequest, error: BaseException | None) -> None:
         """Count an operation for the tree; the next workers open a library ahead once one has succeeded."""
+        library = request.library
+        if error is None and request.suspicion is not None:
+            request.suspicion.left.discard(request.number)
         if isinstance(error, ActorFailedError):
             self.actors.failed[library] += 1
         else:

@@ -201,7 +201,6 @@ class Generations:
         self._device.memory_failure = self._device.memory_failure or damage_to_memory(error)
         self._device.blocks.drain()
         self._device.availability.interrupt()
-        self.answers.actors.clear()
         self._copies.cancel_on_device()
         self._chunks.missing.clear()
         self._calls.lose()
@@ -216,7 +215,8 @@ class Generations:
                 self._chunks.forget_addresses(request.launch.allocations)
         # D59: unbegun requests go back to their old places in the queue, before the actor's crash starts the
         # next generation.
-        self._requests.put_back(self._outcomes.sort(had, link, error))
+        self._requests.put_back(self._outcomes.sort(had, link, error, self.answers.actors.handled))
+        self.answers.actors.clear()
         if self._context is not None and not self._outcomes.is_closing:
             self._context.crash(error)
 

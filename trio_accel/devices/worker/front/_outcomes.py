@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from ...operations._hooks import Phase, notify
 from ...operations._operation import Launch
 from ..transport._protocol import Address
 from ._link import WorkerLink
-from ._request import HostCopy, LeaseRequest, OperationRequest, RemoteRequest
+from ._request import HostCopy, LeaseRequest, OperationRequest, RemoteRequest, Suspicion
 
 __all__ = ["CopyService", "OutcomePolicy"]
 
@@ -160,6 +161,8 @@ def _nothing() -> None:
 _FINE: Any = "done", True, False, None, ()
 # The library of copies from the host and to it.
 _COPIES = "trio_accel.devices:MemoryActor"
+_TO_BLAME = "; no other operation can have caused it"
+_AT_ONCE = ", so it does not run again without DeviceOptions(retry_suspects=True)"
 # All phases of a launch in a worker are told at its end; `Launch.times` has their moments.
 _PHASES = (Phase.ENQUEUE, Phase.COMPLETE, Phase.REPLY, Phase.RELEASE)
 
@@ -179,6 +182,8 @@ class OutcomePolicy:
         self.is_closing: bool = False
         self._device = device
         self._copies = copies
+        # Faults of the device that were found to be a request's, by its library.
+        self._guilty: Counter[str] = Counter()
 
     def done(
         self,
@@ -258,15 +263,27 @@ class OutcomePolicy:
         return self.closed() if is_late else error
 
     def sort(
-        self, requests: Iterable[RemoteRequest], link: WorkerLink, cause: Exception
+        self, requests: Iterable[RemoteRequest], link: WorkerLink, cause: Exception, done: Mapping[str, int]
     ) -> list[RemoteRequest]:
         """Decide about the requests of a lost worker, in their order.
+
+        Args:
+            requests: The requests.
+            link: The worker.
+            cause: How it was lost.
+            done: How many requests each library has completed there.
 
         Returns:
             Those that the next worker gets.
         """
         requests = self._without_stuck(requests, link) if link.is_stuck else list(requests)
         suspects = self._suspects(requests, link)
+        if suspects is not None:
+            # The likeliest last: if all others run without a fault, it need not run again.
+            suspects.sort(key=lambda s: (self._guilty[s.library], -done.get(s.library, 0)))
+            suspicion = Suspicion(cause, self._device.generation, {s.number for s in suspects})
+            for rank, suspect in enumerate(suspects):
+                suspect.rank, suspect.suspicion = rank, suspicion
         if not any(_has_begun(request, link) for request in requests):
             requests = self._without_openers(requests, link, cause)
         return [request for request in requests if self._runs_again(request, link, cause, suspects)]
@@ -346,10 +363,11 @@ class OutcomePolicy:
             request.losses += not is_innocent
             _strike(request.launch)
             is_to_blame = suspects == [request]
-            retry = self._device.options.retry
-            is_over = is_to_blame and not self._device.options.retry_suspects
-            if not retry or request.losses > retry or is_over or not request.makes_all_it_writes:
-                self._fail_in_flight(request, cause, is_to_blame=is_to_blame)
+            options = self._device.options
+            may = options.retry > 0 and request.losses <= options.retry and request.makes_all_it_writes
+            if not may or (is_to_blame and not options.retry_suspects):
+                why = _TO_BLAME + _AT_ONCE * may if is_to_blame else ""
+                self._fail_in_flight(request, cause, self._device.generation, why)
                 return False
             # An injected fault has struck: it would end the next context, too.
             request.launch = request.launch.without_fault()
@@ -359,19 +377,29 @@ class OutcomePolicy:
             return False
         return not request.is_over
 
-    def _fail_in_flight(self, request: OperationRequest, cause: Exception, *, is_to_blame: bool) -> None:
+    def convicts(self, request: RemoteRequest) -> bool:
+        """Fail a suspect of a fault of the device where all others have run without one; tell whether."""
+        assert isinstance(request, OperationRequest)  # leases are no suspects
+        found = request.suspicion
+        if found is None or found.left != {request.number} or self._device.options.retry_suspects:
+            return False
+        self._fail_in_flight(request, found.cause, found.generation, _TO_BLAME + _AT_ONCE)
+        return True
+
+    def _fail_in_flight(self, request: OperationRequest, cause: Exception, generation: int, why: str) -> None:
+        """Fail an operation that was in flight at a loss; `why` is not empty if it is to blame."""
         launch, device = request.launch, self._device
         error: DeviceLostError | ContextLostError
         if self.is_closing:
             error = DeviceLostError("the device was closed while this operation was in flight")
         else:
-            why = "; no other operation can have caused it" if is_to_blame else ""
+            self._guilty[request.library] += bool(why)
             error = loss_of(cause)(
                 f"the device's context was lost while this operation was in flight{why}; {launch.advice}",
-                is_to_blame=is_to_blame,
+                is_to_blame=bool(why),
             )
             error.__cause__ = cause
-        error.device, error.operation, error.generation = device.name, launch.name, device.generation
+        error.device, error.operation, error.generation = device.name, launch.name, generation
         self._end_in_flight(request, error)
 
     def _end_in_flight(self, request: OperationRequest, error: AccelError) -> None:

@@ -48,6 +48,7 @@ class RemoteRequest(Waiter):
         is_left: Whether the asker waits no longer than for copies of its arrays; the worker may go on.
         is_over: Whether it has its outcome.
         is_suspect: Whether it may have caused a fault of the device: it runs alone (D136).
+        rank: Its place among the suspects: the likeliest are last.
     """
 
     number: int
@@ -62,6 +63,7 @@ class RemoteRequest(Waiter):
     is_left: bool = attrs.field(default=False, init=False)
     is_over: bool = attrs.field(default=False, init=False)
     is_suspect: bool = attrs.field(default=False, init=False)
+    rank: int = attrs.field(default=0, init=False)
     # Gives the outcome when no copy runs any more.
     _end: Callable[[], None] | None = attrs.field(default=None, init=False)
     _on_cancel: Callable[[RemoteRequest], bool] | None = attrs.field(default=None, init=False)
@@ -356,22 +358,39 @@ def _shared(slab: int, offset: int, host: npt.NDArray[Any], transfer: int | None
     return "shared", slab, offset, DType.of(host.dtype).value, host.shape, transfer
 
 
+@attrs.define(eq=False)
+class Suspicion:
+    """A fault of the device that one of several requests has caused (D136).
+
+    Attributes:
+        cause: The loss of the context.
+        generation: The device's generation that was lost.
+        left: Numbers of the suspects that have not run since without a fault.
+    """
+
+    cause: Exception
+    generation: int
+    left: set[int]
+
+
 class OperationRequest(RemoteRequest):
     """A launch in a worker.
 
     Attributes:
         launch: The launch.
+        suspicion: The last fault of the device that it may have caused.
         invalidates: Whether its outputs are invalid also if it was never launched.
         hosts: Its host arrays.
         may_collect: Whether garbage is to be collected, once, before it fails for want of memory. Not if
             others may have been refused because of it by then.
     """
 
-    __slots__ = ("hosts", "invalidates", "launch", "may_collect")
+    __slots__ = ("hosts", "invalidates", "launch", "may_collect", "suspicion")
 
     def __init__(self, number: int, launch: Launch, hosts: HostArrays, *, invalidates: bool) -> None:
         super().__init__(number, launch.library, launch.reads, launch.writes)
         self.launch: Launch = launch
+        self.suspicion: Suspicion | None = None
         self.invalidates: bool = invalidates
         self.hosts: HostArrays = hosts
         self.may_collect: bool = not invalidates

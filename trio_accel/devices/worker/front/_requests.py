@@ -30,7 +30,7 @@ _MANY = 64
 _DRAINED = 0.1
 # Where suspects wait, in place of the queue of their library; no library has this name.
 _SUSPECTS = "?"
-_NUMBER = attrgetter("number")
+_NUMBER, _RANK = attrgetter("number"), attrgetter("rank")
 
 
 class RequestTable:
@@ -56,7 +56,7 @@ class RequestTable:
         self._counts: dict[str, int] = {}
         self._queues: dict[str, deque[RemoteRequest]] = {}
         # D19: requests of one library wait in their order anyway; an order by memory is kept once those of
-        # another library wait beside them.
+        # another library wait beside them, and among suspects.
         self._order = SubmissionOrder()
         self._is_mixed = False
         self._is_open = False
@@ -113,17 +113,25 @@ class RequestTable:
     def pump(self) -> None:
         """Hand over what may be handed over now."""
         self._pump_innocent()
-        while self._queues.get(_SUSPECTS) and self._may_begin_alone():
-            self._alone = self._queues[_SUSPECTS].popleft()
-            self._unqueue(self._alone)
+        while (suspect := self._next_suspect()) is not None:
+            self._queues[_SUSPECTS].remove(suspect)
+            self._alone = suspect
+            self._unqueue(suspect)
             # The suspect may have been refused at once, and then others may go.
             self._pump_innocent()
 
-    def _may_begin_alone(self) -> bool:
+    def _next_suspect(self) -> RemoteRequest | None:
+        """Choose the suspect that may begin now, the likeliest last; a library's are in their order."""
+        queue = self._queues.get(_SUSPECTS)
         # Leases do not count: a lease launches nothing, and the program may hold it until later requests are
         # served.
-        is_quiet = self._is_open and not any(request.library for request in self._sent.values())
-        return is_quiet and self._may_go(self._queues[_SUSPECTS][0])
+        if not queue or not self._is_open or any(request.library for request in self._sent.values()):
+            return None
+        firsts = {request.library: request for request in reversed(queue)}
+        may_go = (
+            request for request in queue if firsts[request.library] is request and self._may_go(request)
+        )
+        return min(may_go, key=_RANK, default=None)
 
     def _pump_innocent(self) -> None:
         is_moving = self._is_open and self.waiting > 0
@@ -249,7 +257,7 @@ class RequestTable:
         request.turn = None
         if self._is_mixed:
             request.turn = self._order.enter(request.reads, request.writes)
-        elif self.waiting > len(queue):
+        elif self.waiting > len(queue) or request.is_suspect:
             self._is_mixed = True
             for other in self._in_order():
                 other.turn = self._order.enter(other.reads, other.writes)
@@ -343,6 +351,9 @@ class RequestSender:
 
     def _send(self, request: RemoteRequest) -> None:
         """Hand a request over; the table has seen to it that it may go."""
+        if request.is_suspect and self._outcomes.convicts(request):
+            self.requests.done(request.number)
+            return
         link, library = self.link or self.serving(), request.library
         blocks = self._device.blocks
         if blocks.dropped:
