@@ -12,7 +12,7 @@ import trio
 import trio.lowlevel
 
 import trio_accel as ta
-from trio_accel.telemetry import watch_loop
+from trio_accel.telemetry import _loop_watch, watch_loop
 
 
 @attrs.frozen
@@ -123,6 +123,30 @@ async def test_bad_bounds(bound: object) -> None:
 async def test_a_bound_of_thousands_of_years() -> None:
     with watch_loop(1e12):
         await trio.sleep(0.01)
+
+
+async def test_a_clock_that_is_set_back_hides_no_place(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A place is logged once a minute, and that is a minute of a clock that is not set."""
+    moment = {"time": 1e9, "monotonic": 50.0}
+    monkeypatch.setattr(_loop_watch.time, "time", lambda: moment["time"])
+    monkeypatch.setattr(_loop_watch.time, "monotonic", lambda: moment["monotonic"])
+    caplog.set_level(logging.WARNING)
+    watch = _loop_watch.LoopWatch(1.0)
+
+    def note() -> int:
+        caplog.clear()
+        watch._note(2.0, task="t", path=None, stack="", place="here")
+        return len(caplog.records)
+
+    assert (note(), note()) == (1, 0)
+    moment["time"] -= 7200.0
+    moment["monotonic"] += 61.0
+    assert note() == 1
+    moment["time"] += 86400.0
+    assert note() == 0
+    assert watch.reports[-1].time == moment["time"]
 
 
 def test_there_must_be_a_loop() -> None:
