@@ -8,6 +8,7 @@ import os
 import resource
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -239,3 +240,46 @@ async def test_a_spare_that_cannot_be_given_memory_is_replaced(system: ta.System
         await until(lambda: device.generation == 2)
         assert (await large.to_host()).sum() == 0
         assert (await x.to_host()).tolist() == [1.0] * 3
+
+
+@contextmanager
+def limited(process: int, which: int, limit: int) -> Generator[None, None, None]:
+    """A process has a limit in the body."""
+    before = resource.prlimit(process, which)
+    resource.prlimit(process, which, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(process, which, before)
+
+
+@mapped
+@pytest.mark.parametrize("what", ["put", "zeros", "submit", "operand"])
+@pytest.mark.parametrize("limit", ["files", "memory"])
+async def test_a_worker_that_the_system_refuses_memory(system: ta.System, limit: str, what: str) -> None:
+    """As a full file system does, and a limit of addresses: it is the error of that request only."""
+    async with system.open_device(BACKEND, options=options(intensity=ta.Intensity(0, 60.0))) as device:
+        x = await device.put(np.ones(3))
+        await ta.linalg.nrm2(x)
+        process = device.dispatch.process
+        status = Path(f"/proc/{process.pid}/statm").read_text(encoding="ascii")
+        used = int(status.split()[0]) * resource.getpagesize()
+        which, most = {
+            "files": (resource.RLIMIT_FSIZE, 1 << 20),
+            "memory": (resource.RLIMIT_AS, used + (32 << 20)),
+        }[limit]
+        with limited(process.pid, which, most):
+            with pytest.raises(ta.OutOfMemoryError) as caught:
+                await ask(device, what)
+            assert caught.value.requested == 8 * LARGE
+            assert any("ulimit" in note for note in caught.value.__notes__)
+            await ta.linalg.scal(2.0, x)
+            assert (await x.to_host()).tolist() == [2.0] * 3
+        del caught
+        large = await device.put(np.arange(LARGE, dtype=float))
+        assert (await large.to_host())[-1] == LARGE - 1
+        assert (device.generation, device.dispatch.process) == (1, process)
+        del large
+        gc.collect()
+        await device.synchronize()
+        assert (await device.statistics()).memory.blocks == 1
