@@ -253,6 +253,12 @@ def limited(process: int, which: int, limit: int) -> Generator[None, None, None]
         resource.prlimit(process, which, before)
 
 
+def addresses(process: int) -> int:
+    """Bytes that a process has mapped."""
+    pages = Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[0]
+    return int(pages) * resource.getpagesize()
+
+
 @mapped
 @pytest.mark.parametrize("what", ["put", "zeros", "submit", "operand"])
 @pytest.mark.parametrize("limit", ["files", "memory"])
@@ -262,8 +268,7 @@ async def test_a_worker_that_the_system_refuses_memory(system: ta.System, limit:
         x = await device.put(np.ones(3))
         await ta.linalg.nrm2(x)
         process = device.dispatch.process
-        status = Path(f"/proc/{process.pid}/statm").read_text(encoding="ascii")
-        used = int(status.split()[0]) * resource.getpagesize()
+        used = addresses(process.pid)
         which, most = {
             "files": (resource.RLIMIT_FSIZE, 1 << 20),
             "memory": (resource.RLIMIT_AS, used + (32 << 20)),
