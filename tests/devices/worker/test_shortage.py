@@ -8,6 +8,7 @@ import os
 import resource
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,38 @@ async def test_a_worker_that_the_system_refuses_memory(system: ta.System, limit:
         assert (await large.to_host())[-1] == LARGE - 1
         assert (device.generation, device.dispatch.process) == (1, process)
         del large
+        gc.collect()
+        await device.synchronize()
+        assert (await device.statistics()).memory.blocks == 1
+
+
+@mapped
+@pytest.mark.parametrize("what", ["put", "operand", "to_host"])
+async def test_an_application_that_the_system_refuses_a_mapping(system: ta.System, what: str) -> None:
+    """The worker has the memory, and this process has no addresses for it."""
+    async with system.open_device(BACKEND, options=options(intensity=ta.Intensity(0, 60.0))) as device:
+        x = await device.put(np.ones(3))
+        await ta.linalg.nrm2(x)
+        process, host, there = device.dispatch.process, np.ones(LARGE), await device.zeros(LARGE)
+        asking = {
+            "put": partial(device.put, host),
+            "operand": partial(device.ask, ta.linalg.Nrm2(host)),
+            "to_host": partial(there.to_host, out=host),
+        }[what]
+        with limited(os.getpid(), resource.RLIMIT_AS, addresses(os.getpid()) + (32 << 20)):
+            with pytest.raises(ta.OutOfMemoryError) as caught:
+                await asking()
+            assert "Cannot allocate memory" in str(caught.value)
+            assert "ulimit -v" in str(caught.value)
+            await ta.linalg.scal(2.0, x)
+            assert (await x.to_host()).tolist() == [2.0] * 3
+        del caught
+        host[-1] = 7.0
+        large = await device.put(host)
+        assert (await large.to_host())[-1] == 7.0
+        assert (await there.to_host())[-1] == 0.0
+        assert (device.generation, device.dispatch.process) == (1, process)
+        del large, there, asking
         gc.collect()
         await device.synchronize()
         assert (await device.statistics()).memory.blocks == 1
