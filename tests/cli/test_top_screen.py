@@ -16,8 +16,6 @@ from rich.cells import cell_len
 from rich.console import Console
 from top_snapshot import SHOP
 
-from trio_accel.cli import _top_draw
-from trio_accel.cli._run import printable
 from trio_accel.cli._top_draw import Status, draw_all, draw_screen
 from trio_accel.cli._top_view import SORTS, View
 from trio_accel.telemetry import ActorRow, MemoryRow, SystemSnapshot
@@ -233,9 +231,9 @@ def test_no_text_of_a_program_leaves_its_line(monkeypatch: pytest.MonkeyPatch, p
 
     def looked(text: str) -> str:
         seen.append(len(text))
-        return printable(text)
+        return "".join(char if char.isprintable() else "?" for char in text)
 
-    monkeypatch.setattr(_top_draw, "printable", looked)
+    monkeypatch.setattr("trio_accel.cli._top_draw.printable", looked)
     shown = SystemSnapshot.from_json(json.dumps(spoiled(json.loads(SHOP.to_json()), evil)))
     for width, height in ((80, 24), (200, 60)):
         lines = plain(width, height, View(page=page), shown)

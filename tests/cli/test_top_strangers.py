@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 import pytest
 from top_snapshot import SHOP
 
-from trio_accel.cli import _top
-
 if TYPE_CHECKING:
     import subprocess
 
@@ -114,7 +112,7 @@ def test_what_does_not_answer_in_time(
     """A script gets its sentence, however slowly the other end says something."""
     if what == "queue" and sys.platform != "linux":
         pytest.skip("elsewhere a full queue refuses as if no program listened")
-    monkeypatch.setattr(_top, "_ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr("trio_accel.cli._top._ANSWER_SECONDS", 0.3)
     with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as first:
         if what == "queue":
             path = tmp_path / "full.sock"

@@ -12,7 +12,7 @@ import trio
 import trio.lowlevel
 
 import trio_accel as ta
-from trio_accel.telemetry import _loop_watch, watch_loop
+from trio_accel.telemetry import watch_loop
 
 
 @attrs.frozen
@@ -130,10 +130,11 @@ async def test_a_clock_that_is_set_back_hides_no_place(
 ) -> None:
     """A place is logged once a minute, and that is a minute of a clock that is not set."""
     moment = {"time": 1e9, "monotonic": 50.0}
-    monkeypatch.setattr(_loop_watch.time, "time", lambda: moment["time"])
-    monkeypatch.setattr(_loop_watch.time, "monotonic", lambda: moment["monotonic"])
     caplog.set_level(logging.WARNING)
-    watch = _loop_watch.LoopWatch(1.0)
+    with watch_loop(1.0) as watch:
+        pass
+    monkeypatch.setattr(time, "time", lambda: moment["time"])
+    monkeypatch.setattr(time, "monotonic", lambda: moment["monotonic"])
 
     def note() -> int:
         caplog.clear()

@@ -356,8 +356,7 @@ class _Spans(Watch["Span", "TraceContext"]):
 
     def _begin(self) -> int:
         """Give the moment at which a span begins; from here on all follow a time of day that was set."""
-        epoch = _epoch()
-        if abs(epoch - self._epoch) > _SET:
+        if abs((epoch := _epoch()) - self._epoch) > _SET:
             self._epoch = epoch
         return self._now()
 

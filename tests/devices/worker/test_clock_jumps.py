@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +13,6 @@ from chosen import BACKEND
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
-from trio_accel.devices.worker.front._link import WorkerLink
 from trio_accel.testing import ManualCompletion
 
 HOURS = 8 * 3600.0
@@ -24,7 +23,7 @@ async def test_an_operation_is_not_hung_because_the_machine_slept(
 ) -> None:
     manual = ManualCompletion(is_holding=False)
     options = ta.DeviceOptions(isolation="inline", completion=manual, stuck_after=1.0, close_grace=0.1)
-    async with system.open_device(BACKEND, options=options) as device, trio.open_nursery() as nursery:
+    async with system.open_device(BACKEND, options=options) as device:
         await ta.linalg.nrm2(await device.put(np.ones(3)))
         manual.hold()
         done: list[ta.AccelRef] = []
@@ -32,15 +31,13 @@ async def test_an_operation_is_not_hung_because_the_machine_slept(
         async def put() -> None:
             done.append(await device.put(np.ones(3)))
 
-        nursery.start_soon(put)
-        await manual.wait_held()
-        for seconds in (0.05, HOURS, 0.05, HOURS, 0.05):
-            mock_clock.jump(seconds)
-            await wait_all_tasks_blocked()
-        manual.pass_all()
-        with trio.fail_after(HOURS):
-            while not done:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(put)
+            await manual.wait_held()
+            for seconds in (0.05, HOURS, 0.05, HOURS, 0.05):
+                mock_clock.jump(seconds)
                 await wait_all_tasks_blocked()
+            manual.pass_all()
         assert (await done[0].to_host()).tolist() == [1.0] * 3
         assert device.generation == 1
 
@@ -48,23 +45,25 @@ async def test_an_operation_is_not_hung_because_the_machine_slept(
 class Link:
     """The application's end of a worker that beats, and is killed if need be; no worker is at the other."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, kind: type[Any]) -> None:
         self.killed = 0
         self.page = SimpleNamespace(heartbeat=1, looks=1, frames=())
-        process = SimpleNamespace(pid=1, kill=self._kill, processor_time=lambda: 0.0)
-        channel = SimpleNamespace(send=None, post=None)
-        self.link = WorkerLink(
-            cast("Any", process),
-            cast("Any", channel),
-            cast("Any", self.page),
-            device="cpu:0",
-            path="s/cpu:0",
-            heartbeat_timeout=15.0,
-            stuck_after=options.get("stuck_after"),
+        process = SimpleNamespace(
+            pid=1, kill=self._kill, processor_time=lambda: 0.0, is_in_disk_wait=lambda: False
         )
+        channel = SimpleNamespace(send=None, post=None)
+        where = {"device": "cpu:0", "path": "s/cpu:0"}
+        self.link = kind(process, channel, self.page, heartbeat_timeout=15.0, stuck_after=None, **where)
 
     def _kill(self) -> None:
         self.killed += 1
+
+
+@pytest.fixture
+async def ends(mock_clock: MockClock, system: ta.System) -> Link:
+    """Of the class that a device has for its worker."""
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="process")) as device:
+        return Link(type(device.dispatch._sender.link))
 
 
 async def settle(clock: MockClock, seconds: float) -> None:
@@ -82,10 +81,9 @@ WATCHES: dict[str, Callable[[Link], Any]] = {
 
 @pytest.mark.parametrize("watch", WATCHES)
 async def test_a_worker_is_not_judged_by_what_passed_while_all_slept(
-    mock_clock: MockClock, nursery: trio.Nursery, watch: str
+    mock_clock: MockClock, nursery: trio.Nursery, ends: Link, watch: str
 ) -> None:
     """It is silent for some looks after the machine awakes, and then goes on."""
-    ends = Link()
     ends.link.is_ready = True
     ends.link.is_asked = lambda: True
     nursery.start_soon(WATCHES[watch], ends)
@@ -104,9 +102,8 @@ async def test_a_worker_is_not_judged_by_what_passed_while_all_slept(
 
 
 async def test_a_worker_may_start_while_the_machine_sleeps(
-    mock_clock: MockClock, nursery: trio.Nursery
+    mock_clock: MockClock, nursery: trio.Nursery, ends: Link
 ) -> None:
-    ends = Link()
     nursery.start_soon(ends.link._listen_to_heart)
     for _ in range(4):
         await settle(mock_clock, HOURS)
