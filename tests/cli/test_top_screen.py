@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import time
 from collections.abc import Generator
 from typing import Any
@@ -208,6 +209,40 @@ def test_signs_of_control_are_not_obeyed() -> None:
     assert "\x1b[2J" not in text
     assert "\x07" not in text
     assert "?[2J?" in text
+
+
+EVIL = "\x1b]0;x\x07\x9b2J\u202eabc\r\n\t\0\u2028"
+
+
+def spoiled(part: Any, evil: str) -> Any:
+    """The same with something behind every text in it."""
+    if isinstance(part, dict):
+        return {name: spoiled(value, evil) for name, value in part.items()}
+    if isinstance(part, list):
+        return [spoiled(each, evil) for each in part]
+    return part + evil if isinstance(part, str) else part
+
+
+@pytest.mark.parametrize("page", [None, "failures", "operations", "libraries", "help"])
+@pytest.mark.parametrize("evil", [EVIL, "\u0301" * 50_000, "x" * 50_000], ids=["control", "marks", "long"])
+def test_no_text_of_a_program_leaves_its_line(monkeypatch: pytest.MonkeyPatch, page: Any, evil: str) -> None:
+    """All are spoiled at once. One that is long beyond any terminal is not looked at to its end."""
+    seen: list[int] = []
+
+    def looked(text: str) -> str:
+        seen.append(len(text))
+        return "".join(char if char.isprintable() else "?" for char in text)
+
+    monkeypatch.setattr("trio_accel.cli._top_draw.printable", looked)
+    shown = SystemSnapshot.from_json(json.dumps(spoiled(json.loads(SHOP.to_json()), evil)))
+    for width, height in ((80, 24), (200, 60)):
+        lines = plain(width, height, View(page=page), shown)
+        assert len(lines) == height
+        assert all(line.isprintable() and cell_len(line) <= width for line in lines)
+    for line in draw_all(shown, View(), Status(name="x", pid=1), width=180):
+        assert line.plain.isprintable()
+        assert cell_len(line.plain) <= 180
+    assert 0 < max(seen) <= 10_000
 
 
 def test_everything_has_all_lines() -> None:

@@ -7,6 +7,7 @@ import os
 import pty
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -101,6 +102,33 @@ def test_one_sentence(cli: Cli, serve: Serve, pieces: tuple[bytes, ...], why: st
     assert done.err.rstrip("\n").isprintable()
     if form == "--json":
         assert json.loads(done.out)["exit_code"] == 1
+
+
+@pytest.mark.parametrize("form", ["--once", "--json"])
+@pytest.mark.parametrize("what", ["silent", "hello alone", "byte by byte", "queue"])
+def test_what_does_not_answer_in_time(
+    cli: Cli, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, form: str
+) -> None:
+    """A script gets its sentence, however slowly the other end says something."""
+    if what == "queue" and sys.platform != "linux":
+        pytest.skip("elsewhere a full queue refuses as if no program listened")
+    monkeypatch.setattr("trio_accel.cli._top._ANSWER_SECONDS", 0.3)
+    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as first:
+        if what == "queue":
+            path = tmp_path / "full.sock"
+            listening.bind(str(path))
+            listening.listen(0)
+            first.connect(str(path))
+        elif what == "byte by byte":
+            path = serve(HELLO, *[bytes([byte]) for byte in GOOD[:50]], pause=0.05)
+        else:
+            path = serve(HELLO if what == "hello alone" else b"", pause=2.0)
+        begun = time.monotonic()
+        done = cli("top", path, form)
+    assert done.code == 1
+    assert done.err.startswith(f"trio-accel: ObserverSocketError: the program at {path} does not answer")
+    assert done.err.count("\n") == 1
+    assert time.monotonic() - begun < 10.0
 
 
 def test_times_beyond_all_calendars(cli: Cli, serve: Serve) -> None:

@@ -166,6 +166,36 @@ async def test_an_operation_that_is_refused_in_the_middle(device: ta.Device) -> 
     assert device.generation == 1
 
 
+@pytest.mark.parametrize("before", [0, 5])
+async def test_an_operation_that_is_refused_in_a_branch(device: ta.Device, before: int) -> None:
+    """Also after the chain was to be captured; while the branch is not taken, nothing is refused."""
+    x, y = await put(device, 1, 2)
+    bits = await x.cast("float8_e4m3fn")
+    go = await device.put(np.int64(0))
+
+    async def step(go: ta.AccelRef, y: ta.AccelRef) -> None:
+        async def body(y: ta.AccelRef) -> None:
+            await linalg.scal(2.0, y)
+            await linalg.matmul(bits, bits)
+
+        await graphs.if_(go, body, y)
+
+    graph = await graphs.capture(device, step, go, y)
+    for _ in range(before):
+        await graph.replay()
+    np.testing.assert_array_equal(await y.to_host(), matrix(2))
+    await go.fill(1)
+    with pytest.raises(ta.NotSupportedError, match=r"graphs.If: node 0 .* graphs.Body: node 1 .*float8"):
+        await graph.replay()
+    with pytest.raises(ta.StaleRefError, match=r"spoiled by graphs.Replay"):
+        await y.to_host()
+    await go.fill(0)
+    (fresh,) = await put(device, 2)
+    await graph(go, fresh)
+    np.testing.assert_array_equal(await fresh.to_host(), matrix(2))
+    assert device.generation == 1
+
+
 async def test_workspace_counts_and_is_given_back(system: ta.System, isolation: Any) -> None:
     async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as device:
         x, y = await put(device, 1, 2, n=40)

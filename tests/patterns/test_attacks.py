@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, TypeAlias
 
 import outcome
 import pytest
 import trio
+from cancel_at import cancelled_at_each_step
 from every_pattern import PATTERNS, Model, Spawned
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -149,18 +151,6 @@ async def test_a_crowd(spawn: Spawn, system: ta.System, autojump_clock: MockCloc
     assert statistics.answered == crowd.outcomes["answered"] > 0
 
 
-class CancelAt(trio.abc.Instrument):
-    """Cancels a scope before a step of any task, by its number."""
-
-    def __init__(self, scope: trio.CancelScope, step: int) -> None:
-        self.scope, self.left = scope, step
-
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        self.left -= 1
-        if self.left == 0:
-            self.scope.cancel()
-
-
 @pytest.mark.parametrize("spawn", PATTERNS)
 async def test_an_asker_that_is_cancelled_at_each_step(
     spawn: Spawn, system: ta.System, autojump_clock: MockClock
@@ -168,21 +158,17 @@ async def test_an_asker_that_is_cancelled_at_each_step(
     ref, item_of = await spawn(system, quick)
     seen: Counter[str] = Counter()
     step = 0
-    while True:
-        step += 1
-        scope = trio.CancelScope()
-        instrument = CancelAt(scope, step)
-        trio.lowlevel.add_instrument(instrument)
-        with scope:
-            await ref.ask(Call(item_of(1)))
-            seen["answered"] += 1
-        trio.lowlevel.remove_instrument(instrument)
-        await wait_all_tasks_blocked()
-        statistics = await ref.ask(GetStatistics())
-        assert statistics.in_flight == 0
-        assert system.tree().find(ref.path).deferred == 0
-        if instrument.left > 0:
-            break
+
+    async def ask() -> None:
+        await ref.ask(Call(item_of(1)))
+        seen["answered"] += 1
+
+    async with aclosing(cancelled_at_each_step(ask)) as attempts:
+        async for _ in attempts:
+            step += 1
+            statistics = await ref.ask(GetStatistics())
+            assert statistics.in_flight == 0
+            assert system.tree().find(ref.path).deferred == 0
     assert step > 3
     assert statistics.failed == 0
     assert statistics.answered >= seen["answered"]

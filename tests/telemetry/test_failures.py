@@ -16,12 +16,20 @@ from trio_accel.telemetry._tally import Failures
 
 
 class Clock:
-    """Stands for `time.time`."""
+    """Stands for the module `time`: the clock of the day may be set, and the other goes on."""
 
-    now = 1000.0
+    passed = 0.0
+    set_by = 0.0
+
+    @property
+    def now(self) -> float:
+        return 1000.0 + self.passed + self.set_by
 
     def time(self) -> float:
         return self.now
+
+    def monotonic(self) -> float:
+        return 50.0 + self.passed
 
 
 @pytest.fixture
@@ -50,14 +58,14 @@ def test_a_message_and_the_restart_above_it_are_one_in_any_order(clock: Clock) -
             say(failures)
         assert rows(failures) == [("s/device/context", "restart", "Scal", 1)]
         # Again at once: it is counted.
-        clock.now += 0.5
+        clock.passed += 0.5
         for say in order:
             say(failures)
         assert rows(failures) == [("s/device/context", "restart", "Scal", 2)]
         # And later, too, with the first time and the last.
         first = clock.now - 0.5
         for hour in range(3, 6):
-            clock.now += 3600.0
+            clock.passed += 3600.0
             for say in order:
                 say(failures)
             assert rows(failures) == [("s/device/context", "restart", "Scal", hour)]
@@ -74,7 +82,7 @@ def test_an_hour_of_losses_is_one_line_with_their_count(clock: Clock) -> None:
             failures.message("s/device/context/blas", message, error)
         failures.observe(restarted("s/device/context", ta.ContextPoisonedError("killed")))
         failures.message("s/device/context/fft", "Fft", ta.ContextPoisonedError("killed", operation="Fft"))
-        clock.now += 100.0
+        clock.passed += 100.0
     [row] = failures.rows
     assert (row.path, row.count, row.first, row.time) == ("s/device/context", 36, began, began + 3500.0)
 
@@ -82,7 +90,7 @@ def test_an_hour_of_losses_is_one_line_with_their_count(clock: Clock) -> None:
 def test_messages_alone_are_counted(clock: Clock) -> None:
     failures = Failures(10)
     for seconds in (0.0, 0.1, 10.0, 10.1):
-        clock.now = 1000.0 + seconds
+        clock.passed = seconds
         failures.message("s/a", "Scal", ValueError("bad"))
     [row] = failures.rows
     assert (row.kind, row.count, row.first, row.time) == ("message", 4, 1000.0, 1010.1)
@@ -96,7 +104,7 @@ def test_others_are_shown_apart(clock: Clock) -> None:
         failures.observe(restarted(path, ValueError("lost")))
     failures.observe(restarted("s/a", ValueError("other")))
     assert [row[0] for row in rows(failures)] == ["s/a/b", "s/c", "s/a/bc", "s/a/b/c", "s/a"]
-    clock.now += 1.0
+    clock.passed += 1.0
     failures.observe(restarted("s/a", ValueError("lost")))
     assert len(failures.rows) == 6
 
@@ -119,3 +127,17 @@ async def test_a_lost_context_is_one_failure_with_the_operation(
         (f"{device.path}/context", "restart", "linalg.Scal")
     ]
     assert "for the test" in found[0].error
+
+
+def test_a_clock_that_is_set_back_joins_nothing(clock: Clock) -> None:
+    """A clock that is not set tells what counts as one failure; the time of day is shown."""
+    failures = Failures(10)
+    failures.message("s/device/context/blas", "Scal", ValueError("lost"))
+    clock.passed += 60.0
+    clock.set_by = -7200.0
+    failures.observe(restarted("s/device/context", ValueError("lost")))
+    assert [(row[0], row[1]) for row in rows(failures)] == [
+        ("s/device/context/blas", "message"),
+        ("s/device/context", "restart"),
+    ]
+    assert failures.rows[1].time == clock.time()

@@ -125,6 +125,31 @@ async def test_a_bound_of_thousands_of_years() -> None:
         await trio.sleep(0.01)
 
 
+async def test_a_clock_that_is_set_back_hides_no_place(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A place is logged once a minute, and that is a minute of a clock that is not set."""
+    moment = {"time": 1e9, "monotonic": 50.0}
+    caplog.set_level(logging.WARNING)
+    with watch_loop(1.0) as watch:
+        pass
+    monkeypatch.setattr(time, "time", lambda: moment["time"])
+    monkeypatch.setattr(time, "monotonic", lambda: moment["monotonic"])
+
+    def note() -> int:
+        caplog.clear()
+        watch._note(2.0, task="t", path=None, stack="", place="here")
+        return len(caplog.records)
+
+    assert (note(), note()) == (1, 0)
+    moment["time"] -= 7200.0
+    moment["monotonic"] += 61.0
+    assert note() == 1
+    moment["time"] += 86400.0
+    assert note() == 0
+    assert watch.reports[-1].time == moment["time"]
+
+
 def test_there_must_be_a_loop() -> None:
     with pytest.raises(RuntimeError), watch_loop():
         pass

@@ -580,6 +580,37 @@ class TestOtherEnd:
                     await anext(observation)
             nursery.cancel_scope.cancel()
 
+    @pytest.mark.skipif(
+        sys.platform != "linux", reason="elsewhere a full queue refuses as if no program listened"
+    )
+    async def test_a_program_whose_queue_is_full_is_waited_for(
+        self, runtime: Path, nursery: trio.Nursery
+    ) -> None:
+        """As one that has not taken a connection for long, since its loop is held."""
+        path = runtime / "held.sock"
+        with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as first:
+            listening.bind(str(path))
+            listening.listen(0)
+            first.connect(str(path))
+            names: list[str] = []
+            is_over = trio.Event()
+
+            async def look() -> None:
+                async with open_observation(path) as observation:
+                    names.append(observation.program.name)
+                is_over.set()
+
+            nursery.start_soon(look)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            listening.accept()[0].close()
+            listener = trio.socket.from_stdlib_socket(listening)
+            with trio.fail_after(10):
+                connection, _ = await listener.accept()
+                await connection.send(b'{"protocol": 1, "name": "held"}\n')
+                await is_over.wait()
+            connection.close()
+        assert names == ["held"]
+
     @pytest.mark.parametrize("interval", [0, 0.05, 61, float("nan"), "1", None])
     async def test_an_interval_that_is_none(self, system: ta.System, interval: Any) -> None:
         async with open_socket(system) as opened:

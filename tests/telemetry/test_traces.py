@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -146,6 +147,33 @@ async def test_asks_are_children_of_the_asker_through_actors(
     assert child.status.status_code is StatusCode.UNSET
     (begin, end), (outer_begin, outer_end) = times(child), times(spans["Twice"])
     assert outer_begin <= begin <= child.events[0].timestamp <= end <= outer_end
+
+
+@pytest.mark.parametrize("hours", [8, -2])
+async def test_spans_follow_a_clock_that_is_set(
+    system: ta.System,
+    device: ta.Device,
+    provider: TracerProvider,
+    exporter: InMemorySpanExporter,
+    monkeypatch: pytest.MonkeyPatch,
+    hours: int,
+) -> None:
+    """As behind a machine that was suspended: its other clocks have not gone on."""
+    ref = await system.spawn(Adder, name="adder")
+    real = time.time_ns
+    with ta.telemetry.trace(system, provider):
+        await ref.ask(Sum(1, 1))
+        monkeypatch.setattr(time, "time_ns", lambda: real() + hours * 3600 * 10**9)
+        await ref.ask(Sleep(0.0))
+        await device.put(np.ones(3))
+        now = time.time_ns()
+    spans = Spans(exporter)
+    for span in spans.all:
+        begin, end = times(span)
+        expected = real() if span.name == "Sum" else now
+        assert begin <= end
+        assert abs(end - expected) < 60 * 10**9, span.name
+    assert {"Sum", "Sleep"} < {span.name for span in spans.all}
 
 
 async def test_the_span_is_the_handlers_current_one_and_what_it_starts_has_it(

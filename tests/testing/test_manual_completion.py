@@ -145,19 +145,33 @@ async def test_past_the_grace_the_asker_is_let_go_and_the_operation_is_not(
     np.testing.assert_array_equal(await x.to_host(), np.full(3, 2.0))
 
 
-async def test_what_is_held_counts_as_hung(system: ta.System, manual: ManualCompletion) -> None:
+async def test_what_is_held_counts_as_hung(
+    mock_clock: trio.testing.MockClock, system: ta.System, manual: ManualCompletion
+) -> None:
+    """The clock stands still but for the operation that is held: others take as long as they take."""
     options = ta.DeviceOptions(
-        isolation="inline", completion=manual, stuck_after=0.05, cancel_grace=0.05, close_grace=0.05
+        isolation="inline", completion=manual, stuck_after=1.0, cancel_grace=0.05, close_grace=0.05
     )
     async with system.open_device(BACKEND, options=options) as device:
         await ta.linalg.nrm2(await device.put(np.ones(3)))
         manual.hold()
-        with pytest.raises(ta.CompletionTimeoutError):
-            await device.put(np.ones(3))
+        launched = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(be_hung, device)
+            await manual.wait_held()
+            while manual.held:
+                mock_clock.jump(0.05)
+                await trio.testing.wait_all_tasks_blocked()
+            assert 1.0 < trio.current_time() - launched < 1.2
         await device.synchronize()
         assert (manual.held, device.generation) == (0, 2)
         manual.pass_all()
         await ta.linalg.nrm2(await device.put(np.ones(3)))
+
+
+async def be_hung(device: ta.Device) -> None:
+    with pytest.raises(ta.CompletionTimeoutError):
+        await device.put(np.ones(3))
 
 
 async def test_a_lost_context_ends_what_is_held(held: ta.Device, manual: ManualCompletion) -> None:

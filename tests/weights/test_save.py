@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import stat
 from pathlib import Path
 from typing import Any
@@ -140,6 +142,47 @@ async def test_what_fails_or_is_cancelled_changes_nothing(device: ta.Device, tmp
     x.release()
     with pytest.raises(ta.StaleRefError):
         await ta.weights.save(path, {"a": x})
+    assert os.listdir(tmp_path) == [path.name]
+    assert path.read_bytes() == b"before"
+
+
+@pytest.mark.usefixtures("small_pieces")
+async def test_a_full_disk_changes_nothing(device: ta.Device, tmp_path: Path) -> None:
+    path = tmp_path / "kept.safetensors"
+    x = await device.put(noise((30_000,), "uint8"))
+    await ta.weights.save(path, {"x": x[:100]})
+    before, whole = await used(device), path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # In the header, at its end, in the first piece of the data and in the last one.
+    for most in (10, 80, 5_000, 30_000):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                await ta.weights.save(path, {"x": x})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert os.listdir(tmp_path) == [path.name]
+        assert path.read_bytes() == whole
+        assert await used(device) == before
+    await ta.weights.save(path, {"x": x})
+    assert path.stat().st_size > 30_000
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+async def test_a_disk_that_is_full_at_the_last_moment_changes_nothing(
+    device: ta.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    path = tmp_path / "kept.safetensors"
+    path.write_bytes(b"before")
+    x = await device.put(np.ones(3))
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, refuse)
+        with pytest.raises(OSError, match="No space left"):
+            await ta.weights.save(path, {"x": x})
     assert os.listdir(tmp_path) == [path.name]
     assert path.read_bytes() == b"before"
 

@@ -29,6 +29,8 @@ _BAR_WIDTH = 8
 _LONG_RESTART = 1.0
 _LEAST_ERROR = 24
 _LEAST_NAME, _WIDEST_NAME = 14, 48
+# Characters of one text that are looked at: more than any terminal has columns.
+_LONGEST = 4096
 _STATES = {"running": "green", "starting": "cyan", "restarting": "yellow", "stopping": "cyan"}
 _HINT = "q quit  ? keys  / filter  s sort  enter fold  e failures  o messages  p pause"
 
@@ -185,7 +187,8 @@ def _table(
     has_cursor: bool = True,
 ) -> Iterator[Text]:
     devices = {device.path: device for device in snapshot.devices}
-    wanted = max((cell_len(line.before + line.label) + (line.hidden > 0) * 6 for line in lines), default=0)
+    labels = [cell_len(line.before + line.label[:_LONGEST]) + (line.hidden > 0) * 6 for line in lines]
+    wanted = max(labels, default=0)
     columns = _fitting(width, wanted)
     name = width - sum(column.width + 1 for column in columns)
     name = max(1, min(name, max(wanted, _LEAST_NAME)))
@@ -227,7 +230,7 @@ def _row(
     is_selected: bool,
 ) -> Text:
     hidden = f" +{line.hidden}" if line.hidden else ""
-    text = Text(line.before + printable(line.label), no_wrap=True, overflow="ellipsis")
+    text = Text(line.before + _shown(line.label), no_wrap=True, overflow="ellipsis")
     text.truncate(name - len(hidden))
     text.append(hidden).align("left", name)
     text.stylize("dim", 0, len(line.before))
@@ -235,10 +238,10 @@ def _row(
         text.stylize("dim")
     for column in columns:
         style = _STATES.get(line.row.state, "red") if column.heading == "state" else column.style
-        text.append(" ").append(column.fit(printable(column.cell(line.row, device))), style)
+        text.append(" ").append(column.fit(_shown(column.cell(line.row, device))), style)
     # Where there is room behind all columns.
     if line.row.last_error is not None and width - text.cell_len >= _LEAST_ERROR:
-        text.append("  ").append(printable(" ".join(line.row.last_error.split())), "red")
+        text.append("  ").append(_shown(" ".join(line.row.last_error.split())), "red")
     text.truncate(width, overflow="ellipsis", pad=is_selected)
     return Text(text.plain, style="reverse") if is_selected else text
 
@@ -347,8 +350,13 @@ _COLUMNS = (
 )
 
 
+def _shown(text: str) -> str:
+    """What a terminal may show of a text, which may be megabytes long."""
+    return printable(text[:_LONGEST])
+
+
 def _one_line(text: str, width: int, style: str = "") -> Text:
-    line = Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")
+    line = Text(_shown(text), style=style, no_wrap=True, overflow="ellipsis")
     line.truncate(width, overflow="ellipsis")
     return line
 
@@ -357,7 +365,7 @@ def _joined(parts: Sequence[tuple[str, str]], width: int) -> Text:
     """As many parts as find room, with the gap of two spaces; the first one always."""
     line = Text(no_wrap=True)
     for text, style in parts:
-        shown = printable(text)
+        shown = _shown(text)
         if not shown:
             continue
         if line and line.cell_len + 2 + cell_len(shown) > width:
@@ -369,7 +377,7 @@ def _joined(parts: Sequence[tuple[str, str]], width: int) -> Text:
 
 def _fit(text: str, width: int, align: Literal["left", "right"] = "left") -> str:
     """Exactly so wide: cut at the end, or filled up."""
-    line = Text(text, overflow="ellipsis")
+    line = Text(text[:_LONGEST], overflow="ellipsis")
     line.align(align, max(0, width))
     return line.plain
 

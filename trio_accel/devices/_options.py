@@ -90,7 +90,8 @@ class DeviceOptions:
             `Device.ask`. `trio_accel.cancel_grace` chooses it for single calls.
         close_grace: Seconds for which closing the device waits for operations in flight.
         stuck_after: Seconds after which a running operation counts as hung: its asker gets
-            `CompletionTimeoutError`, and the context is replaced. None: never.
+            `CompletionTimeoutError`, and the context is replaced. Time for which the machine was
+            suspended, or the program stopped, counts for a tenth of that at most. None: never.
         heartbeat_timeout: Seconds without a sign of life after which a worker counts as dead.
         memory_limit: The most bytes that arrays on the device may take; None for all memory.
         libraries: Import paths ``"package.module:Class"`` of library actors that are to be ready with the

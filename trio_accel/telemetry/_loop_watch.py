@@ -154,11 +154,13 @@ class LoopWatch:
     def _note(self, seconds: float, *, task: str, path: str | None, stack: str, place: str) -> None:
         report = SlowStep(time=time.time(), seconds=seconds, task=task, path=path, stack=stack, place=place)
         self._reports.append(report)
+        # The time of day may be set back, and then a place would not be logged for hours.
+        now = time.monotonic()
         logged_at, unlogged = self._places.pop(place, (float("-inf"), 0))
-        if report.time < logged_at + _AGAIN:
+        if now < logged_at + _AGAIN:
             self._places[place] = logged_at, unlogged + 1
             return
-        self._places[place] = report.time, 0
+        self._places[place] = now, 0
         if len(self._places) > _PLACES:
             self._places.popitem(last=False)
         _logger.warning(

@@ -345,7 +345,7 @@ async def open_observation(
     check_interval(interval)
     with trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM) as connection:
         try:
-            await connection.connect(os.fspath(path))
+            await _connect(connection, os.fspath(path))
         except OSError as error:
             raise ObserverSocketError(_why_not(path, error)) from error
         peer = peer_of(connection)
@@ -357,6 +357,17 @@ async def open_observation(
             name=str(hello.get("name")), pid=None if peer is None else peer.pid, path=Path(path)
         )
         yield Observation(program=program, system=str(hello.get("system")), stream=stream, lines=lines)
+
+
+async def _connect(connection: trio.socket.SocketType, path: str) -> None:
+    """Connect, as soon as the program has room: while its loop is held, its queue may be full."""
+    while True:
+        await connection.connect(path)
+        with suppress(OSError):
+            # Linux refuses it with EAGAIN then, which Trio takes for a connection that is on its way.
+            connection.getpeername()
+            return
+        await trio.sleep(_READ_PAUSE)
 
 
 def _why_not(path: str | os.PathLike[str], error: OSError) -> str:

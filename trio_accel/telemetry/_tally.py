@@ -262,15 +262,16 @@ class Failures:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        # By path and line, each with the texts of its error and causes; the last one seen is at the end.
-        self._rows: OrderedDict[tuple[str, str], tuple[FailureRow, frozenset[str]]] = OrderedDict()
+        # By path and line, each with the texts of its error and causes, and when it was seen by a clock that
+        # is not set; the last one seen is at the end.
+        self._rows: OrderedDict[tuple[str, str], tuple[FailureRow, frozenset[str], float]] = OrderedDict()
         self._second = 0.0
         self._left = _WRITTEN_OUT
 
     @property
     def rows(self) -> tuple[FailureRow, ...]:
         """The last ones, the oldest first."""
-        return tuple([row for row, _ in self._rows.values()])
+        return tuple([row for row, _, _ in self._rows.values()])
 
     def message(self, path: str, message_type: str, error: BaseException) -> None:
         """Note that a message failed."""
@@ -291,12 +292,12 @@ class Failures:
     def _add(self, path: str, kind: str, message_type: str | None, error: BaseException) -> None:
         if not self._most:
             return
-        now, line = time.time(), describe(error)[:LONGEST_LINE]
+        now, at, line = time.time(), time.monotonic(), describe(error)[:LONGEST_LINE]
         is_message = kind == "message"
-        known, what = self._rows.get((path, line), (None, frozenset[str]()))
-        if known is None or now - known.time >= _ALIKE:
+        known, what, seen_at = self._rows.get((path, line), (None, frozenset[str](), 0.0))
+        if known is None or at - seen_at >= _ALIKE:
             what = _what(error)
-            others = self._of_others(path, kind, what, now)
+            others = self._of_others(path, kind, what, at)
             if others and (known is None or is_message):
                 known = others.pop(0)
             if not is_message and known is not None:
@@ -312,7 +313,7 @@ class Failures:
                 kind=kind,
                 message_type=message_type,
                 error=line,
-                traceback=self._written_out(error, line, now),
+                traceback=self._written_out(error, line, at),
             )
         else:
             # A crash over a message is a failure of both; what came of it says more, and is counted.
@@ -327,7 +328,7 @@ class Failures:
                 count=1 if told and not is_message else known.count + (told or not is_message),
             )
             del self._rows[known.path, known.error]
-        self._rows[row.path, row.error] = row, what
+        self._rows[row.path, row.error] = row, what, at
         self._rows.move_to_end((row.path, row.error))
         if len(self._rows) > self._most:
             self._rows.popitem(last=False)
@@ -339,8 +340,8 @@ class Failures:
         which is above its library.
         """
         found: list[FailureRow] = []
-        for row, of_row in reversed(self._rows.values()):
-            if now - row.time >= _ALIKE:
+        for row, of_row, seen_at in reversed(self._rows.values()):
+            if now - seen_at >= _ALIKE:
                 break
             if of_row & what and (kind == "message") is not (row.kind == "message"):
                 below, above = (path, row.path) if kind == "message" else (row.path, path)

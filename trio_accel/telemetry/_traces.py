@@ -54,6 +54,8 @@ _Served: TypeAlias = tuple[int, int, str]
 _Asked: TypeAlias = tuple[int, _Row]
 
 _NAME = "trio_accel"
+# Nanoseconds by which the time of day differs from what is expected before it counts as set.
+_SET = 10**9
 _ACTOR, _DEVICE, _LIBRARY = "trio_accel.actor", "trio_accel.device", "trio_accel.library"
 _CANCELLED, _UNFINISHED = "trio_accel.cancelled", "trio_accel.unfinished"
 _PID, _ERROR_TYPE = "process.pid", "error.type"
@@ -325,12 +327,16 @@ def trace(system: ActorSystem, tracer_provider: TracerProvider | None = None) ->
             spans.close()
 
 
+def _epoch() -> int:
+    # All processes share the monotonic clock, and exporters want the other.
+    return time.time_ns() - time.monotonic_ns()
+
+
 class _Spans(Watch["Span", "TraceContext"]):
     """The spans of one system."""
 
     def __init__(self, tracer: Tracer) -> None:
-        # All processes share the monotonic clock, and exporters want the other.
-        super().__init__(epoch=time.time_ns() - time.monotonic_ns())
+        super().__init__(epoch=_epoch())
         # Here and not at the top: they belong to an extra, which is there by now.
         from opentelemetry import context as contexts
         from opentelemetry import trace as traces
@@ -347,6 +353,12 @@ class _Spans(Watch["Span", "TraceContext"]):
             span.set_attribute(_UNFINISHED, True)
             span.end(self._now())
         self._served.clear()
+
+    def _begin(self) -> int:
+        """Give the moment at which a span begins; from here on all follow a time of day that was set."""
+        if abs((epoch := _epoch()) - self._epoch) > _SET:
+            self._epoch = epoch
+        return self._now()
 
     # Messages.
 
@@ -384,7 +396,7 @@ class _Spans(Watch["Span", "TraceContext"]):
             event.message_type,
             parent,
             attributes={_ACTOR: event.path},
-            start_time=self._now() - int(seconds * 1e9),
+            start_time=self._begin() - int(seconds * 1e9),
         )
         return span, parent
 
@@ -395,7 +407,7 @@ class _Spans(Watch["Span", "TraceContext"]):
         contexts, parent = self._contexts, self._contexts.get_current()
         name: str = getattr(operation, "operation", type(operation).__name__)
         span = self._tracer.start_span(
-            name, parent, attributes={_DEVICE: device.path}, start_time=self._now()
+            name, parent, attributes={_DEVICE: device.path}, start_time=self._begin()
         )
         token = contexts.attach(self._traces.set_span_in_context(span, parent))
         self._asking.add(span)

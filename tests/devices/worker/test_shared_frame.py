@@ -7,9 +7,11 @@ import pickle
 import select
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -24,6 +26,7 @@ from trio_accel.devices.worker.transport._protocol import SIZE, Message, SharedF
 
 pytestmark = pytest.mark.skipif(not SharedFrame.is_possible(), reason="this processor reorders stores")
 
+PEER = Path(__file__).with_name("answering_peer.py")
 LARGEST = SIZE - 128
 # What is said, with how many descriptors, and how.
 SAYS: dict[str, tuple[str, int, Callable[[Channel, Message], None]]] = {
@@ -319,11 +322,10 @@ class TestChannel:
 
         page = SharedPage.create()
         ours, theirs = socket.socketpair()
-        child = os.fork()
-        if not child:
-            with suppress(BaseException):
-                answer(theirs, SharedPage(os.dup(page.descriptor)).frames[0], count)
-            os._exit(0)
+        # No fork of this process, which may have imported what takes a fork badly.
+        descriptors = (theirs.fileno(), page.descriptor)
+        command = [sys.executable, str(PEER), *map(str, descriptors), str(count)]
+        child = subprocess.Popen(command, pass_fds=descriptors)
         theirs.close()
         channel = Channel(ours)
         channel.share(*page.frames)
@@ -332,39 +334,15 @@ class TestChannel:
             for number in range(count):
                 channel.post(("ask", number), now=True)
                 # It answers through its socket.
-                assert select.select([ours], [], [], 10)[0]
+                assert select.select([ours], [], [], 30)[0]
                 assert ours.recv(16) == b"%015d\n" % number
         finally:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+            child.kill()
+            child.wait()
             channel.close()
             page.close()
         # Both ways were gone.
         assert 0 < sent < count
-
-
-def answer(sock: socket.socket, seen: SharedFrame, count: int) -> None:
-    """Answer so many questions; behind some of them it sleeps until the socket has something to read."""
-    channel = Channel(sock)
-    channel._inbox.seen = seen
-    answered = 0
-    while answered < count:
-        received = channel._take(is_due=False)
-        patience = 50 if answered % 7 else 0
-        while not received and patience:
-            received = channel._take(is_due=False)
-            patience -= 1
-        received = received or channel._doze()
-        while not received:
-            sock.setblocking(True)
-            sock.recv(1, socket.MSG_PEEK)
-            sock.setblocking(False)
-            received = channel._inbox.read(sock)
-        for message, _ in received:
-            if message != ("ask", answered):
-                sys.exit(f"{message} instead of {answered}")
-            sock.send(b"%015d\n" % answered)
-            answered += 1
 
 
 async def test_the_end_of_a_peer_that_was_awake() -> None:

@@ -8,6 +8,8 @@ import os
 import resource
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -239,3 +241,83 @@ async def test_a_spare_that_cannot_be_given_memory_is_replaced(system: ta.System
         await until(lambda: device.generation == 2)
         assert (await large.to_host()).sum() == 0
         assert (await x.to_host()).tolist() == [1.0] * 3
+
+
+@contextmanager
+def limited(process: int, which: int, limit: int) -> Generator[None, None, None]:
+    """A process has a limit in the body."""
+    before = resource.prlimit(process, which)
+    resource.prlimit(process, which, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(process, which, before)
+
+
+def addresses(process: int) -> int:
+    """Bytes that a process has mapped."""
+    pages = Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[0]
+    return int(pages) * resource.getpagesize()
+
+
+@mapped
+@pytest.mark.parametrize("what", ["put", "zeros", "submit", "operand"])
+@pytest.mark.parametrize("limit", ["files", "memory"])
+async def test_a_worker_that_the_system_refuses_memory(system: ta.System, limit: str, what: str) -> None:
+    """As a full file system does, and a limit of addresses: it is the error of that request only."""
+    async with system.open_device(BACKEND, options=options(intensity=ta.Intensity(0, 60.0))) as device:
+        x = await device.put(np.ones(3))
+        await ta.linalg.nrm2(x)
+        process = device.dispatch.process
+        used = addresses(process.pid)
+        which, most = {
+            "files": (resource.RLIMIT_FSIZE, 1 << 20),
+            "memory": (resource.RLIMIT_AS, used + (32 << 20)),
+        }[limit]
+        with limited(process.pid, which, most):
+            with pytest.raises(ta.OutOfMemoryError) as caught:
+                await ask(device, what)
+            assert caught.value.requested == 8 * LARGE
+            assert any("ulimit" in note for note in caught.value.__notes__)
+            await ta.linalg.scal(2.0, x)
+            assert (await x.to_host()).tolist() == [2.0] * 3
+        del caught
+        large = await device.put(np.arange(LARGE, dtype=float))
+        assert (await large.to_host())[-1] == LARGE - 1
+        assert (device.generation, device.dispatch.process) == (1, process)
+        del large
+        gc.collect()
+        await device.synchronize()
+        assert (await device.statistics()).memory.blocks == 1
+
+
+@mapped
+@pytest.mark.parametrize("what", ["put", "operand", "to_host"])
+async def test_an_application_that_the_system_refuses_a_mapping(system: ta.System, what: str) -> None:
+    """The worker has the memory, and this process has no addresses for it."""
+    async with system.open_device(BACKEND, options=options(intensity=ta.Intensity(0, 60.0))) as device:
+        x = await device.put(np.ones(3))
+        await ta.linalg.nrm2(x)
+        process, host, there = device.dispatch.process, np.ones(LARGE), await device.zeros(LARGE)
+        asking = {
+            "put": partial(device.put, host),
+            "operand": partial(device.ask, ta.linalg.Nrm2(host)),
+            "to_host": partial(there.to_host, out=host),
+        }[what]
+        with limited(os.getpid(), resource.RLIMIT_AS, addresses(os.getpid()) + (32 << 20)):
+            with pytest.raises(ta.OutOfMemoryError) as caught:
+                await asking()
+            assert "Cannot allocate memory" in str(caught.value)
+            assert "ulimit -v" in str(caught.value)
+            await ta.linalg.scal(2.0, x)
+            assert (await x.to_host()).tolist() == [2.0] * 3
+        del caught
+        host[-1] = 7.0
+        large = await device.put(host)
+        assert (await large.to_host())[-1] == 7.0
+        assert (await there.to_host())[-1] == 0.0
+        assert (device.generation, device.dispatch.process) == (1, process)
+        del large, there, asking
+        gc.collect()
+        await device.synchronize()
+        assert (await device.statistics()).memory.blocks == 1

@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 _GROUPS = Path("/sys/fs/cgroup")
+_OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 # An array is a buffer at run time, whatever NumPy declares for the Python versions before 3.12.
 _first_of: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
 _address_of = ctypes.addressof
@@ -55,6 +56,8 @@ def has_shared_memory() -> bool:
 def make_shared(nbytes: int) -> tuple[npt.NDArray[np.uint8], int]:
     """Make memory of whole pages, all zero; none is taken from the machine before it is written to.
 
+    A system that promises no more than it has (``vm.overcommit_memory=2``) gives all of it at once.
+
     Its size is sealed, for all who ever get its descriptor.
 
     Returns:
@@ -64,10 +67,14 @@ def make_shared(nbytes: int) -> tuple[npt.NDArray[np.uint8], int]:
         OSError: The system refuses.
     """
     descriptor = os.memfd_create("trio_accel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     try:
-        os.ftruncate(descriptor, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+        os.ftruncate(descriptor, size)
+        if _text(_OVERCOMMIT).strip() == "2":
+            # Such a system counts these pages when they are touched, and one that it refuses then is SIGBUS.
+            os.posix_fallocate(descriptor, 0, size)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _sealed_size())
-        return map_shared(descriptor, os.fstat(descriptor).st_size), descriptor
+        return map_shared(descriptor, size), descriptor
     except BaseException:
         os.close(descriptor)
         raise

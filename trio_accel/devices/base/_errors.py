@@ -133,9 +133,10 @@ def out_of_descriptors(nbytes: int, error: OSError) -> OutOfMemoryError:
         nbytes: How much it is.
         error: Error of the system.
     """
+    limit = "open files (ulimit -n)" if is_out_of_files(error) else "addresses (ulimit -v)"
     failed = OutOfMemoryError(
-        f"this process can take no descriptor or mapping of shared memory now ({error}); close files or "
-        "raise the limit of open files (ulimit -n), then ask again",
+        f"this process can take no descriptor or mapping of shared memory now ({error}); raise "
+        f"its limit of {limit}, or need fewer, then ask again",
         requested=nbytes,
         free=0,
         total=0,

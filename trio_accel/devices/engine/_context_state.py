@@ -114,6 +114,9 @@ class ContextState:
 
 
 _INTERVAL = 0.02
+# The most that the time between two looks counts for, as a part of `stuck_after`. A machine that was
+# suspended, or a program that was stopped, finds that hours have passed, and no operation went on meanwhile.
+_MOST_OF_LIMIT = 0.1
 
 
 @attrs.define(eq=False)
@@ -147,7 +150,8 @@ class Watchdog:
     @enable_ki_protection
     async def run(self) -> None:
         """Watch operations in flight, until it is cancelled."""
-        number, blocks = 0, self._blocks
+        number, blocks, watched = 0, self._blocks, 0.0
+        most = max(_INTERVAL, _MOST_OF_LIMIT * (self._stuck_after or 0.0))
         try:
             while True:
                 if not self._leases.tails and not any(queue.operations for queue in self._queues):
@@ -161,10 +165,12 @@ class Watchdog:
                 blocks.is_watched = True
                 number += 1
                 self._observer.looked(number)
+                since = trio.current_time()
                 await trio.sleep(_INTERVAL)
+                watched += min(trio.current_time() - since, most)
                 blocks.drain()
                 if not self._context.is_lost:
-                    self._look(trio.current_time())
+                    self._look(watched)
         finally:
             # From here on dropped blocks notify the loop again; the end of the context drains the rest.
             blocks.is_watched = False

@@ -141,6 +141,27 @@ def test_a_descriptor_is_closed_when_its_memory_cannot_be_mapped(device, monkeyp
         device.allocate(1, 100)
 
 
+def test_a_system_that_promises_no_more_than_it_has(device, keeper, monkeypatch, tmp_path):
+    """Its pages are taken at once: one that is missing when it is touched would be SIGBUS."""
+    (tmp_path / "overcommit_memory").write_text("2\n")
+    monkeypatch.setattr(host, "_OVERCOMMIT", tmp_path / "overcommit_memory")
+
+    def refuse(descriptor, offset, nbytes):
+        raise OSError(28, "No space left on device")
+
+    before, open_before = mappings(), len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", refuse)
+        with pytest.raises(OutOfMemoryError) as caught:
+            device.allocate(1, 100)
+    assert "No space left on device" in str(caught.value.__cause__)
+    assert (mappings(), len(os.listdir("/proc/self/fd"))) == (before, open_before)
+    assert (device.memory().blocks, keeper.kept) == (0, {})
+    device.allocate(1, 100)
+    ((nbytes, descriptor),) = keeper.kept.values()
+    assert os.fstat(descriptor).st_blocks * 512 >= nbytes
+
+
 def test_a_keeper_that_fails_leaves_no_chunk_and_no_block(device, keeper, monkeypatch):
     def refuse(chunk, nbytes, descriptor):
         raise BrokenPipeError("nobody is there")

@@ -38,8 +38,8 @@ _LONGEST_TICK = 0.1
 _MARGIN = 0.5
 # Long enough for several heartbeats, so that a busy machine does not hide all of them.
 _LEAST_SILENCE = 1.0
-# It imports its libraries first, on a machine that may be busy.
-_START = 60.0
+# It imports its libraries first, on a machine that may be busy. Waits of a second, as looks are counted.
+_START = 60
 
 
 @attrs.define(eq=False, slots=False)
@@ -243,11 +243,13 @@ class WorkerLink:
 
     @enable_ki_protection
     async def _listen_to_heart(self) -> None:
-        with trio.move_on_after(_START), suppress(Exception):
-            # If it ends before, there is nothing to listen to.
-            await self.wait(lambda: self.is_ready)
+        for _ in range(_START):
+            if not self.is_ready and self.how is None:
+                with trio.move_on_after(1.0), suppress(Exception):
+                    # If it ends before, there is nothing to listen to.
+                    await self.wait(lambda: self.is_ready)
         if not self.is_ready:
-            self.condemn(f"was not ready after {_START:g} s and was killed")
+            self.condemn(f"was not ready after {_START} s and was killed")
         if await self._stands_still(self._timeout / _BEATS, _BEATS, lambda: self.page.heartbeat):
             self.condemn(f"gave no sign of life for {self._timeout:g} s and was killed")
 
