@@ -155,6 +155,19 @@ def test_what_it_does_not_have_is_refused_in_a_sentence(
     assert refusal in done.stderr
 
 
+def test_libraries_that_are_installed_beside_it_are_not_used(command: Run, tmp_path: Path) -> None:
+    library = tmp_path / "libcusolver.so.12"
+    source = "int cusolverGetProperty(int part, int *value) { *value = 12 * !part; return 0; }"
+    gcc = ("gcc", "-shared", "-fPIC", "-x", "c", "-", f"-Wl,-soname,{library.name}", "-o", str(library))
+    subprocess.run(gcc, input=source, text=True, check=True)
+    program = OPENING.replace("SOURCE", "''").replace("LINE", "await ta.linalg.cholesky(x)")
+    program = program.replace("kernel = jit", "pass  # ")
+    (tmp_path / "program.py").write_text(program, encoding="utf-8")
+    done = command("program.py", "inline", LD_LIBRARY_PATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "library 'solver' needs cuSOLVER, which the stand-in driver does not have (" in done.stderr
+
+
 def test_exit_codes_arguments_and_flags_are_those_of_the_program(command: Run) -> None:
     done = command("-c", "import sys; print(sys.argv); sys.exit(7)", "--help", "a b")
     assert (done.returncode, done.stdout, done.stderr) == (7, "['-c', '--help', 'a b']\n", "")
