@@ -209,7 +209,7 @@ def _test_on_machine(session: nox.Session, machine: str, *arguments: str) -> Non
 
 @nox.session(venv_backend="none", requires=["env"])
 def stand_in(session: nox.Session) -> None:
-    """Run a sample of the tests of the CUDA backend without a GPU: on a driver that the tests compile."""
+    """Run a sample of the tests of the CUDA backend without a GPU: on a driver that is compiled."""
     _test_on_stand_in(session, *SAMPLE_ON_STAND_IN)
 
 
@@ -227,12 +227,18 @@ def third(session: nox.Session) -> None:
 def _test_on_stand_in(session: nox.Session, *sample: str) -> None:
     if not all(map(shutil.which, ("gcc", "g++"))):
         session.skip("the stand-in for the driver is compiled with gcc and g++, which are not here")
-    builder = str(ROOT / "tests" / "stand_in" / "build.py")
-    command = (_Environment.python, "-m", "pytest", "-m", "not gpu and not slow and not alone")
+    command = (
+        "-m",
+        "trio_accel.testing.stand_in",
+        "-m",
+        "pytest",
+        "-m",
+        "not gpu and not slow and not alone",
+    )
     ignored = [f"--ignore-glob={path}" for path in NO_DEVICE]
     tests = (*(f"tests/{folder}" for folder in STAND_IN), "tests/benchmarks/test_bandwidth_rows.py")
     folders = session.posargs or [*sample, *TWO_AT_A_TIME, *tests]
-    _python(session, builder, "--", *command, *ignored, *folders, env={"TRIO_ACCEL_BACKEND": "cuda"})
+    _python(session, *command, *ignored, *folders, env={"TRIO_ACCEL_BACKEND": "cuda"})
 
 
 @nox.session(venv_backend="none", requires=["env"])

@@ -14,7 +14,7 @@ BACKEND = os.environ.get("TRIO_ACCEL_BACKEND", "").partition(":")[0] or "cpu"
 """What the environment names, else the CPU's."""
 
 IS_STAND_IN = "STAND_IN_DIR" in os.environ
-"""Whether CUDA's driver and libraries are those that the tests compile."""
+"""Whether CUDA's driver and libraries are the stand-in's."""
 
 ROOT = Path(__file__).parents[1]
 """Of the project."""

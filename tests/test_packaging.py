@@ -96,8 +96,6 @@ def test_the_source_distribution_holds_what_the_tests_need(tmp_path: Path) -> No
         "trio_accel/**/*",
         "_trio_accel.py",
         "typings/**/*",
-        "tests/stand_in/*.c",
-        "tests/stand_in/*.h",
         "examples/**/*.py",
         "examples/encode/*.txt",
         "examples/service/*.txt",

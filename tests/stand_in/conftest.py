@@ -2,49 +2,32 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
+
+from trio_accel.testing.stand_in import StandIn, build, is_available
 
 _FOLDER = Path(__file__).parent
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def _load_builder() -> ModuleType:
-    """By its path, since its name is also that of an installed package."""
-    spec = importlib.util.spec_from_file_location("stand_in_build", _FOLDER / "build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
-def builder() -> ModuleType:
-    """The module `build.py`."""
-    return _load_builder()
-
-
-@pytest.fixture(scope="session")
-def stand_in(builder: ModuleType) -> Any:
+def stand_in() -> StandIn:
     """The stand-in, built."""
-    if not builder.is_available():
+    if not is_available():
         pytest.skip("the stand-in driver is compiled with gcc and g++, which are not here")
-    return builder.build()
+    return build()
 
 
 @pytest.fixture
-def run(stand_in: Any, tmp_path: Path) -> Run:
+def run(stand_in: StandIn, tmp_path: Path) -> Run:
     """Runs a program of this folder on the stand-in, whatever devices this process sees."""
 
     def run(program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -12,10 +12,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
+
+from trio_accel.testing.stand_in import StandIn, build
 
 _FOLDER = Path(__file__).parent
 _MEMORY = str(64 << 20)
@@ -81,7 +81,7 @@ def test_devices(succeed: Succeed, variables: dict[str, str], expected: str) -> 
     assert succeed("check_driver.py", "report_devices", **variables).strip() == expected
 
 
-def test_exclusive_devices_have_one_process(run: Run, stand_in: Any, tmp_path: Path) -> None:
+def test_exclusive_devices_have_one_process(run: Run, stand_in: StandIn, tmp_path: Path) -> None:
     variables = {"STAND_IN_COMPUTE_MODE": "3", "STAND_IN_DIR": str(tmp_path)}
     program = [sys.executable, str(_FOLDER / "check_driver.py"), "report_exclusive"]
     pipe = subprocess.PIPE
@@ -97,15 +97,8 @@ def test_exclusive_devices_have_one_process(run: Run, stand_in: Any, tmp_path: P
     assert run("check_driver.py", "report_exclusive", **variables).stdout == "0\n"
 
 
-def test_builds_are_kept(stand_in: Any, builder: ModuleType) -> None:
-    again = builder.build(stand_in.folder.parent)
+def test_builds_are_kept(stand_in: StandIn) -> None:
+    again = build(stand_in.folder.parent)
     assert again == stand_in
     assert all(library.exists() for library in again.libraries)
     assert not list(stand_in.folder.glob("compile-*"))
-
-
-def test_a_command_runs_on_the_stand_in(stand_in: Any) -> None:
-    program = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
-    command = [sys.executable, str(_FOLDER / "build.py"), "--", sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("0\n", "")

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,7 +13,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from chosen import SEARCHED
-from surroundings import LIBRARIES, Machine, load_builder, make_library
+from surroundings import LIBRARIES, Machine, make_library
+
+from trio_accel.backends.cuda.manifest import STAND_IN
+from trio_accel.testing.stand_in import StandIn, build, is_available
 
 
 @pytest.fixture
@@ -25,20 +27,15 @@ def only_cuda(backend: Any) -> None:
 
 
 @pytest.fixture(scope="session")
-def builder() -> ModuleType:
-    return load_builder()
-
-
-@pytest.fixture(scope="session")
-def stand_in(builder: ModuleType) -> Any:
+def stand_in() -> StandIn:
     """The stand-in for the driver and its libraries, built."""
-    if not builder.is_available():
+    if not is_available():
         pytest.skip("the stand-in driver is compiled with gcc and g++, which are not here")
-    return builder.build()
+    return build()
 
 
 @pytest.fixture(scope="session")
-def made_libraries(stand_in: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made_libraries(stand_in: StandIn, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a file for each library of CUDA, which tells its version and does nothing else."""
     folder = tmp_path_factory.mktemp("libraries")
     for name in LIBRARIES:
@@ -60,7 +57,7 @@ def forget_probes() -> Iterator[None]:
 
 @pytest.fixture
 def machine(
-    stand_in: Any,
+    stand_in: StandIn,
     made_libraries: Path,
     forget_probes: None,
     tmp_path: Path,
@@ -69,7 +66,7 @@ def machine(
     """A machine without driver and libraries; child processes of this one see it, this one does not."""
     folder = tmp_path / "lib"
     folder.mkdir()
-    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_PATH", "CUDA_HOME", "CONDA_PREFIX", "LD_PRELOAD"):
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_PATH", "CUDA_HOME", "CONDA_PREFIX", "LD_PRELOAD", STAND_IN):
         monkeypatch.delenv(name, raising=False)
     machine = Machine(folder, stand_in, made_libraries)
     for name, value in machine.environment().items():
@@ -95,7 +92,7 @@ def variables(machine: Machine) -> Variables:
 
 
 @pytest.fixture
-def run_on_stand_in(stand_in: Any, tmp_path: Path) -> Callable[..., str]:
+def run_on_stand_in(stand_in: StandIn, tmp_path: Path) -> Callable[..., str]:
     """Runs a program, given as text, in a process that has the stand-in; returns what it printed."""
 
     def run(program: str, **variables: str) -> str:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
-STAND_IN = Path(__file__).parents[2] / "stand_in"
+from trio_accel.testing.stand_in import StandIn
 
 _PROPERTY = """
 int {name}GetProperty(int part, int *value) {{
@@ -40,16 +36,6 @@ LIBRARIES = {
 }
 
 
-def load_builder() -> ModuleType:
-    """`tests/stand_in/build.py`, by its path: its name is also that of an installed package."""
-    spec = importlib.util.spec_from_file_location("stand_in_build", STAND_IN / "build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def compile_library(path: Path, source: str) -> None:
     """Compile C to a shared library whose name is that of its file."""
     command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", f"-Wl,-soname,{path.name}", "-o", str(path)]
@@ -68,7 +54,7 @@ def make_library(folder: Path, name: str, version: str | None = None) -> Path:
 class Machine:
     """A folder in the search path of libraries, and the variables that put it there."""
 
-    def __init__(self, folder: Path, stand_in: Any, made: Path) -> None:
+    def __init__(self, folder: Path, stand_in: StandIn, made: Path) -> None:
         self.folder = folder
         self.stand_in = stand_in
         self._made = made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from ..base import Software
 from ..base.modules import search_path
 from . import _probe_process
 from ._probe import ChildError, ask
-from .manifest import LIBRARIES, VENDOR, VERSIONS, Vendor
+from .manifest import LIBRARIES, STAND_IN, VENDOR, VERSIONS, Vendor
 
 __all__ = ["Installed", "extra_for", "installed"]
 
@@ -136,6 +137,10 @@ def _software(
 ) -> Software:
     needed_by = tuple(ours for ours, library in LIBRARIES.items() if library.needs == name)
     software = Software(name=vendor.title, needed_by=needed_by)
+    folder = os.environ.get(STAND_IN)
+    # NVIDIA's own may be installed beside it, and would call a driver that is none.
+    if folder and (found is None or Path(found.get("path", "")).parent != Path(folder)):
+        return attrs.evolve(software, problem="the stand-in driver does not have")
     if found is None:
         return attrs.evolve(software, problem=f"is not installed: {extra_for(version)}")
     if "error" in found:

@@ -8,7 +8,10 @@ import attrs
 
 from ..base.library import LibraryEntry
 
-__all__ = ["LIBRARIES", "VENDOR", "VERSIONS", "Vendor"]
+__all__ = ["LIBRARIES", "STAND_IN", "VENDOR", "VERSIONS", "Vendor"]
+
+STAND_IN = "TRIO_ACCEL_STAND_IN"
+"""Environment variable with the folder of the stand-in driver, in a program that runs on it."""
 
 
 @attrs.frozen

@@ -29,8 +29,9 @@ from trio_accel.backends.base.expressions import (
     typed,
 )
 from trio_accel.backends.base.expressions._source import Layouts, elementwise_source, prelude
+from trio_accel.testing import stand_in
 
-STAND_IN = Path(__file__).parents[3] / "stand_in"
+STAND_IN = Path(stand_in.__file__).parent
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="compiles C++")
 

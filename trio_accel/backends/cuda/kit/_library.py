@@ -294,7 +294,7 @@ class CudaLibrary(TableLibrary):
             return self._exhausted()
         if type(error).__name__ == _NOT_FOUND:
             return NotSupportedError(
-                f"{self.name}: {error}; the vendor's library that is installed is too old for it",
+                f"{self.name}: {error}; the vendor's library is too old, or is the stand-in driver's",
                 backend=BACKEND,
                 device=self._device.info.name,
             )

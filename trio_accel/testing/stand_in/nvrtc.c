@@ -217,7 +217,8 @@ static int compile(struct program *program, const char *folder, int count, const
                                                    "-fPIC",
                                                    "-fno-semantic-interposition",
                                                    "-ffp-contract=off",
-                                                   "-fdiagnostics-color=never"};
+                                                   "-fdiagnostics-color=never",
+                                                   "-fmax-errors=20"};
     char source[4200], output[4200], log[4200], include[4200];
     int used = 0;
     while (arguments[used])

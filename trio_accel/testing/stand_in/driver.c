@@ -204,5 +204,7 @@ CUDA(cuGetErrorName, 6000, cuGetErrorName, CUresult code, const char **name) {
 CUDA(cuGetErrorString, 6000, cuGetErrorString, CUresult code, const char **text) {
     COUNT(cuGetErrorString);
     *text = error_name(code) ? "as the stand-in driver reports it" : NULL;
+    if (code == CUDA_ERROR_INVALID_IMAGE || code == CUDA_ERROR_NO_BINARY_FOR_GPU)
+        *text = "the stand-in driver takes what its own compiler made of CUDA C++, and no PTX or cubin";
     return *text ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

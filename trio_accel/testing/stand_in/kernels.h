@@ -1,7 +1,8 @@
 // What a kernel finds when the stand-in NVRTC compiles it with a C++ compiler of the host.
 //
 // Blocks and threads of a launch run one after another, so there is neither shared memory nor
-// `__syncthreads`: a kernel that uses them does not compile here, instead of computing something else.
+// `__syncthreads`: a kernel that uses them does not compile here, instead of computing something else. The
+// refusals at the end of this file say so.
 #pragma once
 
 #include <math.h>
@@ -336,3 +337,25 @@ static inline T atomicCAS(T *address, typename stand_in_same<T>::type compare,
                           typename stand_in_same<T>::type value) {
     return stand_in_update(address, [compare, value](T old) -> T { return old == compare ? value : old; });
 }
+
+// What is not there says so in one sentence, at the line of the kernel.
+#define STAND_IN_PRAGMA(text) _Pragma(#text)
+#define STAND_IN_REFUSES(text) STAND_IN_PRAGMA(GCC error text)
+#define STAND_IN_NO_WARP STAND_IN_REFUSES("the stand-in driver runs threads one by one, and has no such call of a warp")
+
+#define __shared__ STAND_IN_REFUSES("the stand-in driver runs threads one by one, and has no shared memory")
+#define __syncthreads() STAND_IN_REFUSES("the stand-in driver runs threads one by one, and has no __syncthreads")
+#define __syncwarp(...) STAND_IN_NO_WARP
+#define __shfl_sync(...) STAND_IN_NO_WARP 0
+#define __shfl_up_sync(...) STAND_IN_NO_WARP 0
+#define __shfl_down_sync(...) STAND_IN_NO_WARP 0
+#define __shfl_xor_sync(...) STAND_IN_NO_WARP 0
+#define __ballot_sync(...) STAND_IN_NO_WARP 0
+#define __any_sync(...) STAND_IN_NO_WARP 0
+#define __all_sync(...) STAND_IN_NO_WARP 0
+
+// The headers of half precision are full of PTX: they count as read.
+#define __CUDA_FP16_H__
+#define __CUDA_BF16_H__
+#define __half STAND_IN_REFUSES("the stand-in driver has no half precision in kernels") float
+#define __nv_bfloat16 STAND_IN_REFUSES("the stand-in driver has no half precision in kernels") float

@@ -1,0 +1,137 @@
+"""A stand-in for the CUDA driver, NVRTC, cuBLAS, cuFFT and cuSPARSE: CUDA programs run without a GPU.
+
+`python -m trio_accel.testing.stand_in program.py` runs a program on it. The libraries are compiled once, by
+gcc and g++, from the sources beside this file. These variables say what they simulate:
+
+- `STAND_IN_DEVICES`: how many devices the machine has (2); `CUDA_VISIBLE_DEVICES` chooses among them.
+- `STAND_IN_MEMORY`: the size of each in bytes (8 GiB), as far as one process sees it.
+- `STAND_IN_VERSION`: the driver's version (13000).
+- `STAND_IN_COMPUTE_MODE`: 0, 2 (no contexts) or 3 (one process).
+- `STAND_IN_INIT_ERROR`: what `cuInit` returns.
+- `STAND_IN_FAULT_DELAY`: milliseconds from a fault of a kernel to its error (5).
+- `STAND_IN_LOG`: 1 prints each call to the driver.
+- `STAND_IN_DIR`: folder for compiled kernels and for the locks of exclusive devices.
+
+The driver exports functions for tests, to be called by `ctypes`: `stand_in_fail(stream, code)` ends a context
+when the stream gets there, `stand_in_poison(device, code)` at once, and `stand_in_calls(name)` counts calls.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import attrs
+
+from ...backends.cuda.manifest import STAND_IN
+
+__all__ = ["BuildError", "StandIn", "build", "is_available"]
+
+_SOURCES = [path for path in sorted(Path(__file__).parent.iterdir()) if path.suffix in (".c", ".cpp", ".h")]
+# gcc takes each source as the language of its name.
+_COMMAND = ("gcc", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-pthread", "-shared")
+# By the beginnings of the names of their sources. All others may call the driver.
+_LIBRARIES = {
+    "driver": "libcuda.so.1",
+    "nvrtc": "libnvrtc.so.13",
+    "cublas": "libcublas.so.13",
+    "cublaslt": "libcublasLt.so.13",
+    "cufft": "libcufft.so.12",
+    "nvjitlink": "libnvJitLink.so.13",
+    "cusparse": "libcusparse.so.12",
+}
+
+
+class BuildError(Exception):
+    """A source of the stand-in does not compile, or there is no compiler; the text says which."""
+
+
+@attrs.frozen
+class StandIn:
+    """Stand-in libraries that are built.
+
+    Attributes:
+        folder: Where the libraries are.
+        libraries: Their paths, the driver first.
+    """
+
+    folder: Path
+    libraries: tuple[Path, ...]
+
+    def environment(self) -> dict[str, str]:
+        """Return variables under which a program finds the stand-in before anything that is installed.
+
+        Caches of programs are kept apart, for what the stand-in compiles runs on no device.
+        """
+        return {
+            STAND_IN: str(self.folder),
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+            "LD_PRELOAD": ":".join(map(str, self.libraries)),
+            "STAND_IN_DIR": str(self.folder),
+        }
+
+
+def is_available() -> bool:
+    """Tell whether this machine has the compilers that the stand-in needs."""
+    return sys.platform == "linux" and all(map(shutil.which, ("gcc", "g++")))
+
+
+def build(folder: Path | None = None) -> StandIn:
+    """Build what is not built yet, and return where it is.
+
+    Args:
+        folder: Where builds are kept, each in a folder named by the hash of its sources; by default below the
+            system's folder for temporary files. Several processes may build at once.
+
+    Raises:
+        BuildError: A source does not compile, there is no compiler, or the folder is another user's.
+    """
+    if not is_available():
+        raise BuildError(
+            "the stand-in driver is compiled on Linux, with gcc and g++; install both, in Debian and Ubuntu "
+            "by: apt install gcc g++"
+        )
+    root = folder or Path(tempfile.gettempdir()) / f"trio-accel-stand-in-{os.getuid()}"
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Others can make a folder of this name first, and what it holds is loaded.
+    if root.lstat().st_uid != os.getuid():
+        raise BuildError(f"the folder {root} belongs to another user; set TMPDIR to a folder of your own")
+    digest = hashlib.sha256(repr((_COMMAND, _LIBRARIES)).encode())
+    for path in _SOURCES:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    target = root / digest.hexdigest()[:16]
+    if not target.exists():
+        _build_into(target)
+    return StandIn(target, tuple(target / name for name in _LIBRARIES.values()))
+
+
+def _build_into(target: Path) -> None:
+    # Built aside and renamed: other processes see a whole build. The second of two throws its own away.
+    aside = Path(tempfile.mkdtemp(dir=target.parent, prefix="build-"))
+    try:
+        shutil.copy(Path(__file__).with_name("kernels.h"), aside)
+        for stem, name in _LIBRARIES.items():
+            _build_library(aside, stem, name)
+        try:
+            aside.rename(target)
+        except OSError:
+            if not target.exists():
+                raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _build_library(folder: Path, stem: str, name: str) -> None:
+    sources = [str(path) for path in _SOURCES if re.fullmatch(rf"{stem}(_.*)?\.c(pp)?", path.name)]
+    driver = folder / _LIBRARIES["driver"]
+    linked = (*((str(driver),) if driver.exists() else ()), "-lstdc++", "-ldl", "-lm")
+    command = (*_COMMAND, *sources, *linked, f"-Wl,-soname,{name}", "-o", str(folder / name))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # a compiler
+    if done.returncode:
+        raise BuildError(f"{' '.join(command)} failed:\n{done.stderr}")
