@@ -141,7 +141,9 @@ CASES = [
 class Lab:
     """A device with the two programs, and what askers got."""
 
-    def __init__(self, device: ta.Device, failing: ta.programs.Program[Fails], other: ta.programs.Program[Neighbour]) -> None:
+    def __init__(
+        self, device: ta.Device, failing: ta.programs.Program[Fails], other: ta.programs.Program[Neighbour]
+    ) -> None:
         self.device, self.failing, self.other = device, failing, other
         self.got: dict[str, Any] = {}
 
