@@ -1,4 +1,6 @@
-"""A device whose contexts are lost all the time: ``python -m benchmarks.bad_requests [SECONDS]``.
+"""A device whose contexts are lost all the time.
+
+``python -m benchmarks.bad_requests [SECONDS [EVERY [BACKEND [HOW]]]]``, such as ``60 1 cuda assert``.
 
 Clients ask without a pause and check every result, while another one asks for something that loses the
 context, once a second, and again if it runs again. The device is that of a service: worker processes,
@@ -91,6 +93,7 @@ class BadRequests:
         every: Seconds from one bad request to the next, at least; 0 for one after the other.
         clients: How many of the good ones there are.
         faults: What the bad ones do, in turn: arguments of `inject_fault`.
+        how: Which of several such faults of a GPU, as `inject_fault` takes it.
         asks: The operation of the bad ones; the good ones are products, of BLAS.
     """
 
@@ -99,6 +102,7 @@ class BadRequests:
     every: float = 1.0
     clients: int = 24
     faults: Sequence[str] = ("poison",)
+    how: Any = None
     asks: Callable[..., Operation[Any, Any]] = ta.linalg.Nrm2
     _begun: int = attrs.field(default=0, init=False)
     _outcomes: Counter[str] = attrs.field(factory=Counter[str], init=False)
@@ -149,7 +153,7 @@ class BadRequests:
                 return
             generation = device.generation
             fault: dict[str, Any] = {next(faults): True}
-            ta.testing.inject_fault(device, self.asks, again=True, **fault)
+            ta.testing.inject_fault(device, self.asks, again=True, how=self.how, **fault)
             try:
                 await device.ask(self.asks(np.ones(4)))
             except ta.DeviceLostError:
@@ -194,19 +198,17 @@ class BadRequests:
         return result
 
 
-async def main(seconds: float, every: float = 1.0) -> Report:
-    """Open a CPU device as a service does, and ask it for so many seconds."""
+async def main(seconds: float, every: float = 1.0, backend: str = "cpu", how: Any = None) -> Report:
+    """Open a device as a service does, and ask it for so many seconds."""
     options = ta.DeviceOptions(isolation="process", retry=1, spares=1)
     async with (
         ta.open_system("bad-requests") as system,
-        system.open_device("cpu", options=options) as device,
+        system.open_device(backend, options=options) as device,
     ):
-        return await BadRequests(device, seconds, every).run()
+        return await BadRequests(device, seconds, every, how=how).run()
 
 
 if __name__ == "__main__":
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    seconds: float
-    every: float
-    seconds, every = (*map(float, sys.argv[1:]), *(600.0, 1.0)[len(sys.argv) - 1 :])
-    sys.stdout.write(f"{trio.run(main, seconds, every)}\n")
+    times = (*map(float, sys.argv[1:3]), *(600.0, 1.0)[len(sys.argv[1:3]) :])
+    sys.stdout.write(f"{trio.run(main, *times, *sys.argv[3:])}\n")
