@@ -266,7 +266,7 @@ async def test_a_kernel_is_compiled_once(device: ta.Device, monkeypatch: pytest.
 async def test_kernels_that_make_way_are_unloaded(device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     from cuda.bindings import driver
 
-    from trio_accel.backends.cuda.libraries.jit import JitLibrary
+    from trio_accel.backends.cuda.libraries.compiled import JitLibrary
 
     unloaded: list[int] = []
     unload = driver.cuLibraryUnload

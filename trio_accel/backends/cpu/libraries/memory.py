@@ -10,6 +10,7 @@ import numpy as np
 
 from ...base import AccelStream, as_bits, scalar
 from ...base.kernels import KernelCall, kernel
+from ...base.library import ComputingCall
 from ...base.ops import (
     CopyFromHostSpec,
     CopySpec,
@@ -20,7 +21,6 @@ from ...base.ops import (
     StackSpec,
 )
 from ..kit._library import CpuLibrary
-from ..kit._library import KernelCall as CpuCall
 from ..runtime._memory import HostArray, convert
 
 __all__ = ["MemoryLibrary", "copy", "copy_from_host", "copy_to_host", "fill", "stack"]
@@ -29,8 +29,8 @@ __all__ = ["MemoryLibrary", "copy", "copy_from_host", "copy_to_host", "fill", "s
 class MemoryLibrary(CpuLibrary):
     """Copies between device and host can be withdrawn until they begin."""
 
-    def call_of(self, spec: OperationSpec, stream: AccelStream) -> CpuCall:
-        """Make a launch; see `CpuLibrary.call_of`."""
+    def call_of(self, spec: OperationSpec, stream: AccelStream) -> ComputingCall:
+        """Make a launch; see `ComputingLibrary.call_of`."""
         if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec)):
             # Not in the kernel: the engine may want to withdraw the copy before that begins.
             spec.note_use(HostUse(as_bits(spec.host)))

@@ -8,10 +8,11 @@ from typing import Any, cast
 import numpy as np
 
 from ...base import DType
-from ...base.kernels import KernelEntry, kernel
+from ...base.kernels import KernelCall, KernelEntry, kernel
+from ...base.library import ComputingDevice
 from ...base.ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
 from ...base.programs import ProgramHost
-from ..kit._library import CpuLibrary, HostDevice, KernelCall
+from ..kit._library import CpuLibrary
 from ..runtime._memory import HostArray
 
 __all__ = ["ProgramLibrary"]
@@ -28,7 +29,7 @@ class ProgramLibrary(CpuLibrary):
     """
 
     def __init__(
-        self, name: str, device: HostDevice, kernels: Mapping[str, KernelEntry], argument: str
+        self, name: str, device: ComputingDevice, kernels: Mapping[str, KernelEntry], argument: str
     ) -> None:
         super().__init__(name, device, kernels)
         self._arrays = _Arrays(device)
@@ -60,7 +61,7 @@ class ProgramLibrary(CpuLibrary):
 class _Arrays:
     """See `ProgramArrays`."""
 
-    def __init__(self, device: HostDevice) -> None:
+    def __init__(self, device: ComputingDevice) -> None:
         self._device = device
 
     def view(self, array: ArraySpec, *, write: bool) -> HostArray:

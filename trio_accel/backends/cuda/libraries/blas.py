@@ -13,12 +13,12 @@ from nvmath.bindings import cublas
 from ...base import AccelStream, DType
 from ...base.checks import INEXACT, INTEGERS
 from ...base.device_array import DeviceArray
+from ...base.gpu.driver import Function
 from ...base.kernels import kernel
 from ...base.launch_cache import GraphCall, Key
 from ...base.ops import MatmulSpec, OperationSpec
 from ...base.product_layouts import Product, broadcast_operands, plan_gemm, plan_matmul, vectors
 from ..kit._library import Errors, KernelCall, LibraryDevice, factor_of
-from ..runtime._kernels import Function
 from ..runtime._stream import CudaStream
 from ._cublas import DEFAULT, HOST, KINDS, Factors, Kind
 from ._routines import RoutineLibrary

@@ -15,6 +15,7 @@ import attrs
 from cuda.bindings import driver
 
 from ...base import AccelStream, LibraryError
+from ...base.gpu.driver import Function
 from ...base.graphs import CHAINS, Chain, ChainLibrary, ChainSpec, Works, run_works
 from ...base.kernels import kernel
 from ...base.ops import (
@@ -26,7 +27,6 @@ from ...base.ops import (
 )
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
 from ..runtime._graphs import CaptureStream, Executable
-from ..runtime._kernels import Function
 from ..runtime._stream import CudaStream
 
 __all__ = ["Conditions", "GraphLibrary"]
@@ -107,7 +107,7 @@ class Conditions:
         pinned, check, nbytes = self._device.pinned, self._device.context.check, condition.dtype.itemsize
         host = pinned.take(nbytes)
         address = self._device.address(condition)
-        check(driver.cuMemcpyDtoHAsync(host, address, nbytes, stream.handle))
+        stream.copy_out(host, address, nbytes)
         check(driver.cuStreamSynchronize(stream.handle))
         content = ctypes.string_at(host, nbytes)
         pinned.give_back(nbytes, host)

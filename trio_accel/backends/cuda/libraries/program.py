@@ -119,7 +119,7 @@ class ProgramLibrary(CudaLibrary):
                 return failure
             if isinstance(raised, MemoryError) or type(raised).__name__ == "OutOfMemoryError":
                 # CuPy's error is a MemoryError, PyTorch's is not.
-                return self._exhausted()
+                return self._device.exhausted(0)
         return super()._told(error)
 
 
