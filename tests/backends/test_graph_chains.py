@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from trio_accel.backends.base import DType, InThread, LibraryError
+from trio_accel.backends.base import DType, InThread, LibraryError, LibraryUsage
 from trio_accel.backends.base.graphs import ChainLibrary, ChainSpec
 from trio_accel.backends.base.kernels import kernel
 from trio_accel.backends.base.ops import (
@@ -69,7 +69,8 @@ class Graphs(ChainLibrary):
     backend: ClassVar[str] = "none"
 
     def __init__(self) -> None:
-        super().__init__(SimpleNamespace(info=SimpleNamespace(name="none:0")))  # type: ignore[arg-type]
+        info = SimpleNamespace(name="none:0")
+        super().__init__(SimpleNamespace(info=info, usage_of=lambda library: LibraryUsage()))
         self.base = self.freed = 0
         self.conditions: list[int] = []
         self.graphs: list[list[object]] = []

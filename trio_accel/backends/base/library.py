@@ -145,15 +145,7 @@ class TableLibrary:
         return None if self._find_plan(spec) is not None else self._planning(spec, kernel)
 
     def _planning(self, spec: OperationSpec, kernel: KernelEntry) -> Callable[[], None]:
-        return partial(self._prepare, spec, kernel)
-
-    def _prepare(self, spec: OperationSpec, kernel: KernelEntry) -> None:
-        """Make a plan ahead of the launch, in a thread."""
-        try:
-            self._make_plan(spec, kernel)
-        except AccelError as error:
-            error.device = self._for_plans.info.name
-            raise
+        return partial(self._make_plan, spec, kernel)
 
     def _kernel_of(self, spec: OperationSpec) -> KernelEntry:
         """Find the kernel of an operation.
@@ -193,11 +185,15 @@ class TableLibrary:
             NotSupportedError: The kernel has no such dtype, or `plan` refuses it.
             LibraryError: Shapes do not fit, or `plan` refuses it.
         """
-        check_shapes(self.backend, self.name, spec)
-        check_dtypes(self.backend, spec, kernel.dtypes)
-        if kernel.plan is None:
-            return None
-        plan = kernel.plan(spec, self._for_plans)
+        try:
+            check_shapes(self.backend, self.name, spec)
+            check_dtypes(self.backend, spec, kernel.dtypes)
+            if kernel.plan is None:
+                return None
+            plan = kernel.plan(spec, self._for_plans)
+        except AccelError as error:
+            error.device = self._for_plans.info.name
+            raise
         self._plans.store(self._key_of(spec), plan)
         self._last = spec, plan
         return plan
@@ -363,7 +359,10 @@ class ComputingCall:
         try:
             returned = self._function(spec, self)
             if returned is not None:
-                raise _returned(self._function, returned)
+                name = getattr(self._function, "__qualname__", self._function)
+                raise TypeError(
+                    f"the kernel {name} must compute and return None, it returned {type(returned).__name__}"
+                )
             if described.has_status:
                 spec.check_status()
         except AccelError as error:
@@ -374,13 +373,6 @@ class ComputingCall:
             shape, dtype = getattr(error, "shape", ()), getattr(error, "dtype", None)
             requested = math.prod(shape) * dtype.itemsize if isinstance(dtype, np.dtype) else 0
             raise self.device.exhausted(requested) from error
-
-
-def _returned(function: Callable[..., object], value: object) -> TypeError:
-    return TypeError(
-        f"the kernel {getattr(function, '__qualname__', function)} must compute and return None, it returned "
-        f"{type(value).__name__}"
-    )
 
 
 class ComputingLibrary(TableLibrary):
@@ -419,11 +411,7 @@ class ComputingLibrary(TableLibrary):
             LibraryError: The operation is refused.
         """
         kernel = self._kernel_of(spec)
-        try:
-            plan = self._plan_of(spec, kernel) if kernel.plan is not None or kernel.dtypes else None
-        except AccelError as error:
-            error.device = self._device.info.name
-            raise
+        plan = self._plan_of(spec, kernel) if kernel.plan is not None or kernel.dtypes else None
         return ComputingCall(kernel.function, spec, plan, self._device, stream)
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from ..ops import ArraySpec, HostUse
 from ..pools import PagePool
 from ..protocols import LibraryUsage
 from ..values import as_bits, scalar
-from .driver import GpuContext, GpuStream, Kernels
+from .driver import GpuContext, GpuStream, Kernels, with_axes
 from .workspace import Arena
 
 __all__ = ["SMALL", "AddressDevice", "ArrayKernels", "PinnedMemory", "Transfers"]
@@ -33,9 +32,7 @@ __all__ = ["SMALL", "AddressDevice", "ArrayKernels", "PinnedMemory", "Transfers"
 HostArray: TypeAlias = npt.NDArray[Any]
 
 # As in the source `arrays`.
-_AXES = 64
-_CONVERT = struct.Struct("<QQqdiiii")
-_FILL = struct.Struct("<Qqii16s")
+_CONVERT, _FILL = "QQqdiiii", "Qqii16s"
 _TYPES = {dtype: code for code, dtype in enumerate(DType)}
 _SINGLE = {dtype for dtype in DType if dtype.kind == "float"} - {DType.float64} | {DType.complex64}
 
@@ -47,8 +44,8 @@ class ArrayKernels:
     """
 
     def __init__(self, kernels: Kernels) -> None:
-        self._convert = kernels.function("arrays", "convert", _CONVERT.size + 3 * 8 * _AXES)
-        self._fill = kernels.function("arrays", "fill", _FILL.size + 2 * 8 * _AXES)
+        self._convert = kernels.function("arrays", "convert", with_axes(_CONVERT, 3, 0).size)
+        self._fill = kernels.function("arrays", "fill", with_axes(_FILL, 2, 0).size)
 
     def convert(
         self,
@@ -72,19 +69,13 @@ class ArrayKernels:
             stream.copy(out.address, source.address, out.nbytes)
             return
         shape, (ins, outs) = merged(source.shape, (source.strides, out.strides))
-        flags = (
-            (1 if scale != 1.0 else 0)
-            | (2 if conjugate else 0)
-            | (4 if source.dtype in _SINGLE and out.dtype in _SINGLE else 0)
-            | (8 if is_plain else 0)
-        )
+        is_single = source.dtype in _SINGLE and out.dtype in _SINGLE
+        flags = (scale != 1.0) | conjugate << 1 | is_single << 2 | is_plain << 3
         types = _TYPES[source.dtype], _TYPES[out.dtype]
-        with self._convert as arguments:
-            _CONVERT.pack_into(
-                arguments, 0, source.address, out.address, out.size, scale, *types, flags, len(shape)
-            )
-            _pack_layout(arguments, _CONVERT.size, shape, ins, outs)
-            self._convert.launch(stream.handle, out.size)
+        self._convert.run(
+            stream.handle, out.size, with_axes(_CONVERT, 3, len(shape)), source.address, out.address,
+            out.size, scale, *types, flags, len(shape), *shape, *ins, *outs,
+        )  # fmt: skip
 
     def fill(self, stream: GpuStream, out: DeviceArray, value: complex) -> None:
         """Enqueue that every element is set to one value.
@@ -102,15 +93,9 @@ class ArrayKernels:
         elif strides in ((), (size,)) and size == 4:
             stream.set_words(out.address, int.from_bytes(bits, "little"), out.size)
         else:
-            with self._fill as arguments:
-                _FILL.pack_into(arguments, 0, out.address, out.size, size, len(shape), bits)
-                _pack_layout(arguments, _FILL.size, shape, strides)
-                self._fill.launch(stream.handle, out.size)
-
-
-def _pack_layout(arguments: bytearray, offset: int, *rows: tuple[int, ...]) -> None:
-    for number, row in enumerate(rows):
-        struct.pack_into(f"<{len(row)}q", arguments, offset + 8 * _AXES * number, *row)
+            layout = with_axes(_FILL, 2, len(shape))
+            values = out.address, out.size, size, len(shape), bits, *shape, *strides
+            self._fill.run(stream.handle, out.size, layout, *values)
 
 
 _LEAST = 64
@@ -324,12 +309,9 @@ class Transfers:
                 self._forget(start)
 
     def _fetch(self, slot: HostArray, use: HostUse) -> None:
-        host = use.begin()
         try:
-            if host is not None:
-                _copy(host, _shaped(slot, host))
+            use.run(lambda host: _copy(host, _shaped(slot, host)))
         finally:
-            use.end()
             self._slots.give_back(slot)
 
 
@@ -365,11 +347,7 @@ class AddressDevice(BlockDevice[StreamT, ChunkT, int], Generic[StreamT, ChunkT, 
     """
 
     def __init__(
-        self,
-        info: DeviceInfo,
-        blocks: BlockMemory[ChunkT, int],
-        context: ContextT,
-        kernels: Kernels,
+        self, info: DeviceInfo, blocks: BlockMemory[ChunkT, int], context: ContextT, kernels: Kernels
     ) -> None:
         super().__init__(info, blocks)
         self.context: ContextT = context
@@ -382,6 +360,15 @@ class AddressDevice(BlockDevice[StreamT, ChunkT, int], Generic[StreamT, ChunkT, 
         self._to_invalidate: dict[int, set[Callable[[int], None]]] = {}
         self._spans: dict[tuple[tuple[int, ...], tuple[int, ...], int], tuple[int, int]] = {}
         self._usage: dict[str, LibraryUsage] = {}
+
+    def register_host(self, array: npt.NDArray[np.uint8]) -> None:
+        """Transfer from and to memory of the host without a copy; see `AccelDevice.register_host`."""
+        self.check_open()
+        self.transfers.register(array)
+
+    def unregister_host(self, array: npt.NDArray[np.uint8]) -> None:
+        """Take that back; see `AccelDevice.unregister_host`."""
+        self.transfers.unregister(array)
 
     def usage(self) -> dict[str, LibraryUsage]:
         """Plans and workspace of its libraries; see `AccelDevice.usage`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
 from struct import Struct
 from typing import Any, Protocol, TypeAlias
 
@@ -17,11 +17,13 @@ import numpy as np
 
 from ..protocols import AccelStream
 
-__all__ = ["Function", "GpuContext", "GpuStream", "Kernels", "LastUses", "Launch", "LoadedCode"]
+__all__ = ["Function", "GpuContext", "GpuStream", "Kernels", "LastUses", "Launch", "LoadedCode", "with_axes"]
 
 _THREADS = 256
 # Blocks for each multiprocessor; a kernel goes on in steps of its grid.
 _BLOCKS = 8
+# Axes of an array, in the structures of sources.
+_AXES = 64
 
 Launch: TypeAlias = Callable[[int, int, int, int], None]
 """Enqueues a kernel: blocks, threads of each, handle of the stream, where the addresses of arguments are."""
@@ -46,6 +48,13 @@ class GpuContext(AbstractContextManager[None], Protocol):
 
     def restore(self) -> None:
         """Make current what was so before."""
+
+    def look(self) -> None:
+        """Ask the driver whether the context is lost; from then on `failure` says so."""
+
+    def failure(self) -> Exception | None:
+        """Make a new error that says why the context is lost; None while it is usable."""
+        ...
 
     def take_host(self, nbytes: int) -> int:
         """Return the address of so many bytes of the host that the device reaches. Makes it current itself.
@@ -150,43 +159,42 @@ class Function:
         nbytes: Size of the structure.
         most: How many blocks fill the device.
         offsets: Offsets of its arguments in the structure.
-
-    Attributes:
-        arguments: Buffer that they are packed into.
     """
 
-    __slots__ = ("_launch", "_lock", "_most", "_pointer", "_pointers", "arguments")
+    __slots__ = ("_arguments", "_launch", "_lock", "_most", "_pointer", "_pointers")
 
     def __init__(self, launch: Launch, nbytes: int, most: int, offsets: Sequence[int] = (0,)) -> None:
         self._launch = launch
         self._most = most
         self._lock = threading.Lock()
-        self.arguments: bytearray = bytearray(nbytes)
-        start = np.frombuffer(self.arguments, np.uint8).ctypes.data
+        self._arguments = bytearray(nbytes)
+        start = np.frombuffer(self._arguments, np.uint8).ctypes.data
         self._pointers = np.array([start + offset for offset in offsets], np.uint64)
         self._pointer = int(self._pointers.ctypes.data)
 
-    def __enter__(self) -> bytearray:
-        """Take the buffer; another thread's launch waits for its end."""
-        self._lock.acquire()
-        return self.arguments
+    def run(
+        self, stream: int, count: int, layout: Struct, *values: object, threads: int = _THREADS, most: int = 0
+    ) -> None:
+        """Pack values as its structure has them, and launch it; another thread's launch waits for the end.
 
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-    def run(self, stream: int, count: int, layout: Struct, *values: object, threads: int = _THREADS) -> None:
-        """Pack values as a structure has them, and launch it; see `launch`."""
-        with self as arguments:
-            layout.pack_into(arguments, 0, *values)
-            self.launch(stream, count, threads=threads)
-
-    def launch(self, stream: int, count: int, *, threads: int = _THREADS, most: int | None = None) -> None:
-        """Launch it for so many elements, in blocks of so many threads, with what the buffer holds.
-
-        By default there are as many blocks at most as the device runs at once.
+        Args:
+            stream: Handle of the stream.
+            count: For how many elements.
+            layout: The structure.
+            values: Its values.
+            threads: Threads of a block.
+            most: How many blocks at most; 0 for as many as the device runs at once.
         """
-        blocks = min(-(-count // threads), self._most if most is None else most)
-        self._launch(blocks, threads, stream, self._pointer)
+        blocks = min(-(-count // threads), most or self._most)
+        with self._lock:
+            layout.pack_into(self._arguments, 0, *values)
+            self._launch(blocks, threads, stream, self._pointer)
+
+
+@cache
+def with_axes(fields: str, rows: int, axes: int) -> Struct:
+    """Lay out a structure that ends in rows of 64 numbers, one for each axis, of which so many are used."""
+    return Struct(f"<{fields}" + f"{axes}q{8 * (_AXES - axes)}x" * rows)
 
 
 class LastUses(dict[GpuStream, int]):
@@ -230,11 +238,14 @@ class Kernels:
     Args:
         context: The context.
         compute_units: How many the device has.
+
+    Attributes:
+        most_blocks: How many blocks a kernel is launched with at most.
     """
 
     def __init__(self, context: GpuContext, compute_units: int) -> None:
         self._within = context
-        self._most = compute_units * _BLOCKS
+        self.most_blocks: int = compute_units * _BLOCKS
         self._modules: dict[str, Any] = {}
         self._lock = threading.Lock()
 
@@ -268,7 +279,7 @@ class Kernels:
                 if source not in self._modules:
                     self._modules[source] = self.compile(self.read(source))
                 module = self._modules[source]
-            return Function(self.find(module, name), nbytes, self._most, offsets)
+            return Function(self.find(module, name), nbytes, self.most_blocks, offsets)
 
     def load(
         self, text: str, names: Sequence[str], nbytes: int
@@ -285,16 +296,11 @@ class Kernels:
         """
         module = self.compile(text)
         try:
-            functions = {name: Function(self.find(module, name), nbytes, self._most) for name in names}
+            functions = {name: Function(self.find(module, name), nbytes, self.most_blocks) for name in names}
             return partial(self.unload, module), functions
         except BaseException:
             self.unload(module)
             raise
-
-    @property
-    def most_blocks(self) -> int:
-        """How many blocks a kernel is launched with at most."""
-        return self._most
 
     def close(self) -> None:
         """Unload everything; no kernel runs any more. The context is current."""

@@ -223,10 +223,7 @@ class _Expression(LoadedCode):
 
     def launch(self, name: str, call: _Call, values: tuple[object, ...], count: int, **how: int) -> None:
         """Launch one of the kernels, by so many threads."""
-        function = self.functions[name]
-        with function as buffer:
-            self.source.arguments.pack_into(buffer, 0, *values)
-            function.launch(call.handle, count, **how)
+        self.functions[name].run(call.handle, count, self.source.arguments, *values, **how)
         self._runs.note(call.stream)
 
 
@@ -296,7 +293,7 @@ class TransferLibrary:
             return
         packed = out if out.is_contiguous else call.room(out)
         start = transfers.straight(spec.host)
-        _note(spec, transfers.to_device(call.stream, spec.host, start, packed.address))
+        spec.note_use(transfers.to_device(call.stream, spec.host, start, packed.address))
         if packed is not out:
             call.convert(packed, out)
 
@@ -307,7 +304,7 @@ class TransferLibrary:
             return
         start = transfers.straight(spec.host)
         packed = source if source.is_contiguous else call.copy_of(source)
-        _note(spec, transfers.to_host(call.stream, packed.address, spec.host, start))
+        spec.note_use(transfers.to_host(call.stream, packed.address, spec.host, start))
 
     def copy(self, spec: ops.CopySpec, call: _Call) -> None:
         """Copy, and convert as `numpy.ndarray.astype` does."""
@@ -326,12 +323,6 @@ class TransferLibrary:
             # The beginning of its place.
             address = out.address + index * out.strides[0]
             call.convert(call.array(source), DeviceArray(address, out.dtype, source.shape, out.strides[1:]))
-
-
-def _note(spec: ops.CopyFromHostSpec | ops.CopyToHostSpec, use: ops.HostUse | None) -> None:
-    """Say how the host array is used from now on, unless the device itself uses it."""
-    if use is not None:
-        spec.note_use(use)
 
 
 # As in the source `philox`, with what fills the structure up; the kinds are in the same order there.
@@ -362,9 +353,7 @@ class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
             return
         is_moved = (spec.low, spec.width) != (0.0, 1.0)
         is_aligned = not out.address % _ALIGNMENT
-        with self._fill as arguments:
-            _ARGUMENTS.pack_into(
-                arguments, 0, out.address, spec.seed, spec.row & _MASK, size, spec.low, spec.width, call.plan,
-                is_moved, is_aligned,
-            )  # fmt: skip
-            self._fill.launch(call.handle, -(-size // _FOUR))
+        self._fill.run(
+            call.handle, -(-size // _FOUR), _ARGUMENTS, out.address, spec.seed, spec.row & _MASK, size,
+            spec.low, spec.width, call.plan, is_moved, is_aligned,
+        )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,7 @@ from ...base.ops import (
     StackSpec,
 )
 from ..kit._library import CpuLibrary
-from ..runtime._memory import HostArray, convert
+from ..runtime._memory import convert
 
 __all__ = ["MemoryLibrary", "copy", "copy_from_host", "copy_to_host", "fill", "stack"]
 
@@ -41,26 +40,19 @@ class MemoryLibrary(CpuLibrary):
 def copy_from_host(spec: CopyFromHostSpec, call: KernelCall) -> None:
     """Copy a host array of any strides."""
     out = as_bits(call.array(spec.out))
-    _with_host(spec, partial(np.copyto, out))
+    _use(spec).run(partial(np.copyto, out))
 
 
 @kernel(CopyToHostSpec, backend="cpu")
 def copy_to_host(spec: CopyToHostSpec, call: KernelCall) -> None:
     """Copy to a host array of any strides."""
     source = as_bits(call.array(spec.source))
-    _with_host(spec, lambda host: np.copyto(host, source))
+    _use(spec).run(lambda host: np.copyto(host, source))
 
 
-def _with_host(spec: CopyFromHostSpec | CopyToHostSpec, copy: Callable[[HostArray], None]) -> None:
-    """Copy from or to the host array, unless that was withdrawn."""
-    use = spec.use
-    assert use is not None  # see `MemoryLibrary`
-    host = use.begin()
-    if host is not None:
-        try:
-            copy(host)
-        finally:
-            use.end()
+def _use(spec: CopyFromHostSpec | CopyToHostSpec) -> HostUse:
+    assert spec.use is not None  # see `MemoryLibrary`
+    return spec.use
 
 
 @kernel(CopySpec, backend="cpu")

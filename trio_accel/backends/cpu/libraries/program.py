@@ -32,8 +32,7 @@ class ProgramLibrary(CpuLibrary):
         self, name: str, device: ComputingDevice, kernels: Mapping[str, KernelEntry], argument: str
     ) -> None:
         super().__init__(name, device, kernels)
-        self._arrays = _Arrays(device)
-        self._host = ProgramHost(argument, self._arrays)
+        self._host = ProgramHost(argument, _Arrays(device))
         self.import_seconds: float = self._host.import_seconds
 
     def close(self) -> None:
@@ -43,11 +42,7 @@ class ProgramLibrary(CpuLibrary):
     @kernel(ProgramCall, backend="cpu")
     @kernel(ProgramReturn, backend="cpu")
     def _call(self, spec: ProgramCall, call: KernelCall) -> None:
-        view = self._arrays.view
-        inputs = [view(array, write=False) for array in spec.read]
-        updated = [view(array, write=True) for array in spec.updated]
-        outputs = [view(array, write=True) for array in spec.written]
-        self._host.call(spec, inputs, updated, outputs)
+        self._host.call(spec)
 
     @kernel(ProgramResult, backend="cpu")
     def _tell(self, spec: ProgramResult, call: KernelCall) -> None:
@@ -55,7 +50,7 @@ class ProgramLibrary(CpuLibrary):
 
     @kernel(ProgramFetch, backend="cpu")
     def _fetch(self, spec: ProgramFetch, call: KernelCall) -> None:
-        self._host.fetch(spec, [self._arrays.view(array, write=True) for array in spec.written])
+        self._host.fetch(spec)
 
 
 class _Arrays:

@@ -10,7 +10,6 @@ from ...base import (
     ChunkKeeper,
     DeviceInfo,
     DType,
-    KernelLibrary,
     LibraryError,
     NotSupportedError,
     checks,
@@ -59,10 +58,6 @@ class LibraryDevice(AddressDevice[CudaStream, DeviceChunk, CudaContext]):
         except BaseException:
             context.release()
             raise
-
-    def open_library(self, name: str) -> KernelLibrary:
-        """Open another library, for the caller alone; see `AccelDevice.open_library`."""
-        raise NotImplementedError
 
     def lent_to(self, other: AddressDevice[Any, Any, Any], array: ArraySpec) -> DeviceArray:
         """Return the address of an array for kernels of another device; see `AddressDevice.lent_to`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -40,24 +40,30 @@ class LoadedKernel(UserKernel):
 
     def __init__(self, context: CudaContext, definition: KernelDefinition, compiled: CompiledKernel) -> None:
         self._context = context
-        try:
-            library = context.load(compiled.code)
-        except DriverError as error:
-            raise _not_loaded(definition, compiled, error) from error
-        super().__init__(definition, partial(driver.cuLibraryUnload, library))
-        try:
-            self._kernel = self._find(library, compiled.symbol)
-            self._function = context.function_of(self._kernel)
-            with suppress(RuntimeError):  # drivers before CUDA 12.4 cannot tell
-                self.check_parameters(self._parameter_sizes())
-            self.limits = self._read_limits()
-        except DriverError as error:
-            self.close()
-            # The driver may check code only when a kernel of it is asked for.
-            raise _not_loaded(definition, compiled, error) from error
-        except BaseException:
-            self.close()
-            raise
+        with ExitStack() as undo:
+            try:
+                library = context.load(compiled.code)
+                unload = partial(driver.cuLibraryUnload, library)
+                undo.callback(unload)
+                super().__init__(definition, unload)
+                self._kernel = self._find(library, compiled.symbol)
+                self._function = context.function_of(self._kernel)
+                with suppress(RuntimeError):  # drivers before CUDA 12.4 cannot tell
+                    self.check_parameters(self._parameter_sizes())
+                self.limits = self._read_limits()
+            except DriverError as error:
+                # The driver may check code only when a kernel of it is asked for.
+                first = definition.code[0]
+                log = ptx_log(compiled.code) if compiled.is_ptx else ""
+                raise CompilationError(
+                    f"kernel {definition.name!r}: the driver does not load {first.name} ({first.format}): "
+                    f"{error.message}" + (f"\n{log}\n" if log else ""),
+                    library="jit",
+                    code=error.code,
+                    log=log,
+                    source=first.name,
+                ) from error
+            undo.pop_all()
         self._config = self._make_config()
 
     def _find(self, library: Any, symbol: str) -> Any:
@@ -184,18 +190,3 @@ class LoadedKernel(UserKernel):
         config.blockDimX, config.blockDimY, config.blockDimZ = spec.block
         config.sharedMemBytes, config.hStream = spec.shared, 0
         return int(self._context.check(driver.cuOccupancyMaxActiveClusters(self._function, config)))
-
-
-def _not_loaded(
-    definition: KernelDefinition, compiled: CompiledKernel, error: DriverError
-) -> CompilationError:
-    first = definition.code[0]
-    log = ptx_log(compiled.code) if compiled.is_ptx else ""
-    return CompilationError(
-        f"kernel {definition.name!r}: the driver does not load {first.name} ({first.format}): "
-        f"{error.message}" + (f"\n{log}\n" if log else ""),
-        library="jit",
-        code=error.code,
-        log=log,
-        source=first.name,
-    )

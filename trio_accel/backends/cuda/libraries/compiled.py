@@ -8,16 +8,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ...base import ops
 from ...base.gpu.kernels import CompiledLibrary, PhiloxLibrary
 from ...base.kernels import kernel
-from ...base.ops import (
-    ElementwiseSpec,
-    KernelDefinition,
-    KernelInfoSpec,
-    KernelSpec,
-    PhiloxSpec,
-    ReductionSpec,
-)
 from ..kit._library import CudaLibrary, LibraryDevice
 from ..kit._loaded_kernel import LoadedKernel
 from ..runtime._compiler import compile_kernel
@@ -34,8 +27,8 @@ class ArraysLibrary(CompiledLibrary, CudaLibrary):
     # Each is a module in device memory.
     most_plans: ClassVar[int] = 256
 
-    kernel(ElementwiseSpec, backend="cuda", plan=_compile)(CompiledLibrary.elementwise)
-    kernel(ReductionSpec, backend="cuda", plan=_compile)(CompiledLibrary.reduce)
+    kernel(ops.ElementwiseSpec, backend="cuda", plan=_compile)(CompiledLibrary.elementwise)
+    kernel(ops.ReductionSpec, backend="cuda", plan=_compile)(CompiledLibrary.reduce)
 
 
 class JitLibrary(ArraysLibrary):
@@ -43,12 +36,12 @@ class JitLibrary(ArraysLibrary):
 
     name = "jit"
 
-    def _load(self, spec: KernelSpec | KernelInfoSpec, device: LibraryDevice) -> LoadedKernel:
-        definition = KernelDefinition.decode(spec.definition)
+    def _load(self, spec: ops.KernelSpec | ops.KernelInfoSpec, device: LibraryDevice) -> LoadedKernel:
+        definition = ops.KernelDefinition.decode(spec.definition)
         return LoadedKernel(self._context, definition, compile_kernel(definition, self._device.architecture))
 
-    kernel(KernelSpec, backend="cuda", plan=_load)(CompiledLibrary.launch_kernel)
-    kernel(KernelInfoSpec, backend="cuda", plan=_load)(CompiledLibrary.inform)
+    kernel(ops.KernelSpec, backend="cuda", plan=_load)(CompiledLibrary.launch_kernel)
+    kernel(ops.KernelInfoSpec, backend="cuda", plan=_load)(CompiledLibrary.inform)
 
 
 class RandomLibrary(PhiloxLibrary, CudaLibrary):
@@ -56,4 +49,6 @@ class RandomLibrary(PhiloxLibrary, CudaLibrary):
 
     name = "random"
 
-    kernel(PhiloxSpec, backend="cuda", plan=PhiloxLibrary.plan_philox, is_quick=True)(PhiloxLibrary.philox)
+    kernel(ops.PhiloxSpec, backend="cuda", plan=PhiloxLibrary.plan_philox, is_quick=True)(
+        PhiloxLibrary.philox
+    )
