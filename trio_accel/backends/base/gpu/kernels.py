@@ -274,14 +274,6 @@ class CompiledLibrary(EnqueuingLibrary[Any, Any]):
         if how.finish:
             plan.launch(how.finish, call, values, how.finish_threads, threads=how.block)
 
-    def launch_kernel(self, spec: ops.KernelSpec, call: _Call) -> None:
-        """Launch a kernel of the user's own."""
-        call.plan.launch(spec, call)
-
-    def inform(self, spec: ops.KernelInfoSpec, call: _Call) -> None:
-        """Tell of a kernel of the user's own."""
-        call.plan.inform(spec)
-
 
 class TransferLibrary:
     """Copies and fills."""

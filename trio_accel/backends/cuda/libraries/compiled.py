@@ -11,7 +11,7 @@ from typing import ClassVar
 from ...base import ops
 from ...base.gpu.kernels import CompiledLibrary, PhiloxLibrary
 from ...base.kernels import kernel
-from ..kit._library import CudaLibrary, LibraryDevice
+from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
 from ..kit._loaded_kernel import LoadedKernel
 from ..runtime._compiler import compile_kernel
 
@@ -40,8 +40,13 @@ class JitLibrary(ArraysLibrary):
         definition = ops.KernelDefinition.decode(spec.definition)
         return LoadedKernel(self._context, definition, compile_kernel(definition, self._device.architecture))
 
-    kernel(ops.KernelSpec, backend="cuda", plan=_load)(CompiledLibrary.launch_kernel)
-    kernel(ops.KernelInfoSpec, backend="cuda", plan=_load)(CompiledLibrary.inform)
+    @kernel(ops.KernelSpec, backend="cuda", plan=_load)
+    def _launch(self, spec: ops.KernelSpec, call: KernelCall) -> None:
+        call.plan.launch(spec, call)
+
+    @kernel(ops.KernelInfoSpec, backend="cuda", plan=_load)
+    def _inform(self, spec: ops.KernelInfoSpec, call: KernelCall) -> None:
+        call.plan.inform(spec)
 
 
 class RandomLibrary(PhiloxLibrary, CudaLibrary):
