@@ -1,7 +1,7 @@
-"""The half of a GPU backend that no vendor is named in, on a kind of GPU that nobody has.
+"""The half of a GPU backend that no vendor is named in, on a kind of GPU that does not exist.
 
-Its memory is the host's, its streams do everything at once, and its kernels are NumPy's: what is tested is that
-nothing but `backends/base/gpu/driver.py` has to be written for the rest to work.
+Its memory is the host's, its streams do everything at once, and its kernels are NumPy's. The tests hold that
+a backend has to write the protocols of `backends/base/gpu/driver.py`, and that the rest works then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ import numpy.typing as npt
 import pytest
 
 import trio_accel as ta
-from trio_accel.backends.base import BlockMemory, DeviceInfo, DType, kernel, ops
+from trio_accel.backends.base import (
+    AccelEvent,
+    BlockMemory,
+    ChunkKeeper,
+    DeviceInfo,
+    DType,
+    Waker,
+    kernel,
+    ops,
+)
 from trio_accel.backends.base.chunks import ALIGNMENT
 from trio_accel.backends.base.gpu.device import AddressDevice
 from trio_accel.backends.base.gpu.driver import Kernels, Launch
@@ -133,7 +142,14 @@ class Stream:
     def record(self) -> Any:
         raise NotImplementedError
 
-    wait = hold = crash = notify = synchronize = close = record
+    crash = synchronize = close = record
+
+    def wait(self, event: AccelEvent) -> None: ...
+
+    def hold(self, waker: Waker | None = None) -> Any:
+        raise NotImplementedError
+
+    def notify(self, event: AccelEvent, waker: Waker) -> None: ...
 
 
 class Sources(Kernels):
@@ -187,10 +203,11 @@ class Chunks:
         start = -whole.ctypes.data % ALIGNMENT
         return whole[start : start + nbytes], nbytes
 
-    def make_kept(self, *_: object) -> Any:
+    def make_kept(self, nbytes: int, keeper: ChunkKeeper, chunk: int) -> tuple[Array, int]:
         raise NotImplementedError
 
-    map = make_kept
+    def map(self, nbytes: int, descriptor: int) -> Array:
+        raise NotImplementedError
 
     def drop(self, chunk: Array) -> None: ...
 

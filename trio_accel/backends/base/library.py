@@ -401,7 +401,8 @@ class ComputingLibrary(TableLibrary):
         """Put an operation on a stream; see `KernelLibrary.enqueue`."""
         if not isinstance(stream, self.streams):
             raise self._foreign(stream)
-        stream.enqueue(self.call_of(spec, stream))
+        on: Any = stream
+        on.enqueue(self.call_of(spec, stream))
 
     def call_of(self, spec: OperationSpec, stream: AccelStream) -> ComputingCall:
         """Make a launch, which is run when it is called.
