@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -69,8 +70,12 @@ class Graphs(ChainLibrary):
     backend: ClassVar[str] = "none"
 
     def __init__(self) -> None:
-        info = SimpleNamespace(name="none:0")
-        super().__init__(SimpleNamespace(info=info, usage_of=lambda library: LibraryUsage()))
+        device = SimpleNamespace(
+            info=SimpleNamespace(name="none:0"),
+            context=nullcontext(),
+            usage_of=lambda library: LibraryUsage(),
+        )
+        super().__init__(device)
         self.base = self.freed = 0
         self.conditions: list[int] = []
         self.graphs: list[list[object]] = []

@@ -333,7 +333,7 @@ class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
         super().__init__(device)
         self._fill = device.kernels.function("philox", "philox_fill", _ARGUMENTS.size)
 
-    def plan_philox(self, spec: ops.PhiloxSpec, device: _Device) -> int:
+    def plan(self, spec: ops.PhiloxSpec, device: _Device) -> int:
         """Find how numbers are made."""
         return _KINDS.index((spec.distribution, spec.out.dtype))
 

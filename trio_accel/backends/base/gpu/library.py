@@ -269,7 +269,7 @@ class EnqueuingLibrary(TableLibrary, Generic[DeviceT, StreamT]):
         """Put an operation on a stream; see `KernelLibrary.enqueue`."""
         if type(stream) is not self.streams and not isinstance(stream, self.streams):
             raise self._foreign(stream)
-        on = cast("StreamT", stream)
+        on: Any = stream
         kernel = self._kernel_of(spec)
         context = self._device.context
         if on.is_closed or context.is_lost:

@@ -54,6 +54,4 @@ class RandomLibrary(PhiloxLibrary, CudaLibrary):
 
     name = "random"
 
-    kernel(ops.PhiloxSpec, backend="cuda", plan=PhiloxLibrary.plan_philox, is_quick=True)(
-        PhiloxLibrary.philox
-    )
+    kernel(ops.PhiloxSpec, backend="cuda", plan=PhiloxLibrary.plan, is_quick=True)(PhiloxLibrary.philox)
