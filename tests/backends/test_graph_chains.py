@@ -35,7 +35,7 @@ class Stream:
     def __init__(self) -> None:
         self.log: list[object] = []
         self.behind: list[Callable[[], None]] = []
-        self.timeline = SimpleNamespace(sequence=1)
+        self.launched = 1
 
     def after(self, finisher: Callable[[], None]) -> None:
         self.behind.append(finisher)

@@ -120,7 +120,8 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
     Parts that run on a condition may be nodes of the driver's then. Before, and where the driver has none,
     the host waits for the condition and reads it, in a thread.
 
-    A vendor's library overrides the methods that raise `NotImplementedError` here.
+    A vendor's library overrides the methods that raise `NotImplementedError` here. Its streams say by
+    `is_capturing` whether what is enqueued there becomes part of a graph.
     """
 
     def __init__(self, device: Any) -> None:
@@ -288,7 +289,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         if not self._is_in_place(entry.value):
             self._cache.remove(key)
             return False
-        entry.last = stream.timeline.sequence
+        entry.last = stream.launched
         if self._launch_graph(entry.value):
             self._plans.note_launch(chain)
             return True
@@ -361,7 +362,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
                 "a graph of %d operations is replayed one by one: %s", len(chain.recipe.nodes), error
             )
             return
-        self._cache.store(key, graph, launching.timeline.sequence)
+        self._cache.store(key, graph, launching.launched)
 
     def _close_libraries(self) -> None:
         """Throw all graphs away, and close what was opened for them."""

@@ -84,7 +84,7 @@ class BlasLibrary(RoutineLibrary):
         return self._integers
 
     def attach(self, stream: CudaStream) -> None:
-        """Take the workspace of cuBLAS; see `CudaLibrary.attach`."""
+        """Take the workspace of cuBLAS; see `EnqueuingLibrary.attach`."""
         self._blas.select(stream, HOST)
 
     def _destroy(self) -> None:
