@@ -66,14 +66,14 @@ THREADS = re.compile(
 # And these, for the reason given.
 THREADS_TOO = {
     "trio_accel.actors._system_state": "the number of a thread: a Trio run has one; nothing is started",
+    "trio_accel.backends.base.gpu.driver": "locks: compiled in a thread, launched from several",
+    "trio_accel.backends.base.gpu.device": "copies of pageable memory, which make their caller wait",
     "trio_accel.backends.base.memory": "a lock: memory is given out on one thread and closed on another",
     "trio_accel.backends.base.pools": "to unmap may wait for a stream that Trio's thread holds; a lock",
     "trio_accel.backends.base.modules": "a lock: two libraries may be imported at once, in two threads",
     "trio_accel.backends.cuda.runtime._signals": "the bridge from host functions, and holds of any thread",
     "trio_accel.backends.cuda.runtime._context": "a context is current in a thread, and lost in any",
     "trio_accel.backends.cuda.runtime._graphs": "locks: launched on one thread, cleared up on another",
-    "trio_accel.backends.cuda.runtime._kernels": "locks: compiled in a thread, launched from several",
-    "trio_accel.backends.cuda.runtime._transfers": "copies of pageable memory, which make their caller wait",
     "trio_accel.devices.worker.back._process": "the heartbeat: a sign of life must not depend on the loop",
     "trio_accel.devices.worker.launcher._launcher_fork": "a fork that tries whether threads start in it",
     "trio_accel.devices.worker.transport._protocol": "a lock: taken, it is a barrier",

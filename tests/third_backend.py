@@ -3,8 +3,7 @@
 It is written against the protocols of `trio_accel.backends.base` alone, as a backend of another vendor would
 be: memory that the host cannot address, streams that are queues of commands, events, copies that are
 commands too, and completion that is told from a thread of the device. What computes are the functions of the
-CPU's libraries: a kernel is called as ``kernel(spec, call)`` on every backend, so they run here with another
-`KernelCall`.
+CPU's libraries: a kernel is called as ``kernel(spec, call)`` on every backend, so they run here too.
 
 `register_third()` makes it known as ``"third"``; ``nox -s third`` runs the conformance tests on it.
 """
@@ -26,7 +25,6 @@ from trio_accel.backends import register
 from trio_accel.backends.base import (
     AccelBackend,
     AccelDevice,
-    AccelError,
     AccelEvent,
     AccelStream,
     BackendReport,
@@ -39,30 +37,18 @@ from trio_accel.backends.base import (
     Poison,
     Waker,
     as_bits,
-    scalar,
 )
 from trio_accel.backends.base.chunks import ALIGNMENT
 from trio_accel.backends.base.device import BlockDevice
 from trio_accel.backends.base.device_info import choose
-from trio_accel.backends.base.kernels import KernelEntry, kernel, kernels_of, load_module_kernels
-from trio_accel.backends.base.library import LibraryEntry, TableLibrary
-from trio_accel.backends.base.ops import (
-    ArraySpec,
-    CopyFromHostSpec,
-    CopySpec,
-    CopyToHostSpec,
-    FillSpec,
-    HostUse,
-    OperationSpec,
-    Peers,
-    StackSpec,
-    StatusArray,
-)
+from trio_accel.backends.base.kernels import kernels_of, load_module_kernels
+from trio_accel.backends.base.library import ComputingCall, ComputingLibrary, LibraryEntry
+from trio_accel.backends.base.ops import ArraySpec, CopyFromHostSpec, CopyToHostSpec, HostUse, OperationSpec
 
 BACKEND = "third"
 _MEMORY = 8 << 30
 # What the CPU has, as functions; graphs and programs are classes there, and this device has none.
-_COMPUTING = ("arrays", "blas", "fft", "jit", "random", "solver", "sparse")
+_COMPUTING = ("arrays", "blas", "fft", "jit", "memory", "random", "solver", "sparse")
 LIBRARIES: Mapping[str, LibraryEntry] = {
     name: LibraryEntry(f"trio_accel.backends.cpu.libraries.{name}") for name in _COMPUTING
 }
@@ -160,7 +146,7 @@ class Stream:
     def has_ended(self) -> bool:
         return self._is_closed and (self._thread is None or not self._thread.is_alive())
 
-    def launch(self, command: Command) -> None:
+    def enqueue(self, command: Command) -> None:
         """Put a command behind all others, unless the context is lost."""
         failure = self.failure
         if failure is not None and not self._is_closed:
@@ -180,11 +166,11 @@ class Stream:
 
     def hold(self, waker: Waker | None = None) -> Hold:
         hold = Hold(waker)
-        self.launch(hold)
+        self.enqueue(hold)
         return hold
 
     def crash(self) -> None:
-        self.launch(partial(signal.raise_signal, signal.SIGSEGV))
+        self.enqueue(partial(signal.raise_signal, signal.SIGSEGV))
 
     def notify(self, event: AccelEvent, waker: Waker) -> None:
         if not isinstance(event, Event):
@@ -280,117 +266,20 @@ class Chunks:
         return _MEMORY
 
 
-class KernelCall:
-    """One launch, as its kernel sees it; see `trio_accel.backends.base.KernelCall`."""
-
-    def __init__(self, device: Device, stream: Stream, plan: Any) -> None:
-        self.device = device
-        self.stream = stream
-        self.plan = plan
-        self._rooms: list[Array] = []
-
-    def array(self, array: ArraySpec) -> Array:
-        return self.device.array(array)
-
-    def at(self, array: ArraySpec) -> int:
-        return int(self.array(array).ctypes.data)
-
-    def peers(self, peers: Peers) -> NoReturn:
-        raise NotSupportedError("one device reaches no other", backend=BACKEND)
-
-    def workspace(self, nbytes: int) -> int:
-        self._rooms.append(np.empty(max(nbytes, 0), np.uint8))
-        return int(self._rooms[-1].ctypes.data) if nbytes > 0 else 0
-
-    def status(self, words: StatusArray) -> int:
-        words.fill(0)
-        return int(words.ctypes.data)
-
-
-class Library(TableLibrary):
+class Library(ComputingLibrary):
     """A library of an open device: a launch is a command of the stream."""
 
     backend: ClassVar[str] = BACKEND
-    has_threads: ClassVar[bool] = True
+    streams: ClassVar[type[Any]] = Stream
 
-    def __init__(self, name: str, device: Device, kernels: Mapping[str, KernelEntry]) -> None:
-        self.name = name
-        self._device = device
-        super().__init__(device, kernels)
 
-    def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
-        if not isinstance(stream, Stream):
-            raise TypeError(f"stream: the third backend enqueues on its own streams, not on {stream!r}")
-        one = self._kernel_of(spec)
-        try:
-            plan = self._plan_of(spec, one)
-        except AccelError as error:
-            error.device = self._device.info.name
-            raise
+class MemoryLibrary(Library):
+    """Until the stream gets to a copy between device and host, the engine may withdraw it."""
+
+    def call_of(self, spec: OperationSpec, stream: AccelStream) -> ComputingCall:
         if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec)):
-            # Until the stream gets there, the engine may withdraw the copy.
             spec.note_use(HostUse(as_bits(spec.host)))
-        stream.launch(partial(self._run, one, spec, KernelCall(self._device, stream, plan)))
-
-    def _run(self, one: KernelEntry, spec: OperationSpec, call: KernelCall) -> None:
-        try:
-            one.function(spec, call)
-            if spec.descriptor().has_status:
-                spec.check_status()
-        except AccelError as error:
-            error.device = self._device.info.name
-            raise
-        except MemoryError as error:
-            raise self._device.blocks.exhausted(0) from error
-
-    def close(self) -> None:
-        """There is no handle."""
-
-
-def _with_host(spec: CopyFromHostSpec | CopyToHostSpec, copy: Callable[[Array], None]) -> None:
-    assert spec.use is not None
-    host = spec.use.begin()
-    if host is not None:
-        try:
-            copy(host)
-        finally:
-            spec.use.end()
-
-
-@kernel(CopyFromHostSpec, backend=BACKEND)
-def copy_from_host(spec: CopyFromHostSpec, call: KernelCall) -> None:
-    _with_host(spec, partial(np.copyto, as_bits(call.array(spec.out))))
-
-
-@kernel(CopyToHostSpec, backend=BACKEND)
-def copy_to_host(spec: CopyToHostSpec, call: KernelCall) -> None:
-    source = as_bits(call.array(spec.source))
-    _with_host(spec, lambda host: np.copyto(host, source))
-
-
-@kernel(CopySpec, backend=BACKEND)
-def copy(spec: CopySpec, call: KernelCall) -> None:
-    source, out = call.array(spec.source), call.array(spec.out)
-    if spec.source.dtype is spec.out.dtype:
-        source, out = as_bits(source), as_bits(out)
-    elif spec.source.dtype.kind == "complex" and spec.out.dtype.kind in ("float", "int", "uint"):
-        source = np.real(source)
-    np.copyto(out, source, casting="unsafe")
-
-
-@kernel(FillSpec, backend=BACKEND)
-def fill(spec: FillSpec, call: KernelCall) -> None:
-    np.copyto(as_bits(call.array(spec.out)), as_bits(scalar(spec.value, spec.out.dtype)))
-
-
-@kernel(StackSpec, backend=BACKEND)
-def stack(spec: StackSpec, call: KernelCall) -> None:
-    out = as_bits(call.array(spec.out))
-    if spec.is_padded:
-        np.copyto(out, as_bits(scalar(spec.pad, spec.out.dtype)))
-    for index, source in enumerate(spec.sources):
-        place: tuple[Any, ...] = (index, *map(slice, source.shape), ...)
-        np.copyto(out[place], as_bits(call.array(source)))
+        return super().call_of(spec, stream)
 
 
 class Device(BlockDevice[Stream, Array, Array]):
@@ -398,10 +287,10 @@ class Device(BlockDevice[Stream, Array, Array]):
 
     def __init__(self, info: DeviceInfo, memory_limit: int) -> None:
         super().__init__(info, BlockMemory(info.name, memory_limit, Chunks()))
-        self.libraries = tuple(sorted([*LIBRARIES, "memory"]))
+        self.libraries = tuple(sorted(LIBRARIES))
         self._context = Context(info.name)
 
-    def array(self, array: ArraySpec) -> Array:
+    def host_view(self, array: ArraySpec, /) -> Array:
         """An array as kernels of the device see it."""
         memory, _ = self.blocks.block(array.block)
         return np.ndarray(array.shape, array.dtype.dtype, memory.data, array.offset, array.strides)
@@ -412,17 +301,16 @@ class Device(BlockDevice[Stream, Array, Array]):
 
     def open_library(self, name: str) -> Library:
         self.check_open()
-        if name == "memory":
-            return Library(name, self, kernels_of(globals(), BACKEND))
         if name not in LIBRARIES:
             return Library(name, self, load_module_kernels(name, BACKEND, self.libraries, self.info.name))
-        return Library(name, self, kernels_of(vars(LIBRARIES[name].load(None)), "cpu"))
+        cls = MemoryLibrary if name == "memory" else Library
+        return cls(name, self, kernels_of(vars(LIBRARIES[name].load(None)), "cpu"))
 
     def spin(self, stream: AccelStream, block: int | None = None) -> Hold:
         if not isinstance(stream, Stream):
             raise TypeError(f"stream: the third backend has its own streams, not {stream!r}")
         hold = Hold(memory=None if block is None else self.blocks.block(block)[0])
-        stream.launch(hold)
+        stream.enqueue(hold)
         return hold
 
     def poison(self, reason: str, how: Poison = "illegal_address", stream: AccelStream | None = None) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
-from trio_accel.backends.base import DType, InThread, LibraryError
+from trio_accel.backends.base import DType, InThread, LibraryError, LibraryUsage
 from trio_accel.backends.base.graphs import ChainLibrary, ChainSpec
 from trio_accel.backends.base.kernels import kernel
 from trio_accel.backends.base.ops import (
@@ -34,7 +35,7 @@ class Stream:
     def __init__(self) -> None:
         self.log: list[object] = []
         self.behind: list[Callable[[], None]] = []
-        self.timeline = SimpleNamespace(sequence=1)
+        self.launched = 1
 
     def after(self, finisher: Callable[[], None]) -> None:
         self.behind.append(finisher)
@@ -69,7 +70,12 @@ class Graphs(ChainLibrary):
     backend: ClassVar[str] = "none"
 
     def __init__(self) -> None:
-        super().__init__(SimpleNamespace(info=SimpleNamespace(name="none:0")))  # type: ignore[arg-type]
+        device = SimpleNamespace(
+            info=SimpleNamespace(name="none:0"),
+            context=nullcontext(),
+            usage_of=lambda library: LibraryUsage(),
+        )
+        super().__init__(device)
         self.base = self.freed = 0
         self.conditions: list[int] = []
         self.graphs: list[list[object]] = []

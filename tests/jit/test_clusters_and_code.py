@@ -97,7 +97,7 @@ async def test_the_occupancy_of_blocks_that_no_device_runs(device: ta.Device, bl
 async def test_others_go_on_while_a_kernel_is_compiled(
     device: ta.Device, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    from trio_accel.backends.cuda.libraries import jit as library
+    from trio_accel.backends.cuda.libraries import compiled as library
 
     compile_kernel, begun, may_go_on = library.compile_kernel, threading.Event(), threading.Event()
 

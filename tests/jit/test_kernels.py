@@ -244,7 +244,7 @@ async def test_the_occupancy_of_a_kernel(device: ta.Device) -> None:
 @on_cuda
 @pytest.mark.parametrize("isolation", ["inline"])
 async def test_a_kernel_is_compiled_once(device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trio_accel.backends.cuda.libraries import jit as library
+    from trio_accel.backends.cuda.libraries import compiled as library
 
     compiled: list[str] = []
     compile_kernel = library.compile_kernel
@@ -266,7 +266,7 @@ async def test_a_kernel_is_compiled_once(device: ta.Device, monkeypatch: pytest.
 async def test_kernels_that_make_way_are_unloaded(device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     from cuda.bindings import driver
 
-    from trio_accel.backends.cuda.libraries.jit import JitLibrary
+    from trio_accel.backends.cuda.libraries.compiled import JitLibrary
 
     unloaded: list[int] = []
     unload = driver.cuLibraryUnload

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .device_info import DeviceInfo
+from .errors import OutOfMemoryError
 from .memory import BlockMemory
 from .protocols import AccelDevice, AccelStream, LibraryUsage, MemoryStatistics, PlacedBlock
 
@@ -94,6 +95,10 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
 
     def check_peer(self, other: AccelDevice) -> None:
         """Nothing to refuse where all memory can be reached; see `AccelDevice.check_peer`."""
+
+    def exhausted(self, requested: int) -> OutOfMemoryError:
+        """Make the error for memory that a kernel needs for itself; see `BlockMemory.exhausted`."""
+        return self.blocks.exhausted(requested)
 
     def memory(self) -> MemoryStatistics:
         """Count the memory."""

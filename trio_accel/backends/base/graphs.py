@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
 import attrs
 
 from .errors import AccelError, NotSupportedError
-from .kernels import KernelEntry
+from .gpu.library import EnqueuingLibrary
 from .launch_cache import GraphCall, Key, LaunchCache
-from .library import Described, TableLibrary
 from .ops import (
     ArraySpec,
     BranchSpec,
@@ -23,7 +23,7 @@ from .ops import (
     OperationSpec,
     graph_recipe,
 )
-from .protocols import CacheCounts, InThread
+from .protocols import AccelStream, InThread
 
 __all__ = ["CHAINS", "Chain", "ChainLibrary", "ChainSpec", "Works", "bound_nodes", "replay", "run_works"]
 
@@ -110,26 +110,22 @@ class Chain:
     due: dict[Key, int] = attrs.field(factory=dict[Key, int], init=False)
 
 
-class ChainLibrary(TableLibrary):
+class ChainLibrary(EnqueuingLibrary[Any, Any]):
     """Replay of chains by libraries of its own: at first one operation after the other.
 
-    Base of the library of graphs of a GPU, behind the base of that backend's libraries. Once a chain has run
+    Base of the library of graphs of a GPU, before the base of that backend's libraries. Once a chain has run
     some times at the same addresses, it is captured, in a thread. From then on it is launched as a graph. By
     then everything that it needs is loaded.
 
     Parts that run on a condition may be nodes of the driver's then. Before, and where the driver has none,
     the host waits for the condition and reads it, in a thread.
 
-    A vendor's library overrides the methods that raise `NotImplementedError` here.
+    A vendor's library overrides the methods that raise `NotImplementedError` here. Its streams say by
+    `is_capturing` whether what is enqueued there becomes part of a graph.
     """
 
-    def __init__(
-        self,
-        device: Described,
-        kernels: Mapping[str, KernelEntry] | None = None,
-        counts: CacheCounts | None = None,
-    ) -> None:
-        super().__init__(device, kernels, counts)
+    def __init__(self, device: Any) -> None:
+        super().__init__(device)
         self._libraries: dict[str, Any] = {self.name: self}
         # Any graph can be thrown away at any time: the driver lets one in flight run to its end.
         self._cache: LaunchCache[Any] = LaunchCache(lambda key, last: True, self._discard)
@@ -143,23 +139,25 @@ class ChainLibrary(TableLibrary):
 
     def _open(self, name: str) -> Any:
         """Open a library of the backend, for this one alone; blocks."""
-        raise NotImplementedError
+        return self._device.open_library(name)
 
     def _address(self, array: ArraySpec) -> int:
         """Return the place of an array; KeyError where its block has no memory yet."""
-        raise NotImplementedError
+        return int(self._device.address(array))
 
     def _freed(self) -> int:
         """Tell how often memory was freed: as long as nothing is, every block is where it was."""
-        raise NotImplementedError
+        return int(self._device.blocks.freed)
 
     def _failure(self) -> Exception | None:
         """Tell why the context is lost, if it is."""
-        raise NotImplementedError
+        self._device.context.look()
+        failure: Exception | None = self._device.context.failure()
+        return failure
 
     def _workspace(self, stream: Any) -> int:
         """Return the bytes of workspace that operations on a stream have had."""
-        raise NotImplementedError
+        return int(self._device.arena.place(stream)[1])
 
     def _make_graph(
         self, stream: Any, workspace: int, enqueue: Callable[[Any], None], *, has_conditions: bool
@@ -189,11 +187,18 @@ class ChainLibrary(TableLibrary):
 
     def _write(self, count: ArraySpec, stream: Any, turns: int) -> None:
         """Enqueue that a count of turns is written."""
-        raise NotImplementedError
+        self._device.arrays.fill(stream, self._device.at(count), turns)
 
-    def _in_context(self, function: Callable[..., object], *arguments: object) -> None:
-        """Call something that calls the driver, in a thread."""
-        function(*arguments)
+    def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
+        """Put an operation on a stream; see `KernelLibrary.enqueue`."""
+        on: Any = stream
+        if not isinstance(spec, CHAINS) or type(stream) is not self.streams:
+            super().enqueue(spec, stream)
+        elif on.is_closed or self._device.context.is_lost or not self.launch_chain(spec, on):
+            chain: Chain | None = self._find_plan(spec)
+            # In a thread of the engine, the device may be closed meanwhile.
+            with on.in_use() if chain is not None and chain.is_blocking else nullcontext():
+                super().enqueue(spec, stream)
 
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
         """Open the libraries of a chain, and prepare its operations; later on capture it."""
@@ -284,7 +289,7 @@ class ChainLibrary(TableLibrary):
         if not self._is_in_place(entry.value):
             self._cache.remove(key)
             return False
-        entry.last = stream.timeline.sequence
+        entry.last = stream.launched
         if self._launch_graph(entry.value):
             self._plans.note_launch(chain)
             return True
@@ -357,7 +362,7 @@ class ChainLibrary(TableLibrary):
                 "a graph of %d operations is replayed one by one: %s", len(chain.recipe.nodes), error
             )
             return
-        self._cache.store(key, graph, launching.timeline.sequence)
+        self._cache.store(key, graph, launching.launched)
 
     def _close_libraries(self) -> None:
         """Throw all graphs away, and close what was opened for them."""

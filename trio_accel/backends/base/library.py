@@ -1,24 +1,38 @@
-"""A library of a backend: where it is, its table of kernels, and the plans of their operations."""
+"""Libraries of backends: where one is, its table of kernels, and the plans of their operations.
+
+And the whole library, and the launch as kernels see it, of a backend that computes in threads of streams.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import ModuleType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from .checks import check_dtypes, check_shapes
 from .device_info import DeviceInfo
-from .errors import AccelError, NotSupportedError
+from .errors import AccelError, NotSupportedError, OutOfMemoryError
 from .kernels import KernelEntry, kernels_of
 from .modules import import_alone
-from .ops import OperationSpec
-from .protocols import CacheCounts, InThread
+from .ops import ArraySpec, OperationSpec, Peers, StatusArray
+from .protocols import AccelDevice, AccelStream, CacheCounts, InThread
 
-__all__ = ["Described", "LibraryEntry", "PlanCache", "TableLibrary"]
+__all__ = [
+    "ComputingCall",
+    "ComputingDevice",
+    "ComputingLibrary",
+    "Described",
+    "LibraryEntry",
+    "PlanCache",
+    "TableLibrary",
+]
 
 _PLANNED = InThread()
 
@@ -131,15 +145,7 @@ class TableLibrary:
         return None if self._find_plan(spec) is not None else self._planning(spec, kernel)
 
     def _planning(self, spec: OperationSpec, kernel: KernelEntry) -> Callable[[], None]:
-        return partial(self._prepare, spec, kernel)
-
-    def _prepare(self, spec: OperationSpec, kernel: KernelEntry) -> None:
-        """Make a plan ahead of the launch, in a thread."""
-        try:
-            self._make_plan(spec, kernel)
-        except AccelError as error:
-            error.device = self._for_plans.info.name
-            raise
+        return partial(self._make_plan, spec, kernel)
 
     def _kernel_of(self, spec: OperationSpec) -> KernelEntry:
         """Find the kernel of an operation.
@@ -155,6 +161,10 @@ class TableLibrary:
                 device=self._for_plans.info.name,
             )
         return kernel
+
+    def _foreign(self, stream: object) -> TypeError:
+        name = self.backend.upper()
+        return TypeError(f"stream: the {name} backend enqueues on its own streams, not on {stream!r}")
 
     def _key_of(self, spec: OperationSpec) -> tuple[object, ...]:
         """Return the key of an operation's plan; by default layouts and exact values."""
@@ -175,11 +185,15 @@ class TableLibrary:
             NotSupportedError: The kernel has no such dtype, or `plan` refuses it.
             LibraryError: Shapes do not fit, or `plan` refuses it.
         """
-        check_shapes(self.backend, self.name, spec)
-        check_dtypes(self.backend, spec, kernel.dtypes)
-        if kernel.plan is None:
-            return None
-        plan = kernel.plan(spec, self._for_plans)
+        try:
+            check_shapes(self.backend, self.name, spec)
+            check_dtypes(self.backend, spec, kernel.dtypes)
+            if kernel.plan is None:
+                return None
+            plan = kernel.plan(spec, self._for_plans)
+        except AccelError as error:
+            error.device = self._for_plans.info.name
+            raise
         self._plans.store(self._key_of(spec), plan)
         self._last = spec, plan
         return plan
@@ -270,3 +284,136 @@ class PlanCache:
         if self._close is not None:
             for plan in plans.values():
                 self._close(plan)
+
+
+class ComputingDevice(AccelDevice, Protocol):
+    """An open device whose kernels compute with arrays that the host can address."""
+
+    def host_view(self, array: ArraySpec, /) -> npt.NDArray[Any]:
+        """Make the array of a specification.
+
+        Raises:
+            KeyError: No block has this id.
+            ValueError: The array is not within it.
+        """
+        ...
+
+    def exhausted(self, requested: int) -> OutOfMemoryError:
+        """Make the error for memory that a kernel needs for itself, and the machine does not have."""
+        ...
+
+
+@attrs.define(eq=False)
+class ComputingCall:
+    """One launch: its stream runs it, and its kernel is called with it, in the thread of the stream.
+
+    Attributes:
+        plan: Result of the kernel's `plan` function; None if it has none.
+        device: The device.
+        stream: The stream.
+    """
+
+    _function: Callable[..., object]
+    _spec: OperationSpec
+    plan: Any
+    device: ComputingDevice
+    stream: AccelStream
+    _rooms: tuple[npt.NDArray[Any], ...] = attrs.field(default=(), init=False)
+
+    def array(self, array: ArraySpec) -> npt.NDArray[Any]:
+        """Return an array, as a view of its memory; raises as `ComputingDevice.host_view` does."""
+        return self.device.host_view(array)
+
+    def at(self, array: ArraySpec) -> int:
+        """Return the address of an array's first element; raises as `array` does."""
+        return int(self.device.host_view(array).ctypes.data)
+
+    def peers(self, peers: Peers) -> list[npt.NDArray[Any]]:
+        """Return the arrays that the other parts of an operation lend, in the order of `Peers.arrays`."""
+        return [cast("ComputingDevice", one.owner).host_view(one.array) for one in peers.arrays]
+
+    def workspace(self, nbytes: int) -> int:
+        """Return the address of so many bytes of memory, until the kernel returns; 0 for none.
+
+        Raises:
+            MemoryError: There is not so much; the operation fails with an `OutOfMemoryError`.
+        """
+        if nbytes <= 0:
+            return 0
+        room = np.empty(nbytes, np.uint8)
+        self._rooms = (*self._rooms, room)
+        return int(room.ctypes.data)
+
+    def status(self, words: StatusArray) -> int:
+        """Return the address of status words, which are zero now; a kernel may also write to the array."""
+        words.fill(0)
+        return int(words.ctypes.data)
+
+    def __call__(self) -> None:
+        """Run the kernel, and look at the status words if there are any."""
+        spec = self._spec
+        described = spec.descriptor()
+        if described.peers and getattr(spec, described.peers).failure is not None:
+            # Another part of the operation has failed.
+            return
+        try:
+            returned = self._function(spec, self)
+            if returned is not None:
+                name = getattr(self._function, "__qualname__", self._function)
+                raise TypeError(
+                    f"the kernel {name} must compute and return None, it returned {type(returned).__name__}"
+                )
+            if described.has_status:
+                spec.check_status()
+        except AccelError as error:
+            error.device = self.device.info.name
+            raise
+        except MemoryError as error:
+            # Count the memory of kernels themselves: NumPy tells how much it has, others do not.
+            shape, dtype = getattr(error, "shape", ()), getattr(error, "dtype", None)
+            requested = math.prod(shape) * dtype.itemsize if isinstance(dtype, np.dtype) else 0
+            raise self.device.exhausted(requested) from error
+
+
+class ComputingLibrary(TableLibrary):
+    """One library of an open device: its kernels run in the threads of streams.
+
+    A backend says its name and its class of streams, whose `enqueue` takes a function to call in the thread.
+
+    Args:
+        name: Name of the library.
+        device: The device.
+        kernels: The functions among its kernels.
+
+    Attributes:
+        streams: The class of the backend's streams.
+    """
+
+    has_threads: ClassVar[bool] = True
+    streams: ClassVar[type[Any]]
+
+    def __init__(self, name: str, device: ComputingDevice, kernels: Mapping[str, KernelEntry]) -> None:
+        self.name = name
+        self._device = device
+        super().__init__(device, kernels)
+
+    def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
+        """Put an operation on a stream; see `KernelLibrary.enqueue`."""
+        if not isinstance(stream, self.streams):
+            raise self._foreign(stream)
+        on: Any = stream
+        on.enqueue(self.call_of(spec, stream))
+
+    def call_of(self, spec: OperationSpec, stream: AccelStream) -> ComputingCall:
+        """Make a launch, which is run when it is called.
+
+        Raises:
+            NotSupportedError: The library has no such operation or dtype.
+            LibraryError: The operation is refused.
+        """
+        kernel = self._kernel_of(spec)
+        plan = self._plan_of(spec, kernel) if kernel.plan is not None or kernel.dtypes else None
+        return ComputingCall(kernel.function, spec, plan, self._device, stream)
+
+    def close(self) -> None:
+        """Give handles back: there are none."""

@@ -136,22 +136,11 @@ class ProgramHost:
                 warm_up()
         return program
 
-    def call(
-        self,
-        spec: ProgramCall,
-        inputs: Sequence[object],
-        updated: Sequence[object],
-        outputs: Sequence[object],
-    ) -> None:
+    def call(self, spec: ProgramCall) -> None:
         """Call a method, where the backend has calls run; for all but `ProgramReturn` there is no result.
 
-        Args:
-            spec: The call.
-            inputs: Views of its `read`.
-            updated: Views of its `updated`.
-            outputs: Views of its `written`.
-
         Raises:
+            KeyError: A block of an array is not there.
             Refused: The method refuses the request; of a declared class, the error is the cause.
             Exception: The error of the method, with a note that names it.
             TypeError: It returned something else than was declared, or what no device has.
@@ -159,6 +148,8 @@ class ProgramHost:
         if not spec.arguments:
             return
         where, function, takes_out = self._method(spec.method)
+        inputs = [self._arrays.view(array, write=False) for array in spec.read]
+        updated, outputs = self._views(spec.updated), self._views(spec.written)
         try:
             args, kwargs = build(tree_of(spec.arguments), [*inputs, *updated])
             out = build(tree_of(spec.results), outputs) if spec.results else None
@@ -194,10 +185,13 @@ class ProgramHost:
         text = self._kept_in(spec.slot).text
         spec.words.view(np.uint8)[: len(text)] = np.frombuffer(text, np.uint8)
 
-    def fetch(self, spec: ProgramFetch, outputs: Sequence[object]) -> None:
+    def _views(self, arrays: Sequence[ArraySpec]) -> list[object]:
+        return [self._arrays.view(array, write=True) for array in arrays]
+
+    def fetch(self, spec: ProgramFetch) -> None:
         """Copy the arrays of a kept result, and forget it."""
         kept = self._kept_in(spec.slot)
-        for source, out in zip(kept.arrays, outputs, strict=True):
+        for source, out in zip(kept.arrays, self._views(spec.written), strict=True):
             self._arrays.copy(source, out)
         del self._kept[spec.slot]
 

@@ -15,7 +15,6 @@ from ..base import (
     DeviceInfo,
     DeviceReport,
     NotSupportedError,
-    OutOfMemoryError,
     Poison,
 )
 from ..base.device import BlockDevice
@@ -45,7 +44,7 @@ class CpuDevice(BlockDevice[CpuStream, HostArray, HostArray]):
         memory = CpuMemory(info.name, memory_limit, keeper)
         super().__init__(info, memory)
         self._fault = CpuFault(info.name)
-        # See `HostDevice`; without a call in between.
+        # See `ComputingDevice`; without a call in between.
         self.host_view: Callable[[ArraySpec], HostArray] = memory.view
 
     @property
@@ -94,10 +93,6 @@ class CpuDevice(BlockDevice[CpuStream, HostArray, HostArray]):
     def give_up(self, reason: str) -> None:
         """Count the context as lost; see `AccelDevice.give_up`."""
         self._fault.reason = self._fault.reason or reason
-
-    def exhausted(self, requested: int) -> OutOfMemoryError:
-        """Make the error for memory that a kernel needs for itself; see `BlockMemory.exhausted`."""
-        return self.blocks.exhausted(requested)
 
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> HostLease:
         """Let the program have a host array over a block; see `AccelDevice.lend`."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from ..base.kernels import KernelEntry, kernels_of, load_module_kernels
-from ..base.library import LibraryEntry
-from .kit._library import CpuLibrary, HostDevice
+from ..base.library import ComputingDevice, LibraryEntry
+from .kit._library import CpuLibrary
 
 __all__ = ["LIBRARIES", "load_library", "open_library"]
 
@@ -29,7 +29,7 @@ LIBRARIES: Mapping[str, LibraryEntry] = {
 """By the names that library actors have for them."""
 
 
-def open_library(name: str, device: HostDevice) -> CpuLibrary:
+def open_library(name: str, device: ComputingDevice) -> CpuLibrary:
     """Open a library of a device; blocks.
 
     Args:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 import attrs
-import numpy as np
-import numpy.typing as npt
 from cuda.bindings import driver
 
 from ..base import (
@@ -126,15 +124,6 @@ class CudaDevice(LibraryDevice):
 
     def _unsupported(self, text: str) -> NotSupportedError:
         return NotSupportedError(text, device=self.info.name, backend=self.info.backend)
-
-    def register_host(self, array: npt.NDArray[np.uint8]) -> None:
-        """Transfer from and to memory of the host without a copy; see `AccelDevice.register_host`."""
-        self.check_open()
-        self.transfers.register(array)
-
-    def unregister_host(self, array: npt.NDArray[np.uint8]) -> None:
-        """Take that back; see `AccelDevice.unregister_host`."""
-        self.transfers.unregister(array)
 
     def spin(self, stream: AccelStream, block: int | None = None) -> CudaHold:
         """Hold a stream back by a kernel that does not end; see `AccelDevice.spin`."""

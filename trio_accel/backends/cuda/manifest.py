@@ -45,14 +45,14 @@ VERSIONS = {name: (vendor.version, vendor.is_in_parts) for name, vendor in VENDO
 """How each tells its version, in plain values."""
 
 LIBRARIES: Mapping[str, LibraryEntry] = {
-    "arrays": LibraryEntry(".libraries.arrays", "ArraysLibrary"),
+    "arrays": LibraryEntry(".libraries.compiled", "ArraysLibrary"),
     "blas": LibraryEntry(".libraries.blas", "BlasLibrary", "cublas"),
     "fft": LibraryEntry(".libraries.fft", "FftLibrary", "cufft"),
     "graphs": LibraryEntry(".libraries.graphs", "GraphLibrary"),
-    "jit": LibraryEntry(".libraries.jit", "JitLibrary"),
+    "jit": LibraryEntry(".libraries.compiled", "JitLibrary"),
     "memory": LibraryEntry(".libraries.memory", "MemoryLibrary"),
     "program": LibraryEntry(".libraries.program", "ProgramLibrary"),
-    "random": LibraryEntry(".libraries.random", "RandomLibrary"),
+    "random": LibraryEntry(".libraries.compiled", "RandomLibrary"),
     "solver": LibraryEntry(".libraries.solver", "SolverLibrary", "cusolver"),
     "sparse": LibraryEntry(".libraries.sparse", "SparseLibrary", "cusparse"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy.typing as npt
@@ -40,6 +41,15 @@ class HostUse:
     def end(self) -> None:
         """End the use: the copy is over, or has failed."""
         self._is_over = True
+
+    def run(self, copy: Callable[[npt.NDArray[Any]], object]) -> None:
+        """Copy from or to the array, unless that was withdrawn."""
+        array = self.begin()
+        if array is not None:
+            try:
+                copy(array)
+            finally:
+                self.end()
 
     def withdraw(self) -> bool:
         """Do not copy, if that has not begun; returns whether the array is used no more."""
@@ -79,9 +89,10 @@ class _HostCopySpec(OperationSpec):
         """How the backend uses the host array; None if the device itself does, until the copy is done."""
         return getattr(self, "_use", None)
 
-    def note_use(self, use: HostUse) -> None:
-        """Say how the host array is used from now on; by the backend, when it enqueues the copy."""
-        self._use = use
+    def note_use(self, use: HostUse | None) -> None:
+        """Say how the backend uses the host array from now on; None: the device itself does."""
+        if use is not None:
+            self._use = use
 
 
 @specification

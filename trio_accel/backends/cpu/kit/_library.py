@@ -1,155 +1,17 @@
-"""A kernel library of the CPU backend, and a launch as its kernels see it."""
+"""A kernel library of the CPU backend."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
-import attrs
-import numpy as np
-
-from ...base import AccelDevice, AccelError, AccelStream, OutOfMemoryError
-from ...base.kernels import KernelEntry
-from ...base.library import TableLibrary
-from ...base.ops import ArraySpec, OperationSpec, Peers, StatusArray
-from ..runtime._memory import HostArray
+from ...base.library import ComputingLibrary
 from ..runtime._stream import CpuStream
 
-__all__ = ["CpuLibrary", "HostDevice", "KernelCall"]
+__all__ = ["CpuLibrary"]
 
 
-class HostDevice(AccelDevice, Protocol):
-    """An open device whose kernels compute with arrays of the host."""
-
-    def host_view(self, array: ArraySpec, /) -> HostArray:
-        """Make the array of a specification.
-
-        Raises:
-            KeyError: No block has this id.
-            ValueError: The array is not within it.
-        """
-        ...
-
-    def exhausted(self, requested: int) -> OutOfMemoryError:
-        """Make the error for memory that a kernel needs for itself, and the machine does not have."""
-        ...
-
-
-@attrs.define(eq=False)
-class KernelCall:
-    """One launch: its stream runs it, and its kernel is called with it, in the thread of the stream.
-
-    Attributes:
-        device: The device.
-        stream: The stream.
-        plan: Result of the kernel's `plan` function; None if it has none.
-    """
-
-    _function: Callable[..., object]
-    _spec: OperationSpec
-    plan: Any
-    device: HostDevice
-    stream: AccelStream
-    _rooms: tuple[HostArray, ...] = attrs.field(default=(), init=False)
-
-    def array(self, array: ArraySpec) -> HostArray:
-        """Return an array, as a view of its memory; raises as `HostDevice.host_view` does."""
-        return self.device.host_view(array)
-
-    def at(self, array: ArraySpec) -> int:
-        """Return the address of an array's first element; raises as `array` does."""
-        return int(self.device.host_view(array).ctypes.data)
-
-    def peers(self, peers: Peers) -> list[HostArray]:
-        """Return the arrays that the other parts of an operation lend, in the order of `Peers.arrays`."""
-        owners: Any = [peer.owner for peer in peers.arrays]
-        return [owner.host_view(peer.array) for owner, peer in zip(owners, peers.arrays, strict=True)]
-
-    def workspace(self, nbytes: int) -> int:
-        """Return the address of so many bytes of memory, until the kernel returns; 0 for none.
-
-        Raises:
-            MemoryError: There is not so much; the operation fails with an `OutOfMemoryError`.
-        """
-        if nbytes <= 0:
-            return 0
-        room = np.empty(nbytes, np.uint8)
-        self._rooms = (*self._rooms, room)
-        return int(room.ctypes.data)
-
-    def status(self, words: StatusArray) -> int:
-        """The address of status words, which are zero now; a kernel may also write to the array itself."""
-        words.fill(0)
-        return int(words.ctypes.data)
-
-    def __call__(self) -> None:
-        """Run the kernel, and look at the status words if there are any."""
-        spec = self._spec
-        described = spec.descriptor()
-        if described.peers and getattr(spec, described.peers).failure is not None:
-            # Another part of the operation has failed.
-            return
-        try:
-            returned = self._function(spec, self)
-            if returned is not None:
-                raise _returned(self._function, returned)
-            if described.has_status:
-                spec.check_status()
-        except AccelError as error:
-            error.device = self.device.info.name
-            raise
-        except MemoryError as error:
-            # Count the memory of kernels themselves: NumPy tells how much it has, others do not.
-            shape, dtype = getattr(error, "shape", ()), getattr(error, "dtype", None)
-            requested = math.prod(shape) * dtype.itemsize if isinstance(dtype, np.dtype) else 0
-            raise self.device.exhausted(requested) from error
-
-
-def _returned(function: Callable[..., object], value: object) -> TypeError:
-    return TypeError(
-        f"the kernel {getattr(function, '__qualname__', function)} must compute and return None, it returned "
-        f"{type(value).__name__}"
-    )
-
-
-class CpuLibrary(TableLibrary):
-    """One library of an open device: its kernels run in the threads of streams.
-
-    Args:
-        name: Name of the library.
-        device: The device.
-        kernels: The functions among its kernels.
-    """
+class CpuLibrary(ComputingLibrary):
+    """One library of an open device; see `ComputingLibrary`."""
 
     backend: ClassVar[str] = "cpu"
-    has_threads: ClassVar[bool] = True
-
-    def __init__(self, name: str, device: HostDevice, kernels: Mapping[str, KernelEntry]) -> None:
-        self.name = name
-        self._device = device
-        super().__init__(device, kernels)
-
-    def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
-        """Put an operation on a stream; see `KernelLibrary.enqueue`."""
-        if not isinstance(stream, CpuStream):
-            raise TypeError(f"stream: the CPU backend enqueues on its own streams, not on {stream!r}")
-        stream.enqueue(self.call_of(spec, stream))
-
-    def call_of(self, spec: OperationSpec, stream: AccelStream) -> KernelCall:
-        """Make a launch, which is run when it is called.
-
-        Raises:
-            NotSupportedError: The library has no such operation or dtype.
-            LibraryError: The operation is refused.
-        """
-        kernel = self._kernel_of(spec)
-        try:
-            plan = self._plan_of(spec, kernel) if kernel.plan is not None or kernel.dtypes else None
-        except AccelError as error:
-            error.device = self._device.info.name
-            raise
-        return KernelCall(kernel.function, spec, plan, self._device, stream)
-
-    def close(self) -> None:
-        """Give handles back: there are none."""
+    streams: ClassVar[type[Any]] = CpuStream

@@ -9,8 +9,9 @@ from typing import Any
 from ...base import NotSupportedError
 from ...base.graphs import CHAINS, bound_nodes, replay
 from ...base.kernels import KernelEntry, kernel
+from ...base.library import ComputingCall, ComputingDevice
 from ...base.ops import BranchSpec, GraphSpec, LoopSpec, OperationSpec
-from ..kit._library import CpuLibrary, HostDevice, KernelCall
+from ..kit._library import CpuLibrary
 from ..runtime._stream import check_usable
 
 __all__ = ["GraphLibrary"]
@@ -25,18 +26,18 @@ class GraphLibrary(CpuLibrary):
         kernels: None but its own.
     """
 
-    def __init__(self, name: str, device: HostDevice, kernels: Mapping[str, KernelEntry]) -> None:
+    def __init__(self, name: str, device: ComputingDevice, kernels: Mapping[str, KernelEntry]) -> None:
         super().__init__(name, device, kernels)
         self._libraries: dict[str, CpuLibrary] = {}
 
     @kernel(GraphSpec, backend="cpu")
     @kernel(BranchSpec, backend="cpu")
     @kernel(LoopSpec, backend="cpu")
-    def _replay(self, spec: OperationSpec, call: KernelCall) -> None:
+    def _replay(self, spec: OperationSpec, call: ComputingCall) -> None:
         # All operations are prepared first, so that a refusal comes before anything is changed.
         self._prepared(self.name, spec, call)()
 
-    def _prepared(self, library: str, spec: OperationSpec, call: KernelCall) -> Callable[[], None]:
+    def _prepared(self, library: str, spec: OperationSpec, call: ComputingCall) -> Callable[[], None]:
         if not isinstance(spec, CHAINS):
             return self._library(library, call).call_of(spec, call.stream)
         works = [
@@ -48,7 +49,7 @@ class GraphLibrary(CpuLibrary):
         ]
         return partial(replay, spec, works, partial(_read, condition), partial(_write, count))
 
-    def _library(self, name: str, call: KernelCall) -> CpuLibrary:
+    def _library(self, name: str, call: ComputingCall) -> CpuLibrary:
         opened = self._libraries.get(name)
         if opened is None:
             made = call.device.open_library(name)

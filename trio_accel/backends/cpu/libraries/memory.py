@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from ...base import AccelStream, as_bits, scalar
 from ...base.kernels import HostCall, kernel
+from ...base.library import ComputingCall
 from ...base.ops import (
     CopyFromHostSpec,
     CopySpec,
@@ -20,8 +20,7 @@ from ...base.ops import (
     StackSpec,
 )
 from ..kit._library import CpuLibrary
-from ..kit._library import KernelCall as CpuCall
-from ..runtime._memory import HostArray, convert
+from ..runtime._memory import convert
 
 __all__ = ["MemoryLibrary", "copy", "copy_from_host", "copy_to_host", "fill", "stack"]
 
@@ -29,8 +28,8 @@ __all__ = ["MemoryLibrary", "copy", "copy_from_host", "copy_to_host", "fill", "s
 class MemoryLibrary(CpuLibrary):
     """Copies between device and host can be withdrawn until they begin."""
 
-    def call_of(self, spec: OperationSpec, stream: AccelStream) -> CpuCall:
-        """Make a launch; see `CpuLibrary.call_of`."""
+    def call_of(self, spec: OperationSpec, stream: AccelStream) -> ComputingCall:
+        """Make a launch; see `ComputingLibrary.call_of`."""
         if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec)):
             # Not in the kernel: the engine may want to withdraw the copy before that begins.
             spec.note_use(HostUse(as_bits(spec.host)))
@@ -41,26 +40,19 @@ class MemoryLibrary(CpuLibrary):
 def copy_from_host(spec: CopyFromHostSpec, call: HostCall) -> None:
     """Copy a host array of any strides."""
     out = as_bits(call.array(spec.out))
-    _with_host(spec, partial(np.copyto, out))
+    _use(spec).run(partial(np.copyto, out))
 
 
 @kernel(CopyToHostSpec, backend="cpu")
 def copy_to_host(spec: CopyToHostSpec, call: HostCall) -> None:
     """Copy to a host array of any strides."""
     source = as_bits(call.array(spec.source))
-    _with_host(spec, lambda host: np.copyto(host, source))
+    _use(spec).run(lambda host: np.copyto(host, source))
 
 
-def _with_host(spec: CopyFromHostSpec | CopyToHostSpec, copy: Callable[[HostArray], None]) -> None:
-    """Copy from or to the host array, unless that was withdrawn."""
-    use = spec.use
-    assert use is not None  # see `MemoryLibrary`
-    host = use.begin()
-    if host is not None:
-        try:
-            copy(host)
-        finally:
-            use.end()
+def _use(spec: CopyFromHostSpec | CopyToHostSpec) -> HostUse:
+    assert spec.use is not None  # see `MemoryLibrary`
+    return spec.use
 
 
 @kernel(CopySpec, backend="cpu")

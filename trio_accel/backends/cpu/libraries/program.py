@@ -8,10 +8,11 @@ from typing import Any, cast
 import numpy as np
 
 from ...base import DType
-from ...base.kernels import KernelEntry, kernel
+from ...base.kernels import KernelCall, KernelEntry, kernel
+from ...base.library import ComputingDevice
 from ...base.ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
 from ...base.programs import ProgramHost
-from ..kit._library import CpuLibrary, HostDevice, KernelCall
+from ..kit._library import CpuLibrary
 from ..runtime._memory import HostArray
 
 __all__ = ["ProgramLibrary"]
@@ -28,11 +29,10 @@ class ProgramLibrary(CpuLibrary):
     """
 
     def __init__(
-        self, name: str, device: HostDevice, kernels: Mapping[str, KernelEntry], argument: str
+        self, name: str, device: ComputingDevice, kernels: Mapping[str, KernelEntry], argument: str
     ) -> None:
         super().__init__(name, device, kernels)
-        self._arrays = _Arrays(device)
-        self._host = ProgramHost(argument, self._arrays)
+        self._host = ProgramHost(argument, _Arrays(device))
         self.import_seconds: float = self._host.import_seconds
 
     def close(self) -> None:
@@ -42,11 +42,7 @@ class ProgramLibrary(CpuLibrary):
     @kernel(ProgramCall, backend="cpu")
     @kernel(ProgramReturn, backend="cpu")
     def _call(self, spec: ProgramCall, call: KernelCall) -> None:
-        view = self._arrays.view
-        inputs = [view(array, write=False) for array in spec.read]
-        updated = [view(array, write=True) for array in spec.updated]
-        outputs = [view(array, write=True) for array in spec.written]
-        self._host.call(spec, inputs, updated, outputs)
+        self._host.call(spec)
 
     @kernel(ProgramResult, backend="cpu")
     def _tell(self, spec: ProgramResult, call: KernelCall) -> None:
@@ -54,13 +50,13 @@ class ProgramLibrary(CpuLibrary):
 
     @kernel(ProgramFetch, backend="cpu")
     def _fetch(self, spec: ProgramFetch, call: KernelCall) -> None:
-        self._host.fetch(spec, [self._arrays.view(array, write=True) for array in spec.written])
+        self._host.fetch(spec)
 
 
 class _Arrays:
     """See `ProgramArrays`."""
 
-    def __init__(self, device: HostDevice) -> None:
+    def __init__(self, device: ComputingDevice) -> None:
         self._device = device
 
     def view(self, array: ArraySpec, *, write: bool) -> HostArray:

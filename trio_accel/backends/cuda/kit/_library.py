@@ -1,52 +1,34 @@
-"""A library of one CUDA device: the device as it sees it, kernels, plans, launches, its vendor's errors."""
+"""A library of one CUDA device: the device as it sees it, and its vendor's errors."""
 
 from __future__ import annotations
 
-import ctypes
 import enum
-import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, ClassVar, Literal, TypeAlias, cast
-
-import numpy as np
-import numpy.typing as npt
-from cuda.bindings import driver
+from typing import Any, ClassVar, TypeAlias
 
 from ...base import (
-    AccelError,
-    AccelStream,
     ChunkKeeper,
     DeviceInfo,
     DType,
-    KernelLibrary,
     LibraryError,
-    LibraryUsage,
     NotSupportedError,
-    OutOfMemoryError,
     checks,
 )
-from ...base.device import BlockDevice
-from ...base.device_array import DeviceArray, transposed
+from ...base.device_array import DeviceArray
+from ...base.gpu.device import AddressDevice
+from ...base.gpu.library import EnqueuingCall, EnqueuingLibrary
 from ...base.kernels import KernelEntry, load_module_kernels
-from ...base.library import TableLibrary
-from ...base.memory import no_such_block
-from ...base.ops import ArraySpec, OperationSpec, Peers, StatusArray
-from ...base.workspace import Arena, Region
+from ...base.ops import ArraySpec
 from ..runtime._context import CudaContext, CudaMemoryError
 from ..runtime._graphs import Graphs
-from ..runtime._kernels import ArrayKernels, Kernels
+from ..runtime._kernels import CudaKernels
 from ..runtime._memory import CudaMemory, DeviceChunk
 from ..runtime._stream import CudaStream
-from ..runtime._transfers import PinnedMemory, Transfers
 
-__all__ = ["CudaLibrary", "Errors", "KernelCall", "LibraryDevice", "ModuleLibrary", "Order", "factor_of"]
-
-_MOST_SPANS = 1024
+__all__ = ["CudaLibrary", "Errors", "KernelCall", "LibraryDevice", "ModuleLibrary", "factor_of"]
 
 
-class LibraryDevice(BlockDevice[CudaStream, DeviceChunk, int]):
+class LibraryDevice(AddressDevice[CudaStream, DeviceChunk, CudaContext]):
     """The context, the memory and the kernels of one device. Blocks while it is made.
 
     Args:
@@ -57,14 +39,8 @@ class LibraryDevice(BlockDevice[CudaStream, DeviceChunk, int]):
 
     Attributes:
         architecture: Its compute capability.
-        context: Its context, to be made current where the driver is called.
-        arrays: Element-wise work.
-        kernels: Sources of the backend's own.
-        transfers: Copies between host and device.
         graphs: Graphs of calls that libraries launch again and again.
         addresses: Addresses of its blocks.
-        arena: Memory that kernels need while they run.
-        pinned: Host memory that status words are copied to.
         end_loops: Called when the context counts as lost: each ends a loop that may otherwise never end.
     """
 
@@ -72,111 +48,25 @@ class LibraryDevice(BlockDevice[CudaStream, DeviceChunk, int]):
         self, info: DeviceInfo, memory_limit: int, architecture: str, keeper: ChunkKeeper | None
     ) -> None:
         self.architecture: str = architecture
-        self.context: CudaContext = CudaContext(info.index, info.name, is_alone=keeper is not None)
+        context = CudaContext(info.index, info.name, is_alone=keeper is not None)
         try:
-            self.addresses: CudaMemory = CudaMemory(self.context, info.name, memory_limit, keeper)
-            super().__init__(info, self.addresses)
-            self.kernels: Kernels = Kernels(self.context, architecture, info.compute_units)
-            self.arrays: ArrayKernels = ArrayKernels(self.context, self.kernels)
-            self.transfers: Transfers = Transfers(self.context)
-            self.transfers.prepare()
-            self.graphs: Graphs = Graphs(self.context)
-            self.arena: Arena = Arena(self.context, self.addresses)
-            self.pinned: PinnedMemory = PinnedMemory(self.context)
+            self.addresses: CudaMemory = CudaMemory(context, info.name, memory_limit, keeper)
+            kernels = CudaKernels(context, architecture, info.compute_units)
+            super().__init__(info, self.addresses, context, kernels)
+            self.graphs: Graphs = Graphs(context)
             self.end_loops: list[Callable[[], None]] = []
         except BaseException:
-            self.context.release()
+            context.release()
             raise
-        # By block: functions to call when its contents change (D26).
-        self._to_invalidate: dict[int, set[Callable[[int], None]]] = {}
-        self._spans: dict[tuple[tuple[int, ...], tuple[int, ...], int], tuple[int, int]] = {}
-        self._usage: dict[str, LibraryUsage] = {}
 
-    def open_library(self, name: str) -> KernelLibrary:
-        """Open another library, for the caller alone; see `AccelDevice.open_library`."""
-        raise NotImplementedError
-
-    def usage(self) -> dict[str, LibraryUsage]:
-        """Plans and workspace of its libraries; see `AccelDevice.usage`."""
-        held = self.arena.by_library()
-        held.update(self.addresses.fixed_workspace)
-        found = dict(self._usage)
-        for name, usage in found.items():
-            usage.workspace = held[name]
-        return found
-
-    def usage_of(self, library: str) -> LibraryUsage:
-        """Return the counts of a library, where it counts its plans. From any thread."""
-        return self._usage.setdefault(library, LibraryUsage())
-
-    def free(self, block: int) -> None:
-        """Give a memory block back; see `AccelDevice.free`."""
-        super().free(block)
-        if block in self._to_invalidate:
-            self.renew(block)
-
-    def renew(self, block: int) -> None:
-        """Forget facts about the contents of a block; see `AccelDevice.renew`."""
-        if block in self._to_invalidate:
-            for invalidate in self._to_invalidate.pop(block):
-                invalidate(block)
-
-    def invalidate_with(self, block: int, invalidate: Callable[[int], None]) -> None:
-        """Have a function called, on the Trio thread, when a block's contents change. From any thread."""
-        self._to_invalidate.setdefault(block, set()).add(invalidate)
-
-    def at(self, array: ArraySpec) -> DeviceArray:
-        """Return the address and layout of an array.
-
-        Raises:
-            KeyError: No block has this id.
-            ValueError: The array is not within it.
-        """
-        return DeviceArray(self.address(array), array.dtype, array.shape, array.strides)
-
-    def lent_to(self, other: LibraryDevice, array: ArraySpec) -> DeviceArray:
-        """Return the address of an array for kernels of another device; raises as `open_to` does."""
+    def lent_to(self, other: AddressDevice[Any, Any, Any], array: ArraySpec) -> DeviceArray:
+        """Return the address of an array for kernels of another device; see `AddressDevice.lent_to`."""
         if int(other.context.number) != int(self.context.number):
             self.addresses.open_to(array.block, int(other.context.number))
         return self.at(array)
 
-    def address(self, array: ArraySpec) -> int:
-        """Return the address of an array's first element; raises as `at` does."""
-        return self.address_within(array, self.span(array))
 
-    def address_within(self, array: ArraySpec, span: tuple[int, int]) -> int:
-        """Return the address of an array's first element, given its `span`; raises as `at` does."""
-        first, last = span
-        offset = array.offset
-        try:
-            address, nbytes, _ = self.addresses.blocks[array.block]
-        except KeyError:
-            raise no_such_block(array.block) from None
-        if offset < first or offset + last > nbytes:
-            raise ValueError(f"the array does not lie within its block of {nbytes} bytes: {array}")
-        return address + offset
-
-    def span(self, array: ArraySpec) -> tuple[int, int]:
-        """The bytes that an array takes before its first element, and from there on; of an empty one none.
-
-        It follows from shape, strides and dtype; what it is for a layout is found out once.
-        """
-        layout = array.shape, array.strides, array.dtype.itemsize
-        span = self._spans.get(layout)
-        if span is None:
-            if len(self._spans) >= _MOST_SPANS:
-                self._spans.clear()
-            span = self._spans[layout] = _span(*layout)
-        return span
-
-
-def _span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
-    if 0 in shape:
-        return -sys.maxsize, -sys.maxsize
-    reaches = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
-    before = -sum(reach for reach in reaches if reach < 0)
-    return before, sum(reach for reach in reaches if reach > 0) + itemsize
-
+KernelCall: TypeAlias = EnqueuingCall[LibraryDevice, CudaStream]
 
 BACKEND = "cuda"
 # Error of nvmath's bindings where a vendor's library has no such function; they do not export the class.
@@ -189,118 +79,35 @@ Errors: TypeAlias = Mapping[type[Exception], type[enum.IntEnum]]
 """By the exception classes of a vendor's bindings, their enumerations of codes."""
 
 
-class CudaLibrary(TableLibrary):
-    """Base of the libraries. Made in a thread, with the device's context current.
-
-    A subclass declares its kernels by `kernel`, makes its handle in `__init__` and destroys it in `_destroy`.
-    Kernels enqueue, and are called with the context current.
+class CudaLibrary(EnqueuingLibrary[LibraryDevice, CudaStream]):
+    """Base of the libraries; see `EnqueuingLibrary`.
 
     Attributes:
         errors: By the exception classes of the vendor's bindings, whose `status` is its code, the bindings'
             enumerations of codes.
         refused: Names of those statuses that say that the operation, and not the library, is at fault.
-        is_captured: Whether what a kernel enqueues depends on nothing but its specification and its plan, and
-            on the host nothing follows, so that it can be captured and launched again.
     """
 
     backend: ClassVar[str] = BACKEND
+    streams: ClassVar[type[Any]] = CudaStream
     errors: ClassVar[Errors] = {}
     refused: ClassVar[frozenset[str]] = frozenset()
-    is_captured: ClassVar[bool] = True
 
     def __init__(self, device: LibraryDevice, kernels: Mapping[str, KernelEntry] | None = None) -> None:
-        self._device = device
         self._context = device.context
-        self._is_closed = False
-        super().__init__(device, kernels, device.usage_of(self.name).plans)
-
-    @property
-    def device(self) -> LibraryDevice:
-        """The device that it is open on."""
-        return self._device
-
-    def _planning(self, spec: OperationSpec, kernel: KernelEntry) -> Callable[[], None]:
-        return partial(self._in_context, self._make_plan, spec, kernel)
-
-    def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
-        """Put an operation on a stream; see `KernelLibrary.enqueue`."""
-        if type(stream) is not CudaStream and not isinstance(stream, CudaStream):
-            raise TypeError(f"stream: the CUDA backend enqueues on its own streams, not on {stream!r}")
-        kernel = self._kernel_of(spec)
-        context = self._context
-        if stream.is_closed or context.is_lost:
-            stream.check()
-        # Like `with context`, which takes longer as it remembers what a whole thread has to restore.
-        is_foreign = context.make_current()
-        try:
-            if kernel.is_blocking:
-                # D111: in a thread of the engine, so the device may be closed meanwhile.
-                with stream.in_use():
-                    self._run(kernel, spec, stream)
-            else:
-                self._run(kernel, spec, stream)
-        except Exception as error:
-            self._raise_told(error)
-            raise
-        finally:
-            if is_foreign:
-                context.restore()
-
-    def _run(self, kernel: KernelEntry, spec: OperationSpec, stream: CudaStream) -> None:
-        """Have a kernel enqueue an operation, with what belongs behind it."""
-        call = KernelCall(self._device, spec, stream, self._plan_of(spec, kernel), self.name)
-        try:
-            if kernel.function(spec, call) is not None:
-                raise TypeError(f"the kernel at {kernel.where} must enqueue and return None")
-            call.end()
-        finally:
-            call.release()
-
-    def attach(self, stream: CudaStream) -> None:
-        """Take what the library needs for a stream, ahead of operations there; the context is current."""
-
-    def close(self) -> None:
-        """Give handles and workspaces back; a lost context keeps them, as it would refuse to."""
-        if not self._context.is_dead and not self._is_closed:
-            self._is_closed = True
-            with self._context:
-                self._plans.clear()
-                self._destroy()
-
-    def _destroy(self) -> None:
-        """Destroy the handle; the context is current."""
-
-    def _in_context(self, function: Callable[..., object], *arguments: object) -> None:
-        """Call something with the context current; what fails is told in the errors of backends."""
-        try:
-            with self._context:
-                function(*arguments)
-        except Exception as error:
-            self._raise_told(error)
-            raise
-
-    def _raise_told(self, error: Exception) -> None:
-        """Raise an error as one of the backends' own, if it is not one already."""
-        told = self._told(error)
-        if told is not error:
-            raise told from error
+        super().__init__(device, kernels)
 
     def _told(self, error: Exception) -> Exception:
         """Make the backends' own error of a failure."""
-        if isinstance(error, AccelError):
-            error.device = self._device.info.name
-            return error
         if isinstance(error, CudaMemoryError):
-            return self._exhausted()
+            return self._device.exhausted(0)
         if type(error).__name__ == _NOT_FOUND:
             return NotSupportedError(
                 f"{self.name}: {error}; the vendor's library is too old, or is the stand-in driver's",
                 backend=BACKEND,
                 device=self._device.info.name,
             )
-        if not isinstance(error, tuple(self.errors)):
-            return error
-        return self._error_of(error)
+        return self._error_of(error) if isinstance(error, tuple(self.errors)) else super()._told(error)
 
     def _error_of(self, error: Exception) -> Exception:
         """Describe a vendor's status."""
@@ -313,16 +120,13 @@ class CudaLibrary(TableLibrary):
         codes = next(codes for cls, codes in self.errors.items() if isinstance(error, cls))
         name = codes(status).name if isinstance(status, int) else str(status)
         if name in _EXHAUSTED:
-            return self._exhausted()
+            return self._device.exhausted(0)
         if name in _MISSING:
             return NotSupportedError(f"{self.name}: {error}", backend="cuda")
         if name in self.refused:
             return LibraryError(f"{self.name} refused: {error}", library=self.name, code=name)
         # Its state cannot be trusted: the actor restarts with a new handle.
         return error
-
-    def _exhausted(self) -> OutOfMemoryError:
-        return self._device.addresses.exhausted(0)
 
 
 class ModuleLibrary(CudaLibrary):
@@ -340,216 +144,6 @@ class ModuleLibrary(CudaLibrary):
     def __init__(self, library: str, device: LibraryDevice, known: Sequence[str]) -> None:
         self.name = library
         super().__init__(device, load_module_kernels(library, BACKEND, known, device.info.name))
-
-
-Order: TypeAlias = Literal["C", "F"]
-"""Order of matrices: by rows, or by columns as LAPACK wants them; those of a stack follow one another."""
-
-
-class KernelCall:
-    """One launch: addresses of its arrays, workspace, status words and plan.
-
-    A kernel is called as ``kernel(spec, call)`` and enqueues on `stream`, with the context current. Memory of
-    the call is its own until its work is done.
-
-    Attributes:
-        device: The device.
-        stream: Where to enqueue.
-        plan: Result of the kernel's `plan` function; None if it has none.
-    """
-
-    __slots__ = ("_behind", "_judges", "_library", "_region", "_spec", "_words", "device", "plan", "stream")
-
-    def __init__(
-        self, device: LibraryDevice, spec: OperationSpec, stream: CudaStream, plan: Any, library: str
-    ) -> None:
-        self.device: LibraryDevice = device
-        self.stream: CudaStream = stream
-        self.plan: Any = plan
-        self._spec = spec
-        self._library = library
-        self._region: Region | None = None
-        # Work to enqueue behind the kernel.
-        self._behind: list[Callable[[], None]] = []
-        # Status words: where they are on the device and on the host, and what looks at them.
-        self._words: list[tuple[int, StatusArray]] = []
-        self._judges: list[Callable[[], None]] = []
-
-    @property
-    def handle(self) -> int:
-        """The stream, as vendors' libraries want it."""
-        return self.stream.handle
-
-    def at(self, array: ArraySpec) -> int:
-        """Return the address of an array's first element."""
-        return self.device.address(array)
-
-    def array(self, array: ArraySpec) -> DeviceArray:
-        """Return the address and layout of an array."""
-        return self.device.at(array)
-
-    def peers(self, peers: Peers) -> list[DeviceArray]:
-        """Return the addresses of arrays that the other parts of an operation lend, in their order."""
-        return [cast("LibraryDevice", one.owner).lent_to(self.device, one.array) for one in peers.arrays]
-
-    def workspace(self, nbytes: int) -> int:
-        """Return the address of so many bytes of device memory, aligned to 256; 0 for none.
-
-        Raises:
-            OutOfMemoryError: The device's memory limit leaves not so much.
-        """
-        if nbytes <= 0:
-            return 0
-        if self._region is None:
-            self._region = self.device.arena.begin(self.stream, self._library)
-        return self._region.take(nbytes)
-
-    def workspace_array(self, dtype: DType, shape: tuple[int, ...]) -> DeviceArray:
-        """Return an array without gaps in workspace; raises as `workspace` does."""
-        return DeviceArray.packed(self.workspace(math.prod(shape) * dtype.itemsize), dtype, shape)
-
-    def host_workspace(self, nbytes: int) -> int:
-        """Return the address of so many bytes of host memory; 0 for none."""
-        if nbytes <= 0:
-            return 0
-        room = np.empty(nbytes, np.uint8)
-        # The driver reads it when the stream gets there, so it must live until then.
-        self.stream.after(partial(_let_go, room))
-        return int(room.ctypes.data)
-
-    def uploaded(self, words: npt.NDArray[Any]) -> int:
-        """Upload the elements of a host array to workspace; they are read at once. Returns the address."""
-        place, pinned = self.workspace(words.nbytes), self.device.pinned
-        host = pinned.take(words.nbytes)
-        # The driver would copy from pageable memory while its caller waits; pinned memory it reads later.
-        ctypes.memmove(host, words.ctypes.data, words.nbytes)
-        self.device.context.check(driver.cuMemcpyHtoDAsync(place, host, words.nbytes, self.handle))
-        self.stream.after(partial(pinned.give_back, words.nbytes, host))
-        return place
-
-    def room(self, like: DeviceArray) -> DeviceArray:
-        """Workspace for an array of this shape and dtype, in C order."""
-        return DeviceArray.packed(self.workspace(like.nbytes), like.dtype, like.shape)
-
-    def copy_of(
-        self, array: ArraySpec | DeviceArray, order: Order = "C", *, conjugate: bool = False
-    ) -> DeviceArray:
-        """Copy an array to workspace, without gaps.
-
-        Args:
-            array: The array.
-            order: Order of its matrices in the copy. A matrix by columns is its transpose by rows, and the
-                returned array describes that transpose.
-            conjugate: Whether to conjugate the elements.
-        """
-        source = _turned(self.array(array) if isinstance(array, ArraySpec) else array, order)
-        packed = self.room(source)
-        self.device.arrays.convert(self.stream, source, packed, conjugate=conjugate)
-        return packed
-
-    def packed(self, array: ArraySpec, order: Order = "C") -> int:
-        """Return the address of an array's elements without gaps: its own, or that of a copy."""
-        if array.is_contiguous and (order == "C" or array.ndim < 2):
-            return self.device.address(array)
-        source = _turned(self.array(array), order)
-        return source.address if source.is_contiguous else self.copy_of(array, order).address
-
-    def result(self, array: ArraySpec, order: Order = "C", *, is_updated: bool = False) -> int:
-        """Return the address to write an array to, without gaps: its own, or that of workspace.
-
-        Workspace is copied to the array behind the kernel.
-
-        Args:
-            array: The array.
-            order: Order of its matrices there.
-            is_updated: Whether the kernel reads its contents, too.
-        """
-        if array.is_contiguous and (order == "C" or array.ndim < 2):
-            return self.device.address(array)
-        target = _turned(self.array(array), order)
-        if target.is_contiguous:
-            return target.address
-        packed = self.copy_of(array, order) if is_updated else self.room(target)
-        arrays, stream = self.device.arrays, self.stream
-        self._behind.append(lambda: arrays.convert(stream, packed, target))
-        return packed.address
-
-    def convert(
-        self, source: DeviceArray, out: DeviceArray, *, scale: float = 1.0, conjugate: bool = False
-    ) -> None:
-        """Enqueue ``out = source * scale``; see `ArrayKernels.convert`."""
-        self.device.arrays.convert(self.stream, source, out, scale=scale, conjugate=conjugate)
-
-    def fill(self, array: ArraySpec | DeviceArray, value: complex) -> None:
-        """Enqueue that every element is set to one value."""
-        out = self.array(array) if isinstance(array, ArraySpec) else array
-        self.device.arrays.fill(self.stream, out, value)
-
-    def status(self, words: StatusArray) -> int:
-        """Return the address of device memory for status words, which are zero now.
-
-        The kernel's words are in `words` when the operation is complete; then
-        `OperationSpec.check_status` is asked.
-        """
-        if self._spec.check_status not in self._judges:
-            self._judges.append(self._spec.check_status)
-        return self._zeroed(words)
-
-    def words(self, count: int, judge: Callable[[StatusArray], None]) -> int:
-        """Return the address of so many status words of the kernel's own, 32 bits each, which are zero now.
-
-        Args:
-            count: How many.
-            judge: Called with the words that the kernel has written, when the operation is complete; an error
-                of it is the error of the operation. It is short. It may be called in a thread of the device.
-        """
-        words = np.zeros(count, np.int32)
-        self._judges.append(partial(judge, words))
-        return self._zeroed(words)
-
-    def _zeroed(self, words: StatusArray) -> int:
-        nbytes = max(words.nbytes, 1)
-        address = self.workspace(nbytes)
-        self.device.context.check(driver.cuMemsetD8Async(address, 0, nbytes, self.handle))
-        self._words.append((address, words))
-        return address
-
-    def end(self) -> None:
-        """Enqueue what belongs behind the kernel; called by the library."""
-        for enqueue in self._behind:
-            enqueue()
-        if self._words:
-            self._fetch_words()
-
-    def release(self) -> None:
-        """Leave the workspace to the next operation: the kernel is enqueued, or has failed."""
-        if self._region is not None:
-            self._region.end()
-
-    def _fetch_words(self) -> None:
-        """Have the status words copied to pinned memory, and looked at when the operation is complete."""
-        pinned, check, judges = self.device.pinned, self.device.context.check, self._judges
-        taken = [(words, pinned.take(words.nbytes)) for _, words in self._words]
-        for (address, words), (_, host) in zip(self._words, taken, strict=True):
-            check(driver.cuMemcpyDtoHAsync(host, address, words.nbytes, self.handle))
-
-        def finish() -> None:
-            for words, host in taken:
-                ctypes.memmove(words.ctypes.data, host, words.nbytes)
-                pinned.give_back(words.nbytes, host)
-            for judge in judges:
-                judge()
-
-        self.stream.after(finish)
-
-
-def _let_go(room: object) -> None:
-    """Drop the last reference."""
-
-
-def _turned(array: DeviceArray, order: Order) -> DeviceArray:
-    """Return the array, or its matrices transposed, which are by rows where these are by columns."""
-    return array if order == "C" or len(array.shape) < 2 else transposed(array)
 
 
 def factor_of(library: str, name: str, value: complex, dtype: DType) -> complex:

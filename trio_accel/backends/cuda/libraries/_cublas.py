@@ -11,7 +11,7 @@ import attrs
 from nvmath.bindings import cublas
 
 from ...base import DType
-from ...base.workspace import Workspace
+from ...base.gpu.workspace import Workspace
 from ..kit._library import LibraryDevice
 from ..runtime._stream import CudaStream, scratch
 

@@ -14,8 +14,8 @@ from nvmath.bindings import cublas, cusolverDn
 from ...base import DType
 from ...base.checks import NATIVE
 from ...base.device_array import DeviceArray, stacked
+from ...base.gpu.driver import Kernels
 from ..runtime._context import CudaContext
-from ..runtime._kernels import Kernels
 from ..runtime._stream import scratch
 from ._cublas import KINDS
 

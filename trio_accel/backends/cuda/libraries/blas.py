@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
@@ -13,12 +12,12 @@ from nvmath.bindings import cublas
 from ...base import AccelStream, DType
 from ...base.checks import INEXACT, INTEGERS
 from ...base.device_array import DeviceArray
+from ...base.gpu.driver import Function, with_axes
 from ...base.kernels import kernel
 from ...base.launch_cache import GraphCall, Key
 from ...base.ops import MatmulSpec, OperationSpec
 from ...base.product_layouts import Product, broadcast_operands, plan_gemm, plan_matmul, vectors
 from ..kit._library import Errors, KernelCall, LibraryDevice, factor_of
-from ..runtime._kernels import Function
 from ..runtime._stream import CudaStream
 from ._cublas import DEFAULT, HOST, KINDS, Factors, Kind
 from ._routines import RoutineLibrary
@@ -26,8 +25,7 @@ from ._routines import RoutineLibrary
 __all__ = ["BlasLibrary"]
 
 # As in integers.cu.
-_AXES = 64
-_INTEGER_PRODUCT = struct.Struct("<QQQqqqqqqqqii")
+_INTEGER_PRODUCT = "QQQqqqqqqqqii"
 
 _Span: TypeAlias = tuple[int, int]
 _Arguments: TypeAlias = tuple[Kind, Product, Factors, int, int, int]
@@ -81,12 +79,12 @@ class BlasLibrary(RoutineLibrary):
     def _load_integers(self) -> Function:
         """Load the product of whole numbers, modulo two to the power of their bits; compiling it blocks."""
         if self._integers is None:
-            nbytes = _INTEGER_PRODUCT.size + 3 * 8 * _AXES
+            nbytes = with_axes(_INTEGER_PRODUCT, 3, 0).size
             self._integers = self._device.kernels.function("integers", "multiply", nbytes)
         return self._integers
 
     def attach(self, stream: CudaStream) -> None:
-        """Take the workspace of cuBLAS; see `CudaLibrary.attach`."""
+        """Take the workspace of cuBLAS; see `EnqueuingLibrary.attach`."""
         self._blas.select(stream, HOST)
 
     def _destroy(self) -> None:
@@ -146,15 +144,11 @@ class BlasLibrary(RoutineLibrary):
         multiply = self._load_integers()
         a, b, out = call.array(spec.a), call.array(spec.b), call.array(spec.out)
         batch, left, right = broadcast_operands((a.shape, b.shape), (a.strides, b.strides))
-        with multiply as arguments:
-            _INTEGER_PRODUCT.pack_into(
-                arguments, 0, a.address, b.address, out.address, out.size, left.shape[0], right.shape[1],
-                left.shape[1], *left.strides, *right.strides, a.dtype.itemsize, len(batch),
-            )  # fmt: skip
-            for number, row in enumerate((batch, left.batch_strides, right.batch_strides)):
-                place = _INTEGER_PRODUCT.size + 8 * _AXES * number
-                struct.pack_into(f"<{len(row)}q", arguments, place, *row)
-            multiply.launch(call.handle, out.size)
+        multiply.run(
+            call.handle, out.size, with_axes(_INTEGER_PRODUCT, 3, len(batch)), a.address, b.address,
+            out.address, out.size, left.shape[0], right.shape[1], left.shape[1], *left.strides,
+            *right.strides, a.dtype.itemsize, len(batch), *batch, *left.batch_strides, *right.batch_strides,
+        )  # fmt: skip
 
     def _plan_gemm(self, spec: Any, device: LibraryDevice) -> _Multiply:
         dtype = spec.c.dtype

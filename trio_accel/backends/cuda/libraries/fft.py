@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 from typing import ClassVar, TypeAlias
 
@@ -14,9 +15,9 @@ from nvmath.bindings import cufft
 from ...base.checks import NATIVE
 from ...base.device_array import DeviceArray
 from ...base.fft_steps import Convert, PlanKey, Transform, TransformPlan, View, Zero
+from ...base.gpu.driver import LoadedCode
 from ...base.kernels import kernel
 from ...base.ops import FftSpec
-from ...base.workspace import LastUses
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
 from ..runtime._context import CudaContext
 from ..runtime._stream import CudaStream
@@ -41,7 +42,7 @@ _TYPES: dict[tuple[str, bool], tuple[cufft.Type, _Execute]] = {
 _FORWARD, _INVERSE = -1, 1
 
 
-class _VendorPlan:
+class _VendorPlan(LoadedCode):
     """One plan of cuFFT. To make one takes up to a second, and loads kernels. The context is current.
 
     Args:
@@ -54,7 +55,7 @@ class _VendorPlan:
         users: How many plans of ours execute it.
     """
 
-    __slots__ = ("_area", "_execute", "_handle", "_runs", "_signs", "_stream", "key", "size", "users")
+    __slots__ = ("_area", "_execute", "_handle", "_signs", "_stream", "key", "size", "users")
 
     def __init__(self, key: PlanKey, context: CudaContext) -> None:
         self.key: PlanKey = key
@@ -65,8 +66,9 @@ class _VendorPlan:
         )
         self._area = 0
         self._stream: CudaStream | None = None
-        self._runs = LastUses()
         self._handle = cufft.create()
+        # It may wait for the device.
+        super().__init__(partial(cufft.destroy, self._handle))
         try:
             # The work area is one for all plans.
             cufft.set_auto_allocation(self._handle, 0)
@@ -83,13 +85,8 @@ class _VendorPlan:
             context.settle()
         except BaseException:
             with suppress(cufft.cuFFTError):
-                self.destroy()
+                self.close()
             raise
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a stream may not have got past it."""
-        return self._runs.is_busy
 
     def run(self, stream: CudaStream, area: int, source: int, out: int, is_forward: bool) -> None:
         """Enqueue the transform once."""
@@ -101,10 +98,6 @@ class _VendorPlan:
             self._area = area
         self._runs[stream] = stream.timeline.sequence + 1
         self._execute(self._handle, source, out, *self._signs[is_forward])
-
-    def destroy(self) -> None:
-        """Give it back to cuFFT, which may wait for the device: nothing of it runs any more."""
-        cufft.destroy(self._handle)
 
 
 @attrs.frozen(eq=False)
@@ -197,7 +190,7 @@ class FftLibrary(CudaLibrary):
             plan.users -= 1
             if not plan.users:
                 del self._vendor_plans[plan.key]
-                plan.destroy()
+                plan.close()
 
     def _close_plan(self, plan: _Plan) -> None:
         self._release(plan.vendor_plans)

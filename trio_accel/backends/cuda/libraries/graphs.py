@@ -8,25 +8,23 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import attrs
 from cuda.bindings import driver
 
-from ...base import AccelStream, LibraryError
-from ...base.graphs import CHAINS, Chain, ChainLibrary, ChainSpec, Works, run_works
+from ...base import LibraryError
+from ...base.gpu.driver import Function
+from ...base.graphs import ChainLibrary, ChainSpec, Works, run_works
 from ...base.kernels import kernel
 from ...base.ops import (
     ArraySpec,
     BranchSpec,
     GraphSpec,
     LoopSpec,
-    OperationSpec,
 )
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
 from ..runtime._graphs import CaptureStream, Executable
-from ..runtime._kernels import Function
 from ..runtime._stream import CudaStream
 
 __all__ = ["Conditions", "GraphLibrary"]
@@ -107,7 +105,7 @@ class Conditions:
         pinned, check, nbytes = self._device.pinned, self._device.context.check, condition.dtype.itemsize
         host = pinned.take(nbytes)
         address = self._device.address(condition)
-        check(driver.cuMemcpyDtoHAsync(host, address, nbytes, stream.handle))
+        stream.copy_out(host, address, nbytes)
         check(driver.cuStreamSynchronize(stream.handle))
         content = ctypes.string_at(host, nbytes)
         pinned.give_back(nbytes, host)
@@ -129,7 +127,7 @@ class _Captured:
     area: tuple[int, int]
 
 
-class GraphLibrary(CudaLibrary, ChainLibrary):
+class GraphLibrary(ChainLibrary, CudaLibrary):
     """Captures chains on streams of its own; parts that run on a condition are nodes of the driver's."""
 
     name = "graphs"
@@ -140,42 +138,14 @@ class GraphLibrary(CudaLibrary, ChainLibrary):
         self._streams: dict[CudaStream, CaptureStream] = {}
         self._conditions = Conditions(device)
 
-    def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
-        """Put an operation on a stream; see `KernelLibrary.enqueue`."""
-        if not isinstance(spec, CHAINS) or type(stream) is not CudaStream:
-            super().enqueue(spec, stream)
-        elif stream.is_closed or self._context.is_lost or not self.launch_chain(spec, stream):
-            chain: Chain | None = self._find_plan(spec)
-            # In a thread of the engine, the device may be closed meanwhile.
-            with stream.in_use() if chain is not None and chain.is_blocking else nullcontext():
-                super().enqueue(spec, stream)
-
     @kernel(GraphSpec, backend="cuda", plan=ChainLibrary.plan_chain)
     @kernel(BranchSpec, backend="cuda", plan=ChainLibrary.plan_chain)
     @kernel(LoopSpec, backend="cuda", plan=ChainLibrary.plan_chain)
     def _replay(self, spec: ChainSpec, call: KernelCall) -> None:
         self.run_chain(spec, call.plan, call.stream)
 
-    def _open(self, name: str) -> CudaLibrary:
-        opened = self._device.open_library(name)
-        assert isinstance(opened, CudaLibrary)  # as all of this backend
-        return opened
-
-    def _address(self, array: ArraySpec) -> int:
-        return self._device.address(array)
-
-    def _freed(self) -> int:
-        return self._device.addresses.freed
-
-    def _failure(self) -> Exception | None:
-        self._context.look()
-        return self._context.failure()
-
-    def _workspace(self, stream: CudaStream) -> int:
-        return self._device.arena.place(stream)[1]
-
     def _is_in_place(self, graph: _Captured) -> bool:
-        return graph.area == self._device.arena.place(graph.stream)
+        return bool(graph.area == self._device.arena.place(graph.stream))
 
     def _launch_graph(self, graph: _Captured) -> bool:
         return graph.stream.launch(graph.executable)
@@ -185,9 +155,6 @@ class GraphLibrary(CudaLibrary, ChainLibrary):
 
     def _read(self, condition: ArraySpec, stream: CudaStream) -> int:
         return self._conditions.read(condition, stream)
-
-    def _write(self, count: ArraySpec, stream: CudaStream, turns: int) -> None:
-        self._device.arrays.fill(stream, self._device.at(count), turns)
 
     def _capture_parts(self, spec: BranchSpec | LoopSpec, works: Works, stream: CaptureStream) -> None:
         conditions = self._conditions

@@ -7,8 +7,9 @@ from cuda.bindings import driver
 from ...base import CopyFromForeignSpec, DriverError, LibraryError, NotSupportedError
 from ...base.device_array import DeviceArray
 from ...base.foreign import ForeignArray
+from ...base.gpu.kernels import TransferLibrary
 from ...base.kernels import kernel
-from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, HostUse, StackSpec
+from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, StackSpec
 from ..kit._library import CudaLibrary, KernelCall
 
 __all__ = ["MemoryLibrary"]
@@ -16,34 +17,16 @@ __all__ = ["MemoryLibrary"]
 _DEVICE = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 
-class MemoryLibrary(CudaLibrary):
+class MemoryLibrary(TransferLibrary, CudaLibrary):
     """Operations of every device on its memory."""
 
     name = "memory"
 
-    @kernel(CopyFromHostSpec, backend="cuda")
-    def _copy_from_host(self, spec: CopyFromHostSpec, call: KernelCall) -> None:
-        out, transfers = call.array(spec.out), self._device.transfers
-        if not out.size:
-            return
-        packed = out if out.is_contiguous else call.room(out)
-        start = transfers.straight(spec.host)
-        _note(spec, transfers.to_device(call.stream, spec.host, start, packed.address))
-        if packed is not out:
-            call.convert(packed, out)
-
-    @kernel(CopyToHostSpec, backend="cuda")
-    def _copy_to_host(self, spec: CopyToHostSpec, call: KernelCall) -> None:
-        source, transfers = call.array(spec.source), self._device.transfers
-        if not source.size:
-            return
-        start = transfers.straight(spec.host)
-        packed = source if source.is_contiguous else call.copy_of(source)
-        _note(spec, transfers.to_host(call.stream, packed.address, spec.host, start))
-
-    @kernel(CopySpec, backend="cuda")
-    def _copy(self, spec: CopySpec, call: KernelCall) -> None:
-        call.convert(call.array(spec.source), call.array(spec.out))
+    kernel(CopyFromHostSpec, backend="cuda")(TransferLibrary.copy_from_host)
+    kernel(CopyToHostSpec, backend="cuda")(TransferLibrary.copy_to_host)
+    kernel(CopySpec, backend="cuda")(TransferLibrary.copy)
+    kernel(FillSpec, backend="cuda")(TransferLibrary.fill)
+    kernel(StackSpec, backend="cuda")(TransferLibrary.stack)
 
     @kernel(CopyFromForeignSpec, backend="cuda")
     def _copy_from_foreign(self, spec: CopyFromForeignSpec, call: KernelCall) -> None:
@@ -65,26 +48,6 @@ class MemoryLibrary(CudaLibrary):
                 ) from error
         array = DeviceArray(source.address, out.dtype, source.shape, source.strides)
         call.convert(array, out)
-
-    @kernel(FillSpec, backend="cuda")
-    def _fill(self, spec: FillSpec, call: KernelCall) -> None:
-        call.fill(spec.out, spec.value)
-
-    @kernel(StackSpec, backend="cuda")
-    def _stack(self, spec: StackSpec, call: KernelCall) -> None:
-        out = call.array(spec.out)
-        if spec.is_padded:
-            call.fill(out, spec.pad)
-        for index, source in enumerate(spec.sources):
-            # The beginning of its place.
-            address = out.address + index * out.strides[0]
-            call.convert(call.array(source), DeviceArray(address, out.dtype, source.shape, out.strides[1:]))
-
-
-def _note(spec: CopyFromHostSpec | CopyToHostSpec, use: HostUse | None) -> None:
-    """Say how the host array is used from now on, unless the device itself uses it."""
-    if use is not None:
-        spec.note_use(use)
 
 
 def _check_alignment(source: ForeignArray, itemsize: int) -> None:

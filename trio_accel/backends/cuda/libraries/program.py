@@ -89,12 +89,9 @@ class ProgramLibrary(CudaLibrary):
     @kernel(ProgramCall, backend="cuda", is_blocking=True)
     @kernel(ProgramReturn, backend="cuda", is_blocking=True)
     def _call(self, spec: ProgramCall, call: KernelCall) -> None:
-        arrays, began = self._arrays, time.perf_counter()
-        with arrays.of(call), self._streams.of_call(call.handle):
-            inputs = [arrays.view(array, write=False) for array in spec.read]
-            updated = [arrays.view(array, write=True) for array in spec.updated]
-            outputs = [arrays.view(array, write=True) for array in spec.written]
-            self._host.call(spec, inputs, updated, outputs)
+        began = time.perf_counter()
+        with self._arrays.of(call), self._streams.of_call(call.handle):
+            self._host.call(spec)
         if spec.arguments and self._host.enqueues(spec.method):
             self._is_short[spec.method] = time.perf_counter() - began < _SHORT
 
@@ -106,7 +103,7 @@ class ProgramLibrary(CudaLibrary):
     @kernel(ProgramFetch, backend="cuda", is_blocking=True)
     def _fetch(self, spec: ProgramFetch, call: KernelCall) -> None:
         with self._arrays.of(call):
-            self._host.fetch(spec, [self._arrays.view(array, write=True) for array in spec.written])
+            self._host.fetch(spec)
 
     def _told(self, error: Exception) -> Exception:
         """Make the backends' own error of a failure, which may be the end of CUDA."""
@@ -119,7 +116,7 @@ class ProgramLibrary(CudaLibrary):
                 return failure
             if isinstance(raised, MemoryError) or type(raised).__name__ == "OutOfMemoryError":
                 # CuPy's error is a MemoryError, PyTorch's is not.
-                return self._exhausted()
+                return self._device.exhausted(0)
         return super()._told(error)
 
 

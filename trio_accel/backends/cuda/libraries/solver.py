@@ -19,9 +19,10 @@ from nvmath.bindings import cublas, cusolver
 from ...base import DType, NotSupportedError
 from ...base.checks import NATIVE
 from ...base.device_array import DeviceArray, broadcast, diagonals, first_rows, stacked, transposed
+from ...base.gpu.library import Order
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec
-from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice, Order
+from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
 from ._cusolver import LOWER, POINTER, UPPER, Routine, SolverKernels, Trials, Vendor
 
 __all__ = ["SolverLibrary"]

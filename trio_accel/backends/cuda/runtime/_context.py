@@ -264,6 +264,30 @@ class CudaContext:
             self.check(driver.cuFuncLoad(function))
         return function
 
+    def take_host(self, nbytes: int) -> int:
+        """Take page-locked memory of the host from the driver; see `GpuContext.take_host`."""
+        with self:
+            return int(self.check(driver.cuMemHostAlloc(nbytes, driver.CU_MEMHOSTALLOC_PORTABLE)))
+
+    def free_host(self, address: int) -> None:
+        """Give it back."""
+        driver.cuMemFreeHost(address)
+
+    def register_host(self, address: int, nbytes: int) -> None:
+        """Lock pages of the host that are there; see `GpuContext.register_host`."""
+        with self:
+            result = driver.cuMemHostRegister(address, nbytes, driver.CU_MEMHOSTREGISTER_PORTABLE)
+            # A device that was closed with a stuck stream leaves its memory registered, and all devices of a
+            # process share the context: this is no error.
+            if result[0] != driver.CUresult.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED:
+                self.check(result)
+
+    def unregister_host(self, address: int) -> None:
+        """Let the system have the pages."""
+        if not self.is_dead:
+            with self:
+                driver.cuMemHostUnregister(address)
+
     def before_loss(self, callback: Callable[[], None]) -> None:
         """Call something at the moment when the context counts as lost, in whatever thread sees it."""
         self._before_loss.append(callback)

@@ -102,6 +102,26 @@ class CudaStream:
             order = self.orders_memory
             driver.cuMemFreeAsync(address, 0 if order.is_destroyed else order.handle)
 
+    def copy_in(self, target: int, host: int, nbytes: int) -> None:
+        """Copy to an address of the device, from one of the host; the context is current."""
+        self._context.check(driver.cuMemcpyHtoDAsync(target, host, nbytes, self.native))
+
+    def copy_out(self, host: int, source: int, nbytes: int) -> None:
+        """Copy to an address of the host, from one of the device; the context is current."""
+        self._context.check(driver.cuMemcpyDtoHAsync(host, source, nbytes, self.native))
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Copy within the device; the context is current."""
+        self._context.check(driver.cuMemcpyDtoDAsync(target, source, nbytes, self.native))
+
+    def set_bytes(self, target: int, byte: int, count: int) -> None:
+        """Set so many bytes to one value; the context is current."""
+        self._context.check(driver.cuMemsetD8Async(target, byte, count, self.native))
+
+    def set_words(self, target: int, word: int, count: int) -> None:
+        """Set so many words of 32 bits to one value; the context is current."""
+        self._context.check(driver.cuMemsetD32Async(target, word, count, self.native))
+
     @property
     def failure(self) -> Exception | None:
         """Why the context cannot be used any more; asks the driver, which is how a fault is learned of."""

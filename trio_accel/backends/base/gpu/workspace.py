@@ -6,77 +6,19 @@ It is taken and given back in the order of streams, so that nothing has to be wa
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import AbstractContextManager, suppress
-from typing import Any, Protocol
+from contextlib import suppress
+from typing import Any
 
 import attrs
 
-from .errors import OutOfMemoryError
-from .memory import BlockMemory
+from ..errors import OutOfMemoryError
+from ..memory import BlockMemory
+from .driver import GpuContext, GpuStream
 
-__all__ = ["Arena", "LastUses", "OrderedStream", "Region", "Workspace"]
+__all__ = ["Arena", "Region", "Workspace"]
 
 # As drivers align what they give.
 _ALIGNMENT = 256
-
-
-class LosableContext(AbstractContextManager[None], Protocol):
-    """The context of a device: within its block the driver can be called."""
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether nothing is enqueued any more."""
-        ...
-
-
-class OrderedStream(Protocol):
-    """A stream in whose order memory is taken and given back."""
-
-    @property
-    def is_destroyed(self) -> bool:
-        """Whether it has ended and was given back."""
-        ...
-
-    @property
-    def launched(self) -> int:
-        """The number of its last event."""
-        ...
-
-    def refresh(self) -> int:
-        """Look how far it is; returns the number of its last event that is done."""
-        ...
-
-    def take_memory(self, nbytes: int) -> int:
-        """Take memory of the device, for what is enqueued from now on; returns its address.
-
-        Raises:
-            MemoryError: There is not so much.
-        """
-        ...
-
-    def free_memory(self, address: int) -> None:
-        """Give memory back, behind what was enqueued; at once where the stream has ended."""
-
-    def synchronize(self) -> None:
-        """Block until everything enqueued is done."""
-
-
-class LastUses(dict[OrderedStream, int]):
-    """By stream, the number of its event after the last use of something that is to make way."""
-
-    __slots__ = ()
-
-    def note(self, stream: OrderedStream) -> None:
-        """Something there is used on a stream now."""
-        self[stream] = stream.launched + 1
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a stream may not have got past the last use."""
-        for stream, number in tuple(self.items()):
-            if stream.is_destroyed or stream.refresh() >= number:
-                self.pop(stream, None)
-        return bool(self)
 
 
 class Arena:
@@ -90,13 +32,13 @@ class Arena:
         memory: Counts the bytes.
     """
 
-    def __init__(self, context: LosableContext, memory: BlockMemory[Any, Any]) -> None:
+    def __init__(self, context: GpuContext, memory: BlockMemory[Any, Any]) -> None:
         self._context = context
         self._memory = memory
         # By stream: where its area begins, and its size.
-        self._areas: dict[OrderedStream, tuple[int, int]] = {}
+        self._areas: dict[GpuStream, tuple[int, int]] = {}
         # By stream: the library that used its area last.
-        self._users: dict[OrderedStream, str] = {}
+        self._users: dict[GpuStream, str] = {}
         memory.relieve = self.give_back_idle
 
     @property
@@ -111,12 +53,12 @@ class Arena:
             found[self._users.get(stream, "")] += size
         return found
 
-    def begin(self, stream: OrderedStream, library: str) -> Region:
+    def begin(self, stream: GpuStream, library: str) -> Region:
         """Take the area of a stream for one operation of a library; it is not given back until that ends."""
         self._users[stream] = library
         return Region(self, stream, *self._areas.pop(stream, (0, 0)))
 
-    def take(self, stream: OrderedStream, nbytes: int) -> int:
+    def take(self, stream: GpuStream, nbytes: int) -> int:
         """Take memory in the order of a stream.
 
         Raises:
@@ -130,20 +72,20 @@ class Arena:
             self._memory.give_workspace(nbytes)
             raise
 
-    def free(self, stream: OrderedStream, address: int, nbytes: int) -> None:
+    def free(self, stream: GpuStream, address: int, nbytes: int) -> None:
         """Give memory back, behind what the stream has been given."""
         self._memory.give_workspace(nbytes)
         stream.free_memory(address)
 
-    def put(self, stream: OrderedStream, address: int, nbytes: int) -> None:
+    def put(self, stream: GpuStream, address: int, nbytes: int) -> None:
         """Make this the area of a stream."""
         self._areas[stream] = address, nbytes
 
-    def place(self, stream: OrderedStream) -> tuple[int, int]:
+    def place(self, stream: GpuStream) -> tuple[int, int]:
         """Tell where the area of a stream begins, and its size: what was captured uses it there."""
         return self._areas.get(stream, (0, 0))
 
-    def reserve(self, stream: OrderedStream, nbytes: int) -> None:
+    def reserve(self, stream: GpuStream, nbytes: int) -> None:
         """Make the area of a stream as large as this at least; raises as `take` does."""
         address, size = self.place(stream)
         if size < nbytes:
@@ -152,7 +94,7 @@ class Arena:
                 self.free(stream, address, size)
             self.put(stream, larger, nbytes)
 
-    def drop(self, stream: OrderedStream) -> None:
+    def drop(self, stream: GpuStream) -> None:
         """Give the area of a stream back."""
         self._users.pop(stream, None)
         address, nbytes = self._areas.pop(stream, (0, 0))
@@ -195,7 +137,7 @@ class Region:
     """
 
     _arena: Arena
-    _stream: OrderedStream
+    _stream: GpuStream
     _address: int
     _size: int
     _used: int = attrs.field(default=0, init=False)
@@ -249,11 +191,11 @@ class Workspace:
 
     _memory: BlockMemory[Any, Any]
     _library: str
-    _areas: dict[OrderedStream, tuple[int, int]] = attrs.field(
-        factory=dict["OrderedStream", tuple[int, int]], init=False
+    _areas: dict[GpuStream, tuple[int, int]] = attrs.field(
+        factory=dict["GpuStream", tuple[int, int]], init=False
     )
 
-    def reserve(self, stream: OrderedStream, nbytes: int) -> int:
+    def reserve(self, stream: GpuStream, nbytes: int) -> int:
         """Return the address of at least so many bytes, free for the next operation on a stream.
 
         Raises:

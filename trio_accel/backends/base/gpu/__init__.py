@@ -1,0 +1,1 @@
+"""What backends of GPUs share: no vendor is named here. `driver` says what a vendor's part has to have."""

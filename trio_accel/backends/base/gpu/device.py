@@ -1,0 +1,455 @@
+"""An open GPU, as its libraries see it: addresses of arrays, copies, conversions, and memory for kernels."""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ..device import BlockDevice, ChunkT, StreamT
+from ..device_array import DeviceArray, merged
+from ..device_info import DeviceInfo
+from ..dtypes import DType
+from ..host import address_of
+from ..memory import BlockMemory, no_such_block
+from ..ops import ArraySpec, HostUse
+from ..pools import PagePool
+from ..protocols import LibraryUsage
+from ..values import as_bits, scalar
+from .driver import GpuContext, GpuStream, Kernels, with_axes
+from .workspace import Arena
+
+__all__ = ["SMALL", "AddressDevice", "ArrayKernels", "PinnedMemory", "Transfers"]
+
+HostArray: TypeAlias = npt.NDArray[Any]
+
+# As in the source `arrays`.
+_CONVERT, _FILL = "QQqdiiii", "Qqii16s"
+_TYPES = {dtype: code for code, dtype in enumerate(DType)}
+_SINGLE = {dtype for dtype in DType if dtype.kind == "float"} - {DType.float64} | {DType.complex64}
+
+
+class ArrayKernels:
+    """Converts and fills arrays, by the kernels `convert` and `fill` of the source `arrays`.
+
+    They are compiled when it is made, which blocks.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._convert = kernels.function("arrays", "convert", with_axes(_CONVERT, 3, 0).size)
+        self._fill = kernels.function("arrays", "fill", with_axes(_FILL, 2, 0).size)
+
+    def convert(
+        self,
+        stream: GpuStream,
+        source: DeviceArray,
+        out: DeviceArray,
+        *,
+        scale: float = 1.0,
+        conjugate: bool = False,
+    ) -> None:
+        """Enqueue ``out = source * scale``, as `numpy.ndarray.astype` converts.
+
+        Computed in float32 where both types are no wider, else in float64. In place only where both arrays
+        are the same.
+        """
+        assert source.shape == out.shape
+        if not out.size:
+            return
+        is_plain = source.dtype is out.dtype and (scale, conjugate) == (1.0, False)
+        if is_plain and source.is_contiguous and out.is_contiguous:
+            stream.copy(out.address, source.address, out.nbytes)
+            return
+        shape, (ins, outs) = merged(source.shape, (source.strides, out.strides))
+        is_single = source.dtype in _SINGLE and out.dtype in _SINGLE
+        flags = (scale != 1.0) | conjugate << 1 | is_single << 2 | is_plain << 3
+        types = _TYPES[source.dtype], _TYPES[out.dtype]
+        self._convert.run(
+            stream.handle, out.size, with_axes(_CONVERT, 3, len(shape)), source.address, out.address,
+            out.size, scale, *types, flags, len(shape), *shape, *ins, *outs,
+        )  # fmt: skip
+
+    def fill(self, stream: GpuStream, out: DeviceArray, value: complex) -> None:
+        """Enqueue that every element is set to one value.
+
+        Raises:
+            LibraryError: The type cannot hold it.
+        """
+        bits = scalar(value, out.dtype).tobytes()
+        if not out.size:
+            return
+        size = out.dtype.itemsize
+        shape, (strides,) = merged(out.shape, (out.strides,))
+        if strides in ((), (size,)) and bits == bits[:1] * size:
+            stream.set_bytes(out.address, bits[0], out.nbytes)
+        elif strides in ((), (size,)) and size == 4:
+            stream.set_words(out.address, int.from_bytes(bits, "little"), out.size)
+        else:
+            layout = with_axes(_FILL, 2, len(shape))
+            values = out.address, out.size, size, len(shape), bits, *shape, *strides
+            self._fill.run(stream.handle, out.size, layout, *values)
+
+
+_LEAST = 64
+# Number of the smallest pieces that are made at the start: an allocation takes the driver a while.
+_FIRST = 256
+
+
+@attrs.define(eq=False)
+class _Pieces(PagePool[int]):
+    """Addresses of pieces of one size."""
+
+    _context: GpuContext
+    _nbytes: int
+    _count: int
+
+    def make_page(self) -> tuple[int, list[int]]:
+        size = self._nbytes * self._count
+        start = self._context.take_host(size)
+        return start, list(range(start, start + size, self._nbytes))
+
+    def free_page(self, page: int) -> None:
+        self._context.free_host(page)
+
+
+class PinnedMemory:
+    """Pieces by their size, a power of two."""
+
+    def __init__(self, context: GpuContext) -> None:
+        self._context = context
+        self._pools: dict[int, _Pieces] = {}
+        self._pool(_LEAST).add_page()
+
+    def take(self, nbytes: int) -> int:
+        """Return the address of at least so many bytes.
+
+        Raises:
+            MemoryError: The machine has not so much.
+        """
+        return self._pool(nbytes).take()
+
+    def give_back(self, nbytes: int, address: int) -> None:
+        """Take back a piece of so many bytes."""
+        self._pool(nbytes).give_back(address)
+
+    def close(self) -> None:
+        """Free everything; no stream runs."""
+        for pool in self._pools.values():
+            pool.close()
+
+    def _pool(self, nbytes: int) -> _Pieces:
+        size = max(_LEAST, 1 << (max(nbytes, 1) - 1).bit_length())
+        pool = self._pools.get(size)
+        if pool is None:
+            # Two threads may come here together: `setdefault` gives both the pool that was stored first.
+            count = _FIRST if size == _LEAST else 1
+            pool = self._pools.setdefault(size, _Pieces(self._context, size, count))
+        return pool
+
+
+SMALL = 64 << 10
+"""Arrays up to so many bytes go by way of a slot of pinned memory that is filled, or read, on the spot."""
+
+_SLOTS = 64
+
+
+@attrs.define(eq=False)
+class _Slots(PagePool[HostArray]):
+    """Pinned memory for small arrays, one each."""
+
+    _context: GpuContext
+
+    def make_page(self) -> tuple[int, list[HostArray]]:
+        nbytes = _SLOTS * SMALL
+        area = self._context.take_host(nbytes)
+        memory = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(area))
+        return area, [memory[start : start + SMALL] for start in range(0, nbytes, SMALL)]
+
+    def free_page(self, page: int) -> None:
+        self._context.free_host(page)
+
+
+class Transfers:
+    """Copies of the host's arrays: registered ones go straight, small ones by way of pinned memory.
+
+    The driver copies from and to pageable memory while its caller waits. So an actor's device is given
+    large arrays in registered memory, and only without any does the caller wait here. A hold of the stream
+    for a thread that copies would be worse: vendors' libraries wait for the whole context when they load
+    kernels, and every other launch waits with them, that of the thread too (D50).
+    """
+
+    def __init__(self, context: GpuContext) -> None:
+        self._context = context
+        # Starts of registered ranges, sorted, and their ends.
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._slots = _Slots(context)
+        self._lock = threading.Lock()
+        # Held while pages are pinned, which takes long. Transfers take `_lock` only, and never wait for it.
+        self._pinning = threading.Lock()
+        self._is_closed = False
+        self._slots.add_page()
+
+    def register(self, array: HostArray) -> None:
+        """Pin memory of the host, so that it is transferred without a copy; blocks.
+
+        Args:
+            array: Contiguous; its memory must stay as long as it is registered.
+
+        Raises:
+            AccelError: The driver refused.
+        """
+        start, end = array.ctypes.data, array.ctypes.data + array.nbytes
+        with self._pinning:
+            if self._is_closed:
+                return
+            self._context.register_host(start, array.nbytes)
+            with self._lock:
+                index = bisect.bisect(self._starts, start)
+                self._starts.insert(index, start)
+                self._ends.insert(index, end)
+
+    def unregister(self, array: HostArray) -> None:
+        """Give the pages back to the system; no transfer uses them. Blocks."""
+        with self._pinning:
+            self._forget(array.ctypes.data)
+
+    def _forget(self, start: int) -> None:
+        with self._lock:
+            index = bisect.bisect_left(self._starts, start)
+            if index == len(self._starts) or self._starts[index] != start:
+                return
+            del self._starts[index], self._ends[index]
+        self._context.unregister_host(start)
+
+    def straight(self, host: HostArray) -> int | None:
+        """Return the address of an array that the device transfers by itself; None of another."""
+        start = address_of(host)
+        return start if host.flags.c_contiguous and self._holds(start, host.nbytes) else None
+
+    def _holds(self, start: int, nbytes: int) -> bool:
+        with self._lock:
+            index = bisect.bisect_right(self._starts, start) - 1
+            return index >= 0 and start + nbytes <= self._ends[index]
+
+    def to_device(
+        self, stream: GpuStream, host: HostArray, start: int | None, address: int
+    ) -> HostUse | None:
+        """Enqueue the copy of a host array, in C order, to device memory. It is read until the next event.
+
+        Args:
+            stream: The stream.
+            host: The array.
+            start: Result of `straight` for it.
+            address: Address of the target.
+
+        Returns:
+            How the array is used from now on; None if the device reads it.
+        """
+        use: HostUse | None = HostUse(None)
+        if start is not None:
+            use = None
+        elif host.nbytes <= SMALL:
+            slot = self._slots.take()
+            _copy(_shaped(slot, host), host)
+            stream.after(partial(self._slots.give_back, slot))
+            start = int(slot.ctypes.data)
+        else:
+            # The driver has taken it when the call returns.
+            packed = np.ascontiguousarray(host)
+            start = int(packed.ctypes.data)
+        stream.copy_in(address, start, host.nbytes)
+        return use
+
+    def to_host(self, stream: GpuStream, address: int, host: HostArray, start: int | None) -> HostUse | None:
+        """Enqueue the copy of device memory to a host array, in C order; it is there at the next event.
+
+        Args:
+            stream: The stream.
+            address: Address of the source.
+            host: The array.
+            start: Result of `straight` for it.
+
+        Returns:
+            How the array is used from now on; None if the device writes it.
+        """
+        nbytes = host.nbytes
+        if start is not None:
+            stream.copy_out(start, address, nbytes)
+            return None
+        if nbytes <= SMALL:
+            slot = self._slots.take()
+            stream.copy_out(int(slot.ctypes.data), address, nbytes)
+            use = HostUse(host)
+            stream.after(partial(self._fetch, slot, use))
+            return use
+        packed = host if host.flags.c_contiguous else np.empty(host.shape, host.dtype)
+        stream.copy_out(int(packed.ctypes.data), address, nbytes)
+        if packed is not host:
+            _copy(host, packed)
+        return HostUse(None)
+
+    def close(self) -> None:
+        """Free the pinned memory and unregister the rest: no stream uses it any more.
+
+        The context is current.
+        """
+        self._slots.close()
+        with self._pinning:
+            self._is_closed = True
+            for start in tuple(self._starts):
+                self._forget(start)
+
+    def _fetch(self, slot: HostArray, use: HostUse) -> None:
+        try:
+            use.run(lambda host: _copy(host, _shaped(slot, host)))
+        finally:
+            self._slots.give_back(slot)
+
+
+def _shaped(slot: HostArray, like: HostArray) -> HostArray:
+    return slot[: like.nbytes].view(like.dtype).reshape(like.shape)
+
+
+def _copy(target: HostArray, source: HostArray) -> None:
+    np.copyto(as_bits(target), as_bits(source))
+
+
+_MOST_SPANS = 1024
+
+ContextT = TypeVar("ContextT", bound=GpuContext)
+
+
+class AddressDevice(BlockDevice[StreamT, ChunkT, int], Generic[StreamT, ChunkT, ContextT]):
+    """Base of open GPUs: `BlockDevice` with addresses for blocks. Blocks while it is made.
+
+    Args:
+        info: Description of the device.
+        blocks: Its memory.
+        context: Its context.
+        kernels: Sources of the backend's own.
+
+    Attributes:
+        context: Its context, to be made current where the driver is called.
+        kernels: Sources of the backend's own.
+        arrays: Element-wise work.
+        transfers: Copies between host and device.
+        pinned: Host memory that status words are copied to.
+        arena: Memory that kernels need while they run.
+    """
+
+    def __init__(
+        self, info: DeviceInfo, blocks: BlockMemory[ChunkT, int], context: ContextT, kernels: Kernels
+    ) -> None:
+        super().__init__(info, blocks)
+        self.context: ContextT = context
+        self.kernels: Kernels = kernels
+        self.arrays: ArrayKernels = ArrayKernels(kernels)
+        self.transfers: Transfers = Transfers(context)
+        self.arena: Arena = Arena(context, blocks)
+        self.pinned: PinnedMemory = PinnedMemory(context)
+        # By block: functions to call when its contents change (D26).
+        self._to_invalidate: dict[int, set[Callable[[int], None]]] = {}
+        self._spans: dict[tuple[tuple[int, ...], tuple[int, ...], int], tuple[int, int]] = {}
+        self._usage: dict[str, LibraryUsage] = {}
+
+    def register_host(self, array: npt.NDArray[np.uint8]) -> None:
+        """Transfer from and to memory of the host without a copy; see `AccelDevice.register_host`."""
+        self.check_open()
+        self.transfers.register(array)
+
+    def unregister_host(self, array: npt.NDArray[np.uint8]) -> None:
+        """Take that back; see `AccelDevice.unregister_host`."""
+        self.transfers.unregister(array)
+
+    def usage(self) -> dict[str, LibraryUsage]:
+        """Plans and workspace of its libraries; see `AccelDevice.usage`."""
+        held = self.arena.by_library()
+        held.update(self.blocks.fixed_workspace)
+        found = dict(self._usage)
+        for name, usage in found.items():
+            usage.workspace = held[name]
+        return found
+
+    def usage_of(self, library: str) -> LibraryUsage:
+        """Return the counts of a library, where it counts its plans. From any thread."""
+        return self._usage.setdefault(library, LibraryUsage())
+
+    def free(self, block: int) -> None:
+        """Give a memory block back; see `AccelDevice.free`."""
+        super().free(block)
+        if block in self._to_invalidate:
+            self.renew(block)
+
+    def renew(self, block: int) -> None:
+        """Forget facts about the contents of a block; see `AccelDevice.renew`."""
+        if block in self._to_invalidate:
+            for invalidate in self._to_invalidate.pop(block):
+                invalidate(block)
+
+    def invalidate_with(self, block: int, invalidate: Callable[[int], None]) -> None:
+        """Have a function called, on the Trio thread, when a block's contents change. From any thread."""
+        self._to_invalidate.setdefault(block, set()).add(invalidate)
+
+    def at(self, array: ArraySpec) -> DeviceArray:
+        """Return the address and layout of an array.
+
+        Raises:
+            KeyError: No block has this id.
+            ValueError: The array is not within it.
+        """
+        return DeviceArray(self.address(array), array.dtype, array.shape, array.strides)
+
+    def lent_to(self, other: AddressDevice[Any, Any, Any], array: ArraySpec) -> DeviceArray:
+        """Return the address of an array for kernels of another device; raises as `at` does.
+
+        Raises:
+            AccelError: That device cannot reach it; see `AccelDevice.check_peer`.
+        """
+        return self.at(array)
+
+    def address(self, array: ArraySpec) -> int:
+        """Return the address of an array's first element; raises as `at` does."""
+        return self.address_within(array, self.span(array))
+
+    def address_within(self, array: ArraySpec, span: tuple[int, int]) -> int:
+        """Return the address of an array's first element, given its `span`; raises as `at` does."""
+        first, last = span
+        offset = array.offset
+        try:
+            address, nbytes, _ = self.blocks.blocks[array.block]
+        except KeyError:
+            raise no_such_block(array.block) from None
+        if offset < first or offset + last > nbytes:
+            raise ValueError(f"the array does not lie within its block of {nbytes} bytes: {array}")
+        return address + offset
+
+    def span(self, array: ArraySpec) -> tuple[int, int]:
+        """Return the bytes that an array takes before its first element, and from there on.
+
+        It follows from shape, strides and dtype; what it is for a layout is found out once. Of an empty array
+        there are none.
+        """
+        layout = array.shape, array.strides, array.dtype.itemsize
+        span = self._spans.get(layout)
+        if span is None:
+            if len(self._spans) >= _MOST_SPANS:
+                self._spans.clear()
+            span = self._spans[layout] = _span(*layout)
+        return span
+
+
+def _span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    if 0 in shape:
+        return -sys.maxsize, -sys.maxsize
+    reaches = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
+    before = -sum(reach for reach in reaches if reach < 0)
+    return before, sum(reach for reach in reaches if reach > 0) + itemsize

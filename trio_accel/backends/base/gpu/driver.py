@@ -1,0 +1,310 @@
+"""What the code of this folder wants of a vendor's driver: a context, streams, and code that is loaded.
+
+The protocols, and the methods of `Kernels` that raise here, are what a backend has to write.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import cache, partial
+from struct import Struct
+from typing import Any, Protocol, TypeAlias
+
+import attrs
+import numpy as np
+
+from ..protocols import AccelStream
+
+__all__ = ["Function", "GpuContext", "GpuStream", "Kernels", "LastUses", "Launch", "LoadedCode", "with_axes"]
+
+_THREADS = 256
+# Blocks for each multiprocessor; a kernel goes on in steps of its grid.
+_BLOCKS = 8
+# Axes of an array, in the structures of sources.
+_AXES = 64
+
+Launch: TypeAlias = Callable[[int, int, int, int], None]
+"""Enqueues a kernel: blocks, threads of each, handle of the stream, where the addresses of arguments are."""
+
+
+class GpuContext(AbstractContextManager[None], Protocol):
+    """The context of a device: within its block the driver can be called. It has memory of the host, too."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing is enqueued any more."""
+        ...
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the driver takes nothing back any more."""
+        ...
+
+    def make_current(self) -> bool:
+        """Make it current in this thread; returns whether `restore` must follow."""
+        ...
+
+    def restore(self) -> None:
+        """Make current what was so before."""
+
+    def look(self) -> None:
+        """Ask the driver whether the context is lost; from then on `failure` says so."""
+
+    def failure(self) -> Exception | None:
+        """Make a new error that says why the context is lost; None while it is usable."""
+        ...
+
+    def take_host(self, nbytes: int) -> int:
+        """Return the address of so many bytes of the host that the device reaches. Makes it current itself.
+
+        Raises:
+            MemoryError: The machine has not so much.
+        """
+        ...
+
+    def free_host(self, address: int) -> None:
+        """Give them back."""
+
+    def register_host(self, address: int, nbytes: int) -> None:
+        """Let the device reach memory of the host; it may do so already. Makes it current itself.
+
+        Raises:
+            AccelError: The driver refused.
+        """
+
+    def unregister_host(self, address: int) -> None:
+        """Take that back; a dead context is left alone."""
+
+
+class GpuStream(AccelStream, Protocol):
+    """A stream that copies, and sets, takes and gives back memory: enqueued, with the context current.
+
+    Memory of the host is read, or written, when the stream gets there. Pageable memory is an exception: it
+    has been read, or written, when the call returns, however long that takes.
+    """
+
+    @property
+    def handle(self) -> int:
+        """The stream, as vendors' libraries want it."""
+        ...
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more work."""
+        ...
+
+    @property
+    def is_destroyed(self) -> bool:
+        """Whether it has ended and was given back."""
+        ...
+
+    @property
+    def launched(self) -> int:
+        """The number of its last event."""
+        ...
+
+    def refresh(self) -> int:
+        """Look how far it is; returns the number of its last event that is done."""
+        ...
+
+    def take_memory(self, nbytes: int) -> int:
+        """Take memory of the device, for what is enqueued from now on; returns its address.
+
+        Raises:
+            MemoryError: There is not so much.
+        """
+        ...
+
+    def free_memory(self, address: int) -> None:
+        """Give memory back, behind what was enqueued; at once where the stream has ended."""
+
+    def check(self) -> None:
+        """Refuse more work where none can be enqueued.
+
+        Raises:
+            RuntimeError: It is closed.
+            ContextPoisonedError: The context is lost.
+        """
+
+    def in_use(self) -> AbstractContextManager[None]:
+        """Enqueue on it in a thread that the device does not wait for; raises as `check` does."""
+        ...
+
+    def after(self, finisher: Callable[[], None]) -> None:
+        """Do something short on the host before the next event is done; an error of it is the event's."""
+
+    def copy_in(self, target: int, host: int, nbytes: int) -> None:
+        """Copy so many bytes to an address of the device, from one of the host."""
+
+    def copy_out(self, host: int, source: int, nbytes: int) -> None:
+        """Copy so many bytes to an address of the host, from one of the device."""
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Copy so many bytes within the device."""
+
+    def set_bytes(self, target: int, byte: int, count: int) -> None:
+        """Set so many bytes to one value."""
+
+    def set_words(self, target: int, word: int, count: int) -> None:
+        """Set so many words of 32 bits to one value."""
+
+
+class Function:
+    """One kernel of a loaded module, with one argument, a structure of plain numbers; or with some.
+
+    Args:
+        launch: Enqueues it; the driver copies the arguments meanwhile.
+        nbytes: Size of the structure.
+        most: How many blocks fill the device.
+        offsets: Offsets of its arguments in the structure.
+    """
+
+    __slots__ = ("_arguments", "_launch", "_lock", "_most", "_pointer", "_pointers")
+
+    def __init__(self, launch: Launch, nbytes: int, most: int, offsets: Sequence[int] = (0,)) -> None:
+        self._launch = launch
+        self._most = most
+        self._lock = threading.Lock()
+        self._arguments = bytearray(nbytes)
+        start = np.frombuffer(self._arguments, np.uint8).ctypes.data
+        self._pointers = np.array([start + offset for offset in offsets], np.uint64)
+        self._pointer = int(self._pointers.ctypes.data)
+
+    def run(
+        self, stream: int, count: int, layout: Struct, *values: object, threads: int = _THREADS, most: int = 0
+    ) -> None:
+        """Pack values as its structure has them, and launch it; another thread's launch waits for the end.
+
+        Args:
+            stream: Handle of the stream.
+            count: For how many elements.
+            layout: The structure.
+            values: Its values.
+            threads: Threads of a block.
+            most: How many blocks at most; 0 for as many as the device runs at once.
+        """
+        blocks = min(-(-count // threads), most or self._most)
+        with self._lock:
+            layout.pack_into(self._arguments, 0, *values)
+            self._launch(blocks, threads, stream, self._pointer)
+
+
+@cache
+def with_axes(fields: str, rows: int, axes: int) -> Struct:
+    """Lay out a structure that ends in rows of 64 numbers, one for each axis, of which so many are used."""
+    return Struct(f"<{fields}" + f"{axes}q{8 * (_AXES - axes)}x" * rows)
+
+
+class LastUses(dict[GpuStream, int]):
+    """By stream, the number of its event after the last use of something that is to make way."""
+
+    __slots__ = ()
+
+    def note(self, stream: GpuStream) -> None:
+        """Something there is used on a stream now."""
+        self[stream] = stream.launched + 1
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a stream may not have got past the last use."""
+        for stream, number in tuple(self.items()):
+            if stream.is_destroyed or stream.refresh() >= number:
+                self.pop(stream, None)
+        return bool(self)
+
+
+@attrs.define(eq=False)
+class LoadedCode:
+    """Code that the driver has loaded, and that may be unloaded again."""
+
+    _unload: Callable[[], object]
+    _runs: LastUses = attrs.field(factory=LastUses, init=False)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a stream may not have got past it."""
+        return self._runs.is_busy
+
+    def close(self) -> None:
+        """Unload it: nothing of it runs any more. The context is current."""
+        self._unload()
+
+
+class Kernels:
+    """The compiled sources of one device. A backend reads, compiles, loads and unloads them.
+
+    Args:
+        context: The context.
+        compute_units: How many the device has.
+
+    Attributes:
+        most_blocks: How many blocks a kernel is launched with at most.
+    """
+
+    def __init__(self, context: GpuContext, compute_units: int) -> None:
+        self._within = context
+        self.most_blocks: int = compute_units * _BLOCKS
+        self._modules: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def read(self, source: str) -> str:
+        """Read a source of the backend's own, by its name."""
+        raise NotImplementedError
+
+    def compile(self, text: str) -> Any:
+        """Compile a source and load it; blocks. The context is current."""
+        raise NotImplementedError
+
+    def find(self, module: Any, name: str) -> Launch:
+        """Find a kernel in what was loaded. The context is current."""
+        raise NotImplementedError
+
+    def unload(self, module: Any) -> None:
+        """Give back what was loaded. The context is current."""
+        raise NotImplementedError
+
+    def function(self, source: str, name: str, nbytes: int, offsets: Sequence[int] = (0,)) -> Function:
+        """Find a kernel and load it; compiles its source when that is used first, which blocks.
+
+        Args:
+            source: Name of the source.
+            name: Name of the kernel.
+            nbytes: Size of the structure that it takes.
+            offsets: Offsets of its arguments in that, if there are several.
+        """
+        with self._within:
+            with self._lock:
+                if source not in self._modules:
+                    self._modules[source] = self.compile(self.read(source))
+                module = self._modules[source]
+            return Function(self.find(module, name), nbytes, self.most_blocks, offsets)
+
+    def load(
+        self, text: str, names: Sequence[str], nbytes: int
+    ) -> tuple[Callable[[], None], dict[str, Function]]:
+        """Compile a source that is given as a text, and load its kernels; blocks. The context is current.
+
+        Args:
+            text: The source.
+            names: Names of the kernels.
+            nbytes: Size of the structure that each takes.
+
+        Returns:
+            What unloads them, and the kernels by their names.
+        """
+        module = self.compile(text)
+        try:
+            functions = {name: Function(self.find(module, name), nbytes, self.most_blocks) for name in names}
+            return partial(self.unload, module), functions
+        except BaseException:
+            self.unload(module)
+            raise
+
+    def close(self) -> None:
+        """Unload everything; no kernel runs any more. The context is current."""
+        with self._lock:
+            for module in self._modules.values():
+                self.unload(module)
+            self._modules.clear()

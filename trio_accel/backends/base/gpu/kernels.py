@@ -1,0 +1,351 @@
+"""Libraries whose kernels are sources of this package, or the user's own: no vendor's library computes them.
+
+A backend derives from one of these and from its own base class, and declares the methods as its kernels.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import attrs
+import numpy as np
+
+from .. import ops
+from ..device_array import DeviceArray
+from ..errors import DriverError, LibraryError
+from ..expressions import compiled
+from .device import AddressDevice
+from .driver import Function, GpuStream, LoadedCode
+from .library import EnqueuingCall, EnqueuingLibrary
+
+__all__ = ["CompiledLibrary", "PhiloxLibrary", "TransferLibrary", "UserKernel"]
+
+_PARAMETER_ALIGNMENT = 16
+_POINTER = 8
+
+_Call: TypeAlias = EnqueuingCall[Any, Any]
+_Device: TypeAlias = AddressDevice[Any, Any, Any]
+
+
+class UserKernel(LoadedCode):
+    """One kernel of a loaded module. A backend finds it, says its limits, and enqueues it.
+
+    The driver takes the parameters by their addresses. They are packed into one buffer, at places that are
+    known once the kernel is: the scalars first, and behind them the addresses of the arrays.
+
+    Args:
+        definition: The kernel's definition.
+        unload: Gives the module back.
+
+    Attributes:
+        definition: Its definition.
+        limits: What the device has for it, by the words of `KernelInfoSpec` that name it; the backend sets
+            them before the first launch.
+        is_plain: Whether no array is packed first.
+        pointer: Where the addresses of its parameters are, in their order.
+    """
+
+    limits: Mapping[str, int]
+
+    def __init__(self, definition: ops.KernelDefinition, unload: Callable[[], object]) -> None:
+        super().__init__(unload)
+        self.definition: ops.KernelDefinition = definition
+        self.is_plain: bool = all(each.layout != "packed" for each in definition.parameters)
+        # Blocks, shared memory and grids that were found to fit.
+        self._fitting: set[tuple[object, ...]] = set()
+        self._has_free_grid = not definition.is_cooperative and definition.cluster is None
+        self._lay_out()
+
+    def enqueue(self, spec: ops.KernelSpec, stream: GpuStream) -> None:
+        """Enqueue it with the parameters at `pointer`, which the driver copies.
+
+        Raises:
+            DriverError: The driver refused.
+        """
+        raise NotImplementedError
+
+    def max_active(self, threads: int, shared: int) -> int:
+        """Return how many blocks a multiprocessor runs at once."""
+        raise NotImplementedError
+
+    def occupancy(self, spec: ops.KernelInfoSpec, *, fits: bool) -> Mapping[str, int]:
+        """Return the other words of `KernelInfoSpec`: how much of the kernel the device runs at once.
+
+        Args:
+            spec: Threads and shared memory of a block.
+            fits: Whether the device has those.
+        """
+        raise NotImplementedError
+
+    def _lay_out(self) -> None:
+        """Find the offset of each parameter in the buffer."""
+        definition = self.definition
+        offsets, size = ops.scalar_offsets(definition.scalars)
+        self._scalar_bytes = size
+        self._array_offset = -(-size // _PARAMETER_ALIGNMENT) * _PARAMETER_ALIGNMENT
+        arrays = [each for role in ("read", "update", "write") for each in definition.arrays(role)]
+        places = {each.name: self._array_offset + _POINTER * number for number, each in enumerate(arrays)}
+        scalars = [each.name for each in definition.parameters if each.role == "scalar"]
+        places.update(zip(scalars, offsets, strict=True))
+        self._addresses = struct.Struct(f"={len(arrays)}Q")
+        buffer = np.zeros(self._array_offset + self._addresses.size + _PARAMETER_ALIGNMENT, np.uint8)
+        start = -buffer.ctypes.data % _PARAMETER_ALIGNMENT
+        base = buffer.ctypes.data + start
+        self._buffer = memoryview(buffer[start:].data)
+        pointers = [base + places[each.name] for each in definition.parameters]
+        self._pointers = np.array(pointers or [0], np.uint64)
+        self.pointer: int = int(self._pointers.ctypes.data)
+
+    def launch(self, spec: ops.KernelSpec, call: _Call) -> None:
+        """Enqueue a launch; one whose grid is empty does nothing.
+
+        Args:
+            spec: Arrays, grid, block and scalars.
+            call: The call.
+
+        Raises:
+            LibraryError: The block or the grid does not fit on the device.
+        """
+        grid, block, shared = spec.grid, spec.block, spec.shared
+        if 0 in grid:
+            return
+        if self.is_plain:
+            at = call.device.address
+            addresses = [at(array) for array in (*spec.read, *spec.updated, *spec.written)]
+        else:
+            addresses = self._packed(spec, call)
+        key = (block, shared) if self._has_free_grid else (grid, block, shared)
+        if key not in self._fitting:
+            self._check_fit(spec)
+            self._fitting.add(key)
+        self._buffer[: self._scalar_bytes] = spec.scalars
+        self._addresses.pack_into(self._buffer, self._array_offset, *addresses)
+        try:
+            self.enqueue(spec, call.stream)
+        except DriverError as error:
+            # The asker's problem, as the context is not lost.
+            raise self.refusal(
+                error.code,
+                f": a grid of {_extents(spec.grid)} blocks of {_extents(spec.block)} threads with "
+                f"{spec.shared} bytes of dynamic shared memory was not launched: {error.message}",
+            ) from error
+        self._runs.note(call.stream)
+
+    def _packed(self, spec: ops.KernelSpec, call: _Call) -> list[int]:
+        """Return the addresses of the arrays: of workspace for those that must be packed and are not."""
+        addresses: list[int] = []
+        arrays, of_role = (*spec.read, *spec.updated, *spec.written), self.definition.arrays
+        parameters = (*of_role("read"), *of_role("update"), *of_role("write"))
+        for parameter, array in zip(parameters, arrays, strict=True):
+            if parameter.layout != "packed":
+                addresses.append(call.at(array))
+            elif parameter.role == "read":
+                addresses.append(call.packed(array))
+            else:
+                addresses.append(call.result(array, is_updated=parameter.role == "update"))
+        return addresses
+
+    def _check_fit(self, spec: ops.KernelSpec) -> None:
+        """Refuse what the driver would refuse, and say how much there is."""
+        threads, limits = math.prod(spec.block), self.limits
+        most, static = limits["max_dynamic_shared"], limits["static_shared"]
+        if spec.shared > most:
+            raise self.refusal(
+                "shared_memory",
+                f" asks for {spec.shared} bytes of dynamic shared memory for each block; there are "
+                f"{most}: {most + static} less {static} static ones",
+            )
+        if threads > limits["max_threads"]:
+            raise self.refusal(
+                "block",
+                f": a block of {_extents(spec.block)} has {threads} threads; it can have "
+                f"{limits['max_threads']}, by launch bounds or the {limits['registers']} registers of each "
+                "thread",
+            )
+        if self.definition.is_cooperative:
+            most = self.max_active(threads, spec.shared) * limits["multiprocessors"]
+            if math.prod(spec.grid) > most:
+                raise self.refusal(
+                    "cooperative_grid",
+                    f" is cooperative, so all blocks run at once: {most} blocks of {threads} threads fit on "
+                    f"this device, the grid of {_extents(spec.grid)} has {math.prod(spec.grid)}",
+                )
+
+    def check_parameters(self, found: list[int]) -> None:
+        """Refuse a declaration that the compiled kernel does not have: it would read foreign memory.
+
+        Args:
+            found: Bytes of each parameter of the compiled kernel.
+
+        Raises:
+            LibraryError: It has other parameters than were declared.
+        """
+        parameters = self.definition.parameters
+        declared = [each.dtype.itemsize if each.role == "scalar" else _POINTER for each in parameters]
+        if found != declared:
+            told = ", ".join(f"{each.name} ({size})" for each, size in zip(parameters, declared, strict=True))
+            raise self.refusal(
+                "parameters",
+                f" takes {len(found)} parameters of {found} bytes; declared are {len(declared)}, in bytes: "
+                f"{told or 'none'}",
+            )
+
+    def refusal(self, code: int | str, text: str) -> LibraryError:
+        """Make the error for what the kernel, or the device, does not have."""
+        return LibraryError(f"kernel {self.definition.name!r}{text}", library="jit", code=code)
+
+    def inform(self, spec: ops.KernelInfoSpec) -> None:
+        """Fill the words of `KernelInfoSpec`."""
+        limits = self.limits
+        fits = math.prod(spec.block) <= limits["max_threads"] and spec.shared <= limits["max_dynamic_shared"]
+        values = {**limits, **self.occupancy(spec, fits=fits)}
+        spec.words[:] = [values[name] for name in ops.KernelInfoSpec.WORDS]
+
+
+def _extents(extents: ops.Dim3) -> str:
+    return " x ".join(map(str, extents))
+
+
+@attrs.define(eq=False)
+class _Expression(LoadedCode):
+    """A compiled expression.
+
+    Attributes:
+        source: Its source.
+        functions: Its kernels by their names.
+    """
+
+    source: compiled.KernelSource
+    functions: dict[str, Function]
+
+    def launch(self, name: str, call: _Call, values: tuple[object, ...], count: int, **how: int) -> None:
+        """Launch one of the kernels, by so many threads."""
+        self.functions[name].run(call.handle, count, self.source.arguments, *values, **how)
+        self._runs.note(call.stream)
+
+
+class CompiledLibrary(EnqueuingLibrary[Any, Any]):
+    """Enqueues expressions, and kernels of the user's own. A plan is loaded code.
+
+    That of an expression is for certain types and layouts, whatever the extents. That of a kernel of the
+    user's own is a `UserKernel`.
+    """
+
+    def _key_of(self, spec: ops.OperationSpec) -> tuple[object, ...]:
+        if isinstance(spec, (ops.ElementwiseSpec, ops.ReductionSpec)):
+            return compiled.plan_key(spec)
+        if isinstance(spec, (ops.KernelSpec, ops.KernelInfoSpec)):
+            # Whatever the arrays are: one kernel is loaded once.
+            return (spec.definition,)
+        return super()._key_of(spec)
+
+    def _close_plan(self, plan: Any) -> None:
+        plan.close()
+
+    def _is_busy(self, plan: Any) -> bool:
+        return bool(plan.is_busy)
+
+    def compile_expression(
+        self, spec: ops.ElementwiseSpec | ops.ReductionSpec, device: _Device
+    ) -> _Expression:
+        """Compile an expression; blocks."""
+        source = compiled.make_kernel(spec, self.backend)
+        unload, functions = device.kernels.load(source.text, source.names, source.arguments.size)
+        return _Expression(unload, source, functions)
+
+    def elementwise(self, spec: ops.ElementwiseSpec, call: _Call) -> None:
+        """Compute each element of the results."""
+        plan, count = call.plan, spec.results[0].size
+        if count:
+            values = compiled.elementwise_arguments(spec, plan.source, call.device.address)
+            plan.launch("elementwise", call, values, -(-count // plan.source.each), most=compiled.MOST_BLOCKS)
+
+    def reduce(self, spec: ops.ReductionSpec, call: _Call) -> None:
+        """Reduce along axes, in parts if that fills the device."""
+        plan = call.plan
+        how = compiled.reduction_launch(spec, plan.source, call.device.kernels.most_blocks)
+        if how is None:
+            return
+        values = how.values(call.device.address, call.workspace(how.partial))
+        plan.launch("reduce", call, values, how.threads, threads=how.block)
+        if how.finish:
+            plan.launch(how.finish, call, values, how.finish_threads, threads=how.block)
+
+
+class TransferLibrary:
+    """Copies and fills."""
+
+    def copy_from_host(self, spec: ops.CopyFromHostSpec, call: _Call) -> None:
+        """Copy a host array of any strides."""
+        out, transfers = call.array(spec.out), call.device.transfers
+        if not out.size:
+            return
+        packed = out if out.is_contiguous else call.room(out)
+        start = transfers.straight(spec.host)
+        spec.note_use(transfers.to_device(call.stream, spec.host, start, packed.address))
+        if packed is not out:
+            call.convert(packed, out)
+
+    def copy_to_host(self, spec: ops.CopyToHostSpec, call: _Call) -> None:
+        """Copy to a host array of any strides."""
+        source, transfers = call.array(spec.source), call.device.transfers
+        if not source.size:
+            return
+        start = transfers.straight(spec.host)
+        packed = source if source.is_contiguous else call.copy_of(source)
+        spec.note_use(transfers.to_host(call.stream, packed.address, spec.host, start))
+
+    def copy(self, spec: ops.CopySpec, call: _Call) -> None:
+        """Copy, and convert as `numpy.ndarray.astype` does."""
+        call.convert(call.array(spec.source), call.array(spec.out))
+
+    def fill(self, spec: ops.FillSpec, call: _Call) -> None:
+        """Set all elements to one value."""
+        call.fill(spec.out, spec.value)
+
+    def stack(self, spec: ops.StackSpec, call: _Call) -> None:
+        """Copy to places in one array."""
+        out = call.array(spec.out)
+        if spec.is_padded:
+            call.fill(out, spec.pad)
+        for index, source in enumerate(spec.sources):
+            # The beginning of its place.
+            address = out.address + index * out.strides[0]
+            call.convert(call.array(source), DeviceArray(address, out.dtype, source.shape, out.strides[1:]))
+
+
+# As in the source `philox`, with what fills the structure up; the kinds are in the same order there.
+_ARGUMENTS = struct.Struct("<QQQqddiii4x")
+_KINDS = [(distribution, dtype) for distribution, dtypes in ops.RANDOM_DTYPES.items() for dtype in dtypes]
+# Four numbers come from a counter, or from one in each of two rows; they are stored 16 bytes at a time.
+_FOUR = 4
+_ALIGNMENT = 16
+_MASK = (1 << 64) - 1
+
+
+class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
+    """One kernel, told for each array which part of which sequence it draws. Compiled when it is made."""
+
+    def __init__(self, device: _Device) -> None:
+        super().__init__(device)
+        self._fill = device.kernels.function("philox", "philox_fill", _ARGUMENTS.size)
+
+    def plan(self, spec: ops.PhiloxSpec, device: _Device) -> int:
+        """Find how numbers are made."""
+        return _KINDS.index((spec.distribution, spec.out.dtype))
+
+    def philox(self, spec: ops.PhiloxSpec, call: _Call) -> None:
+        """Draw numbers."""
+        out = call.array(spec.out)
+        size = out.size
+        if not size:
+            return
+        is_moved = (spec.low, spec.width) != (0.0, 1.0)
+        is_aligned = not out.address % _ALIGNMENT
+        self._fill.run(
+            call.handle, -(-size // _FOUR), _ARGUMENTS, out.address, spec.seed, spec.row & _MASK, size,
+            spec.low, spec.width, call.plan, is_moved, is_aligned,
+        )  # fmt: skip

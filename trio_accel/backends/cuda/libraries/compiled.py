@@ -1,0 +1,57 @@
+"""Kernels that are compiled by NVRTC: functions of arrays, random numbers, and kernels of the user's own.
+
+cuRAND's generator would have to be told for every array where it begins, and then its next draw waits for the
+stream: that would hold up the loop.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ...base import ops
+from ...base.gpu.kernels import CompiledLibrary, PhiloxLibrary
+from ...base.kernels import kernel
+from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
+from ..kit._loaded_kernel import LoadedKernel
+from ..runtime._compiler import compile_kernel
+
+__all__ = ["ArraysLibrary", "JitLibrary", "RandomLibrary"]
+
+_compile = CompiledLibrary.compile_expression
+
+
+class ArraysLibrary(CompiledLibrary, CudaLibrary):
+    """Enqueues expressions. A plan is a kernel for certain types and layouts, whatever the extents."""
+
+    name = "arrays"
+    # Each is a module in device memory.
+    most_plans: ClassVar[int] = 256
+
+    kernel(ops.ElementwiseSpec, backend="cuda", plan=_compile)(CompiledLibrary.elementwise)
+    kernel(ops.ReductionSpec, backend="cuda", plan=_compile)(CompiledLibrary.reduce)
+
+
+class JitLibrary(ArraysLibrary):
+    """A plan is a loaded kernel: so it is compiled where that may block, and kept while it is used."""
+
+    name = "jit"
+
+    def _load(self, spec: ops.KernelSpec | ops.KernelInfoSpec, device: LibraryDevice) -> LoadedKernel:
+        definition = ops.KernelDefinition.decode(spec.definition)
+        return LoadedKernel(self._context, definition, compile_kernel(definition, self._device.architecture))
+
+    @kernel(ops.KernelSpec, backend="cuda", plan=_load)
+    def _launch(self, spec: ops.KernelSpec, call: KernelCall) -> None:
+        call.plan.launch(spec, call)
+
+    @kernel(ops.KernelInfoSpec, backend="cuda", plan=_load)
+    def _inform(self, spec: ops.KernelInfoSpec, call: KernelCall) -> None:
+        call.plan.inform(spec)
+
+
+class RandomLibrary(PhiloxLibrary, CudaLibrary):
+    """Philox-4x32-10 by a kernel of the backend's own, in cuRAND's order and with its arithmetic."""
+
+    name = "random"
+
+    kernel(ops.PhiloxSpec, backend="cuda", plan=PhiloxLibrary.plan, is_quick=True)(PhiloxLibrary.philox)
