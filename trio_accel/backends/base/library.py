@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .checks import check_dtypes, check_shapes
-from .device_info import DeviceInfo
 from .errors import AccelError, NotSupportedError, OutOfMemoryError
-from .kernels import KernelEntry, kernels_of
+from .kernels import KernelDevice, KernelEntry, kernels_of
 from .modules import import_alone
 from .ops import ArraySpec, OperationSpec, Peers, StatusArray
 from .protocols import AccelDevice, AccelStream, CacheCounts, InThread
@@ -28,7 +27,6 @@ __all__ = [
     "ComputingCall",
     "ComputingDevice",
     "ComputingLibrary",
-    "Described",
     "LibraryEntry",
     "PlanCache",
     "TableLibrary",
@@ -63,15 +61,6 @@ class LibraryEntry:
         return import_alone(self.module, package)
 
 
-class Described(Protocol):
-    """A device, as far as a table of kernels must know it."""
-
-    @property
-    def info(self) -> DeviceInfo:
-        """Description of the device."""
-        ...
-
-
 class TableLibrary:
     """Base of the libraries of backends: finds the kernel of an operation, and its plan.
 
@@ -99,7 +88,7 @@ class TableLibrary:
 
     def __init__(
         self,
-        device: Described,
+        device: KernelDevice,
         kernels: Mapping[str, KernelEntry] | None = None,
         counts: CacheCounts | None = None,
     ) -> None:
