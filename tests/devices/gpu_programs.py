@@ -101,7 +101,7 @@ def copies_late(_: Array, x: Array) -> Any:
     nbytes = 8 * math.prod(x.shape)
     check(driver.cuMemcpyDtoDAsync(copy.address, interface["data"][0], nbytes, interface["stream"]))
     COPIES.append(copy)
-    raise KeyError(f"with {float(host_of(copy).sum())} copied")
+    raise KeyError("too late")
 
 
 @ta.programs.method(enqueues=True)

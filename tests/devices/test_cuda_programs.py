@@ -48,9 +48,8 @@ async def test_functions_run_without_opening(system: ta.System, device: ta.Devic
         np.testing.assert_array_equal(await more.to_host(), np.arange(6.0) * 2 + 1)
     assert await ta.run(gpu_programs.add, x, number=0.5) is None
     # Each function has a stream of its own: what comes behind the update sees it.
-    np.testing.assert_array_equal(
-        await (await ta.run(gpu_programs.doubled, x)).to_host(), np.arange(6.0) * 2 + 1
-    )
+    doubled = await ta.run(gpu_programs.doubled, x)
+    np.testing.assert_array_equal(await doubled.to_host(), np.arange(6.0) * 2 + 1)
     places, most, nothing = await ta.run(gpu_programs.peaks, {"a": x, "b": np.arange(6.0)}, count=2)
     assert ((await places.to_host()).tolist(), most, nothing) == ([5, 4], 10.5, None)
     programs = [node for node in system.tree().walk() if node.actor_class == "ProgramActor"]
@@ -64,9 +63,8 @@ async def test_a_function_that_raises_after_it_has_enqueued(
     x = await device.put(X)
     for number in range(3):
         # Its copy on the device is the call's alone, and its memory is given back behind what is enqueued.
-        with pytest.raises(KeyError, match=r"with 0\.0 copied"):
+        with pytest.raises(KeyError, match="too late"):
             await ta.run(function, x, X + number)
-        assert (await device.statistics()).in_flight == 1
         others = [await device.put(np.full(X.shape, 7.0)) for _ in range(4)]
         await device.synchronize()
         np.testing.assert_array_equal(await (await ta.run(gpu_programs.copied, x)).to_host(), X + number)
