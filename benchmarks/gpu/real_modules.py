@@ -22,7 +22,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -117,7 +117,7 @@ def sentences(texts: int, tokens: int) -> Case:
         layers=6, heads=12, width=384, inner=1536, words=30522, places=512, types=2, epsilon=1e-12
     )
     random = np.random.default_rng(0)
-    weights = {
+    weights: dict[str, Host] = {
         name: random.standard_normal(sizes, np.float32) * np.float32(0.02)
         for name, sizes in minilm.weights_of(shape).items()
     }
@@ -221,7 +221,9 @@ async def _rates(case: Case, rounds: int) -> None:
     options = ta.DeviceOptions(isolation="process", retry=1, preload=case.preload)
     async with ta.open_system("real") as system, system.open_device("cuda", options=options) as device:
         weights = {name: await device.put(weight) for name, weight in case.weights.items()}
-        args = [await device.put(value) if isinstance(value, np.ndarray) else value for value in case.good]
+        args = list[Any]()
+        for value in case.good:
+            args.append(await device.put(cast("Host", value)) if isinstance(value, np.ndarray) else value)
         plain = _Plain(case)
         async with ta.open_program(device, case.model, weights, **case.options) as program:
             found = await (await program.ask(case.method, *args)).to_host()
