@@ -20,7 +20,7 @@ import trio
 import trio_accel as ta
 from trio_accel.programs import Array, method
 
-__all__ = ["declared", "enqueuing", "main", "measure", "not_declared"]
+__all__ = ["declared", "enqueuing", "enqueuing_undeclared", "main", "measure", "not_declared"]
 
 ASKERS = 16
 _WARM = 50
@@ -46,6 +46,12 @@ def declared(x: Array) -> Array:
 @method(out=_like, enqueues=True)
 def enqueuing(x: Array) -> Array:
     """The same, which is also declared to wait for nothing."""
+    return not_declared(x)
+
+
+@method(enqueues=True)
+def enqueuing_undeclared(x: Array) -> Array:
+    """The same, which is declared to wait for nothing, and whose result is not declared."""
     return not_declared(x)
 
 
@@ -103,7 +109,7 @@ async def main(backend: str = "cpu", seconds: float = 1.0) -> list[str]:
             options = ta.DeviceOptions(isolation=isolation)
             async with system.open_device(backend, options=options) as device:
                 x = await device.put(host)
-                for function in (enqueuing, declared, not_declared):
+                for function in (enqueuing, enqueuing_undeclared, declared, not_declared):
                     async with ta.open_program(device, function) as program:
                         one, many = await measure(partial(program.ask, x), seconds)
                         np.testing.assert_array_equal(await (await program.ask(x)).to_host(), host * 2)

@@ -78,7 +78,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "product_shape real_of transformed_shape KINDS check_index Item Shapes column complex_of "
         "scalar_offsets"
     ),
-    "ActorContext": _names("served show show_process"),
+    "ActorContext": _names("served show show_note show_process"),
     "AdaptiveCompletion": _names("open"),
     "CompletionStrategy": _names("open"),
     "DeferredReply": _names("fail_as_crash is_of look_last"),

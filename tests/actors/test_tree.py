@@ -260,6 +260,24 @@ async def test_actors_that_live_elsewhere_are_shown_below_the_incarnation_that_s
     assert [below.path for below in system.tree().walk()] == ["s", "s/here"]
 
 
+async def test_a_note_is_shown_in_the_line_of_the_incarnation_that_shows_it(system: System) -> None:
+    ref = await system.spawn(Puppet, name="here", policy=AT_ONCE)
+    notes = ["first", "long " * 30]
+
+    async def show(actor: Puppet) -> None:
+        actor.context.show_note(lambda: notes[0])
+
+    await ref.ask(Do(show))
+    assert str(system.tree().find("s/here")) == "here (Puppet) running, 1 handled, first"
+    del notes[0]
+    snapshot = system.tree().find("s/here")
+    assert snapshot.note == "long " * 30
+    assert snapshot.summary == f"here (Puppet) running, 1 handled, {('long ' * 20)[:99]}…"
+    await crash(ref)
+    assert await ref.ask(Echo(1)) == 1
+    assert system.tree().find("s/here").note is None
+
+
 async def test_a_tree_that_is_deeper_than_the_stack(system: System) -> None:
     levels = 2000
 

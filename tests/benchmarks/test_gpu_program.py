@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from benchmarks import BENCHMARKS, gpu
-from benchmarks.gpu import _program
+from benchmarks.gpu import _program, real_modules
 from benchmarks.gpu._sections import ROOT, SECTIONS, Section, Settings, choose
 
 
@@ -116,3 +116,12 @@ def test_the_gist_of_a_log_is_its_end(tmp_path: Path) -> None:
     ]
     (tmp_path / "x.json").write_text(json.dumps({"results": rows}))
     assert _program._summary(measured, settings, log) == "1 met, 1 MISSED: b"
+
+
+def test_models_of_others_say_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real_modules, "find_spec", lambda name: None if name == "timm" else object())
+    with pytest.raises(SystemExit, match=r"^real_modules: recover needs timm, which cannot be imported"):
+        real_modules.main(["recover"])
+    monkeypatch.setattr(real_modules, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="rates needs torch and transformers, which cannot"):
+        real_modules.main(["rates", "2"])

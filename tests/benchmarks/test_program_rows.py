@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from benchmarks import programs
+from benchmarks import programs, refusals
 
 
 async def test_each_way_has_a_row() -> None:
@@ -14,5 +14,14 @@ async def test_each_way_has_a_row() -> None:
     assert {name.groups() for name in names if name is not None} == {
         (isolation, way)
         for isolation in ("inline", "process")
-        for way in ("enqueuing", "declared", "not_declared")
+        for way in ("enqueuing", "enqueuing_undeclared", "declared", "not_declared")
     }
+
+
+async def test_each_isolation_has_a_share_beside_refusals() -> None:
+    rows = await refusals.main("cpu", pairs=2, seconds=0.25)
+    found = [
+        re.fullmatch(r"(\w+) +[0-9]+ /s, beside bad requests ([0-9.]+) of that \(.*\)", row) for row in rows
+    ]
+    assert [row and row[1] for row in found] == ["inline", "process"]
+    assert all(row and float(row[2]) > 0.1 for row in found)

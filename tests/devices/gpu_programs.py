@@ -68,6 +68,52 @@ class GpuArray:
         }
 
 
+def doubled(x: Array) -> Any:
+    return GpuArray.of(host_of(x) * 2)
+
+
+@ta.programs.method(out=lambda x: (x.shape, "float64"))
+def declared(x: Array) -> Any:
+    return GpuArray.of(host_of(x) + 1)
+
+
+@ta.programs.method(updates=["x"])
+def add(x: Array, *, number: float) -> None:
+    host_of(x)[...] += number
+
+
+def peaks(of: dict[str, Array], *, count: int) -> tuple[Any, float, None]:
+    """Places of the largest elements of a sum, a number, and nothing."""
+    total = host_of(of["a"]) + host_of(of["b"])
+    return GpuArray.of(np.argsort(total)[::-1][:count]), float(total.max()), None
+
+
+COPIES: list[GpuArray] = []
+"""Those that `copies_late` has made."""
+
+
+def copies_late(_: Array, x: Array) -> Any:
+    """Have the stream wait for 0.1 s and copy an argument, and raise at once."""
+    interface, copy = x.__cuda_array_interface__, GpuArray.of(np.zeros(x.shape))
+    # The C library's function has the signature of one that a stream calls.
+    usleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
+    check(driver.cuLaunchHostFunc(interface["stream"], driver.CUhostFn(usleep), 100_000))
+    nbytes = 8 * math.prod(x.shape)
+    check(driver.cuMemcpyDtoDAsync(copy.address, interface["data"][0], nbytes, interface["stream"]))
+    COPIES.append(copy)
+    raise KeyError("too late")
+
+
+@ta.programs.method(enqueues=True)
+def copies_late_in_the_loop(_: Array, x: Array) -> Any:
+    copies_late(_, x)
+
+
+def copied(x: Array) -> Any:
+    """Tell what `copies_late` has copied last."""
+    return host_of(COPIES[-1]).copy()
+
+
 class Layer:
     """``tanh(x @ weights + bias)``."""
 

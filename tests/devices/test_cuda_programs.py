@@ -18,6 +18,7 @@ from isolations import inline
 if BACKEND != "cuda" or not IS_STAND_IN:
     pytest.skip("these programs need a GPU whose memory the host sees", allow_module_level=True)
 
+import gpu_programs
 import trio
 from gpu_programs import Enqueues, Layer
 
@@ -35,6 +36,41 @@ EXPECTED = np.tanh(X @ WEIGHTS + BIAS)
 async def layer(device: ta.Device) -> AsyncGenerator[ta.programs.Program[Layer], None]:
     async with await ta.open_program(device, Layer, {"weights": WEIGHTS, "bias": BIAS}) as program:
         yield program
+
+
+async def test_functions_run_without_opening(system: ta.System, device: ta.Device) -> None:
+    x = await device.put(np.arange(6.0))
+    for _ in range(3):
+        doubled = await ta.run(gpu_programs.doubled, x)
+        assert doubled.device is device
+        np.testing.assert_array_equal(await doubled.to_host(), np.arange(6.0) * 2)
+        more = await ta.run(gpu_programs.declared, doubled)
+        np.testing.assert_array_equal(await more.to_host(), np.arange(6.0) * 2 + 1)
+    assert await ta.run(gpu_programs.add, x, number=0.5) is None
+    # Each function has a stream of its own: what comes behind the update sees it.
+    doubled = await ta.run(gpu_programs.doubled, x)
+    np.testing.assert_array_equal(await doubled.to_host(), np.arange(6.0) * 2 + 1)
+    places, most, nothing = await ta.run(gpu_programs.peaks, {"a": x, "b": np.arange(6.0)}, count=2)
+    assert ((await places.to_host()).tolist(), most, nothing) == ([5, 4], 10.5, None)
+    programs = [node for node in system.tree().walk() if node.actor_class == "ProgramActor"]
+    assert len(programs) == 4
+
+
+@pytest.mark.parametrize("function", [gpu_programs.copies_late, gpu_programs.copies_late_in_the_loop])
+async def test_a_function_that_raises_after_it_has_enqueued(
+    system: ta.System, device: ta.Device, function: Callable[..., Any]
+) -> None:
+    x = await device.put(X)
+    for number in range(3):
+        # Its copy on the device is the call's alone, and its memory is given back behind what is enqueued.
+        with pytest.raises(KeyError, match="too late"):
+            await ta.run(function, x, X + number)
+        others = [await device.put(np.full(X.shape, 7.0)) for _ in range(4)]
+        await device.synchronize()
+        np.testing.assert_array_equal(await (await ta.run(gpu_programs.copied, x)).to_host(), X + number)
+        del others
+    assert all(not node.restarts for node in system.tree().walk())
+    assert (device.generation, (await device.statistics()).in_flight) == (1, 0)
 
 
 async def test_methods_compute(device: ta.Device, layer: ta.programs.Program[Layer]) -> None:

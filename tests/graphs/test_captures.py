@@ -260,3 +260,17 @@ async def test_programs_are_refused(device: ta.Device) -> None:
     program = await ta.open_program(device, np.negative)
     await refused(device, program.ask, "it runs code of a program", x)
     await program.aclose()
+
+
+@pytest.mark.skipif(BACKEND != "cpu", reason="what is refused is the same")
+async def test_a_function_that_runs_without_opening_is_refused(device: ta.Device) -> None:
+    (x,) = await put(device, 1)
+
+    async def step(x: ta.AccelRef) -> ta.AccelRef:
+        negated: ta.AccelRef = await ta.run(np.negative, x)
+        return negated
+
+    # Whether it has run before or not.
+    for _ in range(2):
+        await refused(device, step, "it runs code of a program", x)
+        await close(await step(x), -matrix(1))

@@ -168,6 +168,40 @@ async def test_a_loss_is_blamed_on_nobody_and_nothing_runs_again(
     assert await ask_all(batcher, [4]) == [8]
 
 
+async def test_a_batch_that_is_to_blame_for_a_loss_is_halved(
+    system: ta.System, autojump_clock: MockClock
+) -> None:
+    """Once; then on, where a part of it has succeeded."""
+
+    def lost(bad: set[int]) -> Doubler:
+        blamed = ta.ContextPoisonedError("lost", device="cpu:0", is_to_blame=True)
+        return Doubler(lambda items: blamed if bad & {*items} else None)
+
+    one, two = lost({5}), lost({2, 5})
+    results = await ask_all(await spawn(system, one), [*range(8)])
+    assert isinstance(results.pop(5), ta.ContextPoisonedError)
+    assert results == [0, 2, 4, 6, 8, 12, 14]
+    assert len(one.calls) == 1 + 2 * 3
+    # A bad call in each half: the model may be broken.
+    errors = await ask_all(await spawn(system, two, name="two"), [*range(8)])
+    assert [type(error) for error in errors] == [ta.ContextPoisonedError] * 8
+    assert two.calls == [[*range(8)], [0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize("splits", [0, 1])
+async def test_a_batch_that_is_refused_is_halved_to_the_end(
+    system: ta.System, autojump_clock: MockClock, splits: int
+) -> None:
+    bad = {0, 3, 4, 7}
+    model = Doubler(lambda items: ta.programs.Refused(f"no {items}") if bad & {*items} else None)
+    results = await ask_all(await spawn(system, model, splits=splits), [*range(8)])
+    if not splits:
+        assert [str(result) for result in results] == ["no [0, 1, 2, 3, 4, 5, 6, 7]"] * 8
+        return
+    assert {item for item in range(8) if isinstance(results[item], ta.programs.Refused)} == bad
+    assert [results[number] for number in (1, 2, 5, 6)] == [2, 4, 10, 12]
+
+
 async def test_what_divides_is_said_by_the_program(system: ta.System, autojump_clock: MockClock) -> None:
     model = Doubler(lambda items: ValueError("bad") if 2 in items else None)
 

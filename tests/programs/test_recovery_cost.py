@@ -92,6 +92,9 @@ async def test_an_import_in_each_worker_is_told_with_its_seconds(
         # By now the cost is that of this recovery, so the load of the machine is in both. A request finds the
         # worker's death out, which is no part of the cost.
         assert IMPORT + MAKE <= (program.recovery.seconds or 0.0) <= taken
+        shown = system.tree().find(device.path)
+        assert shown.note == str(device.recovery)
+        assert f", restart {device.recovery.seconds:.2f} s: worker and context " in str(system.tree())
         with ta.telemetry.record(system) as recorder:
             snapshot = recorder.snapshot()
             (row,) = snapshot.devices

@@ -14,6 +14,7 @@ import trio
 from playwright.sync_api import Page, sync_playwright
 
 import trio_accel as ta
+from trio_accel.devices import ProgramCost, RecoveryCost
 from trio_accel.telemetry import DeviceRow, open_dashboard
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -146,6 +147,34 @@ async def test_it_fits_and_follows_the_colour_scheme(system: ta.System, width: i
         found, red = await trio.to_thread.run_sync(lambda: browse(dashboard.url, visit, **options))
     assert found <= width
     assert red > 200 if scheme == "light" else red < 60
+
+
+async def test_what_the_next_recovery_takes(system: ta.System) -> None:
+    async with open_dashboard(system) as dashboard, system.open_device("cpu") as device:
+        cost = str(device.recovery)
+        module = ProgramCost(
+            program="encoder-1", module="encoder", imports=1.23, makes=0.31, ahead="refused", reason="<b>"
+        )
+        told = RecoveryCost(context=0.31, programs=(module,), spares=1)
+        (own,) = dashboard.recorder.snapshot().devices
+        slow = attrs.evolve(own, path="test/slow", recovery_text=str(told), recovery_cost=told.seconds)
+        unknown = attrs.evolve(own, path="test/unknown", recovery_text=None, recovery_cost=None)
+
+        def visit(page: Page) -> list[str]:
+            page.wait_for_selector(".device:nth-child(3)")
+            assert page.locator(".device b").count() == 0
+            term = "dt:text-is('next recovery') + dd"
+            return [page.inner_text(f".device:nth-child({place}) {term}") for place in (1, 2, 3)]
+
+        shown = attrs.evolve(dashboard.recorder.snapshot(), devices=(own, slow, unknown))
+        vars(dashboard.recorder)["snapshot"] = lambda: shown
+        found = await trio.to_thread.run_sync(browse, dashboard.url, visit)
+    assert cost.startswith("restart 0.")
+    slowly = (
+        "1.85 s, which a spare has done: worker and context 0.31 s, import of encoder 1.23 s, "
+        "constructor of encoder-1 0.31 s; module encoder is imported in each worker, because <b>"
+    )
+    assert found == [cost.removeprefix("restart "), slowly, "\N{EN DASH}"]
 
 
 async def test_who_holds_the_memory_of_a_device(system: ta.System) -> None:

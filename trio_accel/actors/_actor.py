@@ -406,6 +406,15 @@ class ActorContext(Spawner):
         self._incarnation.shown = actors
 
     @enable_ki_protection
+    def show_note(self, note: Callable[[], str]) -> None:
+        """Show a text in this incarnation's line of the tree.
+
+        Args:
+            note: Called for every snapshot, on the Trio thread; it must be quick and must not raise.
+        """
+        self._incarnation.note = note
+
+    @enable_ki_protection
     def show_process(self, pid: int) -> None:
         """Show in the tree and in events that this incarnation does its work in another process.
 

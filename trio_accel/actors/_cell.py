@@ -272,6 +272,7 @@ class Cell:
             failed=self.outcomes.failed,
             expired=self.outcomes.expired,
             deferred=len(self.outcomes.deferred),
+            note=None if incarnation is None or incarnation.note is None else incarnation.note(),
             last_error=None if error is None else describe(error),
             children=children + shown,
         )

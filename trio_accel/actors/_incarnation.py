@@ -71,6 +71,8 @@ class Incarnation:
     has_served: bool = attrs.field(default=False, init=False)
     # Actors below this one in other processes, for the tree.
     shown: Callable[[], tuple[ActorSnapshot, ...]] | None = attrs.field(default=None, init=False)
+    # A text about this one, for the tree.
+    note: Callable[[], str] | None = attrs.field(default=None, init=False)
     # Messages of groups, by the tasks that serve them.
     grouped: dict[trio.lowlevel.Task, Envelope] = attrs.field(
         factory=dict[trio.lowlevel.Task, Envelope], init=False

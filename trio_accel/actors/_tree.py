@@ -8,8 +8,8 @@ import attrs
 
 __all__ = ["ActorSnapshot"]
 
-# Columns of a printed error.
-_LONGEST_ERROR = 100
+# Columns of a printed note or error.
+_LONGEST = 100
 
 
 def _how_many(children: tuple[ActorSnapshot, ...]) -> str:
@@ -37,6 +37,8 @@ class ActorSnapshot:
         failed: Messages whose handler raised.
         expired: Requests dropped because their deadline had passed.
         deferred: Requests whose reply is given later, and has not been given.
+        note: A text of the actor about itself, or None; a device tells the cost of its next recovery. The
+            printed one is cut off.
         last_error: Error of the last incarnation that failed, in full, or None. The printed one is cut off.
         children: Snapshots of the children in start order.
     """
@@ -56,6 +58,7 @@ class ActorSnapshot:
     failed: int = 0
     expired: int = 0
     deferred: int = 0
+    note: str | None = None
     last_error: str | None = None
     children: tuple[ActorSnapshot, ...] = attrs.field(default=(), repr=_how_many)
 
@@ -94,7 +97,7 @@ class ActorSnapshot:
 
     @property
     def summary(self) -> str:
-        """The actor in one line, without its children; a long last error is cut off."""
+        """The actor in one line, without its children; a long note or last error is cut off."""
         parts = [f"{self.name} ({self.actor_class}) {self.state}"]
         if self.pid is not None:
             parts.append(f"process {self.pid}")
@@ -108,6 +111,8 @@ class ActorSnapshot:
             parts.append(f"{self.deferred} in flight")
         if self.restarts:
             parts.append(f"{self.restarts} restart{'s' if self.restarts > 1 else ''}")
+        if self.note is not None:
+            parts.append(_shortened(self.note))
         if self.last_error is not None:
             parts.append(f"last error: {_shortened(self.last_error)}")
         return ", ".join(parts)
@@ -125,6 +130,6 @@ def _draw(root: ActorSnapshot) -> Iterator[str]:
 
 
 def _shortened(text: str) -> str:
-    """Return an error in one line of a width that leaves the tree readable."""
+    """Return a text in one line of a width that leaves the tree readable."""
     line = " ".join(text.split())
-    return line if len(line) <= _LONGEST_ERROR else line[: _LONGEST_ERROR - 1].rstrip() + "…"
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 1].rstrip() + "…"

@@ -378,6 +378,7 @@ class DeviceActor(Actor):
         try:
             async with self._dispatch.open(context):
                 context.observe_restarts(state.losses.restarted)
+                context.show_note(lambda: str(state.recoveries.cost()))
                 await self._dispatch.start_context(context)
                 yield
         finally:
