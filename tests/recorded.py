@@ -105,7 +105,10 @@ class OperationRecorder:
         """A function of the same signature, which notes what came of each call."""
         signature = inspect.signature(function)
 
-        async def ask(arguments: inspect.BoundArguments) -> Any:
+        async def ask(arguments: inspect.BoundArguments, unknown: dict[str, Any]) -> Any:
+            if unknown:
+                # The function itself says what is wrong.
+                return await function(*arguments.args, **arguments.kwargs, **unknown)
             outer = _planned.get()
             token = _planned.set(specs := set[str]())
             try:
@@ -127,8 +130,11 @@ class OperationRecorder:
             f"{one.name}={one.name}" if one.kind is one.KEYWORD_ONLY else marks.get(one.kind, "") + one.name
             for one in bare
         ]
-        head = f"async def {function.__name__}{inspect.Signature(bare)}"
-        exec(f"{head}: return await ask(bind({', '.join(given)}))", names)
+        unknown = inspect.Parameter("unknown", inspect.Parameter.VAR_KEYWORD)
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in bare)
+        head = f"async def {function.__name__}{inspect.Signature(bare if takes_any else [*bare, unknown])}"
+        rest = {} if takes_any else "unknown"
+        exec(f"{head}: return await ask(bind({', '.join(given)}), {rest})", names)
         listening: Any = functools.update_wrapper(names[function.__name__], function)
         listening.__defaults__, listening.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
         return listening
