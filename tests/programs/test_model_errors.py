@@ -126,7 +126,7 @@ CASES = [
         losses=1,
         is_damaged=True,
     ),
-    Case(row="makes a fault on the GPU", how="fault", error=ta.ContextPoisonedError, losses=2),
+    Case(row="makes a fault on the GPU", how="fault", error=ta.ContextPoisonedError, losses=1),
     Case(row="does not return", how="hang", error=ta.CompletionTimeoutError, losses=1),
     Case(
         row="is slower than the deadline",
