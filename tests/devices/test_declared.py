@@ -12,10 +12,11 @@ from isolations import inline
 
 import trio_accel as ta
 from trio_accel import fft, linalg, random, sparse
-from trio_accel.backends.base import DType
+from trio_accel.backends.base import DType, kernels
 from trio_accel.backends.base.checks import NATIVE
 from trio_accel.backends.base.ops import KINDS, Item
 from trio_accel.devices import DECLARED, AccelRef, Declaration, LibraryActor, Operand, operation
+from trio_accel.devices.operations import _declared
 
 _SIZES = {"c": 2, "k": 2, "m": 4, "n": 3}
 
@@ -55,6 +56,11 @@ CONTRADICTIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
         one,
         {"shapes": "a(n) -> out(n)", "dtypes": ("float23",)},
         r"dtypes must be a tuple of DType.*'float23'",
+    ),
+    "no dtypes": (
+        one,
+        {"shapes": "a(n) -> out(n)", "dtypes": ()},
+        "dtypes: there are none: no operation could run; without it, the kernels say which",
     ),
     "all arrays with dtypes of their own": (
         one,
@@ -100,6 +106,46 @@ def test_a_declaration_that_contradicts_its_function(function: Any, given: dict[
     line = function.__code__.co_firstlineno
     assert str(caught.value).startswith(f"{__file__}:{line}: operation {function.__name__}: ")
     assert before == DECLARED
+
+
+@pytest.fixture
+def eighths(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An operation that is declared for a dtype that none of its kernels has."""
+    monkeypatch.setattr(kernels, "DECLARED_DTYPES", made := dict(kernels.DECLARED_DTYPES))
+    monkeypatch.setattr(_declared, "DECLARED_DTYPES", made)
+    monkeypatch.setattr(_declared, "DECLARED", dict(DECLARED))
+    decorate = operation("a(n) -> out(n)", actor=OwnActor, dtypes=(DType.float8_e5m2,))
+    return decorate(one)
+
+
+def test_a_kernel_without_a_dtype_of_its_declaration(eighths: Any) -> None:
+    def compute(spec: Any, call: Any) -> None: ...
+
+    line = compute.__code__.co_firstlineno
+    for dtypes in ((DType.float32, DType.int8), {"a": (DType.float32, DType.int8)}):
+        with pytest.raises(ValueError, match="no operation could run") as caught:
+            kernels.kernel(eighths, backend="cpu", dtypes=dtypes)(compute)
+        assert str(caught.value) == (
+            f"{__file__}:{line}: dtypes: {eighths.declaration.name} is declared for float8_e5m2, and "
+            f"{compute.__qualname__} for backend 'cpu' has float32, int8: no operation could run"
+        )
+    kernels.kernel(eighths, backend="cpu", dtypes=(DType.float8_e5m2, DType.int8))(compute)
+    kernels.kernel(eighths, backend="cuda", dtypes={"out": (DType.float32,)})(compute)
+
+
+def test_a_kernel_that_was_there_before_its_declaration(eighths: Any) -> None:
+    declared, name = kernels.DECLARED_DTYPES, eighths.declaration.name
+    wanted = declared.pop(name)
+
+    @kernels.kernel(name, backend="cpu", dtypes=(DType.float32,))
+    def compute(spec: Any, call: Any) -> None: ...
+
+    assert kernels.kernels_of({"compute": compute}, "cpu").keys() == {name}
+    declared[name] = wanted
+    line = compute.__code__.co_firstlineno
+    with pytest.raises(ValueError, match=f"^{__file__}:{line}: dtypes: {name} is declared for float8_e5m2"):
+        kernels.kernels_of({"compute": compute}, "cpu")
+    assert kernels.kernels_of({"compute": compute}, "cuda") == {}
 
 
 def test_all_of_the_package_is_declared() -> None:

@@ -143,7 +143,6 @@ class ContextActor(LibraryOpener):
             observer=owner,
             lose=self._lose,
             blocks=owner.blocks,
-            on_progress=context.report_progress,
         )
         session = Session(engine.generation, engine, context, self.discard, owner.variables)
         self._engine, self._libraries = engine, session.libraries

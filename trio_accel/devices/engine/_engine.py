@@ -34,10 +34,6 @@ _MOST_PATIENCE = 10.0
 _GRACE_OF_A_LOST_CONTEXT = 0.1
 
 
-def _nobody() -> None:
-    """Do nothing."""
-
-
 class Engine(ContextState):
     """The engine of one context: launches operations, sees their ends, replies, gives memory back.
 
@@ -58,8 +54,7 @@ class Engine(ContextState):
         leases: Arrays that the program holds.
         alarms: Calls back at a time.
         cancel_grace: How long cancelled askers wait.
-        on_progress: Called when the first operation of an incarnation of a library actor has completed
-            without an error.
+        observer: The owner of the context.
         enter: Notes that an operation is handed over: later ones that touch its memory are launched after it.
         over: Notes that an operation is not waited for any more; see `LaunchGate.over`.
         placed: Returns the place of a block in a chunk that is kept; None if it is freed, or is to be.
@@ -77,7 +72,6 @@ class Engine(ContextState):
         observer: EngineObserver,
         lose: Callable[[Exception], None],
         blocks: BlockTable,
-        on_progress: Callable[[], None] = _nobody,
     ) -> None:
         super().__init__(device.info.name, generation)
         self.device = device
@@ -85,7 +79,7 @@ class Engine(ContextState):
         self.named: dict[str, str] = {}
         self._memory = memory
         self._lose = lose
-        self.on_progress: Callable[[], None] = on_progress
+        self.observer: EngineObserver = observer
         self._close_grace = options.close_grace
         self._memory_in_use = MemoryInUse(device)
         self.release_all: Callable[[Iterable[int]], None] = self._memory_in_use.release_all

@@ -131,7 +131,7 @@ class LibraryActor(Actor):
     def _report_progress(self, context: ActorContext) -> None:
         """Tell that an operation of this incarnation has completed without an error."""
         context.report_progress()
-        self._engine.on_progress()
+        self._engine.observer.progressed()
 
     def launch_now(self, message: Launch) -> object:
         """Launch an operation that was handed over, unless it would have to wait."""

@@ -112,6 +112,7 @@ class WorkerServer:
     def attach(self, session: Session) -> None:
         """Take the session of a context that stands ready."""
         self._requests.session = session
+        self.progressed: Callable[[], None] = session.context.report_progress
         self.blocks.release = session.engine.release_all
 
     def detach(self, error: BaseException | None) -> None:
