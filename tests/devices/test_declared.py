@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -16,7 +16,6 @@ from trio_accel.backends.base import DType, kernels
 from trio_accel.backends.base.checks import NATIVE
 from trio_accel.backends.base.ops import KINDS, Item
 from trio_accel.devices import DECLARED, AccelRef, Declaration, LibraryActor, Operand, operation
-from trio_accel.devices.operations import _declared
 
 _SIZES = {"c": 2, "k": 2, "m": 4, "n": 3}
 
@@ -109,13 +108,12 @@ def test_a_declaration_that_contradicts_its_function(function: Any, given: dict[
 
 
 @pytest.fixture
-def eighths(monkeypatch: pytest.MonkeyPatch) -> Any:
+def eighths() -> Iterator[Any]:
     """An operation that is declared for a dtype that none of its kernels has."""
-    monkeypatch.setattr(kernels, "DECLARED_DTYPES", made := dict(kernels.DECLARED_DTYPES))
-    monkeypatch.setattr(_declared, "DECLARED_DTYPES", made)
-    monkeypatch.setattr(_declared, "DECLARED", dict(DECLARED))
-    decorate = operation("a(n) -> out(n)", actor=OwnActor, dtypes=(DType.float8_e5m2,))
-    return decorate(one)
+    declared: Any = operation("a(n) -> out(n)", actor=OwnActor, dtypes=(DType.float8_e5m2,))(one)
+    yield declared
+    for table in (DECLARED, kernels.ALLOWED):
+        del table[declared.declaration.name]
 
 
 def test_a_kernel_without_a_dtype_of_its_declaration(eighths: Any) -> None:
@@ -134,7 +132,7 @@ def test_a_kernel_without_a_dtype_of_its_declaration(eighths: Any) -> None:
 
 
 def test_a_kernel_that_was_there_before_its_declaration(eighths: Any) -> None:
-    declared, name = kernels.DECLARED_DTYPES, eighths.declaration.name
+    declared, name = kernels.ALLOWED, eighths.declaration.name
     wanted = declared.pop(name)
 
     @kernels.kernel(name, backend="cpu", dtypes=(DType.float32,))

@@ -15,21 +15,13 @@ from .dtypes import DType
 from .errors import NotSupportedError
 from .ops import ArraySpec, OperationSpec, Peers, StatusArray
 
-__all__ = [
-    "DECLARED_DTYPES",
-    "DTypes",
-    "KernelCall",
-    "KernelEntry",
-    "kernel",
-    "kernels_of",
-    "load_module_kernels",
-]
+__all__ = ["ALLOWED", "DTypes", "KernelCall", "KernelEntry", "kernel", "kernels_of", "load_module_kernels"]
 
 _KERNELS = "_trio_accel_kernels"
 # In the namespace of a module or a class: the kernels that were declared there.
 _TABLE = "__trio_accel_kernels__"
 
-DECLARED_DTYPES: dict[str, Mapping[str, tuple[DType, ...]]] = {}
+ALLOWED: dict[str, Mapping[str, tuple[DType, ...]]] = {}
 """By the names of declared operations, the dtypes that they have; by the names of fields, as `DTypes`."""
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -284,7 +276,7 @@ def kernels_of(names: Mapping[str, Any], backend: str) -> dict[str, KernelEntry]
 
 def _check_declared(kernel: KernelEntry) -> None:
     """Refuse a kernel that no operation of its declaration could run on, by file and line."""
-    for field, wanted in DECLARED_DTYPES.get(kernel.operation, {}).items():
+    for field, wanted in ALLOWED.get(kernel.operation, {}).items():
         has = kernel.dtypes.get(field, wanted)
         if not set(has) & set(wanted):
             raise ValueError(

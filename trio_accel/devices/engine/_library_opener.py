@@ -95,7 +95,7 @@ class LibraryOpener(Actor):
         self._engine: Engine
         self._libraries: dict[str, Ref[LibraryActor]]
         # Told of each library before any other task can hand it an operation.
-        self._found: Callable[[str, Ref[LibraryActor]], None] = _nobody
+        self._found: Callable[[str, Ref[LibraryActor]], None] = lambda path, library: None
         # By import path: held while its actor is being started, or its library opened ahead.
         self._turns: dict[str, trio.Lock] = {}
         # By import path: libraries that were opened ahead, or are being opened; also if an actor has taken
@@ -288,10 +288,6 @@ async def _raise_end(supervisor: Ref[LibrarySupervisor]) -> None:
         f"{supervisor.path} has ended for good: it failed too often, last{why}; open it again",
         path=supervisor.path,
     ) from ended.__cause__
-
-
-def _nobody(path: str, library: Ref[LibraryActor]) -> None:
-    """Do nothing."""
 
 
 def blocks_of(path: str) -> tuple[int, ...]:

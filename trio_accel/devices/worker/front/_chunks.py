@@ -254,7 +254,8 @@ class LeftMemory:
         """No device has it any more."""
         _left.setdefault(system, set()).add(self)
         self.generation = max(self.generation, self.blocks.availability.generation)
-        self.chunks.on_drop = _nobody
+        # No worker has them mapped any more.
+        self.chunks.on_drop = lambda chunk: None
         self.blocks.leave(self._release)
         self.chunks.drop_empty()
 
@@ -280,7 +281,3 @@ def free_left_memory(system: System) -> None:
     """End with the system: from now on the memory that its devices left cannot be adopted."""
     for memory in _left.pop(system, set()):
         memory.free()
-
-
-def _nobody(chunk: int) -> None:
-    """No worker has it mapped."""
