@@ -72,7 +72,7 @@ class ActorSnapshot(ActorFigures):
         return self.incarnation
 
     def walk(self) -> Iterator[ActorSnapshot]:
-        """This snapshot and all below it, parents before children."""
+        """Yield this snapshot and all below it, parents before children."""
         # A tree may be deeper than Python's stack.
         left: list[ActorSnapshot] = [self]
         while left:

@@ -41,7 +41,7 @@ class Availability:
         self._wake()
 
     def end(self) -> None:
-        """No context follows."""
+        """End the generations: no context follows."""
         self.is_ready = False
         self.is_ended = True
         self._wake()
@@ -92,7 +92,7 @@ class Arrival:
             self._waiting.append(notify)
 
     def end(self, failure: Exception | None = None) -> None:
-        """It is over, and its waiters are told; on the Trio thread."""
+        """Note that it is over, and tell its waiters; on the Trio thread."""
         self.is_over = True
         self.failure = failure
         waiting, self._waiting = self._waiting, []

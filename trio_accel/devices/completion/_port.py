@@ -153,10 +153,10 @@ class WatchedPort(CompletionPort):
         return found
 
     def _begin(self, stream: AccelStream) -> None:
-        """There is something to look at of a stream of which there was nothing."""
+        """Note that there is something to look at of a stream of which there was nothing."""
 
     def _seen(self, stream: AccelStream, count: int) -> None:
-        """So many of a stream are seen to be done."""
+        """Note that so many of a stream are seen to be done."""
 
 
 def _count_done(events: list[AccelEvent]) -> int:

@@ -73,17 +73,17 @@ class LibraryActor(Actor):
 
     @classmethod
     def blocks_of(cls, argument: str) -> tuple[int, ...]:
-        """Blocks that the library of an argument uses from its start, and not only in operations."""
+        """List the blocks that the library of an argument uses from its start, and not only in operations."""
         return ()
 
     @classmethod
     def modules_of(cls, argument: str) -> tuple[str, ...]:
-        """Modules that the library of an argument imports: the launcher imports them for the next workers."""
+        """List the modules that the library of an argument imports: the launcher imports them for the next workers."""
         return ()
 
     @classmethod
     def library_of(cls, argument: str | None) -> str:
-        """Name of the backend's library for an argument of the import path; None where it has none."""
+        """Return the name of the backend's library for an argument of the import path; None where it has none."""
         return cls.library if argument is None else f"{cls.library}?{argument}"
 
     def __init__(self, engine: Engine, argument: str | None = None) -> None:

@@ -291,13 +291,13 @@ async def _raise_end(supervisor: Ref[LibrarySupervisor]) -> None:
 
 
 def blocks_of(path: str) -> tuple[int, ...]:
-    """Blocks that a library uses from its start, whose actor's module is imported here."""
+    """List the blocks that a library uses from its start, whose actor's module is imported here."""
     actor_class, argument = _imported(path), argument_of(path)
     return () if actor_class is None or argument is None else actor_class.blocks_of(argument)
 
 
 def modules_of(path: str) -> tuple[str, ...]:
-    """Modules that a library needs beside its own, whose actor's module is imported here."""
+    """List the modules that a library needs beside its own, whose actor's module is imported here."""
     actor_class, argument = _imported(path), argument_of(path)
     return () if actor_class is None or argument is None else actor_class.modules_of(argument)
 

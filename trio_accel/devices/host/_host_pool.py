@@ -232,7 +232,7 @@ class HostPool:
         self._unsure = next(self._region_numbers)
 
     def let_go(self) -> None:
-        """No lost device writes any more: give out again what was held back."""
+        """Give out again what was held back: no lost device writes any more."""
         self._unsure = 0
         self._dropped.extend(self._held_back)
         self._held_back.clear()

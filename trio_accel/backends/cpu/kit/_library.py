@@ -79,7 +79,7 @@ class KernelCall:
         return int(room.ctypes.data)
 
     def status(self, words: StatusArray) -> int:
-        """The address of status words, which are zero now; a kernel may also write to the array itself."""
+        """Return the address of status words, which are zero now; a kernel may write to the array, too."""
         words.fill(0)
         return int(words.ctypes.data)
 

@@ -231,7 +231,7 @@ class AnswerHandler:
         return request
 
     def _mapped(self, request: OperationRequest, addresses: Iterable[Address]) -> tuple[Address, ...]:
-        """Of new blocks those that this process has memory for; a request that has others fails."""
+        """Find the new blocks that this process has memory for; a request that has others fails."""
         missing = self._chunks.missing
         for _, nbytes, chunk, _ in addresses:
             if chunk in missing and request.failure is None:
@@ -241,7 +241,7 @@ class AnswerHandler:
         return tuple([address for address in addresses if address[2] not in missing])
 
     def _collect(self, request: OperationRequest) -> None:
-        """There is no memory for a request: arrays in reference cycles may hold some."""
+        """Collect garbage: there is no memory for a request, and arrays in reference cycles may hold some."""
         if request.is_cancelled:
             self._copies.cancel(request)
             request.unwind_after_copies()

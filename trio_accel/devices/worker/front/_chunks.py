@@ -158,7 +158,7 @@ class ChunkTable:
         """See that a chunk can be gone, as a worker says.
 
         Raises:
-            NonsenseError: There is no such chunk, or an array of the program lies in it.
+            NonsenseError: There is no such chunk, or an array of the program is in it.
         """
         if number not in self.chunks or any(chunk == number for _, _, chunk, _ in self.blocks.values()):
             raise NonsenseError(f"unchunk: chunk {number} is not there, or not empty")
@@ -251,7 +251,7 @@ class LeftMemory:
         return sum(nbytes for _, nbytes, _, _ in self.chunks.blocks.values())
 
     def leave(self, system: System) -> None:
-        """No device has it any more."""
+        """Leave the memory to the system: no device has it any more."""
         _left.setdefault(system, set()).add(self)
         self.generation = max(self.generation, self.blocks.availability.generation)
         # No worker has them mapped any more.

@@ -156,7 +156,7 @@ def _words_of(messages: Sequence[Message]) -> array.array[int] | None:
 
 
 def _plain(value: object) -> object:
-    """Values that JSON has no form for."""
+    """Write a value that JSON has no form for."""
     if isinstance(value, bytes):
         return {_BYTES: value.decode("latin-1")}
     if isinstance(value, complex):

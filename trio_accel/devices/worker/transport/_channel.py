@@ -338,7 +338,7 @@ class SpinWait:
         return self._is_expected and self._forecast.is_near(time.perf_counter())
 
     def sent(self) -> bool:
-        """Something was sent that is answered; returns whether `pause` has changed."""
+        """Note that something was sent that is answered; returns whether `pause` has changed."""
         if self._is_expected:
             return False
         self._is_expected = True
@@ -346,7 +346,7 @@ class SpinWait:
         return self._forecast.is_steady
 
     def received(self, messages: Sequence[tuple[tuple[object, ...], object]]) -> None:
-        """Messages have come, and among them perhaps an answer."""
+        """Note that messages have come, and among them perhaps an answer."""
         if self._is_expected:
             answers = self.answers
             for message, _ in messages:
