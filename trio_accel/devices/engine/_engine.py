@@ -82,6 +82,7 @@ class Engine(ContextState):
         self.observer: EngineObserver = observer
         self._close_grace = options.close_grace
         self._memory_in_use = MemoryInUse(device)
+        # Methods of the parts, bound once: the hot path makes no call in between.
         self.release_all: Callable[[Iterable[int]], None] = self._memory_in_use.release_all
         self.placed: Callable[[int], PlacedBlock | None] = self._memory_in_use.placed
         self.fresh: set[int] = self._memory_in_use.fresh
@@ -213,6 +214,7 @@ class Engine(ContextState):
 
     def fail_all(self, cause: BaseException | None) -> None:
         """End everything in flight: the context is gone."""
+        # First: code that the replies below call back must find the context lost, and launch nothing.
         self.is_lost = True
         self.alarms.clear()
         self.completer.fail_all(cause)
@@ -227,17 +229,22 @@ class Engine(ContextState):
             Whether all streams ended; memory that one still uses stays reserved.
         """
         self.completion.close()
+        # D53: a stream that an injected fault holds would never end.
         self.enqueuer.end_holds()
         for queue in self.streams.all:
+            # D111: not joined. A thread that hangs in a call would hang the end of the device, too.
             queue.end_thread()
+        # Asked here: the queues belong to the loop's thread.
         return await trio.to_thread.run_sync(self._end, not self.in_flight)
 
     def _end(self, is_idle: bool) -> bool:
         started = time.monotonic()
         self.streams.finish(self._close_grace)
+        # Work that still runs may use plans and workspace of the libraries: then these are not given back.
         if is_idle:
             self.libraries.close()
             self._memory.close()
+        # One grace for all: the streams have used up a part of it.
         return self.device.close(max(0.0, self._close_grace - (time.monotonic() - started)))
 
     def _watch_lease(self, stream: AccelStream, event: AccelEvent) -> None:

@@ -134,7 +134,7 @@ class WorkerLink:
             self._free_words.append(self.words.pop(library))
 
     def started(self, library: str) -> int:
-        """Return the number of the last request of a library that it has begun to launch; also when it is gone."""
+        """Return the number of a library's last request that it began to launch; also when it is gone."""
         if self._last is not None:
             return self._last.get(library, 0)
         word = self.words.get(library)

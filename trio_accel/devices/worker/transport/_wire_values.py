@@ -334,7 +334,7 @@ _TYPES_OF_FIELDS: dict[object, Any] = {
 
 
 def encode_event(event: Event) -> Message:
-    """Make plain values of an event; of a dead letter only the name of its message is sent, and no context."""
+    """Make plain values of an event; of a dead letter only its message's name is sent, and no context."""
     fields: dict[str, object] = {}
     for field in attrs.fields(type(event)):
         value: object = getattr(event, field.name)
