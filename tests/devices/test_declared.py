@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Literal
 
+import broken_plans
 import numpy as np
 import pytest
 from isolations import inline
@@ -280,3 +281,17 @@ def test_a_module_that_has_no_public_name_is_refused(module: str) -> None:
         TypeError, match=rf"test_declared.py:\d+: operation own: it is declared in module '{module}'"
     ):
         operation("a(n) -> out(n)", actor=OwnActor)(own)
+
+
+async def test_a_plan_that_raises_is_told_with_its_kernel(device: ta.Device) -> None:
+    """Also from a worker: a plan cannot be tried at import."""
+    with pytest.raises(Exception, match="a plan that is broken") as caught:
+        await broken_plans.planned(await device.put(np.ones(3)))
+    errors: list[BaseException | None] = [caught.value]
+    while errors[-1] is not None:
+        errors.append(errors[-1].__cause__)
+    notes = [note for error in errors for note in getattr(error, "__notes__", ())]
+    code = broken_plans.compute.__code__
+    where = f"{code.co_filename}:{code.co_firstlineno}"
+    assert f"in the plan of the kernel of broken_plans.planned at {where}" in notes
+    await device.put(np.ones(3))
