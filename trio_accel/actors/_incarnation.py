@@ -296,8 +296,7 @@ class Incarnation:
             else:
                 self.cell.mailbox.stash(envelope)
             return
-        is_its_reply = isinstance(reply, DeferredReply) and reply.is_of(envelope)
-        if state == EnvelopeState.DEFERRED and not is_its_reply:
+        if state == EnvelopeState.DEFERRED and not _is_reply_to(reply, envelope):
             # D87: a handler that returns something else may have forgotten the reply, and its asker would
             # wait for ever.
             raise _not_returned(envelope, reply)
@@ -369,6 +368,10 @@ async def _take_context(task: trio.lowlevel.Task, context: Context) -> None:  # 
         # Takes effect with the checkpoint.
         task.context = context
         await trio.lowlevel.cancel_shielded_checkpoint()
+
+
+def _is_reply_to(reply: object, envelope: Envelope) -> bool:
+    return isinstance(reply, DeferredReply) and reply.is_of(envelope)
 
 
 def _not_returned(envelope: Envelope, reply: object) -> RuntimeError:

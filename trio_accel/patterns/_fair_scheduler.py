@@ -196,11 +196,6 @@ class FairQueue(Generic[ValueT]):
         entries = [entry for flow in self._flows for entry in flow.queue.values()]
         return iter(sorted(entries, key=lambda entry: entry.number))
 
-    def queued_of(self, tenant: Hashable) -> int:
-        """Tell how many requests of a tenant are queued."""
-        flow = self._flows.find(tenant)
-        return 0 if flow is None else len(flow.queue)
-
     def put(self, value: ValueT, tenant: Hashable, cost: float, weight: float) -> Queued[ValueT]:
         """Put a request behind those of its tenant.
 
