@@ -72,6 +72,31 @@ def test_a_module_without_kernels_for_the_backend(
         assert (caught.value.backend, caught.value.device) == (backend.name, rig.device.info.name)
 
 
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_a_plan_that_raises(
+    rig: Any, backend: Any, monkeypatch: pytest.MonkeyPatch, *, is_quick: bool
+) -> None:
+    """It cannot be tried at import: its error names the kernel by file and line."""
+
+    def plan(spec: Any, device: Any) -> Any:
+        raise RuntimeError("a plan that is broken")
+
+    @kernel(Moved, backend=backend.name, plan=plan, is_quick=is_quick)
+    def move(spec: Any, call: Any) -> None:
+        """Is never called."""
+
+    name = install(monkeypatch, move=move)
+    library = rig.library(name)
+    source, out = rig.put(np.arange(6.0)), rig.empty((6,), "float64")
+    spec = Moved(source, out, "")
+    prepare = library.prepare(spec)
+    assert (prepare is None) is is_quick
+    with pytest.raises(RuntimeError, match="a plan that is broken") as caught:
+        rig.enqueue(name, spec) if prepare is None else prepare()
+    line = move.__code__.co_firstlineno
+    assert caught.value.__notes__ == [f"in the plan of the kernel of {Moved.operation} at {__file__}:{line}"]
+
+
 @pytest.mark.parametrize(
     "name", ["no_such_module_anywhere", "no_such_package.of_kernels", "scipy.no_kernels"]
 )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Literal
 
+import broken_plans
 import numpy as np
 import pytest
 from isolations import inline
 
 import trio_accel as ta
 from trio_accel import fft, linalg, random, sparse
-from trio_accel.backends.base import DType
+from trio_accel.backends.base import DType, kernels
 from trio_accel.backends.base.checks import NATIVE
 from trio_accel.backends.base.ops import KINDS, Item
 from trio_accel.devices import DECLARED, AccelRef, Declaration, LibraryActor, Operand, operation
@@ -55,6 +56,11 @@ CONTRADICTIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
         one,
         {"shapes": "a(n) -> out(n)", "dtypes": ("float23",)},
         r"dtypes must be a tuple of DType.*'float23'",
+    ),
+    "no dtypes": (
+        one,
+        {"shapes": "a(n) -> out(n)", "dtypes": ()},
+        "dtypes: there are none: no operation could run; without it, the kernels say which",
     ),
     "all arrays with dtypes of their own": (
         one,
@@ -100,6 +106,45 @@ def test_a_declaration_that_contradicts_its_function(function: Any, given: dict[
     line = function.__code__.co_firstlineno
     assert str(caught.value).startswith(f"{__file__}:{line}: operation {function.__name__}: ")
     assert before == DECLARED
+
+
+@pytest.fixture
+def eighths() -> Iterator[Any]:
+    """An operation that is declared for a dtype that none of its kernels has."""
+    declared: Any = operation("a(n) -> out(n)", actor=OwnActor, dtypes=(DType.float8_e5m2,))(one)
+    yield declared
+    for table in (DECLARED, kernels.ALLOWED):
+        del table[declared.declaration.name]
+
+
+def test_a_kernel_without_a_dtype_of_its_declaration(eighths: Any) -> None:
+    def compute(spec: Any, call: Any) -> None: ...
+
+    line = compute.__code__.co_firstlineno
+    for dtypes in ((DType.float32, DType.int8), {"a": (DType.float32, DType.int8)}):
+        with pytest.raises(ValueError, match="no operation could run") as caught:
+            kernels.kernel(eighths, backend="cpu", dtypes=dtypes)(compute)
+        assert str(caught.value) == (
+            f"{__file__}:{line}: dtypes: {eighths.declaration.name} is declared for float8_e5m2, and "
+            f"{compute.__qualname__} for backend 'cpu' has float32, int8: no operation could run"
+        )
+    kernels.kernel(eighths, backend="cpu", dtypes=(DType.float8_e5m2, DType.int8))(compute)
+    kernels.kernel(eighths, backend="cuda", dtypes={"out": (DType.float32,)})(compute)
+
+
+def test_a_kernel_that_was_there_before_its_declaration(eighths: Any) -> None:
+    declared, name = kernels.ALLOWED, eighths.declaration.name
+    wanted = declared.pop(name)
+
+    @kernels.kernel(name, backend="cpu", dtypes=(DType.float32,))
+    def compute(spec: Any, call: Any) -> None: ...
+
+    assert kernels.kernels_of({"compute": compute}, "cpu").keys() == {name}
+    declared[name] = wanted
+    line = compute.__code__.co_firstlineno
+    with pytest.raises(ValueError, match=f"^{__file__}:{line}: dtypes: {name} is declared for float8_e5m2"):
+        kernels.kernels_of({"compute": compute}, "cpu")
+    assert kernels.kernels_of({"compute": compute}, "cuda") == {}
 
 
 def test_all_of_the_package_is_declared() -> None:
@@ -236,3 +281,17 @@ def test_a_module_that_has_no_public_name_is_refused(module: str) -> None:
         TypeError, match=rf"test_declared.py:\d+: operation own: it is declared in module '{module}'"
     ):
         operation("a(n) -> out(n)", actor=OwnActor)(own)
+
+
+async def test_a_plan_that_raises_is_told_with_its_kernel(device: ta.Device) -> None:
+    """Also from a worker: a plan cannot be tried at import."""
+    with pytest.raises(Exception, match="a plan that is broken") as caught:
+        await broken_plans.planned(await device.put(np.ones(3)))
+    errors: list[BaseException | None] = [caught.value]
+    while errors[-1] is not None:
+        errors.append(errors[-1].__cause__)
+    notes = [note for error in errors for note in getattr(error, "__notes__", ())]
+    code = broken_plans.compute.__code__
+    where = f"{code.co_filename}:{code.co_firstlineno}"
+    assert f"in the plan of the kernel of broken_plans.planned at {where}" in notes
+    await device.put(np.ones(3))

@@ -22,6 +22,11 @@ weights_of_flows = st.fixed_dictionaries({flow: st.sampled_from([0.5, 1.0, 3.0, 
 costs = st.sampled_from([0.25, 1.0, 2.0, 7.0])
 
 
+def queued_of(queue: FairQueue[Any], tenant: str) -> int:
+    """How many requests of a tenant are queued."""
+    return sum(entry.flow.tenant == tenant for entry in queue)
+
+
 def queue_of(
     weights: dict[str, float],
     *,
@@ -135,7 +140,7 @@ def test_two_tenants_with_requests_waiting_differ_by_at_most_one_request_of_each
         queue.put(-1, "g", cost, 1.0)
     # What f had got more than g, after each request; both are backlogged until one has nothing left.
     lead = [0.0]
-    while queue.queued_of("f") and queue.queued_of("g"):
+    while queued_of(queue, "f") and queued_of(queue, "g"):
         entry = queue.take()
         assert entry is not None
         lead.append(lead[-1] + entry.value * entry.cost / (weight_f if entry.value > 0 else weight_g))
@@ -153,7 +158,7 @@ def test_shares_over_1000_requests(weights: tuple[float, float], idle: int) -> N
     flow_of: dict[int, tuple[str, float]] = {}
 
     def fill(flow: str) -> None:
-        while server.queue.queued_of(flow) < 3:
+        while queued_of(server.queue, flow) < 3:
             cost = source.choice([0.5, 1.0, 4.0])
             number = next(numbers)
             flow_of[number] = flow, cost

@@ -111,7 +111,7 @@ class Incarnation:
             watched.remove_watcher(self)
 
     def end_serving(self) -> None:
-        """No message is served any more: cancel the timers."""
+        """Cancel the timers: no message is served any more."""
         self.has_served = True
         for timer in tuple(self.timers):
             timer.cancel()

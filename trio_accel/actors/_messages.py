@@ -111,7 +111,7 @@ class Party(Protocol):
 
     @property
     def actor_class(self) -> type:
-        """Its class."""
+        """The class of the actor."""
         ...
 
     @property

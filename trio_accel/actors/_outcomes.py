@@ -41,7 +41,7 @@ class OpenRequest(Protocol):
 
     @property
     def message(self) -> AnyMessage:
-        """The request itself."""
+        """The message that is replied to."""
         ...
 
     def fail(self, error: BaseException) -> bool:

@@ -195,7 +195,7 @@ class System(SystemState, _Root):
         return self.observers.measure(meter)
 
     def alive(self) -> list[str]:
-        """Paths of the actors that have not ended."""
+        """List the paths of the actors that have not ended."""
         return [cell.path for cell in running_cells() if cell.system is self]
 
 

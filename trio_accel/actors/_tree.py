@@ -6,18 +6,40 @@ from collections.abc import Iterator
 
 import attrs
 
-__all__ = ["ActorSnapshot"]
+__all__ = ["ActorFigures", "ActorSnapshot"]
 
 # Columns of a printed note or error.
 _LONGEST = 100
 
 
-def _how_many(children: tuple[ActorSnapshot, ...]) -> str:
-    return f"<{len(children)}>"
+@attrs.frozen(kw_only=True)
+class ActorFigures:
+    """Base of what is shown of one actor: the figures of `ActorSnapshot` that a recording has, too."""
+
+    path: str
+    actor_class: str
+    state: str
+    pid: int | None = None
+    mailbox_depth: int = 0
+    mailbox_peak: int = 0
+    mailbox_waiting: int = 0
+    stashed: int = 0
+    dropped: int = 0
+    running: int = 0
+    handled: int = 0
+    failed: int = 0
+    expired: int = 0
+    deferred: int = 0
+    last_error: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
 
 
 @attrs.frozen(kw_only=True)
-class ActorSnapshot:
+class ActorSnapshot(ActorFigures):
     """One actor at one moment, with its children; ``str()`` draws the tree, ``repr()`` counts the children.
 
     Attributes:
@@ -43,29 +65,9 @@ class ActorSnapshot:
         children: Snapshots of the children in start order.
     """
 
-    path: str
-    actor_class: str
-    state: str
     incarnation: int = 0
-    pid: int | None = None
-    mailbox_depth: int = 0
-    mailbox_peak: int = 0
-    mailbox_waiting: int = 0
-    stashed: int = 0
-    dropped: int = 0
-    running: int = 0
-    handled: int = 0
-    failed: int = 0
-    expired: int = 0
-    deferred: int = 0
     note: str | None = None
-    last_error: str | None = None
-    children: tuple[ActorSnapshot, ...] = attrs.field(default=(), repr=_how_many)
-
-    @property
-    def name(self) -> str:
-        """The last part of the path."""
-        return self.path.rpartition("/")[2]
+    children: tuple[ActorSnapshot, ...] = attrs.field(default=(), repr=lambda them: f"<{len(them)}>")
 
     @property
     def restarts(self) -> int:
@@ -73,7 +75,7 @@ class ActorSnapshot:
         return self.incarnation
 
     def walk(self) -> Iterator[ActorSnapshot]:
-        """This snapshot and all below it, parents before children."""
+        """Yield this snapshot and all below it, parents before children."""
         # A tree may be deeper than Python's stack.
         left: list[ActorSnapshot] = [self]
         while left:

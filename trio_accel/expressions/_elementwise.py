@@ -97,7 +97,7 @@ class Elementwise(Generic[ReplyT]):
 
     @property
     def text(self) -> str:
-        """The expression."""
+        """The expression, as it was written."""
         return self._expression.text
 
     @property

@@ -151,9 +151,9 @@ def scalar(dtype: DTypeLike) -> Parameter:
 
 
 def _array(role: KernelRole, dtype: DTypeLike, ndim: int | None, layout: KernelLayout) -> Parameter:
-    lies: object = layout
-    if lies not in ("contiguous", "packed", "any"):
-        raise ValueError(f"layout: must be 'contiguous', 'packed' or 'any', got {lies!r}")
+    given: object = layout
+    if given not in ("contiguous", "packed", "any"):
+        raise ValueError(f"layout: must be 'contiguous', 'packed' or 'any', got {given!r}")
     axes: object = ndim
     if axes is not None and (isinstance(axes, bool) or not isinstance(axes, int) or axes < 0):
         raise ValueError(f"ndim: must be a whole number of at least 0, or None, got {axes!r}")

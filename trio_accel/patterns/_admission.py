@@ -284,7 +284,7 @@ class RateLimit:
         await self.acquire()
 
     async def __aexit__(self, *_: object) -> None:
-        """Nothing is given back: tokens are for what begins."""
+        """Give nothing back: tokens are for what begins."""
 
     @property
     def keys(self) -> int:

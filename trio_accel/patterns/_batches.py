@@ -143,7 +143,7 @@ class BatchQueue(Generic[ItemT, ResultT]):
 
     def oldest(self) -> Entry[ItemT, ResultT]:
         """Return the request that has waited for longest."""
-        return min((_first(bucket) for bucket in self._buckets.values()), key=_arrived)
+        return min((_first(bucket) for bucket in self._buckets.values()), key=lambda entry: entry.arrived)
 
     def take(self, now: float, *, is_idle: bool) -> list[Entry[ItemT, ResultT]]:
         """Take the batch that is to be launched now: of those that are due, the one that began first.
@@ -189,10 +189,6 @@ class BatchQueue(Generic[ItemT, ResultT]):
 
 def _first(bucket: _Bucket[ItemT, ResultT]) -> Entry[ItemT, ResultT]:
     return next(iter(bucket.entries))
-
-
-def _arrived(entry: Entry[ItemT, ResultT]) -> float:
-    return entry.arrived
 
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
@@ -309,8 +305,9 @@ class BatchRun(Generic[ItemT, ResultT]):
             await trio.lowlevel.checkpoint_if_cancelled()
             parts, failed = failed, list[tuple[list[Entry[ItemT, ResultT]], Exception]]()
             for part, of_part in parts:
-                is_refused = self._blame.splits > 0 and _is_refusal(of_part)
-                may_go_on = works or level < self._blame.splits or is_refused
+                # A program that has refused the batch goes on: then it pays to look for the bad request.
+                is_refusal = isinstance(of_part, Refused) or isinstance(of_part.__cause__, Refused)
+                may_go_on = works or level < self._blame.splits or (self._blame.splits > 0 and is_refusal)
                 if len(part) < 2 or not may_go_on or not self._divides(of_part):
                     self._fail(part, of_part)
                     continue
@@ -354,11 +351,6 @@ class BatchRun(Generic[ItemT, ResultT]):
         for number, entry in enumerate(waiting):
             # D122: several tasks that raise one exception object would write to one traceback.
             self._counts.failed += entry.reply.fail(_copy(error) if number else error)
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Tell whether a program has refused the batch, and goes on: then it pays to look for the bad request."""
-    return isinstance(error, Refused) or isinstance(error.__cause__, Refused)
 
 
 def _one_for_each(results: BatchResults[ResultT], count: int) -> list[ResultT]:

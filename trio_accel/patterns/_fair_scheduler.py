@@ -199,10 +199,10 @@ class FairQueue(Generic[ValueT]):
         entries = [entry for flow in self._flows for entry in flow.queue.values()]
         return iter(sorted(entries, key=lambda entry: entry.number))
 
-    def queued_of(self, tenant: Hashable) -> int:
-        """Tell how many requests of a tenant are queued."""
+    def has(self, tenant: Hashable) -> bool:
+        """Tell whether a request of a tenant is queued."""
         flow = self._flows.find(tenant)
-        return 0 if flow is None else len(flow.queue)
+        return flow is not None and bool(flow.queue)
 
     def put(self, value: ValueT, tenant: Hashable, cost: float, weight: float) -> Queued[ValueT]:
         """Put a request behind those of its tenant.
@@ -520,7 +520,7 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
         if isinstance(error, QueueFull):
             error = MailboxFullError(f"{self.context.path}: {error}", path=self.context.path)
         # Those that have no requests here share a pace: their keys have no end.
-        key = tenant if self._queue.queued_of(tenant) else None
+        key = tenant if self._queue.has(tenant) else None
         # Otherwise the asker would ask again at once, and thousands of them leave the loop to nothing else.
         if key in self._refused_later or not self._refused_at_once.try_acquire(key):
             return self.start(partial(self._raise_later, error, key), has_begun=lambda: False)

@@ -27,7 +27,7 @@ class ProgramActor(LibraryActor):
 
     @classmethod
     def supervision(cls, argument: str) -> OwnSupervision:
-        """As its definition says."""
+        """Return what the program's definition says."""
         definition = ProgramDefinition.decode(argument)
         return OwnSupervision(
             name=definition.name, intensity=definition.intensity, backoff=definition.backoff

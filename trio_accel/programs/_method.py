@@ -182,7 +182,7 @@ def find_method(cls: type[object], given: object) -> Method:
 
 
 def state_of(cls: type[object]) -> frozenset[str]:
-    """Parameters of a constructor whose arrays a method changes.
+    """Name the parameters of a constructor whose arrays a method changes.
 
     Raises:
         TypeError: A method declares what cannot be.

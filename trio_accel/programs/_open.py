@@ -488,7 +488,7 @@ def _device_of(function: object, values: object) -> Device:
 
 
 def _leaves(value: object) -> Iterable[object]:
-    """The values in nested collections. A stack, as collections may be nested deeper than calls may."""
+    """Yield the values in nested collections, which may be nested deeper than calls may."""
     waiting = [value]
     while waiting:
         found = waiting.pop()

@@ -30,7 +30,7 @@ _EXACT = 1 << 53
 
 
 def rows_of(size: int) -> int:
-    """Rows of counters that an array of this size may use, whatever its dtype: an even number."""
+    """Count the rows of counters that an array of this size may use, whatever its dtype: an even number."""
     return 2 * -(-size // (4 * PHILOX_ROW))
 
 

@@ -171,7 +171,7 @@ class DashboardActor(Actor):
                 nursery.cancel_scope.cancel(reason="the dashboard is closed")
 
     async def _connected(self, stream: trio.SocketStream) -> None:
-        """One connection, to its end. No error of it ends the others, or the program."""
+        """Serve one connection, to its end. No error of it ends the others, or the program."""
         is_full = len(self._streams) >= _CONNECTIONS
         self._streams.add(stream)
         try:
@@ -207,7 +207,7 @@ class _Feed:
         self._hurry.set()
 
     def newest(self) -> str:
-        """The last snapshot, or another one if that may be made already."""
+        """Return the last snapshot, or another one if that may be made already."""
         if trio.current_time() >= self._due:
             began = perf_counter()
             self._text = _for_page(self._recorder.snapshot(), shows_errors=self._shows_errors)

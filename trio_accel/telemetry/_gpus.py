@@ -302,7 +302,7 @@ def _placed(readings: tuple[GpuReading, ...], system: System | None) -> Iterator
 
 
 def _pids(root: ActorSnapshot) -> Iterator[int]:
-    """Processes of an actor and those below it."""
+    """Collect the processes of an actor and of those below it."""
     actors = [root]
     while actors:
         actor = actors.pop()
@@ -313,7 +313,7 @@ def _pids(root: ActorSnapshot) -> Iterator[int]:
 
 @contextmanager
 def _nvml_library() -> Generator[Any, None, None]:
-    """The module `pynvml`, with the library ready. It counts who uses it, so this may be nested.
+    """Yield the module `pynvml`, with the library ready. It counts its users, so this may be nested.
 
     Raises:
         NotSupportedError: The package or the driver is missing, or the library as a whole does not answer.

@@ -210,7 +210,7 @@ def own_folder() -> Path:
 
 
 async def bind(folder: Path, name: str) -> tuple[socket.socket, Path]:
-    """A socket of that name that listens, with mode 0600, and its path; what dead programs left is removed.
+    """Bind a socket of that name, which listens with mode 0600; what dead programs left is removed.
 
     Raises:
         ValueError: It is no name.
@@ -328,7 +328,7 @@ def _remove_if_dead(path: Path) -> None:
 
 @asynccontextmanager
 async def _locked(folder: Path) -> AsyncGenerator[None, None]:
-    """One program at a time looks which names are free; the kernel gives a dead program's turn back."""
+    """Lock the folder while names are looked at; the kernel gives a dead program's turn back."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         with trio.move_on_after(_LOCK_SECONDS) as limit:

@@ -137,7 +137,7 @@ class Recorder:
                 pass
 
     def begin(self) -> None:
-        """One more uses it."""
+        """Count one more user; the first one begins to record."""
         self._users += 1
         if self._users == 1:
             self._ends.enter_context(self.system.measure(self._tallies))
@@ -146,7 +146,7 @@ class Recorder:
             _recorders[self.system] = self
 
     def end(self) -> None:
-        """One uses it no more."""
+        """Count one user less; the last one ends the recording."""
         self._users -= 1
         if not self._users:
             _recorders.pop(self.system, None)
@@ -271,7 +271,7 @@ class _DeviceRows:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The open devices."""
+        """Devices of the system that are open; none where it opens no devices."""
         return self._system.devices if isinstance(self._system, DeviceSystem) else ()
 
     def observe(self, event: Event) -> None:

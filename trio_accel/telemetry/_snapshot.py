@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar, cast
 
 import attrs
 
+from ..actors import ActorFigures
 from ..backends.base import MemoryStatistics
 from ..devices import CacheStatistics
 
@@ -86,7 +87,7 @@ class Histogram:
 
 
 @attrs.frozen(kw_only=True)
-class ActorRow:
+class ActorRow(ActorFigures):
     """One actor. Actors stand in the order of the tree, parents before their children.
 
     Attributes:
@@ -112,31 +113,11 @@ class ActorRow:
         array_bytes: Bytes of arrays on devices that its tasks have made, and that are there.
     """
 
-    path: str
-    actor_class: str
-    state: str
     restarts: int = 0
-    pid: int | None = None
-    mailbox_depth: int = 0
-    mailbox_peak: int = 0
-    mailbox_waiting: int = 0
-    stashed: int = 0
-    running: int = 0
-    deferred: int = 0
-    handled: int = 0
-    failed: int = 0
-    expired: int = 0
-    dropped: int = 0
-    last_error: str | None = None
     rate: float = 0.0
     p50: float | None = None
     p99: float | None = None
     array_bytes: int = 0
-
-    @property
-    def name(self) -> str:
-        """The last part of the path."""
-        return self.path.rpartition("/")[2]
 
     @property
     def parent(self) -> str | None:

@@ -178,7 +178,7 @@ class _Server:
     clients: int = attrs.field(default=0, init=False)
 
     async def serve(self, stream: trio.SocketStream) -> None:
-        """One connection, to its end. No error of it ends the program."""
+        """Serve one connection, to its end. No error of it ends the program."""
         async with stream:
             try:
                 await self._admit(stream)
@@ -214,7 +214,7 @@ class _SharedLine:
     _fresh_until: float = attrs.field(default=0.0, init=False)
 
     async def after(self, sent: bytes | None) -> bytes:
-        """Another line than the one that was sent, at the pace that the program can afford."""
+        """Return another line than the one that was sent, at the pace that the program can afford."""
         if sent is not None and sent is self._line:
             await trio.sleep_until(self._fresh_until)
         if self._line is None or trio.current_time() >= self._fresh_until:

@@ -228,7 +228,7 @@ class Tallies:
         self._ended.pop(path, None)
 
     def ended(self, path: str) -> None:
-        """It has ended for good. Its counts stay as long as there is room."""
+        """Note that it has ended for good. Its counts stay as long as there is room."""
         # It may have none yet: messages to it that are dropped from now on make one.
         self._ended[path] = None
         if len(self._ended) > self._most:

@@ -208,12 +208,12 @@ class Census:
 
 
 def everything(device: OpenDevice) -> bool:
-    """Every device is looked at."""
+    """Look at every device."""
     return True
 
 
 def open_devices(belongs: Callable[[OpenDevice], bool]) -> list[OpenDevice]:
-    """Devices of this process that are open."""
+    """List the devices of this process that are open."""
     return [
         device for device in _living(OpenDevice) if not device.state.availability.is_ended and belongs(device)
     ]

@@ -24,7 +24,7 @@ _OPPOSITE: Mapping[Side, Side] = {"L": "R", "R": "L"}
 
 
 def leading(count: int, length: int, step: int, within: int, itemsize: int) -> int | None:
-    """Elements from one line of `length` to the next; None for any other layout."""
+    """Count the elements from one line of `length` to the next; None for any other layout."""
     if length > 1 and within != itemsize:
         return None
     if count <= 1:
@@ -129,7 +129,7 @@ class Plan:
     _shapes: dict[str, tuple[int, ...]] = attrs.field(factory=dict[str, tuple[int, ...]])
 
     def routine_for(self, spec: OperationSpec) -> Routine | None:
-        """Name of the routine for an operation."""
+        """Return the name of the routine for an operation."""
         return self.plain if self.plain is not None and getattr(spec, "alpha", 0) == 1 else self.routine
 
     def calls(self, addresses: Mapping[str, int]) -> Iterator[Mapping[str, int]]:

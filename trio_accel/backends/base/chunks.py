@@ -175,10 +175,10 @@ class ChunkAllocator:
             if block in self._placements or block in placed:
                 raise ValueError(f"block {block} is placed already")
             if chunk not in chunks:
-                raise ValueError(f"block {block} lies in none of the chunks that are taken over: {place}")
+                raise ValueError(f"block {block} is in no chunk that is taken over: {place}")
             if start % ALIGNMENT or place.nbytes < 0 or start < ends[chunk] or end > chunks[chunk]:
                 raise ValueError(
-                    f"block {block} overlaps another, is not aligned or lies outside of its chunk: {place}"
+                    f"block {block} overlaps another, is not aligned or is outside of its chunk: {place}"
                 )
             if start > ends[chunk]:
                 gaps.append((chunk, ends[chunk], start))

@@ -246,7 +246,7 @@ class CodeCache:
 
     @contextmanager
     def _opened(self, *, make: bool) -> Generator[int | None, None, None]:
-        """The folder's descriptor, if it is one to be trusted; None where there is no folder."""
+        """Open the folder, if it is one to be trusted; None where there is no folder."""
         path = self.folder
         if path is None:
             yield None

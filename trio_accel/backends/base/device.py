@@ -58,7 +58,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         self.blocks.free(block)
 
     def renew(self, block: int) -> None:
-        """Nothing is known of what lay in a block; see `AccelDevice.renew`."""
+        """Do nothing: no contents of a block are kept; see `AccelDevice.renew`."""
 
     def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> None:
         """Make a chunk of another process addressable; see `AccelDevice.map_chunk`."""
@@ -83,10 +83,10 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         self.blocks.adopt(blocks)
 
     def register_host(self, array: npt.NDArray[np.uint8]) -> None:
-        """Nothing to do where copies need no memory that is registered; see `AccelDevice.register_host`."""
+        """Do nothing: copies need no memory that is registered; see `AccelDevice.register_host`."""
 
     def unregister_host(self, array: npt.NDArray[np.uint8]) -> None:
-        """Nothing was done; see `AccelDevice.unregister_host`."""
+        """Do nothing: no memory was registered; see `AccelDevice.unregister_host`."""
 
     @property
     def is_dead(self) -> bool:
@@ -94,7 +94,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         return False
 
     def check_peer(self, other: AccelDevice) -> None:
-        """Nothing to refuse where all memory can be reached; see `AccelDevice.check_peer`."""
+        """Refuse nothing: all memory can be reached; see `AccelDevice.check_peer`."""
 
     def exhausted(self, requested: int) -> OutOfMemoryError:
         """Make the error for memory that a kernel needs for itself; see `BlockMemory.exhausted`."""

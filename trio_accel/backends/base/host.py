@@ -173,7 +173,7 @@ def model_name() -> str:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on: fewer than there are where it is bound to some of them."""
+    """Count the cores that this process may run on: fewer than there are, where it is bound to some."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -29,6 +29,7 @@ else:
     ArrayT_co, PlanT_co = TypeVar("ArrayT_co", covariant=True), TypeVar("PlanT_co", covariant=True)
 
 __all__ = [
+    "ALLOWED",
     "DTypes",
     "DeviceCall",
     "HostCall",
@@ -43,6 +44,9 @@ __all__ = [
 _KERNELS = "_trio_accel_kernels"
 # In the namespace of a module or a class: the kernels that were declared there.
 _TABLE = "__trio_accel_kernels__"
+
+ALLOWED: dict[str, Mapping[str, tuple[DType, ...]]] = {}
+"""By the names of declared operations, the dtypes that they have; by the names of fields, as `DTypes`."""
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -227,7 +231,8 @@ def kernel(
 
     Raises:
         TypeError: The function does not take ``(spec, call)``, or `plan` not ``(spec, device)``.
-        ValueError: The operation has a kernel for this backend already, or there are no dtypes.
+        ValueError: The operation has a kernel for this backend already, or was declared for other dtypes, or
+            there are no dtypes.
     """
     if not isinstance(operation, (str, type)):
         operation = operation.spec
@@ -243,6 +248,7 @@ def kernel(
         if plan is not None:
             _check_signature(plan, ("spec", "device"), is_method=is_method, where=_where(plan, place))
         made = KernelEntry(name, backend, function, plan, allowed, is_quick, is_blocking, where)
+        _check_declared(made)
         if is_method or frame.f_code.co_name == "<module>":
             _enter(made, frame.f_locals)
         setattr(function, _KERNELS, (*getattr(function, _KERNELS, ()), made))
@@ -333,16 +339,30 @@ def kernels_of(names: Mapping[str, Any], backend: str) -> dict[str, KernelEntry]
     """Return the kernels for a backend that a module or a class has, by the names of their operations.
 
     Raises:
-        ValueError: An operation has two.
+        ValueError: An operation has two, or one that has no dtype of its declaration.
     """
     found: dict[str, KernelEntry] = {}
     for declared in _declared(names):
         if declared.backend != backend:
             continue
+        # Again: backends import no capability, so an operation may have been declared behind its kernel.
+        _check_declared(declared)
         other = found.setdefault(declared.operation, declared)
         if other.function is not declared.function:
             raise ValueError(_two_kernels(other, declared))
     return found
+
+
+def _check_declared(kernel: KernelEntry) -> None:
+    """Refuse a kernel that no operation of its declaration could run on, by file and line."""
+    for field, wanted in ALLOWED.get(kernel.operation, {}).items():
+        has = kernel.dtypes.get(field, wanted)
+        if not set(has) & set(wanted):
+            raise ValueError(
+                f"{kernel.where}: dtypes: {kernel.operation} is declared for {', '.join(map(str, wanted))}, "
+                f"and {_name_of(kernel)} for backend {kernel.backend!r} has {', '.join(map(str, has))}: no "
+                "operation could run"
+            )
 
 
 def _name_of(kernel: KernelEntry) -> str:

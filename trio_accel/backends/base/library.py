@@ -179,7 +179,12 @@ class TableLibrary:
             check_dtypes(self.backend, spec, kernel.dtypes)
             if kernel.plan is None:
                 return None
-            plan = kernel.plan(spec, self._for_plans)
+            try:
+                plan = kernel.plan(spec, self._for_plans)
+            except Exception as error:
+                # D134: it needs a specification and a device, so it is first tried here, and not at import.
+                error.add_note(f"in the plan of the kernel of {kernel.operation} at {kernel.where}")
+                raise
         except AccelError as error:
             error.device = self._for_plans.info.name
             raise

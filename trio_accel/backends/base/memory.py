@@ -299,7 +299,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             places = [place for place in blocks if not self._is_own(place.block)]
             for block, nbytes, chunk, offset in places:
                 if chunk not in self._mapped or not 0 <= offset <= self._chunks[chunk][1] - nbytes:
-                    raise ValueError(f"block {block} lies outside of the mapped chunks")
+                    raise ValueError(f"block {block} is outside of the mapped chunks")
             for block, nbytes, chunk, offset in places:
                 # The allocator does not know the place yet: `adopt` takes the whole chunk.
                 self.blocks[block] = self._made((0, chunk, offset), nbytes)

@@ -152,7 +152,7 @@ class ProgramDefinition:
     refuses_all: bool = False
 
     def encode(self) -> str:
-        """As text: its name, then the rest; the name ends at the first space behind it.
+        """Write it as a text: its name, then the rest; the name ends at the first space behind it.
 
         Raises:
             ValueError: It is too long.

@@ -70,7 +70,7 @@ def element(name: str, argument: str, value: object, dtype: DType) -> complex:
         TypeError: No number; or a complex one, and the array is not.
         ValueError: It is too large, or no whole number where the array holds these.
     """
-    number = _as_python(value)
+    number = np.asarray(value).item() if issubclass(type(value), np.generic) else value
     if not isinstance(number, (bool, int, float, complex)):
         raise TypeError(f"{name}: {argument} must be a number, got {value!r}")
     if isinstance(number, complex) and dtype.kind != "complex":
@@ -104,11 +104,6 @@ def check_conversion(name: str, argument: str, source: DType, dtype: DType) -> N
             "them; to have the real parts alone, take them on the host: "
             "await device.put((await ref.to_host()).real)"
         )
-
-
-def _as_python(value: object) -> object:
-    """Return a NumPy scalar as a Python one."""
-    return np.asarray(value).item() if issubclass(type(value), np.generic) else value
 
 
 _INTEGERS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}

@@ -62,9 +62,12 @@ class Pending(NotAwaited, Generic[ReplyT]):
         Raises:
             RuntimeError: The reply depends on the outcome, and the operation is not done.
         """
+        # D28: blocks were named when it was planned, and later operations are ordered by them. So arrays can
+        # be given out before anything has run.
         planned = self._planned
         if planned.finish is None:
             return planned.result()
+        # A reply that is made of status words does not exist before these are written.
         if not self._done.is_set() or self._error is not None:
             raise RuntimeError(f"{self._operation}: its reply depends on its outcome; await pending.wait()")
         return planned.result()
@@ -95,6 +98,7 @@ class Pending(NotAwaited, Generic[ReplyT]):
         if self._error is not None:
             # Two tasks that raise one object would write to one traceback: the next one that waits gets a
             # copy.
+            # The copy has no frames either: they would keep the arrays in the first waiter's variables.
             error, self._error = self._error, bare(self._error)
             raise error
         return self._planned.result()

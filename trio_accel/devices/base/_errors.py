@@ -86,7 +86,7 @@ def damage_to_memory(error: BaseException | None) -> ContextLostError | None:
 
 
 def loss_of(cause: BaseException | None) -> type[ContextLostError]:
-    """The class of a loss: poisoned where the device has said so, in the cause or in one of its causes."""
+    """Find the class of a loss: poisoned where the device has said so, in the cause or one of its causes."""
     is_poisoned = any(isinstance(each, ContextPoisonedError) for each in _with_causes(cause))
     return ContextPoisonedError if is_poisoned else ContextLostError
 

@@ -41,7 +41,7 @@ class Availability:
         self._wake()
 
     def end(self) -> None:
-        """No context follows."""
+        """End the generations: no context follows."""
         self.is_ready = False
         self.is_ended = True
         self._wake()
@@ -92,7 +92,7 @@ class Arrival:
             self._waiting.append(notify)
 
     def end(self, failure: Exception | None = None) -> None:
-        """It is over, and its waiters are told; on the Trio thread."""
+        """Note that it is over, and tell its waiters; on the Trio thread."""
         self.is_over = True
         self.failure = failure
         waiting, self._waiting = self._waiting, []
@@ -137,6 +137,7 @@ class Alarms:
                 await self._changed.wait()
             now = trio.current_time()
             for key, (due, callback) in tuple(self._alarms.items()):
+                # A callback may drop alarms that follow it.
                 if due <= now and key in self._alarms:
                     del self._alarms[key]
                     callback()
@@ -160,6 +161,7 @@ class TaskNotifier:
         """Wait for the next `notify`."""
 
         def abort(_: object) -> trio.lowlevel.Abort:
+            # A later `notify` would reschedule a task that is not parked, which is an error of Trio's.
             self.task = None
             return trio.lowlevel.Abort.SUCCEEDED
 
@@ -267,6 +269,7 @@ class SubmissionOrder:
         turn = Turn(reads, writes)
         writers, readers = self._writers, self._readers
         for block in reads:
+            # The write below follows all that a read of the block would follow.
             if block in writes:
                 continue
             if block in writers:

@@ -244,7 +244,7 @@ class LatencyEstimator:
         return self.is_steady and abs(now - self.due) <= max(_NEAR, _NEAR_SHARE * self.seconds)
 
     def begin(self, now: float) -> None:
-        """One begins, with nothing before it that is still at work."""
+        """Note that an operation begins, with no work before it."""
         self._began = now
 
     def end(self, now: float, count: int = 1) -> None:

@@ -85,6 +85,7 @@ class HostCallbackPort(CompletionPort):
     _notifier: LoopNotifier
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
+        # D9: after a fault of the device this may never be called: the watchdog looks, too.
         stream.notify(event, self._notifier)
 
     async def run(self) -> None:
@@ -98,6 +99,7 @@ class SyncPort(HostCallbackPort):
     """Waits for each event at once, and the loop with it."""
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
+        # The loop stands still on purpose: nothing else of the program disturbs what is measured.
         stream.synchronize()
         # The launch is not finished yet: the reply follows when the loop goes on.
         self._notifier.notify()
@@ -121,11 +123,13 @@ class WatchedPort(CompletionPort):
         else:
             self._begin(stream)
             events[stream] = [event]
+        # Without a call where the port's task is awake: it looks at all events before it waits again.
         if changed.task is not None:
             changed.notify()
 
     def close(self) -> None:
         """Look at nothing any more."""
+        # The engine has failed all operations by now, so these events end nothing.
         self._events.clear()
 
     async def wait_changed(self) -> None:
@@ -140,7 +144,9 @@ class WatchedPort(CompletionPort):
     def look(self) -> bool:
         """Let the engine reap if anything is done; returns whether it is."""
         found = False
+        # A copy, as streams without events are taken out meanwhile.
         for stream, events in tuple(self._events.items()):
+            # A stream runs in order: while its first event is not done, no other one is.
             if events[0].is_done:
                 count = _count_done(events)
                 del events[:count]
@@ -148,15 +154,16 @@ class WatchedPort(CompletionPort):
                     del self._events[stream]
                 self._seen(stream, count)
                 found = True
+        # Once for all streams: the engine looks at each of its own anyway.
         if found:
             self._reap()
         return found
 
     def _begin(self, stream: AccelStream) -> None:
-        """There is something to look at of a stream of which there was nothing."""
+        """Note that there is something to look at of a stream of which there was nothing."""
 
     def _seen(self, stream: AccelStream, count: int) -> None:
-        """So many of a stream are seen to be done."""
+        """Note that so many of a stream are seen to be done."""
 
 
 def _count_done(events: list[AccelEvent]) -> int:
@@ -185,5 +192,6 @@ class PolledPort(WatchedPort):
     async def run(self) -> None:
         while True:
             await self.wait()
+            # The pause comes first: what has just been launched is not done yet.
             await trio.sleep(self._interval)
             self.look()

@@ -86,6 +86,7 @@ class AdaptiveCompletion:
 
     def open(self, reap: Callable[[], None]) -> CompletionPort:
         """Start for one engine."""
+        # D98: without this fast path the stream notifies each time, as with a window of 0.
         return AdaptivePort(reap, self.budget, self.window if current_fast_paths().spin_wait else 0.0)
 
 
@@ -98,11 +99,14 @@ class SyncCompletion:
 
     def open(self, reap: Callable[[], None]) -> CompletionPort:
         """Start for one engine."""
+        # Not at once: the launch has to add its operation before the engine can reply to it.
         return SyncPort(LoopNotifier(reap))
 
 
 def best_completion(info: DeviceInfo) -> CompletionStrategy:
     """Return the strategy that suits a device."""
+    # D8: on CUDA a look reads a word of the host's memory. On the CPU, to spin costs 0.9 ms at p99, and not
+    # 0.1.
     return AdaptiveCompletion() if info.completion == "adaptive" else HostCallbackCompletion()
 
 
@@ -116,4 +120,5 @@ def window_of(completion: CompletionStrategy | None, info: DeviceInfo) -> float:
 
 
 def _processors() -> int:
+    # Those that this process may use: a container or `taskset` may leave it fewer than the machine has.
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

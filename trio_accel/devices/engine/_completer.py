@@ -186,6 +186,8 @@ class Completer:
     def see_to(self, operation: InFlight, queue: StreamQueue, reply: Reply) -> None:
         """Have the asker see the end of a very short operation, and the loop see the ends of others (D38)."""
         port = self.port
+        # D38: only a lone asker polls. With others in flight, a poll for one would hold up the replies to
+        # all.
         if not (port.polls and self._is_alone()):
             port.watch(queue.stream, operation.event)
         elif port.is_quick:
@@ -242,6 +244,7 @@ class Completer:
             self._finish(operations.popleft(), queue)
         if load.finished == finished:
             return
+        # Queues of other libraries on the same stream have waited for its room, too.
         for other in tuple(self.queues.all) if was_full else (queue,):
             if other.load is load and other.changed is not None:
                 other.notify()
@@ -261,6 +264,7 @@ class Completer:
             if error is None:
                 reply.set(None)
                 if queue.on_progress is not None:
+                    # D75: the first success of an incarnation tells; later ones pay for a look alone.
                     on_progress, queue.on_progress = queue.on_progress, None
                     on_progress()
             else:
@@ -285,6 +289,7 @@ class Completer:
     def refuse(self, operation: InFlight, error: Exception) -> None:
         """Fail an operation that a thread has failed to enqueue: the part that it has enqueued still runs."""
         launch, reply = operation.launch, operation.reply
+        # Before `_tell`, which may lose the context: `fail_all` would reply to it a second time.
         operation.reply = None
         self.completed += 1
         notify(self._hooks, launch, Phase.COMPLETE)
@@ -310,6 +315,8 @@ class Completer:
                 output.spoil(launch.name, error)
 
     def _tell(self, operation: InFlight, reply: Reply, error: Exception) -> None:
+        # This may lose the context. The operation has left its queue by now, or has no reply there any more,
+        # so `fail_all` passes it by.
         self._context.locate(error, operation.launch)
         if classify(error) is FailureClass.SUSPECT:
             reply.fail_as_crash(error)

@@ -143,7 +143,6 @@ class ContextActor(LibraryOpener):
             observer=owner,
             lose=self._lose,
             blocks=owner.blocks,
-            on_progress=context.report_progress,
         )
         session = Session(engine.generation, engine, context, self.discard, owner.variables)
         self._engine, self._libraries = engine, session.libraries
@@ -157,7 +156,9 @@ class ContextActor(LibraryOpener):
                 engine.libraries.start(nursery)
                 for path in owner.options.libraries:
                     await self.open_library(OpenLibrary(path, "DeviceOptions.libraries"))
+                # From here on requests come, so the libraries that were asked for are open by now.
                 owner.attach(session)
+                # D99: beside the first requests. One of another library does not wait for these.
                 nursery.start_soon(self.prepare, owner.in_use)
                 yield
                 nursery.cancel_scope.cancel(reason="the context ends")
@@ -167,6 +168,7 @@ class ContextActor(LibraryOpener):
             cause = self._found_lost or error
             raise
         finally:
+            # First, so that what is asked for from now on waits for the next context.
             owner.detach(cause)
             # Again, for an end without a loss; replies come before the device is closed, which may take its
             # grace.
@@ -315,6 +317,7 @@ class Submissions:
             submitted.posted = library.post(
                 submitted.launch, done, context=self._context, at_once=self._context is not None
             )
+        # The library's actor has ended since it was looked at: as if it ended a moment later.
         except ActorError as error:
             done(outcome.Error(error))
 
@@ -331,6 +334,7 @@ class Submissions:
         try:
             submitted.on_done(error)
         finally:
+            # Also if the callback raises: operations behind this one wait for its place.
             self._engine.over(launch)
 
     def _what_happened(

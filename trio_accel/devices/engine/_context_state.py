@@ -40,6 +40,9 @@ class EngineObserver(Protocol):
     def made(self, library: str, seconds: float, imports: float, /) -> None:
         """Note that a program was made: the library's name, the seconds in all, and those of its import."""
 
+    def progressed(self) -> None:
+        """Note that the first operation of a library actor's incarnation has completed without an error."""
+
     def is_alone(self) -> bool:
         """Tell whether nothing else is asked for than the operation that is being launched."""
         ...

@@ -76,14 +76,14 @@ class DeviceState:
         self.losses: Losses = Losses(path, self.availability)
         self.recoveries: Recoveries = Recoveries()
         self.hooks: list[EngineHook] = []
-        self.on_hooks: Callable[[], None] = _nobody
+        self.on_hooks: Callable[[], None] = lambda: None
         self.window: SubmitWindow = SubmitWindow(info.name, options.in_flight)
         self.memory_failure: BaseException | None = None
         self.leases = 0
         self.actor: Ref[Actor] | None = None
         self.is_given_up: bool = False
         self.leaves_memory: bool = False
-        self.tell_arrays: Callable[[], str] = _nothing
+        self.tell_arrays: Callable[[], str] = lambda: ""
         self.host_pool: HostPool | None = None
         if not backend.shares_memory_with_host:
             self.host_pool = HostPool(is_shared=self.isolation == "process")
@@ -167,15 +167,6 @@ class DeviceState:
             self.blocks.close()
         if self.host_pool is not None:
             self.host_pool.close()
-
-
-def _nobody() -> None:
-    """Nothing follows from other hooks."""
-
-
-def _nothing() -> str:
-    """Said of arrays that are gone with their device."""
-    return ""
 
 
 class SubmitWindow:

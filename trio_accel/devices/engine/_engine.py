@@ -34,10 +34,6 @@ _MOST_PATIENCE = 10.0
 _GRACE_OF_A_LOST_CONTEXT = 0.1
 
 
-def _nobody() -> None:
-    """Do nothing."""
-
-
 class Engine(ContextState):
     """The engine of one context: launches operations, sees their ends, replies, gives memory back.
 
@@ -58,8 +54,7 @@ class Engine(ContextState):
         leases: Arrays that the program holds.
         alarms: Calls back at a time.
         cancel_grace: How long cancelled askers wait.
-        on_progress: Called when the first operation of an incarnation of a library actor has completed
-            without an error.
+        observer: The owner of the context.
         enter: Notes that an operation is handed over: later ones that touch its memory are launched after it.
         over: Notes that an operation is not waited for any more; see `LaunchGate.over`.
         placed: Returns the place of a block in a chunk that is kept; None if it is freed, or is to be.
@@ -77,7 +72,6 @@ class Engine(ContextState):
         observer: EngineObserver,
         lose: Callable[[Exception], None],
         blocks: BlockTable,
-        on_progress: Callable[[], None] = _nobody,
     ) -> None:
         super().__init__(device.info.name, generation)
         self.device = device
@@ -85,9 +79,10 @@ class Engine(ContextState):
         self.named: dict[str, str] = {}
         self._memory = memory
         self._lose = lose
-        self.on_progress: Callable[[], None] = on_progress
+        self.observer: EngineObserver = observer
         self._close_grace = options.close_grace
         self._memory_in_use = MemoryInUse(device)
+        # Methods of the parts, bound once: the hot path makes no call in between.
         self.release_all: Callable[[Iterable[int]], None] = self._memory_in_use.release_all
         self.placed: Callable[[int], PlacedBlock | None] = self._memory_in_use.placed
         self.fresh: set[int] = self._memory_in_use.fresh
@@ -219,6 +214,7 @@ class Engine(ContextState):
 
     def fail_all(self, cause: BaseException | None) -> None:
         """End everything in flight: the context is gone."""
+        # First: code that the replies below call back must find the context lost, and launch nothing.
         self.is_lost = True
         self.alarms.clear()
         self.completer.fail_all(cause)
@@ -233,17 +229,22 @@ class Engine(ContextState):
             Whether all streams ended; memory that one still uses stays reserved.
         """
         self.completion.close()
+        # D53: a stream that an injected fault holds would never end.
         self.enqueuer.end_holds()
         for queue in self.streams.all:
+            # D111: not joined. A thread that hangs in a call would hang the end of the device, too.
             queue.end_thread()
+        # Asked here: the queues belong to the loop's thread.
         return await trio.to_thread.run_sync(self._end, not self.in_flight)
 
     def _end(self, is_idle: bool) -> bool:
         started = time.monotonic()
         self.streams.finish(self._close_grace)
+        # Work that still runs may use plans and workspace of the libraries: then these are not given back.
         if is_idle:
             self.libraries.close()
             self._memory.close()
+        # One grace for all: the streams have used up a part of it.
         return self.device.close(max(0.0, self._close_grace - (time.monotonic() - started)))
 
     def _watch_lease(self, stream: AccelStream, event: AccelEvent) -> None:

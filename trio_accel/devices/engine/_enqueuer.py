@@ -119,8 +119,12 @@ class Enqueuer:
         has_staged = False
         memory, stream = self._memory, queue.stream
         try:
+            # D58: before the driver is called, which may never return: the other process must know what had
+            # begun.
             if self._launching is not None:
                 self._launching(launch)
+            # The usual launch has no fault, no arrival and no hook: its operands are all that is looked at,
+            # without a call.
             is_plain = launch.fault is None and not launch.arrivals and failure is None
             if is_plain and self._watchdog.idle is None and not self._hooks:
                 for _, used in launch.uses:
@@ -136,8 +140,10 @@ class Enqueuer:
                 later += [partial(stream.wait, event) for event in events]
                 later += [partial(self._copies.enqueue, copy, stream) for copy in launch.staged]
                 return
+            # The waits come before the copies, which write to memory that earlier work may still use.
             memory.order(stream, launch.reads, launch.writes)
             for copy in launch.staged:
+                # Before the call: one that fails may have enqueued a part.
                 has_staged = True
                 self._copies.enqueue(copy, stream)
         except Exception as error:
@@ -189,6 +195,8 @@ class Enqueuer:
                 self.end_call(launch, stream)
         except Exception as failed:  # noqa: BLE001  # it is the operation's
             error = failed
+        # The thread has recorded none where the loop has to put a fault in between, or where the stream has
+        # refused.
         operation.bind(stream, stream.record() if event is None else event)
         if launch.fault is not None and is_launched:
             launch.fault.fault.after()
@@ -345,6 +353,7 @@ class ThreadedLaunches:
         operation = self._enqueuer.add(launch, queue, NOT_YET, InFlight)
         if not is_here:
             self._gate.keep(launch)
+            # The loop puts the fault behind this call: a next call of the thread would come before it.
             queue.is_alone = launch.fault is not None
             queue.take()
         return ThreadedCall(operation, queue, later)
@@ -356,6 +365,7 @@ class ThreadedLaunches:
         if call.later is None:
             self._call_here(call, backend, reply)
             return
+        # The port stops polling: it would keep taking the interpreter's lock from the thread.
         self._completer.port.calls += 1
         if queue.thread is None:
             try:

@@ -188,6 +188,7 @@ class BlockUse:
         """Have later work on a stream wait for all that a read must follow, or a write."""
         if self.last_write is not None:
             writer, written = self.last_write
+            # A stream runs in order by itself: a wait for its own event would only cost a call of the driver.
             if writer is not stream:
                 if written.is_done:
                     # Forgotten, so that later work need not look at it.

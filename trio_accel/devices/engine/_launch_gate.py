@@ -116,9 +116,10 @@ class LaunchGate:
                 arrival.tell(queue.notify)
             is_ready = False
             while not is_ready:
-                while not (_has_room(launch, queue) and launch.has_arrived) and self._counts_on(
-                    launch, queue
-                ):
+                while not (_has_room(launch, queue) and launch.has_arrived):
+                    if launch in self._withdrawn or queue.is_lost:
+                        # It is not to be launched any more, and waits for its turn alone.
+                        break
                     await queue.wait_changed()
                 turn = self.order.turn(launch)
                 is_ready = turn is None or launch in self._withdrawn or turn.is_ready
@@ -142,10 +143,6 @@ class LaunchGate:
             turn.release()
         if queue is not None:
             queue.notify()
-
-    def _counts_on(self, launch: Launch, queue: StreamQueue) -> bool:
-        """Tell whether an operation that waits is still to be launched."""
-        return launch not in self._withdrawn and not queue.is_lost
 
 
 def _has_room(launch: Launch, queue: StreamQueue) -> bool:

@@ -84,6 +84,7 @@ class Leases:
         async with self.hold(spec.block, write=write):
             if self._lost is not None:
                 raise self._lost()
+            # After the wait, during which the array may have been released or damaged.
             block.check("lease")
             try:
                 lease = self._device.lend(spec, write=write, stream=stream)
@@ -97,6 +98,7 @@ class Leases:
 
     def hold(self, block: int, *, write: bool) -> AbstractAsyncContextManager[None]:
         """Hold a block that is given out elsewhere; its turn is that of this call."""
+        # By this call, and not when a task first runs: the order is that of the calls.
         turn = self._order.enter_lease(block, write=write)
         return self._hold(turn, block, write=write)
 
@@ -134,6 +136,8 @@ class Leases:
             await turn.wait()
             for queue in tuple(self._queues):
                 while any(operation.touches(block, write=write) for operation in queue.operations):
+                    # Nothing more is seen of its operations. Whether the context is lost is asked behind the
+                    # wait.
                     if queue.is_lost:
                         break
                     await queue.wait_changed()

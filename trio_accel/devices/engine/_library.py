@@ -73,17 +73,17 @@ class LibraryActor(Actor):
 
     @classmethod
     def blocks_of(cls, argument: str) -> tuple[int, ...]:
-        """Blocks that the library of an argument uses from its start, and not only in operations."""
+        """List the blocks that the library of an argument uses from its start, and not only in operations."""
         return ()
 
     @classmethod
     def modules_of(cls, argument: str) -> tuple[str, ...]:
-        """Modules that the library of an argument imports: the launcher imports them for the next workers."""
+        """List modules that the library of an argument imports, and the launcher for the next workers."""
         return ()
 
     @classmethod
     def library_of(cls, argument: str | None) -> str:
-        """Name of the backend's library for an argument of the import path; None where it has none."""
+        """Name the backend's library for an argument of the import path; None where it has none."""
         return cls.library if argument is None else f"{cls.library}?{argument}"
 
     def __init__(self, engine: Engine, argument: str | None = None) -> None:
@@ -131,7 +131,7 @@ class LibraryActor(Actor):
     def _report_progress(self, context: ActorContext) -> None:
         """Tell that an operation of this incarnation has completed without an error."""
         context.report_progress()
-        self._engine.on_progress()
+        self._engine.observer.progressed()
 
     def launch_now(self, message: Launch) -> object:
         """Launch an operation that was handed over, unless it would have to wait."""
@@ -140,6 +140,8 @@ class LibraryActor(Actor):
             if not self._gate.may_launch(message, self._queue):
                 return NOT_NOW
             prepare = self._kernels.prepare(message.spec)
+            # A plan is made in a thread and waited for, which `launch` does. A call in a thread is not waited
+            # for.
             if prepare is not None and not (isinstance(prepare, InThread) and prepare.plan is None):
                 return NOT_NOW
             return self._launch(message, None, in_thread=prepare)
@@ -163,12 +165,15 @@ class LibraryActor(Actor):
         # As `StreamQueue.is_full`, without the call.
         if len(queue.operations) >= queue.limit or load.outstanding >= MOST_ON_A_STREAM:
             return False
+        # D50: a host array is still being copied, and no stream may be held for it.
         if launch.arrivals and not launch.has_arrived:
             return False
         try:
             prepare = self._kernels.prepare(launch.spec)
             if prepare is None:
                 self._launch(launch, reply)
+            # A longer call keeps a place in the order until it returns (D111), and this operation was given
+            # none.
             elif isinstance(prepare, InThread) and prepare.is_short:
                 self._launch(launch, reply, in_thread=prepare)
             else:
@@ -265,6 +270,7 @@ class LibraryActor(Actor):
         else:
             deferred: DeferredReply[None] = context.defer(on_cancel=lambda: start_grace(deferred.context))
             given = deferred
+        # Before the port is told: its poll may see the end and reply at once.
         operation.crash, operation.reply = context.crash, given
         if call is not None:
             self._threaded.start(call, self._kernels, given)

@@ -95,7 +95,7 @@ class LibraryOpener(Actor):
         self._engine: Engine
         self._libraries: dict[str, Ref[LibraryActor]]
         # Told of each library before any other task can hand it an operation.
-        self._found: Callable[[str, Ref[LibraryActor]], None] = _nobody
+        self._found: Callable[[str, Ref[LibraryActor]], None] = lambda path, library: None
         # By import path: held while its actor is being started, or its library opened ahead.
         self._turns: dict[str, trio.Lock] = {}
         # By import path: libraries that were opened ahead, or are being opened; also if an actor has taken
@@ -290,18 +290,14 @@ async def _raise_end(supervisor: Ref[LibrarySupervisor]) -> None:
     ) from ended.__cause__
 
 
-def _nobody(path: str, library: Ref[LibraryActor]) -> None:
-    """Do nothing."""
-
-
 def blocks_of(path: str) -> tuple[int, ...]:
-    """Blocks that a library uses from its start, whose actor's module is imported here."""
+    """List the blocks that a library uses from its start, whose actor's module is imported here."""
     actor_class, argument = _imported(path), argument_of(path)
     return () if actor_class is None or argument is None else actor_class.blocks_of(argument)
 
 
 def modules_of(path: str) -> tuple[str, ...]:
-    """Modules that a library needs beside its own, whose actor's module is imported here."""
+    """List the modules that a library needs beside its own, whose actor's module is imported here."""
     actor_class, argument = _imported(path), argument_of(path)
     return () if actor_class is None or argument is None else actor_class.modules_of(argument)
 

@@ -90,7 +90,7 @@ class _Gate:
 
 
 class Rendezvous:
-    """The meeting of the parts of one operation (D105).
+    """The point at which the parts of one operation wait for each other (D105).
 
     In the loop: no part is launched before all may be, then all are, without a wait in between. So any two
     operations come to all streams that they share in the same order. On the devices: no kernel begins before

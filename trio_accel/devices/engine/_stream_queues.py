@@ -34,6 +34,7 @@ class StreamLoad:
     def take(self) -> None:
         """Take the stream for a thread, which enqueues from now on."""
         self.is_taken = True
+        # One number says for all queues of the stream that it is full, and the hot path looks at it anyway.
         self.outstanding += MOST_ON_A_STREAM
 
     def give_back(self) -> None:
@@ -80,6 +81,7 @@ class StreamQueue:
             has_room = self.hands_ahead and not self.is_alone and self.calls < _MOST_AHEAD
         else:
             has_room = self.load.outstanding < MOST_ON_A_STREAM
+        # On a lost context nothing waits for room: the launch is to fail now.
         return not (has_room and len(self.operations) < self.limit) and not self.is_lost
 
     def take(self) -> None:
@@ -129,6 +131,7 @@ class StreamQueue:
 
     async def wait_changed(self) -> None:
         """Wait for a change."""
+        # Made by the first that waits: most completions have no waiter, and pay for a look alone.
         if self.changed is None:
             self.changed = trio.Event()
         await self.changed.wait()

@@ -239,7 +239,7 @@ def _check_inline(info: DeviceInfo, options: DeviceOptions) -> None:
 
 
 def _free_name(system: System, info: DeviceInfo) -> str:
-    """The name of the device in the tree, numbered where it is taken; warns if the device is open already."""
+    """Find a name in the tree, numbered where it is taken; warns if the device is open already."""
     # Others may be on their way to the tree.
     children = {child.name: child.actor_class for child in system.tree().children}
     names = itertools.chain([info.name], (f"{info.name}#{number}" for number in itertools.count(2)))
@@ -281,7 +281,7 @@ async def _start(system: System, device: OpenDevice, name: str) -> Device:
 
 
 def _options_of_heir(old: OpenDevice, options: DeviceOptions | None) -> DeviceOptions:
-    """Options of the device that adopts: as for the old one, where none are given.
+    """Choose the options of the device that adopts: as for the old one, where none are given.
 
     Raises:
         ValueError: The arrays are out of reach of such a device.

@@ -119,8 +119,8 @@ class HostPool:
 
     def __init__(self, *, is_shared: bool) -> None:
         self.slabs: dict[int, Slab] = {}
-        self.on_make: Callable[[Slab], None] = _ignore
-        self.on_drop: Callable[[Slab], None] = _ignore
+        self.on_make: Callable[[Slab], None] = lambda slab: None
+        self.on_drop: Callable[[Slab], None] = lambda slab: None
         self.is_closed: bool = False
         self._is_shared = is_shared
         cache = min(max(_CACHE_LEAST, total_bytes() // _CACHE_SHARE), _CACHE_MOST)
@@ -232,7 +232,7 @@ class HostPool:
         self._unsure = next(self._region_numbers)
 
     def let_go(self) -> None:
-        """No lost device writes any more: give out again what was held back."""
+        """Give out again what was held back: no lost device writes any more."""
         self._unsure = 0
         self._dropped.extend(self._held_back)
         self._held_back.clear()
@@ -298,10 +298,6 @@ def _make_private(nbytes: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(mmap.mmap(-1, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE), np.uint8)
 
 
-def _ignore(slab: Slab) -> None:
-    """Do nothing."""
-
-
 SMALL = 64 << 10
 """Host arrays up to so many bytes travel with a message, or are copied on the spot."""
 
@@ -348,16 +344,12 @@ def _pieces(
 _logger = logging.getLogger("trio_accel.devices")
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 @attrs.frozen(eq=False)
 class _Change:
     """A job for a thread, and a callback afterwards."""
 
     make: Callable[[], None]
-    on_done: Callable[[], None] = _nothing
+    on_done: Callable[[], None] = lambda: None
 
 
 @attrs.frozen(eq=False)
@@ -407,7 +399,7 @@ class HostRegistrar:
         self._registrations.clear()
         if self._lost:
             # Nothing is to be done: the queue is only woken for the lost devices.
-            self._changes.send_nowait(_Change(_nothing))
+            self._changes.send_nowait(_Change(lambda: None))
         for slab in self._pool.slabs.values():
             self._add(slab)
 

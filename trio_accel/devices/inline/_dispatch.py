@@ -290,6 +290,7 @@ class InlineDispatch:
     def attach(self, session: Session) -> None:
         """Start the generation of a context that is ready."""
         self.session = session
+        self.progressed: Callable[[], None] = session.context.report_progress
         if self._registrar is not None:
             self._registrar.attach(session.engine.device, session.engine.wait_idle)
         blocks = self._device.blocks

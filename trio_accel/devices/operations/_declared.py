@@ -32,6 +32,7 @@ import numpy as np
 
 from ...actors import unknown_option
 from ...backends.base import DType, LibraryError, LinAlgError
+from ...backends.base.kernels import ALLOWED
 from ...backends.base.ops import (
     ArraySpec,
     NumberRole,
@@ -253,7 +254,7 @@ def operation(
     status: Failure | None = None,
     check: Check | None = None,
     by: str | tuple[str, ...] = (),
-    dtypes: tuple[DType, ...] = (),
+    dtypes: tuple[DType, ...] | None = None,
     reply: Callable[..., Any] | None = None,
     alias: Mapping[str, str] | None = None,
     plan: Callable[[Any, Planner], Planned[Any]] | None = None,
@@ -306,7 +307,7 @@ def operation(
                 parameters={one.name: _kind(function, one) for one in _parameters(function).values()},
                 variants=_lines(shapes, is_planned=plan is not None),
                 by=(by,) if isinstance(by, str) else by,
-                dtypes=dtypes,
+                dtypes=_listed(dtypes),
                 status=status,
                 check=check,
                 place=place,
@@ -321,9 +322,25 @@ def operation(
         made = maker.make_function(message)
         made.message, made.spec, made.declaration = message, own, declaration
         DECLARED[declaration.name] = made
+        if dtypes and own is not None:
+            ALLOWED[declaration.name] = _dtypes_of(own, declaration)
         return made
 
     return declare
+
+
+def _listed(dtypes: tuple[DType, ...] | None) -> tuple[DType, ...]:
+    if dtypes is not None and not dtypes:
+        raise ValueError("dtypes: there are none: no operation could run; without it, the kernels say which")
+    return dtypes or ()
+
+
+def _dtypes_of(spec: type[OperationSpec], declaration: Declaration) -> dict[str, tuple[DType, ...]]:
+    """Return the dtypes of the fields that have no dtype of their own, as a kernel may name them."""
+    lines = declaration.variants.values()
+    fields = {item.field for line in lines for item in line.inputs if not item.kind}
+    first = next(field.name for field in spec.descriptor().fields if field.is_array)
+    return dict.fromkeys([*fields, *([""] if first in fields else [])], declaration.dtypes)
 
 
 def _lines(shapes: str | Mapping[Any, str], *, is_planned: bool) -> dict[tuple[object, ...], Shapes]:

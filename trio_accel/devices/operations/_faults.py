@@ -145,7 +145,7 @@ class FaultHit:
         self._faults = faults
 
     def strike(self) -> None:
-        """It happens now."""
+        """Note that it happens now."""
         if not self.is_struck:
             self.is_struck = True
             self._plan.hit += 1

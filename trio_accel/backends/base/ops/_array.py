@@ -61,7 +61,7 @@ class ArraySpec:
 
 @functools.lru_cache(_MOST_LAYOUTS)
 def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Strides in bytes of a C-ordered array."""
+    """Compute the strides in bytes of a C-ordered array."""
     strides: list[int] = []
     step = itemsize
     for extent in reversed(shape):
@@ -113,7 +113,7 @@ class Peers:
             self._call_back()
 
     def fail(self, failure: BaseException) -> None:
-        """Another part has failed; called by the engine."""
+        """Note that another part has failed; called by the engine."""
         if self.failure is None:
             self.failure = failure
             self._call_back()

@@ -185,15 +185,15 @@ class OperationSpec:
         return found
 
     def inputs(self) -> tuple[ArraySpec, ...]:
-        """Arrays that the operation reads (updated ones too)."""
+        """List the arrays that the operation reads (updated ones too)."""
         return self.descriptor().arrays(self, "read")
 
     def outputs(self) -> tuple[ArraySpec, ...]:
-        """Arrays that the operation changes (updated ones too)."""
+        """List the arrays that the operation changes (updated ones too)."""
         return self.descriptor().arrays(self, "write")
 
     def blocks(self) -> tuple[frozenset[int], frozenset[int]]:
-        """Blocks that the operation reads, and blocks that it changes (updated ones are both)."""
+        """Find the blocks that the operation reads, and those that it changes (updated ones are both)."""
         return self.descriptor().blocks(self)
 
     def check_shapes(self, name: str) -> None:

@@ -105,7 +105,7 @@ class KernelDefinition:
     cpu: str | None = None
 
     def encode(self) -> str:
-        """It as a text; equal definitions have equal texts."""
+        """Write it as a text; equal definitions have equal texts."""
         plain = {
             "name": self.name,
             "parameters": [

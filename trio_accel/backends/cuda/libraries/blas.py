@@ -133,14 +133,14 @@ class BlasLibrary(RoutineLibrary):
     def _multiply_by_graph(
         self, kind: Kind, product: Product, graph: GraphCall, spec: MatmulSpec, call: KernelCall
     ) -> None:
-        """By a graph from the third time on that it is the same product at the same place."""
+        """Launch a graph from the third time on that it is the same product at the same place."""
         a, b, out = call.at(spec.a), call.at(spec.b), call.at(spec.out)
         key = graph, call.stream, a, b, out
         # There is no graph yet: what has one does not come here.
         self._call_by_graph(key, call.stream, (kind, product, self._blas.plain[kind.is_double], a, b, out))
 
     def _multiply_integers(self, spec: MatmulSpec, call: KernelCall) -> None:
-        """By a thread for each element, without tiles: right, and far from what the device could do."""
+        """Launch a thread for each element, without tiles: right, and far from what the device could do."""
         multiply = self._load_integers()
         a, b, out = call.array(spec.a), call.array(spec.b), call.array(spec.out)
         batch, left, right = broadcast_operands((a.shape, b.shape), (a.strides, b.strides))
@@ -172,7 +172,7 @@ class BlasLibrary(RoutineLibrary):
         call.plan.run(spec, call)
 
     def _scale_only(self, spec: Any, call: KernelCall) -> None:
-        """A product that is a sum of nothing."""
+        """Scale the output alone, as the product is a sum of nothing."""
         _, beta = _factors_of(spec)
         if beta:
             c = spec.c
@@ -271,7 +271,7 @@ def _nothing(spec: MatmulSpec, call: KernelCall) -> None:
 
 
 def _zeros(spec: MatmulSpec, call: KernelCall) -> None:
-    """A sum of nothing."""
+    """Write zeros: a sum of nothing."""
     call.fill(spec.out, 0)
 
 

@@ -249,4 +249,4 @@ def _place_of(value: Any, index: int) -> tuple[int, tuple[int, ...]] | None:
 
 
 def _let_go(owner: object) -> None:
-    """Nothing uses it any more."""
+    """Let go of it: nothing uses it any more."""

@@ -293,7 +293,7 @@ def ptx_log(code: bytes) -> str:
 
 
 def kernels_in(text: str) -> tuple[str, ...]:
-    """Names of the kernels that a source declares, as far as that can be told without compiling it."""
+    """Name the kernels that a source declares, as far as that can be told without compiling it."""
     names: list[str] = []
     for declaration in text.split("__global__")[1:]:
         found = _NAME.search(_ATTRIBUTE.sub(" ", re.split(r"[{;]", declaration, maxsplit=1)[0]))

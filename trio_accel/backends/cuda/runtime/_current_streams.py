@@ -29,7 +29,7 @@ class CurrentStreams:
         self._loop: int | None = None
 
     def note_loop(self) -> None:
-        """This thread is the loop's, which others use, too."""
+        """Note that this thread is the loop's, which others use, too."""
         self._loop = threading.get_ident()
 
     def of_call(self, handle: int) -> AbstractContextManager[object]:

@@ -415,7 +415,7 @@ class CaptureStream(CudaStream):
                 driver.cuGraphDestroy(executable.graph)
 
     def refresh(self) -> int:
-        """Nothing of it is ever done: what a graph uses is kept."""
+        """Do nothing: memory that a graph uses is kept."""
         return -1
 
     def after(self, finisher: Callable[[], None]) -> NoReturn:

@@ -83,7 +83,7 @@ class WorkerRequests:
         self._told_templates[template] = data
 
     def forget_templates(self) -> None:
-        """No template of before is named any more."""
+        """Forget all templates: none is named any more."""
         self._templates.clear()
         self._told_templates.clear()
 

@@ -112,6 +112,7 @@ class WorkerServer:
     def attach(self, session: Session) -> None:
         """Take the session of a context that stands ready."""
         self._requests.session = session
+        self.progressed: Callable[[], None] = session.context.report_progress
         self.blocks.release = session.engine.release_all
 
     def detach(self, error: BaseException | None) -> None:
@@ -298,6 +299,7 @@ class WorkerServer:
             await session.engine.wait_idle()
 
     def _on_close(self) -> None:
+        # First: from here on the end of the context is no loss that the application is told of.
         self._requests.is_closing = True
         self._requests.end_leases()
         self._nursery.start_soon(self._close)

@@ -95,6 +95,7 @@ class AnswerHandler:
         """Take what a worker has sent."""
         handlers = self._handlers
         taken = 0
+        # D80: nothing that it sends is read any more, but its descriptors are this process's by now.
         if link.is_distrusted:
             _close_descriptors(received)
             return
@@ -137,6 +138,7 @@ class AnswerHandler:
 
     def is_waited_for(self, request: OperationRequest) -> bool:
         """Tell whether its asker is to look for its end."""
+        # D38: with others at the worker, their answers would wait behind this asker's polls.
         return not request.is_over and self._requests.sent == 1
 
     def _on_times(self, link: WorkerLink, number: int, begun: int, completed: int) -> None:
@@ -144,6 +146,7 @@ class AnswerHandler:
         if request is not None:
             _expect(isinstance(request, OperationRequest), f"times: request {number} is a lease")
             assert isinstance(request, OperationRequest)
+            # The clock is one for all processes of the machine: an end that is still to come is nonsense.
             _expect(begun <= completed <= time.monotonic_ns(), f"times: {begun} to {completed}")
             request.launch.times = LaunchTimes(link.process.pid, begun, completed)
 
@@ -185,6 +188,7 @@ class AnswerHandler:
             return
         _check_done(request, addresses, results, trouble, self._chunks)
         self._requests.done(number)
+        # D75: once for each context; from here on its loss is no crash loop, and the window is open.
         if trouble is None and self.on_first_success is not None:
             first, self.on_first_success = self.on_first_success, None
             first()
@@ -234,7 +238,7 @@ class AnswerHandler:
         return request
 
     def _mapped(self, request: OperationRequest, addresses: Iterable[Address]) -> tuple[Address, ...]:
-        """Of new blocks those that this process has memory for; a request that has others fails."""
+        """Find the new blocks that this process has memory for; a request that has others fails."""
         missing = self._chunks.missing
         for _, nbytes, chunk, _ in addresses:
             if chunk in missing and request.failure is None:
@@ -244,7 +248,7 @@ class AnswerHandler:
         return tuple([address for address in addresses if address[2] not in missing])
 
     def _collect(self, request: OperationRequest) -> None:
-        """There is no memory for a request: arrays in reference cycles may hold some."""
+        """Collect garbage: there is no memory for a request, and arrays in reference cycles may hold some."""
         if request.is_cancelled:
             self._copies.cancel(request)
             request.unwind_after_copies()

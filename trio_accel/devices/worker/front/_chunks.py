@@ -158,7 +158,7 @@ class ChunkTable:
         """See that a chunk can be gone, as a worker says.
 
         Raises:
-            NonsenseError: There is no such chunk, or an array of the program lies in it.
+            NonsenseError: There is no such chunk, or an array of the program is in it.
         """
         if number not in self.chunks or any(chunk == number for _, _, chunk, _ in self.blocks.values()):
             raise NonsenseError(f"unchunk: chunk {number} is not there, or not empty")
@@ -251,10 +251,11 @@ class LeftMemory:
         return sum(nbytes for _, nbytes, _, _ in self.chunks.blocks.values())
 
     def leave(self, system: System) -> None:
-        """No device has it any more."""
+        """Leave the memory to the system: no device has it any more."""
         _left.setdefault(system, set()).add(self)
         self.generation = max(self.generation, self.blocks.availability.generation)
-        self.chunks.on_drop = _nobody
+        # No worker has them mapped any more.
+        self.chunks.on_drop = lambda chunk: None
         self.blocks.leave(self._release)
         self.chunks.drop_empty()
 
@@ -280,7 +281,3 @@ def free_left_memory(system: System) -> None:
     """End with the system: from now on the memory that its devices left cannot be adopted."""
     for memory in _left.pop(system, set()):
         memory.free()
-
-
-def _nobody(chunk: int) -> None:
-    """No worker has it mapped."""

@@ -136,6 +136,7 @@ class Generations:
         return self.answers.actors.snapshots({} if link is None else self._requests.queues_by(link.started))
 
     def _begin(self, context: ActorContext, link: WorkerLink, number: int, told: Iterable[int]) -> None:
+        # Before the requests go out, whose first success it tells.
         self.answers.on_first_success = partial(self._progress, context)
         self._sender.begin(link, told)
         self._device.availability.begin(number)
@@ -143,6 +144,7 @@ class Generations:
         extra = {"device": path, "pid": pid, "generation": number}
         _logger.info("device %s: worker process %d serves generation %d", path, pid, number, extra=extra)
         self._open_requests()
+        # D62: last, as requests that have waited come before the next spare.
         self._pool.refill()
 
     def _progress(self, context: ActorContext) -> None:
@@ -165,6 +167,7 @@ class Generations:
             self._outcomes.refuse(request, self._outcomes.closed())
         link.send(("close",), now=True)
         seconds = self._device.options.close_grace + _CLOSING
+        # Shielded, and bounded: a device whose task is cancelled still ends its worker in order.
         with trio.move_on_after(seconds, shield=True), suppress(Exception):
             # A worker that dies over that is closed as well.
             await link.wait(lambda: not link.is_started)
@@ -181,6 +184,7 @@ class Generations:
             error.message = f"{self._device.path}: the device was given up: {given_up}{arrays}"
             error.generation = self._device.generation
         for request in (*self._requests.close(), *self._requests.take_waiting()):
+            # One object for each: tasks that raise the same object would write to one traceback.
             again = attrs.evolve(error)
             again.__cause__ = given_up
             self._outcomes.refuse(request, again)

@@ -130,11 +130,12 @@ class WorkerLink:
     def forget_library(self, library: str) -> None:
         """Free the shared word of a library that was closed."""
         self.templates.counts.pop(library, None)
+        # Not of a dead worker: its requests are sorted by the words that it left (D58).
         if self._last is None and library in self.words:
             self._free_words.append(self.words.pop(library))
 
     def started(self, library: str) -> int:
-        """Number of the last request of a library that it has begun to launch; also when it is gone."""
+        """Return the number of a library's last request that it began to launch; also when it is gone."""
         if self._last is not None:
             return self._last.get(library, 0)
         word = self.words.get(library)
@@ -166,9 +167,12 @@ class WorkerLink:
                     nursery.start_soon(self._watch_the_process, self._stuck_after)
                 await self._receive(handle)
                 # All its threads have ended, or it has closed its end by itself.
+                # Asked before the kill, which would be told as the reason.
                 how = self.process.ending()
                 self.process.kill()
                 if how is None:
+                    # The launcher reports a death when the kernel has taken the process apart, which takes
+                    # long with the context of a GPU.
                     with trio.move_on_after(_REPORT):
                         how = await self.process.wait()
                 self._end(how or self.process.ending() or "ended")
@@ -208,6 +212,7 @@ class WorkerLink:
 
     def _end(self, how: str) -> None:
         if self.how is None:
+            # The first reason is the true one: later ones follow from the kill.
             self.how = how
             pid, extra = self.process.pid, {"device": self._path, "pid": self.process.pid}
             _logger.info("device %s: worker process %d %s", self._path, pid, how, extra=extra)

@@ -70,7 +70,7 @@ class CopyService:
         """Bring what the worker has written to regions to the arrays of a request that is done."""
         for copy in request.hosts.copies:
             if not copy.is_upload and copy.region is not None:
-                self._start(request, copy, _memory(copy), _nothing)
+                self._start(request, copy, _memory(copy), lambda: None)
 
     def copy_on_device(
         self,
@@ -151,10 +151,6 @@ class CopyService:
 def _memory(copy: HostCopy) -> npt.NDArray[Any]:
     assert copy.region is not None
     return copy.region.array(copy.host.shape, copy.host.dtype)
-
-
-def _nothing() -> None:
-    """End a copy that the worker is done with."""
 
 
 # The trouble of an operation that had none.

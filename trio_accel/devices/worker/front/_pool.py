@@ -258,6 +258,7 @@ class WorkerPool:
     async def close(self) -> None:
         """End all workers that are left, and wait until they are gone."""
         self._is_closed = True
+        # All are killed before the first is waited for: together they take as long as the slowest.
         for link in self.links:
             link.condemn("was ended with its device")
         for link in self.links:
@@ -317,6 +318,7 @@ class WorkerPool:
                 process = await self._launcher.start_worker(
                     program_arguments(), (theirs.fileno(), page.descriptor), self._preload
                 )
+            # The link closes them from here on.
             undo.pop_all()
         link = WorkerLink(
             process,

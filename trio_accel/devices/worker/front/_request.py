@@ -129,6 +129,7 @@ class RemoteRequest(Waiter):
     def copy_over(self) -> None:
         """Note the end of one use of its arrays."""
         self.copies -= 1
+        # Taken out before it is called: `_after_copies` keeps it again while other copies run.
         end, self._end = self._end, None
         if end is not None:
             self._after_copies(end)
@@ -414,8 +415,11 @@ class OperationRequest(RemoteRequest):
             OutOfMemoryError: There is no host memory for a staged transfer.
             TypeError: The specification holds a value that cannot cross.
         """
+        # As it is sent, and not as it was made: an input may have failed or gone while it waited.
         self.launch.check_inputs()
         hosts, launch = self.hosts, self.launch
+        # D59: one that went to a lost worker array by array has copies that are known by index, and keeps
+        # them.
         found = None if hosts.is_used else templates.find(launch, hosts.address)
         if found is not None:
             if type(launch.spec) is CopyToHostSpec:

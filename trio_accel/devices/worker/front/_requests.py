@@ -160,6 +160,7 @@ class RequestTable:
             return False
         assert isinstance(queue, deque)
         queue.remove(request)
+        # A request of another library may have waited for its turn.
         self._leave(request)
         self.pump()
         return True
@@ -257,6 +258,7 @@ class RequestTable:
         request.turn = None
         if self._is_mixed:
             request.turn = self._order.enter(request.reads, request.writes)
+        # D19: requests of several libraries wait from here on, so memory has to order them.
         elif self.waiting > len(queue) or request.is_suspect:
             self._is_mixed = True
             for other in self._in_order():
@@ -276,6 +278,7 @@ class RequestTable:
         if request.turn is not None:
             self._order.leave(request.turn)
             request.turn = None
+            # Until the last has gone: each of them has a turn to leave.
             self._is_mixed = self.waiting > 0
 
     def _hand_over(self, request: RemoteRequest) -> None:

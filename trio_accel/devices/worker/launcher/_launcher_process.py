@@ -87,7 +87,8 @@ class Launcher:
         while self._is_wanted:
             # Deaths first: the next worker is to find nothing of those before it.
             patience = None if self._trials is None else self._trials.patience()
-            for descriptor, events in sorted(self._poll.poll(patience), key=self._is_other):
+            ready = sorted(self._poll.poll(patience), key=lambda event: event[0] not in self._workers)
+            for descriptor, events in ready:
                 if descriptor == self._application:
                     self._is_wanted = False
                 elif descriptor == self._control.fileno():
@@ -104,9 +105,6 @@ class Launcher:
             # enough.
             for chunk in self._chunks.values():
                 _empty(chunk)
-
-    def _is_other(self, event: tuple[int, int]) -> bool:
-        return event[0] not in self._workers
 
     def _talk(self, events: int) -> None:
         if events & select.POLLOUT:

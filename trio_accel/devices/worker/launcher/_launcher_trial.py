@@ -143,7 +143,7 @@ class Trials:
         self._go_on()
 
     def patience(self) -> float | None:
-        """Milliseconds until `look` is to be called; None if nothing waits for that."""
+        """Tell the milliseconds until `look` is to be called; None if nothing waits for that."""
         if self._tried is None or self._is_late:
             return None
         return max(self._deadline - time.monotonic(), 0.0) * 1000

@@ -160,7 +160,7 @@ def _words_of(messages: Sequence[Message]) -> array.array[int] | None:
 
 
 def _plain(value: object) -> object:
-    """Values that JSON has no form for."""
+    """Write a value that JSON has no form for."""
     if isinstance(value, bytes):
         return {_BYTES: value.decode("latin-1")}
     if isinstance(value, complex):
@@ -259,6 +259,8 @@ def _read_copy(data: _Data) -> Message:
 def _tuples(value: Any) -> Any:
     """Make tuples of JSON's arrays."""
     if type(value) is list:
+        # A text that is nested too deeply ends in RecursionError, which `_decode` makes nonsense of the
+        # worker's.
         return tuple([_tuples(item) for item in cast("Sequence[Any]", value)])
     if type(value) is dict:
         return {name: _tuples(item) for name, item in cast("Mapping[str, Any]", value).items()}

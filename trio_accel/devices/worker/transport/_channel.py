@@ -214,6 +214,8 @@ class Channel:
         """Read what has arrived."""
         spin_wait, inbox = self.spin_wait, self._inbox
         if inbox.seen is not None:
+            # D44: from here on the peer may show frames in place of sending them, as this end looks once more
+            # before it sleeps.
             inbox.seen.wake()
         received = inbox.poll() or inbox.read(self._sock)
         if spin_wait is not None:
@@ -295,6 +297,7 @@ class Channel:
         self._outbox.close()
         self._inbox.close()
         for _, descriptors in self._left:
+            # They came for messages that are dropped here: left open they would leak, and keep chunks (D3).
             close_all(descriptors)
         self._left = []
         # D78: a forked child may hold a copy of the socket, and then `close` alone would not end the peer's
@@ -338,7 +341,7 @@ class SpinWait:
         return self._is_expected and self._forecast.is_near(time.perf_counter())
 
     def sent(self) -> bool:
-        """Something was sent that is answered; returns whether `pause` has changed."""
+        """Note that something was sent that is answered; returns whether `pause` has changed."""
         if self._is_expected:
             return False
         self._is_expected = True
@@ -346,7 +349,7 @@ class SpinWait:
         return self._forecast.is_steady
 
     def received(self, messages: Sequence[tuple[tuple[object, ...], object]]) -> None:
-        """Messages have come, and among them perhaps an answer."""
+        """Note that messages have come, and among them perhaps an answer."""
         if self._is_expected:
             answers = self.answers
             for message, _ in messages:

@@ -162,7 +162,9 @@ class Outbox:
             )
         if now and not descriptors and self._is_lone and self._show(payload):
             return
+        # The caller may close its own before the socket takes them.
         copies = duplicates(descriptors) if descriptors else ()
+        # What was posted came first, and goes first.
         self._encode_posted()
         is_first = self._rest is None and not self._queue
         self._put(payload, copies)
@@ -268,6 +270,7 @@ class Outbox:
             if self._is_asking:
                 self._is_asking = False
                 self.on_asked()
+            # The kernel has handed them over with the first byte: the rest of the frame goes without them.
             if self._attached:
                 close_all(self._attached)
                 self._attached = ()
@@ -312,6 +315,8 @@ class Outbox:
             size = len(frame)
             while self._queue and size < BUFFER:
                 following, descriptors = self._queue[0]
+                # Descriptors go with the first byte of a call, so of a frame. To join a large frame would
+                # copy it.
                 if descriptors or len(following) >= _LARGE:
                     break
                 frames.append(following)
@@ -364,6 +369,7 @@ class Inbox:
         seen = self.seen
         if seen is None:
             return []
+        # D44: a later frame comes behind some that the socket still has, and an earlier one was read there.
         number = self._last + 1
         payload = seen.take(number)
         if payload is None:
@@ -381,6 +387,7 @@ class Inbox:
         received: list[Received] = []
         self.is_refused = False
         try:
+            # By the same call: a program that another thread starts meanwhile would keep the chunks (D3).
             size, ancillary, flags, _ = sock.recvmsg_into(
                 [self._view[self._end :] if self._end else self._view], _ANCILLARY, _CLOSE_ON_EXEC
             )

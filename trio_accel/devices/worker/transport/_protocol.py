@@ -259,11 +259,11 @@ class SharedFrame:
     # The receiver.
 
     def wake(self) -> None:
-        """From now on look every now and then, until `sleep`."""
+        """Announce that this end looks every now and then, until `sleep`."""
         self._words[_IS_AWAKE] = 1
 
     def sleep(self) -> None:
-        """From now on only what is sent will be seen; what was shown by now is to be taken after that."""
+        """Announce that this end sees only what is sent; what was shown by now is to be taken after that."""
         self._words[_IS_AWAKE] = 0
         _barrier()
 
@@ -354,7 +354,7 @@ class SharedPage:
         self._words[1] = number
 
     def started(self, word: int) -> int:
-        """Number of the last operation that a library has begun to launch."""
+        """Return the number of the last operation that a library has begun to launch."""
         return self._words[word]
 
     def start(self, word: int, number: int) -> None:

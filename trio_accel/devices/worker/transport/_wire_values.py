@@ -183,7 +183,7 @@ def _unicode_fields(error: UnicodeDecodeError | UnicodeEncodeError, prefix: str,
 
 
 def _plain_fields(error: BaseException, prefix: str, text: str) -> Fields:
-    """Arguments of an exception that only keeps them."""
+    """Return the arguments of an exception that only keeps them."""
     if not prefix and all(_is_plain(argument) for argument in error.args):
         return error.args, {}
     return (f"{prefix}{text}",), {}
@@ -334,7 +334,7 @@ _TYPES_OF_FIELDS: dict[object, Any] = {
 
 
 def encode_event(event: Event) -> Message:
-    """An event as plain values; of a dead letter only the name of its message is sent, and no context."""
+    """Make plain values of an event; of a dead letter only its message's name is sent, and no context."""
     fields: dict[str, object] = {}
     for field in attrs.fields(type(event)):
         value: object = getattr(event, field.name)
