@@ -160,6 +160,7 @@ class ContextActor(LibraryOpener):
                 owner.attach(session)
                 nursery.start_soon(self.prepare, owner.in_use)
                 yield
+                engine.expect_end(context.path)
                 nursery.cancel_scope.cancel(reason="the context ends")
         except BaseException as error:
             # If a library was being opened in another task, that one has the error, and this one is only
