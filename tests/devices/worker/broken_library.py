@@ -9,6 +9,7 @@ import attrs
 
 import trio_accel as ta
 from trio_accel import linalg
+from trio_accel.backends.base.ops import MatmulSpec
 from trio_accel.devices import LibraryActor, Operation, Planned, Planner
 
 if "TRIO_ACCEL_TEST_BROKEN" in os.environ:
@@ -48,3 +49,31 @@ class Negate(Operation[LosingActor, ta.AccelRef]):
 
     def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
         return Planned(linalg.scal.spec(-1.0, planner.update("x", self.x)), self.x)
+
+
+@attrs.frozen(eq=False)
+class Square(Operation[LosingActor, ta.AccelRef]):
+    """``x @ x``, in a new array."""
+
+    x: ta.AccelRef
+    library: ClassVar[str] = f"{__name__}:LosingActor"
+
+    def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
+        x = planner.read("x", self.x)
+        out = planner.output(x.shape, x.dtype)
+        return Planned(MatmulSpec(x, x, out.spec), out)
+
+
+class AlwaysLosingActor(LibraryActor):
+    """Finds each context lost when it is opened."""
+
+    library = "blas"
+
+    def __init__(self, engine: Any) -> None:
+        raise ta.ContextPoisonedError("an illegal address")
+
+
+class SquareInVain(Square):
+    """The same, by a library that is never open."""
+
+    library: ClassVar[str] = f"{__name__}:AlwaysLosingActor"

@@ -161,6 +161,7 @@ class ContextActor(LibraryOpener):
                 # D99: beside the first requests. One of another library does not wait for these.
                 nursery.start_soon(self.prepare, owner.in_use)
                 yield
+                engine.expect_end(context.path)
                 nursery.cancel_scope.cancel(reason="the context ends")
         except BaseException as error:
             # If a library was being opened in another task, that one has the error, and this one is only

@@ -79,6 +79,10 @@ class ContextState:
         """Lose the context: end everything in flight, and have it replaced."""
         raise NotImplementedError
 
+    def give_up(self, cause: Exception | None, why: str) -> None:
+        """End everything in flight: the context's actor has failed, or is to fail."""
+        raise NotImplementedError
+
     def locate(self, error: Exception, launch: Launch) -> None:
         """Say where an error happened; if the context is lost with it, have the context replaced."""
         locate(error, device=self._device_name, operation=launch.name, generation=self.generation)
@@ -177,6 +181,10 @@ class Watchdog:
         finally:
             # From here on dropped blocks notify the loop again; the end of the context drains the rest.
             blocks.is_watched = False
+            if not (self._context.is_lost or self._context.is_closing):
+                # The context's actor has failed otherwise, and stops its libraries. These wait for what is in
+                # flight, and nothing sees its end from here on.
+                self._context.give_up(None, "the context's actor has failed")
 
     def begin(self) -> None:
         """Begin to watch: an operation is about to be enqueued while nothing is in flight."""

@@ -204,13 +204,17 @@ class Engine(ContextState):
     def lose_context(self, cause: Exception) -> None:
         """Lose the context: end everything in flight, and have it replaced."""
         if not self.is_lost:
-            self._close_grace = min(self._close_grace, _GRACE_OF_A_LOST_CONTEXT)
-            # D136: only operations that are still in flight can be to blame.
-            self.completer.reap_ended()
-            self.fail_all(cause)
-            # D129: loops of graphs on the device must end, or the streams never do.
-            self.device.give_up(str(cause))
+            self.give_up(cause, str(cause))
             self._lose(cause)
+
+    def give_up(self, cause: Exception | None, why: str) -> None:
+        """End everything in flight: the context's actor has failed, or is to fail."""
+        self._close_grace = min(self._close_grace, _GRACE_OF_A_LOST_CONTEXT)
+        # D136: only operations that are still in flight can be to blame.
+        self.completer.reap_ended()
+        self.fail_all(cause)
+        # D129: loops of graphs on the device must end, or the streams never do.
+        self.device.give_up(why)
 
     def fail_all(self, cause: BaseException | None) -> None:
         """End everything in flight: the context is gone."""

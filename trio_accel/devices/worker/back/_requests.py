@@ -11,7 +11,8 @@ import attrs
 import numpy.typing as npt
 import trio
 
-from ....actors import DirectReply, Message, Ref, Request, idle_actor
+from ....actors import ActorStoppedError, DirectReply, Message, Ref, Request, idle_actor
+from ....backends.base import ContextLostError
 from ...arrays._blocks import BlockTable
 from ...base._errors import WithdrawnError
 from ...engine._context import ContextActor, Session
@@ -56,6 +57,8 @@ class WorkerRequests:
     is_closing: bool = attrs.field(default=False, init=False)
     # Events that are set when the application gives a leased array back, by the number of the lease.
     _leases: dict[int, trio.Event] = attrs.field(factory=dict[int, trio.Event], init=False)
+    # Words of libraries that were being opened when the context turned out lost.
+    _opening: set[int] = attrs.field(factory=set[int], init=False)
     # Launch templates that were used by now; and all, as they came.
     _templates: dict[int, LaunchTemplate] = attrs.field(factory=dict[int, LaunchTemplate], init=False)
     _told_templates: dict[int, Any] = attrs.field(factory=dict[int, Any], init=False)
@@ -168,6 +171,8 @@ class WorkerRequests:
         if engine.is_lost and not self.is_closing:
             # The application decides about its outcome: it sorts all requests when it hears of the loss.
             return
+        if isinstance(error, ContextLostError) and not self.is_closing and self._is_sorted(serving, error):
+            return
         if error is not None and isinstance(error, WithdrawnError):
             self._withdrawn(launch, engine)
             return
@@ -191,6 +196,20 @@ class WorkerRequests:
             return
         results = tuple([array.tobytes() for array in serving.results]) if error is None else ()
         self._channel.send(("done", number, addresses, results, trouble), now=not self.serving)
+
+    def _is_sorted(self, serving: _Serving, error: ContextLostError) -> bool:
+        """Tell whether the application decides about a request whose library was not open at the loss."""
+        launch, word = serving.launch, serving.word
+        if serving.is_launched or isinstance(error.__cause__, ActorStoppedError):
+            return not serving.is_launched
+        # The opening found the loss. Where something was in flight, that or the opening may be to blame, so
+        # the first request that waited counts as begun: a suspect as the others are (D136).
+        if not serving.session.engine.in_flight or not launch.writes <= {block for block, _ in launch.allocations}:
+            return False
+        if word not in self._opening:
+            self._opening.add(word)
+            self._page.start(word, launch.number)
+        return True
 
     def launching(self, launch: Launch) -> None:
         """Note that an operation is begun: after this process's death it counts as in flight."""
