@@ -1,14 +1,10 @@
-"""The actors that serve dense linear algebra, and what the messages to each have in common."""
+"""The actors that serve dense linear algebra."""
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeVar
+from ..devices import LibraryActor
 
-from ..devices import LibraryActor, Operation
-
-__all__ = ["BlasActor", "BlasOperation", "SolverActor", "SolverOperation"]
-
-ReplyT = TypeVar("ReplyT")
+__all__ = ["BlasActor", "SolverActor"]
 
 
 class BlasActor(LibraryActor):
@@ -27,17 +23,3 @@ class SolverActor(LibraryActor):
     """
 
     library = "solver"
-
-
-class BlasOperation(Operation[BlasActor, ReplyT]):
-    """A message to `BlasActor`."""
-
-    __slots__ = ()
-    library: ClassVar[str] = "trio_accel.linalg:BlasActor"
-
-
-class SolverOperation(Operation[SolverActor, ReplyT]):
-    """A message to `SolverActor`."""
-
-    __slots__ = ()
-    library: ClassVar[str] = "trio_accel.linalg:SolverActor"
