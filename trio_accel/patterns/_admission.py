@@ -9,7 +9,6 @@ import enum
 import math
 from collections.abc import Awaitable, Callable, Generator, Hashable
 from contextlib import contextmanager
-from typing import TypeVar
 
 import attrs
 import trio
@@ -19,13 +18,9 @@ from ..backends.base import NotSupportedError
 from ._bounded import KeyedStates, RecentCounts
 from ._numbers import must_be_count, must_be_positive, must_be_share
 from ._outputs import ModelOutputError
-from ._servants import Model, as_callable
+from ._servants import ItemT, Model, ResultT, as_callable
 
 __all__ = ["CircuitBreaker", "CircuitOpenError", "CircuitState", "RateLimit", "RateLimitError", "is_failure"]
-
-
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
 
 
 class CircuitState(enum.Enum):

@@ -12,7 +12,7 @@ import attrs
 from ..actors import ActorError, ActorStoppedError, NotExecutedError, Ref, named_options
 from ..devices import Device
 from ._numbers import must_be_count
-from ._servants import CallStatistics, Model, Tally, TaskServant, as_callable
+from ._servants import CallStatistics, ItemT, Model, ResultT, Tally, TaskServant, as_callable
 
 __all__ = [
     "ByKey",
@@ -25,9 +25,6 @@ __all__ = [
     "RouterStatistics",
     "Routing",
 ]
-
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
 
 
 class NoReplicaError(ActorStoppedError):
