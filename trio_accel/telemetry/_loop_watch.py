@@ -143,8 +143,16 @@ class LoopWatch:
         name, path = "", None
         if isinstance(task, trio.lowlevel.Task):
             name, path = task.name, actor_path_of(task)
-        stack, place = "".join(format_list(summary)), f"{last.filename}:{last.lineno}, in {last.name}"
-        report = SlowStep(time=time.time(), seconds=seconds, task=name, path=path, stack=stack, place=place)
+        self._note(
+            seconds,
+            task=name,
+            path=path,
+            stack="".join(format_list(summary)),
+            place=f"{last.filename}:{last.lineno}, in {last.name}",
+        )
+
+    def _note(self, seconds: float, *, task: str, path: str | None, stack: str, place: str) -> None:
+        report = SlowStep(time=time.time(), seconds=seconds, task=task, path=path, stack=stack, place=place)
         self._reports.append(report)
         # The time of day may be set back, and then a place would not be logged for hours.
         now = time.monotonic()
@@ -157,12 +165,12 @@ class LoopWatch:
             self._places.popitem(last=False)
         _logger.warning(
             "%s has held the loop for %.3f s (%s)%s\n%s",
-            f"actor {path}" if path is not None else f"task {name}" if name else "something",
+            f"actor {path}" if path is not None else f"task {task}" if task else "something",
             seconds,
             place,
             f", and {unlogged} times before" if unlogged else "",
             stack.rstrip(),
-            extra={"path": path, "task": name, "seconds": seconds, "place": place},
+            extra={"path": path, "task": task, "seconds": seconds, "place": place},
         )
 
 
