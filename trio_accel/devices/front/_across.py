@@ -166,7 +166,7 @@ def _plan(
     launches: list[PartLaunch] = []
     try:
         for planner, spec in zip(planners, planned.specs, strict=True):
-            launch = _launch_of(planner, spec)
+            launch = planner.launch(Planned(spec))
             fields = {field: getattr(launch, field) for field in _FIELDS}
             launches.append(PartLaunch(**fields, rendezvous=rendezvous, part=planner.part))
             peers = _peers_of(spec)
@@ -424,8 +424,3 @@ def _peers_of(spec: OperationSpec) -> Peers | None:
     peers: object = getattr(spec, field) if field else None
     # A field of another type is refused with the other fields.
     return peers if isinstance(peers, Peers) else None
-
-
-def _launch_of(planner: PartPlanner, spec: OperationSpec) -> Launch:
-    """Put what was planned for one device together; raises as `Planner.launch` does."""
-    return planner.launch(Planned(spec))
