@@ -21,7 +21,6 @@ from typing import (
     ParamSpec,
     Protocol,
     TypeAlias,
-    TypeVar,
     cast,
     get_args,
     get_origin,
@@ -49,14 +48,12 @@ from ...backends.base.ops import (
     writes,
 )
 from ..arrays._ref import device_of
-from ._operation import Operand, Operation, Planned, Planner
+from ._operation import Operand, Operation, Planned, Planner, ReplyT, ReplyT_co
 from ._plan_source import PlanSource, Structured, refuse_value
 
 __all__ = ["DECLARED", "Declaration", "Declared", "DeclaredSpec", "message_of", "operation"]
 
 ParametersP = ParamSpec("ParametersP")
-ReplyT_co = TypeVar("ReplyT_co", covariant=True)
-ReplyT = TypeVar("ReplyT")
 
 Check: TypeAlias = Callable[[str, Any], None]
 Failure: TypeAlias = "str | Callable[[DeclaredSpec, str, int, tuple[int, ...]], LibraryError]"
