@@ -34,18 +34,20 @@ class CircuitState(enum.Enum):
     """One at a time, which probes whether it goes well again."""
 
 
-class CircuitOpenError(NotExecutedError):
-    """A `CircuitBreaker` did not let the call through; it was never executed.
-
-    Attributes:
-        retry_after: Seconds until the breaker lets one through again; 0 while it probes.
-    """
-
+class _LimitedError(NotExecutedError):
     may_go_elsewhere = False
 
     def __init__(self, message: str, *, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class CircuitOpenError(_LimitedError):
+    """A `CircuitBreaker` did not let the call through; it was never executed.
+
+    Attributes:
+        retry_after: Seconds until the breaker lets one through again; 0 while it probes.
+    """
 
 
 def is_failure(error: Exception) -> bool:
@@ -208,18 +210,12 @@ class CircuitBreaker:
 _LEAST, _MOST = 1e-6, 1e9
 
 
-class RateLimitError(NotExecutedError):
+class RateLimitError(_LimitedError):
     """More was asked for than a `RateLimit` allows; it was never executed.
 
     Attributes:
         retry_after: Seconds until there are tokens for it, if no other call takes them.
     """
-
-    may_go_elsewhere = False
-
-    def __init__(self, message: str, *, retry_after: float) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
 
 
 @attrs.define(eq=False)
