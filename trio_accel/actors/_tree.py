@@ -12,10 +12,6 @@ __all__ = ["ActorSnapshot"]
 _LONGEST_ERROR = 100
 
 
-def _how_many(children: tuple[ActorSnapshot, ...]) -> str:
-    return f"<{len(children)}>"
-
-
 @attrs.frozen(kw_only=True)
 class ActorSnapshot:
     """One actor at one moment, with its children; ``str()`` draws the tree, ``repr()`` counts the children.
@@ -57,7 +53,7 @@ class ActorSnapshot:
     expired: int = 0
     deferred: int = 0
     last_error: str | None = None
-    children: tuple[ActorSnapshot, ...] = attrs.field(default=(), repr=_how_many)
+    children: tuple[ActorSnapshot, ...] = attrs.field(default=(), repr=lambda children: f"<{len(children)}>")
 
     @property
     def name(self) -> str:
