@@ -305,8 +305,5 @@ def _elements(index: int) -> NDArray[Any]:
 
 
 async def _hash(ref: ta.AccelRef) -> str:
-    return await in_thread(_sha256, await ref.to_host())
-
-
-def _sha256(host: NDArray[Any]) -> str:
-    return hashlib.sha256(host.data).hexdigest()
+    host = await ref.to_host()
+    return await in_thread(lambda: hashlib.sha256(host.data).hexdigest())

@@ -311,7 +311,7 @@ def operation(
             maker = _Maker(function, declaration)
             declaration.check_function()
             own = maker.make_spec() if plan is None and spec is None else None
-            planning = plan or maker.make_plan(own or spec, reply or _tuple, alias or {})
+            planning = plan or maker.make_plan(own or spec, reply or (lambda *results: results), alias or {})
             message = maker.make_message(planning, not_recorded)
         except (ValueError, TypeError, NameError) as error:
             raise TypeError(f"{place}: operation {function.__name__}: {error}") from error
@@ -348,10 +348,6 @@ def _public(module: str) -> str:
 
 def _path_of(actor: type[Any] | str) -> str:
     return actor if isinstance(actor, str) else f"{_public(actor.__module__)}:{actor.__qualname__}"
-
-
-def _tuple(*results: Any) -> tuple[Any, ...]:
-    return results
 
 
 # `Operand` is a text: of a module without `from __future__ import annotations` this is the annotation.
