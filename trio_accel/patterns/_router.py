@@ -194,7 +194,7 @@ class ByLoad:
         """See `Routing.choose`."""
         if self.choices is not None and self.choices < len(candidates):
             candidates = self.random.sample(candidates, self.choices)
-        return min(candidates, key=_load)
+        return min(candidates, key=lambda candidate: (candidate.in_flight, candidate.turn))
 
 
 @named_options
@@ -228,10 +228,6 @@ class ByKey:
         """See `Routing.choose`."""
         key = _as_bytes(self.key(item))
         return max(candidates, key=lambda candidate: (_score(key, candidate.name), candidate.name))
-
-
-def _load(candidate: Candidate) -> tuple[int, int]:
-    return candidate.in_flight, candidate.turn
 
 
 def _score(key: bytes, name: str) -> bytes:

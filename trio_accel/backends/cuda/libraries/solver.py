@@ -95,7 +95,9 @@ class SolverLibrary(CudaLibrary):
 
     @kernel("linalg.cholesky", backend="cuda", dtypes=NATIVE, plan=_plan_cholesky)
     def _cholesky(self, spec: Any, call: KernelCall) -> None:
-        out, status, triangle = call.array(spec.out), call.status(spec.info), _triangle(spec)
+        out, status = call.array(spec.out), call.status(spec.info)
+        # The one that is read, of the transpose; of the factor, it is the one that becomes zero.
+        triangle = "L" if spec.upper else "U"
         if not out.size:
             return
         call.convert(call.array(spec.a), out)
@@ -328,11 +330,6 @@ def _rows(array: ArraySpec | None) -> int:
 
 def _bytes_of_one(array: ArraySpec) -> int:
     return math.prod(array.shape[-2:]) * array.dtype.itemsize
-
-
-def _triangle(spec: Any) -> str:
-    """Return the triangle that is read, of the transpose; of the factor, it is the one that becomes zero."""
-    return "L" if spec.upper else "U"
 
 
 def _pivots(call: KernelCall, shape: tuple[int, ...]) -> DeviceArray:
