@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from contextvars import Context, copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import outcome
@@ -173,10 +173,6 @@ class Actor(ActorBase):
         last one, when the actor's children have ended. A failure on either side is a crash.
         """
         yield
-
-
-ActorT = TypeVar("ActorT", bound=ActorBase)
-Ts = TypeVarTuple("Ts")
 
 
 @attrs.frozen(kw_only=True)

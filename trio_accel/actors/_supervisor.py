@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -29,7 +28,6 @@ __all__ = ["Spawner", "Supervisor", "check_name", "check_options"]
 
 ActorT = TypeVar("ActorT", bound=ActorBase)
 Ts = TypeVarTuple("Ts")
-_logger = logging.getLogger("trio_accel.actors")
 
 
 class _Life(Protocol):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
-from typing import Self, TypeVar, TypeVarTuple
+from typing import Self
 
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._actor import Actor
 from ._errors import check_printable
 from ._events import Measuring, Meter, Observer, Subscription
 from ._life import Life
@@ -20,9 +19,6 @@ from ._tasks import running_cells
 from ._tree import ActorSnapshot
 
 __all__ = ["SupervisorScope", "System", "around_each_system", "check_name", "open_system"]
-
-ActorT = TypeVar("ActorT", bound=Actor)
-Ts = TypeVarTuple("Ts")
 
 
 class _Root(Spawner):

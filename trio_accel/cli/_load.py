@@ -91,10 +91,6 @@ class Products:
         """The largest relative error that is right."""
         return TOLERANCE * math.sqrt(self.right.shape[0])
 
-    def error(self, index: int, product: NDArray[np.generic]) -> float:
-        """Return the relative error (Frobenius norm) of a product."""
-        return relative_error(product, self.references[index])
-
 
 @attrs.define(kw_only=True, eq=False)
 class Load:
@@ -172,7 +168,7 @@ class Load:
             product = await ta.linalg.matmul(self.products.lefts[index], right)
             host = await product.to_host()
             product.release()
-            error = self.products.error(index, host)
+            error = relative_error(host, self.products.references[index])
         except (ta.ActorError, ta.AccelError) as caught:
             failure = caught
             if isinstance(failure, ta.DeviceLostError):

@@ -116,7 +116,7 @@ async def _break(fault: Fault, load: Load) -> FaultReport:
     start = trio.current_time()
     load.after = fault.name
     fault.inject(load.device)
-    while (recovered := _recovered(load, first)) is None and len(load.fates) < first + _PATIENCE:
+    while not (has_recovered := _has_recovered(load, first)) and len(load.fates) < first + _PATIENCE:
         await load.wait_change()
     seconds = trio.current_time() - start
     return FaultReport(
@@ -126,25 +126,20 @@ async def _break(fault: Fault, load: Load) -> FaultReport:
         generation_before=generation,
         generation_after=load.device.generation,
         failed=sum(not fate.is_completed for fate in load.fates[first:]),
-        recovery_ms=None if recovered is None else seconds * 1e3,
+        recovery_ms=seconds * 1e3 if has_recovered else None,
     )
 
 
-def _recovered(load: Load, first: int) -> int | None:
-    """Find the request that shows the end of a fault: begun after it had been felt, and right.
+def _has_recovered(load: Load, first: int) -> bool:
+    """Tell whether a request shows the end of a fault: begun after it had been felt, and right.
 
     Requests that are made after the first failure are served by the next incarnation, or context.
     """
     fates = load.fates[first:]
     felt = next((fate.ended for fate in fates if not fate.is_completed), None)
-    if felt is None:
-        return None
-    served = (
-        number
-        for number, fate in enumerate(fates)
-        if fate.begun >= felt and fate.error is not None and fate.error <= load.products.limit
+    return felt is not None and any(
+        fate.begun >= felt and fate.error is not None and fate.error <= load.products.limit for fate in fates
     )
-    return next(served, None)
 
 
 @attrs.frozen(kw_only=True)

@@ -17,7 +17,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 import trio_accel as ta
-from trio_accel.cli._board import Bench, Check, Screen, Step, StepResult, count_of, facts
+from trio_accel.cli._board import Bench, Check, Step, StepResult, count_of, facts
 from trio_accel.cli._matrix_market import Matrix, read_matrix
 from trio_accel.cli._run import InputError, in_thread
 
@@ -193,7 +193,10 @@ class SolveStep(Step):
             alphas.append(alpha)
             betas.append(beta)
             history.append(math.sqrt(rr) / norm)
-            _report(bench.progress, history, self.rtol)
+            # How far the residual has come on a logarithmic scale.
+            done = max(0.0, math.log(max(history[-1], self.rtol)) / math.log(self.rtol))
+            stage = f"iteration {len(history) - 1}, residual {history[-1]:.1e}"
+            bench.progress.update(round(1000 * done), 1000, stage)
         return _Outcome(
             solution=np.asarray(await x.to_host(), np.float64),
             history=history,
@@ -244,14 +247,6 @@ def _require_finite(matrix: Matrix, value: float, iteration: int) -> None:
         raise InputError(
             f"{matrix.name} leaves the range of float64 in iteration {iteration}: scale its entries"
         )
-
-
-def _report(progress: Screen, history: Sequence[float], rtol: float) -> None:
-    """Show how far the residual has come on a logarithmic scale."""
-    done = math.log(max(history[-1], rtol)) / math.log(rtol)
-    progress.update(
-        round(1000 * max(0.0, done)), 1000, f"iteration {len(history) - 1}, residual {history[-1]:.1e}"
-    )
 
 
 def _condition(alphas: Sequence[float], betas: Sequence[float]) -> float:

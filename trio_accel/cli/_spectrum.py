@@ -197,7 +197,7 @@ class SpectrumStep(Step):
             notes.append(f"picture not written: {self._no_picture}")
             return None
         bench.progress.update(stft.frames, stft.frames, f"drawing {self.output}")
-        levels = _decibels(power)
+        levels: NDArray[np.float64] = 10.0 * np.log10(np.maximum(power, 10.0 ** (_FLOOR_DB / 10.0)))
         png = await in_thread(_draw_spectrogram, recording, stft, levels)
         try:
             self.output.write_bytes(png)
@@ -238,11 +238,6 @@ def _frames(recording: Recording, stft: Stft, first: int, last: int) -> NDArray[
 def _hann(size: int) -> NDArray[np.float64]:
     """Return the periodic Hann window."""
     return 0.5 - 0.5 * np.cos(2.0 * np.pi * np.arange(size) / size)
-
-
-def _decibels(power: NDArray[np.float64]) -> NDArray[np.float64]:
-    levels: NDArray[np.float64] = 10.0 * np.log10(np.maximum(power, 10.0 ** (_FLOOR_DB / 10.0)))
-    return levels
 
 
 def _summarize(

@@ -117,7 +117,7 @@ class View:
         """Do what a key asks for."""
         if self.is_typing:
             self._type(key)
-        elif key in _MOVES:
+        elif (key := _SAME.get(key, key)) in _MOVES:
             # Keys may come faster than lines are drawn.
             self._list()
             self._move(key)
@@ -178,22 +178,19 @@ class View:
 
 
 _FAR = 1 << 30
+# Keys that do what another one does.
+_SAME = {"k": "up", "j": "down", "g": "home", "G": "end", " ": "p", "h": "?", "f": "enter"}
 _MOVES: Mapping[str, Callable[[int], int]] = {
     "up": lambda _: -1,
-    "k": lambda _: -1,
     "down": lambda _: 1,
-    "j": lambda _: 1,
     "page up": lambda room: -room,
     "page down": lambda room: room,
     "home": lambda _: -_FAR,
-    "g": lambda _: -_FAR,
     "end": lambda _: _FAR,
-    "G": lambda _: _FAR,
 }
 _ACTIONS: Mapping[str, Callable[[View], None]] = {
     "q": lambda view: setattr(view, "is_over", True),
     "p": lambda view: setattr(view, "is_paused", not view.is_paused),
-    " ": lambda view: setattr(view, "is_paused", not view.is_paused),
     "/": lambda view: setattr(view, "is_typing", True),
     "s": lambda view: view.sort_by_next(),
     "S": lambda view: view.sort_by_next(-1),
@@ -201,10 +198,8 @@ _ACTIONS: Mapping[str, Callable[[View], None]] = {
     "o": lambda view: view.show("operations"),
     "l": lambda view: view.show("libraries"),
     "?": lambda view: view.show("help"),
-    "h": lambda view: view.show("help"),
     "escape": lambda view: view.back(),
     "enter": lambda view: view.fold(),
-    "f": lambda view: view.fold(),
     "left": lambda view: view.fold(True),
     "right": lambda view: view.fold(False),
 }

@@ -1,9 +1,12 @@
 """Devices as supervised actors: arrays, operations, completion."""
 
 from ..backends.base.values import in_range
-from ._options import DeviceOptions, Preload
-from .arrays._pending import Pending
+from . import _options
+from ._options import *
+from .arrays import _pending
+from .arrays._pending import *
 from .arrays._ref import AccelRef, Device, check_device, device_of
+from .base import _streams
 from .base._statistics import (
     CacheStatistics,
     DeviceStatistics,
@@ -12,14 +15,7 @@ from .base._statistics import (
     QueueStatistics,
     RecoveryCost,
 )
-from .base._streams import (
-    PerActorStreams,
-    PerLibraryStreams,
-    SingleStream,
-    StreamPool,
-    StreamSource,
-    StreamStrategy,
-)
+from .base._streams import *
 from .base._views import overlaps
 from .completion._port import CompletionPort, CompletionStrategy
 from .completion._strategies import (
@@ -28,15 +24,18 @@ from .completion._strategies import (
     PolledCompletion,
     SyncCompletion,
 )
+from .engine import _library
 from .engine._completer import cancel_grace
 from .engine._context import ContextActor
-from .engine._library import LibraryActor, OwnSupervision
-from .front._across import MultiDeviceOperation, PartPlanner, PlannedParts, ask_across
-from .front._device import DeviceActor, OpenDevice, opened
+from .engine._library import *
+from .front import _across, _device, _recording, _system
+from .front._across import *
+from .front._device import *
 from .front._memory import Copy, Empty, Fill, MemoryActor, Put, PutFirst, PutPart, Stack, ToHost
-from .front._recording import Recorded, record
-from .front._system import DeviceOpening, System, open_system
-from .operations._declared import DECLARED, Declaration, Declared, DeclaredSpec, message_of, operation
+from .front._recording import *
+from .front._system import *
+from .operations import _declared
+from .operations._declared import *
 from .operations._faults import Fault, FaultHow, FaultKind, FaultPlan, anew
 from .operations._hooks import Around, Ask, EngineHook, Phase
 from .operations._operation import (
@@ -51,8 +50,7 @@ from .operations._operation import (
 )
 from .worker.launcher._launcher import describe_workers
 
-__all__ = [
-    "DECLARED",
+__all__: list[str] = [
     "AccelRef",
     "AdaptiveCompletion",
     "Around",
@@ -62,13 +60,7 @@ __all__ = [
     "CompletionStrategy",
     "ContextActor",
     "Copy",
-    "Declaration",
-    "Declared",
-    "DeclaredSpec",
     "Device",
-    "DeviceActor",
-    "DeviceOpening",
-    "DeviceOptions",
     "DeviceStatistics",
     "Empty",
     "EngineHook",
@@ -80,52 +72,39 @@ __all__ = [
     "HostCallbackCompletion",
     "Launch",
     "LaunchTimes",
-    "LibraryActor",
     "LibraryStatistics",
     "MemoryActor",
-    "MultiDeviceOperation",
-    "OpenDevice",
     "Operand",
     "Operation",
-    "OwnSupervision",
-    "PartPlanner",
-    "Pending",
-    "PerActorStreams",
-    "PerLibraryStreams",
     "Phase",
     "Planned",
-    "PlannedParts",
     "Planner",
     "PolledCompletion",
-    "Preload",
     "ProgramCost",
     "Put",
     "PutFirst",
     "PutPart",
     "QueueStatistics",
-    "Recorded",
     "RecoveryCost",
-    "SingleStream",
     "Stack",
-    "StreamPool",
-    "StreamSource",
-    "StreamStrategy",
     "SyncCompletion",
-    "System",
     "ToHost",
     "anew",
-    "ask_across",
     "cancel_grace",
     "check_device",
     "describe_workers",
     "device_of",
     "in_range",
-    "message_of",
-    "open_system",
-    "opened",
-    "operation",
     "operation_name",
     "overlaps",
-    "record",
     "refuse_recording",
 ]
+__all__ += _options.__all__
+__all__ += _pending.__all__
+__all__ += _streams.__all__
+__all__ += _library.__all__
+__all__ += _across.__all__
+__all__ += _device.__all__
+__all__ += _recording.__all__
+__all__ += _system.__all__
+__all__ += _declared.__all__

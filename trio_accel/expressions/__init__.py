@@ -4,15 +4,11 @@ An `Elementwise` or a `Reduction` checks its arguments, finds dtypes and the sha
 the message for a library actor. A capability says which actor that is.
 """
 
+from . import _elementwise, _reduction
 from ._arguments import ExpressionArgument, bind
-from ._elementwise import ComputeElementwise, Elementwise
-from ._reduction import ComputeReduction, Reduction
+from ._elementwise import *
+from ._reduction import *
 
-__all__ = [
-    "ComputeElementwise",
-    "ComputeReduction",
-    "Elementwise",
-    "ExpressionArgument",
-    "Reduction",
-    "bind",
-]
+__all__: list[str] = ["ExpressionArgument", "bind"]
+__all__ += _elementwise.__all__
+__all__ += _reduction.__all__

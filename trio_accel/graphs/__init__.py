@@ -1,18 +1,9 @@
 """Chains of operations that are recorded once and launched as one, also on a condition."""
 
-from ._conditions import Body, If, Switch, While, if_, switch, while_
-from ._graph import Graph, GraphsActor, Replay, capture
+from . import _conditions, _graph
+from ._conditions import *
+from ._graph import *
 
-__all__ = [
-    "Body",
-    "Graph",
-    "GraphsActor",
-    "If",
-    "Replay",
-    "Switch",
-    "While",
-    "capture",
-    "if_",
-    "switch",
-    "while_",
-]
+__all__: list[str] = []
+__all__ += _conditions.__all__
+__all__ += _graph.__all__

@@ -354,12 +354,8 @@ class _InPlace(Generic[ReplyT]):
         return (
             self.planned
             if isinstance(reply, AccelRef)
-            else Planned(self.planned.spec, map_reply(reply, _same))
+            else Planned(self.planned.spec, map_reply(reply, lambda ref: ref))
         )
-
-
-def _same(ref: AccelRef) -> AccelRef:
-    return ref
 
 
 @attrs.define(eq=False, on_setattr=None)

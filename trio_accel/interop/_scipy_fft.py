@@ -172,13 +172,10 @@ def _two_axes(
     x: object,
     s: int | Iterable[int] | None = None,
     axes: int | Iterable[int] | None = (-2, -1),
-    norm: FftNorm | None = None,
-    overwrite_x: bool = False,
-    workers: int | None = None,
-    *,
-    plan: object = None,
+    *rest: Any,
+    **named: Any,
 ) -> _Transform:
-    return _several_axes(message, x, s, axes, norm, overwrite_x, workers, plan=plan)
+    return _several_axes(message, x, s, axes, *rest, **named)
 
 
 _FUNCTIONS: Mapping[str, Callable[..., _Transform]] = {

@@ -1,34 +1,30 @@
 """Kernels of your own: CUDA code that is compiled, launched and supervised as any operation is."""
 
 from ..expressions import ComputeElementwise, ComputeReduction, Elementwise, ExpressionArgument, Reduction
+from . import _expressions, _kernel
 from ._code import CompileOptions, cubin, fatbin, ltoir, ptx, source
-from ._expressions import elementwise, reduction
-from ._kernel import JitActor, Kernel, LaunchKernel, Occupancy, QueryOccupancy
+from ._expressions import *
+from ._kernel import *
 from ._parameters import Parameter, cdiv, reads, scalar, updates, writes
 
-__all__ = [
+__all__: list[str] = [
     "CompileOptions",
     "ComputeElementwise",
     "ComputeReduction",
     "Elementwise",
     "ExpressionArgument",
-    "JitActor",
-    "Kernel",
-    "LaunchKernel",
-    "Occupancy",
     "Parameter",
-    "QueryOccupancy",
     "Reduction",
     "cdiv",
     "cubin",
-    "elementwise",
     "fatbin",
     "ltoir",
     "ptx",
     "reads",
-    "reduction",
     "scalar",
     "source",
     "updates",
     "writes",
 ]
+__all__ += _expressions.__all__
+__all__ += _kernel.__all__

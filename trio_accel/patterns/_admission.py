@@ -9,7 +9,6 @@ import enum
 import math
 from collections.abc import Awaitable, Callable, Generator, Hashable
 from contextlib import contextmanager
-from typing import TypeVar
 
 import attrs
 import trio
@@ -19,13 +18,9 @@ from ..backends.base import NotSupportedError
 from ._bounded import KeyedStates, RecentCounts
 from ._numbers import must_be_count, must_be_positive, must_be_share
 from ._outputs import ModelOutputError
-from ._servants import Model, as_callable
+from ._servants import ItemT, Model, ResultT, as_callable
 
 __all__ = ["CircuitBreaker", "CircuitOpenError", "CircuitState", "RateLimit", "RateLimitError", "is_failure"]
-
-
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
 
 
 class CircuitState(enum.Enum):
@@ -39,18 +34,20 @@ class CircuitState(enum.Enum):
     """One at a time, which probes whether it goes well again."""
 
 
-class CircuitOpenError(NotExecutedError):
-    """A `CircuitBreaker` did not let the call through; it was never executed.
-
-    Attributes:
-        retry_after: Seconds until the breaker lets one through again; 0 while it probes.
-    """
-
+class _LimitedError(NotExecutedError):
     may_go_elsewhere = False
 
     def __init__(self, message: str, *, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class CircuitOpenError(_LimitedError):
+    """A `CircuitBreaker` did not let the call through; it was never executed.
+
+    Attributes:
+        retry_after: Seconds until the breaker lets one through again; 0 while it probes.
+    """
 
 
 def is_failure(error: Exception) -> bool:
@@ -213,18 +210,12 @@ class CircuitBreaker:
 _LEAST, _MOST = 1e-6, 1e9
 
 
-class RateLimitError(NotExecutedError):
+class RateLimitError(_LimitedError):
     """More was asked for than a `RateLimit` allows; it was never executed.
 
     Attributes:
         retry_after: Seconds until there are tokens for it, if no other call takes them.
     """
-
-    may_go_elsewhere = False
-
-    def __init__(self, message: str, *, retry_after: float) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
 
 
 @attrs.define(eq=False)

@@ -6,7 +6,7 @@ import math
 from collections.abc import AsyncGenerator, Callable, Hashable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TypeAlias, TypeVar, final
+from typing import TypeAlias, final
 
 import attrs
 import trio
@@ -24,12 +24,10 @@ from ._batches import (
     may_be_one_request,
 )
 from ._numbers import must_be_count, must_be_positive
-from ._servants import Call, Model, Servant, as_callable, end_with_incarnation
+from ._servants import Call, ItemT, Model, ResultT, Servant, as_callable, end_with_incarnation
 
 __all__ = ["Batcher", "BatcherStatistics"]
 
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
 ModelOfBatches: TypeAlias = Model[list[ItemT], BatchResults[ResultT]]
 
 

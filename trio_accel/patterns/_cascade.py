@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import Generic, Literal, TypeAlias, get_args
 
 import attrs
 
 from ..actors import named_options
 from ._numbers import must_be_number, must_be_one_of
 from ._outputs import ModelOutputError
-from ._servants import CallStatistics, Model, Tally, TaskServant, as_callable
+from ._servants import CallStatistics, ItemT, Model, ResultT, Tally, TaskServant, as_callable
 
 __all__ = [
     "Cascade",
@@ -22,9 +22,6 @@ __all__ = [
     "Stage",
     "StageStatistics",
 ]
-
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
 
 Unsure: TypeAlias = Literal["last", "best", "raise"]
 

@@ -28,7 +28,7 @@ from ..actors import (
 from ._admission import RateLimit
 from ._bounded import KeyedStates
 from ._numbers import must_be_count, must_be_positive
-from ._servants import Call, Model, TaskServant, as_callable
+from ._servants import Call, ItemT, Model, ResultT, TaskServant, as_callable
 
 __all__ = ["FairCall", "FairScheduler", "FairStatistics", "UnknownTenantError", "Weights"]
 
@@ -310,10 +310,6 @@ class FairQueue(Generic[ValueT]):
         if flow.queue:
             return math.inf
         return flow.finish - self._virtual if flow.period == self._period else 0
-
-
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
 
 
 def _hashable(call: FairCall[Any], attribute: attrs.Attribute[Hashable], value: Hashable) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias
 
 import attrs
 import outcome
@@ -14,7 +14,7 @@ import trio
 
 from ..actors import ActorContext, DeferredReply, Request, handles
 from ._numbers import must_be_positive
-from ._servants import CallStatistics, Model, TaskServant, as_callable, outcome_of
+from ._servants import CallStatistics, ItemT, Model, ResultT, TaskServant, as_callable, outcome_of
 
 __all__ = [
     "Deployment",
@@ -27,9 +27,6 @@ __all__ = [
     "SwapFailedError",
     "Swapped",
 ]
-
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
 
 _logger = logging.getLogger("trio_accel.patterns")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, cast
 
 import attrs
 import outcome
@@ -13,12 +13,9 @@ import trio
 from ..actors import Actor, ActorContext, MailboxOptions, Policy, Ref, named_options
 from ._numbers import must_be_count, must_be_positive, must_be_share
 from ._router import ByLoad, Member, Replica, Router, RouterStatistics, Routing
-from ._servants import Model, Servant, as_callable, outcome_of
+from ._servants import ItemT, Model, ResultT, Servant, as_callable, outcome_of
 
 __all__ = ["Hedge", "Pool", "ReplicaPool", "ReplicaPoolStatistics"]
-
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
 
 
 class Pool(Router[Any, Any]):

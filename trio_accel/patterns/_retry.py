@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import TypeVar
 
 import trio
 
@@ -13,12 +12,9 @@ from ..actors import ActorFailedError, Backoff, NotExecutedError
 from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError
 from ._bounded import RecentCounts
 from ._numbers import must_be_count, must_be_positive, must_be_share
-from ._servants import Model, as_callable
+from ._servants import ItemT, Model, ResultT, as_callable
 
 __all__ = ["RetryBudget", "retry", "was_never_executed"]
-
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
 
 _PERHAPS_EXECUTED = (ActorFailedError, ContextLostError, CompletionTimeoutError, InputFailedError)
 

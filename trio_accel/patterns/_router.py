@@ -12,7 +12,7 @@ import attrs
 from ..actors import ActorError, ActorStoppedError, NotExecutedError, Ref, named_options
 from ..devices import Device
 from ._numbers import must_be_count
-from ._servants import CallStatistics, Model, Tally, TaskServant, as_callable
+from ._servants import CallStatistics, ItemT, Model, ResultT, Tally, TaskServant, as_callable
 
 __all__ = [
     "ByKey",
@@ -25,9 +25,6 @@ __all__ = [
     "RouterStatistics",
     "Routing",
 ]
-
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
 
 
 class NoReplicaError(ActorStoppedError):
@@ -197,7 +194,7 @@ class ByLoad:
         """See `Routing.choose`."""
         if self.choices is not None and self.choices < len(candidates):
             candidates = self.random.sample(candidates, self.choices)
-        return min(candidates, key=_load)
+        return min(candidates, key=lambda candidate: (candidate.in_flight, candidate.turn))
 
 
 @named_options
@@ -231,10 +228,6 @@ class ByKey:
         """See `Routing.choose`."""
         key = _as_bytes(self.key(item))
         return max(candidates, key=lambda candidate: (_score(key, candidate.name), candidate.name))
-
-
-def _load(candidate: Candidate) -> tuple[int, int]:
-    return candidate.in_flight, candidate.turn
 
 
 def _score(key: bytes, name: str) -> bytes:

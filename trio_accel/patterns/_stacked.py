@@ -14,7 +14,6 @@ from ._batches import BatchResults
 __all__ = ["by_length", "by_shape", "padded", "stacked"]
 
 Host: TypeAlias = npt.NDArray[Any]
-Result: TypeAlias = AccelRef | Host
 
 
 def stacked(

@@ -1,64 +1,24 @@
 """Views of a running program for its operator: metrics, traces, logs, and a socket for other programs."""
 
-from ._dashboard import Dashboard, open_dashboard
-from ._gpus import GpuProcess, GpuReading, GpuWatch, XidEvent, read_gpus, watch_gpus
-from ._loop_watch import LoopWatch, SlowStep, watch_loop
+from . import _dashboard, _gpus, _loop_watch, _opentelemetry, _recorder, _snapshot, _socket, _traces
+from ._dashboard import *
+from ._gpus import *
+from ._loop_watch import *
 from ._metrics import exposition, prometheus, prometheus_gpus
-from ._opentelemetry import add_histograms, export_metrics
+from ._opentelemetry import *
 from ._protocol import ObservedProgram, ObserverSocketError, list_programs
-from ._recorder import Recorder, record
-from ._snapshot import (
-    ActorMemoryRow,
-    ActorRow,
-    CacheRow,
-    DeviceRow,
-    FailureRow,
-    Histogram,
-    LibraryRow,
-    MemoryRow,
-    OperationRow,
-    SystemSnapshot,
-)
-from ._socket import Observation, ObserverSocket, open_observation, open_socket
-from ._traces import Timeline, timeline, trace
+from ._recorder import *
+from ._snapshot import *
+from ._socket import *
+from ._traces import *
 
-__all__ = [
-    "ActorMemoryRow",
-    "ActorRow",
-    "CacheRow",
-    "Dashboard",
-    "DeviceRow",
-    "FailureRow",
-    "GpuProcess",
-    "GpuReading",
-    "GpuWatch",
-    "Histogram",
-    "LibraryRow",
-    "LoopWatch",
-    "MemoryRow",
-    "Observation",
-    "ObservedProgram",
-    "ObserverSocket",
-    "ObserverSocketError",
-    "OperationRow",
-    "Recorder",
-    "SlowStep",
-    "SystemSnapshot",
-    "Timeline",
-    "XidEvent",
-    "add_histograms",
-    "export_metrics",
-    "exposition",
-    "list_programs",
-    "open_dashboard",
-    "open_observation",
-    "open_socket",
-    "prometheus",
-    "prometheus_gpus",
-    "read_gpus",
-    "record",
-    "timeline",
-    "trace",
-    "watch_gpus",
-    "watch_loop",
-]
+__all__: list[str] = ["exposition", "prometheus", "prometheus_gpus"]
+__all__ += ["ObservedProgram", "ObserverSocketError", "list_programs"]
+__all__ += _dashboard.__all__
+__all__ += _gpus.__all__
+__all__ += _loop_watch.__all__
+__all__ += _opentelemetry.__all__
+__all__ += _recorder.__all__
+__all__ += _snapshot.__all__
+__all__ += _socket.__all__
+__all__ += _traces.__all__

@@ -16,7 +16,7 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import ActorSnapshot, System
+from ..actors import System
 from ..backends.base import NotSupportedError
 from ..backends.base.modules import import_extra
 from ..devices import System as DeviceSystem
@@ -203,7 +203,7 @@ class GpuWatch:
         """Let the library go; not now, if it hangs."""
         self._has_ended = True
         with trio.move_on_after(_PATIENCE, shield=True):
-            await _call(self._close)
+            await _call(self._held.close)
 
     def _open(self) -> None:
         nvml = self._held.enter_context(_nvml_library())
@@ -221,10 +221,7 @@ class GpuWatch:
     def _close_if_ended(self) -> None:
         # This call was cancelled, and its caller does not wait for it any more.
         if self._has_ended:
-            self._close()
-
-    def _close(self) -> None:
-        self._held.close()
+            self._held.close()
 
 
 @asynccontextmanager
@@ -285,7 +282,7 @@ def _placed(readings: tuple[GpuReading, ...], system: System | None) -> Iterator
     pids = {os.getpid()}
     devices: dict[str, list[str]] = {}
     if system is not None:
-        pids |= set(_pids(system.tree()))
+        pids |= {actor.pid for actor in system.tree().walk() if actor.pid is not None}
     if isinstance(system, DeviceSystem):
         for device in system.devices:
             if device.info.uuid is not None:
@@ -299,16 +296,6 @@ def _placed(readings: tuple[GpuReading, ...], system: System | None) -> Iterator
             if system is None or reading.uuid is None
             else tuple(devices.get(reading.uuid.lower(), ())),
         )
-
-
-def _pids(root: ActorSnapshot) -> Iterator[int]:
-    """Collect the processes of an actor and of those below it."""
-    actors = [root]
-    while actors:
-        actor = actors.pop()
-        if actor.pid is not None:
-            yield actor.pid
-        actors += actor.children
 
 
 @contextmanager

@@ -68,14 +68,9 @@ def _of_devices(
     figure: Callable[[DeviceRow], float | None],
 ) -> Callable[[SystemSnapshot], Iterable[Sample]]:
     """One value for each device of which it is known."""
-
-    def samples(snapshot: SystemSnapshot) -> Iterator[Sample]:
-        for device in snapshot.devices:
-            value = figure(device)
-            if value is not None:
-                yield (device.path,), value
-
-    return samples
+    return lambda snapshot: (
+        ((device.path,), value) for device in snapshot.devices if (value := figure(device)) is not None
+    )
 
 
 def _outcomes(snapshot: SystemSnapshot) -> Iterator[Sample]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -266,7 +266,7 @@ class _DeviceRows:
 
     def __init__(self, system: System) -> None:
         self._system = system
-        self._known: dict[Device, _Known] = {}
+        self._known: defaultdict[Device, _Known] = defaultdict(_Known)
         self._is_closed = False
 
     @property
@@ -281,7 +281,7 @@ class _DeviceRows:
         path = event.path.removesuffix("/context")
         for device in self.devices:
             if device.path == path:
-                known = self._of(device)
+                known = self._known[device]
                 now = trio.current_time()
                 if isinstance(event, ActorRestarted):
                     if known.lost_at is None:
@@ -299,7 +299,7 @@ class _DeviceRows:
             self._known.pop(gone).scope.cancel(reason="the device has ended")
         now = trio.current_time()
         for device in devices:
-            known = self._of(device)
+            known = self._known[device]
             if known.asking is None and known.told_at < now - _FRESH and not self._is_closed:
                 known.asking, known.scope = trio.Event(), trio.CancelScope()
                 trio.lowlevel.spawn_system_task(self._ask, device, known, name=f"statistics of {device.path}")
@@ -330,7 +330,7 @@ class _DeviceRows:
         Args:
             actors: All actors by their paths.
         """
-        return tuple([_row(device, self._of(device), actors) for device in self.devices])
+        return tuple([_row(device, self._known[device], actors) for device in self.devices])
 
     def array_bytes(self) -> Counter[str]:
         """Return the bytes of the arrays of all devices, by the path of the actor that made them."""
@@ -339,12 +339,6 @@ class _DeviceRows:
             if known.statistics is not None:
                 found.update(known.statistics.actors)
         return found
-
-    def _of(self, device: Device) -> _Known:
-        known = self._known.get(device)
-        if known is None:
-            known = self._known[device] = _Known()
-        return known
 
 
 def _row(device: Device, known: _Known, actors: dict[str, ActorSnapshot]) -> DeviceRow:

@@ -1,12 +1,12 @@
 """Protocols, operation specifications, element types and errors that all backends share."""
 
-from . import checks, errors, ops, protocols
+from . import checks, dtypes, errors, foreign, ops, protocols
 from .chunks import ChunkAllocator, Placement
 from .device_array import DeviceArray
 from .device_info import BackendReport, DeviceInfo, DeviceReport, Isolation, Software
-from .dtypes import DType, DTypeLike
+from .dtypes import *
 from .errors import *
-from .foreign import CopyFromForeignSpec, ForeignArray, SharesCudaMemory
+from .foreign import *
 from .kernels import DeviceCall, HostCall, KernelCall, KernelDevice, kernel
 from .memory import BlockMemory, ChunkSource
 from .protocols import *
@@ -17,20 +17,15 @@ __all__: list[str] = [
     "BlockMemory",
     "ChunkAllocator",
     "ChunkSource",
-    "CopyFromForeignSpec",
-    "DType",
-    "DTypeLike",
     "DeviceArray",
     "DeviceCall",
     "DeviceInfo",
     "DeviceReport",
-    "ForeignArray",
     "HostCall",
     "Isolation",
     "KernelCall",
     "KernelDevice",
     "Placement",
-    "SharesCudaMemory",
     "Software",
     "as_bits",
     "checks",
@@ -38,5 +33,7 @@ __all__: list[str] = [
     "ops",
     "scalar",
 ]
+__all__ += dtypes.__all__
 __all__ += errors.__all__
+__all__ += foreign.__all__
 __all__ += protocols.__all__

@@ -211,9 +211,7 @@ class ProgramHost:
         """Tell what a method has returned, and keep it, unless its arrays are as they were expected."""
         for slot in spec.forget:
             self._kept.pop(slot, None)
-        arrays: list[object] = []
-        found: list[tuple[str, tuple[int, ...]]] = []
-        tree = flatten(f"{where}: its result", returned, self._leaf(arrays, found))
+        tree, arrays, found = self._flattened(where, returned)
         is_expected = bool(found) and found == [(array.dtype.value, array.shape) for array in spec.written]
         if is_expected:
             for source, out in zip(arrays, expected, strict=True):
@@ -235,9 +233,7 @@ class ProgramHost:
 
     def _copy(self, where: str, spec: ProgramCall, returned: object, outputs: Sequence[object]) -> None:
         """Copy what a method has returned to what was declared."""
-        arrays: list[object] = []
-        found: list[tuple[str, tuple[int, ...]]] = []
-        tree = flatten(f"{where}: its result", returned, self._leaf(arrays, found))
+        tree, arrays, found = self._flattened(where, returned)
         if tree != tree_of(spec.results):
             raise TypeError(f"{where}: its result is not nested as it was declared: {_shortened(returned)}")
         for (dtype, shape), output in zip(found, spec.written, strict=True):
@@ -249,9 +245,13 @@ class ProgramHost:
         for source, out in zip(arrays, outputs, strict=True):
             self._arrays.copy(source, out)
 
-    def _leaf(
-        self, arrays: list[object], found: list[tuple[str, tuple[int, ...]]]
-    ) -> Callable[[str, object], int | None]:
+    def _flattened(
+        self, where: str, returned: object
+    ) -> tuple[object, list[object], list[tuple[str, tuple[int, ...]]]]:
+        """Return how a result is nested, its arrays, and their types and shapes."""
+        arrays: list[object] = []
+        found: list[tuple[str, tuple[int, ...]]] = []
+
         def leaf(where: str, value: object) -> int | None:
             try:
                 array = self._arrays.found(value)
@@ -263,7 +263,7 @@ class ProgramHost:
             found.append(array)
             return len(arrays) - 1
 
-        return leaf
+        return flatten(f"{where}: its result", returned, leaf), arrays, found
 
     def _refusal(self, function: Callable[..., Any], error: Exception, where: str) -> Refused | None:
         """Return the refusal that a method's error stands for; None if it is no refusal."""

@@ -205,14 +205,6 @@ class _Program:
     makes: float = 0.0
 
 
-def _inline(_: str) -> tuple[Ahead, str | None]:
-    return "inline", None
-
-
-def _none() -> int:
-    return 0
-
-
 class Recoveries:
     """The times of one device from which the cost of its next recovery follows.
 
@@ -224,8 +216,8 @@ class Recoveries:
 
     def __init__(self) -> None:
         self.context: float | None = None
-        self.judge: Callable[[str], tuple[Ahead, str | None]] = _inline
-        self.spares: Callable[[], int] = _none
+        self.judge: Callable[[str], tuple[Ahead, str | None]] = lambda _: ("inline", None)
+        self.spares: Callable[[], int] = lambda: 0
         # By the backend's name of the library.
         self._programs: dict[str, _Program] = {}
 

@@ -112,7 +112,7 @@ class _OwnStreams:
         stream.close()
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class _CachedStreams:
     """Streams that last as long as the context: its end closes them."""
 
@@ -128,15 +128,12 @@ class _CachedStreams:
         pass
 
 
-class _PooledStreams:
+class _PooledStreams(_CachedStreams):
     """The same, taken in turn."""
 
     def __init__(self, device: AccelDevice, size: int) -> None:
-        self._streams = _CachedStreams(device)
+        super().__init__(device)
         self._names: Iterator[str] = itertools.cycle(f"pool {number}" for number in range(size))
 
     def acquire(self, library: str) -> AccelStream:
-        return self._streams.acquire(next(self._names))
-
-    def release(self, stream: AccelStream) -> None:
-        self._streams.release(stream)
+        return super().acquire(next(self._names))

@@ -7,7 +7,7 @@ import operator
 from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any, Never, TypeVar, cast
+from typing import Any, Never, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,21 +27,18 @@ from ...backends.base import (
 )
 from .._options import DeviceOptions
 from ..arrays._pending import Pending
-from ..arrays._ref import AccelRef, Device, DeviceRequest
+from ..arrays._ref import AccelRef, Device, DeviceRequest, LibraryT
 from ..base._refusals import NotAwaited, what_to_do
 from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
 from ..inline._dispatch import InlineDispatch
 from ..operations._hooks import Around, Ask, EngineHook
-from ..operations._operation import Operation, refuse_recording
+from ..operations._operation import Operation, ReplyT, refuse_recording
 from ..worker import LeftMemory, WorkerDispatch
 from ._memory import Copy, Empty, Fill, Put, ToHost, copy_between
 
 __all__ = ["DeviceActor", "OpenDevice", "opened"]
-
-LibraryT = TypeVar("LibraryT")
-ReplyT = TypeVar("ReplyT")
 
 
 class OpenDevice(Device):

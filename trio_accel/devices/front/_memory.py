@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias
 
 import attrs
 import numpy as np
@@ -18,7 +18,7 @@ from ..arrays._ref import AccelRef, Device
 from ..base._refusals import what_to_do
 from ..base._views import indexed, overlaps_itself
 from ..engine._library import LibraryActor
-from ..operations._operation import Operand, Operation, Planned, Planner
+from ..operations._operation import Operand, Operation, Planned, Planner, ReplyT_co
 
 __all__ = ["Copy", "Empty", "Fill", "MemoryActor", "Put", "Stack", "ToHost", "copy_between"]
 
@@ -26,7 +26,6 @@ _PIECE = 16 << 20
 _IN_FLIGHT = 3
 """Pieces on their way at a time: one leaves its device, one is copied by the host, one arrives."""
 
-ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 _Part: TypeAlias = tuple[slice, ...]
 
 

@@ -79,7 +79,7 @@ class System(actors.System):
         """The devices of this system that are open, in the order in which they were opened."""
         return tuple(device for device in self._devices.values() if not device.state.availability.is_ended)
 
-    async def start_device(self, device: OpenDevice, name: str) -> None:
+    async def start_device(self, device: OpenDevice, name: str) -> Device:
         """Start the actors of a device, which is one of the system's from now on."""
         # Systems in the order of their opening.
         self._devices.pop(device.path, None)
@@ -92,6 +92,7 @@ class System(actors.System):
             raise
         finally:
             self.opening.discard(name)
+        return device
 
     def open_device(
         self,
@@ -168,10 +169,10 @@ async def _open(system: System, spec: str | None, options: DeviceOptions) -> Dev
         device, name = _make(system, backend, info, options)
         # The program has named no device, so another one will do. Errors of the options were raised by now.
         try:
-            return await _start(system, device, name)
+            return await system.start_device(device, name)
         except NotSupportedError as error:
             _logger.warning("%s was found, but cannot be opened: %s", info.name, error.message)
-    return await _start(system, *_make(system, *last, options))
+    return await system.start_device(*_make(system, *last, options))
 
 
 @enable_ki_protection
@@ -188,7 +189,7 @@ async def _open_adopting(
     memory = _take_memory(old, f"{system.name}/{name}", backend, info, options)
     try:
         heir = OpenDevice(backend, info, options, f"{system.name}/{name}", system, memory)
-        return await _start(system, heir, name)
+        return await system.start_device(heir, name)
     except BaseException:
         old.have_back(memory)
         raise
@@ -273,11 +274,6 @@ def _levels_to_caller() -> int:
     ):
         frame, level = frame.f_back, level + 1
     return level
-
-
-async def _start(system: System, device: OpenDevice, name: str) -> Device:
-    await system.start_device(device, name)
-    return device
 
 
 def _options_of_heir(old: OpenDevice, options: DeviceOptions | None) -> DeviceOptions:

@@ -30,7 +30,7 @@ from ...backends.base.ops import CopyFromHostSpec, CopyToHostSpec, OperationSpec
 from .._options import DeviceOptions
 from ..arrays._blocks import BlockTable
 from ..arrays._pending import Pending
-from ..arrays._ref import AccelRef
+from ..arrays._ref import AccelRef, LibraryT
 from ..base._library_paths import LibrariesInUse, by_title
 from ..base._statistics import CacheStatistics, DeviceStatistics, LibraryStatistics
 from ..base._waits import Arrival
@@ -42,7 +42,7 @@ from ..engine._library_opener import CloseLibrary, OpenLibrary
 from ..engine._rendezvous import PartLaunch
 from ..host._host_pool import COPIES_AT_ONCE, SMALL, Copying, HostPool, HostRegistrar
 from ..operations._hooks import EngineHook
-from ..operations._operation import Launch, Operation, Planner, admit
+from ..operations._operation import Launch, Operation, Planner, ReplyT, admit
 
 __all__ = ["InlineDispatch"]
 
@@ -198,10 +198,6 @@ class InlineCopies:
             failure = error
         finally:
             filled.end(failure)
-
-
-LibraryT = TypeVar("LibraryT")
-ReplyT = TypeVar("ReplyT")
 
 
 class InlineDispatch:

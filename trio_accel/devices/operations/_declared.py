@@ -21,7 +21,6 @@ from typing import (
     ParamSpec,
     Protocol,
     TypeAlias,
-    TypeVar,
     cast,
     get_args,
     get_origin,
@@ -50,14 +49,12 @@ from ...backends.base.ops import (
     writes,
 )
 from ..arrays._ref import device_of
-from ._operation import Operand, Operation, Planned, Planner
+from ._operation import Operand, Operation, Planned, Planner, ReplyT, ReplyT_co
 from ._plan_source import PlanSource, Structured, refuse_value
 
 __all__ = ["DECLARED", "Declaration", "Declared", "DeclaredSpec", "message_of", "operation"]
 
 ParametersP = ParamSpec("ParametersP")
-ReplyT_co = TypeVar("ReplyT_co", covariant=True)
-ReplyT = TypeVar("ReplyT")
 
 Check: TypeAlias = Callable[[str, Any], None]
 Failure: TypeAlias = "str | Callable[[DeclaredSpec, str, int, tuple[int, ...]], LibraryError]"
@@ -315,7 +312,7 @@ def operation(
             maker = _Maker(function, declaration)
             declaration.check_function()
             own = maker.make_spec() if plan is None and spec is None else None
-            planning = plan or maker.make_plan(own or spec, reply or _tuple, alias or {})
+            planning = plan or maker.make_plan(own or spec, reply or (lambda *results: results), alias or {})
             message = maker.make_message(planning, not_recorded)
         except (ValueError, TypeError, NameError) as error:
             raise TypeError(f"{place}: operation {function.__name__}: {error}") from error
@@ -368,10 +365,6 @@ def _public(module: str) -> str:
 
 def _path_of(actor: type[Any] | str) -> str:
     return actor if isinstance(actor, str) else f"{_public(actor.__module__)}:{actor.__qualname__}"
-
-
-def _tuple(*results: Any) -> tuple[Any, ...]:
-    return results
 
 
 # `Operand` is a text: of a module without `from __future__ import annotations` this is the annotation.

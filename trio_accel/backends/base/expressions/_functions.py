@@ -13,8 +13,6 @@ __all__ = ["CONSTANTS", "FUNCTIONS", "OPERATORS", "Function", "Rule"]
 Rule: TypeAlias = Literal["ufunc", "cast", "where", "clip", "part", "angle", "number"]
 """How its types follow from those of its arguments; ``"ufunc"``: as the ufunc of NumPy says."""
 
-Kind: TypeAlias = Literal["bool", "int", "float", "complex"]
-
 _REAL: frozenset[str] = frozenset({"bool", "int", "uint", "float"})
 _ALL: frozenset[str] = _REAL | {"complex"}
 _FLOATS: frozenset[str] = frozenset({"float"})

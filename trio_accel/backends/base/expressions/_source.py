@@ -14,7 +14,6 @@ from ..dtypes import DType
 from ._typing import Step, TypedExpression
 
 __all__ = [
-    "ELEMENT_TYPES",
     "Access",
     "Layouts",
     "body",
@@ -54,8 +53,6 @@ _REGISTERS = {
     DType.bool: "bool",
 }
 _LOW = {DType.float16: "f16", DType.bfloat16: "bf16"}
-ELEMENT_TYPES = frozenset(_REGISTERS)
-"""Dtypes that expressions compute with."""
 
 # Of rounded operands, these make results that need no rounding.
 _EXACT = frozenset(

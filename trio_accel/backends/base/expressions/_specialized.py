@@ -89,9 +89,11 @@ class SpecializedExpression:
         return _encode_elementwise(self)
 
     @staticmethod
+    @functools.lru_cache(1024)
     def decode(text: str) -> SpecializedExpression:
         """Decode a text of `encode`."""
-        return _decode_elementwise(text)
+        expression, kinds, dtypes = json.loads(text)
+        return SpecializedExpression(_expression(expression), _arguments(kinds), tuple(map(_dtype, dtypes)))
 
 
 @attrs.frozen
@@ -121,9 +123,14 @@ class SpecializedReduction:
         return _encode_reduction(self)
 
     @staticmethod
+    @functools.lru_cache(1024)
     def decode(text: str) -> SpecializedReduction:
         """Decode a text of `encode`."""
-        return _decode_reduction(text)
+        mapped, name, parts, identity, kinds, dtype, result = json.loads(text)
+        combine, post = (None if part is None else _expression(part) for part in parts)
+        value = None if identity is None else _number(identity)
+        reduction = Reduction(_expression(mapped), name, combine, value, post)
+        return SpecializedReduction(reduction, _arguments(kinds), _dtype(dtype), _dtype(result))
 
 
 @functools.lru_cache(1024)
@@ -134,12 +141,6 @@ def _encode_elementwise(specialized: SpecializedExpression) -> str:
 
 
 @functools.lru_cache(1024)
-def _decode_elementwise(text: str) -> SpecializedExpression:
-    expression, kinds, dtypes = json.loads(text)
-    return SpecializedExpression(_expression(expression), _arguments(kinds), tuple(map(_dtype, dtypes)))
-
-
-@functools.lru_cache(1024)
 def _encode_reduction(specialized: SpecializedReduction) -> str:
     reduction = specialized.reduction
     parts = [None if part is None else _plain(part) for part in (reduction.combine, reduction.post)]
@@ -147,15 +148,6 @@ def _encode_reduction(specialized: SpecializedReduction) -> str:
     identity = None if reduction.identity is None else repr(reduction.identity)
     plain = [_plain(reduction.map), reduction.name, parts, identity, _kinds(specialized)]
     return json.dumps([*plain, _name(specialized.dtype), _name(specialized.result)])
-
-
-@functools.lru_cache(1024)
-def _decode_reduction(text: str) -> SpecializedReduction:
-    mapped, name, parts, identity, kinds, dtype, result = json.loads(text)
-    combine, post = (None if part is None else _expression(part) for part in parts)
-    value = None if identity is None else _number(identity)
-    reduction = Reduction(_expression(mapped), name, combine, value, post)
-    return SpecializedReduction(reduction, _arguments(kinds), _dtype(dtype), _dtype(result))
 
 
 def _plain(expression: Expression) -> list[Any]:

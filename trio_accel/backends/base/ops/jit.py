@@ -130,9 +130,27 @@ class KernelDefinition:
         return tuple(each for each in self.parameters if each.role == role)
 
     @staticmethod
+    @functools.lru_cache(256)
     def decode(text: str) -> KernelDefinition:
         """Decode a text of `encode`; the same object for a text that was decoded lately."""
-        return _decode(text)
+        plain = cast("dict[str, Any]", json.loads(text))
+        cluster = plain["cluster"]
+        return KernelDefinition(
+            name=plain["name"],
+            parameters=tuple(
+                KernelParameter(name=name, role=role, dtype=DType(dtype), ndim=ndim, layout=layout)
+                for name, role, dtype, ndim, layout in plain["parameters"]
+            ),
+            code=tuple(
+                KernelCode(form, data if kind == "text" else base64.b85decode(data), name)
+                for form, kind, data, name in plain["code"]
+            ),
+            options=plain["options"],
+            cluster=None if cluster is None else (cluster[0], cluster[1], cluster[2]),
+            is_cooperative=plain["is_cooperative"],
+            shared=plain["shared"],
+            cpu=plain["cpu"],
+        )
 
 
 @specification
@@ -206,28 +224,6 @@ def _encoded(data: str | bytes) -> tuple[str, str]:
     if isinstance(data, str):
         return "text", data
     return "bytes", base64.b85encode(data).decode("ascii")
-
-
-@functools.lru_cache(256)
-def _decode(text: str) -> KernelDefinition:
-    plain = cast("dict[str, Any]", json.loads(text))
-    cluster = plain["cluster"]
-    return KernelDefinition(
-        name=plain["name"],
-        parameters=tuple(
-            KernelParameter(name=name, role=role, dtype=DType(dtype), ndim=ndim, layout=layout)
-            for name, role, dtype, ndim, layout in plain["parameters"]
-        ),
-        code=tuple(
-            KernelCode(form, data if kind == "text" else base64.b85decode(data), name)
-            for form, kind, data, name in plain["code"]
-        ),
-        options=plain["options"],
-        cluster=None if cluster is None else (cluster[0], cluster[1], cluster[2]),
-        is_cooperative=plain["is_cooperative"],
-        shared=plain["shared"],
-        cpu=plain["cpu"],
-    )
 
 
 RESULT_WORDS = 128

@@ -115,7 +115,8 @@ class BlasLibrary(RoutineLibrary):
         if not spec.out.size:
             return _Multiply(_nothing)
         if not spec.a.size:
-            return _Multiply(_zeros)
+            # A sum of nothing.
+            return _Multiply(lambda spec, call: call.fill(spec.out, 0))
         kind = KINDS.get(dtype)
         if kind is None:
             return _Multiply(self._multiply_integers)
@@ -268,11 +269,6 @@ class BlasLibrary(RoutineLibrary):
 
 def _nothing(spec: MatmulSpec, call: KernelCall) -> None:
     """Enqueue nothing: the result is empty."""
-
-
-def _zeros(spec: MatmulSpec, call: KernelCall) -> None:
-    """Write zeros: a sum of nothing."""
-    call.fill(spec.out, 0)
 
 
 def _is_one_call(product: Product) -> bool:

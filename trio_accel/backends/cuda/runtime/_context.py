@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 from cuda.bindings import driver
@@ -180,9 +179,7 @@ class CudaContext:
     def __enter__(self) -> None:
         self._pushed.depth.append(self.make_current())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._pushed.depth.pop():
             self.restore()
 

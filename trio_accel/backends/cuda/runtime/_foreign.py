@@ -94,9 +94,6 @@ class CudaArray:
             StaleRefError: The lease is over.
             AttributeError: The protocol cannot carry the element type.
         """
-        return self._interface()
-
-    def _interface(self) -> dict[str, Any]:
         self._check()
         if self._array.dtype in _CODES:
             # An AttributeError, so that `hasattr` is False, and a library with both protocols takes the other
@@ -229,7 +226,7 @@ class ProgramArray(CudaArray):
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The array by version 3 of Numba's protocol; see `CudaArray`."""
-        interface = self._interface()
+        interface = super().__cuda_array_interface__
         address, _ = interface["data"]
         handle = None if self._stream is None else self._stream.handle
         return {**interface, "data": (address, False), "stream": handle}

@@ -64,7 +64,8 @@ def decode_launch(
             return cast("npt.NDArray[Any]", RemoteArray(number, rest[0]))
         if kind == "shared":
             return shared(arrivals, *rest)
-        results.append(_empty(*rest))
+        dtype, shape = rest
+        results.append(np.empty(shape, DType(dtype).dtype))
         return results[-1]
 
     main = decode_spec(spec, host)
@@ -87,10 +88,6 @@ def decode_launch(
         number,
         arrivals,
     )
-
-
-def _empty(dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    return np.empty(shape, DType(dtype).dtype)
 
 
 def decode_spec(data: Wire, host: HostDecoder) -> OperationSpec:

@@ -279,10 +279,6 @@ class WorkerMemory:
         with suppress(KeyError, ValueError):
             self.device.unmap_chunk(number)
 
-    def add_slab(self, number: int, nbytes: int, descriptor: int) -> None:
-        """Have the device know host memory of the application."""
-        self.slabs.add(self.device, number, nbytes, descriptor)
-
 
 @attrs.frozen
 class RemoteArray:

@@ -80,7 +80,7 @@ class WorkerServer:
         self._handlers: dict[Any, Callable[..., None]] = {
             "start": self._on_start,
             "chunk": self._memory.add_chunk,
-            "slab": self._memory.add_slab,
+            "slab": lambda *slab: self._memory.slabs.add(self.opened, *slab),
             "request": self._requests.launch,
             "template": self._requests.add_template,
             "forget_templates": self._requests.forget_templates,

@@ -250,7 +250,7 @@ class LauncherActor(Actor):
             else:
                 # D79: an order is tried once more by the next launcher. If there is none, the reply fails
                 # with this actor's end.
-                self._front.postpone(attrs.evolve(order, is_again=True))
+                self._front.postponed.append(attrs.evolve(order, is_again=True))
         workers = tuple(self._workers.values())
         self._workers.clear()
         for worker in workers:
@@ -270,6 +270,7 @@ class Launcher:
         ahead: Modules that it imports ahead for programs.
         reasons: Why workers were no forks, in the order of their first times.
         ref: Address of its actor, once it is open.
+        postponed: Orders that a process has left to the next one.
     """
 
     def __init__(self) -> None:
@@ -282,7 +283,7 @@ class Launcher:
         self._opening = trio.Lock()
         self._numbers = itertools.count(1)
         self._chunks: dict[int, int] = {}
-        self._postponed: list[Order] = []
+        self.postponed: list[Order] = []
         # Scopes of tasks that have ordered, and the error that refuses them.
         self._asking: set[trio.CancelScope] = set()
         self._refusal: Exception | None = None
@@ -386,23 +387,19 @@ class Launcher:
         self._link = link
         for number, descriptor in self._chunks.items():
             link.send("keep", number, None, (descriptor,))
-        left = [order for order in self._postponed if not order.reply.is_done]
-        self._postponed.clear()
+        left = [order for order in self.postponed if not order.reply.is_done]
+        self.postponed.clear()
         return left
 
     def detach(self) -> None:
         """End with the process; for the actor."""
         self._link = None
 
-    def postpone(self, order: Order) -> None:
-        """Leave an order to the next process; for the actor."""
-        self._postponed.append(order)
-
     def withdraw(self) -> None:
         """Let go of cancelled askers whom no process serves; for the actor. The others wait for theirs."""
-        for order in tuple(self._postponed):
+        for order in tuple(self.postponed):
             if order.reply.is_cancelled:
-                self._postponed.remove(order)
+                self.postponed.remove(order)
                 order.reply.cancelled()
 
     async def open_in(self, system: System) -> None:

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 if TYPE_CHECKING:
@@ -396,9 +396,7 @@ class Watch:
         importlib.import_module = self._watched_module
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         builtins.__import__ = self._import
         importlib.import_module = self._import_module
 

@@ -114,12 +114,8 @@ def _copy(transfer: int, number: int, index: int, chunk: int, offset: int, array
     return head + _layout(len(shape)).pack(*shape, *strides)
 
 
-def _granted(number: int, address: Any) -> bytes:
-    return _brief(_GRANTED, number, (address,))
-
-
 _PACKED: dict[str, Callable[..., bytes]] = {
-    "granted": _granted,
+    "granted": lambda number, address: _brief(_GRANTED, number, (address,)),
     "copy": _copy,
     "times": functools.partial(_THREE.pack, _TIMES),
 }

@@ -76,7 +76,7 @@ class _Encoder:
 
     def encode(self, error: BaseException, depth: int) -> WireError:
         self.left -= 1
-        text = _text(error)
+        text = _had(lambda: _exact(str(error)), "(its text cannot be had: __str__ fails)")
         name, fields = self._describe(error, text, depth)
         cause = _had(lambda: error.__cause__, None)
         return (
@@ -253,10 +253,6 @@ def _had(get: Callable[[], T], otherwise: T) -> T:
         return get()
     except Exception:  # noqa: BLE001 - as it says
         return otherwise
-
-
-def _text(error: BaseException) -> str:
-    return _had(lambda: _exact(str(error)), "(its text cannot be had: __str__ fails)")
 
 
 def _notes(error: BaseException) -> tuple[str, ...]:
