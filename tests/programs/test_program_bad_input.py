@@ -314,6 +314,8 @@ async def test_arrays_that_a_program_keeps_are_read_only_behind_its_call(device:
             np.testing.assert_array_equal(await array.to_host(), np.full((2, 4), number))
         with pytest.raises(ta.ActorFailedError, match="assignment destination is read-only"):
             await program.ask(Keeps.write_input, X)
+        with pytest.raises(ta.ActorFailedError, match="cannot set WRITEABLE"):
+            await program.ask(Keeps.set_input_back, X)
 
 
 async def test_state_that_no_method_declares_is_read_only(device: ta.Device) -> None:
@@ -322,6 +324,8 @@ async def test_state_that_no_method_declares_is_read_only(device: ta.Device) -> 
             await program.ask(Process.writes)
         assert caught.value.__cause__ is not None
         assert '@programs.method(updates=["self.' in "".join(caught.value.__cause__.__notes__)
+        with pytest.raises(ta.ActorFailedError, match="cannot set WRITEABLE"):
+            await program.ask(Process.sets_back)
         assert await program.ask(Process.sums) == X.sum()
 
 

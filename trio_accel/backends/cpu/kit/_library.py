@@ -22,8 +22,8 @@ __all__ = ["CpuLibrary", "HostDevice", "KernelCall"]
 class HostDevice(AccelDevice, Protocol):
     """An open device whose kernels compute with arrays of the host."""
 
-    def host_view(self, array: ArraySpec, /) -> HostArray:
-        """Make the array of a specification.
+    def host_view(self, array: ArraySpec, /, *, write: bool = True) -> HostArray:
+        """Make the array of a specification; see `CpuMemory.view`.
 
         Raises:
             KeyError: No block has this id.

@@ -61,10 +61,7 @@ def _scalars(definition: KernelDefinition, content: bytes) -> list[Any]:
 
 
 def _view(parameter: KernelParameter, array: ArraySpec, call: KernelCall) -> HostArray:
-    view: HostArray = call.array(array)
-    if parameter.role == "read":
-        view.flags.writeable = False
-    return view
+    return call.device.host_view(array, write=parameter.role != "read")
 
 
 def _run(definition: KernelDefinition, arguments: list[Any]) -> None:
