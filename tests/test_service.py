@@ -26,6 +26,7 @@ import attrs
 import httpx2
 import numpy as np
 import pytest
+from http_2 import HTTP_2, check_http_2
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -259,6 +260,11 @@ def test_a_client_ends_nothing_but_its_own_connection(service: Serving) -> None:
                     pass
     assert service.post("embed", {"texts": ["a"]}).status_code == 200
     assert service.process.poll() is None
+
+
+@pytest.mark.parametrize("asked", HTTP_2)
+def test_http_2_is_not_served(service: Serving, asked: bytes) -> None:
+    check_http_2(urlsplit(service.url).port, asked)
 
 
 def memory_of(pid: int) -> int:

@@ -287,6 +287,8 @@ async def test_a_method_is_not_called_and_an_opening_is_no_program(any_device: t
     async with opening as program:
         with pytest.raises(AttributeError, match=r"write await program\.ask\(Counter\.total, \.\.\.\)"):
             await program.total()
+        with pytest.raises(TypeError, match=r"a program is not called itself: write await program\.ask\("):
+            program(X)
         with pytest.raises(AttributeError, match=r"'Program' object has no attribute 'totl'$"):
             await program.totl()
         with pytest.raises(TypeError, match=r"Counter\.add: no call takes a timeout: write `with trio\.fail"):

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar, cast, overload
 
 import attrs
 import trio
@@ -124,6 +124,11 @@ class OpenProgram:
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "open"
         return f"<{type(self).__name__} {self.name!r} on {self.device.path}, {state}>"
+
+    if not TYPE_CHECKING:  # a type checker reports the call
+
+        def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+            raise TypeError("a program is not called itself: write await program.ask(...)")
 
     async def __aenter__(self) -> Self:
         return self

@@ -61,7 +61,8 @@ def _scalars(definition: KernelDefinition, content: bytes) -> list[Any]:
 
 
 def _view(parameter: KernelParameter, array: ArraySpec, call: KernelCall) -> HostArray:
-    return call.device.host_view(array, write=parameter.role != "read")
+    view: HostArray = call.device.host_view(array, write=parameter.role != "read")
+    return view
 
 
 def _run(definition: KernelDefinition, arguments: list[Any]) -> None:
