@@ -26,8 +26,8 @@ import attrs
 import httpx2
 import numpy as np
 import pytest
-from http_2 import HTTP_2, check_http_2
 import trio
+from http_2 import HTTP_2, check_http_2
 from prometheus_client.parser import text_string_to_metric_families
 
 import trio_accel as ta

@@ -340,17 +340,20 @@ async def test_a_misspelled_option_of_a_call(device: ta.Device) -> None:
     x = await device.put(np.eye(2))
     numbers = ta.random.Generator(device, seed=1)
     calls: list[Callable[..., Any]] = [
-        x.item, x.cast, x.fill, x.copy, x.copy_to, x.lease, x.to_host, device.submit, device.put, device.zeros,
-        device.empty, device.full, device.statistics, numbers.normal, numbers.uniform, ta.sparse.csr,
-        ta.weights.load, ta.weights.save, ta.ask_across, ta.patterns.retry,
+        x.item, x.cast, x.fill, x.copy, x.copy_to, x.lease, x.to_host, device.submit, device.put,
+        device.zeros, device.empty, device.full, device.statistics, numbers.normal, numbers.uniform,
+        ta.sparse.csr, ta.weights.load, ta.weights.save, ta.ask_across, ta.patterns.retry,
     ]  # fmt: skip
     for call in calls:
-        for name, said in (("timeout", "no call takes a timeout: write"), ("opt", "there is no option 'opt'; ")):
+        for name, said in (
+            ("timeout", "no call takes a timeout: write"),
+            ("opt", "there is no option 'opt'; "),
+        ):
             with pytest.raises(TypeError, match=f"^{call.__name__}: {said}"):
                 await call(**{name: 3})
-    with pytest.raises(TypeError, match="^put: there is no option 'dtyp'; there are host$"):
+    with pytest.raises(TypeError, match=r"^put: there is no option 'dtyp'; there are host$"):
         await device.put(x, dtyp="float32")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="^cast: there is no option 'dtyp'; did you mean 'dtype'"):
+    with pytest.raises(TypeError, match=r"^cast: there is no option 'dtyp'; did you mean 'dtype'"):
         await x.cast(dtyp="float32")  # type: ignore[call-arg]
 
 

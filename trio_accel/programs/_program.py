@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 import attrs
 import trio
@@ -127,7 +127,7 @@ class OpenProgram:
 
     if not TYPE_CHECKING:  # a type checker reports the call
 
-        def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        def __call__(self, *args: object, **kwargs: object) -> object:
             raise TypeError("a program is not called itself: write await program.ask(...)")
 
     async def __aenter__(self) -> Self:
