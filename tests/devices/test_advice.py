@@ -359,7 +359,8 @@ async def test_a_misspelled_option_of_a_call(device: ta.Device) -> None:
 
 @pytest.mark.parametrize("given", [3, [1], np.eye(2)])
 async def test_what_is_no_operation_is_not_taken_for_an_array(device: ta.Device, given: Any) -> None:
-    for ask in (device.ask, device.submit):
+    asks: list[Any] = [device.ask, device.submit]
+    for ask in asks:
         with pytest.raises(TypeError, match=r"^(ask|submit): (?s:.*) is no operation of a device$"):
             await ask(given)
 

@@ -154,7 +154,8 @@ def parse_header(text: bytes, data: int) -> Header:
     # To free all entries at once would hold the lock, and so would a sort that is not NumPy's.
     tensors = [_tensor_of(name, entries.pop(name), start, data) for name in tuple(entries)]
     sizes = np.fromiter((tensor.nbytes for tensor in tensors), np.int64)
-    order = np.lexsort((sizes, np.fromiter((tensor.offset for tensor in tensors), np.int64)))
+    offsets = np.fromiter((tensor.offset for tensor in tensors), np.int64)
+    order: list[int] = np.lexsort((sizes, offsets)).tolist()
     tensors = [tensors[place] for place in order]
     _check_tiling(tensors, start, data)
     return Header(tensors={tensor.name: tensor for tensor in tensors}, metadata=metadata)
@@ -249,7 +250,7 @@ def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _parse_array(*arguments: Any) -> tuple[tuple[object, ...], int]:
     # The collector of garbage looks at a tuple of numbers once, and at a list each time, with the lock held.
-    values, end = JSONArray(*arguments)
+    values, end = cast("tuple[list[object], int]", JSONArray(*arguments))
     return tuple(values), end
 
 
