@@ -80,8 +80,8 @@ async def main(port: int) -> None:
 async def serve_client(app: Starlette, places: trio.CapacityLimiter, stream: trio.SocketStream) -> None:
     """Serve one client by HTTP. What it sends can end no other connection."""
     http = import_module("hypercorn.trio.tcp_server")
-    # Of a client that leaves after its answer, Hypercorn would keep the connection for 5 seconds.
-    config = http.Config.from_mapping(keep_alive_max_requests=1)
+    # A connection of a client that has left would be kept for 5 seconds; -1 refuses HTTP/2.
+    config = http.Config.from_mapping(keep_alive_max_requests=1, h2_max_header_list_size=-1)
     wrapped = import_module("hypercorn.app_wrappers").ASGIWrapper(app)
     async with stream:
         if places.available_tokens > 0:

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx2
 import numpy as np
 import pytest
+from http_2 import HTTP_2, check_http_2
 from scipy.io import wavfile
 
 ROOT = Path(__file__).parents[1]
@@ -286,6 +287,8 @@ def test_a_model_is_served_from_a_copy_of_its_file(tmp_path: Path) -> None:
             for data in (b"\0" * 99, b"GET / HTTP/1.1\r\nUpgrade: h2c\r\nHTTP2-Settings: AAAA\r\n\r\n"):
                 with socket.create_connection(("127.0.0.1", port), 5) as client:
                     client.sendall(data)
+            for data in HTTP_2:
+                check_http_2(port, data)
             workers = workers_of(process.pid)
             assert len(workers) == 2
             for worker in workers:

@@ -162,8 +162,10 @@ def test_the_extras_that_the_documentation_names_exist() -> None:
 
 def test_nothing_is_installed_by_a_name_that_is_not_published() -> None:
     """From a checkout, until there is something to find."""
-    texts = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "trio_accel").rglob("*.py")]
-    assert [page for page in texts if re.search(r"pip install '?trio-accel", page.read_text("utf-8"))] == []
+    folders = [ROOT / name for name in ("docs", "trio_accel", "examples")]
+    texts = [page for folder in folders for kind in ("md", "py", "txt") for page in folder.rglob(f"*.{kind}")]
+    wrong = re.compile(r"pip install '?trio-accel|'trio.accel\[")
+    assert [page for page in (ROOT / "README.md", *texts) if wrong.search(page.read_text("utf-8"))] == []
 
 
 def test_a_newer_driver_gets_the_newest_extra() -> None:

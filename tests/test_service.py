@@ -28,6 +28,7 @@ import httpx2
 import numpy as np
 import pytest
 import trio
+from http_2 import HTTP_2, check_http_2
 from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import open_stream_to_socket_listener
 
@@ -261,6 +262,11 @@ def test_a_client_ends_nothing_but_its_own_connection(service: Serving) -> None:
                     pass
     assert service.post("embed", {"texts": ["a"]}).status_code == 200
     assert service.process.poll() is None
+
+
+@pytest.mark.parametrize("asked", HTTP_2)
+def test_http_2_is_not_served(service: Serving, asked: bytes) -> None:
+    check_http_2(urlsplit(service.url).port, asked)
 
 
 def memory_of(pid: int) -> int:

@@ -290,10 +290,11 @@ class Device(BlockDevice[Stream, Array, Array]):
         self.libraries = tuple(sorted(LIBRARIES))
         self._context = Context(info.name)
 
-    def host_view(self, array: ArraySpec, /) -> Array:
+    def host_view(self, array: ArraySpec, /, *, write: bool = True) -> Array:
         """An array as kernels of the device see it."""
         memory, _ = self.blocks.block(array.block)
-        return np.ndarray(array.shape, array.dtype.dtype, memory.data, array.offset, array.strides)
+        data = memory.data if write else np.frombuffer(memory.data.toreadonly(), np.uint8)
+        return np.ndarray(array.shape, array.dtype.dtype, data, array.offset, array.strides)
 
     def open_stream(self, name: str, priority: int = 0) -> Stream:
         self.check_open()

@@ -86,7 +86,7 @@ def draw(url: str) -> None:
 async def main() -> None:
     """Run the program, and look at it."""
     options = ta.DeviceOptions(isolation="process", spares=1, retry=1)
-    async with ta.open_system("service") as system, ta.open_dashboard(system) as dashboard:
+    async with ta.open_system("service") as system, ta.open_dashboard(system, errors=True) as dashboard:
         device = await system.open_device("cpu", options=options)
         embedder = await system.spawn(Embedder, device, name="embedder")
         async with trio.open_nursery() as nursery:

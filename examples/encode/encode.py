@@ -261,7 +261,8 @@ def lines_of(data: EncodeData, checks: Sequence[Check]) -> Iterator[str]:
     yield f"{data.text}: {data.sentences} sentences, {data.tokens} tokens"
     yield f"encoded in {data.encoding_seconds:.2f} s by {data.program}"
     for query in data.queries:
-        yield f"\n{query.query}"
+        yield ""
+        yield query.query
         yield from (f"  {one.similarity:.2f}  {one.sentence[:SHOWN]}" for one in query.nearest)
     yield ""
     if data.load is not None:
@@ -304,7 +305,7 @@ async def main(given: argparse.Namespace) -> int:
         document = {"ok": is_ok, "isolation": where, "checks": rows, "data": attrs.asdict(data)}
         print(json.dumps(document, indent=2))
     else:
-        print("\n".join(printable(line) if line.strip() else line for line in lines_of(data, checks)))
+        print("\n".join(printable(line) for line in lines_of(data, checks)))
     return 0 if is_ok else 1
 
 
@@ -316,7 +317,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--model", type=Path, help="folder of a BERT: config.json, model.safetensors, tokenizer.json"
     )
-    parser.add_argument("--faults", action="store_true", help="poison the context every second under load")
+    parser.add_argument(
+        "--faults", action="store_true", help="poison the context under load, a second or two for each round"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="how often; default 5")
     parser.add_argument("--clients", type=int, default=32, help="tasks that ask meanwhile; default 32")
     parser.add_argument("--backend", help="device, such as cpu or cuda:1; by default the best there is")

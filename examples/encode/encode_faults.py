@@ -248,6 +248,7 @@ async def break_under_load(
     await load.expect()
     before = await hashes_of(weights)
     text = _text_of(load)
+    tell(f"{faults} rounds of faults, at least {(faults + 1) * _BETWEEN:.0f} s")
     async with trio.open_nursery() as nursery:
         load.start(nursery, clients)
         for number in range(faults):

@@ -46,6 +46,8 @@ async def serve_http(
     """
     context, config = hypercorn.WorkerContext(None), hypercorn.Config()
     config.errorlog = logger
+    # HTTP/2, which Hypercorn would begin where a client asks for it, ends by this with the connection.
+    config.h2_max_header_list_size = -1
     wrapped = wrappers.ASGIWrapper(application)
     streams: set[trio.SocketStream] = set()
 

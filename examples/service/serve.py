@@ -25,7 +25,8 @@ try:
     from search_web import application
 except ModuleNotFoundError as error:
     raise SystemExit(
-        f"{error}: this needs all files of its folder, starlette and hypercorn ('trio_accel[dashboard]')"
+        f"{error}: this needs all files of its folder, starlette and hypercorn: pip install '.[dashboard]' "
+        "in a checkout"
     ) from None
 
 MODELS = Path(tempfile.gettempdir()) / f"trio_accel_service_{os.getuid()}"

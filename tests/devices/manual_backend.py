@@ -271,14 +271,14 @@ class ManualDevice:
     def check_peer(self, other: AccelDevice) -> None:
         """Nothing to refuse."""
 
-    def host_view(self, array: ArraySpec) -> npt.NDArray[Any]:
-        return self.blocks.view(array)
+    def host_view(self, array: ArraySpec, *, write: bool = True) -> npt.NDArray[Any]:
+        return self.blocks.view(array, write=write)
 
     def exhausted(self, requested: int) -> ta.OutOfMemoryError:
         return self.blocks.exhausted(requested)
 
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> HostLease:
-        return HostLease(self.blocks.view(array), write=write, stream=stream)
+        return HostLease(self.blocks.view(array, write=write), stream=stream)
 
     def memory(self) -> MemoryStatistics:
         return self.blocks.statistics()

@@ -336,6 +336,35 @@ def test_a_misspelled_option(make: type, name: str, advice: str) -> None:
     assert message(lambda: make(**{name: 1})) == f"{make.__name__}: there is no option {name!r}; {advice}"
 
 
+async def test_a_misspelled_option_of_a_call(device: ta.Device) -> None:
+    x = await device.put(np.eye(2))
+    numbers = ta.random.Generator(device, seed=1)
+    calls: list[Callable[..., Any]] = [
+        x.item, x.cast, x.fill, x.copy, x.copy_to, x.lease, x.to_host, device.submit, device.put,
+        device.zeros, device.empty, device.full, device.statistics, numbers.normal, numbers.uniform,
+        ta.sparse.csr, ta.weights.load, ta.weights.save, ta.ask_across, ta.patterns.retry,
+    ]  # fmt: skip
+    for call in calls:
+        for name, said in (
+            ("timeout", "no call takes a timeout: write"),
+            ("opt", "there is no option 'opt'; "),
+        ):
+            with pytest.raises(TypeError, match=f"^{call.__name__}: {said}"):
+                await call(**{name: 3})
+    with pytest.raises(TypeError, match=r"^put: there is no option 'dtyp'; there are host$"):
+        await device.put(x, dtyp="float32")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^cast: there is no option 'dtyp'; did you mean 'dtype'"):
+        await x.cast(dtyp="float32")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("given", [3, [1], np.eye(2)])
+async def test_what_is_no_operation_is_not_taken_for_an_array(device: ta.Device, given: Any) -> None:
+    asks: list[Any] = [device.ask, device.submit]
+    for ask in asks:
+        with pytest.raises(TypeError, match=r"^(ask|submit): (?s:.*) is no operation of a device$"):
+            await ask(given)
+
+
 def test_options_that_are_there_still_work() -> None:
     options = ta.DeviceOptions(in_flight=3, intensity=ta.Intensity(2, within=5.0))
     assert attrs.evolve(options, retry=1).in_flight == 3

@@ -211,6 +211,8 @@ def test_what_a_person_reads_of_faults(cli: Cli, model: Path) -> None:
     assert (done.code, done.err) == (0, "")
     lines = [line.strip() for line in done.out.splitlines()]
     assert [line.partition(":")[0] for line in lines[-6:]] == ["right"] * 6
+    assert not any(line.startswith("?") for line in lines)
+    assert lines[1] == "2 rounds of faults, at least 0 s"
     [said] = [line for line in lines if line.startswith("poison of the context: 2 faults, ")]
     requests, answered = map(int, re.findall(r"(\d+) (?:requests|answered)", said))
     counts = [int(line.split()[0]) for line in lines if re.match(r"\d+ answered", line)]

@@ -153,4 +153,8 @@ def read_only_cpu(x: Array, out: Array) -> None:
     x[0] = 1.0
 
 
+def sets_back_cpu(x: Array, out: Array) -> None:
+    x[:1].flags.writeable = True
+
+
 not_a_function = 3

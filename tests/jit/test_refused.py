@@ -21,6 +21,7 @@ from own_kernels import (
     raises_cpu,
     read_only_cpu,
     saxpy,
+    sets_back_cpu,
     tail_cpu,
     unprintable_cpu,
     writes_kept_cpu,
@@ -274,11 +275,13 @@ async def test_what_the_function_for_the_cpu_does_wrong(device: ta.Device) -> No
     assert caught.value.operation == "jit.fill"
     assert isinstance(caught.value.__cause__, KeyError)
     x = await device.zeros(8)
-    reader = one(
-        "read", FILL, parameters={"x": jit.reads("float64"), "out": jit.updates("float64")}, cpu=read_only_cpu
-    )
-    with pytest.raises(ta.LibraryError, match="raised ValueError: assignment destination is read-only"):
-        await reader(x, await device.zeros(8))
+    for cpu, said in (
+        (read_only_cpu, "assignment destination is read-only"),
+        (sets_back_cpu, "cannot set WRITEABLE"),
+    ):
+        parameters = {"x": jit.reads("float64"), "out": jit.updates("float64")}
+        with pytest.raises(ta.LibraryError, match=f"raised ValueError: {said}"):
+            await one("read", FILL, parameters=parameters, cpu=cpu)(x, await device.zeros(8))
     for path, text in (
         ("own_kernels:nowhere", "module 'own_kernels' has no attribute 'nowhere'"),
         ("no_such_module:fill", "No module named 'no_such_module'"),

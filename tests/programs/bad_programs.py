@@ -194,12 +194,18 @@ class Keeps:
     def write_input(self, x: Array) -> None:
         x[...] = 0.0
 
+    def set_input_back(self, x: Array) -> None:
+        x.setflags(write=True)
+
 
 class Process:
     """Does to its process what nobody should."""
 
     def __init__(self, x: Array) -> None:
         self.x = x
+
+    def sets_back(self) -> None:
+        self.x.flags.writeable = True
 
     def sums(self) -> float:
         return float(self.x.sum())

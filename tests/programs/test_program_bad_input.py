@@ -287,6 +287,8 @@ async def test_a_method_is_not_called_and_an_opening_is_no_program(any_device: t
     async with opening as program:
         with pytest.raises(AttributeError, match=r"write await program\.ask\(Counter\.total, \.\.\.\)"):
             await program.total()
+        with pytest.raises(TypeError, match=r"a program is not called itself: write await program\.ask\("):
+            program(X)
         with pytest.raises(AttributeError, match=r"'Program' object has no attribute 'totl'$"):
             await program.totl()
         with pytest.raises(TypeError, match=r"Counter\.add: no call takes a timeout: write `with trio\.fail"):
@@ -314,6 +316,8 @@ async def test_arrays_that_a_program_keeps_are_read_only_behind_its_call(device:
             np.testing.assert_array_equal(await array.to_host(), np.full((2, 4), number))
         with pytest.raises(ta.ActorFailedError, match="assignment destination is read-only"):
             await program.ask(Keeps.write_input, X)
+        with pytest.raises(ta.ActorFailedError, match="cannot set WRITEABLE"):
+            await program.ask(Keeps.set_input_back, X)
 
 
 async def test_state_that_no_method_declares_is_read_only(device: ta.Device) -> None:
@@ -322,6 +326,8 @@ async def test_state_that_no_method_declares_is_read_only(device: ta.Device) -> 
             await program.ask(Process.writes)
         assert caught.value.__cause__ is not None
         assert '@programs.method(updates=["self.' in "".join(caught.value.__cause__.__notes__)
+        with pytest.raises(ta.ActorFailedError, match="cannot set WRITEABLE"):
+            await program.ask(Process.sets_back)
         assert await program.ask(Process.sums) == X.sum()
 
 

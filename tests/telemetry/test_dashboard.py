@@ -162,13 +162,15 @@ async def test_connections_are_bounded(dashboard: Dashboard, system: ta.System) 
     "origin", ["http://elsewhere.example", "null", "http://127.0.0.1:1", "https://localhost"]
 )
 async def test_a_foreign_origin_reads_nothing(client: httpx2.AsyncClient, origin: str) -> None:
-    async with client.stream("GET", "events", headers={"Origin": origin}) as found:
-        assert found.status_code == 403
+    for page in ("", "page.js", "events"):
+        async with client.stream("GET", page, headers={"Origin": origin}) as found:
+            assert found.status_code == 403
 
 
 async def test_its_own_origin_reads(client: httpx2.AsyncClient, dashboard: Dashboard) -> None:
-    async with client.stream("GET", "events", headers={"Origin": dashboard.url.rstrip("/")}) as found:
-        assert found.status_code == 200
+    for page in ("", "events"):
+        async with client.stream("GET", page, headers={"Origin": dashboard.url.rstrip("/")}) as found:
+            assert found.status_code == 200
 
 
 @pytest.mark.parametrize(

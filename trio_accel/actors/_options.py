@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import attrs
 
@@ -27,12 +27,14 @@ __all__ = [
     "Strategy",
     "SystemOptions",
     "bind_arguments",
+    "named_arguments",
     "named_options",
     "nearest",
     "unknown_option",
 ]
 
 T = TypeVar("T")
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def named_options(cls: type[T]) -> type[T]:
@@ -49,6 +51,29 @@ def named_options(cls: type[T]) -> type[T]:
 
     setattr(cls, "__init__", check_names)  # noqa: B010  # type checkers refuse an assignment
     return cls
+
+
+def named_arguments(function: FunctionT) -> FunctionT:
+    """Have a function answer an option that it does not have with the nearest that it has."""
+    parameters = inspect.signature(function).parameters.values()
+    names = [one.name for one in parameters if one.kind is not one.POSITIONAL_ONLY and one.name != "self"]
+
+    def check_names(options: Mapping[str, object]) -> None:
+        for name in options:
+            if name not in names:
+                raise unknown_option(function.__name__, name, names)
+
+    @functools.wraps(function)
+    def call(*values: Any, **options: Any) -> Any:
+        check_names(options)
+        return function(*values, **options)
+
+    @functools.wraps(function)
+    async def ask(*values: Any, **options: Any) -> Any:
+        check_names(options)
+        return await function(*values, **options)
+
+    return cast("FunctionT", ask if inspect.iscoroutinefunction(function) else call)
 
 
 def nearest(name: str, names: Collection[str]) -> str:

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 import trio
 
-from ..actors import ActorFailedError, Backoff, NotExecutedError
+from ..actors import ActorFailedError, Backoff, NotExecutedError, named_arguments
 from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError
 from ._bounded import RecentCounts
 from ._numbers import must_be_count, must_be_positive, must_be_share
@@ -96,6 +96,7 @@ class RetryBudget:
 _counted_by: ContextVar[tuple[RetryBudget, ...]] = ContextVar("trio_accel_retry_budgets", default=())
 
 
+@named_arguments
 def retry(
     model: Model[ItemT, ResultT],
     *,

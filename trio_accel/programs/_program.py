@@ -125,6 +125,11 @@ class OpenProgram:
         state = "closed" if self._is_closed else "open"
         return f"<{type(self).__name__} {self.name!r} on {self.device.path}, {state}>"
 
+    if not TYPE_CHECKING:  # a type checker reports the call
+
+        def __call__(self, *args: object, **kwargs: object) -> object:
+            raise TypeError("a program is not called itself: write await program.ask(...)")
+
     async def __aenter__(self) -> Self:
         return self
 

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, ParamSpec, TypeAlias
 
 import numpy as np
 
+from ..actors import named_arguments
 from ..backends.base import DType, DTypeLike, NotSupportedError
 from ..backends.base.ops import PHILOX_ROW, RANDOM_DTYPES, Distribution, PhiloxSpec
 from ..devices import AccelRef, Declared, Device, LibraryActor, Planned, Planner, check_device, operation
@@ -239,6 +240,7 @@ class Generator:
         """
         return await self._device.ask(Bits(*self._take(shape), out))
 
+    @named_arguments
     async def uniform(
         self,
         shape: int | Sequence[int],
@@ -259,6 +261,7 @@ class Generator:
         """
         return await self._device.ask(Uniform(*self._take(shape), DType.of(dtype), low, high, out))
 
+    @named_arguments
     async def normal(
         self,
         shape: int | Sequence[int],

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
+from ..actors import named_arguments
 from ..backends.base import DType
 from ..backends.base.checks import NATIVE
 from ..backends.base.ops import Transpose
@@ -70,6 +71,7 @@ class CsrMatrix:
             ref.release()
 
 
+@named_arguments
 async def csr(device: Device, matrix: scipy.sparse.spmatrix | scipy.sparse.sparray) -> CsrMatrix:
     """Copy a SciPy sparse matrix of any format to a device, as compressed sparse rows.
 

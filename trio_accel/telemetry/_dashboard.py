@@ -22,7 +22,7 @@ from ._snapshot import SystemSnapshot
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
-    from starlette.types import Receive, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     _Serve = Callable[[Starlette, trio.SocketStream], Awaitable[None]]
 
@@ -122,9 +122,9 @@ async def open_dashboard(
 def _server() -> _Serve:
     """Serve one connection with an application, to its end."""
     import_module("starlette.applications")
-    base = import_module("hypercorn.config").Config
-    # Hypercorn changes to HTTP/2 where a client asks for it, and reads this first.
-    config = type("Http1", (base,), {"h2_max_inbound_frame_size": property(_refuse_http2)})()
+    config = import_module("hypercorn.config").Config()
+    # HTTP/2, which Hypercorn would begin where a client asks for it, ends by this with the connection.
+    config.h2_max_header_list_size = -1
     server = import_module("hypercorn.trio.tcp_server").TCPServer
     worker_context = import_module("hypercorn.trio.worker_context").WorkerContext
     wrapper = import_module("hypercorn.app_wrappers").ASGIWrapper
@@ -137,10 +137,6 @@ def _server() -> _Serve:
         await server(wrapper(application), config, worker_context(None), {}, stream)
 
     return serve
-
-
-def _refuse_http2(_: object) -> int:
-    raise ValueError("HTTP/2 is not served without TLS")
 
 
 class DashboardActor(Actor):
@@ -283,6 +279,7 @@ def _type_of(error: str) -> str:
 
 def _application(feed: _Feed) -> Starlette:
     from starlette.applications import Starlette  # of an extra
+    from starlette.datastructures import Headers
     from starlette.endpoints import HTTPEndpoint
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -296,16 +293,11 @@ def _application(feed: _Feed) -> Starlette:
         async def dispatch(self) -> None:
             if self.scope["method"] != "GET":
                 await self.method_not_allowed(Request(self.scope))
-            headers = Request(self.scope).headers
-            origin = headers.get("origin")
-            if origin is not None and origin != f"http://{headers.get('host')}":
-                refusal = PlainTextResponse("only the page itself may read this\n", 403, _HEADERS)
-            elif feed.is_full:
+            if feed.is_full:
                 refusal = PlainTextResponse(f"{_READERS} pages are open already\n", 503, _HEADERS)
+                await refusal(self.scope, self.receive, self.send)
             else:
                 await feed.send_all(self.receive, self.send)
-                return
-            await refusal(self.scope, self.receive, self.send)
 
     def file(name: str) -> Route:
         content = (page / name).read_bytes()
@@ -317,7 +309,17 @@ def _application(feed: _Feed) -> Starlette:
 
         return Route("/" if name == "index.html" else f"/{name}", read)
 
+    def own_origin(application: ASGIApp) -> ASGIApp:
+        async def check(scope: Scope, receive: Receive, send: Send) -> None:
+            headers = Headers(scope=scope)
+            # A page of another origin names its own.
+            is_own = headers.get("origin") in (None, f"http://{headers.get('host')}")
+            refusal = PlainTextResponse("only the page itself may read this\n", 403, _HEADERS)
+            await (application if is_own else refusal)(scope, receive, send)
+
+        return check
+
     return Starlette(
         routes=[Route("/events", Events), *map(file, _KINDS)],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=_HOSTS)],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=_HOSTS), Middleware(own_origin)],
     )

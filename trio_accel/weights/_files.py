@@ -46,8 +46,8 @@ LONGEST = 100_000_000
 """Bytes of the longest header, as in the format's own library."""
 
 # Of commas and opening brackets; a tensor of two axes has eight. So a header that is read makes no more than
-# about 0.3 GiB of objects, however few bytes it has for each.
-_MOST_MARKS = 1 << 21
+# about 0.15 GiB of objects, however few bytes it has for each. To collect garbage among them takes 0.06 s.
+_MOST_MARKS = 1 << 20
 # So many are parsed in C, in about 10 ms, during which no other thread runs.
 _AT_ONCE = 1 << 15
 _MOST_AXES = 64
@@ -150,8 +150,12 @@ def parse_header(text: bytes, data: int) -> Header:
     entries = parse_json(text, "the header", _refuse)
     metadata = _metadata_of(entries.pop(_METADATA, None))
     start = LENGTH + len(text)
-    tensors = [_tensor_of(name, entry, start, data) for name, entry in entries.items()]
-    tensors.sort(key=lambda tensor: (tensor.offset, tensor.nbytes))
+    # To free all entries at once would hold the lock, and so would a sort that is not NumPy's.
+    tensors = [_tensor_of(name, entries.pop(name), start, data) for name in tuple(entries)]
+    sizes = np.fromiter((tensor.nbytes for tensor in tensors), np.int64)
+    offsets = np.fromiter((tensor.offset for tensor in tensors), np.int64)
+    order: list[int] = np.lexsort((sizes, offsets)).tolist()
+    tensors = [tensors[place] for place in order]
     _check_tiling(tensors, start, data)
     return Header(tensors={tensor.name: tensor for tensor in tensors}, metadata=metadata)
 
@@ -180,7 +184,7 @@ def parse_json(text: bytes, what: str, number: Callable[[str], object] = float) 
     )
     if marks > _AT_ONCE:
         # The scanner in C keeps the lock to the end of a list; the one in Python gives it away everywhere.
-        decoder.parse_object, decoder.parse_array = JSONObject, JSONArray
+        decoder.parse_object, decoder.parse_array = JSONObject, _parse_array
         decoder.scan_once = py_make_scanner(decoder)
     try:
         return decoder.decode(text.decode())
@@ -232,13 +236,21 @@ def encode_header(
 
 
 def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
+    found: dict[str, object] = {}
+    for start in range(0, len(pairs), _AT_ONCE):
+        found.update(pairs[start : start + _AT_ONCE])
     if len(found) < len(pairs):
         [(name, _)] = Counter(name for name, _ in pairs).most_common(1)
         raise WeightsError(f"it has {name!r} twice")
     for name in found:
         check_text(name)
     return found
+
+
+def _parse_array(*arguments: Any) -> tuple[tuple[object, ...], int]:
+    # The collector of garbage looks at a tuple of numbers once, and at a list each time, with the lock held.
+    values, end = cast("tuple[list[object], int]", JSONArray(*arguments))
+    return tuple(values), end
 
 
 def _whole(digits: str) -> int:
@@ -296,7 +308,7 @@ def _bits(element: str) -> int:
 
 def _numbers(name: str, field: str, value: object, most: int) -> tuple[int, ...]:
     numbers = cast("list[Any]", value)
-    if not isinstance(value, list) or len(numbers) > most:
+    if not isinstance(value, (list, tuple)) or len(numbers) > most:
         raise WeightsError(f"{name!r}: {field} must be a list of at most {most}, got {_shown(numbers)}")
     for number in numbers:
         if type(number) is not int or not 0 <= number <= _MOST_BYTES:
@@ -321,7 +333,7 @@ def _shown(value: object) -> str:
     if isinstance(value, int) and value.bit_length() > 128:
         return "a number of more than 128 bits"
     kind = type(value)
-    text = repr(value) if kind not in (dict, list) else f"a {kind.__name__}"
+    text = repr(value) if kind not in (dict, list, tuple) else f"a {'dict' if kind is dict else 'list'}"
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 

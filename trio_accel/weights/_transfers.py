@@ -16,6 +16,7 @@ import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
+from ..actors import named_arguments
 from ..backends.base import (
     ContextLostError,
     DType,
@@ -40,6 +41,7 @@ _AT_ONCE = 1 << 17
 Progress: TypeAlias = Callable[[int, int], object]
 
 
+@named_arguments
 @enable_ki_protection
 async def load(
     device: Device,
@@ -356,6 +358,7 @@ class Weights(Mapping[str, AccelRef]):
             array.release()
 
 
+@named_arguments
 @enable_ki_protection
 async def save(
     path: StrPath,

@@ -8,7 +8,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,28 @@ async def test_a_worker_dies_with_its_launcher_and_leaves_no_core(
     assert report["session"] == report["parent"] == launcher()
     assert report["death signal"] == signal.SIGKILL
     assert report["core"] == [0, 0]
+
+
+@WAYS
+@pytest.mark.parametrize("make", [os.pipe, os.openpty])
+async def test_a_worker_that_makes_its_standard_error_non_blocking_does_not_so_here(
+    system: System, preload: tuple[str, ...], make: Callable[[], tuple[int, int]]
+) -> None:
+    reader, writer = make()
+    before = os.dup(2)
+    os.dup2(writer, 2)
+    try:
+        workshop = await open_launcher(system)
+        code = "import os; os.set_blocking(2, False); os.write(2, b'so it is')"
+        worker = await workshop.start_worker(["-c", code], (), preload)
+        assert await worker.wait() == "exited with code 0"
+        assert os.get_blocking(2)
+        # It is the same pipe or terminal all the same.
+        assert os.read(reader, 8) == b"so it is"
+    finally:
+        os.dup2(before, 2)
+        for descriptor in (reader, writer, before):
+            os.close(descriptor)
 
 
 @WAYS

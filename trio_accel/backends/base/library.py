@@ -283,8 +283,8 @@ class PlanCache:
 class ComputingDevice(AccelDevice, Protocol):
     """An open device whose kernels compute with arrays that the host can address."""
 
-    def host_view(self, array: ArraySpec, /) -> npt.NDArray[Any]:
-        """Make the array of a specification.
+    def host_view(self, array: ArraySpec, /, *, write: bool = True) -> npt.NDArray[Any]:
+        """Make the array of a specification; without `write`, of memory that cannot be made writable.
 
         Raises:
             KeyError: No block has this id.

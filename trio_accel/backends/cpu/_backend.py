@@ -45,7 +45,7 @@ class CpuDevice(BlockDevice[CpuStream, HostArray, HostArray]):
         super().__init__(info, memory)
         self._fault = CpuFault(info.name)
         # See `ComputingDevice`; without a call in between.
-        self.host_view: Callable[[ArraySpec], HostArray] = memory.view
+        self.host_view: Callable[..., HostArray] = memory.view
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ class CpuDevice(BlockDevice[CpuStream, HostArray, HostArray]):
 
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> HostLease:
         """Let the program have a host array over a block; see `AccelDevice.lend`."""
-        return HostLease(self.host_view(array), write=write, stream=stream)
+        return HostLease(self.host_view(array, write=write), stream=stream)
 
     def end(self, *, is_idle: bool) -> None:
         """Free everything: memory that a stuck stream still uses stays with its work until that ends."""

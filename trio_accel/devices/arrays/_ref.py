@@ -9,13 +9,13 @@ import abc
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, ClassVar, Never, NoReturn, Self, SupportsIndex, TypeVar
+from typing import Any, ClassVar, NoReturn, Self, SupportsIndex, TypeVar
 
 import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import Request, System, unknown_option
+from ...actors import Request, System, named_arguments
 from ...backends.base import DeviceInfo, DType, DTypeLike, Isolation, SharesCudaMemory
 from ...backends.base.ops import ArraySpec
 from .._options import DeviceOptions
@@ -155,7 +155,8 @@ class AccelRef(NoOperators):
     def __array__(self, *args: object, **kwargs: object) -> npt.NDArray[Any]:
         raise TypeError("an AccelRef is no host array; use await ref.to_host()")
 
-    async def to_host(self, *, out: npt.NDArray[Any] | None = None, **_unknown: Never) -> npt.NDArray[Any]:
+    @named_arguments
+    async def to_host(self, *, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """Copy the array to host memory, after everything that writes it.
 
         Args:
@@ -168,10 +169,9 @@ class AccelRef(NoOperators):
             ValueError: `out` has another shape or dtype, is read-only, or has elements that share memory.
             StaleRefError: The array must not be used any more.
         """
-        if _unknown:
-            raise unknown_option("to_host", next(iter(_unknown)), ("out",))
         return await self.device._to_host(self, out)  # noqa: SLF001
 
+    @named_arguments
     async def item(self) -> Any:
         """Copy the only element to the host, as a Python scalar.
 
@@ -182,6 +182,7 @@ class AccelRef(NoOperators):
             raise ValueError(f"item: the array must have exactly one element, got shape {self.shape}")
         return (await self.to_host()).item()
 
+    @named_arguments
     @asynccontextmanager
     @enable_ki_protection
     async def lease(self, *, write: bool = False, stream: object = None) -> AsyncGenerator[Any, None]:
@@ -213,6 +214,7 @@ class AccelRef(NoOperators):
         async with self.device.lease(self, write=write, stream=stream) as array:
             yield array
 
+    @named_arguments
     async def copy_to(self, device: Device) -> AccelRef:
         """Copy the array to another device, through host memory.
 
@@ -233,10 +235,12 @@ class AccelRef(NoOperators):
             return await self.copy()
         return await device._copy_from(self)  # noqa: SLF001
 
+    @named_arguments
     async def copy(self) -> AccelRef:
         """Copy the array to new memory of its device."""
         return await self.device._copy(self, self.dtype)  # noqa: SLF001
 
+    @named_arguments
     async def cast(self, dtype: DTypeLike) -> AccelRef:
         """Copy the array to new memory with another element type, as `numpy.ndarray.astype` does.
 
@@ -245,6 +249,7 @@ class AccelRef(NoOperators):
         """
         return await self.device._copy(self, DType.of(dtype))  # noqa: SLF001
 
+    @named_arguments
     async def fill(self, value: complex) -> AccelRef:
         """Set every element to one value; returns this reference.
 

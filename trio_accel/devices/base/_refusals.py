@@ -114,8 +114,8 @@ def opens(text: str) -> Callable[[Callable[P, AsyncGenerator[T]]], _Opens[P, T]]
     return decorate
 
 
-def what_to_do(value: object) -> str:
-    """Return the advice for an object that is no array or no device; empty where there is none."""
+def what_to_do(value: object, *, is_array: bool = True) -> str:
+    """Return the advice for an object that is not what it must be, such as an array; empty without one."""
     if inspect.iscoroutine(value):
         return _AWAITED
     if isinstance(value, NotAwaited):
@@ -124,9 +124,9 @@ def what_to_do(value: object) -> str:
         is_class = isinstance(value, type)
         told = "it is a class: make a message of it:" if is_class else "call it by itself: await"
         return f"; {told} {value.__name__}(...)"
-    if isinstance(value, np.ndarray):
+    if is_array and isinstance(value, np.ndarray):
         return "; copy it to the device first: await device.put(array)"
-    if isinstance(value, (list, tuple, numbers.Number)):
+    if is_array and isinstance(value, (list, tuple, numbers.Number)):
         return "; make it one: np.asarray(value)"
     return ""
 

@@ -10,6 +10,7 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
+from ...actors import named_arguments
 from ...backends.base import AccelDevice, ContextLostError, NotSupportedError
 from ...backends.base.ops import ArraySpec, OperationSpec, PeerArray, Peers
 from ..arrays._ref import Device
@@ -41,6 +42,7 @@ _DERIVED = (PartFailedError, WithdrawnError)
 _FIELDS = tuple(field.name for field in attrs.fields(Launch) if field.init)
 
 
+@named_arguments
 @enable_ki_protection
 async def ask_across(operation: MultiDeviceOperation[ReplyT], /) -> ReplyT:
     """Run an operation that spans devices; returns its reply when all parts are complete.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import Actor, ActorContext, Directive, System
+from ...actors import Actor, ActorContext, Directive, System, named_arguments
 from ...backends.base import (
     AccelBackend,
     DeviceInfo,
@@ -188,35 +188,41 @@ class OpenDevice(Device):
             ask = around(ask)
         self.ask = ask  # type: ignore[method-assign, assignment]
 
+    @named_arguments
     def submit(self, operation: DeviceRequest[LibraryT, ReplyT], /) -> Pending[ReplyT]:
         """See `Device.submit`."""
         return self.dispatch.submit(cast("Operation[LibraryT, ReplyT]", operation))
 
-    async def put(self, host: npt.ArrayLike | SharesCudaMemory, **_unknown: Never) -> AccelRef:
+    @named_arguments
+    async def put(self, host: npt.ArrayLike | SharesCudaMemory) -> AccelRef:
         """See `Device.put`."""
         _check_host(host)
         foreign = ForeignArray.of(host)
         if foreign is not None:
             self._check_foreign()
-            return await self.ask(Put(foreign), **_unknown)
+            return await self.ask(Put(foreign))
         # `asarray` would drop the mask of a masked array, which `Put` refuses.
         array: npt.NDArray[Any] = np.asanyarray(host)
-        return await self.ask(Put(array), **_unknown)
+        return await self.ask(Put(array))
 
+    @named_arguments
     async def zeros(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> AccelRef:
         """See `Device.zeros`."""
         return await self.full(shape, 0, dtype)
 
+    @named_arguments
     async def empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> AccelRef:
         """See `Device.empty`."""
         return await self.full(shape, 0, dtype)
 
+    @named_arguments
     async def full(
         self, shape: int | Sequence[int], value: complex, dtype: DTypeLike = "float64"
     ) -> AccelRef:
         """See `Device.full`."""
         return await self.ask(Empty(_extents(shape), DType.of(dtype), value))
 
+    @named_arguments
     def host_empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> npt.NDArray[Any]:
         """See `Device.host_empty`."""
         extents = _extents(shape)
@@ -258,6 +264,7 @@ class OpenDevice(Device):
         """See `Device.watch_generation`."""
         return self.state.availability.watch()
 
+    @named_arguments
     @enable_ki_protection
     async def statistics(self) -> DeviceStatistics:
         """See `Device.statistics`."""

@@ -319,7 +319,8 @@ def admit(device: AskedDevice, operation: object, verb: str, unknown: Collection
     if not _is_operation(type(operation)):  # type: ignore[arg-type]  # mypy takes no class for hashable
         cls = type(operation)
         if not issubclass(cls, Operation):
-            raise TypeError(f"{verb}: {operation!r} is no operation of a device{what_to_do(operation)}")
+            told = what_to_do(operation, is_array=False)
+            raise TypeError(f"{verb}: {operation!r} is no operation of a device{told}")
         raise TypeError(
             f"{verb}: {cls.__name__} does not say which library actor serves it; "
             "give the class an attribute library = 'package.module:Class'"

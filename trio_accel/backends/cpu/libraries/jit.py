@@ -61,9 +61,8 @@ def _scalars(definition: KernelDefinition, content: bytes) -> list[Any]:
 
 
 def _view(parameter: KernelParameter, array: ArraySpec, call: HostCall) -> HostArray:
-    view: HostArray = call.array(array)
-    if parameter.role == "read":
-        view.flags.writeable = False
+    device: Any = call.device
+    view: HostArray = device.host_view(array, write=parameter.role != "read")
     return view
 
 

@@ -60,9 +60,7 @@ class _Arrays:
         self._device = device
 
     def view(self, array: ArraySpec, *, write: bool) -> HostArray:
-        view = self._device.host_view(array)
-        view.flags.writeable = write
-        return view
+        return self._device.host_view(array, write=write)
 
     def found(self, value: object) -> tuple[str, tuple[int, ...]] | None:
         if not (isinstance(value, np.ndarray) or hasattr(value, "__dlpack__")):

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import as_strided
 
 from ...base import BlockMemory, ChunkKeeper, NotSupportedError
 from ...base.chunks import ALIGNMENT
@@ -36,15 +35,18 @@ class CpuMemory(BlockMemory[HostArray, HostArray]):
     def __init__(self, device: str, limit: int, keeper: ChunkKeeper | None = None) -> None:
         super().__init__(device, limit, _Source(), keeper)
 
-    def view(self, array: ArraySpec) -> HostArray:
-        """Make the array of a specification.
+    def view(self, array: ArraySpec, *, write: bool = True) -> HostArray:
+        """Make the array of a specification; one that is not to be written to cannot be made writable.
 
         Raises:
             KeyError: No block has this id.
             ValueError: The array is not within it.
         """
         memory, _ = self.block(array.block)
-        return np.ndarray(array.shape, array.dtype.dtype, memory.data, array.offset, array.strides)
+        # A flag can be set back, of a view that has a writable array below. NumPy looks through a memoryview,
+        # but not below `frombuffer`.
+        data = memory.data if write else np.frombuffer(memory.data.toreadonly(), np.uint8)
+        return np.ndarray(array.shape, array.dtype.dtype, data, array.offset, array.strides)
 
 
 class _Source:
@@ -93,7 +95,6 @@ class HostLease:
 
     Args:
         array: An array object of its own over the memory.
-        write: Whether it is to be changed.
         stream: Refused, as there are none that a program could have.
 
     Attributes:
@@ -102,11 +103,10 @@ class HostLease:
 
     __slots__ = ("array",)
 
-    def __init__(self, array: HostArray, *, write: bool, stream: object = None) -> None:
+    def __init__(self, array: HostArray, *, stream: object = None) -> None:
         if stream is not None:
             raise NotSupportedError("lease: stream: the CPU backend computes on no streams of others")
-        # A flag could be set back, over memory of which other arrays are made.
-        self.array: HostArray = array if write else as_strided(array, writeable=False)
+        self.array: HostArray = array
 
     def take_back(self) -> None:
         """Make the array read-only."""

@@ -28,6 +28,7 @@ import resource
 import select
 import signal
 import socket
+import stat
 import sys
 import time
 import warnings
@@ -508,6 +509,21 @@ def _open_control(number: int) -> socket.socket:
     return socket.socket(fileno=moved)
 
 
+def _open_again() -> None:
+    """Have standard error apart from the application's own, where it is a pipe or a terminal.
+
+    A worker that makes it non-blocking would cut what the application prints, without an error.
+    """
+    # Not so with sockets, which cannot be opened, and files of another user.
+    with suppress(OSError):
+        if stat.S_ISFIFO(os.fstat(2).st_mode) or os.isatty(2):
+            # To open a pipe that is not read any more would block.
+            again = os.open("/proc/self/fd/2", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+            os.set_blocking(again, True)
+            os.dup2(again, 2)
+            os.close(again)
+
+
 def main(control: int, parent: int) -> None:
     """Run the launcher.
 
@@ -523,6 +539,7 @@ def main(control: int, parent: int) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     # It may keep the chunks of several devices.
     resource.setrlimit(resource.RLIMIT_NOFILE, (_FILE_LIMIT[1], _FILE_LIMIT[1]))
+    _open_again()
     with _open_control(control) as connected:
         application = os.pidfd_open(os.getppid())
         # Asked for afterwards: it was alive then, so that the descriptor is of the right process.
