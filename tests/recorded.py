@@ -136,7 +136,10 @@ class OperationRecorder:
         rest = {} if takes_any else "unknown"
         exec(f"{head}: return await ask(bind({', '.join(given)}), {rest})", names)
         listening: Any = functools.update_wrapper(names[function.__name__], function)
-        listening.__defaults__, listening.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+        # Of the signature: a function that wraps another has its defaults there alone.
+        defaulted = [one for one in signature.parameters.values() if one.default is not one.empty]
+        listening.__defaults__ = tuple(one.default for one in defaulted if one.kind is not one.KEYWORD_ONLY)
+        listening.__kwdefaults__ = {one.name: one.default for one in defaulted if one.kind is one.KEYWORD_ONLY}
         return listening
 
     def _listen_to_copies(self) -> None:
