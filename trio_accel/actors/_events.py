@@ -329,15 +329,13 @@ class _Closeable:
         raise NotImplementedError
 
 
+@attrs.define(eq=False, repr=False)
 class Subscription(_Closeable):
     """An observer's subscription; close it, or use it as a context manager."""
 
-    __slots__ = ("_is_closed", "_observer", "_observers")
-
-    def __init__(self, observers: Observers, observer: Observer) -> None:
-        self._observers = observers
-        self._observer = observer
-        self._is_closed = False
+    _observers: Observers
+    _observer: Observer
+    _is_closed: bool = attrs.field(default=False, init=False)
 
     def deliver(self, event: Event) -> None:
         """Pass an event on."""

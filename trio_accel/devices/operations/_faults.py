@@ -157,6 +157,7 @@ class FaultHit:
             self._faults.put_back(self._plan)
 
 
+@attrs.define(eq=False, repr=False)
 class Faults:
     """The faults that wait on one device. Each goes with one request, on whichever context that runs.
 
@@ -164,10 +165,7 @@ class Faults:
         waiting: Those that have hits left.
     """
 
-    __slots__ = ("waiting",)
-
-    def __init__(self) -> None:
-        self.waiting: list[FaultPlan] = []
+    waiting: list[FaultPlan] = attrs.field(factory=list, init=False)
 
     def __contains__(self, plan: FaultPlan) -> bool:
         return plan in self.waiting
