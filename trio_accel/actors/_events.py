@@ -348,13 +348,11 @@ class Subscription(_Closeable):
         self._observers.remove(self.deliver)
 
 
+@attrs.define(eq=False, repr=False)
 class Measuring(_Closeable):
     """The measuring of a system's messages; close it, or use it as a context manager."""
 
-    __slots__ = ("_observers",)
-
-    def __init__(self, observers: Observers) -> None:
-        self._observers: Observers | None = observers
+    _observers: Observers | None
 
     def close(self) -> None:
         """Measure no more."""

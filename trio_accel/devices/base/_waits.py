@@ -137,6 +137,7 @@ class Alarms:
                     callback()
 
 
+@attrs.define(eq=False, repr=False)
 class TaskNotifier:
     """Wakes the one task that waits here; a call of `notify` while none waits is lost.
 
@@ -146,10 +147,7 @@ class TaskNotifier:
         task: The task that waits; not to be changed from outside.
     """
 
-    __slots__ = ("task",)
-
-    def __init__(self) -> None:
-        self.task: trio.lowlevel.Task | None = None
+    task: trio.lowlevel.Task | None = attrs.field(default=None, init=False)
 
     async def wait(self) -> None:
         """Wait for the next `notify`."""
