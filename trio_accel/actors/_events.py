@@ -329,13 +329,15 @@ class _Closeable:
         raise NotImplementedError
 
 
-@attrs.define(eq=False, repr=False)
 class Subscription(_Closeable):
     """An observer's subscription; close it, or use it as a context manager."""
 
-    _observers: Observers
-    _observer: Observer
-    _is_closed: bool = attrs.field(default=False, init=False)
+    __slots__ = ("_is_closed", "_observer", "_observers")
+
+    def __init__(self, observers: Observers, observer: Observer) -> None:
+        self._observers = observers
+        self._observer = observer
+        self._is_closed = False
 
     def deliver(self, event: Event) -> None:
         """Pass an event on."""
@@ -348,11 +350,13 @@ class Subscription(_Closeable):
         self._observers.remove(self.deliver)
 
 
-@attrs.define(eq=False, repr=False)
 class Measuring(_Closeable):
     """The measuring of a system's messages; close it, or use it as a context manager."""
 
-    _observers: Observers | None
+    __slots__ = ("_observers",)
+
+    def __init__(self, observers: Observers) -> None:
+        self._observers: Observers | None = observers
 
     def close(self) -> None:
         """Measure no more."""

@@ -220,7 +220,6 @@ def crash_error(path: str, message: AnyMessage, error: BaseException) -> ActorFa
 ReplyT_contra = TypeVar("ReplyT_contra", contravariant=True)
 
 
-@attrs.define(eq=False, repr=False)
 class DeferredReply(Generic[ReplyT_contra]):
     """A reply that the holder of this object gives later, on the Trio thread.
 
@@ -232,8 +231,11 @@ class DeferredReply(Generic[ReplyT_contra]):
     (without a hook too).
     """
 
-    _envelope: Envelope
-    _outcomes: Outcomes
+    __slots__ = ("_envelope", "_outcomes")
+
+    def __init__(self, envelope: Envelope, outcomes: Outcomes) -> None:
+        self._envelope = envelope
+        self._outcomes = outcomes
 
     @property
     def is_done(self) -> bool:

@@ -333,7 +333,6 @@ class Kernel:
         return grid, block, shared
 
 
-@attrs.define(eq=False, repr=False)
 class _Taken:
     """The arguments of a launch, as they are taken one by one.
 
@@ -347,13 +346,16 @@ class _Taken:
         outputs: Outputs with a rule for their shape, and their places in `written` and `changed`.
     """
 
-    values: dict[str, Any] = attrs.field(factory=dict)
-    read: list[Any] = attrs.field(factory=list)
-    updated: list[Any] = attrs.field(factory=list)
-    written: list[Any] = attrs.field(factory=list)
-    scalars: list[Any] = attrs.field(factory=list)
-    changed: list[Any] = attrs.field(factory=list)
-    outputs: list[tuple[KernelParameter, Rule, int, int]] = attrs.field(factory=list)
+    __slots__ = ("changed", "outputs", "read", "scalars", "updated", "values", "written")
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.read: list[Any] = []
+        self.updated: list[Any] = []
+        self.written: list[Any] = []
+        self.scalars: list[Any] = []
+        self.changed: list[Any] = []
+        self.outputs: list[tuple[KernelParameter, Rule, int, int]] = []
 
     def add_array(
         self, planner: Planner, parameter: KernelParameter, shape: Rule | None, argument: Any

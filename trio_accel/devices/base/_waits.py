@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterable
 
-import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
@@ -13,7 +12,6 @@ from ...actors import WOKEN
 __all__ = ["Alarms", "Arrival", "Availability", "SubmissionOrder", "TaskNotifier", "Turn"]
 
 
-@attrs.define(eq=False, repr=False)
 class Availability:
     """The generations of a device, from the first to its end.
 
@@ -23,10 +21,13 @@ class Availability:
         is_ended: Whether none will follow.
     """
 
-    generation: int = attrs.field(default=0, init=False)
-    is_ready: bool = attrs.field(default=False, init=False)
-    is_ended: bool = attrs.field(default=False, init=False)
-    _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
+    __slots__ = ("_changed", "generation", "is_ended", "is_ready")
+
+    def __init__(self) -> None:
+        self.generation: int = 0
+        self.is_ready: bool = False
+        self.is_ended: bool = False
+        self._changed = trio.Event()
 
     def begin(self, generation: int) -> None:
         """Begin a generation: its context is ready."""
@@ -64,7 +65,6 @@ class Availability:
         changed.set()
 
 
-@attrs.define(eq=False, repr=False)
 class Arrival:
     """Something that is on its way, such as a host array that a thread copies.
 
@@ -77,9 +77,12 @@ class Arrival:
         failure: Why it never will be.
     """
 
-    is_over: bool = attrs.field(default=False, init=False)
-    failure: Exception | None = attrs.field(default=None, init=False)
-    _waiting: list[Callable[[], None]] = attrs.field(factory=list, init=False)
+    __slots__ = ("__weakref__", "_waiting", "failure", "is_over")
+
+    def __init__(self) -> None:
+        self.is_over: bool = False
+        self.failure: Exception | None = None
+        self._waiting: list[Callable[[], None]] = []
 
     def tell(self, notify: Callable[[], None]) -> None:
         """Have somebody told when it is over; on the Trio thread."""
@@ -97,12 +100,14 @@ class Arrival:
             notify()
 
 
-@attrs.define(eq=False, repr=False)
 class Alarms:
     """Callbacks with deadlines on Trio's clock. One that is dropped is let go of at once."""
 
-    _alarms: dict[Hashable, tuple[float, Callable[[], None]]] = attrs.field(factory=dict, init=False)
-    _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
+    __slots__ = ("_alarms", "_changed")
+
+    def __init__(self) -> None:
+        self._alarms: dict[Hashable, tuple[float, Callable[[], None]]] = {}
+        self._changed = trio.Event()
 
     def __len__(self) -> int:
         return len(self._alarms)
@@ -137,7 +142,6 @@ class Alarms:
                     callback()
 
 
-@attrs.define(eq=False, repr=False)
 class TaskNotifier:
     """Wakes the one task that waits here; a call of `notify` while none waits is lost.
 
@@ -147,7 +151,10 @@ class TaskNotifier:
         task: The task that waits; not to be changed from outside.
     """
 
-    task: trio.lowlevel.Task | None = attrs.field(default=None, init=False)
+    __slots__ = ("task",)
+
+    def __init__(self) -> None:
+        self.task: trio.lowlevel.Task | None = None
 
     async def wait(self) -> None:
         """Wait for the next `notify`."""
@@ -228,7 +235,6 @@ class Turn:
         return [turn for turn in followers if turn.is_leaving and not turn.waits_for]
 
 
-@attrs.define(eq=False, repr=False)
 class SubmissionOrder:
     """The operations that were handed over and not launched yet, in that order.
 
@@ -241,9 +247,12 @@ class SubmissionOrder:
     each library takes its own in the order in which they were handed over.
     """
 
-    # By block: the last turn that writes it, and the turns that read it since.
-    _writers: dict[int, Turn] = attrs.field(factory=dict, init=False)
-    _readers: dict[int, dict[Turn, None]] = attrs.field(factory=dict, init=False)
+    __slots__ = ("_readers", "_writers")
+
+    def __init__(self) -> None:
+        # By block: the last turn that writes it, and the turns that read it since.
+        self._writers: dict[int, Turn] = {}
+        self._readers: dict[int, dict[Turn, None]] = {}
 
     def __len__(self) -> int:
         return len(self._writers) + len(self._readers)

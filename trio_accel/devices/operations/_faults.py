@@ -157,7 +157,6 @@ class FaultHit:
             self._faults.put_back(self._plan)
 
 
-@attrs.define(eq=False, repr=False)
 class Faults:
     """The faults that wait on one device. Each goes with one request, on whichever context that runs.
 
@@ -165,7 +164,10 @@ class Faults:
         waiting: Those that have hits left.
     """
 
-    waiting: list[FaultPlan] = attrs.field(factory=list, init=False)
+    __slots__ = ("waiting",)
+
+    def __init__(self) -> None:
+        self.waiting: list[FaultPlan] = []
 
     def __contains__(self, plan: FaultPlan) -> bool:
         return plan in self.waiting

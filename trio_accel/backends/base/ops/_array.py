@@ -85,7 +85,6 @@ class PeerArray:
     owner: object
 
 
-@attrs.define(eq=False, repr=False)
 class Peers:
     """The other parts, as a kernel of one part sees them: arrays that they lend, and whether one has failed.
 
@@ -96,9 +95,12 @@ class Peers:
         failure: The error of another part, if one has failed.
     """
 
-    arrays: tuple[PeerArray, ...]
-    failure: BaseException | None = attrs.field(default=None, init=False)
-    _callbacks: list[Callable[[], None]] = attrs.field(factory=list, init=False)
+    __slots__ = ("_callbacks", "arrays", "failure")
+
+    def __init__(self, arrays: tuple[PeerArray, ...]) -> None:
+        self.arrays: tuple[PeerArray, ...] = arrays
+        self.failure: BaseException | None = None
+        self._callbacks: list[Callable[[], None]] = []
 
     def on_failure(self, callback: Callable[[], None]) -> None:
         """Have something called on the Trio thread when another part fails; at once if one has.
