@@ -151,7 +151,8 @@ def retry(
                     return await call(item)
                 except Exception as error:
                     delay = backoff.delay(attempt, _random)
-                    if not (safe(error) and _has_time(delay) and budget.try_retry()):
+                    has_time = trio.current_time() + delay < trio.current_effective_deadline()
+                    if not (safe(error) and has_time and budget.try_retry()):
                         raise
                 await trio.sleep(delay)
             return await call(item)
@@ -159,10 +160,6 @@ def retry(
             _counted_by.reset(token)
 
     return retried
-
-
-def _has_time(delay: float) -> bool:
-    return trio.current_time() + delay < trio.current_effective_deadline()
 
 
 def _is_not_begun(error: Exception) -> bool:

@@ -312,15 +312,13 @@ class _Text:
         return len(tokens)
 
 
+@attrs.define(eq=False, repr=False)
 class TokenStream:
     """An async iterator over tokens, made by `open_token_stream`."""
 
-    def __init__(
-        self, tokens: trio.MemoryReceiveChannel[int], replies: list[outcome.Outcome[Generation]]
-    ) -> None:
-        self._generation: Generation | None = None
-        self._tokens = tokens
-        self._replies = replies
+    _tokens: trio.MemoryReceiveChannel[int]
+    _replies: list[outcome.Outcome[Generation]]
+    _generation: Generation | None = attrs.field(default=None, init=False)
 
     @property
     def generation(self) -> Generation:

@@ -288,10 +288,14 @@ class _Parser:
     def _call(
         self, operator: ast.operator | ast.unaryop, items: list[ast.expr], node: ast.expr, depth: int
     ) -> Node:
+        function = self._operator(operator, node)
+        return Apply(function, tuple(self._node(item, depth) for item in items), self._place(node))
+
+    def _operator(self, operator: ast.AST, node: ast.expr) -> str:
         function = OPERATORS.get(type(operator).__name__)
         if function is None:
             self._refuse(f"the operator {_what(operator)} is not allowed in an expression", node)
-        return Apply(function, tuple(self._node(item, depth) for item in items), self._place(node))
+        return function
 
     def _chain(self, operator: ast.boolop, items: list[Node], place: Place) -> Node:
         function = OPERATORS[type(operator).__name__]
@@ -301,10 +305,7 @@ class _Parser:
         items = [self._node(each, depth) for each in (node.left, *node.comparators)]
         found: list[Node] = []
         for operator, left, right in zip(node.ops, items, items[1:], strict=False):
-            function = OPERATORS.get(type(operator).__name__)
-            if function is None:
-                self._refuse(f"the operator {_what(operator)} is not allowed in an expression", node)
-            found.append(Apply(function, (left, right), self._place(node)))
+            found.append(Apply(self._operator(operator, node), (left, right), self._place(node)))
         # As in Python, a < b < c means a < b and b < c.
         return self._chain(ast.And(), found, self._place(node))
 

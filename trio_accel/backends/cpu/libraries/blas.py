@@ -107,7 +107,9 @@ def axpy(spec: Any, call: HostCall) -> None:
     if routine is not None and _has_blas_stride(x) and _has_blas_stride(y):
         _axpy(routine, alpha, x, y)
     else:
-        _axpy_pieces(alpha, x, y)
+        for xs, ys in pieces(x, y):
+            product = np.multiply(xs, alpha, dtype=alpha.dtype)
+            np.copyto(ys, np.add(product, ys, out=product, dtype=alpha.dtype), casting="unsafe")
 
 
 @kernel("linalg.scal", backend="cpu", dtypes=INEXACT)
@@ -116,7 +118,8 @@ def scal(spec: Any, call: HostCall) -> None:
     dtype, x = spec.x.dtype, call.array(spec.x)
     alpha = np.array(scalar_of("blas", "alpha", spec.alpha, dtype), _compute_dtype(dtype))
     if dtype.is_half:
-        _scal_pieces(alpha, x)
+        for (xs,) in pieces(x):
+            np.copyto(xs, np.multiply(xs, alpha, dtype=alpha.dtype), casting="unsafe")
     else:
         np.multiply(x, alpha, out=x)
 
@@ -212,17 +215,6 @@ def _axpy(routine: FortranRoutine, alpha: HostArray, x: HostArray, y: HostArray)
         counts = np.array([len(xs), *steps], np.int32)
         size, x_step, y_step = (counts[place:].ctypes.data for place in range(3))
         routine(size, alpha.ctypes.data, xs.ctypes.data, x_step, ys.ctypes.data, y_step)
-
-
-def _axpy_pieces(alpha: HostArray, x: HostArray, y: HostArray) -> None:
-    for xs, ys in pieces(x, y):
-        product = np.multiply(xs, alpha, dtype=alpha.dtype)
-        np.copyto(ys, np.add(product, ys, out=product, dtype=alpha.dtype), casting="unsafe")
-
-
-def _scal_pieces(alpha: HostArray, x: HostArray) -> None:
-    for (xs,) in pieces(x):
-        np.copyto(xs, np.multiply(xs, alpha, dtype=alpha.dtype), casting="unsafe")
 
 
 def _sum_of_squares(x: HostArray) -> float:

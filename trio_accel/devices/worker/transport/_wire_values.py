@@ -148,10 +148,6 @@ def _accel_fields(error: AccelError, prefix: str, text: str) -> Fields:
     return (), fields
 
 
-def _actor_fields(error: ActorError, prefix: str, text: str) -> Fields:
-    return (f"{prefix}{text}",), {"path": str(error.path)}
-
-
 def _os_fields(error: OSError, prefix: str, text: str) -> Fields:
     if error.errno is None:
         return _plain_fields(error, prefix, text)
@@ -192,7 +188,7 @@ def _plain_fields(error: BaseException, prefix: str, text: str) -> Fields:
 # The first entry that fits counts.
 _FIELDS: tuple[tuple[type[BaseException], Callable[[Any, str, str], Fields]], ...] = (
     (AccelError, _accel_fields),
-    (ActorError, _actor_fields),
+    (ActorError, lambda error, prefix, text: ((f"{prefix}{text}",), {"path": str(error.path)})),
     (OSError, _os_fields),
     (ImportError, _named_fields("name", "path")),
     (NameError, _named_fields("name")),
