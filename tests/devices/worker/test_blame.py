@@ -24,7 +24,7 @@ BAD: dict[str, Callable[[ta.AccelRef], Operation[Any, Any]]] = {
 }
 EYE = np.eye(8) + 0j
 # Where a product of so many rows takes long, and on a GPU it does not.
-CHOSEN, LONG = (BACKEND, 400) if IS_STAND_IN else ("cpu", 1500)
+CHOSEN, LONG = (BACKEND, 1200) if IS_STAND_IN else ("cpu", 1500)
 
 
 class Load:

@@ -29,9 +29,10 @@ async def hanging(device: ta.Device) -> tuple[ta.AccelRef, ta.Pending[ta.AccelRe
     await ta.fft.fft(x)
     inject_fault(device, ta.fft.Fft, hang=True)
     spectrum = device.submit(ta.fft.Fft(x))
-    while (queue := (await device.statistics()).queues.get(_FFT)) is None or not queue.in_flight:  # noqa: ASYNC110
-        await trio.sleep(0.001)
-    return x, spectrum
+    while True:
+        queue = (await device.statistics()).queues.get(_FFT)
+        if queue is not None and queue.in_flight:
+            return x, spectrum
 
 
 async def test_an_opening_that_finds_the_context_lost_ends_what_is_in_flight(
@@ -55,8 +56,7 @@ async def test_an_opening_is_a_suspect_beside_what_is_in_flight(system: ta.Syste
         squares = [device.submit(broken_library.Square(x)) for _ in range(3)]
         with trio.fail_after(20):
             # The spectrum has run again without a fault, so it was the opening.
-            told = "no other operation can have caused it"
-            with pytest.raises(ta.ContextPoisonedError, match=told) as caught:
+            with pytest.raises(ta.ContextPoisonedError, match="no other operation can have") as caught:
                 await squares[0].wait()
             assert caught.value.is_to_blame
             for square in squares[1:]:
