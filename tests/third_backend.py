@@ -289,8 +289,8 @@ class KernelCall:
         self.plan = plan
         self._rooms: list[Array] = []
 
-    def array(self, array: ArraySpec) -> Array:
-        return self.device.array(array)
+    def array(self, array: ArraySpec, *, write: bool = True) -> Array:
+        return self.device.array(array, write=write)
 
     def at(self, array: ArraySpec) -> int:
         return int(self.array(array).ctypes.data)
@@ -401,10 +401,11 @@ class Device(BlockDevice[Stream, Array, Array]):
         self.libraries = tuple(sorted([*LIBRARIES, "memory"]))
         self._context = Context(info.name)
 
-    def array(self, array: ArraySpec) -> Array:
+    def array(self, array: ArraySpec, *, write: bool = True) -> Array:
         """An array as kernels of the device see it."""
         memory, _ = self.blocks.block(array.block)
-        return np.ndarray(array.shape, array.dtype.dtype, memory.data, array.offset, array.strides)
+        data = memory.data if write else np.frombuffer(memory.data.toreadonly(), np.uint8)
+        return np.ndarray(array.shape, array.dtype.dtype, data, array.offset, array.strides)
 
     def open_stream(self, name: str, priority: int = 0) -> Stream:
         self.check_open()

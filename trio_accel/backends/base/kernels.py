@@ -50,8 +50,12 @@ class KernelCall(Protocol):
         """The stream of the operation."""
         ...
 
-    def array(self, array: ArraySpec) -> Any:
+    def array(self, array: ArraySpec, *, write: bool = True) -> Any:
         """Give an array as the backend's kernels use it: a NumPy array, or its address and strides.
+
+        Args:
+            array: The array.
+            write: Whether it may be written to. A NumPy array without that cannot be made writable.
 
         Raises:
             KeyError: No block has this id.

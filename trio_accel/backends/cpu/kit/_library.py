@@ -53,9 +53,9 @@ class KernelCall:
     stream: AccelStream
     _rooms: tuple[HostArray, ...] = attrs.field(default=(), init=False)
 
-    def array(self, array: ArraySpec) -> HostArray:
-        """Return an array, as a view of its memory; raises as `HostDevice.host_view` does."""
-        return self.device.host_view(array)
+    def array(self, array: ArraySpec, *, write: bool = True) -> HostArray:
+        """Return an array, as a view of its memory; see `HostDevice.host_view`."""
+        return self.device.host_view(array, write=write)
 
     def at(self, array: ArraySpec) -> int:
         """Return the address of an array's first element; raises as `array` does."""

@@ -61,7 +61,7 @@ def _scalars(definition: KernelDefinition, content: bytes) -> list[Any]:
 
 
 def _view(parameter: KernelParameter, array: ArraySpec, call: KernelCall) -> HostArray:
-    view: HostArray = call.device.host_view(array, write=parameter.role != "read")
+    view: HostArray = call.array(array, write=parameter.role != "read")
     return view
 
 
