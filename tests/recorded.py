@@ -139,7 +139,8 @@ class OperationRecorder:
         # Of the signature: a function that wraps another has its defaults there alone.
         defaulted = [one for one in signature.parameters.values() if one.default is not one.empty]
         listening.__defaults__ = tuple(one.default for one in defaulted if one.kind is not one.KEYWORD_ONLY)
-        listening.__kwdefaults__ = {one.name: one.default for one in defaulted if one.kind is one.KEYWORD_ONLY}
+        named = [one for one in defaulted if one.kind is one.KEYWORD_ONLY]
+        listening.__kwdefaults__ = {one.name: one.default for one in named}
         return listening
 
     def _listen_to_copies(self) -> None:

@@ -85,8 +85,16 @@ class KernelCall(Protocol[ArrayT_co, PlanT_co]):
         """The stream of the operation."""
         ...
 
+<<<<<<< HEAD
     def array(self, array: ArraySpec) -> ArrayT_co:
+=======
+    def array(self, array: ArraySpec, *, write: bool = True) -> Any:
+>>>>>>> i
         """Give an array as the backend's kernels use it: a NumPy array, or its address and strides.
+
+        Args:
+            array: The array.
+            write: Whether it may be written to. A NumPy array without that cannot be made writable.
 
         Raises:
             KeyError: No block has this id.

@@ -146,6 +146,219 @@ class ModuleLibrary(CudaLibrary):
         super().__init__(device, load_module_kernels(library, BACKEND, known, device.info.name))
 
 
+<<<<<<< HEAD
+=======
+Order: TypeAlias = Literal["C", "F"]
+"""Order of matrices: by rows, or by columns as LAPACK wants them; those of a stack follow one another."""
+
+
+class KernelCall:
+    """One launch: addresses of its arrays, workspace, status words and plan.
+
+    A kernel is called as ``kernel(spec, call)`` and enqueues on `stream`, with the context current. Memory of
+    the call is its own until its work is done.
+
+    Attributes:
+        device: The device.
+        stream: Where to enqueue.
+        plan: Result of the kernel's `plan` function; None if it has none.
+    """
+
+    __slots__ = ("_behind", "_judges", "_library", "_region", "_spec", "_words", "device", "plan", "stream")
+
+    def __init__(
+        self, device: LibraryDevice, spec: OperationSpec, stream: CudaStream, plan: Any, library: str
+    ) -> None:
+        self.device: LibraryDevice = device
+        self.stream: CudaStream = stream
+        self.plan: Any = plan
+        self._spec = spec
+        self._library = library
+        self._region: Region | None = None
+        # Work to enqueue behind the kernel.
+        self._behind: list[Callable[[], None]] = []
+        # Status words: where they are on the device and on the host, and what looks at them.
+        self._words: list[tuple[int, StatusArray]] = []
+        self._judges: list[Callable[[], None]] = []
+
+    @property
+    def handle(self) -> int:
+        """The stream, as vendors' libraries want it."""
+        return self.stream.handle
+
+    def at(self, array: ArraySpec) -> int:
+        """Return the address of an array's first element."""
+        return self.device.address(array)
+
+    def array(self, array: ArraySpec, *, write: bool = True) -> DeviceArray:
+        """Return the address and layout of an array."""
+        return self.device.at(array)
+
+    def peers(self, peers: Peers) -> list[DeviceArray]:
+        """Return the addresses of arrays that the other parts of an operation lend, in their order."""
+        return [cast("LibraryDevice", one.owner).lent_to(self.device, one.array) for one in peers.arrays]
+
+    def workspace(self, nbytes: int) -> int:
+        """Return the address of so many bytes of device memory, aligned to 256; 0 for none.
+
+        Raises:
+            OutOfMemoryError: The device's memory limit leaves not so much.
+        """
+        if nbytes <= 0:
+            return 0
+        if self._region is None:
+            self._region = self.device.arena.begin(self.stream, self._library)
+        return self._region.take(nbytes)
+
+    def workspace_array(self, dtype: DType, shape: tuple[int, ...]) -> DeviceArray:
+        """Return an array without gaps in workspace; raises as `workspace` does."""
+        return DeviceArray.packed(self.workspace(math.prod(shape) * dtype.itemsize), dtype, shape)
+
+    def host_workspace(self, nbytes: int) -> int:
+        """Return the address of so many bytes of host memory; 0 for none."""
+        if nbytes <= 0:
+            return 0
+        room = np.empty(nbytes, np.uint8)
+        # The driver reads it when the stream gets there, so it must live until then.
+        self.stream.after(partial(_let_go, room))
+        return int(room.ctypes.data)
+
+    def uploaded(self, words: npt.NDArray[Any]) -> int:
+        """Upload the elements of a host array to workspace; they are read at once. Returns the address."""
+        place, pinned = self.workspace(words.nbytes), self.device.pinned
+        host = pinned.take(words.nbytes)
+        # The driver would copy from pageable memory while its caller waits; pinned memory it reads later.
+        ctypes.memmove(host, words.ctypes.data, words.nbytes)
+        self.device.context.check(driver.cuMemcpyHtoDAsync(place, host, words.nbytes, self.handle))
+        self.stream.after(partial(pinned.give_back, words.nbytes, host))
+        return place
+
+    def room(self, like: DeviceArray) -> DeviceArray:
+        """Workspace for an array of this shape and dtype, in C order."""
+        return DeviceArray.packed(self.workspace(like.nbytes), like.dtype, like.shape)
+
+    def copy_of(
+        self, array: ArraySpec | DeviceArray, order: Order = "C", *, conjugate: bool = False
+    ) -> DeviceArray:
+        """Copy an array to workspace, without gaps.
+
+        Args:
+            array: The array.
+            order: Order of its matrices in the copy. A matrix by columns is its transpose by rows, and the
+                returned array describes that transpose.
+            conjugate: Whether to conjugate the elements.
+        """
+        source = _turned(self.array(array) if isinstance(array, ArraySpec) else array, order)
+        packed = self.room(source)
+        self.device.arrays.convert(self.stream, source, packed, conjugate=conjugate)
+        return packed
+
+    def packed(self, array: ArraySpec, order: Order = "C") -> int:
+        """Return the address of an array's elements without gaps: its own, or that of a copy."""
+        if array.is_contiguous and (order == "C" or array.ndim < 2):
+            return self.device.address(array)
+        source = _turned(self.array(array), order)
+        return source.address if source.is_contiguous else self.copy_of(array, order).address
+
+    def result(self, array: ArraySpec, order: Order = "C", *, is_updated: bool = False) -> int:
+        """Return the address to write an array to, without gaps: its own, or that of workspace.
+
+        Workspace is copied to the array behind the kernel.
+
+        Args:
+            array: The array.
+            order: Order of its matrices there.
+            is_updated: Whether the kernel reads its contents, too.
+        """
+        if array.is_contiguous and (order == "C" or array.ndim < 2):
+            return self.device.address(array)
+        target = _turned(self.array(array), order)
+        if target.is_contiguous:
+            return target.address
+        packed = self.copy_of(array, order) if is_updated else self.room(target)
+        arrays, stream = self.device.arrays, self.stream
+        self._behind.append(lambda: arrays.convert(stream, packed, target))
+        return packed.address
+
+    def convert(
+        self, source: DeviceArray, out: DeviceArray, *, scale: float = 1.0, conjugate: bool = False
+    ) -> None:
+        """Enqueue ``out = source * scale``; see `ArrayKernels.convert`."""
+        self.device.arrays.convert(self.stream, source, out, scale=scale, conjugate=conjugate)
+
+    def fill(self, array: ArraySpec | DeviceArray, value: complex) -> None:
+        """Enqueue that every element is set to one value."""
+        out = self.array(array) if isinstance(array, ArraySpec) else array
+        self.device.arrays.fill(self.stream, out, value)
+
+    def status(self, words: StatusArray) -> int:
+        """Return the address of device memory for status words, which are zero now.
+
+        The kernel's words are in `words` when the operation is complete; then
+        `OperationSpec.check_status` is asked.
+        """
+        if self._spec.check_status not in self._judges:
+            self._judges.append(self._spec.check_status)
+        return self._zeroed(words)
+
+    def words(self, count: int, judge: Callable[[StatusArray], None]) -> int:
+        """Return the address of so many status words of the kernel's own, 32 bits each, which are zero now.
+
+        Args:
+            count: How many.
+            judge: Called with the words that the kernel has written, when the operation is complete; an error
+                of it is the error of the operation. It is short. It may be called in a thread of the device.
+        """
+        words = np.zeros(count, np.int32)
+        self._judges.append(partial(judge, words))
+        return self._zeroed(words)
+
+    def _zeroed(self, words: StatusArray) -> int:
+        nbytes = max(words.nbytes, 1)
+        address = self.workspace(nbytes)
+        self.device.context.check(driver.cuMemsetD8Async(address, 0, nbytes, self.handle))
+        self._words.append((address, words))
+        return address
+
+    def end(self) -> None:
+        """Enqueue what belongs behind the kernel; called by the library."""
+        for enqueue in self._behind:
+            enqueue()
+        if self._words:
+            self._fetch_words()
+
+    def release(self) -> None:
+        """Leave the workspace to the next operation: the kernel is enqueued, or has failed."""
+        if self._region is not None:
+            self._region.end()
+
+    def _fetch_words(self) -> None:
+        """Have the status words copied to pinned memory, and looked at when the operation is complete."""
+        pinned, check, judges = self.device.pinned, self.device.context.check, self._judges
+        taken = [(words, pinned.take(words.nbytes)) for _, words in self._words]
+        for (address, words), (_, host) in zip(self._words, taken, strict=True):
+            check(driver.cuMemcpyDtoHAsync(host, address, words.nbytes, self.handle))
+
+        def finish() -> None:
+            for words, host in taken:
+                ctypes.memmove(words.ctypes.data, host, words.nbytes)
+                pinned.give_back(words.nbytes, host)
+            for judge in judges:
+                judge()
+
+        self.stream.after(finish)
+
+
+def _let_go(room: object) -> None:
+    """Drop the last reference."""
+
+
+def _turned(array: DeviceArray, order: Order) -> DeviceArray:
+    """Return the array, or its matrices transposed, which are by rows where these are by columns."""
+    return array if order == "C" or len(array.shape) < 2 else transposed(array)
+
+
+>>>>>>> i
 def factor_of(library: str, name: str, value: complex, dtype: DType) -> complex:
     """Take a factor to what a type can hold, as cuBLAS gets it.
 
