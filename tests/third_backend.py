@@ -266,38 +266,7 @@ class Chunks:
         return _MEMORY
 
 
-<<<<<<< HEAD
 class Library(ComputingLibrary):
-=======
-class KernelCall:
-    """One launch, as its kernel sees it; see `trio_accel.backends.base.KernelCall`."""
-
-    def __init__(self, device: Device, stream: Stream, plan: Any) -> None:
-        self.device = device
-        self.stream = stream
-        self.plan = plan
-        self._rooms: list[Array] = []
-
-    def array(self, array: ArraySpec, *, write: bool = True) -> Array:
-        return self.device.array(array, write=write)
-
-    def at(self, array: ArraySpec) -> int:
-        return int(self.array(array).ctypes.data)
-
-    def peers(self, peers: Peers) -> NoReturn:
-        raise NotSupportedError("one device reaches no other", backend=BACKEND)
-
-    def workspace(self, nbytes: int) -> int:
-        self._rooms.append(np.empty(max(nbytes, 0), np.uint8))
-        return int(self._rooms[-1].ctypes.data) if nbytes > 0 else 0
-
-    def status(self, words: StatusArray) -> int:
-        words.fill(0)
-        return int(words.ctypes.data)
-
-
-class Library(TableLibrary):
->>>>>>> i
     """A library of an open device: a launch is a command of the stream."""
 
     backend: ClassVar[str] = BACKEND
@@ -321,11 +290,7 @@ class Device(BlockDevice[Stream, Array, Array]):
         self.libraries = tuple(sorted(LIBRARIES))
         self._context = Context(info.name)
 
-<<<<<<< HEAD
     def host_view(self, array: ArraySpec, /, *, write: bool = True) -> Array:
-=======
-    def array(self, array: ArraySpec, *, write: bool = True) -> Array:
->>>>>>> i
         """An array as kernels of the device see it."""
         memory, _ = self.blocks.block(array.block)
         data = memory.data if write else np.frombuffer(memory.data.toreadonly(), np.uint8)

@@ -85,11 +85,7 @@ class KernelCall(Protocol[ArrayT_co, PlanT_co]):
         """The stream of the operation."""
         ...
 
-<<<<<<< HEAD
-    def array(self, array: ArraySpec) -> ArrayT_co:
-=======
-    def array(self, array: ArraySpec, *, write: bool = True) -> Any:
->>>>>>> i
+    def array(self, array: ArraySpec, *, write: bool = True) -> ArrayT_co:
         """Give an array as the backend's kernels use it: a NumPy array, or its address and strides.
 
         Args:

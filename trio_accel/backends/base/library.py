@@ -314,9 +314,9 @@ class ComputingCall:
     stream: AccelStream
     _rooms: tuple[npt.NDArray[Any], ...] = attrs.field(default=(), init=False)
 
-    def array(self, array: ArraySpec) -> npt.NDArray[Any]:
+    def array(self, array: ArraySpec, *, write: bool = True) -> npt.NDArray[Any]:
         """Return an array, as a view of its memory; raises as `ComputingDevice.host_view` does."""
-        return self.device.host_view(array)
+        return self.device.host_view(array, write=write)
 
     def at(self, array: ArraySpec) -> int:
         """Return the address of an array's first element; raises as `array` does."""

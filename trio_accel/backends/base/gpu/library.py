@@ -69,7 +69,7 @@ class EnqueuingCall(Generic[DeviceT, StreamT]):
         """Return the address of an array's first element."""
         return self.device.address(array)
 
-    def array(self, array: ArraySpec) -> DeviceArray:
+    def array(self, array: ArraySpec, *, write: bool = True) -> DeviceArray:
         """Return the address and layout of an array."""
         return self.device.at(array)
 

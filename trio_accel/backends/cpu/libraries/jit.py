@@ -60,14 +60,8 @@ def _scalars(definition: KernelDefinition, content: bytes) -> list[Any]:
     ]
 
 
-<<<<<<< HEAD
 def _view(parameter: KernelParameter, array: ArraySpec, call: HostCall) -> HostArray:
-    device: Any = call.device
-    view: HostArray = device.host_view(array, write=parameter.role != "read")
-=======
-def _view(parameter: KernelParameter, array: ArraySpec, call: KernelCall) -> HostArray:
     view: HostArray = call.array(array, write=parameter.role != "read")
->>>>>>> i
     return view
 
 
