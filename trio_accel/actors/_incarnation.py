@@ -304,7 +304,7 @@ class Incarnation:
             # wait for ever.
             raise RuntimeError(
                 f"the handler of {envelope.message.operation} in {envelope.cell.path} deferred its reply and "
-                f"returned {type(reply).__name__}; return what self.context.defer() returned, or do not defer"
+                f"returned {reply.__class__.__name__}; return what self.context.defer() returned, or do not defer"
             )
         outcomes.handled += 1
 

@@ -312,7 +312,7 @@ def operation(
             maker = _Maker(function, declaration)
             declaration.check_function()
             own = maker.make_spec() if plan is None and spec is None else None
-            planning = plan or maker.make_plan(own or spec, reply or (lambda *results: results), alias or {})
+            planning = plan or maker.make_plan(own or spec, reply or _as_tuple, alias or {})
             message = maker.make_message(planning, not_recorded)
         except (ValueError, TypeError, NameError) as error:
             raise TypeError(f"{place}: operation {function.__name__}: {error}") from error
@@ -324,6 +324,10 @@ def operation(
         return made
 
     return declare
+
+
+def _as_tuple(*results: Any) -> tuple[Any, ...]:
+    return results
 
 
 def _listed(dtypes: tuple[DType, ...] | None) -> tuple[DType, ...]:

@@ -64,6 +64,8 @@ def decode_launch(
             return cast("npt.NDArray[Any]", RemoteArray(number, rest[0]))
         if kind == "shared":
             return shared(arrivals, *rest)
+        dtype: str
+        shape: tuple[int, ...]
         dtype, shape = rest
         results.append(np.empty(shape, DType(dtype).dtype))
         return results[-1]

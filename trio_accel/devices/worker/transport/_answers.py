@@ -114,8 +114,12 @@ def _copy(transfer: int, number: int, index: int, chunk: int, offset: int, array
     return head + _layout(len(shape)).pack(*shape, *strides)
 
 
+def _granted(number: int, address: int) -> bytes:
+    return _brief(_GRANTED, number, (address,))
+
+
 _PACKED: dict[str, Callable[..., bytes]] = {
-    "granted": lambda number, address: _brief(_GRANTED, number, (address,)),
+    "granted": _granted,
     "copy": _copy,
     "times": functools.partial(_THREE.pack, _TIMES),
 }
