@@ -302,10 +302,7 @@ class Incarnation:
         if state == EnvelopeState.DEFERRED and not is_its_own:
             # D87: a handler that returns something else may have forgotten the reply, and its asker would
             # wait for ever.
-            raise RuntimeError(
-                f"the handler of {envelope.message.operation} in {envelope.cell.path} deferred its reply and "
-                f"returned {reply.__class__.__name__}; return what self.context.defer() returned, or do not defer"
-            )
+            raise _not_returned(envelope, reply)
         outcomes.handled += 1
 
     def _is_over(self, envelope: Envelope) -> bool:
@@ -374,3 +371,10 @@ async def _take_context(task: trio.lowlevel.Task, context: Context) -> None:  # 
         # Takes effect with the checkpoint.
         task.context = context
         await trio.lowlevel.cancel_shielded_checkpoint()
+
+
+def _not_returned(envelope: Envelope, reply: object) -> RuntimeError:
+    return RuntimeError(
+        f"the handler of {envelope.message.operation} in {envelope.cell.path} deferred its reply and returned "
+        f"{type(reply).__name__}; return what self.context.defer() returned, or do not defer"
+    )
