@@ -12,6 +12,7 @@ from ..backends.base import DType, LibraryError, LinAlgError
 from ..backends.base.checks import NATIVE
 from ..backends.base.ops import ArraySpec, OperationSpec, Transpose
 from ..devices import AccelRef, DeclaredSpec, Operand, Operation, device_of, message_of, operation
+from ..devices.base._refusals import refuse_dtypes
 from ._actor import BlasActor, SolverActor
 from ._matrices import gemm, matmul, trsm
 from ._spectra import Svd, SVDResult
@@ -366,9 +367,11 @@ def _check(a: Operand, b: Operand) -> None:
             "lstsq: Incompatible dimensions: a must have shape (m, n) and b shape (m,) or (m, k), "
             f"got a of shape {a.shape} and b of shape {b.shape}"
         )
-    types = [one.dtype if isinstance(one, AccelRef) else DType.of(one.dtype) for one in (a, b)]
-    if types[0] is not types[1]:
-        raise TypeError(f"lstsq: operands must have one dtype, got a {types[0]}, b {types[1]}; use cast()")
+    given = {"a": a, "b": b}
+    hosts = [name for name, one in given.items() if not isinstance(one, AccelRef)]
+    types = {name: DType.of(one.dtype) for name, one in given.items()}
+    if types["a"] is not types["b"]:
+        refuse_dtypes("lstsq", types, hosts)
 
 
 Cholesky: Final = cholesky.message

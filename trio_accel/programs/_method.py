@@ -32,6 +32,7 @@ _Rule: TypeAlias = (
 )
 
 _DECLARED = "_trio_accel_program_method"
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @attrs.frozen
@@ -216,6 +217,8 @@ def _describe(
     declared: _Declared = getattr(function, _DECLARED, _Declared(None, ()))
     signature = inspect.Signature(list(parameters))
     takes_out = declared.out is not None and "out" in signature.parameters
+    if declared.out is not None:
+        _check_rule(where, declared.out, signature)
     updates: set[str] = set()
     state: set[str] = set()
     for declared_name in declared.updates:
@@ -241,6 +244,24 @@ def _describe(
         frozenset(state),
         declared.refuses,
     )
+
+
+def _check_rule(where: str, rule: Callable[..., Any], signature: inspect.Signature) -> None:
+    """Refuse a rule of outputs that takes neither all arguments of the method nor those without a default."""
+    given = [one for name, one in signature.parameters.items() if name != "out" and one.kind not in _VARIADIC]
+    error = None
+    for each in (given, [one for one in given if one.default is one.empty]):
+        named = {one.name: None for one in each if one.kind is one.KEYWORD_ONLY}
+        try:
+            inspect.signature(rule).bind(*each[: len(each) - len(named)], **named)
+        except TypeError as refused:
+            error = refused
+        except ValueError:
+            return  # a callable whose signature Python does not know
+        else:
+            return
+    names = ", ".join(one.name for one in given)
+    raise TypeError(f"{where}: its rule out= must take ({names}): {error}")
 
 
 def _module(target: Any) -> str:

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from functools import cache, lru_cache
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, cast
+from numbers import Number
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeAlias, TypeVar, cast
 
 import attrs
 import numpy as np
@@ -30,7 +31,7 @@ from ...backends.base.values import check_conversion, factor
 from ..arrays._blocks import Block, BlockTable
 from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef, DeviceRequest
-from ..base._refusals import what_to_do
+from ..base._refusals import refuse_dtypes, what_to_do
 from ..base._statistics import LaunchTimes
 from ..base._views import overlaps
 from ..base._waits import Arrival
@@ -376,9 +377,14 @@ class Planner:
                 self._use(argument, operand)
             return operand.spec
         if not isinstance(operand, np.ndarray):
+            told = what_to_do(operand)
+            if self.name == "linalg.Matmul" and isinstance(operand, Number):
+                told = "; await linalg.scal(alpha, x) multiplies by a number in place"
+            elif hasattr(operand, "__dlpack__"):
+                told = "; copy it to the device first: await device.put(x)"
             raise TypeError(
                 f"{self.name}: {argument} must be an AccelRef or a NumPy array, got {type(operand).__name__}"
-                f"{what_to_do(operand)}"
+                f"{told}"
             )
         self.unmasked(argument, operand)
         staged = self._new(operand.shape, self.dtype(argument, operand.dtype))
@@ -479,6 +485,18 @@ class Planner:
             return DType.of(like)
         except TypeError as error:
             raise TypeError(f"{self.name}: {argument}: {error}") from None
+
+    def refuse_dtypes(self, **arrays: ArraySpec | None) -> NoReturn:
+        """Refuse operands that differ in dtype, and say how to convert them.
+
+        Raises:
+            TypeError: Always.
+        """
+        there = {name: array for name, array in arrays.items() if array is not None}
+        hosts = {
+            name for name, array in there.items() if getattr(array, "block", None) in (self._hosts or ())
+        }
+        refuse_dtypes(self.name, {name: array.dtype for name, array in there.items()}, hosts)
 
     def distinct(self, argument: str, written: ArraySpec, **others: ArraySpec) -> None:
         """Refuse a written array that shares memory with one of the others; a new one does with none."""
