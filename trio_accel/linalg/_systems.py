@@ -367,11 +367,9 @@ def _check(a: Operand, b: Operand) -> None:
             "lstsq: Incompatible dimensions: a must have shape (m, n) and b shape (m,) or (m, k), "
             f"got a of shape {a.shape} and b of shape {b.shape}"
         )
-    given = {"a": a, "b": b}
-    hosts = [name for name, one in given.items() if not isinstance(one, AccelRef)]
-    types = {name: DType.of(one.dtype) for name, one in given.items()}
+    types = {"a": DType.of(a.dtype), "b": DType.of(b.dtype)}
     if types["a"] is not types["b"]:
-        refuse_dtypes("lstsq", types, hosts)
+        refuse_dtypes("lstsq", types, "ab"[isinstance(a, AccelRef) : 2 - isinstance(b, AccelRef)])
 
 
 Cholesky: Final = cholesky.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar, cast
 
 import attrs
@@ -249,19 +250,22 @@ def _describe(
 def _check_rule(where: str, rule: Callable[..., Any], signature: inspect.Signature) -> None:
     """Refuse a rule of outputs that takes neither all arguments of the method nor those without a default."""
     given = [one for name, one in signature.parameters.items() if name != "out" and one.kind not in _VARIADIC]
-    error = None
-    for each in (given, [one for one in given if one.default is one.empty]):
-        named = {one.name: None for one in each if one.kind is one.KEYWORD_ONLY}
+    needed = [one for one in given if one.default is one.empty]
+    told = [_misfit(rule, each) for each in (given, needed)]
+    if all(told):
+        raise TypeError(
+            f"{where}: its rule out= must take ({', '.join(one.name for one in given)}): {told[0]}"
+        )
+
+
+def _misfit(rule: Callable[..., Any], given: Sequence[inspect.Parameter]) -> str:
+    named = {one.name: None for one in given if one.kind is one.KEYWORD_ONLY}
+    with suppress(ValueError):  # Python does not know each callable's signature
         try:
-            inspect.signature(rule).bind(*each[: len(each) - len(named)], **named)
-        except TypeError as refused:
-            error = refused
-        except ValueError:
-            return  # a callable whose signature Python does not know
-        else:
-            return
-    names = ", ".join(one.name for one in given)
-    raise TypeError(f"{where}: its rule out= must take ({names}): {error}")
+            inspect.signature(rule).bind(*given[: len(given) - len(named)], **named)
+        except TypeError as error:
+            return str(error)
+    return ""
 
 
 def _module(target: Any) -> str:

@@ -146,11 +146,9 @@ def refuse_dtypes(name: str, given: Mapping[str, DType], hosts: Collection[str])
     """
     # What is on the device stays as it is, unless it would lose parts of the values.
     best = max(given, key=lambda one: (given[one].kind == "complex", given[one].is_inexact, one not in hosts))
-    told = [
-        f"{one}.astype('{given[best]}')" if one in hosts else f"await {one}.cast('{given[best]}')"
-        for one in given
-        if given[one] is not given[best]
-    ]
+    others = [one for one in given if given[one] is not given[best]]
+    verbs = [f"{one}.astype" if one in hosts else f"await {one}.cast" for one in others]
+    told = [f"{verb}('{given[best]}')" for verb in verbs]
     got = ", ".join(f"{one} {dtype}" for one, dtype in given.items())
     raise TypeError(f"{name}: operands must have one dtype, got {got}; write {' and '.join(told)}")
 

@@ -502,22 +502,19 @@ class _Maker:
         """Make the function that asks."""
         function, declaration, kinds = self._function, self._declaration, self._declaration.parameters
         arrays = [name for name, kind in kinds.items() if kind == "array" or isinstance(kind, type)]
+        first = next(iter(kinds))
+        check = "" if first in arrays else f"    if type({first}) is AccelRef: refuse()\n"
         bare = [one.replace(default=one.empty, annotation=one.empty) for one in self._parameters.values()]
         text = (
             f"async def {function.__name__}{inspect.Signature([*bare, _UNKNOWN])}:\n"
-            f"    if unknown: raise unknown_option({self._declaration.name!r}, [*unknown][0], {[*kinds]})\n"
-            + "".join(
-                f"    if type({one}) is AccelRef: refuse({one!r})\n"
-                for one in [*kinds][:1]
-                if one not in arrays
-            )
-            + f"    return await device_of({self._declaration.function!r}, {', '.join(arrays)})"
+            f"    if unknown: raise unknown_option({declaration.name!r}, [*unknown][0], {[*kinds]})\n{check}"
+            f"    return await device_of({self._declaration.function!r}, {', '.join(arrays)})"
             f".ask(Message({', '.join(kinds)}))\n"
         )
 
-        def refuse(name: str) -> NoReturn:
-            told = f"{name} must be a number, got AccelRef: {declaration.function}({', '.join(kinds)})"
-            raise TypeError(f"{declaration.name}: {told}")
+        def refuse() -> NoReturn:
+            called = f"{declaration.function}({', '.join(kinds)})"
+            raise TypeError(f"{declaration.name}: {first} must be a number, got AccelRef: {called}")
 
         names = {"device_of": device_of, "Message": message, "unknown_option": unknown_option}
         names |= {"AccelRef": AccelRef, "refuse": refuse}

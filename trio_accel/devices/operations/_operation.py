@@ -376,16 +376,13 @@ class Planner:
             else:
                 self._use(argument, operand)
             return operand.spec
-        if not isinstance(operand, np.ndarray):
-            told = what_to_do(operand)
-            if self.name == "linalg.Matmul" and isinstance(operand, Number):
-                told = "; await linalg.scal(alpha, x) multiplies by a number in place"
-            elif hasattr(operand, "__dlpack__"):
-                told = "; copy it to the device first: await device.put(x)"
-            raise TypeError(
-                f"{self.name}: {argument} must be an AccelRef or a NumPy array, got {type(operand).__name__}"
-                f"{told}"
-            )
+        if not isinstance(other := cast("object", operand), np.ndarray):
+            told = f"{type(other).__name__}{what_to_do(other)}"
+            if self.name == "linalg.Matmul" and isinstance(other, Number):
+                told += "; await linalg.scal(alpha, x) multiplies by a number in place"
+            elif hasattr(other, "__dlpack__"):
+                told += "; copy it to the device first: await device.put(x)"
+            raise TypeError(f"{self.name}: {argument} must be an AccelRef or a NumPy array, got {told}")
         self.unmasked(argument, operand)
         staged = self._new(operand.shape, self.dtype(argument, operand.dtype))
         self._staged += (CopyFromHostSpec(operand, staged.spec),)
@@ -492,11 +489,8 @@ class Planner:
         Raises:
             TypeError: Always.
         """
-        there = {name: array for name, array in arrays.items() if array is not None}
-        hosts = {
-            name for name, array in there.items() if getattr(array, "block", None) in (self._hosts or ())
-        }
-        refuse_dtypes(self.name, {name: array.dtype for name, array in there.items()}, hosts)
+        hosts = {name for name, one in arrays.items() if getattr(one, "block", None) in (self._hosts or ())}
+        refuse_dtypes(self.name, {name: one.dtype for name, one in arrays.items() if one is not None}, hosts)
 
     def distinct(self, argument: str, written: ArraySpec, **others: ArraySpec) -> None:
         """Refuse a written array that shares memory with one of the others; a new one does with none."""
