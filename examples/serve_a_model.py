@@ -6,7 +6,6 @@ import signal
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 import trio
@@ -17,7 +16,7 @@ from starlette.routing import Route
 
 import trio_accel as ta
 from trio_accel.patterns import Batcher, Call, Deadline
-from trio_accel.programs import Array
+from trio_accel.programs import Array, method
 
 CENTRES = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
 OPTIONS = ta.DeviceOptions(isolation="process", stuck_after=10.0, retry=1, spares=1, close_grace=1.0)
@@ -30,9 +29,10 @@ class Distances:
     def __init__(self, centres: Array) -> None:
         self.centres = centres
 
-    def predict(self, points: Array) -> Array:
-        """How far each point is from each centre: a row for each point."""
-        return ((points[:, None] - self.centres) ** 2).sum(axis=2) ** 0.5
+    @method(refuses=(ValueError,))
+    def predict(self, rows: list[list[float]]) -> Array:
+        """How far each point is from each centre. A row that is no point raises a ValueError."""
+        return ((np.reshape(rows, (len(rows), 1, 2)) - self.centres) ** 2).sum(axis=2) ** 0.5
 
 
 async def predict(batcher: ta.Ref[Predictions], request: Request) -> JSONResponse:
@@ -45,8 +45,7 @@ async def predict(batcher: ta.Ref[Predictions], request: Request) -> JSONRespons
                 if len(body) > 500:
                     return JSONResponse({"error": "the body has more than 500 bytes"}, 413)
             x, y = json.loads(body)
-            distances = await batcher.ask(Call([float(x), float(y)]))
-            return JSONResponse({"distances": distances.tolist()})
+            return JSONResponse({"distances": (await batcher.ask(Call([float(x), float(y)]))).tolist()})
         return JSONResponse({"error": "the deadline has passed"}, 504)
     except (ValueError, TypeError, OverflowError, ClientDisconnect):
         return JSONResponse({"error": "send two numbers, such as [3, 4]; x-deadline has seconds"}, 400)
@@ -60,11 +59,13 @@ async def main(port: int) -> None:
     async with ta.open_system("demo") as system, system.open_device("cpu", options=OPTIONS) as device:
         program = await ta.open_program(device, Distances, await device.put(CENTRES))
 
-        async def model(points: list[list[float]]) -> Array:
-            return await (await program.ask(Distances.predict, np.array(points))).to_host()
+        async def model(rows: list[list[float]]) -> Array:
+            return await (await program.ask(Distances.predict, rows)).to_host()
 
         async def health(request: Request) -> JSONResponse:
-            return JSONResponse({"status": "alive", "generation": device.generation})
+            pid = next((each.pid for each in system.tree().find(device.path).walk() if each.pid), None)
+            status, code = ("ended", 503) if program.has_ended else ("alive", 200)
+            return JSONResponse({"status": status, "generation": device.generation, "pid": pid}, code)
 
         batcher = await system.spawn(Predictions, model, capacity=1000, overflow=ta.Overflow.REJECT)
         routes = [Route("/predict", partial(predict, batcher), methods=["POST"]), Route("/health", health)]
@@ -80,8 +81,7 @@ async def main(port: int) -> None:
 async def serve_client(app: Starlette, places: trio.CapacityLimiter, stream: trio.SocketStream) -> None:
     """Serve one client by HTTP. What it sends can end no other connection."""
     http = import_module("hypercorn.trio.tcp_server")
-    # A connection of a client that has left would be kept for 5 seconds; -1 refuses HTTP/2.
-    config = http.Config.from_mapping(keep_alive_max_requests=1, h2_max_header_list_size=-1)
+    config = http.Config.from_mapping(keep_alive_max_requests=1, h2_max_header_list_size=-1)  # no HTTP/2
     wrapped = import_module("hypercorn.app_wrappers").ASGIWrapper(app)
     async with stream:
         if places.available_tokens > 0:
@@ -95,6 +95,6 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=8000, help="0 for any (default: 8000)")
     try:
         # Workers import the model by the name of this file.
-        trio.run(import_module(Path(__file__).stem).main, parser.parse_args().port)
+        trio.run(import_module(__file__.rpartition("/")[2][:-3]).main, parser.parse_args().port)
     except OSError as error:
         raise SystemExit(str(error)) from None

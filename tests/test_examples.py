@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx2
@@ -255,17 +254,17 @@ def test_the_spectrum_of_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="worker processes are for Linux")
-def test_a_model_is_served_from_a_copy_of_its_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("checks_first", [True, False])
+def test_a_model_is_served_from_a_copy_of_its_file(tmp_path: Path, checks_first: bool) -> None:
     # A copy is renamed, and workers import the class from it all the same.
-    shutil.copy(EXAMPLES / "serve_a_model.py", tmp_path / "mine.py")
+    copy_the_service(tmp_path / "mine.py", checks_first=checks_first)
     environment = {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
-    command = (sys.executable, "mine.py", "--port", "0")
+    command = sys.executable, "mine.py", "--port", "0"
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
-            assert process.stdout is not None
-            port = int(process.stdout.readline().removeprefix("serving on port "))
+            port = int((process.stdout or sys.stdin).readline().removeprefix("serving on port "))
 
             def ask(data: str | bytes, **headers: str) -> tuple[int, object]:
                 url = f"http://127.0.0.1:{port}/predict"
@@ -295,7 +294,11 @@ def test_a_model_is_served_from_a_copy_of_its_file(tmp_path: Path) -> None:
                 os.kill(worker, signal.SIGKILL)
             assert ask("[3, 4]") == right
             health = httpx2.get(f"http://127.0.0.1:{port}/health", trust_env=False)
-            assert health.json() == {"status": "alive", "generation": 2}
+            shown = health.json()
+            assert shown.pop("pid") in workers_of(process.pid)
+            assert (health.status_code, shown) == (200, {"status": "alive", "generation": 2})
+            if not checks_first:
+                check_end(ask, port)
             again = subprocess.run(
                 (*command[:3], str(port)),
                 cwd=tmp_path,
@@ -312,6 +315,28 @@ def test_a_model_is_served_from_a_copy_of_its_file(tmp_path: Path) -> None:
             process.kill()
     assert process.returncode == 0
     assert "Traceback" not in told
+    assert ("allows 3 restarts within 60 s" in told) is not checks_first
+
+
+def copy_the_service(path: Path, *, checks_first: bool) -> None:
+    source = (EXAMPLES / "serve_a_model.py").read_text(encoding="utf-8")
+    if not checks_first:
+        # Then the model meets the bad rows, and refuses them.
+        source = source.replace("x, y = json.loads(body)", "row = [float(x) for x in json.loads(body)]")
+        source = source.replace("[float(x), float(y)]", "row")
+        # And it has a bug, of which it does not tell.
+        source = source.replace(
+            "        return ((np", "        assert rows != [[0.0, 0.0]]\n        return ((np"
+        )
+    path.write_text(source, encoding="utf-8")
+
+
+def check_end(ask: Callable[[str], tuple[int, object]], port: int) -> None:
+    """Have the model fail too often."""
+    for _ in range(6):
+        assert ask("[0, 0]")[0] == 503
+    health = httpx2.get(f"http://127.0.0.1:{port}/health", trust_env=False)
+    assert (health.status_code, health.json()["status"]) == (503, "ended")
 
 
 def workers_of(pid: int) -> list[int]:

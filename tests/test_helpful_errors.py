@@ -30,7 +30,15 @@ class Surroundings:
     system: ta.System
     device: ta.Device
     x: ta.AccelRef
+    single: ta.AccelRef
     batcher: ta.Ref[Batcher[int, int]]
+
+
+class Foreign:
+    """An array of another library."""
+
+    def __dlpack__(self) -> object:
+        raise AssertionError
 
 
 async def double(items: list[int]) -> list[int]:
@@ -70,6 +78,72 @@ untyped: Any = ta
 
 # What is written, and what the message must say.
 MISTAKES: dict[str, tuple[Mistake, type[Exception], str]] = {
+    "a float64 array of NumPy with float32": (
+        lambda at: linalg.matmul(at.single, np.ones(3)),
+        TypeError,
+        "got a float32, b float64; write b.astype('float32')",
+    ),
+    "the same, the other way round": (
+        lambda at: linalg.matmul(np.ones(3), at.single),
+        TypeError,
+        "got a float64, b float32; write a.astype('float32')",
+    ),
+    "a float64 array with float32": (
+        lambda at: linalg.solve(at.single, at.x),
+        TypeError,
+        "write await b.cast('float32')",
+    ),
+    "float64 with float32 in lstsq": (
+        lambda at: linalg.lstsq(at.single, np.ones(3)),
+        TypeError,
+        "write b.astype('float32')",
+    ),
+    "complex with real": (
+        lambda at: linalg.gemm(1.0, at.x, np.ones((3, 3), complex)),
+        TypeError,
+        "write await a.cast('complex128')",
+    ),
+    "scal the wrong way round": (
+        lambda at: linalg.scal(at.x, 2.0),  # type: ignore[arg-type]
+        TypeError,
+        "alpha must be a number, got AccelRef: scal(alpha, x)",
+    ),
+    "a product with a number": (
+        lambda at: linalg.matmul(at.x, 2.0),  # type: ignore[arg-type]
+        TypeError,
+        "await linalg.scal(alpha, x) multiplies by a number",
+    ),
+    "an array of another library": (
+        lambda at: linalg.matmul(at.x, Foreign()),  # type: ignore[arg-type]
+        TypeError,
+        "got Foreign; copy it to the device first: await device.put(x)",
+    ),
+    "out of NumPy": (
+        lambda at: jit.elementwise("x + 1.0")(at.x, out=np.ones((3, 3))),  # type: ignore[call-overload]
+        TypeError,
+        "out must be an AccelRef, got ndarray; copy it",
+    ),
+    "unequal": (lambda at: at.x != at.single, TypeError, "AccelRef != AccelRef: "),
+    "a format": (lambda at: f"{at.x:.2f}", TypeError, "use await ref.item()"),
+    "round": (lambda at: round(at.x), TypeError, "use round(await ref.item())"),
+    "max in an expression": (
+        lambda _: jit.elementwise("max(x, 0)"),
+        ValueError,
+        "no function 'max' in expressions; write maximum(x, y)",
+    ),
+    "min in an expression": (lambda _: jit.elementwise("min(x, y)"), ValueError, "write minimum(x, y)"),
+    "a power": (lambda at: jit.elementwise("x^2")(at.x), TypeError, "write x**2 for a power"),
+    "ln": (lambda _: jit.elementwise("ln(x)"), ValueError, "write log(x)"),
+    "an output that is not assigned": (
+        lambda _: jit.elementwise("x", outputs=("z",)),
+        ValueError,
+        "output 'z' is not assigned; the expression assigns nothing",
+    ),
+    "a function for an expression": (
+        lambda _: jit.elementwise(lambda x: x),  # type: ignore[call-overload]
+        TypeError,
+        "an expression is a text, such as 'x * x', got function",
+    ),
     "options of a device one by one": (
         lambda at: at.system.open_device("cpu", isolation="process"),
         TypeError,
@@ -263,7 +337,8 @@ async def _make(mistake: Mistake, at: Surroundings) -> None:
 @pytest.mark.parametrize("mistake", MISTAKES)
 async def test_the_message_says_what_to_write(mistake: str, system: ta.System, device: ta.Device) -> None:
     batcher = await system.spawn(Batcher[int, int], double)
-    at = Surroundings(system, device, await device.put(np.eye(3)), batcher)
+    single = await device.put(np.eye(3, dtype=np.float32))
+    at = Surroundings(system, device, await device.put(np.eye(3)), single, batcher)
     call, kind, text = MISTAKES[mistake]
     with pytest.raises(kind) as caught:
         await _make(call, at)
@@ -325,6 +400,13 @@ async def test_softmax_and_moments_as_the_messages_say(device: ta.Device) -> Non
     np.testing.assert_allclose(await std.item(), host.std(), rtol=1e-12)
     norm = await jit.reduction("abs(x) ** 2", "sum", post="sqrt(a)")(x)
     np.testing.assert_allclose(await norm.item(), np.linalg.norm(host), rtol=1e-12)
+
+
+async def test_a_reference_is_shown_and_compared_with_what_has_no_elements(device: ta.Device) -> None:
+    x = await device.put(np.eye(3))
+    assert f"{x}" == str(x)
+    assert not x != x  # noqa: PLR0124, SIM202
+    assert x != "x"
 
 
 def test_an_error_of_a_property_is_not_taken_for_another() -> None:

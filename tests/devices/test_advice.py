@@ -296,7 +296,7 @@ async def test_equality_is_refused_and_identity_is_not(device: ta.Device, a: ta.
     for other in (b, np.eye(2), np.float64(1.0), 1, 1.0, 1j, True, [1.0], (1.0,)):
         expected = f"AccelRef == {type(other).__name__}: {NO_OPERATORS}; {COMPARED}"
         assert message(operator.eq, a, other) == expected
-        assert message(operator.ne, a, other) == expected
+        assert message(operator.ne, a, other) == expected.replace(" == ", " != ", 1)
     # What has no elements is another thing.
     for other in (None, "a", device, object()):
         assert a != other

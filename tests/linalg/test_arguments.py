@@ -52,7 +52,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "mixed dtypes": (
         lambda a: linalg.matmul(a.matrix, a.single),
         TypeError,
-        r"operands must have one dtype, got a float64, b float32; use cast\(\)",
+        r"operands must have one dtype, got a float64, b float32; write ",
     ),
     "out of another shape": (
         lambda a: linalg.matmul(a.matrix, a.matrix, out=a.vector),

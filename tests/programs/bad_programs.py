@@ -161,6 +161,16 @@ class NoSelf:
     def adds(self, x: Array) -> None: ...
 
 
+class BadRule:
+    """Declares outputs by a rule that does not take its arguments."""
+
+    def __init__(self, weights: Array) -> None: ...
+
+    @ta.programs.method(out=lambda x: (x.shape, x.dtype))
+    def adds(self, x: Array, how: str) -> Array:
+        return x
+
+
 class Misspelled:
     """Declares state that its constructor does not take."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from bad_programs import Keeps, Methods, Misspelled, NoParameter, NoSelf, Process, Returns, Rules
+from bad_programs import BadRule, Keeps, Methods, Misspelled, NoParameter, NoSelf, Process, Returns, Rules
 from chosen import BACKEND
 from sample_programs import Counter, Layer, flat, scaled
 
@@ -265,12 +265,13 @@ async def test_rules_of_outputs_that_are_wrong(any_device: ta.Device) -> None:
 @pytest.mark.parametrize(
     ("cls", "said"),
     [
+        (BadRule, "its rule out= must take (x, how): too many positional arguments"),
         (NoParameter, "updates names 'y', which is no parameter; there are self.weights, x"),
         (NoSelf, "updates names 'weights', which is no parameter; did you mean 'self.weights'?"),
         (Misspelled, "updates names 'self.wieghts', which is no parameter; did you mean 'self.weights'?"),
     ],
 )
-async def test_updates_that_name_nothing_are_refused_at_the_opening(
+async def test_declarations_that_do_not_fit_are_refused_at_the_opening(
     any_device: ta.Device, cls: Any, said: str
 ) -> None:
     with pytest.raises(TypeError) as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
 from pathlib import Path
 
@@ -54,21 +55,30 @@ async def test_an_error_restarts_the_program_alone(system: ta.System, device: ta
     assert device.generation == 1
 
 
-async def test_too_many_errors_end_it_alone(system: ta.System, device: ta.Device) -> None:
+async def test_too_many_errors_end_it_alone(
+    system: ta.System, device: ta.Device, caplog: pytest.LogCaptureFixture
+) -> None:
     intensity = ta.Intensity(2, 60.0)
     bad = await ta.open_program(device, Layer, PARAMETERS, name="bad", intensity=intensity, backoff=AT_ONCE)
     good = await ta.open_program(device, Layer, PARAMETERS)
     for _ in range(3):
         with pytest.raises(ta.ActorFailedError, match=r"crashed while serving sample_programs\.Layer\.fails"):
             await bad.ask(Layer.fails, X)
+        assert not bad.has_ended
     for _ in range(2):
         with pytest.raises(
-            ta.ActorFailedError, match=r"context/bad has ended for good: .* ZeroDivisionError"
+            ta.ActorFailedError,
+            match=r"context/bad has ended for good: .* ZeroDivisionError.*; `await program.reset\(\)` makes",
         ):
             await bad.ask(Layer.forward, X)
+        assert (bad.has_ended, good.has_ended) == (True, False)
     np.testing.assert_array_equal(await (await good.ask(Layer.forward, X)).to_host(), np.zeros((2, 3)))
     assert device.generation == 1
     assert not [name for name in restarts(system, device) if name.startswith("bad")]
+    # Without a configured log, the end is printed, and the crashes before it are not.
+    printed = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(printed) == 1
+    assert printed[0].startswith(f"actor {device.path}/context/bad crashed: ActorFailedError(")
     await bad.aclose()
     # It may be opened again.
     async with ta.open_program(device, Layer, PARAMETERS, name="bad") as again:

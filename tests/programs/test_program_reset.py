@@ -232,7 +232,9 @@ async def test_a_program_that_has_ended_lives_again(system: ta.System, device: t
                 await program.ask(Tally.breaks)
             with pytest.raises(ta.ActorFailedError, match="has ended for good"):
                 await program.ask(Tally.about)
+            assert program.has_ended
             await program.reset()
+            assert not program.has_ended
             assert await counted(program) == 0.0
     async with ta.open_program(device, scaled, intensity=ta.Intensity(0, 60.0)) as function:
         with pytest.raises(ta.ActorFailedError):

@@ -254,7 +254,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "dtype of x": (
         lambda g: sparse.spmv(g.a, np.ones(2, np.float32)),
         TypeError,
-        r"must have one dtype, got matrix float64.* x float32; use cast\(\)",
+        r"must have one dtype, got matrix float64.* x float32; write ",
     ),
     "a SciPy matrix": (
         lambda g: sparse.spmv(scipy.sparse.eye_array(2), g.x),  # type: ignore[arg-type]

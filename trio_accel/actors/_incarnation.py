@@ -298,11 +298,13 @@ class Incarnation:
             else:
                 self.cell.mailbox.stash(envelope)
             return
-        is_its_own = isinstance(reply, DeferredReply) and reply.is_of(envelope)
-        if state == EnvelopeState.DEFERRED and not is_its_own:
+        if state == EnvelopeState.DEFERRED and not _is_reply_to(reply, envelope):
             # D87: a handler that returns something else may have forgotten the reply, and its asker would
             # wait for ever.
-            raise _not_returned(envelope, reply)
+            raise RuntimeError(
+                f"the handler of {envelope.message.operation} in {envelope.cell.path} deferred its reply and "
+                f"returned {type(reply).__name__}; return what self.context.defer() returned, or do not defer"
+            )
         outcomes.handled += 1
 
     def _is_over(self, envelope: Envelope) -> bool:
@@ -373,8 +375,5 @@ async def _take_context(task: trio.lowlevel.Task, context: Context) -> None:  # 
         await trio.lowlevel.cancel_shielded_checkpoint()
 
 
-def _not_returned(envelope: Envelope, reply: object) -> RuntimeError:
-    return RuntimeError(
-        f"the handler of {envelope.message.operation} in {envelope.cell.path} deferred its reply and returned "
-        f"{type(reply).__name__}; return what self.context.defer() returned, or do not defer"
-    )
+def _is_reply_to(reply: object, envelope: Envelope) -> bool:
+    return isinstance(reply, DeferredReply) and reply.is_of(envelope)

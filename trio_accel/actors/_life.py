@@ -11,9 +11,10 @@ from trio.lowlevel import enable_ki_protection
 
 from ._actor import Actor, ActorContext, RestartInfo
 from ._cell import Cell
-from ._errors import check_printable, is_fatal, safe_repr, single
+from ._errors import ActorFailedError, check_printable, is_fatal, safe_repr, single
 from ._events import ActorStarted
 from ._incarnation import Incarnation
+from ._options import Restart
 from ._supervisor import Supervisor
 from ._tasks import running
 
@@ -167,9 +168,11 @@ class Life:
     def _log_crash(self, error: BaseException, told: str | None) -> None:
         cell = self._cell
         where = "" if cell.pid is None else f" in process {cell.pid}"
-        # A told message has no asker that gets the error.
+        # A told message has no asker that gets the error. An actor that fails with a child is given up.
         over = "" if told is None else f" over {told}"
-        level = logging.ERROR if over else logging.WARNING
+        is_over = isinstance(error, ActorFailedError) and error.path.startswith(f"{cell.path}/")
+        is_over = is_over and cell.restart is Restart.TEMPORARY
+        level = logging.ERROR if over or is_over else logging.WARNING
         text = "actor %s%s crashed%s: %s"
         trace = None if isinstance(error, cell.actor_class.expected_crashes) else error
         extra = {"path": cell.path, "pid": cell.pid, "message_type": told, "incarnation": cell.number}

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import attrs
+import numpy as np
 
 from ..backends.base import DType, DTypeLike
 from ..backends.base.expressions import Expression, SpecializedExpression, parse
 from ..backends.base.ops import ElementwiseSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
+from ..devices.base._refusals import what_to_do
 from ..devices.operations._plan_source import written
 from ._arguments import ExpressionArgument, Taken, bind, extents_of, result_dtype, served_by, take
 
@@ -125,6 +127,8 @@ class Elementwise(Generic[ReplyT]):
             ValueError: `shape` has a negative extent.
         """
         given = bind(self.operation, self.inputs, arguments, named, options=_RESERVED)
+        if isinstance(cast("object", out), np.ndarray):
+            raise TypeError(f"{self.operation}: out must be an AccelRef, got ndarray{what_to_do(out)}")
         if out is None or isinstance(out, AccelRef):
             outs: tuple[AccelRef | None, ...] = (out,) * len(self.outputs) if out is None else (out,)
         else:

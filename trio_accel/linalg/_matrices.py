@@ -24,9 +24,7 @@ def _plan_matmul(message: Any, planner: Planner) -> Planned[AccelRef]:
     a = planner.read("a", message.a)
     b = planner.read("b", message.b)
     if a.dtype is not b.dtype:
-        raise TypeError(
-            f"{planner.name}: operands must have one dtype, got a {a.dtype}, b {b.dtype}; use cast()"
-        )
+        planner.refuse_dtypes(a=a, b=b)
     out = planner.output(product_shape(planner.name, a.shape, b.shape), a.dtype, message.out)
     if message.out is not None:
         planner.distinct("out", out.spec, a=a, b=b)

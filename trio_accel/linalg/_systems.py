@@ -12,6 +12,7 @@ from ..backends.base import DType, LibraryError, LinAlgError
 from ..backends.base.checks import NATIVE
 from ..backends.base.ops import ArraySpec, OperationSpec, Transpose
 from ..devices import AccelRef, DeclaredSpec, Operand, Operation, device_of, message_of, operation
+from ..devices.base._refusals import refuse_dtypes
 from ._actor import BlasActor, SolverActor
 from ._matrices import gemm, matmul, trsm
 from ._spectra import Svd, SVDResult
@@ -366,9 +367,9 @@ def _check(a: Operand, b: Operand) -> None:
             "lstsq: Incompatible dimensions: a must have shape (m, n) and b shape (m,) or (m, k), "
             f"got a of shape {a.shape} and b of shape {b.shape}"
         )
-    types = [one.dtype if isinstance(one, AccelRef) else DType.of(one.dtype) for one in (a, b)]
-    if types[0] is not types[1]:
-        raise TypeError(f"lstsq: operands must have one dtype, got a {types[0]}, b {types[1]}; use cast()")
+    types = {"a": DType.of(a.dtype), "b": DType.of(b.dtype)}
+    if types["a"] is not types["b"]:
+        refuse_dtypes("lstsq", types, "ab"[isinstance(a, AccelRef) : 2 - isinstance(b, AccelRef)])
 
 
 Cholesky: Final = cholesky.message

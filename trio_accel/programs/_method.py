@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar, cast
 
 import attrs
@@ -32,6 +33,7 @@ _Rule: TypeAlias = (
 )
 
 _DECLARED = "_trio_accel_program_method"
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @attrs.frozen
@@ -216,6 +218,8 @@ def _describe(
     declared: _Declared = getattr(function, _DECLARED, _Declared(None, ()))
     signature = inspect.Signature(list(parameters))
     takes_out = declared.out is not None and "out" in signature.parameters
+    if declared.out is not None:
+        _check_rule(where, declared.out, signature)
     updates: set[str] = set()
     state: set[str] = set()
     for declared_name in declared.updates:
@@ -241,6 +245,27 @@ def _describe(
         frozenset(state),
         declared.refuses,
     )
+
+
+def _check_rule(where: str, rule: Callable[..., Any], signature: inspect.Signature) -> None:
+    """Refuse a rule of outputs that takes neither all arguments of the method nor those without a default."""
+    given = [one for name, one in signature.parameters.items() if name != "out" and one.kind not in _VARIADIC]
+    needed = [one for one in given if one.default is one.empty]
+    told = [_misfit(rule, each) for each in (given, needed)]
+    if all(told):
+        raise TypeError(
+            f"{where}: its rule out= must take ({', '.join(one.name for one in given)}): {told[0]}"
+        )
+
+
+def _misfit(rule: Callable[..., Any], given: Sequence[inspect.Parameter]) -> str:
+    named = {one.name: None for one in given if one.kind is one.KEYWORD_ONLY}
+    with suppress(ValueError):  # Python does not know each callable's signature
+        try:
+            inspect.signature(rule).bind(*given[: len(given) - len(named)], **named)
+        except TypeError as error:
+            return str(error)
+    return ""
 
 
 def _module(target: Any) -> str:

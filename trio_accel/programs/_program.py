@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, Ty
 import attrs
 import trio
 
-from ..actors import ActorStoppedError
+from ..actors import ActorFailedError, ActorStoppedError
 from ..backends.base import ContextLostError, LibraryError, QueueFullError, Refused
 from ..backends.base.program_definition import build
 from ..backends.base.programs import GONE
@@ -109,6 +109,8 @@ class OpenProgram:
         self.device: Device = opened.device
         self._opened = opened
         self._is_closed = False
+        # In which generation a call was refused, as it has ended for good.
+        self._ended: int | None = None
         self._methods: dict[object, tuple[Method, Sequence[StateArray]]] = {}
         self._slots = itertools.count()
         self._expectations = Expectations()
@@ -169,6 +171,15 @@ class OpenProgram:
         arrays = (*self._opened.frozen, *self._opened.state)
         return not all(array.ref.block.is_usable for array in arrays)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended for good, as it failed more often than its intensity allows.
+
+        This is known from the first call on that is refused for it. `reset` makes the program anew, and so
+        does the next context of the device.
+        """
+        return self._ended == self.device.generation
+
     async def aclose(self) -> None:
         """End the program, and let go of its arrays, once it has served all calls.
 
@@ -226,7 +237,7 @@ class OpenProgram:
             await _end(opened)
             opened.thaw()
             self._check_open()
-        self._opened = opened
+        self._opened, self._ended = opened, None
         self._methods.clear()
         self._left.clear()
         before.thaw()
@@ -263,6 +274,11 @@ class OpenProgram:
             return await self.device.ask(self._call(method, state, bound, out, None, ()))
         except Refused as refused:
             raise _own_error(refused, method)  # noqa: B904  # its cause is set there
+        except ActorFailedError as error:
+            # Its supervisor is the context's child; what crashes is a child of that.
+            if error.path.rpartition("/")[0] == f"{self.device.path}/context":
+                self._ended = self.device.generation
+            raise
         finally:
             self._asking -= 1
             if not self._asking:

@@ -21,6 +21,7 @@ _INSTEAD: dict[str, str] = {
         for name in ("all", "any", "max", "min", "prod")
     },
     **dict.fromkeys(("average", "mean"), 'await ta.jit.reduction("x", "sum", post="a / n")(x, axis=...)'),
+    "ln": "log(x)",
     "norm": 'await ta.jit.reduction("abs(x) ** 2", "sum", post="sqrt(a)")(x)',
     "std": 'await ta.jit.reduction("(x - mean) ** 2", "sum", post="sqrt(a / n)")(x, mean)',
     "exp": 'await ta.jit.elementwise("exp(x)")(x)',

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import numbers
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
 from types import FunctionType
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeAlias, TypeVar, 
 
 import numpy as np
 
+from ...backends.base import DType
 from ...backends.base.foreign_names import instead_of
 
-__all__ = ["NoOperators", "NotAwaited", "opens", "what_to_do"]
+__all__ = ["NoOperators", "NotAwaited", "opens", "refuse_dtypes", "what_to_do"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,7 +55,8 @@ _OF_TWO = {
 }
 _OF_ONE = {"neg": "-", "pos": "+", "abs": "abs", "invert": "~"}
 _ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_NUMBERS = ("float", "int", "complex")
+_NUMBERS = ("float", "int", "complex", "round")
+_ELEMENTS = (np.ndarray, np.generic, numbers.Number, list, tuple)
 _UFUNCS = {"matmul": "@", "add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
 
 
@@ -131,6 +133,26 @@ def what_to_do(value: object, *, is_array: bool = True) -> str:
     return ""
 
 
+def refuse_dtypes(name: str, given: Mapping[str, DType], hosts: Collection[str]) -> NoReturn:
+    """Refuse operands that differ in dtype, and say how to convert them.
+
+    Args:
+        name: The operation.
+        given: The dtypes by argument.
+        hosts: Arguments that are NumPy arrays.
+
+    Raises:
+        TypeError: Always.
+    """
+    # What is on the device stays as it is, unless it would lose parts of the values.
+    best = max(given, key=lambda one: (given[one].kind == "complex", given[one].is_inexact, one not in hosts))
+    others = [one for one in given if given[one] is not given[best]]
+    verbs = [f"{one}.astype" if one in hosts else f"await {one}.cast" for one in others]
+    told = [f"{verb}('{given[best]}')" for verb in verbs]
+    got = ", ".join(f"{one} {dtype}" for one, dtype in given.items())
+    raise TypeError(f"{name}: operands must have one dtype, got {got}; write {' and '.join(told)}")
+
+
 class NoOperators:
     """Base of references to arrays: Python's operators cannot be awaited, so each is refused.
 
@@ -147,9 +169,21 @@ class NoOperators:
         def __eq__(self, other: object) -> bool:
             if self is other:
                 return True
-            if isinstance(other, (NoOperators, np.ndarray, np.generic, numbers.Number, list, tuple)):
+            if isinstance(other, (NoOperators, *_ELEMENTS)):
                 raise _refused("==", self, other, _COMPARED)
             return NotImplemented
+
+        def __ne__(self, other: object) -> bool:
+            if isinstance(other, (NoOperators, *_ELEMENTS)) and self is not other:
+                raise _refused("!=", self, other, _COMPARED)
+            return False if self is other else NotImplemented
+
+        def __format__(self, given: str) -> str:
+            if given:
+                raise TypeError(
+                    f"format {given!r} of an AccelRef: its elements are on the device; use await ref.item()"
+                )
+            return str(self)
 
         __hash__ = object.__hash__
 
@@ -206,7 +240,7 @@ def _add_operators() -> None:
         return refuse
 
     def number(kind: str) -> Any:
-        def refuse(self: object) -> NoReturn:
+        def refuse(self: object, *digits: object) -> NoReturn:
             raise TypeError(
                 f"{kind}() of an AccelRef: its element is on the device; use {kind}(await ref.item())"
             )

@@ -285,7 +285,8 @@ async def _raise_end(supervisor: Ref[LibrarySupervisor]) -> None:
         raise ActorStoppedError(f"{supervisor.path} has ended with its context", path=supervisor.path)
     why = "" if ended.__cause__ is None else f" with {describe(ended.__cause__)}"
     raise ActorFailedError(
-        f"{supervisor.path} has ended for good: it failed too often, last{why}; open it again",
+        f"{supervisor.path} has ended for good: it failed too often, last{why}; "
+        "`await program.reset()` makes it anew",
         path=supervisor.path,
     ) from ended.__cause__
 

@@ -18,6 +18,7 @@ from typing import (
     Any,
     ClassVar,
     Literal,
+    NoReturn,
     ParamSpec,
     Protocol,
     TypeAlias,
@@ -48,7 +49,7 @@ from ...backends.base.ops import (
     updates,
     writes,
 )
-from ..arrays._ref import device_of
+from ..arrays._ref import AccelRef, device_of
 from ._operation import Operand, Operation, Planned, Planner, ReplyT, ReplyT_co
 from ._plan_source import PlanSource, Structured, refuse_value
 
@@ -503,16 +504,24 @@ class _Maker:
 
     def make_function(self, message: type[Any]) -> Any:
         """Make the function that asks."""
-        function, kinds = self._function, self._declaration.parameters
+        function, declaration, kinds = self._function, self._declaration, self._declaration.parameters
         arrays = [name for name, kind in kinds.items() if kind == "array" or isinstance(kind, type)]
+        first = next(iter(kinds))
+        check = "" if first in arrays else f"    if type({first}) is AccelRef: refuse()\n"
         bare = [one.replace(default=one.empty, annotation=one.empty) for one in self._parameters.values()]
         text = (
             f"async def {function.__name__}{inspect.Signature([*bare, _UNKNOWN])}:\n"
-            f"    if unknown: raise unknown_option({self._declaration.name!r}, [*unknown][0], {[*kinds]})\n"
+            f"    if unknown: raise unknown_option({declaration.name!r}, [*unknown][0], {[*kinds]})\n{check}"
             f"    return await device_of({self._declaration.function!r}, {', '.join(arrays)})"
             f".ask(Message({', '.join(kinds)}))\n"
         )
+
+        def refuse() -> NoReturn:
+            called = f"{declaration.function}({', '.join(kinds)})"
+            raise TypeError(f"{declaration.name}: {first} must be a number, got AccelRef: {called}")
+
         names = {"device_of": device_of, "Message": message, "unknown_option": unknown_option}
+        names |= {"AccelRef": AccelRef, "refuse": refuse}
         made = self._compiled(text, function.__name__, names)
         made.__wrapped__ = function
         made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__

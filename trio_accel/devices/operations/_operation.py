@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from functools import cache, lru_cache
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, cast
+from numbers import Number
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeAlias, TypeVar, cast
 
 import attrs
 import numpy as np
@@ -30,7 +31,7 @@ from ...backends.base.values import check_conversion, factor
 from ..arrays._blocks import Block, BlockTable
 from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef, DeviceRequest
-from ..base._refusals import what_to_do
+from ..base._refusals import refuse_dtypes, what_to_do
 from ..base._statistics import LaunchTimes
 from ..base._views import overlaps
 from ..base._waits import Arrival
@@ -375,11 +376,13 @@ class Planner:
             else:
                 self._use(argument, operand)
             return operand.spec
-        if not isinstance(operand, np.ndarray):
-            raise TypeError(
-                f"{self.name}: {argument} must be an AccelRef or a NumPy array, got {type(operand).__name__}"
-                f"{what_to_do(operand)}"
-            )
+        if not isinstance(other := cast("object", operand), np.ndarray):
+            told = f"{type(other).__name__}{what_to_do(other)}"
+            if self.name == "linalg.Matmul" and isinstance(other, Number):
+                told += "; await linalg.scal(alpha, x) multiplies by a number in place"
+            elif hasattr(other, "__dlpack__"):
+                told += "; copy it to the device first: await device.put(x)"
+            raise TypeError(f"{self.name}: {argument} must be an AccelRef or a NumPy array, got {told}")
         self.unmasked(argument, operand)
         staged = self._new(operand.shape, self.dtype(argument, operand.dtype))
         self._staged += (CopyFromHostSpec(operand, staged.spec),)
@@ -479,6 +482,15 @@ class Planner:
             return DType.of(like)
         except TypeError as error:
             raise TypeError(f"{self.name}: {argument}: {error}") from None
+
+    def refuse_dtypes(self, **arrays: ArraySpec | None) -> NoReturn:
+        """Refuse operands that differ in dtype, and say how to convert them.
+
+        Raises:
+            TypeError: Always.
+        """
+        hosts = {name for name, one in arrays.items() if getattr(one, "block", None) in (self._hosts or ())}
+        refuse_dtypes(self.name, {name: one.dtype for name, one in arrays.items() if one is not None}, hosts)
 
     def distinct(self, argument: str, written: ArraySpec, **others: ArraySpec) -> None:
         """Refuse a written array that shares memory with one of the others; a new one does with none."""

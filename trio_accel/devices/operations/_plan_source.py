@@ -154,7 +154,7 @@ class PlanSource:
         given = ", ".join(f"{name}={name}" for name in (first, *others))
         for name in others:
             unless = f"{name} is not None and " if name in self._optional else ""
-            steps.append(f"if {unless}{name}.dtype is not dtype: refuse_dtypes(name, {given})")
+            steps.append(f"if {unless}{name}.dtype is not dtype: planner.refuse_dtypes({given})")
         indexes = [item for item in self._line.inputs if item.kind == "index"]
         if indexes:
             pairs = "".join(f"({item.name!r}, {item.field}), " for item in indexes)
@@ -245,11 +245,6 @@ def _refuse_dtype(name: str, argument: str, dtype: DType, allowed: Sequence[DTyp
     raise TypeError(f"{name}: {argument} has dtype {dtype}; allowed: {names} (use cast())")
 
 
-def _refuse_dtypes(name: str, **arrays: ArraySpec | None) -> NoReturn:
-    given = ", ".join(f"{argument} {array.dtype}" for argument, array in arrays.items() if array is not None)
-    raise TypeError(f"{name}: operands must have one dtype, got {given}; use cast()")
-
-
 def _refuse_beta(name: str, argument: str, beta: complex) -> NoReturn:
     raise ValueError(f"{name}: beta must be 0 without {argument}, got {beta!r}")
 
@@ -299,7 +294,6 @@ _STEPS: Mapping[str, Any] = {
     "real_of": real_of,
     "refuse_beta": _refuse_beta,
     "refuse_dtype": _refuse_dtype,
-    "refuse_dtypes": _refuse_dtypes,
     "refuse_type": _refuse_type,
     "refuse_value": refuse_value,
     "text": _text,

@@ -7,7 +7,7 @@ import functools
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, cast
 
 import attrs
 
@@ -129,6 +129,8 @@ def parse(
     Raises:
         ValueError: Something that is not allowed in an expression; the message shows where.
     """
+    if not isinstance(cast("object", text), str):
+        raise TypeError(f"an expression is a text, such as 'x * x', got {type(text).__name__}")
     text = textwrap.dedent(text).strip("\n")
     if len(text) > _MOST_CHARACTERS:
         raise ValueError(f"the expression has {len(text)} characters; at most {_MOST_CHARACTERS} are allowed")
@@ -139,7 +141,9 @@ def parse(
     chosen = _unread(statements) if outputs is None else outputs
     for name in chosen:
         if name not in assigned:
-            raise ValueError(f"output {name!r} is not assigned; {', '.join(assigned)} are")
+            told = ", ".join(assigned)
+            told = "the expression assigns nothing" if told == _DEFAULT_OUTPUT else f"assigned: {told}"
+            raise ValueError(f"output {name!r} is not assigned; {told}")
     if not chosen or len(set(chosen)) < len(chosen):
         raise ValueError(f"outputs must be different names, at least one, got {chosen}")
     elements = frozenset(_inputs(statements, Name))
@@ -319,7 +323,8 @@ class _Parser:
             return self._index(node)
         function = FUNCTIONS.get(name)
         if function is None:
-            self._refuse(f"there is no function {name!r} in expressions{_similar(name)}", node)
+            told = f"; write {name}imum(x, y)" if name in ("max", "min") and len(node.args) == 2 else ""
+            self._refuse(f"there is no function {name!r} in expressions{told or _similar(name)}", node)
         if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
             self._refuse(f"{name} takes its arguments by their places only", node)
         if len(node.args) != function.arity:

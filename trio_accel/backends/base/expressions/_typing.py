@@ -379,7 +379,8 @@ class _Typist:
         names = ", ".join(
             f"a Python {kind.value}" if isinstance(kind, Weak) else kind.value for kind in kinds
         )
-        self._refuse(f"{node.function} does not take {names}", node.place, TypeError)
+        told = "; write x**2 for a power" if node.function == "bitwise_xor" else ""
+        self._refuse(f"{node.function} does not take {names}{told}", node.place, TypeError)
 
     def _refuse(
         self, message: str, place: Place, error: type[ValueError | TypeError | NotSupportedError] = ValueError
