@@ -253,9 +253,8 @@ def _check_rule(where: str, rule: Callable[..., Any], signature: inspect.Signatu
     needed = [one for one in given if one.default is one.empty]
     told = [_misfit(rule, each) for each in (given, needed)]
     if all(told):
-        raise TypeError(
-            f"{where}: its rule out= must take ({', '.join(one.name for one in given)}): {told[0]}"
-        )
+        names = ", ".join(one.name for one in given)
+        raise TypeError(f"{where}: its rule out= must take ({names}): {told[0]}")
 
 
 def _misfit(rule: Callable[..., Any], given: Sequence[inspect.Parameter]) -> str:

@@ -107,6 +107,7 @@ class Census:
         gc.collect()
         gc.collect()
         devices = open_devices(everything)
+        top = [child for system in _living(System) for child in system.tree().children]
         isolated = [device for device in devices if device.isolation == "process"]
         held = [descriptor for device in devices for descriptor in device.descriptors]
         of_devices = {os.fstat(descriptor).st_ino for descriptor in held}
@@ -122,7 +123,7 @@ class Census:
             threads={thread.ident or 0: thread.name for thread in threading.enumerate()},
             processes=descendants(),
             workers=sum(1 + device.options.spares for device in isolated),
-            launchers=sum(_has_launcher(system) for system in _living(System)),
+            launchers=sum(one.actor_class == _LAUNCHER_CLASS for one in top),
             opened=tuple(item for item in descriptors() if item.number not in held),
             shared={inode: name for inode, name in shared_memory().items() if inode not in of_devices},
         )
@@ -222,10 +223,6 @@ def open_devices(belongs: Callable[[OpenDevice], bool]) -> list[OpenDevice]:
 def _living(cls: type[ItemT]) -> list[ItemT]:
     # `type`, not `isinstance`: proxies among the objects must not be woken.
     return [item for item in gc.get_objects() if type(item) is cls]
-
-
-def _has_launcher(system: System) -> bool:
-    return any(child.actor_class == _LAUNCHER_CLASS for child in system.tree().children)
 
 
 def _last(items: Sequence[ItemT], count: int) -> list[ItemT]:

@@ -115,10 +115,7 @@ def window_of(completion: CompletionStrategy | None, info: DeviceInfo) -> float:
     chosen = completion or best_completion(info)
     if not isinstance(chosen, AdaptiveCompletion) or not current_fast_paths().spin_wait:
         return 0.0
-    # Both, and what they wait for, must have a processor to run on.
-    return chosen.window if _processors() >= _ROOMY else 0.0
-
-
-def _processors() -> int:
     # Those that this process may use: a container or `taskset` may leave it fewer than the machine has.
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    processors = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    # Both, and what they wait for, must have a processor to run on.
+    return chosen.window if processors >= _ROOMY else 0.0
