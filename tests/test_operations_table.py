@@ -82,11 +82,13 @@ def test_without_a_record_nothing_has_passed() -> None:
 
 
 def test_every_function_that_is_declared_has_a_row() -> None:
+    # Other tests of this process may have declared operations of their own.
+    declared = {name for name, one in DECLARED.items() if one.__module__.startswith("trio_accel.")}
     public = {
-        name for name in DECLARED if re.search(rf"^\| `{name.partition('.')[2]}` \|", PAGE, re.MULTILINE)
+        name for name in declared if re.search(rf"^\| `{name.partition('.')[2]}` \|", PAGE, re.MULTILINE)
     }
     messages_alone = {"linalg.check_diagonal"}
-    assert set(DECLARED) - public - messages_alone == set()
+    assert declared - public - messages_alone == set()
     assert {name for name, _ in marked()["CPU"]} <= set(table.public_functions())
 
 
