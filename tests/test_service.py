@@ -36,7 +36,7 @@ import trio_accel as ta
 
 ROOT = Path(__file__).parents[1]
 SERVICE = ROOT / "examples" / "service"
-SECONDS = float(os.environ.get("TRIO_ACCEL_SERVICE_SECONDS", "60"))
+SECONDS = float(os.environ.get("TRIO_ACCEL_SERVICE_SECONDS", "25"))
 GOLD = {"x-api-key": "gold"}
 T = TypeVar("T")
 _SERVING = re.compile(r"serving at (http://\S+) \(process (\d+)\); administrator's key: ([0-9a-f]{32})")

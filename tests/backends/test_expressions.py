@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from expression_cases import DTYPES, NUMPY_NAMES, Case, cases, data
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from trio_accel import NotSupportedError
@@ -172,12 +172,16 @@ def test_functions_have_the_types_and_values_of_numpy(name: str) -> None:
     assert count >= (30 if dtype.kind in ("complex", "bool") else 55)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(cases())
 def test_random_expressions_are_what_python_and_numpy_make_of_them(case: Case) -> None:
+    try:
+        want = case.by_numpy()
+    except OverflowError:
+        # A number that is computed of Python numbers alone, and that the dtype of an array does not hold.
+        reject()
     found = typed(parse(case.text, case.names), tuple(argument.kind for argument in case.arguments))
     (got,) = evaluate(found, case.values)
-    want = case.by_numpy()
     assert got.dtype == want.dtype == found.dtypes[0]
     np.testing.assert_array_equal(np.broadcast_to(got, want.shape), want)
 

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
 import attrs
@@ -247,7 +247,8 @@ def kernel(
 
     def declare(function: FunctionT) -> FunctionT:
         where = _where(function, place)
-        is_method = _is_class_body(frame)
+        # In the body of a class.
+        is_method = frame.f_code.co_name != "<module>" and "__qualname__" in frame.f_locals
         _check_signature(function, ("spec", "call"), is_method=is_method, where=where)
         if plan is not None:
             _check_signature(plan, ("spec", "device"), is_method=is_method, where=_where(plan, place))
@@ -287,10 +288,6 @@ def _checked_dtypes(
                     f"{where}: dtypes: {operation.__qualname__} has no array {field!r}; it has {found}"
                 )
     return {field: tuple(those) for field, those in by_field.items()}
-
-
-def _is_class_body(frame: FrameType) -> bool:
-    return frame.f_code.co_name != "<module>" and "__qualname__" in frame.f_locals
 
 
 def _where(function: Callable[..., Any], place: str) -> str:

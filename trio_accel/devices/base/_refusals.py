@@ -180,7 +180,7 @@ class NoOperators:
 
         def __format__(self, given: str) -> str:
             if given:
-                raise TypeError(f"format {given!r} of an AccelRef: write await ref.item() in its place")
+                raise TypeError(f"format {given!r} of an AccelRef: it is on the device; use await ref.item()")
             return str(self)
 
         __hash__ = object.__hash__
