@@ -17,7 +17,7 @@ import trio_accel as ta
 # The most there may be. A change that needs fewer lowers the bound.
 FILES = {"inline": 18, "process": 19}
 LINES_PER_FUNCTION = 83
-LINES = 45_500
+LINES = 45_497
 PRIVATE_NAMES = 144
 
 

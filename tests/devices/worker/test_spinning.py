@@ -25,7 +25,6 @@ from isolated import BLAS, options
 from processes import until
 
 import trio_accel as ta
-from trio_accel.devices.completion import _strategies
 from trio_accel.devices.worker.transport import _channel
 from trio_accel.devices.worker.transport._channel import Channel, EndOfChannel, SpinWait
 from trio_accel.devices.worker.transport._frames import Received
@@ -245,7 +244,7 @@ class Spinning:
 @pytest.fixture
 def spinning(monkeypatch: pytest.MonkeyPatch) -> Spinning:
     # However small or busy this machine is.
-    monkeypatch.setattr(_strategies, "_processors", lambda: 16)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(16)))
     monkeypatch.setattr(SpinWait, "pause", lambda spin_wait: 0.0 if spin_wait._is_expected else inf)
     monkeypatch.setattr(_channel, "LONGEST_LOOK", 10.0)
     counts, spin = Spinning(), Channel.spin
