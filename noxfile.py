@@ -43,7 +43,7 @@ NO_DEVICE = (
 # Tests mostly wait for workers that start. Those marked `alone` measure times, and run behind all others.
 TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
 # Of a test function of devices and libraries, so many parameter sets are run; `tests_full` runs all.
-SAMPLE, SAMPLE_ON_STAND_IN = ("--sample", "4"), ("--sample", "2")
+SAMPLE, SAMPLE_ON_STAND_IN = ("--sample", "3"), ("--sample", "1")
 # Machines that tests/machines can make of this one, and the tests of what asks for processor, cores, memory.
 MACHINES = ("small", "large")
 OF_THE_MACHINE = (
