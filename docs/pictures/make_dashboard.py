@@ -54,6 +54,7 @@ async def load(device: ta.Device, embedder: ta.Ref[Embedder], source: random.Ran
                 await ta.linalg.matmul(matrix, matrix)
             await ta.fft.fft(matrix)
         except (ta.AccelError, ta.ActorError):
+            # The page is to show losses: the next round asks again.
             pass
         await trio.sleep(source.expovariate(40))
 

@@ -14,7 +14,7 @@ _LONGEST = 100
 
 @attrs.frozen(kw_only=True)
 class ActorFigures:
-    """Base of what is shown of one actor: the figures of `ActorSnapshot` that a recording has, too."""
+    """Hold the figures of one actor that a snapshot and a recording share."""
 
     path: str
     actor_class: str

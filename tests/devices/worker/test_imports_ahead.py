@@ -334,11 +334,12 @@ async def test_a_template_that_dies_is_made_again(workshop: Launcher, modules: M
 
 
 async def test_the_end_of_the_system_does_not_wait_for_a_trial(modules: Modules, pipe: Path) -> None:
-    async with trio.open_nursery() as nursery, ta.open_system("ending") as system:
-        workshop = await open_launcher(system)
-        nursery.start_soon(workshop.import_ahead, ("slow",), BASE)
-        await until(lambda: modules.importers("slow"))
-        nursery.cancel_scope.cancel()
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery, ta.open_system("ending") as system:
+            workshop = await open_launcher(system)
+            nursery.start_soon(workshop.import_ahead, ("slow",), BASE)
+            await until(lambda: modules.importers("slow"))
+            nursery.cancel_scope.cancel()
 
 
 def trials_of(forks: Any) -> tuple[_launcher_trial.Trials, list[Any], list[Any]]:

@@ -99,7 +99,7 @@ def build(folder: Path | None = None) -> StandIn:
         )
     root = folder or Path(tempfile.gettempdir()) / f"trio-accel-stand-in-{os.getuid()}"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Others can make a folder of this name first, and what it holds is loaded.
+    # Others can make a folder of this name first, and this process loads the libraries in it.
     if root.lstat().st_uid != os.getuid():
         raise BuildError(f"the folder {root} belongs to another user; set TMPDIR to a folder of your own")
     digest = hashlib.sha256(repr((_COMMAND, _LIBRARIES)).encode())

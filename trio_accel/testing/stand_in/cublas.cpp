@@ -333,7 +333,7 @@ struct Product {
     size_t workspace_size;
 
     void run() const {
-        /* A real product may use all of it: whoever keeps something there loses it. */
+        /* A real product may use all of it: a caller that keeps something there loses it. */
         if (workspace_size) {
             size_t size = std::min(workspace_size, (size_t)4096);
             memset(workspace, 0xa5, size);

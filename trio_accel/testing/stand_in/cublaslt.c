@@ -1,1 +1,1 @@
-/* Nothing: cuBLAS depends on this library, and whoever looks for the one looks for the other first. */
+/* Nothing: cuBLAS depends on this library, and a loader looks for it before cuBLAS. */

@@ -20,7 +20,7 @@ enum {
 
 enum { HOST_TYPE = 1, DEVICE_TYPE = 2, ACCESS_READ_WRITE = 3, NO_DEVICE_ORDINAL = -2 };
 
-/* What is asked of an address that the driver does not know. */
+/* Answers for an address that the driver does not know. */
 static void describe_unknown(int attribute, void *value) {
     switch (attribute) {
     case DEVICE_ORDINAL:

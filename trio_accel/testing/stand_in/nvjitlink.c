@@ -1,1 +1,1 @@
-/* Nothing: cuSPARSE depends on this library, and whoever looks for the one looks for the other first. */
+/* Nothing: cuSPARSE depends on this library, and a loader looks for it before cuSPARSE. */
