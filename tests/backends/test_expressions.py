@@ -178,7 +178,7 @@ def test_random_expressions_are_what_python_and_numpy_make_of_them(case: Case) -
     try:
         want = case.by_numpy()
     except OverflowError:
-        # A number that is computed of Python numbers alone, and that the dtype of an array does not hold.
+        # A number that is computed of Python numbers alone wraps around here where a dtype does not hold it.
         reject()
     found = typed(parse(case.text, case.names), tuple(argument.kind for argument in case.arguments))
     (got,) = evaluate(found, case.values)
@@ -206,6 +206,13 @@ def test_python_numbers_are_weak() -> None:
     # NumPy itself would take float32 for the first of these.
     assert result("x * 2.5", DType.bfloat16) is DType.bfloat16
     assert result("x + y", DType.bfloat16, DType.float16) is DType.float32
+
+
+def test_numbers_that_are_computed_of_python_numbers_wrap_around() -> None:
+    # NumPy refuses these. Written numbers are refused here, too, as the next test has it.
+    x = np.array([0, 7], np.uint8)
+    (got,) = evaluate(typed(parse("x + (1 - 2)"), (DType.uint8,)), [x])
+    np.testing.assert_array_equal(got, x + np.array(-1, np.int64).astype(np.uint8), strict=True)
 
 
 def test_numbers_that_a_dtype_does_not_hold_are_refused() -> None:
