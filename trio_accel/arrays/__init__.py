@@ -4,6 +4,11 @@ A function asks the device of its array. See `Device.ask` for cancellation and t
 can end with.
 """
 
-from ._functions import ArraysActor, sum  # noqa: A004  # the name of the standard
+from . import _elementwise, _reductions
+from ._actor import ArraysActor
+from ._elementwise import *
+from ._reductions import *
 
-__all__ = ["ArraysActor", "sum"]
+__all__: list[str] = ["ArraysActor"]
+__all__ += _elementwise.__all__
+__all__ += _reductions.__all__

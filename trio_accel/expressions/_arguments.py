@@ -17,7 +17,10 @@ from ..backends.base.ops import ArraySpec, common_shape
 from ..devices import AccelRef, Operand, Operation, Planner
 from ..devices.base._refusals import what_to_do
 
-__all__ = ["ExpressionArgument", "Taken", "bind", "extents_of", "result_dtype", "served_by", "take"]
+__all__ = [
+    "ExpressionArgument", "Taken", "bind", "check_promotion", "extents_of", "result_dtype", "served_by",
+    "take",
+]  # fmt: skip
 
 ExpressionArgument: TypeAlias = "Operand | complex | np.generic"
 """An array; a number of NumPy's, which has a dtype; or one of Python's, which takes that of the arrays."""
@@ -112,6 +115,42 @@ class Taken:
                     f"{operation}: {name} {value} is outside {limits.min} to {limits.max}, "
                     f"which {dtype} holds"
                 )
+
+
+def check_promotion(operation: str, taken: Taken, names: Collection[str]) -> None:
+    """Require that the array API standard has a promotion of the arguments of these names.
+
+    A Python number goes with arrays of its kind and of those above it: a whole one with all numbers, a
+    floating one with floating and complex arrays, a complex one with complex arrays.
+
+    Raises:
+        TypeError: It has none; NumPy might have.
+    """
+    pairs = zip(taken.expression.inputs, taken.arguments, strict=True)
+    given = [(name, argument.kind) for name, argument in pairs if name in names]
+    for name, kind in given:
+        for other, dtype in given:
+            if isinstance(dtype, DType) and not _is_promoted(kind, dtype):
+                told = f"a Python {kind.value}" if isinstance(kind, Weak) else kind.value
+                raise TypeError(
+                    f"{operation}: {name} is {told} and {other} is {dtype}, which the array API standard "
+                    f"does not promote to one dtype. Convert one, as by await {other}.cast(...); or take "
+                    "jit.elementwise, which promotes as NumPy does"
+                )
+
+
+def _is_promoted(first: DType | Weak, second: DType) -> bool:
+    if isinstance(first, Weak):
+        allowed = {
+            Weak.int: ("int", "uint", "float", "complex"),
+            Weak.float: ("float", "complex"),
+            Weak.complex: ("complex",),
+        }
+        return second.kind in allowed[first]
+    kinds = {first.kind, second.kind}
+    if kinds == {"int", "uint"}:
+        return DType.uint64 not in (first, second)
+    return len(kinds) == 1 or kinds == {"float", "complex"}
 
 
 def served_by(message: type[MessageT], library: str) -> type[MessageT]:

@@ -14,7 +14,16 @@ from ..backends.base.ops import ElementwiseSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
 from ..devices.base._refusals import what_to_do
 from ..devices.operations._plan_source import written
-from ._arguments import ExpressionArgument, Taken, bind, extents_of, result_dtype, served_by, take
+from ._arguments import (
+    ExpressionArgument,
+    Taken,
+    bind,
+    check_promotion,
+    extents_of,
+    result_dtype,
+    served_by,
+    take,
+)
 
 __all__ = ["ComputeElementwise", "Elementwise"]
 
@@ -54,6 +63,9 @@ class Elementwise(Generic[ReplyT]):
         dtypes: Types that the results are converted to: one for all, or by their names.
         operation: Name of the operation, such as ``"jit.saxpy"``.
         library: Import path of the library actor that serves it.
+        promoted: Names of the inputs that the array API standard promotes to one dtype. They must be of one
+            kind: truth values, whole numbers, or floating and complex ones; and uint64 goes with no signed
+            dtype. Empty for NumPy's promotion, which takes all.
 
     Raises:
         ValueError: The expression has something that is not allowed; the message shows where. Or results
@@ -64,7 +76,7 @@ class Elementwise(Generic[ReplyT]):
         operation: Name of the operation.
     """
 
-    __slots__ = ("_dtypes", "_expression", "_is_single", "_known", "_message", "operation")
+    __slots__ = ("_dtypes", "_expression", "_is_single", "_known", "_message", "_promoted", "operation")
 
     def __init__(
         self,
@@ -75,6 +87,7 @@ class Elementwise(Generic[ReplyT]):
         dtypes: DTypeLike | Mapping[str, DTypeLike] | None = None,
         operation: str,
         library: str,
+        promoted: Sequence[str] = (),
     ) -> None:
         chosen = None if outputs is None else tuple(outputs)
         self._expression = expression = parse(text, None if inputs is None else tuple(inputs), chosen)
@@ -90,6 +103,7 @@ class Elementwise(Generic[ReplyT]):
         self._dtypes = tuple(found.get(output) for output in expression.outputs)
         self._is_single = chosen is None
         self._message = served_by(ComputeElementwise, library)
+        self._promoted = frozenset(promoted)
         self.operation: str = operation
         # By the types of the arguments, and of results that are given.
         self._known: dict[tuple[object, ...], _Known] = {}
@@ -211,6 +225,8 @@ class Elementwise(Generic[ReplyT]):
         return Planned(spec, cast("ReplyT", reply))
 
     def _find_types(self, operation: str, taken: Taken, out: Sequence[AccelRef | None]) -> _Known:
+        if self._promoted:
+            check_promotion(operation, taken, self._promoted)
         specialized = SpecializedExpression(self._expression, taken.arguments, self._dtypes)
         try:
             found = specialized.typed.dtypes

@@ -1,4 +1,4 @@
-"""Functions of arrays, and the actor that serves them."""
+"""Reductions along axes, by the array API standard."""
 
 from __future__ import annotations
 
@@ -7,25 +7,14 @@ from collections.abc import Sequence
 from typing import Never
 
 from ..backends.base import DType, DTypeLike
-from ..devices import AccelRef, LibraryActor, Operand
+from ..devices import AccelRef, Operand
 from ..expressions import Reduction
+from ._actor import LIBRARY
 
-__all__ = ["LIBRARY", "ArraysActor", "sum"]
-
-LIBRARY = "trio_accel.arrays:ArraysActor"
-"""Import path of the actor."""
+__all__ = ["sum"]
 
 
-class ArraysActor(LibraryActor):
-    """Serves functions of arrays, on a stream of its own.
-
-    CPU backend: NumPy. CUDA: kernels that are made of expressions.
-    """
-
-    library = "arrays"
-
-
-async def sum(  # noqa: A001  # the standard's name, in a module of its own
+async def sum(
     x: Operand,
     axis: int | Sequence[int] | None = None,
     *,

@@ -1,0 +1,19 @@
+"""The actor of functions of arrays."""
+
+from __future__ import annotations
+
+from ..devices import LibraryActor
+
+__all__ = ["LIBRARY", "ArraysActor"]
+
+LIBRARY = "trio_accel.arrays:ArraysActor"
+"""Import path of the actor."""
+
+
+class ArraysActor(LibraryActor):
+    """Serves functions of arrays, on a stream of its own.
+
+    CPU backend: NumPy. CUDA: kernels that are made of expressions.
+    """
+
+    library = "arrays"
