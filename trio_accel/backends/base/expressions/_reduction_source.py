@@ -32,6 +32,7 @@ _NO_INDEX = "0x7fffffffffffffffll"
 _COMBINE = {
     "sum": "f_add(a.value, b.value)",
     "prod": "f_multiply(a.value, b.value)",
+    "mean": "f_add(a.value, b.value)",
     "min": "f_minimum(a.value, b.value)",
     "max": "f_maximum(a.value, b.value)",
     "any": "a.value || b.value",
