@@ -33,7 +33,8 @@ async def cosine_similarity(
     float64 and rounded once. See `softmax` for few long rows.
 
     Args:
-        x1, x2: Arrays of vectors.
+        x1: Vectors.
+        x2: Vectors.
         axis: Axis or axes that make a vector; None for all.
         eps: The least that each norm counts as, so that a vector of zeros has 0.
         keepdims: Whether those axes stay, with one element.
@@ -52,8 +53,7 @@ async def cosine_similarity(
 
 
 @_rows(
-    "d = x - mean(x); v = mean(real(d) * real(d) + imag(d) * imag(d));"
-    "y = d / sqrt(v + eps) * weight + bias",
+    "d = x - mean(x); v = mean(real(d) * real(d) + imag(d) * imag(d));y = d / sqrt(v + eps) * weight + bias",
     precision="float64",
 )
 async def layer_norm(

@@ -22,8 +22,8 @@ from ..expressions import reduction, rows
 from ._actor import LIBRARY
 
 __all__ = [
-    "all", "any", "argmax", "argmin", "count_nonzero", "logsumexp", "max", "mean", "min", "prod", "std", "sum",
-    "var",
+    "all", "any", "argmax", "argmin", "count_nonzero", "logsumexp", "max", "mean", "min", "prod", "std",
+    "sum", "var",
 ]  # fmt: skip
 
 _reduction = partial(reduction, library=LIBRARY)
@@ -71,7 +71,9 @@ async def any(x: Operand, axis: _Axis = None, *, keepdims: bool = False, out: _O
 
 
 @_reduction("argmax")
-async def argmax(x: Operand, axis: int | None = None, *, keepdims: bool = False, out: _Out = None) -> AccelRef:
+async def argmax(
+    x: Operand, axis: int | None = None, *, keepdims: bool = False, out: _Out = None
+) -> AccelRef:
     """Find the place of the largest element along an axis: the first NaN, and the first of equal ones.
 
     Args:
@@ -84,7 +86,8 @@ async def argmax(x: Operand, axis: int | None = None, *, keepdims: bool = False,
         Indices, of int64.
 
     Raises:
-        TypeError: `x` is no array or complex, several axes, or the indices do not become of the dtype of `out`.
+        TypeError: `x` is no array or complex, several axes, or `out` is of a dtype that indices do not
+            become.
         ValueError: No elements, an axis that there is not, or `out` has another shape or shares memory
             with `x`.
         NotSupportedError: float8.
@@ -93,7 +96,9 @@ async def argmax(x: Operand, axis: int | None = None, *, keepdims: bool = False,
 
 
 @_reduction("argmin")
-async def argmin(x: Operand, axis: int | None = None, *, keepdims: bool = False, out: _Out = None) -> AccelRef:
+async def argmin(
+    x: Operand, axis: int | None = None, *, keepdims: bool = False, out: _Out = None
+) -> AccelRef:
     """Find the place of the smallest element along an axis: the first NaN, and the first of equal ones.
 
     Arguments and errors are those of `argmax`.

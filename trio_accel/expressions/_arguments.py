@@ -374,18 +374,18 @@ def extents_of(operation: str, shape: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def result_dtype(
-    operation: str, name: str, dtype: DType, declared: DType | None, out: AccelRef | None
+    operation: str, name: str, dtype: DType, declared: DType | None, out: DType | None
 ) -> DType | None:
     """Find the dtype that a result is converted to: as declared, or that of the caller's array.
 
     Raises:
         TypeError: The result does not become that without loss of its kind.
     """
-    if declared is not None or out is None or out.dtype is dtype:
+    if declared is not None or out is None or out is dtype:
         return declared
-    if not np.can_cast(dtype.dtype, out.dtype.dtype, "same_kind"):
+    if not np.can_cast(dtype.dtype, out.dtype, "same_kind"):
         raise TypeError(
-            f"{operation}: {name} is of {dtype}, which does not become {out.dtype} of out; "
-            f"convert it in the expression: {out.dtype}(...)"
+            f"{operation}: {name} is of {dtype}, which does not become {out} of out; "
+            f"convert it in the expression: {out}(...)"
         )
-    return out.dtype
+    return out

@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, Protocol
 
+import numpy as np
+
 from ..actors import bind_arguments
 from ..backends.base import DType
 from ..devices import AccelRef, Operation, device_of
@@ -144,19 +146,26 @@ def rows(
     """Declare a function that computes an expression of rows.
 
     Its parameters but for `axis`, `keepdims` and `out` are the inputs of the expression, in order. Its body
-    is a docstring alone.
+    is a docstring alone. What is annotated with ``float`` never widens the result.
 
     Args:
-        text, precision, library: See `Rowwise`.
+        text: See `Rowwise`.
+        precision: See `Rowwise`.
+        library: See `Rowwise`.
     """
 
     def declare(function: Any) -> Any:
-        names = [name for name in inspect.signature(function).parameters if name not in _OF_ROWS]
+        parameters = inspect.signature(function).parameters
+        names = [name for name in parameters if name not in _OF_ROWS]
+        numbers = {name for name in names if parameters[name].annotation == "float"}
         made = Rowwise(text, names, precision=precision, operation=_operation(function), library=library)
         bound = _bound(function)
 
         def message(*arguments: Any, **named: Any) -> ComputeRows:
             given = bound(arguments, named)
+            for name in numbers:
+                if isinstance(given[name], np.generic):
+                    given[name] = given[name].item()
             return made.compute(*[given.pop(name) for name in names], **given)
 
         async def ask(*arguments: Any, **named: Any) -> AccelRef:
@@ -180,7 +189,7 @@ def _bound(function: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[st
 
 
 def _declared(function: Any, ask: Any, message: Any) -> Any:
-    declared = functools.wraps(function)(ask)
+    declared: Any = functools.wraps(function)(ask)
     declared.message = message
     return declared
 

@@ -173,8 +173,9 @@ class Reduction:
             found = specialized.typed.dtype
         except (TypeError, ValueError) as error:
             raise type(error)(f"{operation}: {error}") from None
+        given = None if out is None else out.dtype
         specialized = attrs.evolve(
-            specialized, result=result_dtype(operation, "the result", found, None, out)
+            specialized, result=result_dtype(operation, "the result", found, None, given)
         )
         return _Known(specialized.encode(), specialized.typed.dtype, specialized.typed.map.bounds)
 

@@ -183,24 +183,43 @@ class Rowwise:
     def _specialized(self, signature: tuple[str, ...], out: DType | None) -> tuple[SpecializedRows, str]:
         """Find the types: those that are computed in, and that of the result, which is NumPy's."""
         arguments = tuple(map(Argument.decode, signature))
+        named = list(zip(self._rows.inputs, arguments, strict=True))
+        casts = {
+            name: self._wide[each.dtype.value]
+            for name, each in named
+            if each.is_array and each.dtype.value in self._wide
+        }
+        # Whole numbers are floating here: differences of unsigned ones would wrap around.
+        kinds = [
+            each.kind if name not in casts or each.dtype.is_inexact else casts[name] for name, each in named
+        ]
         try:
-            plain = typed_rows(self._rows, [argument.kind for argument in arguments])
+            plain = typed_rows(self._rows, kinds)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.operation}: {error}") from None
         result = result_dtype(self.operation, "the result", plain.dtype, None, out) or plain.dtype
-        pairs = zip(self._rows.inputs, arguments, strict=True)
-        casts = {name: self._wide[each.dtype] for name, each in pairs if each.kind in self._wide}
         specialized = SpecializedRows(self._rows.widened(casts), arguments, result)
         return specialized, specialized.encode()
 
     def _made_steps(self, signature: tuple[str, ...], out: DType | None) -> _Steps:
         specialized, _ = self._specialize(signature, out)
-        rows, names = specialized.rows, {"operation": self.operation, "library": self._library}
+        rows = specialized.rows
         reductions = [
-            Reduction(stage.map.text, stage.name, inputs=stage.map.inputs, **names) for stage in rows.stages
+            Reduction(
+                stage.map.text,
+                stage.name,
+                inputs=stage.map.inputs,
+                operation=self.operation,
+                library=self._library,
+            )
+            for stage in rows.stages
         ]
         last = Elementwise[AccelRef](
-            rows.last.text, inputs=rows.last.inputs, dtypes=specialized.result, **names
+            rows.last.text,
+            inputs=rows.last.inputs,
+            dtypes=specialized.result,
+            operation=self.operation,
+            library=self._library,
         )
         return _Steps(tuple(reductions), last, specialized.is_whole)
 

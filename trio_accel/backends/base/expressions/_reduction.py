@@ -17,7 +17,7 @@ from ._evaluate import evaluate
 from ._expression import Expression, parse
 from ._typing import ArgumentType, TypedExpression, Weak, typed
 
-__all__ = ["REDUCTIONS", "Reduction", "TypedReduction", "evaluate_reduction", "typed_reduction"]
+__all__ = ["REDUCTIONS", "WIDER", "Reduction", "TypedReduction", "evaluate_reduction", "typed_reduction"]
 
 ReductionName: TypeAlias = Literal[
     "sum", "prod", "mean", "min", "max", "any", "all", "argmin", "argmax", "expression"
@@ -30,7 +30,7 @@ _IDENTITIES: dict[str, complex] = {"sum": 0, "prod": 1, "mean": 0, "any": False,
 _ADDED_UP = ("sum", "prod", "mean")
 # Sums and products of these are made in a wider type, and rounded once. By their names, because to hash a
 # dtype of low precision imports ml_dtypes.
-_WIDER = {
+WIDER = {
     "float16": DType.float64,
     "bfloat16": DType.float64,
     "float32": DType.float64,
@@ -177,7 +177,7 @@ def typed_reduction(
     combine: TypedExpression | None = None
     reduced = accumulator = _accumulated(reduction.name, chosen, is_chosen=dtype is not None)
     if reduction.name in _ADDED_UP:
-        accumulator = _WIDER.get(reduced.value, reduced)
+        accumulator = WIDER.get(reduced.value, reduced)
     if reduction.combine is not None:
         combine = _combined(reduction.combine, chosen, is_chosen=dtype is not None)
         (reduced,) = (accumulator,) = combine.dtypes

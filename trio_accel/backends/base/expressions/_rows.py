@@ -17,7 +17,7 @@ from ..dtypes import DType
 from ._evaluate import evaluate
 from ._expression import Expression, parse
 from ._functions import CONSTANTS, FUNCTIONS
-from ._reduction import REDUCTIONS, Reduction, TypedReduction, evaluate_reduction, typed_reduction
+from ._reduction import REDUCTIONS, WIDER, Reduction, TypedReduction, evaluate_reduction, typed_reduction
 from ._specialized import Argument
 from ._typing import ArgumentType, TypedExpression, Weak, typed
 
@@ -35,14 +35,14 @@ __all__ = [
 COUNT = "n"
 """Name of the count of elements that are reduced, in the statements."""
 
-WIDE: Mapping[str, Mapping[DType, DType]] = {
-    "float32": {DType.float16: DType.float32, DType.bfloat16: DType.float32},
-    "float64": {
-        **dict.fromkeys((DType.float16, DType.bfloat16, DType.float32), DType.float64),
-        DType.complex64: DType.complex128,
-    },
+_WHOLE = {dtype.value: DType.float64 for dtype in DType if dtype.kind in ("bool", "int", "uint")}
+
+# By their names, because to hash a dtype of low precision imports ml_dtypes.
+WIDE: Mapping[str, Mapping[str, DType]] = {
+    "float32": {**_WHOLE, "float16": DType.float32, "bfloat16": DType.float32},
+    "float64": {**_WHOLE, **WIDER},
 }
-"""By the least precision that is asked for: the dtypes that arguments are converted to."""
+"""By the least precision that is asked for: the dtypes that arrays are converted to."""
 
 _RESULT = "out"
 
@@ -135,7 +135,7 @@ class _Cutter(ast.NodeTransformer):
             self.statements.append(_assign(_RESULT, ast.Name(last.targets[0].id)))
         return self._stages
 
-    def visit_Call(self, node: ast.Call) -> ast.expr:  # noqa: N802  # the visitor's name
+    def visit_Call(self, node: ast.Call) -> ast.expr:  # the visitor's name
         self.generic_visit(node)
         if not isinstance(node.func, ast.Name) or node.func.id not in REDUCTIONS:
             return node

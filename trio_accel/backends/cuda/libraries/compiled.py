@@ -29,6 +29,7 @@ class ArraysLibrary(CompiledLibrary, CudaLibrary):
 
     kernel(ops.ElementwiseSpec, backend="cuda", plan=_compile)(CompiledLibrary.elementwise)
     kernel(ops.ReductionSpec, backend="cuda", plan=_compile)(CompiledLibrary.reduce)
+    kernel(ops.RowsSpec, backend="cuda", plan=_compile)(CompiledLibrary.rows)
 
 
 class JitLibrary(ArraysLibrary):
