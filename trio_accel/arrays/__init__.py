@@ -4,11 +4,13 @@ A function asks the device of its array. See `Device.ask` for cancellation and t
 can end with.
 """
 
-from . import _elementwise, _reductions
+from . import _elementwise, _indexing, _reductions
 from ._actor import ArraysActor
 from ._elementwise import *
+from ._indexing import *
 from ._reductions import *
 
 __all__: list[str] = ["ArraysActor"]
 __all__ += _elementwise.__all__
+__all__ += _indexing.__all__
 __all__ += _reductions.__all__

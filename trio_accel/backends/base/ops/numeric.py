@@ -180,6 +180,11 @@ class ElementwiseSpec(OperationSpec):
     results: tuple[ArraySpec, ...] = writes(many=True)
     scalars: bytes = packed()
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the results."""
+        return self.results[0].shape
+
 
 @specification
 class ReductionSpec(OperationSpec):
