@@ -1,8 +1,8 @@
 """Elements at places that arrays of indices tell: taken to a new array, or changed in place.
 
-Indices are whole numbers of any dtype; negative ones count from the end. The device looks at them before it
-uses them: one that is outside of its axis fails the operation with an `OutOfRangeError`, also an `IndexError`.
-Where the result, or the array of values, has no elements, no index is looked at.
+Indices are whole numbers of any dtype; negative ones count from the end. The device checks them before it
+uses them. One that is outside of its axis fails the operation with an `OutOfRangeError`, which is an
+`IndexError`, too. Where the result, or the array of values, has no elements, no index is looked at.
 """
 
 from __future__ import annotations

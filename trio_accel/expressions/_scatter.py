@@ -9,8 +9,7 @@ import attrs
 import numpy as np
 
 from ..backends.base import DType
-from ..backends.base.expressions import SpecializedExpression, Weak, parse
-from ..backends.base.expressions._typing import ArgumentType
+from ..backends.base.expressions import ArgumentType, SpecializedExpression, Weak, parse
 from ..backends.base.ops import Reduce, ScatterSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
 from ..devices.operations._plan_source import refuse_value
@@ -103,7 +102,11 @@ class Scatter:
             typed = specialized.typed
         except (TypeError, ValueError) as error:
             raise type(error)(f"{operation}: {error}") from None
-        return specialized.encode(), typed.bounds, typed.axes
+        bounds = typed.bounds
+        if kind is Weak.int and dtype.kind in ("int", "uint"):
+            # A result is converted as an array is, which would wrap around.
+            bounds += ((len(taken.arguments) - 1, dtype),)
+        return specialized.encode(), bounds, typed.axes
 
 
 @attrs.frozen(eq=False)
