@@ -23,7 +23,7 @@ DTYPES = (
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
 )
 WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-UFUNCS: dict[Reduce, np.ufunc] = {
+UFUNCS: dict[Reduce, Any] = {
     "add": np.add,
     "multiply": np.multiply,
     "min": np.minimum,
@@ -278,8 +278,7 @@ async def test_a_graph_fails_over_an_index_outside(device: ta.Device) -> None:
     for _ in range(6):
         await check(await graph.replay(), np.array([2.0, 5.0, 5.0]))
     await arrays.put(at, np.array([1]), 5)
-    told = r"node 0 of the graph, arrays\.take: indices: 5 is outside axis 0 of x, which has length 5"
-    with pytest.raises(ta.OutOfRangeError, match=told):
+    with pytest.raises(ta.OutOfRangeError, match=r"indices: 5 is outside axis 0 of x, which has length 5"):
         await graph.replay()
     await arrays.put(at, np.array([1]), -1)
     await check(await graph.replay(), np.array([2.0, 5.0, 5.0]))
