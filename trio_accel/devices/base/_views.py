@@ -14,7 +14,9 @@ from numpy.lib.stride_tricks import as_strided
 
 from ...backends.base.ops import ArraySpec, contiguous_strides
 
-__all__ = ["Index", "indexed", "overlaps", "overlaps_itself", "reach", "reshaped", "transposed"]
+__all__ = [
+    "Index", "check_apart", "indexed", "overlaps", "overlaps_itself", "reach", "reshaped", "transposed",
+]  # fmt: skip
 
 Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType | None, ...] | None"
 
@@ -73,21 +75,34 @@ def overlaps(first: ArraySpec, second: ArraySpec) -> bool:
     return start < other_end and other_start < end
 
 
-def overlaps_itself(host: npt.NDArray[Any]) -> bool:
-    """Tell whether two elements of a host array may share memory, as those of a broadcast array do.
+def overlaps_itself(array: npt.NDArray[Any] | ArraySpec) -> bool:
+    """Tell whether two elements of an array may share memory, as those of a broadcast array do.
 
     False for all that NumPy's indexing, transposing and reshaping make of an ordinary array. True also for
     layouts made by hand whose axes interleave, and do not meet.
     """
-    if host.flags.c_contiguous or not host.size:
+    if not array.size:
         return False
-    extent = host.itemsize
-    axes = [(abs(stride), size) for stride, size in zip(host.strides, host.shape, strict=True) if size > 1]
+    extent = array.dtype.itemsize
+    axes = [(abs(stride), size) for stride, size in zip(array.strides, array.shape, strict=True) if size > 1]
     for stride, size in sorted(axes):
         if stride < extent:
             return True
         extent += stride * (size - 1)
     return False
+
+
+def check_apart(argument: str, written: ArraySpec) -> None:
+    """Refuse to write to an array whose elements share memory.
+
+    Raises:
+        ValueError: Elements overlap.
+    """
+    if overlaps_itself(written):
+        raise ValueError(
+            f"{argument} must have memory of its own for each element, got a view of shape {written.shape} "
+            f"with strides {written.strides}, whose elements overlap; write to a copy of it: await ref.copy()"
+        )
 
 
 def _is_whole(part: object) -> bool:

@@ -30,6 +30,7 @@ from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef, Device, DeviceRequest, LibraryT
 from ..base._refusals import NotAwaited, what_to_do
 from ..base._statistics import DeviceStatistics, RecoveryCost
+from ..base._views import check_apart
 from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
 from ..inline._dispatch import InlineDispatch
@@ -243,6 +244,7 @@ class OpenDevice(Device):
             raise ValueError(f"lease: the array is on {ref.device.path}, not on {self.path}")
         if write:
             ref.block.check_writable("lease")
+            check_apart("lease: the array", ref.spec)
         self.state.check_run("lease")
         refuse_recording("lease", "hold the array before the capture, or after a replay")
         async with self.dispatch.lease(ref, write=write, stream=stream) as array:
