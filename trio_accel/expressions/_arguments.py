@@ -14,6 +14,7 @@ from ..actors import unknown_option
 from ..backends.base import DType
 from ..backends.base.expressions import Argument, Expression, Weak, pack_scalars
 from ..backends.base.ops import ArraySpec, common_shape
+from ..backends.base.values import is_same_kind
 from ..devices import AccelRef, Operand, Operation, Planner
 from ..devices.base._refusals import what_to_do
 
@@ -339,7 +340,7 @@ def result_dtype(
     """
     if declared is not None or out is None or out.dtype is dtype:
         return declared
-    if not np.can_cast(dtype.dtype, out.dtype.dtype, "same_kind"):
+    if not is_same_kind(dtype, out.dtype):
         raise TypeError(
             f"{operation}: {name} is of {dtype}, which does not become {out.dtype} of out; "
             f"convert it in the expression: {out.dtype}(...)"

@@ -15,7 +15,8 @@ from numpy.lib.stride_tricks import as_strided
 from ...backends.base.ops import ArraySpec, contiguous_strides
 
 __all__ = [
-    "Index", "check_apart", "indexed", "overlaps", "overlaps_itself", "reach", "reshaped", "transposed",
+    "Index", "broadcast", "check_apart", "indexed", "overlaps", "overlaps_itself", "reach", "reshaped",
+    "seen", "transposed",
 ]  # fmt: skip
 
 Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType | None, ...] | None"
@@ -34,13 +35,13 @@ def indexed(spec: ArraySpec, index: Index) -> ArraySpec:
             continue
         if not _is_whole(part):
             raise TypeError(
-                f"index: whole numbers, slices, ... and None make a view; {part!r} would make a copy, which "
-                "is not there: await ref.to_host() and index the host array"
+                f"index: whole numbers, slices, ... and None make a view; {part!r} would make a copy: "
+                "await ta.arrays.take(x, indices) of elements, await ta.arrays.compress(mask, x) by a mask"
             )
     if not any(part is Ellipsis for part in parts):
         # Without it, NumPy would read an element where nothing but whole numbers are given.
         parts = (*parts, ...)
-    return _seen(spec, lambda shadow: shadow[parts])
+    return seen(spec, lambda shadow: shadow[parts])
 
 
 def reshaped(spec: ArraySpec, shape: Sequence[int]) -> ArraySpec:
@@ -51,7 +52,7 @@ def reshaped(spec: ArraySpec, shape: Sequence[int]) -> ArraySpec:
     """
     sizes = tuple(operator.index(size) for size in shape)
     try:
-        return _seen(spec, lambda shadow: np.reshape(shadow, sizes, copy=False))
+        return seen(spec, lambda shadow: np.reshape(shadow, sizes, copy=False))
     except ValueError as error:
         if "copy" not in str(error):
             raise ValueError(f"reshape: {error}") from None
@@ -59,6 +60,15 @@ def reshaped(spec: ArraySpec, shape: Sequence[int]) -> ArraySpec:
             f"reshape: shape {spec.shape} with strides {spec.strides} has no view of shape {sizes}; "
             "reshape a copy: (await ref.copy()).reshape(...)"
         ) from None
+
+
+def broadcast(spec: ArraySpec, shape: tuple[int, ...]) -> ArraySpec:
+    """Take the elements again along axes in front, and along those of one element.
+
+    Raises:
+        ValueError: It does not broadcast to this shape.
+    """
+    return spec if spec.shape == shape else seen(spec, lambda shadow: np.broadcast_to(shadow, shape))
 
 
 def transposed(spec: ArraySpec) -> ArraySpec:
@@ -125,8 +135,8 @@ def reach(spec: ArraySpec) -> tuple[int, int]:
     return start, end
 
 
-def _seen(spec: ArraySpec, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> ArraySpec:
-    """Let NumPy change an array of this layout without memory, and read the layout off."""
+def seen(spec: ArraySpec, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> ArraySpec:
+    """Let NumPy make a view of an array of this layout without memory, and read the layout off."""
     shadow = as_strided(np.empty(1, f"V{spec.dtype.itemsize}"), spec.shape, spec.strides)
     view = change(shadow)
     if not view.size:

@@ -35,9 +35,9 @@ from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
 from ..inline._dispatch import InlineDispatch
 from ..operations._hooks import Around, Ask, EngineHook
-from ..operations._operation import Operation, ReplyT, refuse_recording
+from ..operations._operation import Operand, Operation, ReplyT, refuse_recording
 from ..worker import LeftMemory, WorkerDispatch
-from ._memory import Copy, Empty, Fill, Put, ToHost, copy_between
+from ._memory import Assign, Copy, Empty, Fill, Put, ToHost, copy_between
 
 __all__ = ["DeviceActor", "OpenDevice", "opened"]
 
@@ -323,6 +323,9 @@ class OpenDevice(Device):
 
     def _copy_from(self, ref: AccelRef) -> Awaitable[AccelRef]:
         return copy_between(opened(ref.device).state.backend, ref, self)
+
+    def _assign(self, ref: AccelRef, value: Operand | complex | np.generic) -> Awaitable[AccelRef]:
+        return self.ask(Assign(ref, value))
 
     def _fill(self, ref: AccelRef, value: complex) -> Awaitable[AccelRef]:
         return self.ask(Fill(ref, value))

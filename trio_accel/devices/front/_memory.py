@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, cast
 
 import attrs
 import numpy as np
@@ -13,14 +13,14 @@ import trio
 
 from ...backends.base import AccelBackend, ContextLostError, CopyFromForeignSpec, DType, ForeignArray
 from ...backends.base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, StackSpec
-from ...backends.base.values import check_conversion, element
+from ...backends.base.values import check_conversion, check_same_kind, element
 from ..arrays._ref import AccelRef, Device
 from ..base._refusals import what_to_do
-from ..base._views import indexed, overlaps_itself
+from ..base._views import broadcast, indexed, overlaps, overlaps_itself
 from ..engine._library import LibraryActor
 from ..operations._operation import Operand, Operation, Planned, Planner, ReplyT_co
 
-__all__ = ["Copy", "Empty", "Fill", "MemoryActor", "Put", "Stack", "ToHost", "copy_between"]
+__all__ = ["Assign", "Copy", "Empty", "Fill", "MemoryActor", "Put", "Stack", "ToHost", "copy_between"]
 
 _PIECE = 16 << 20
 _IN_FLIGHT = 3
@@ -126,6 +126,44 @@ class Fill(_OfMemory[AccelRef]):
         """Refuse a value that the dtype cannot hold."""
         array = planner.update("array", self.array)
         return Planned(FillSpec(element(planner.name, "value", self.value, array.dtype), array), self.array)
+
+
+@attrs.define(eq=False, on_setattr=None)
+class Assign(_OfMemory[AccelRef]):
+    """Write an array or a number into an array, or a view of one; replies with that.
+
+    Attributes:
+        array: The array to write to, of any strides.
+        value: An array on the same device or on the host, which broadcasts to its shape, or a number.
+    """
+
+    array: AccelRef
+    value: Operand | complex | np.generic
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Refuse what does not broadcast, and what would be narrowed."""
+        name, value, array = planner.name, self.value, planner.update("array", self.array)
+        if not isinstance(value, (AccelRef, np.ndarray)):
+            if not isinstance(cast("object", value), (int, float, complex, np.generic)):
+                told = f"{type(value).__name__}{what_to_do(value)}"
+                raise TypeError(f"{name}: value must be an AccelRef, a NumPy array or a number, got {told}")
+            return Planned(FillSpec(element(name, "value", value, array.dtype), array), self.array)
+        check_same_kind(name, "value", planner.dtype("value", np.dtype(value.dtype)), array.dtype)
+        if isinstance(value, np.ndarray) and (value.shape, value.dtype) == (array.shape, array.dtype.dtype):
+            planner.unmasked("value", value)
+            planner.keep(value)
+            return Planned(CopyFromHostSpec(value, array), self.array)
+        source = planner.read("value", value)
+        try:
+            source = broadcast(source, array.shape)
+        except ValueError:
+            raise ValueError(
+                f"{name}: value of shape {source.shape} does not broadcast to the array's {array.shape}"
+            ) from None
+        if overlaps(source, array):
+            # Elements are copied in any order.
+            source = planner.convert(source, array.dtype)
+        return Planned(CopySpec(source, array), self.array)
 
 
 @attrs.define(eq=False, on_setattr=None)
