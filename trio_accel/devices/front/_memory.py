@@ -12,7 +12,7 @@ import numpy.typing as npt
 import trio
 
 from ...backends.base import AccelBackend, ContextLostError, CopyFromForeignSpec, DType, ForeignArray
-from ...backends.base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, StackSpec
+from ...backends.base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, JoinSpec
 from ...backends.base.values import check_conversion, check_same_kind, element
 from ..arrays._ref import AccelRef, Device
 from ..base._refusals import what_to_do
@@ -218,7 +218,8 @@ class Stack(_OfMemory[AccelRef]):
         place = tuple(max(extents) for extents in zip(*(one.shape for one in sources), strict=True))
         out = planner.output((len(sources), *place), first.dtype)
         pad = element(planner.name, "pad", 0 if self.pad is None else self.pad, first.dtype)
-        return Planned(StackSpec(sources, pad, out.spec), out)
+        expanded = tuple([indexed(source, None) for source in sources])
+        return Planned(JoinSpec(0, expanded, pad, out.spec), out)
 
 
 @attrs.define(eq=False, on_setattr=None)
