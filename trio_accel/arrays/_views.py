@@ -6,8 +6,9 @@ would refuse.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from numpy.lib.stride_tricks import sliding_window_view as _windows
 from ..backends.base.ops import ArraySpec
 from ..devices import AccelRef
 from ..devices.base._refusals import what_to_do
-from ..devices.base._views import seen
+from ..devices.base._views import NoViewError, seen
 
 __all__ = [
     "broadcast_arrays", "broadcast_to", "diagonal", "expand_dims", "flip", "matrix_transpose", "meshgrid",
@@ -189,11 +190,14 @@ def split(x: AccelRef, indices_or_sections: int | Sequence[int], axis: int = 0) 
         ValueError: An axis that there is not, or it cannot be divided into parts of one length.
     """
     moved = _view("split", x, lambda array: np.moveaxis(array, axis, 0))
-    parts = _named("split", lambda: np.split(np.arange(len(moved)), indices_or_sections))
-    ends = np.cumsum([len(part) for part in parts]).tolist()
-    starts = [int(part[0]) if len(part) else end for part, end in zip(parts, ends, strict=True)]
-    pieces = [moved[start : start + len(part)] for start, part in zip(starts, parts, strict=True)]
-    return [moveaxis(piece, 0, axis) for piece in pieces]
+    bounds = indices_or_sections
+    if isinstance(bounds, int):
+        if bounds < 1 or len(moved) % bounds:
+            raise ValueError(f"arrays.split: {len(moved)} elements are not divided into {bounds} parts")
+        step = len(moved) // bounds
+        bounds = [step * number for number in range(1, bounds)]
+    pairs = itertools.pairwise((0, *bounds, None))
+    return [moveaxis(moved[start:end], 0, axis) for start, end in pairs]
 
 
 async def reshape(x: AccelRef, shape: int | Sequence[int], *, copy: bool | None = None) -> AccelRef:
@@ -213,14 +217,14 @@ async def reshape(x: AccelRef, shape: int | Sequence[int], *, copy: bool | None 
     if copy is None:
         try:
             return x.reshape(shape)
-        except ValueError as error:
-            copy = "has no view" in str(error)
+        except NoViewError:
+            copy = True
     return (await x.copy() if copy else x).reshape(shape)
 
 
 def _view(name: str, x: AccelRef, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> AccelRef:
-    if not isinstance(given := x, AccelRef):
-        told = f"{type(given).__name__}{what_to_do(given)}"
+    if not isinstance(cast("object", x), AccelRef):
+        told = f"{type(x).__name__}{what_to_do(x)}"
         raise TypeError(f"arrays.{name}: x must be an AccelRef, got {told}")
     spec: ArraySpec = _named(name, lambda: seen(x.spec, change))
     return AccelRef(x.block, spec)

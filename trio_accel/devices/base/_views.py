@@ -15,11 +15,15 @@ from numpy.lib.stride_tricks import as_strided
 from ...backends.base.ops import ArraySpec, contiguous_strides
 
 __all__ = [
-    "Index", "broadcast", "check_apart", "indexed", "overlaps", "overlaps_itself", "reach", "reshaped",
-    "seen", "transposed",
+    "Index", "NoViewError", "broadcast", "check_apart", "indexed", "overlaps", "overlaps_itself", "reach",
+    "reshaped", "seen", "transposed",
 ]  # fmt: skip
 
 Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType | None, ...] | None"
+
+
+class NoViewError(ValueError):
+    """Only a copy has this shape."""
 
 
 def indexed(spec: ArraySpec, index: Index) -> ArraySpec:
@@ -56,7 +60,7 @@ def reshaped(spec: ArraySpec, shape: Sequence[int]) -> ArraySpec:
     except ValueError as error:
         if "copy" not in str(error):
             raise ValueError(f"reshape: {error}") from None
-        raise ValueError(
+        raise NoViewError(
             f"reshape: shape {spec.shape} with strides {spec.strides} has no view of shape {sizes}; "
             "reshape a copy: (await ref.copy()).reshape(...)"
         ) from None

@@ -148,7 +148,8 @@ class Assign(_OfMemory[AccelRef]):
                 told = f"{type(value).__name__}{what_to_do(value)}"
                 raise TypeError(f"{name}: value must be an AccelRef, a NumPy array or a number, got {told}")
             return Planned(FillSpec(element(name, "value", value, array.dtype), array), self.array)
-        check_same_kind(name, "value", planner.dtype("value", np.dtype(value.dtype)), array.dtype)
+        dtype = value.dtype if isinstance(value.dtype, DType) else planner.dtype("value", value.dtype)
+        check_same_kind(name, "value", dtype, array.dtype)
         if isinstance(value, np.ndarray) and (value.shape, value.dtype) == (array.shape, array.dtype.dtype):
             planner.unmasked("value", value)
             planner.keep(value)
