@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import trio_accel as ta
 from trio_accel import linalg
-from trio_accel.linalg import _contractions
 
 Array = npt.NDArray[Any]
 
@@ -164,7 +163,7 @@ EINSUMS = [
 def operands_of(subscripts: str, dtype: str, extent: int | None = None) -> list[Array]:
     """Arrays that fit a text, of 2 to 5 elements along each letter."""
     inputs = subscripts.replace(" ", "").partition("->")[0]
-    found = []
+    found: list[Array] = []
     for seed, term in enumerate(inputs.split(",")):
         letters = term.replace("...", "Z")
         found.append(
@@ -310,7 +309,7 @@ async def test_nothing_is_left_of_a_chain_that_fails(
         made.append(await multiply(a, b))
         return made[0]
 
-    monkeypatch.setattr(_contractions, "matmul", fails_at_the_second)
+    monkeypatch.setattr("trio_accel.linalg._contractions.matmul", fails_at_the_second)
     refs = [await device.zeros((3, 3)) for _ in range(3)]
     with pytest.raises(ta.LibraryError, match="full"):
         await linalg.einsum("ij,jk,kl->il", *refs)

@@ -67,8 +67,8 @@ CALLS: dict[str, tuple[str, Callable[..., Any]]] = {
     "vecdot": ("vv", linalg.vecdot),
     "vector_norm": ("v", linalg.vector_norm),
 }
-# Arrays of any shape are as good.
-OF_ANY_SHAPE = {"kron", "scal", "vector_norm"}
+# Arrays of any shape, or vectors of any length, are as good.
+OF_ANY_SHAPE = {"kron", "outer", "scal", "vector_norm"}
 
 
 def host(letter: str, *, size: int = 3, dtype: str = "float64") -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -117,7 +117,7 @@ def real_of(name: str, dtype: DType) -> DType:
 
 
 @contextmanager
-def intermediates() -> Iterator[Callable[[AccelRef], AccelRef]]:
+def intermediates() -> Generator[Callable[[AccelRef], AccelRef]]:
     """Release the arrays that a function makes on its way, however it ends.
 
     An error keeps the frames that it came through, and the arrays in them: what they refer to would stay as
