@@ -166,7 +166,7 @@ async def pinv(x: Operand, /, *, rtol: float | Operand | None = None) -> AccelRe
         # The conjugate transpose of the result.
         product = await matmul(left, right)
         if dtype.kind == "complex":
-            await _CONJUGATE(product, out=product)
+            product = await _CONJUGATE(made(product))
     return matrix_transpose(product)
 
 
