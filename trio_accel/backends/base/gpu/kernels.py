@@ -315,15 +315,15 @@ class TransferLibrary:
         """Set all elements to one value."""
         call.fill(spec.out, spec.value)
 
-    def stack(self, spec: ops.StackSpec, call: _Call) -> None:
+    def join(self, spec: ops.JoinSpec, call: _Call) -> None:
         """Copy to places in one array."""
         out = call.array(spec.out)
         if spec.is_padded:
             call.fill(out, spec.pad)
-        for index, source in enumerate(spec.sources):
+        for start, source in spec.places:
             # The beginning of its place.
-            address = out.address + index * out.strides[0]
-            call.convert(call.array(source), DeviceArray(address, out.dtype, source.shape, out.strides[1:]))
+            address = out.address + start * out.strides[spec.axis]
+            call.convert(call.array(source), DeviceArray(address, out.dtype, source.shape, out.strides))
 
 
 # As in the source `philox`, with what fills the structure up; the kinds are in the same order there.
