@@ -225,8 +225,9 @@ async def test_an_array_to_write_to(device: ta.Device) -> None:
 
 
 async def test_what_is_refused(device: ta.Device) -> None:
+    arrays: Any = ta.arrays
     x, z = await device.zeros((2, 3)), await device.zeros(3, "complex64")
-    for function in (ta.arrays.max, ta.arrays.var, ta.arrays.logsumexp):
+    for function in (arrays.max, arrays.var, arrays.logsumexp):
         for axis in (2, -3, (0, 0)):
             with pytest.raises(ValueError, match=r"arrays\.\w+: axis .* of shape \(2, 3\)"):
                 await function(x, axis)
@@ -236,12 +237,12 @@ async def test_what_is_refused(device: ta.Device) -> None:
             await function(await device.zeros(3, "float8_e4m3fn"))
         with pytest.raises(TypeError, match=r"arrays\.\w+: there is no option 'axes'; did you mean 'axis'"):
             await function(x, axes=1)
-    for function in (ta.arrays.min, ta.arrays.argmax, ta.arrays.logsumexp):
+    for function in (arrays.min, arrays.argmax, arrays.logsumexp):
         with pytest.raises(TypeError, match=r"of complex64: complex numbers have no order"):
             await function(z)
     with pytest.raises(TypeError, match=r"arrays\.argmin: axis must be one axis or None"):
-        await ta.arrays.argmin(x, (0, 1))
+        await arrays.argmin(x, (0, 1))
     with pytest.raises(TypeError, match=r"arrays\.max: there is no option 'dtype'"):
-        await ta.arrays.max(x, dtype="int8")
+        await arrays.max(x, dtype="int8")
     with pytest.raises(TypeError, match=r"arrays\.mean: missing a required argument: 'x'"):
-        await ta.arrays.mean()
+        await arrays.mean()

@@ -15,9 +15,9 @@ from ...base import LibraryError, NotSupportedError
 from ...base.kernels import HostCall, kernel
 from ...base.ops import ArraySpec, KernelDefinition, KernelParameter, KernelSpec, scalar_offsets
 from ..runtime._memory import HostArray
-from .arrays import elementwise, reduce, rows
+from .arrays import elementwise, reduce
 
-__all__ = ["elementwise", "launch", "reduce", "rows"]
+__all__ = ["elementwise", "launch", "reduce"]
 
 _Function: TypeAlias = Callable[..., object]
 
