@@ -1,0 +1,203 @@
+"""Indexing by arrays: views where it can be, else what is chosen is taken, or put, along one axis."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from math import prod
+from typing import Any, TypeAlias
+
+import attrs
+import numpy as np
+
+from .. import arrays, jit
+from ..backends.base import DType
+from ..devices import AccelRef
+
+__all__ = ["get_part", "set_part"]
+
+# Of the names of functions that are looked up, so that this module stands before they do.
+_arrays: Any = arrays
+_Key: TypeAlias = Any
+
+
+async def get_part(x: AccelRef, key: _Key) -> AccelRef:
+    """Return the part of an array that a key chooses; see `Array.__getitem__`."""
+    if _is_one_truth(key):
+        # By the standard, what an array of truth values chooses is a copy with one more axis.
+        return await x[None][: int(await _number(key))].copy()
+    parts = await _without_masks(x, key)
+    if not any(isinstance(part, AccelRef) for part in parts):
+        return x[tuple(parts)]
+    chosen = _Chosen.of(x, parts)
+    taken = await _arrays.take(await chosen.rows(), await chosen.places(), axis=0)
+    return _moved(taken.reshape((*chosen.shape, *chosen.rest)), chosen.first, len(chosen.shape))
+
+
+async def set_part(x: AccelRef, key: _Key, value: Any) -> None:
+    """Write to the part of an array that a key chooses; see `Array.__setitem__`."""
+    is_one_value = not getattr(value, "shape", ())
+    if _is_mask(key) and (is_one_value or not getattr(key, "shape", ())):
+        await _set_where(x, key, value)
+        return
+    parts = await _without_masks(x, key)
+    if not any(isinstance(part, AccelRef) for part in parts):
+        await x[tuple(parts)].assign(value)
+        return
+    chosen = _Chosen.of(x, parts)
+    # The elements may have no layout in which they are one row: a copy has, and is written back.
+    rows = await (await chosen.rows()).copy()
+    if not is_one_value:
+        result = (*chosen.rest[: chosen.first], *chosen.shape, *chosen.rest[chosen.first :])
+        value = _moved(await _arrays.broadcast_to(value, result), 0, len(chosen.shape), chosen.first)
+        value = await _reshaped(value, (prod(chosen.shape), *chosen.rest))
+    await _arrays.put(rows, await chosen.places(), value, axis=0)
+    await chosen.view.assign(rows.reshape(chosen.view.shape))
+
+
+@attrs.frozen(eq=False)
+class _Chosen:
+    """What arrays of whole numbers choose of an array.
+
+    Attributes:
+        view: The array, with the axes first that they are for.
+        indices: An array, or a number, for each of these axes.
+        shape: The shape that they broadcast to.
+        first: Before which of the other axes the axes of that shape are in the result.
+    """
+
+    view: AccelRef
+    indices: tuple[AccelRef | int, ...]
+    shape: tuple[int, ...]
+    first: int
+
+    @classmethod
+    def of(cls, x: AccelRef, parts: Sequence[Any]) -> _Chosen:
+        is_index = [not (part is None or isinstance(part, slice)) for part in parts]
+        view = x[tuple(slice(None) if chosen else part for part, chosen in zip(parts, is_index, strict=True))]
+        is_index += [False] * (view.ndim - len(parts))
+        axes = [axis for axis, chosen in enumerate(is_index) if chosen]
+        others = [axis for axis, chosen in enumerate(is_index) if not chosen]
+        # As in NumPy: in the place of the indices if they stand together, else in front.
+        is_together = axes[-1] - axes[0] == len(axes) - 1
+        indices = tuple(part for part, chosen in zip(parts, is_index, strict=False) if chosen)
+        try:
+            shape = np.broadcast_shapes(*(getattr(index, "shape", ()) for index in indices))
+        except ValueError:
+            told = ", ".join(str(index.shape) for index in indices if isinstance(index, AccelRef))
+            raise IndexError(f"index: the shapes {told} of the indices do not broadcast to one") from None
+        return cls(_permuted(view, (*axes, *others)), indices, shape, axes[0] if is_together else 0)
+
+    @property
+    def rest(self) -> tuple[int, ...]:
+        """Elements along the axes that have no index."""
+        return self.view.shape[len(self.indices) :]
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Elements along the axes that have one."""
+        return self.view.shape[: len(self.indices)]
+
+    async def rows(self) -> AccelRef:
+        """Return the array with the axes that have an index as one."""
+        return await _reshaped(self.view, (prod(self.extents), *self.rest))
+
+    async def places(self) -> AccelRef:
+        """Return the places along that axis; one outside of it where an index is out of range."""
+        names = [f"i{number}" for number in range(len(self.indices))]
+        inside: list[str] = []
+        place = "0"
+        for name, extent in zip(names, self.extents, strict=True):
+            inside.append(f"({name} >= {-extent}) & ({name} < {extent})")
+            place = f"({place}) * {extent} + where({name} < 0, {name} + {extent}, {name})"
+        text = f"where({' & '.join(inside)}, {place}, {prod(self.extents)})"
+        compute = jit.elementwise(text, inputs=names, dtypes=DType.int64, name="places")
+        indices = [
+            index if isinstance(index, int) else await index.cast(DType.int64) for index in self.indices
+        ]
+        places: AccelRef = await compute(*indices)
+        return await _reshaped(places, (places.size,))
+
+
+async def _set_where(x: AccelRef, mask: _Key, value: Any) -> None:
+    if _is_one_truth(mask):
+        if await _number(mask):
+            await x.assign(value)
+        return
+    _check_mask(x, mask, 0)
+    if mask.size:
+        seen = mask.reshape((*mask.shape, *(1,) * (x.ndim - mask.ndim)))
+        await x.assign(await _arrays.where(seen, value, x))
+
+
+async def _without_masks(x: AccelRef, key: _Key) -> list[Any]:
+    """Return the items of a key, with whole numbers in place of truth values, and slices in place of dots."""
+    given: tuple[_Key, ...] = (*key,) if isinstance(key, tuple) else (key,)
+    used = sum(_axes(part) for part in given)
+    if used > x.ndim or sum(part is Ellipsis for part in given) > 1:
+        raise IndexError(
+            f"index: {used} axes are indexed of an array of shape {x.shape}, with at most one ..."
+        )
+    parts: list[Any] = []
+    axis = 0
+    for part in given:
+        if part is Ellipsis:
+            parts += [slice(None)] * (x.ndim - used)
+            axis += x.ndim - used
+        elif _is_one_truth(part):
+            raise IndexError("index: one truth value is an index by itself only")
+        elif _is_mask(part):
+            _check_mask(x, part, axis)
+            parts += await _arrays.nonzero(part)
+        elif isinstance(part, AccelRef) and part.dtype.kind not in ("int", "uint"):
+            raise IndexError(f"index: arrays must be of whole numbers or truth values, got {part.dtype}")
+        else:
+            is_one = isinstance(part, AccelRef) and not part.shape
+            parts.append(operator.index(await part.item()) if is_one else part)
+        axis += _axes(part)
+    return parts
+
+
+def _axes(part: _Key) -> int:
+    if part is None or part is Ellipsis or _is_one_truth(part):
+        return 0
+    return part.ndim if _is_mask(part) else 1
+
+
+def _is_mask(part: _Key) -> bool:
+    return isinstance(part, (bool, np.bool)) or (isinstance(part, AccelRef) and part.dtype is DType.bool)
+
+
+def _is_one_truth(part: _Key) -> bool:
+    return _is_mask(part) and not getattr(part, "shape", ())
+
+
+async def _number(part: _Key) -> Any:
+    return await part.item() if isinstance(part, AccelRef) else part
+
+
+def _check_mask(x: AccelRef, mask: AccelRef, axis: int) -> None:
+    """Require that an array of truth values has the shape of what it chooses from; none is for no element."""
+    of = x.shape[axis : axis + mask.ndim]
+    if len(of) < mask.ndim or any(
+        given not in (0, there) for given, there in zip(mask.shape, of, strict=True)
+    ):
+        raise IndexError(f"index: truth values of shape {mask.shape} do not fit the axes {of} of the array")
+
+
+async def _reshaped(x: AccelRef, shape: tuple[int, ...]) -> AccelRef:
+    try:
+        return x.reshape(shape)
+    except ValueError:
+        return (await x.copy()).reshape(shape)
+
+
+def _permuted(x: AccelRef, axes: Sequence[int]) -> AccelRef:
+    return x.transpose(tuple(axes))
+
+
+def _moved(x: AccelRef, to: int, count: int, source: int = 0) -> AccelRef:
+    """Move axes that stand together to another place."""
+    axes = list(range(x.ndim))
+    moved, others = axes[source : source + count], axes[:source] + axes[source + count :]
+    return _permuted(x, (*others[:to], *moved, *others[to:]))
