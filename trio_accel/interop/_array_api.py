@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from types import ModuleType
@@ -269,8 +270,17 @@ def _unwrapped(argument: Any) -> Any:
     if isinstance(argument, Array):
         return argument.ref
     # By the standard they are what Python's numbers are, and have no dtype.
-    number: Any = argument.item() if isinstance(argument, np.generic) else argument
-    return _each(_unwrapped, number) if _is_several(number) else number
+    if _is_number(argument):
+        return argument.item()
+    if isinstance(argument, slice):
+        # Bounds that are arrays are waited for here, before the call.
+        bounds = (argument.start, argument.stop, argument.step)
+        return slice(*(operator.index(bound) if isinstance(bound, Array) else bound for bound in bounds))
+    return _each(_unwrapped, argument) if _is_several(argument) else argument
+
+
+def _is_number(argument: object) -> bool:
+    return isinstance(argument, np.generic)
 
 
 def _is_several(value: object) -> bool:

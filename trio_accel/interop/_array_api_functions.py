@@ -60,14 +60,15 @@ class Functions(_Of):
     async def full(
         self,
         shape: int | Sequence[int],
-        fill_value: complex,
+        fill_value: complex | AccelRef,
         *,
         dtype: DTypeLike | None = None,
         device: Device | None = None,
     ) -> AccelRef:
         """Make an array of one value."""
-        chosen = np.asarray(fill_value).dtype if dtype is None else dtype
-        return await (device or self._device).full(shape, fill_value, chosen)
+        value = await fill_value.item() if isinstance(fill_value, AccelRef) else fill_value
+        chosen = getattr(fill_value, "dtype", np.asarray(value).dtype) if dtype is None else dtype
+        return await (device or self._device).full(shape, value, chosen)
 
     async def empty_like(
         self, x: AccelRef, /, *, dtype: DTypeLike | None = None, device: Device | None = None
@@ -91,7 +92,7 @@ class Functions(_Of):
         self,
         x: AccelRef,
         /,
-        fill_value: complex,
+        fill_value: complex | AccelRef,
         *,
         dtype: DTypeLike | None = None,
         device: Device | None = None,

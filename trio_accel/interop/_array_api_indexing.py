@@ -122,7 +122,7 @@ class _Chosen:
 async def _set_where(x: AccelRef, mask: _Key, value: Any) -> None:
     if _is_one_truth(mask):
         if await _number(mask):
-            await x.assign(value)
+            await x[None].assign(value)
         return
     _check_mask(x, mask, 0)
     if mask.size:
@@ -132,7 +132,7 @@ async def _set_where(x: AccelRef, mask: _Key, value: Any) -> None:
 
 async def _without_masks(x: AccelRef, key: _Key) -> list[Any]:
     """Return the items of a key, with whole numbers in place of truth values, and slices in place of dots."""
-    given: tuple[_Key, ...] = (*key,) if isinstance(key, tuple) else (key,)
+    given: tuple[_Key, ...] = key if _is_several(key) else (key,)
     used = sum(_axes(part) for part in given)
     if used > x.ndim or sum(part is Ellipsis for part in given) > 1:
         raise IndexError(
@@ -156,6 +156,10 @@ async def _without_masks(x: AccelRef, key: _Key) -> list[Any]:
             parts.append(operator.index(await part.item()) if is_one else part)
         axis += _axes(part)
     return parts
+
+
+def _is_several(key: object) -> bool:
+    return isinstance(key, tuple)
 
 
 def _axes(part: _Key) -> int:
