@@ -47,7 +47,8 @@ def tables() -> Iterator[str]:
             cells = " | ".join(str(counts.get(outcome, 0)) for outcome in _OUTCOMES)
             lines.append(f"| {area.replace('_', ' ')} | {cells} |")
         yield "\n".join(lines)
-        yield f"Of the {record['functions']} functions of the standard, {len(record['missing'])} are not there."
+        missing = len(record["missing"])
+        yield f"Of the {record['functions']} functions of the standard, {missing} are not there."
         if record["missing"]:
             rows = [f"| `{name}` | {REASONS[name]} |" for name in record["missing"]]
             yield "\n".join(["| function | why |", "|---|---|", *rows])

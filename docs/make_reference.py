@@ -32,7 +32,9 @@ from trio_accel.backends.base import ops
 
 PAGES = Path(__file__).parent / "reference"
 BLOCK = re.compile(r"<!-- reference: (\S+) -->\n(.*?)\n<!-- end of reference -->", re.DOTALL)
-TABLES = re.compile(r"<!-- tables of (operations|the array API suite) -->\n.*?\n<!-- end of tables -->", re.DOTALL)
+TABLES = re.compile(
+    r"<!-- tables of (operations|the array API suite) -->\n.*?\n<!-- end of tables -->", re.DOTALL
+)
 _TABLES = {"operations": operations_table.tables, "the array API suite": array_api_table.tables}
 _COLUMNS = 116
 _ROLES = {

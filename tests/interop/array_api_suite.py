@@ -27,7 +27,9 @@ import pytest
 TESTS = Path(__file__).parents[1]
 STANDARD = "2025.12"
 # How the suite and the namespace say that there is no such name.
-_MISSING = re.compile(r"is not there|is not defined in|not found in (array module|\w+ extension|array object)")
+_MISSING = re.compile(
+    r"is not there|is not defined in|not found in (array module|\w+ extension|array object)"
+)
 _DISTRIBUTIONS = ("trio", "numpy", "scipy", "hypothesis")
 
 
@@ -82,7 +84,8 @@ def record_of(checkout: Path, tests: dict[str, dict[str, str]], examples: int) -
         "date": datetime.now(UTC).date().isoformat(),
         "hardware": f"{device.description}, {device.compute_units} compute units",
         "system": f"{platform.system()} {platform.machine()}",
-        "versions": {"Python": platform.python_version()} | {one: metadata.version(one) for one in _DISTRIBUTIONS},
+        "versions": {"Python": platform.python_version()}
+        | {one: metadata.version(one) for one in _DISTRIBUTIONS},
         "standard": STANDARD,
         "suite": _revision(checkout),
         "examples": examples,

@@ -25,7 +25,7 @@ from ._array_api_dtypes import (
     isdtype,
     result_type,
 )  # fmt: skip
-from ._array_api_functions import FftFunctions, Functions, LinalgFunctions, run
+from ._array_api_functions import FftFunctions, Functions, run, with_device
 from ._blocking import Blocking
 
 __all__ = ["ArrayApi", "array_api"]
@@ -45,34 +45,41 @@ class _Part:
 
     Args:
         name: Its name.
+        device: Where arrays are made.
         call: Calls an async function, and waits for it.
         adapters: Has functions that the packages have not with the standard's signature.
         packages: Have the others, looked up in this order.
     """
 
     def __init__(
-        self, name: str, call: Callable[..., Any], adapters: object, packages: Sequence[ModuleType]
+        self,
+        name: str,
+        device: Device,
+        call: Callable[..., Any],
+        adapters: object,
+        packages: Sequence[ModuleType],
     ) -> None:
         self.__name__ = name
+        self._device = device
         self._call = call
         self._adapters = adapters
         self._packages = packages
 
     def __getattr__(self, name: str) -> Any:
-        found = None
         # Those of classes are messages and actors.
-        if name[0].islower():
-            found = getattr(self._adapters, name, None)
-            for package in self._packages:
-                if found is None and name in package.__all__:
-                    found = getattr(package, name)
+        found = getattr(self._adapters, name, None) if name[0].islower() else None
+        for package in self._packages if name[0].islower() else ():
+            if found is None and name in package.__all__:
+                found = with_device(name, getattr(package, name), self._device)
         if found is None:
-            raise _MissingError(f"{self.__name__}.{name} is not there", backend=None)
+            raise _MissingError(f"{self.__name__}.{name} is not there")
 
         @wraps(found)
         def blocking(*args: Any, **kwargs: Any) -> Any:
             return self._call(f"{self.__name__}.{name}", found, *args, **kwargs)
 
+        # A function is the same one whenever it is asked for.
+        setattr(self, name, blocking)
         return blocking
 
     def __dir__(self) -> list[str]:
@@ -136,13 +143,13 @@ class ArrayApi(_Part):
     result_type = staticmethod(result_type)
 
     def __init__(self, device: Device) -> None:
-        self._device = device
         self._blocking = Blocking(
             device, maker="array_api", owner="namespace", instead="await ta.arrays.{}(...)"
         )
-        super().__init__("trio_accel.interop.array_api", self.call, Functions(device), (arrays, linalg))
-        self.linalg = _Part("linalg", self.call, LinalgFunctions(device), (linalg, arrays))
-        self.fft = _Part("fft", self.call, FftFunctions(device), (fft,))
+        functions = Functions(device)
+        super().__init__("trio_accel.interop.array_api", device, self.call, functions, (arrays, linalg))
+        self.linalg = _Part("linalg", device, self.call, None, (linalg, arrays))
+        self.fft = _Part("fft", device, self.call, FftFunctions(device), (fft,))
 
     def __getattr__(self, name: str) -> Any:
         """Return a dtype, or a function that blocks.
@@ -208,12 +215,9 @@ class ArrayApi(_Part):
             ValueError: `copy` is False, and the elements are not on the device.
             TypeError: Elements that no dtype has, or a complex number for a real dtype.
         """
-        if isinstance(obj, Array):
-            made = self.call("asarray", _adopted, obj, dtype, device, copy)
-        elif copy is False:
-            raise ValueError("asarray: copy=False, and the elements are not in the memory of the device")
-        else:
-            made = self.call("asarray", _put, _host(obj, dtype), dtype, device or self._device)
+        given = obj if isinstance(obj, Array) else _host(obj, dtype)
+        place = device or (obj.device if isinstance(obj, Array) else self._device)
+        made = self.call("asarray", arrays.asarray, place, given, dtype=dtype, copy=copy)
         return made  # type: ignore[no-any-return]
 
     def from_dlpack(self, x: Any, /, *, device: Device | None = None, copy: bool | None = None) -> Array:
@@ -289,8 +293,8 @@ def _is_several(value: object) -> bool:
 
 def _each(change: Callable[[Any], Any], several: Any) -> Any:
     changed = map(change, several)
-    # Results that have names are made of arguments by their places.
-    return type(several)(*changed) if hasattr(several, "_fields") else type(several)(changed)
+    # Results that have names are made of arguments by their places; the others are tuples in the standard.
+    return type(several)(*changed) if hasattr(several, "_fields") else tuple(changed)
 
 
 def _host(obj: Any, dtype: DTypeLike | None) -> Any:
@@ -308,22 +312,3 @@ def _host(obj: Any, dtype: DTypeLike | None) -> Any:
 
 def _is_numpys(obj: object) -> bool:
     return isinstance(obj, (np.ndarray, np.generic))
-
-
-async def _put(host: Any, dtype: DTypeLike | None, device: Device) -> AccelRef:
-    made = await device.put(host)
-    return made if dtype is None or made.dtype is DType.of(dtype) else await made.cast(dtype)
-
-
-async def _adopted(
-    x: AccelRef, dtype: DTypeLike | None, device: Device | None, copy: bool | None
-) -> AccelRef:
-    is_other = device is not None and device is not x.device
-    is_converted = dtype is not None and DType.of(dtype) is not x.dtype
-    if copy is False and (is_other or is_converted):
-        raise ValueError("asarray: copy=False, and another dtype or device is asked for")
-    if is_other and device is not None:
-        x = await x.copy_to(device)
-    if is_converted and dtype is not None:
-        return await x.cast(dtype)
-    return await x.copy() if copy and not is_other else x

@@ -2,27 +2,53 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from .. import arrays, linalg
+from .. import arrays
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, Device
 
-__all__ = ["FftFunctions", "Functions", "LinalgFunctions", "run"]
+__all__ = ["FftFunctions", "Functions", "run", "with_device"]
 
 # Names are looked up when they are called: what is not there is not there by that name.
 _arrays: Any = arrays
-_linalg: Any = linalg
 
 
 async def run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a function, and wait for its result if it is an async one: those of views are not."""
     result = function(*args, **kwargs)
     return await result if inspect.isawaitable(result) else result
+
+
+def with_device(name: str, function: Callable[..., Any], default: Device) -> Callable[..., Any]:
+    """Give a function that makes arrays the keyword `device` of the standard; others are returned as they are.
+
+    Args:
+        name: Its name.
+        function: The function. The device is its first argument, or that of the array that it makes one like.
+        default: The device where none is given.
+    """
+    parameters = list(inspect.signature(function).parameters.values())
+    is_like = name.endswith("_like")
+    if not is_like and parameters[0].name != "device":
+        return function
+
+    async def make(*args: Any, device: Device | None = None, **kwargs: Any) -> AccelRef:
+        # An array without axes is a number here, and None is what a keyword has that is not given.
+        numbers = [await one.item() if isinstance(one, AccelRef) else one for one in args[is_like:]]
+        given = {key: value for key, value in kwargs.items() if value is not None}
+        made: AccelRef = await function(args[0] if is_like else device or default, *numbers, **given)
+        return made if device in (None, made.device) else await made.copy_to(device)
+
+    keyword = inspect.Parameter("device", inspect.Parameter.KEYWORD_ONLY, default=None)
+    named: Any = functools.update_wrapper(make, function)
+    named.__signature__ = inspect.Signature([*parameters[not is_like :], keyword])
+    return make
 
 
 class _Of:
@@ -39,67 +65,6 @@ class _Of:
 class Functions(_Of):
     """Those of the namespace itself."""
 
-    async def empty(
-        self, shape: int | Sequence[int], *, dtype: DTypeLike | None = None, device: Device | None = None
-    ) -> AccelRef:
-        """Make an array to be written."""
-        return await (device or self._device).empty(shape, dtype or DType.float64)
-
-    async def zeros(
-        self, shape: int | Sequence[int], *, dtype: DTypeLike | None = None, device: Device | None = None
-    ) -> AccelRef:
-        """Make an array of zeros."""
-        return await (device or self._device).zeros(shape, dtype or DType.float64)
-
-    async def ones(
-        self, shape: int | Sequence[int], *, dtype: DTypeLike | None = None, device: Device | None = None
-    ) -> AccelRef:
-        """Make an array of ones."""
-        return await (device or self._device).full(shape, 1, dtype or DType.float64)
-
-    async def full(
-        self,
-        shape: int | Sequence[int],
-        fill_value: complex | AccelRef,
-        *,
-        dtype: DTypeLike | None = None,
-        device: Device | None = None,
-    ) -> AccelRef:
-        """Make an array of one value."""
-        value = await fill_value.item() if isinstance(fill_value, AccelRef) else fill_value
-        chosen = getattr(fill_value, "dtype", np.asarray(value).dtype) if dtype is None else dtype
-        return await (device or self._device).full(shape, value, chosen)
-
-    async def empty_like(
-        self, x: AccelRef, /, *, dtype: DTypeLike | None = None, device: Device | None = None
-    ) -> AccelRef:
-        """Make an array to be written, of the shape of another."""
-        return await self.empty(x.shape, dtype=dtype or x.dtype, device=device or x.device)
-
-    async def zeros_like(
-        self, x: AccelRef, /, *, dtype: DTypeLike | None = None, device: Device | None = None
-    ) -> AccelRef:
-        """Make an array of zeros, of the shape of another."""
-        return await self.zeros(x.shape, dtype=dtype or x.dtype, device=device or x.device)
-
-    async def ones_like(
-        self, x: AccelRef, /, *, dtype: DTypeLike | None = None, device: Device | None = None
-    ) -> AccelRef:
-        """Make an array of ones, of the shape of another."""
-        return await self.ones(x.shape, dtype=dtype or x.dtype, device=device or x.device)
-
-    async def full_like(
-        self,
-        x: AccelRef,
-        /,
-        fill_value: complex | AccelRef,
-        *,
-        dtype: DTypeLike | None = None,
-        device: Device | None = None,
-    ) -> AccelRef:
-        """Make an array of one value, of the shape of another."""
-        return await self.full(x.shape, fill_value, dtype=dtype or x.dtype, device=device or x.device)
-
     async def astype(
         self, x: AccelRef, dtype: DTypeLike, /, *, copy: bool = True, device: Device | None = None
     ) -> AccelRef:
@@ -107,26 +72,6 @@ class Functions(_Of):
         if device not in (None, x.device):
             x, copy = await x.copy_to(device), False
         return x if not copy and DType.of(dtype) is x.dtype else await x.cast(dtype)
-
-    async def reshape(self, x: AccelRef, /, shape: Sequence[int], *, copy: bool | None = None) -> AccelRef:
-        """Give the elements another shape: as a view where there is one, unless `copy` says otherwise."""
-        if copy:
-            return (await x.copy()).reshape(shape)
-        try:
-            return x.reshape(shape)
-        except ValueError:
-            if copy is False:
-                raise
-        return (await x.copy()).reshape(shape)
-
-    async def broadcast_arrays(self, *arrays: AccelRef) -> tuple[AccelRef, ...]:
-        """Return views of arrays with the shape that they broadcast to."""
-        shape = np.broadcast_shapes(*(array.shape for array in arrays))
-        return tuple([await run(_arrays.broadcast_to, array, shape) for array in arrays])
-
-
-class LinalgFunctions(_Of):
-    """Those of the extension for linear algebra."""
 
 
 class FftFunctions(_Of):

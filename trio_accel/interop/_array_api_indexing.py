@@ -1,16 +1,15 @@
-"""Indexing by arrays: views where it can be, else what is chosen is taken, or put, along one axis."""
+"""Indexing by arrays: a view of what has no array, then `gather_nd` and `scatter_nd` of the others."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from math import prod
 from typing import Any, TypeAlias
 
 import attrs
 import numpy as np
 
-from .. import arrays, jit
+from .. import arrays
 from ..backends.base import DType
 from ..devices import AccelRef
 
@@ -30,14 +29,13 @@ async def get_part(x: AccelRef, key: _Key) -> AccelRef:
     if not any(isinstance(part, AccelRef) for part in parts):
         return x[tuple(parts)]
     chosen = _Chosen.of(x, parts)
-    taken = await _arrays.take(await chosen.rows(), await chosen.places(), axis=0)
-    return _moved(taken.reshape((*chosen.shape, *chosen.rest)), chosen.first, len(chosen.shape))
+    found = await arrays.gather_nd(chosen.view, chosen.indices)
+    return _moved(found, 0, chosen.ndim, chosen.first)
 
 
 async def set_part(x: AccelRef, key: _Key, value: Any) -> None:
     """Write to the part of an array that a key chooses; see `Array.__setitem__`."""
-    is_one_value = not getattr(value, "shape", ())
-    if _is_mask(key) and (is_one_value or not getattr(key, "shape", ())):
+    if _is_mask(key) and (not getattr(value, "shape", ()) or not getattr(key, "shape", ())):
         await _set_where(x, key, value)
         return
     parts = await _without_masks(x, key)
@@ -45,14 +43,10 @@ async def set_part(x: AccelRef, key: _Key, value: Any) -> None:
         await x[tuple(parts)].assign(value)
         return
     chosen = _Chosen.of(x, parts)
-    # The elements may have no layout in which they are one row: a copy has, and is written back.
-    rows = await (await chosen.rows()).copy()
-    if not is_one_value:
-        result = (*chosen.rest[: chosen.first], *chosen.shape, *chosen.rest[chosen.first :])
-        value = _moved(await _arrays.broadcast_to(value, result), 0, len(chosen.shape), chosen.first)
-        value = await _reshaped(value, (prod(chosen.shape), *chosen.rest))
-    await _arrays.put(rows, await chosen.places(), value, axis=0)
-    await chosen.view.assign(rows.reshape(chosen.view.shape))
+    if getattr(value, "ndim", 0) > chosen.view.ndim - len(chosen.indices) - chosen.first:
+        # It has some of the axes that are moved: then it has all of them.
+        value = _moved(arrays.broadcast_to(value, chosen.shape), chosen.first, chosen.ndim, 0)
+    await arrays.scatter_nd(chosen.view, chosen.indices, value)
 
 
 @attrs.frozen(eq=False)
@@ -61,15 +55,17 @@ class _Chosen:
 
     Attributes:
         view: The array, with the axes first that they are for.
-        indices: An array, or a number, for each of these axes.
-        shape: The shape that they broadcast to.
-        first: Before which of the other axes the axes of that shape are in the result.
+        indices: An array for each of these axes.
+        ndim: How many axes they broadcast to.
+        first: Before which of the other axes these are in the result.
+        shape: The shape of the result.
     """
 
     view: AccelRef
-    indices: tuple[AccelRef | int, ...]
-    shape: tuple[int, ...]
+    indices: tuple[Any, ...]
+    ndim: int
     first: int
+    shape: tuple[int, ...]
 
     @classmethod
     def of(cls, x: AccelRef, parts: Sequence[Any]) -> _Chosen:
@@ -78,45 +74,21 @@ class _Chosen:
         is_index += [False] * (view.ndim - len(parts))
         axes = [axis for axis, chosen in enumerate(is_index) if chosen]
         others = [axis for axis, chosen in enumerate(is_index) if not chosen]
-        # As in NumPy: in the place of the indices if they stand together, else in front.
-        is_together = axes[-1] - axes[0] == len(axes) - 1
-        indices = tuple(part for part, chosen in zip(parts, is_index, strict=False) if chosen)
+        indices = tuple(
+            part if isinstance(part, AccelRef) else np.asarray(part)
+            for part, chosen in zip(parts, is_index, strict=False)
+            if chosen
+        )
         try:
-            shape = np.broadcast_shapes(*(getattr(index, "shape", ()) for index in indices))
+            shape = np.broadcast_shapes(*(index.shape for index in indices))
         except ValueError:
-            told = ", ".join(str(index.shape) for index in indices if isinstance(index, AccelRef))
+            told = ", ".join(str(index.shape) for index in indices)
             raise IndexError(f"index: the shapes {told} of the indices do not broadcast to one") from None
-        return cls(_permuted(view, (*axes, *others)), indices, shape, axes[0] if is_together else 0)
-
-    @property
-    def rest(self) -> tuple[int, ...]:
-        """Elements along the axes that have no index."""
-        return self.view.shape[len(self.indices) :]
-
-    @property
-    def extents(self) -> tuple[int, ...]:
-        """Elements along the axes that have one."""
-        return self.view.shape[: len(self.indices)]
-
-    async def rows(self) -> AccelRef:
-        """Return the array with the axes that have an index as one."""
-        return await _reshaped(self.view, (prod(self.extents), *self.rest))
-
-    async def places(self) -> AccelRef:
-        """Return the places along that axis; one outside of it where an index is out of range."""
-        names = [f"i{number}" for number in range(len(self.indices))]
-        inside: list[str] = []
-        place = "0"
-        for name, extent in zip(names, self.extents, strict=True):
-            inside.append(f"({name} >= {-extent}) & ({name} < {extent})")
-            place = f"({place}) * {extent} + where({name} < 0, {name} + {extent}, {name})"
-        text = f"where({' & '.join(inside)}, {place}, {prod(self.extents)})"
-        compute = jit.elementwise(text, inputs=names, dtypes=DType.int64, name="places")
-        indices = [
-            index if isinstance(index, int) else await index.cast(DType.int64) for index in self.indices
-        ]
-        places: AccelRef = await compute(*indices)
-        return await _reshaped(places, (places.size,))
+        # As in NumPy: in the place of the indices if they stand together, else in front.
+        first = axes[0] if axes[-1] - axes[0] == len(axes) - 1 else 0
+        view = view.transpose((*axes, *others))
+        rest = view.shape[len(axes) :]
+        return cls(view, indices, len(shape), first, (*rest[:first], *shape, *rest[first:]))
 
 
 async def _set_where(x: AccelRef, mask: _Key, value: Any) -> None:
@@ -189,19 +161,8 @@ def _check_mask(x: AccelRef, mask: AccelRef, axis: int) -> None:
         raise IndexError(f"index: truth values of shape {mask.shape} do not fit the axes {of} of the array")
 
 
-async def _reshaped(x: AccelRef, shape: tuple[int, ...]) -> AccelRef:
-    try:
-        return x.reshape(shape)
-    except ValueError:
-        return (await x.copy()).reshape(shape)
-
-
-def _permuted(x: AccelRef, axes: Sequence[int]) -> AccelRef:
-    return x.transpose(tuple(axes))
-
-
-def _moved(x: AccelRef, to: int, count: int, source: int = 0) -> AccelRef:
+def _moved(x: AccelRef, source: int, count: int, to: int) -> AccelRef:
     """Move axes that stand together to another place."""
     axes = list(range(x.ndim))
     moved, others = axes[source : source + count], axes[:source] + axes[source + count :]
-    return _permuted(x, (*others[:to], *moved, *others[to:]))
+    return x.transpose((*others[:to], *moved, *others[to:]))
