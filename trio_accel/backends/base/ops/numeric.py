@@ -13,8 +13,8 @@ from ._spec import OperationSpec, specification
 
 __all__ = [
     "FFT_DTYPES", "PHILOX_ROW", "RANDOM_DTYPES", "Distribution", "ElementwiseSpec", "FftDirection", "FftKind",
-    "FftNorm", "FftSpec", "MatmulSpec", "PhiloxSpec", "Reduce", "ReductionSpec", "ScatterSpec", "Side", "Transpose", "product_shape",
-    "transformed_shape",
+    "FftNorm", "FftSpec", "MatmulSpec", "PhiloxSpec", "Reduce", "ReductionSpec", "ScatterSpec", "Side",
+    "Transpose", "product_shape", "transformed_shape",
 ]  # fmt: skip
 
 Transpose = Literal["N", "T", "C"]
