@@ -7,9 +7,8 @@ between two comments, which get entries here:
     `Name`, `OtherName`.
     <!-- end of reference -->
 
-Tables are put in place in the same way: those of `operations_table.py` and `array_api_table.py`. The result is plain
-Markdown.
-`docs/conf.py` takes it for the web pages; it is not committed.
+Tables are put in place in the same way: those of `operations_table.py` and `array_api_table.py`. The
+result is plain Markdown. `docs/conf.py` takes it for the web pages; it is not committed.
 """
 
 from __future__ import annotations
@@ -32,9 +31,7 @@ from trio_accel.backends.base import ops
 
 PAGES = Path(__file__).parent / "reference"
 BLOCK = re.compile(r"<!-- reference: (\S+) -->\n(.*?)\n<!-- end of reference -->", re.DOTALL)
-TABLES = re.compile(
-    r"<!-- tables of (operations|the array API suite) -->\n.*?\n<!-- end of tables -->", re.DOTALL
-)
+TABLES = re.compile(r"<!-- tables of ([\w ]+) -->\n.*?\n<!-- end of tables -->", re.DOTALL)
 _TABLES = {"operations": operations_table.tables, "the array API suite": array_api_table.tables}
 _COLUMNS = 116
 _ROLES = {

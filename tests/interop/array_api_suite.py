@@ -30,7 +30,7 @@ STANDARD = "2025.12"
 _MISSING = re.compile(
     r"is not there|is not defined in|not found in (array module|\w+ extension|array object)"
 )
-_DISTRIBUTIONS = ("trio", "numpy", "scipy", "hypothesis")
+_WITH = ("trio", "numpy", "scipy", "hypothesis")
 
 
 class Outcomes:
@@ -73,7 +73,7 @@ def record_of(checkout: Path, tests: dict[str, dict[str, str]], examples: int) -
         areas[Path(name.partition("::")[0]).stem.removeprefix("test_")][test["outcome"]] += 1
     # The names of the standard are those of its stubs, which the suite has imported.
     stubs: Any = sys.modules["array_api_tests.stubs"]
-    xp: Any = sys.modules["array_api_tests"].xp  # type: ignore[attr-defined]
+    xp: Any = sys.modules["array_api_tests"].xp
     names = {one.__name__: xp for group in stubs.category_to_funcs.values() for one in group}
     names |= {
         f"{part}.{one.__name__}": getattr(xp, part)
@@ -84,8 +84,7 @@ def record_of(checkout: Path, tests: dict[str, dict[str, str]], examples: int) -
         "date": datetime.now(UTC).date().isoformat(),
         "hardware": f"{device.description}, {device.compute_units} compute units",
         "system": f"{platform.system()} {platform.machine()}",
-        "versions": {"Python": platform.python_version()}
-        | {one: metadata.version(one) for one in _DISTRIBUTIONS},
+        "versions": {"Python": platform.python_version()} | {one: metadata.version(one) for one in _WITH},
         "standard": STANDARD,
         "suite": _revision(checkout),
         "examples": examples,

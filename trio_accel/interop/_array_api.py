@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from ._array_api_dtypes import (
     isdtype,
     result_type,
 )  # fmt: skip
-from ._array_api_functions import FftFunctions, Functions, run, with_device
+from ._array_api_functions import FftFunctions, Functions, adapted, run
 from ._blocking import Blocking
 
 __all__ = ["ArrayApi", "array_api"]
@@ -70,7 +70,7 @@ class _Part:
         found = getattr(self._adapters, name, None) if name[0].islower() else None
         for package in self._packages if name[0].islower() else ():
             if found is None and name in package.__all__:
-                found = with_device(name, getattr(package, name), self._device)
+                found = adapted(name, getattr(package, name), self._device)
         if found is None:
             raise _MissingError(f"{self.__name__}.{name} is not there")
 
@@ -217,8 +217,7 @@ class ArrayApi(_Part):
         """
         given = obj if isinstance(obj, Array) else _host(obj, dtype)
         place = device or (obj.device if isinstance(obj, Array) else self._device)
-        made = self.call("asarray", arrays.asarray, place, given, dtype=dtype, copy=copy)
-        return made  # type: ignore[no-any-return]
+        return cast("Array", self.call("asarray", arrays.asarray, place, given, dtype=dtype, copy=copy))
 
     def from_dlpack(self, x: Any, /, *, device: Device | None = None, copy: bool | None = None) -> Array:
         """Make an array of another library's; one of a namespace of this package shares its memory.

@@ -12,11 +12,14 @@ import numpy as np
 from .. import arrays
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, Device
+from ._array_api_dtypes import result_type
 
-__all__ = ["FftFunctions", "Functions", "run", "with_device"]
+__all__ = ["FftFunctions", "Functions", "adapted", "run"]
 
 # Names are looked up when they are called: what is not there is not there by that name.
 _arrays: Any = arrays
+_PROMOTED = ("cross", "matmul", "outer", "solve", "tensordot", "vecdot")
+"""Functions that take arrays of one dtype, and arrays of two in the standard."""
 
 
 async def run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -25,14 +28,16 @@ async def run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
     return await result if inspect.isawaitable(result) else result
 
 
-def with_device(name: str, function: Callable[..., Any], default: Device) -> Callable[..., Any]:
-    """Give a function that makes arrays the keyword `device` of the standard; others are returned as they are.
+def adapted(name: str, function: Callable[..., Any], default: Device) -> Callable[..., Any]:
+    """Return a function with what the standard wants of its arguments.
 
     Args:
         name: Its name.
-        function: The function. The device is its first argument, or that of the array that it makes one like.
+        function: The function. Those that make arrays have the device as their first argument.
         default: The device where none is given.
     """
+    if name in _PROMOTED:
+        return _promoting(function)
     parameters = list(inspect.signature(function).parameters.values())
     is_like = name.endswith("_like")
     if not is_like and parameters[0].name != "device":
@@ -49,6 +54,15 @@ def with_device(name: str, function: Callable[..., Any], default: Device) -> Cal
     named: Any = functools.update_wrapper(make, function)
     named.__signature__ = inspect.Signature([*parameters[not is_like :], keyword])
     return make
+
+
+def _promoting(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def promote(x1: AccelRef, x2: AccelRef, /, **options: Any) -> Any:
+        dtype = result_type(x1, x2)
+        return await function(*[x if x.dtype is dtype else await x.cast(dtype) for x in (x1, x2)], **options)
+
+    return promote
 
 
 class _Of:
