@@ -4,10 +4,11 @@ A function asks the device of its array. See `Device.ask` for cancellation and t
 can end with.
 """
 
-from . import _creation, _elementwise, _joins, _manipulation, _reductions, _views
+from . import _creation, _elementwise, _indexing, _joins, _manipulation, _reductions, _views
 from ._actor import ArraysActor
 from ._creation import *
 from ._elementwise import *
+from ._indexing import *
 from ._joins import *
 from ._manipulation import *
 from ._reductions import *
@@ -16,6 +17,7 @@ from ._views import *
 __all__: list[str] = ["ArraysActor"]
 __all__ += _creation.__all__
 __all__ += _elementwise.__all__
+__all__ += _indexing.__all__
 __all__ += _joins.__all__
 __all__ += _manipulation.__all__
 __all__ += _reductions.__all__

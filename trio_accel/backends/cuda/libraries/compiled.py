@@ -20,10 +20,9 @@ __all__ = ["ArraysLibrary", "JitLibrary", "RandomLibrary"]
 _compile = CompiledLibrary.compile_expression
 
 
-class ArraysLibrary(CompiledLibrary, CudaLibrary):
+class _ExpressionLibrary(CompiledLibrary, CudaLibrary):
     """Enqueues expressions. A plan is a kernel for certain types and layouts, whatever the extents."""
 
-    name = "arrays"
     # Each is a module in device memory.
     most_plans: ClassVar[int] = 256
 
@@ -31,7 +30,15 @@ class ArraysLibrary(CompiledLibrary, CudaLibrary):
     kernel(ops.ReductionSpec, backend="cuda", plan=_compile)(CompiledLibrary.reduce)
 
 
-class JitLibrary(ArraysLibrary):
+class ArraysLibrary(_ExpressionLibrary):
+    """Enqueues functions of arrays."""
+
+    name = "arrays"
+
+    kernel(ops.ScatterSpec, backend="cuda", plan=_compile)(CompiledLibrary.elementwise)
+
+
+class JitLibrary(_ExpressionLibrary):
     """A plan is a loaded kernel: so it is compiled where that may block, and kept while it is used."""
 
     name = "jit"
