@@ -4,11 +4,17 @@ A function asks the device of its array. See `Device.ask` for cancellation and t
 can end with.
 """
 
-from . import _elementwise, _reductions
+from . import _elementwise, _reductions, _scans, _selection, _sorting
 from ._actor import ArraysActor
 from ._elementwise import *
 from ._reductions import *
+from ._scans import *
+from ._selection import *
+from ._sorting import *
 
 __all__: list[str] = ["ArraysActor"]
 __all__ += _elementwise.__all__
 __all__ += _reductions.__all__
+__all__ += _scans.__all__
+__all__ += _selection.__all__
+__all__ += _sorting.__all__

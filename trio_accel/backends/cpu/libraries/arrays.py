@@ -18,8 +18,11 @@ from ...base.expressions import (
 from ...base.kernels import HostCall, kernel
 from ...base.ops import ElementwiseSpec, ReductionSpec
 from ..runtime._memory import HostArray, pieces
+from ._primitives import combine_segments, count, group, scan, search, select, sort
 
-__all__ = ["elementwise", "reduce"]
+__all__ = [
+    "combine_segments", "count", "elementwise", "group", "reduce", "scan", "search", "select", "sort",
+]  # fmt: skip
 
 
 @kernel(ElementwiseSpec, backend="cpu")
