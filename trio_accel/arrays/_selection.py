@@ -76,7 +76,9 @@ class HistogramResult(NamedTuple):
     """Edges of the bins: one more than there are bins."""
 
 
-def _grouping(make: Callable[..., Any], *wanted: str, is_sorted: bool = True) -> Callable[[Any, Planner], Any]:
+def _grouping(
+    make: Callable[..., Any], *wanted: str, is_sorted: bool = True
+) -> Callable[[Any, Planner], Any]:
     """Return the plan of a search for groups.
 
     Args:
