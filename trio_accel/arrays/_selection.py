@@ -325,6 +325,7 @@ class Count(Operation[ArraysActor, AccelRef]):
         """Name the counts."""
         x = planner.read("x", self.x)
         edges = None if self.edges is None else planner.read("bins", self.edges)
+        check_real("histogram", x=x, **({} if edges is None else {"edges": edges}))
         weights = None if self.weights is None else self._weights(planner, x)
         out = planner.output((self.bins,), DType.int64 if weights is None else DType.float64)
         return Planned(CountSpec(flat(planner, x), edges, weights, out.spec, planner.status(1)), out)

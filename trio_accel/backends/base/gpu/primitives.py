@@ -225,9 +225,7 @@ class PrimitivesLibrary(CompiledLibrary):
     def plan_select(self, spec: ops.SelectSpec, device: _Device) -> _Code:
         """Compile a selection."""
         flags, number, axes = spec.flags.dtype, _number(spec.flags.size), max(spec.flags.ndim, 1)
-        nothing = "{0, 0}" if flags.kind == "complex" else "0"
-        take = f"(Acc)f_not_equal((value), ({register_of(flags)}){nothing})"
-        places = self._compile_scan(flags, number, number, "sum", {"TAKE": take})
+        places = self._compile_scan(flags, number, number, "sum", {"TAKE": "(Acc)Cast<bool>::of((value))"})
         word = 1 if spec.x is None else min(spec.x.dtype.itemsize, 8)
         defined = {"AXES": axes, "Number": register_of(number), "Word": _bits(word)}
         layout = struct.Struct(f"<3Q3q{axes}q{axes}Q")

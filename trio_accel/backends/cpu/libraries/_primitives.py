@@ -58,6 +58,7 @@ def _first(array: HostArray, shape: tuple[int, ...]) -> HostArray:
 @kernel(GroupSpec, backend="cpu")
 def group(spec: GroupSpec, call: HostCall) -> None:
     """Find groups of equal elements."""
+    call.status(spec.count)
     x = call.array(spec.x)
     order = np.argsort(_comparable(x), kind="stable") if spec.is_sorted else np.arange(len(x))
     ordered = x[order]
@@ -77,6 +78,7 @@ def group(spec: GroupSpec, call: HostCall) -> None:
 @kernel(SelectSpec, backend="cpu")
 def select(spec: SelectSpec, call: HostCall) -> None:
     """Select items, or find where they are."""
+    call.status(spec.count)
     flags = call.array(spec.flags) != 0
     out = [call.array(one) for one in spec.out]
     if spec.x is None:
@@ -94,6 +96,7 @@ def select(spec: SelectSpec, call: HostCall) -> None:
 @kernel(SearchSpec, backend="cpu")
 def search(spec: SearchSpec, call: HostCall) -> None:
     """Find where values are to be inserted."""
+    call.status(spec.fault)
     edges, x = _comparable(call.array(spec.edges)), _comparable(call.array(spec.x))
     if spec.sorter is not None:
         sorter = call.array(spec.sorter)
@@ -107,6 +110,7 @@ def search(spec: SearchSpec, call: HostCall) -> None:
 @kernel(CountSpec, backend="cpu")
 def count(spec: CountSpec, call: HostCall) -> None:
     """Count the elements of bins."""
+    call.status(spec.fault)
     x, out = call.array(spec.x).reshape(-1), call.array(spec.out)
     weights = None if spec.weights is None else call.array(spec.weights).reshape(-1)
     if spec.edges is not None:
@@ -124,6 +128,7 @@ def count(spec: CountSpec, call: HostCall) -> None:
 @kernel(SegmentSpec, backend="cpu")
 def combine_segments(spec: SegmentSpec, call: HostCall) -> None:
     """Combine segments."""
+    call.status(spec.fault)
     x, offsets, out = call.array(spec.x), call.array(spec.offsets).astype(np.int64), call.array(spec.out)
     empty = offsets[1:] == offsets[:-1]
     if np.any(offsets[1:] < offsets[:-1]) or offsets[0] < 0 or offsets[-1] > len(x):
