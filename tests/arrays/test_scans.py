@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -117,16 +118,13 @@ async def test_segments(device: ta.Device, name: str) -> None:
     for op, function in (("sum", np.sum), ("prod", np.prod)):
         if op == "prod" and ta.DType(name).is_inexact:
             continue
-        want = [
-            function(x[i:j].astype(wide_of(RESULTS[name])))
-            for i, j in zip(offsets, offsets[1:], strict=False)
-        ]
+        want = [function(x[i:j].astype(wide_of(RESULTS[name]))) for i, j in pairwise(offsets)]
         found = await (await xp.segmented_reduce(on, offsets, op)).to_host()  # type: ignore[arg-type]
         assert_close(found, np.array(want), RESULTS[name])
     if ta.DType(name).kind != "complex":
         offsets = np.unique(offsets).astype(np.uint64)
         for op, function in (("min", np.min), ("max", np.max)):
-            want = [function(x[i:j]) for i, j in zip(offsets, offsets[1:], strict=False)]
+            want = [function(x[i:j]) for i, j in pairwise(offsets)]
             found = await (await xp.segmented_reduce(on, offsets, op)).to_host()  # type: ignore[arg-type]
             np.testing.assert_array_equal(found.astype(float), np.array(want).astype(float))
 

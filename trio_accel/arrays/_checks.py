@@ -46,9 +46,9 @@ def flag(name: str, argument: str, value: object) -> bool:
     Raises:
         TypeError: It is none.
     """
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name}: {argument} must be True or False, got {value!r}")
-    return bool(value)
+    if value is True or value is False:
+        return value
+    raise TypeError(f"{name}: {argument} must be True or False, got {value!r}")
 
 
 def check_real(name: str, **arrays: ArraySpec) -> None:

@@ -1,7 +1,7 @@
 """Groups of equal elements, selections by a mask, and counts of bins.
 
-How many there are is known only afterwards. So a result is made as large as it can get, and the reply is a view
-of what is filled, which keeps the memory of the whole.
+How many there are is known only afterwards. So a result is made as large as it can get, and the reply is a
+view of what is filled, which keeps the memory of the whole.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ async def argsort(
 
 @operation(actor=ArraysActor, plan=_plan_top_k)
 async def top_k(x: Operand, k: int, *, axis: int = -1, largest: bool = True) -> TopKResult:
-    """Find the largest elements along an axis, in order: ``values, indices = await top_k(x, 5)``.
+    """Find the largest elements along an axis, in order, and where they are.
 
     Of equal elements the first ones are taken. NaN counts as larger than every number.
 

@@ -23,15 +23,13 @@ Combination: TypeAlias = Literal["sum", "prod", "min", "max"]
 IDENTITIES: Mapping[str, int] = {"sum": 0, "prod": 1}
 """What changes nothing; the others have none."""
 
-_WIDE = {
-    **dict.fromkeys((DType.float16, DType.bfloat16, DType.float32), DType.float64),
-    DType.complex64: DType.complex128,
-}
+# By their names: to hash a type of low precision imports it.
+_WIDE = {**dict.fromkeys(("float16", "bfloat16", "float32"), DType.float64), "complex64": DType.complex128}
 
 
 def accumulator_of(dtype: DType) -> DType:
     """Return the dtype that elements are added and multiplied in: rounded once, at the end."""
-    return _WIDE.get(dtype, dtype)
+    return _WIDE.get(dtype.value, dtype)
 
 
 @specification

@@ -150,7 +150,7 @@ def scan(spec: ScanSpec, call: HostCall) -> None:
     """Combine the elements up to each one."""
     x, out = call.array(spec.x), call.array(spec.out)
     wide, ufunc = accumulator_of(spec.out.dtype).dtype, _UFUNCS[spec.combine]
-    out = cast("HostArray", np.moveaxis(out, spec.axis, 0))
+    out = np.moveaxis(out, spec.axis, 0)
     if spec.has_initial:
         out[0] = IDENTITIES[spec.combine]
         out = out[1:]
