@@ -58,7 +58,7 @@ class ArraysLibrary(PrimitivesLibrary, ExpressionsLibrary):
 
     def make_sorter(self, key: DType, value: DType | None, *, descending: bool) -> Sorter:
         """Compile the vendor's radix sort; see `PrimitivesLibrary.make_sorter`."""
-        return RadixSort(key, value, descending=descending)
+        return RadixSort(key, value, descending=descending, architecture=self._device.architecture)
 
 
 class JitLibrary(ExpressionsLibrary):
