@@ -14,12 +14,13 @@ from ..actors import unknown_option
 from ..backends.base import DType
 from ..backends.base.expressions import Argument, Expression, Weak, pack_scalars
 from ..backends.base.ops import ArraySpec, common_shape
+from ..backends.base.values import is_same_kind
 from ..devices import AccelRef, Operand, Operation, Planner
 from ..devices.base._refusals import what_to_do
 
 __all__ = [
-    "ExpressionArgument", "Taken", "bind", "check_promotion", "extents_of", "result_dtype", "served_by",
-    "take",
+    "ExpressionArgument", "Taken", "bind", "check_promotion", "extents_of", "promoted_dtype",
+    "result_dtype", "served_by", "take",
 ]  # fmt: skip
 
 ExpressionArgument: TypeAlias = "Operand | complex | np.generic"
@@ -128,14 +129,31 @@ def check_promotion(operation: str, taken: Taken, names: Collection[str]) -> Non
     """
     pairs = zip(taken.expression.inputs, taken.arguments, strict=True)
     given = [(name, argument.kind) for name, argument in pairs if name in names]
+    _require_promotion(operation, given, "; or take jit.elementwise, which promotes as NumPy does")
+
+
+def promoted_dtype(operation: str, arrays: Mapping[str, DType]) -> DType:
+    """Promote the dtypes of arrays to one by the array API standard.
+
+    Raises:
+        TypeError: It has none; NumPy might have.
+    """
+    _require_promotion(operation, [*arrays.items()])
+    try:
+        return DType.of(np.result_type(*[dtype.dtype for dtype in arrays.values()]))
+    except TypeError:
+        told = ", ".join(dict.fromkeys(map(str, arrays.values())))
+        raise TypeError(f"{operation}: {told} have no dtype in common: convert with cast()") from None
+
+
+def _require_promotion(operation: str, given: Sequence[tuple[str, DType | Weak]], more: str = "") -> None:
     for name, kind in given:
         for other, dtype in given:
             if isinstance(dtype, DType) and not _is_promoted(kind, dtype):
                 told = f"a Python {kind.value}" if isinstance(kind, Weak) else kind.value
                 raise TypeError(
                     f"{operation}: {name} is {told} and {other} is {dtype}, which the array API standard "
-                    f"does not promote to one dtype. Convert one, as by await {other}.cast(...); or take "
-                    "jit.elementwise, which promotes as NumPy does"
+                    f"does not promote to one dtype. Convert one, as by await {other}.cast(...){more}"
                 )
 
 
@@ -339,7 +357,7 @@ def result_dtype(
     """
     if declared is not None or out is None or out.dtype is dtype:
         return declared
-    if not np.can_cast(dtype.dtype, out.dtype.dtype, "same_kind"):
+    if not is_same_kind(dtype, out.dtype):
         raise TypeError(
             f"{operation}: {name} is of {dtype}, which does not become {out.dtype} of out; "
             f"convert it in the expression: {out.dtype}(...)"

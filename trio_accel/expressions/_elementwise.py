@@ -66,6 +66,8 @@ class Elementwise(Generic[ReplyT]):
         promoted: Names of the inputs that the array API standard promotes to one dtype. They must be of one
             kind: truth values, whole numbers, or floating and complex ones; and uint64 goes with no signed
             dtype. Empty for NumPy's promotion, which takes all.
+        is_checked: Whether an index outside of an array that elements are loaded from fails the operation,
+            with an `OutOfRangeError`. Otherwise it is the nearest one inside.
 
     Raises:
         ValueError: The expression has something that is not allowed; the message shows where. Or results
@@ -76,7 +78,9 @@ class Elementwise(Generic[ReplyT]):
         operation: Name of the operation.
     """
 
-    __slots__ = ("_dtypes", "_expression", "_is_single", "_known", "_message", "_promoted", "operation")
+    __slots__ = (
+        "_dtypes", "_expression", "_is_checked", "_is_single", "_known", "_message", "_promoted", "operation",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -88,6 +92,7 @@ class Elementwise(Generic[ReplyT]):
         operation: str,
         library: str,
         promoted: Sequence[str] = (),
+        is_checked: bool = False,
     ) -> None:
         chosen = None if outputs is None else tuple(outputs)
         self._expression = expression = parse(text, None if inputs is None else tuple(inputs), chosen)
@@ -102,6 +107,7 @@ class Elementwise(Generic[ReplyT]):
         found = _dtypes(expression, dtypes)
         self._dtypes = tuple(found.get(output) for output in expression.outputs)
         self._is_single = chosen is None
+        self._is_checked = is_checked
         self._message = served_by(ComputeElementwise, library)
         self._promoted = frozenset(promoted)
         self.operation: str = operation
@@ -227,7 +233,7 @@ class Elementwise(Generic[ReplyT]):
     def _find_types(self, operation: str, taken: Taken, out: Sequence[AccelRef | None]) -> _Known:
         if self._promoted:
             check_promotion(operation, taken, self._promoted)
-        specialized = SpecializedExpression(self._expression, taken.arguments, self._dtypes)
+        specialized = SpecializedExpression(self._expression, taken.arguments, self._dtypes, self._is_checked)
         try:
             found = specialized.typed.dtypes
         except (TypeError, ValueError) as error:

@@ -1,6 +1,7 @@
 """Expressions that every backend computes: parsed, typed by NumPy's rules, evaluated by NumPy."""
 
-from . import _evaluate, _expression, _functions, _reduction, _specialized, _typing
+from . import _checked, _evaluate, _expression, _functions, _reduction, _specialized, _typing
+from ._checked import *
 from ._evaluate import *
 from ._expression import *
 from ._functions import *
@@ -9,6 +10,7 @@ from ._specialized import *
 from ._typing import *
 
 __all__: list[str] = []
+__all__ += _checked.__all__
 __all__ += _evaluate.__all__
 __all__ += _expression.__all__
 __all__ += _functions.__all__

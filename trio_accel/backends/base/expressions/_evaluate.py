@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ._checked import check_places
 from ._functions import FUNCTIONS
 from ._typing import Step, TypedExpression
 
@@ -39,6 +40,9 @@ def evaluate(
 
     Returns:
         The results, which may be arguments, or broadcast.
+
+    Raises:
+        OutOfRangeError: An index that is checked is outside.
     """
     values: list[Any] = []
     left = _last_uses(expression)
@@ -47,7 +51,12 @@ def evaluate(
             if step.function == "index":
                 value: Any = indices[int(step.value.real)]
             elif step.function == "load":
-                value = _load(loaded[int(step.value.real)], [values[number] for number in step.steps])
+                array, at = loaded[int(step.value.real)], tuple([values[index] for index in step.steps])
+                if expression.checked:
+                    check_places(expression, number, at, array.shape)
+                    value = array[at]
+                else:
+                    value = _load(array, at)
             else:
                 value = _value(step, values, arguments)
             values.append(value)

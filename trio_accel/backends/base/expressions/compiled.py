@@ -17,13 +17,15 @@ import attrs
 from ..device_array import merged
 from ..dtypes import DType
 from ..errors import NotSupportedError
-from ..ops import ArraySpec, ElementwiseSpec, ReductionSpec
+from ..ops import ArraySpec, ElementwiseSpec, ReductionSpec, ScatterSpec
 from ._reduction_source import REDUCTION_THREADS, ReductionLayouts, partial_bytes, reduction_source
+from ._scatter_source import scatter_source
 from ._source import Access, Layouts, elements_of_thread, elementwise_source, extents_of
 from ._specialized import SCALAR_BYTES, Argument, SpecializedExpression, SpecializedReduction
 
 __all__ = [
     "MOST_BLOCKS",
+    "ExpressionSpec",
     "KernelSource",
     "ReductionLaunch",
     "elementwise_arguments",
@@ -44,6 +46,9 @@ _MOST_SERIAL = 64
 MOST_BLOCKS = (1 << 31) - 1
 """Blocks of a kernel for each element: more than the device has at once, those that are done make way."""
 
+ExpressionSpec: TypeAlias = "ElementwiseSpec | ReductionSpec | ScatterSpec"
+"""Operations whose kernels are made of expressions."""
+
 _Shape: TypeAlias = tuple[int, ...]
 _Strides: TypeAlias = tuple[_Shape, ...]
 _Address: TypeAlias = Callable[[ArraySpec], int]
@@ -60,6 +65,7 @@ class KernelSource:
         partial: Of a reduction: bytes of what one thread hands on.
         each: How many elements a thread takes at a time.
         axes: Of an expression for each element: the axes that it has indices along.
+        is_checked: Whether the last argument is the address of status words, see `check_words`.
     """
 
     text: str
@@ -68,6 +74,7 @@ class KernelSource:
     partial: int = 0
     each: int = 1
     axes: tuple[int, ...] = ()
+    is_checked: bool = False
 
 
 @attrs.frozen(eq=False)
@@ -113,14 +120,16 @@ class _Reduced:
     layouts: ReductionLayouts
 
 
-def plan_key(spec: ElementwiseSpec | ReductionSpec) -> tuple[object, ...]:
+def plan_key(spec: ExpressionSpec) -> tuple[object, ...]:
     """Return the key of an operation's kernel: types and layouts, whatever the extents are."""
     if isinstance(spec, ElementwiseSpec):
         return ElementwiseSpec, spec.expression, _elements(spec).layouts
+    if isinstance(spec, ScatterSpec):
+        return ScatterSpec, spec.expression, spec.reduce, _elements(spec).layouts
     return ReductionSpec, spec.reduction, _reduced(spec).layouts
 
 
-def make_kernel(spec: ElementwiseSpec | ReductionSpec, backend: str) -> KernelSource:
+def make_kernel(spec: ExpressionSpec, backend: str) -> KernelSource:
     """Make the source of the kernels of an operation.
 
     Args:
@@ -130,7 +139,7 @@ def make_kernel(spec: ElementwiseSpec | ReductionSpec, backend: str) -> KernelSo
     Raises:
         NotSupportedError: Too many arrays with too many axes.
     """
-    made = _elementwise_kernel(spec) if isinstance(spec, ElementwiseSpec) else _reduction_kernel(spec)
+    made = _reduction_kernel(spec) if isinstance(spec, ReductionSpec) else _elementwise_kernel(spec)
     if made.arguments.size > _MOST_ARGUMENT_BYTES:
         raise NotSupportedError(
             f"the expression has too many arrays with too many axes: {made.arguments.size} bytes of "
@@ -140,32 +149,37 @@ def make_kernel(spec: ElementwiseSpec | ReductionSpec, backend: str) -> KernelSo
     return made
 
 
-def _elementwise_kernel(spec: ElementwiseSpec) -> KernelSource:
+def _elementwise_kernel(spec: ElementwiseSpec | ScatterSpec) -> KernelSource:
     specialized, layouts = SpecializedExpression.decode(spec.expression), _elements(spec).layouts
     arrays, scalars = _split(specialized.arguments)
     count = len(spec.arrays) + len(spec.results)
-    form = f"q{len(spec.results)}Q{max(len(spec.arrays), 1)}Q{_scalar_bytes(scalars)}s"
+    form = f"q{max(len(spec.results), 1)}Q{max(len(spec.arrays), 1)}Q{_scalar_bytes(scalars)}s"
     form += f"{layouts.axes or 1}q{count * (layouts.axes or 1)}q"
-    form += f"{len(spec.loaded)}Q{extents_of(specialized.typed)}q"
+    form += f"{len(spec.loaded)}Q{extents_of(specialized.typed)}q{'Q' * specialized.is_checked}"
     dtypes = [array.dtype for array in (*spec.results, *spec.arrays)]
+    if isinstance(spec, ScatterSpec):
+        text = scatter_source(specialized.typed, arrays, scalars, layouts, spec.reduce)
+    else:
+        text = elementwise_source(specialized.typed, arrays, scalars, layouts)
     return KernelSource(
-        elementwise_source(specialized.typed, arrays, scalars, layouts),
+        text,
         ("elementwise",),
         struct.Struct(f"<{form}"),
         each=elements_of_thread(dtypes, len(specialized.typed.steps)),
         axes=specialized.typed.axes,
+        is_checked=specialized.is_checked,
     )
 
 
 def elementwise_arguments(
-    spec: ElementwiseSpec, source: KernelSource, address: _Address
+    spec: ElementwiseSpec | ScatterSpec, source: KernelSource, address: _Address
 ) -> tuple[object, ...]:
-    """Return the arguments of a launch, in the order of the structure."""
+    """Return the arguments of a launch, in the order of the structure; without that of status words."""
     elements = _elements(spec)
-    addresses = [address(array) for array in spec.results]
+    addresses = [address(array) for array in spec.results] or [0]
     addresses += [address(array) for array in spec.arrays] or [0]
     return (
-        spec.results[0].size, *addresses, spec.scalars, *elements.shape,
+        math.prod(spec.shape), *addresses, spec.scalars, *elements.shape,
         *[step for strides in elements.strides for step in strides],
         *[address(array) for array in spec.loaded], *_extents(spec, source.axes),
     )  # fmt: skip
@@ -250,9 +264,9 @@ def _scalar_bytes(scalars: Sequence[DType]) -> int:
     return SCALAR_BYTES * max(len(scalars), 1)
 
 
-def _extents(spec: ElementwiseSpec, axes: Sequence[int]) -> Iterator[int]:
+def _extents(spec: ElementwiseSpec | ScatterSpec, axes: Sequence[int]) -> Iterator[int]:
     """For each index the elements behind its axis and along it, for each load the extents and strides."""
-    shape = spec.results[0].shape
+    shape = spec.shape
     for axis in axes:
         yield from (math.prod(shape[axis % len(shape) + 1 :]), shape[axis])
     for array in spec.loaded:
@@ -260,10 +274,10 @@ def _extents(spec: ElementwiseSpec, axes: Sequence[int]) -> Iterator[int]:
             yield from pair
 
 
-def _elements(spec: ElementwiseSpec) -> _Elements:
+def _elements(spec: ElementwiseSpec | ScatterSpec) -> _Elements:
     arrays = (*spec.results, *spec.arrays)
     return _find_elements(
-        spec.results[0].shape,
+        spec.shape,
         tuple([array.strides for array in arrays]),
         tuple([array.dtype.itemsize for array in arrays]),
     )

@@ -11,42 +11,72 @@ from ...base.expressions import (
     Argument,
     SpecializedExpression,
     SpecializedReduction,
+    check_places,
     evaluate,
     evaluate_reduction,
+    places_of,
     unpack_scalars,
 )
 from ...base.kernels import HostCall, kernel
-from ...base.ops import ElementwiseSpec, ReductionSpec
+from ...base.ops import ElementwiseSpec, ReductionSpec, ScatterSpec
 from ..runtime._memory import HostArray, pieces
 from ._primitives import combine_segments, count, group, scan, search, select, sort
 
 __all__ = [
-    "combine_segments", "count", "elementwise", "group", "reduce", "scan", "search", "select", "sort",
+    "combine_segments", "count", "elementwise", "group", "reduce", "scan", "scatter", "search", "select",
+    "sort",
 ]  # fmt: skip
+
+
+# By `reduce`; "set" is none.
+_COMBINED: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
 @kernel(ElementwiseSpec, backend="cpu")
 def elementwise(spec: ElementwiseSpec, call: HostCall) -> None:
     """Compute pieces one after another."""
-    arrays = [call.array(array) for array in spec.arrays]
-    loaded = [call.array(array) for array in spec.loaded]
     results = [call.array(result) for result in spec.results]
-    specialized = SpecializedExpression.decode(spec.expression)
-    expression, scalars = specialized.typed, _scalars(specialized.arguments, spec.scalars)
-    if not results[0].size:
-        return
+    loaded = [call.array(array) for array in spec.loaded]
+    expression = SpecializedExpression.decode(spec.expression).typed
     sources = dict(zip([number for number, _ in expression.loads], loaded, strict=True))
-    indices = [_indices(axis, results[0].shape) for axis in expression.axes]
-    first = len(results) + len(arrays)
-    for piece in pieces(*results, *arrays, *indices):
-        given = _arguments(specialized.arguments, expression.elements, piece[len(results) : first], scalars)
-        here = dict(zip(expression.axes, map(_narrow, piece[first:]), strict=True))
-        made = evaluate(expression, list(given), here, sources)
+    for piece, given, here in _pieces(spec, call, results):
+        made = evaluate(expression, given, here, sources)
         if len(made) > 1:
             # A result that is an argument unchanged may be in memory where another result is written.
             made = [value if value.flags.owndata else value.copy() for value in made]
         for out, value in zip(piece, made, strict=False):
             np.copyto(out, value)
+
+
+@kernel(ScatterSpec, backend="cpu")
+def scatter(spec: ScatterSpec, call: HostCall) -> None:
+    """Combine pieces one after another."""
+    out, combine = call.array(spec.out), _COMBINED.get(spec.reduce)
+    expression = SpecializedExpression.decode(spec.expression).typed
+    places = places_of(expression)
+    for _, given, here in _pieces(spec, call, []):
+        *indices, values = evaluate(places, given, here)
+        check_places(expression, expression.outputs[0], indices, out.shape)
+        if combine is None:
+            out[tuple(indices)] = values
+        else:
+            combine.at(out, tuple(indices), values)
+
+
+def _pieces(
+    spec: ElementwiseSpec | ScatterSpec, call: HostCall, results: list[HostArray]
+) -> Iterator[tuple[Sequence[HostArray], list[Any], dict[int, HostArray]]]:
+    """Cut the elements of an expression into pieces: results, arguments, and indices by axes."""
+    if 0 in spec.shape:
+        return
+    specialized = SpecializedExpression.decode(spec.expression)
+    expression, scalars = specialized.typed, _scalars(specialized.arguments, spec.scalars)
+    arrays = [call.array(array) for array in spec.arrays]
+    indices = [_indices(axis, spec.shape) for axis in expression.axes]
+    first = len(results) + len(arrays)
+    for piece in pieces(*results, *arrays, *indices):
+        given = _arguments(specialized.arguments, expression.elements, piece[len(results) : first], scalars)
+        yield piece, list(given), dict(zip(expression.axes, map(_narrow, piece[first:]), strict=True))
 
 
 @kernel(ReductionSpec, backend="cpu")

@@ -22,7 +22,7 @@ __all__ = ["ArraysLibrary", "JitLibrary", "RandomLibrary"]
 _compile = CompiledLibrary.compile_expression
 
 
-class ExpressionsLibrary(CompiledLibrary, CudaLibrary):
+class _ExpressionLibrary(CompiledLibrary, CudaLibrary):
     """Enqueues expressions. A plan is a kernel for certain types and layouts, whatever the extents."""
 
     # Each is a module in device memory.
@@ -37,11 +37,12 @@ _ANY, _SORTED = {"x": PRIMITIVE_DTYPES}, {"x": SORTED_DTYPES}
 _REAL = {"x": SORTED_DTYPES, "edges": SORTED_DTYPES}
 
 
-class ArraysLibrary(PrimitivesLibrary, ExpressionsLibrary):
+class ArraysLibrary(PrimitivesLibrary, _ExpressionLibrary):
     """Functions of arrays: expressions, and what moves, orders and counts elements."""
 
     name = "arrays"
 
+    kernel(ops.ScatterSpec, backend="cuda", plan=_compile)(CompiledLibrary.elementwise)
     kernel(ops.ScanSpec, backend="cuda", dtypes=_ANY | {"out": PRIMITIVE_DTYPES}, plan=_Primitives.plan_scan)(
         _Primitives.scan
     )
@@ -61,7 +62,7 @@ class ArraysLibrary(PrimitivesLibrary, ExpressionsLibrary):
         return RadixSort(key, value, descending=descending, architecture=self._device.architecture)
 
 
-class JitLibrary(ExpressionsLibrary):
+class JitLibrary(_ExpressionLibrary):
     """A plan is a loaded kernel: so it is compiled where that may block, and kept while it is used."""
 
     name = "jit"
