@@ -157,6 +157,14 @@ async def test_differences(shape: tuple[int, ...], name: str, n: int, draw: st.D
         np.testing.assert_array_equal(found, want)
 
 
+async def test_differences_of_what_is_joined(device: ta.Device) -> None:
+    x = numbers((3, 4), "int32")
+    on = await device.put(x)
+    for axis, ahead in ((0, x[:1]), (1, x[:, :2])):
+        found = await xp.diff(on, axis=axis, prepend=ahead, append=on)
+        np.testing.assert_array_equal(await found.to_host(), np.diff(x, axis=axis, prepend=ahead, append=x))
+
+
 async def test_what_is_refused(device: ta.Device) -> None:
     x, z = await device.zeros((2, 3)), await device.zeros(3, "complex64")
     with pytest.raises(ValueError, match=r"arrays\.CumulativeSum: axis must be given for .* shape \(2, 3\)"):

@@ -10,6 +10,7 @@ from ..devices import AccelRef, Operand, Planned, Planner, device_of, operation
 from ..expressions import Elementwise
 from ._actor import LIBRARY, ArraysActor
 from ._checks import axis_of, check_real, flag, summed_dtype, whole
+from ._joins import concat
 
 __all__ = ["cumulative_prod", "cumulative_sum", "diff", "segmented_reduce"]
 
@@ -145,13 +146,22 @@ async def segmented_reduce(
     ...
 
 
-async def diff(x: Operand, *, axis: int = -1, n: int = 1) -> AccelRef:
+async def diff(
+    x: Operand,
+    *,
+    axis: int = -1,
+    n: int = 1,
+    prepend: Operand | None = None,
+    append: Operand | None = None,
+) -> AccelRef:
     """Subtract neighbours along an axis, as the array API standard's ``diff`` does: one launch for each time.
 
     Args:
         x: An array of numbers. Unsigned numbers wrap around.
         axis: The axis, from the end for a negative one.
         n: How many times.
+        prepend: Elements before those of `x` along the axis; they are joined first, see `concat`.
+        append: Elements behind them.
 
     Returns:
         ``x[i + 1] - x[i]`` along the axis, which has so many elements fewer; a copy where `n` is 0.
@@ -161,12 +171,15 @@ async def diff(x: Operand, *, axis: int = -1, n: int = 1) -> AccelRef:
         ValueError: There is no such axis, or `n` is negative.
         NotSupportedError: float8.
     """
-    device = device_of("diff", x)
+    device = device_of("diff", x, prepend, append)
     if whole("diff", "n", n) < 0:
         raise ValueError(f"diff: n must not be negative, got {n}")
     if DType.of(x.dtype) is DType.bool:
         raise TypeError("diff: x must be of numbers, got bool; logical_xor tells neighbours that differ")
-    ref = await device.put(x) if not isinstance(x, AccelRef) else x
+    parts = [one for one in (prepend, x, append) if one is not None]
+    if len(parts) > 1:
+        x = await concat(parts, axis=axis)
+    ref = x if isinstance(x, AccelRef) else await device.put(x)
     ahead = (slice(None),) * axis_of("diff", ref.spec, axis)
     for _ in range(n):
         ref = await _DIFFERENCE(ref[(*ahead, slice(1, None))], ref[(*ahead, slice(None, -1))])
