@@ -24,8 +24,13 @@ from ...base.expressions import (
 from ...base.kernels import HostCall, kernel
 from ...base.ops import ElementwiseSpec, ReductionSpec, RowsSpec, ScatterSpec
 from ..runtime._memory import HostArray, pieces
+from ._primitives import combine_segments, count, group, scan, search, select, sort
 
-__all__ = ["elementwise", "reduce", "rows", "scatter"]
+__all__ = [
+    "combine_segments", "count", "elementwise", "group", "reduce", "rows", "scan", "scatter", "search",
+    "select", "sort",
+]  # fmt: skip
+
 
 # Elements of the rows that are made at a time.
 _PIECE = 1 << 18
