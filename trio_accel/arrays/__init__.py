@@ -10,6 +10,7 @@ from . import (
     _indexing,
     _joins,
     _manipulation,
+    _normalizations,
     _reductions,
     _scans,
     _selection,
@@ -22,6 +23,7 @@ from ._elementwise import *
 from ._indexing import *
 from ._joins import *
 from ._manipulation import *
+from ._normalizations import *
 from ._reductions import *
 from ._scans import *
 from ._selection import *
@@ -34,6 +36,7 @@ __all__ += _elementwise.__all__
 __all__ += _indexing.__all__
 __all__ += _joins.__all__
 __all__ += _manipulation.__all__
+__all__ += _normalizations.__all__
 __all__ += _reductions.__all__
 __all__ += _scans.__all__
 __all__ += _selection.__all__

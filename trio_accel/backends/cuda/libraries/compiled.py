@@ -42,6 +42,7 @@ class ArraysLibrary(PrimitivesLibrary, _ExpressionLibrary):
 
     name = "arrays"
 
+    kernel(ops.RowsSpec, backend="cuda", plan=_compile)(CompiledLibrary.rows)
     kernel(ops.ScatterSpec, backend="cuda", plan=_compile)(CompiledLibrary.elementwise)
     kernel(ops.ScanSpec, backend="cuda", dtypes=_ANY | {"out": PRIMITIVE_DTYPES}, plan=_Primitives.plan_scan)(
         _Primitives.scan
