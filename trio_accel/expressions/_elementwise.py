@@ -239,7 +239,7 @@ class Elementwise(Generic[ReplyT]):
         except (TypeError, ValueError) as error:
             raise type(error)(f"{operation}: {error}") from None
         dtypes = tuple(
-            result_dtype(operation, name, dtype, declared, each)
+            result_dtype(operation, name, dtype, declared, None if each is None else each.dtype)
             for name, dtype, declared, each in zip(self.outputs, found, self._dtypes, out, strict=True)
         )
         specialized = attrs.evolve(specialized, dtypes=dtypes)

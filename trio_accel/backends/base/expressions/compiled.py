@@ -17,14 +17,17 @@ import attrs
 from ..device_array import merged
 from ..dtypes import DType
 from ..errors import NotSupportedError
-from ..ops import ArraySpec, ElementwiseSpec, ReductionSpec, ScatterSpec
+from ..ops import ArraySpec, ElementwiseSpec, ReductionSpec, RowsSpec, ScatterSpec
 from ._reduction_source import REDUCTION_THREADS, ReductionLayouts, partial_bytes, reduction_source
+from ._rows import SpecializedRows
+from ._rows_source import ROW_THREADS, RowLayouts, rows_source
 from ._scatter_source import scatter_source
 from ._source import Access, Layouts, elements_of_thread, elementwise_source, extents_of
 from ._specialized import SCALAR_BYTES, Argument, SpecializedExpression, SpecializedReduction
 
 __all__ = [
     "MOST_BLOCKS",
+    "ROW_THREADS",
     "ExpressionSpec",
     "KernelSource",
     "ReductionLaunch",
@@ -32,6 +35,7 @@ __all__ = [
     "make_kernel",
     "plan_key",
     "reduction_launch",
+    "rows_arguments",
 ]
 
 # Bytes of parameters that a kernel may take on every device.
@@ -40,13 +44,17 @@ _MOST_ARGUMENT_BYTES = 4096
 _NARROW = 1 << 30
 # Reduced elements that each thread has at least, before a result is made in parts.
 _LEAST_ELEMENTS = 4
+# Rows of up to so many elements are made by a thread, and by the threads of a warp.
+_SHORT_ROW, _WARP_ROW, _WARP = 32, 1024, 32
+# Where neighbouring elements are of different rows, as many rows are made by a block.
+_ROWS_ACROSS = 16
 # More parts than this are combined by a block, fewer by a thread.
 _MOST_SERIAL = 64
 
 MOST_BLOCKS = (1 << 31) - 1
 """Blocks of a kernel for each element: more than the device has at once, those that are done make way."""
 
-ExpressionSpec: TypeAlias = "ElementwiseSpec | ReductionSpec | ScatterSpec"
+ExpressionSpec: TypeAlias = "ElementwiseSpec | ReductionSpec | RowsSpec | ScatterSpec"
 """Operations whose kernels are made of expressions."""
 
 _Shape: TypeAlias = tuple[int, ...]
@@ -126,6 +134,8 @@ def plan_key(spec: ExpressionSpec) -> tuple[object, ...]:
         return ElementwiseSpec, spec.expression, _elements(spec).layouts
     if isinstance(spec, ScatterSpec):
         return ScatterSpec, spec.expression, spec.reduce, _elements(spec).layouts
+    if isinstance(spec, RowsSpec):
+        return RowsSpec, spec.rows, _row_layouts(_rows(spec))
     return ReductionSpec, spec.reduction, _reduced(spec).layouts
 
 
@@ -139,7 +149,10 @@ def make_kernel(spec: ExpressionSpec, backend: str) -> KernelSource:
     Raises:
         NotSupportedError: Too many arrays with too many axes.
     """
-    made = _reduction_kernel(spec) if isinstance(spec, ReductionSpec) else _elementwise_kernel(spec)
+    if isinstance(spec, RowsSpec):
+        made = _rows_kernel(spec)
+    else:
+        made = _reduction_kernel(spec) if isinstance(spec, ReductionSpec) else _elementwise_kernel(spec)
     if made.arguments.size > _MOST_ARGUMENT_BYTES:
         raise NotSupportedError(
             f"the expression has too many arrays with too many axes: {made.arguments.size} bytes of "
@@ -234,6 +247,50 @@ def reduction_launch(spec: ReductionSpec, source: KernelSource, most_blocks: int
         partial=outputs * parts * source.partial if parts > 1 else 0,
         values=values,
     )
+
+
+def _rows_kernel(spec: RowsSpec) -> KernelSource:
+    specialized, layouts = SpecializedRows.decode(spec.rows), _row_layouts(_rows(spec))
+    kept, reduced, count = max(layouts.kept, 1), max(layouts.reduced, 1), len(spec.arrays)
+    _, scalars = _split(specialized.arguments)
+    form = f"2qQ{count}Q{_scalar_bytes(scalars)}s{kept + reduced + (count + 1) * (kept + reduced)}q"
+    return KernelSource(rows_source(specialized, layouts), ("rows",), struct.Struct(f"<{form}"))
+
+
+def rows_arguments(spec: RowsSpec, address: _Address) -> tuple[tuple[object, ...], int]:
+    """Return the arguments of a launch, in the order of the structure; and by how many threads it is made."""
+    found = _rows(spec)
+    layouts, count = _row_layouts(found), len(spec.arrays) + 1
+    values = (
+        found.outputs, found.count, address(spec.out), *[address(array) for array in spec.arrays],
+        # Behind those of the arguments is the count, which the structure has already.
+        spec.scalars[:-SCALAR_BYTES], *(found.kept_shape or (0,)), *(found.reduced_shape or (0,)),
+        *_flat(found.kept_strides, count), *_flat(found.reduced_strides, count),
+    )  # fmt: skip
+    rows_of_block = ROW_THREADS // layouts.group
+    return values, -(-found.outputs // rows_of_block) * ROW_THREADS
+
+
+def _rows(spec: RowsSpec) -> _Reduced:
+    """Find the layouts; the result is behind the arrays."""
+    shape, arrays = spec.arrays[0].shape, spec.arrays
+    # A result of the reduced shape is in C order: nothing of its strides is read.
+    last = spec.out.strides if spec.out.shape == shape else (0,) * len(shape)
+    return _find_reduced(
+        shape,
+        spec.axes,
+        (*[array.strides for array in arrays], last),
+        (*[array.dtype.itemsize for array in arrays], spec.out.dtype.itemsize),
+    )
+
+
+def _row_layouts(found: _Reduced) -> RowLayouts:
+    layouts, group, is_across = found.layouts, 1, False
+    if found.count > _SHORT_ROW:
+        is_across = not layouts.is_block
+        along = _WARP if found.count <= _WARP_ROW else ROW_THREADS
+        group = ROW_THREADS // _ROWS_ACROSS if is_across else along
+    return RowLayouts(layouts.kept, layouts.reduced, layouts.access, layouts.is_wide, group, is_across)
 
 
 def _parts(found: _Reduced, most_blocks: int) -> int:

@@ -236,7 +236,7 @@ class CompiledLibrary(EnqueuingLibrary[Any, Any]):
     """
 
     def _key_of(self, spec: ops.OperationSpec) -> tuple[object, ...]:
-        if isinstance(spec, (ops.ElementwiseSpec, ops.ReductionSpec, ops.ScatterSpec)):
+        if isinstance(spec, (ops.ElementwiseSpec, ops.ReductionSpec, ops.RowsSpec, ops.ScatterSpec)):
             return compiled.plan_key(spec)
         if isinstance(spec, (ops.KernelSpec, ops.KernelInfoSpec)):
             # Whatever the arrays are: one kernel is loaded once.
@@ -282,6 +282,13 @@ class CompiledLibrary(EnqueuingLibrary[Any, Any]):
         plan.launch("reduce", call, values, how.threads, threads=how.block)
         if how.finish:
             plan.launch(how.finish, call, values, how.finish_threads, threads=how.block)
+
+    def rows(self, spec: ops.RowsSpec, call: _Call) -> None:
+        """Reduce rows, and go on with what was found."""
+        plan = call.plan
+        values, threads = compiled.rows_arguments(spec, call.device.address)
+        if spec.out.size:
+            plan.launch("rows", call, values, threads, threads=compiled.ROW_THREADS)
 
 
 class TransferLibrary:

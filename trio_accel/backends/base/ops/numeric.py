@@ -13,8 +13,8 @@ from ._spec import OperationSpec, specification
 
 __all__ = [
     "FFT_DTYPES", "PHILOX_ROW", "RANDOM_DTYPES", "Distribution", "ElementwiseSpec", "FftDirection", "FftKind",
-    "FftNorm", "FftSpec", "MatmulSpec", "PhiloxSpec", "Reduce", "ReductionSpec", "ScatterSpec", "Side",
-    "Transpose", "product_shape", "transformed_shape",
+    "FftNorm", "FftSpec", "MatmulSpec", "PhiloxSpec", "Reduce", "ReductionSpec", "RowsSpec", "ScatterSpec",
+    "Side", "Transpose", "product_shape", "transformed_shape",
 ]  # fmt: skip
 
 Transpose = Literal["N", "T", "C"]
@@ -241,6 +241,25 @@ class ReductionSpec(OperationSpec):
     """
 
     reduction: str = exact()
+    axes: tuple[int, ...] = exact()
+    arrays: tuple[ArraySpec, ...] = reads(many=True)
+    out: ArraySpec = writes()
+    scalars: bytes = packed()
+
+
+@specification
+class RowsSpec(OperationSpec):
+    """An expression of arrays and numbers with reductions along axes, whose results it goes on with.
+
+    Attributes:
+        rows: The expression and its types, as `SpecializedRows.encode` writes them.
+        axes: The axes of `arrays` that are reduced, in order.
+        arrays: Arrays, broadcast to one shape by strides of zero.
+        out: The result: of that shape; or in C order, with or without the reduced axes.
+        scalars: Numbers, 16 bytes for each; the last one is the count of elements that are reduced.
+    """
+
+    rows: str = exact()
     axes: tuple[int, ...] = exact()
     arrays: tuple[ArraySpec, ...] = reads(many=True)
     out: ArraySpec = writes()

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from ...base.dtypes import DType
 from ...base.expressions import (
     Argument,
     Places,
     SpecializedExpression,
     SpecializedReduction,
+    SpecializedRows,
     check_places,
     evaluate,
     evaluate_reduction,
+    evaluate_rows,
     places_of,
     unpack_scalars,
 )
 from ...base.kernels import HostCall, kernel
-from ...base.ops import ElementwiseSpec, ReductionSpec, ScatterSpec
+from ...base.ops import ElementwiseSpec, ReductionSpec, RowsSpec, ScatterSpec
 from ..runtime._memory import HostArray, pieces
+from ._primitives import combine_segments, count, group, scan, search, select, sort
 
-__all__ = ["elementwise", "reduce", "scatter"]
+__all__ = [
+    "combine_segments", "count", "elementwise", "group", "reduce", "rows", "scan", "scatter", "search",
+    "select", "sort",
+]  # fmt: skip
 
 
+# Elements of the rows that are made at a time.
+_PIECE = 1 << 18
 # By `reduce`; "set" is none.
 _COMBINED: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "min": np.minimum, "max": np.maximum}
 
@@ -89,8 +99,41 @@ def reduce(spec: ReductionSpec, call: HostCall) -> None:
     np.copyto(out, made.reshape(out.shape))
 
 
+@kernel(RowsSpec, backend="cpu")
+def rows(spec: RowsSpec, call: HostCall) -> None:
+    """Compute so many rows at a time that their temporary arrays fit into the caches."""
+    arrays, out = [call.array(array) for array in spec.arrays], call.array(spec.out)
+    specialized, shape = SpecializedRows.decode(spec.rows), spec.arrays[0].shape
+    *scalars, _ = unpack_scalars(spec.scalars, [*_scalar_dtypes(specialized.arguments), DType.int64])
+    if not specialized.is_whole:
+        out = out.reshape([1 if axis in spec.axes else extent for axis, extent in enumerate(shape)])
+    if not out.size:
+        return
+    for piece in _row_pieces(shape, spec.axes):
+        here = [array[piece] for array in arrays]
+        given = _arguments(specialized.arguments, range(len(specialized.arguments)), here, scalars)
+        out[piece] = evaluate_rows(specialized.typed, list(given), here[0].shape, spec.axes)
+
+
+def _row_pieces(shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+    """Cut whole rows into pieces of at most 2**18 elements, as far as cuts along one axis make these."""
+    kept = [axis for axis in range(len(shape)) if axis not in axes]
+    longest = max(kept, key=shape.__getitem__, default=None)
+    if longest is None:
+        yield (slice(None),) * len(shape)
+        return
+    extent = shape[longest]
+    step = max(1, _PIECE * extent // max(math.prod(shape), 1))
+    for start in range(0, extent, step):
+        yield (*(slice(None),) * longest, slice(start, start + step))
+
+
+def _scalar_dtypes(arguments: Sequence[Argument]) -> list[DType]:
+    return [argument.dtype for argument in arguments if not argument.is_array]
+
+
 def _scalars(arguments: Sequence[Argument], data: bytes) -> list[Any]:
-    return unpack_scalars(data, [argument.dtype for argument in arguments if not argument.is_array])
+    return unpack_scalars(data, _scalar_dtypes(arguments))
 
 
 def _indices(axis: int, shape: tuple[int, ...]) -> HostArray:
