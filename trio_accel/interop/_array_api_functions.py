@@ -87,9 +87,8 @@ class Functions(_Of):
             x, copy = await x.copy_to(device), False
         return x if not copy and DType.of(dtype) is x.dtype else await x.cast(dtype)
 
-
     async def repeat(self, x: AccelRef, repeats: int | AccelRef, /, *, axis: int | None = None) -> AccelRef:
-        """Repeat each element; an array of `repeats` is read on the host, as the length of the result is."""
+        """Repeat each element; an array of `repeats` is read on the host."""
         if not isinstance(repeats, AccelRef):
             return await arrays.repeat(x, repeats, axis=axis)
         flat = x if axis is not None else await arrays.reshape(x, (-1,))
@@ -101,13 +100,13 @@ class Functions(_Of):
         self,
         x: AccelRef,
         /,
+        n: int = 1,
         *,
         axis: int = -1,
-        n: int = 1,
         prepend: AccelRef | None = None,
         append: AccelRef | None = None,
     ) -> AccelRef:
-        """Subtract from each element the one before it, `n` times; `prepend` and `append` are joined first."""
+        """Subtract from each element the one before, `n` times; `prepend` and `append` are joined first."""
         parts = [part for part in (prepend, x, append) if part is not None]
         joined = x if len(parts) == 1 else await arrays.concat(parts, axis=axis)
         made: AccelRef = await _arrays.diff(joined, axis=axis, n=n)
@@ -116,7 +115,7 @@ class Functions(_Of):
     async def isin(
         self, x1: AccelRef | complex, x2: AccelRef | complex, /, *, invert: bool = False
     ) -> AccelRef:
-        """Tell of each element of `x1` whether it is among those of `x2`; with `invert`, whether it is not."""
+        """Tell of each element of `x1` whether `x2` has it; with `invert`, whether it has not."""
         dtype = result_type(x1, x2)
         x, among = [await arrays.asarray(self._device, one, dtype=dtype) for one in (x1, x2)]
         text, reduce = ("x != among", "all") if invert else ("x == among", "any")
