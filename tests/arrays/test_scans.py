@@ -103,6 +103,9 @@ async def test_an_array_to_write_to(device: ta.Device) -> None:
     out = await device.zeros((2, 4))
     assert await xp.cumulative_sum(x, axis=1, include_initial=True, out=out) is out
     np.testing.assert_array_equal(await out.to_host(), [[0, 0, 1, 3], [0, 3, 7, 12]])
+    view = (await device.zeros((8, 4)))[1::4].T
+    assert await xp.cumulative_sum(x.T, axis=0, include_initial=True, out=view) is view
+    np.testing.assert_array_equal(await view.to_host(), [[0, 0], [0, 3], [1, 7], [3, 12]])
     with pytest.raises(ValueError, match=r"arrays\.CumulativeSum: out must have shape \(2, 3\)"):
         await xp.cumulative_sum(x, axis=1, out=out)
     with pytest.raises(ValueError, match=r"arrays\.CumulativeProd: out must not share memory with x"):
