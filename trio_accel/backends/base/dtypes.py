@@ -122,7 +122,7 @@ class DType(enum.Enum):
         return f"DType.{self.value}"
 
 
-DTypeLike: TypeAlias = "DType | str | type | np.dtype[Any]"
+DTypeLike: TypeAlias = DType | str | type | np.dtype[Any]
 
 
 _known: dict[np.dtype[Any], DType] = {}
