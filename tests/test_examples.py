@@ -81,6 +81,15 @@ relative residual [0-9.]+e-1[12]: right
 """,
     ),
     (
+        "logistic_regression.py",
+        "--samples 2000 --backend cpu",
+        """
+2000 points, [67] steps on cpu:0
+right on 8[0-9][.][0-9]% of them
+largest difference of a weight [0-9]e-[01][0-9]: right
+""",
+    ),
+    (
         "recover.py",
         "--requests 12 --faults 2 --backend cpu",
         """

@@ -179,6 +179,19 @@ async def test_put(device: ta.Device) -> None:
     await check(on, want)
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2])
+async def test_large_arrays(device: ta.Device, axis: int) -> None:
+    x = np.random.default_rng(axis).integers(0, 100, (2, 600, 600)).astype(np.int32)
+    indices: Any = np.random.default_rng(axis).integers(-x.shape[axis], x.shape[axis], x.shape[axis])
+    on, at = await device.put(x), await device.put(indices)
+    want = np.take(x, indices, axis)
+    taken = await arrays.take(on, at, axis)
+    await check(taken, want)
+    places: Any = (*(slice(None),) * axis, indices)
+    np.add.at(x, places, want)
+    await check(await arrays.scatter(on, at, taken, axis, reduce="add"), x)
+
+
 async def test_nan_and_signed_zeros(device: ta.Device) -> None:
     x = np.array([np.nan, -0.0, np.inf, 1.0], np.float32)
     taken = await arrays.take(await device.put(x), np.array([1, 0, 2]))

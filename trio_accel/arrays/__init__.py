@@ -4,7 +4,19 @@ A function asks the device of its array. See `Device.ask` for cancellation and t
 can end with.
 """
 
-from . import _creation, _elementwise, _indexing, _joins, _manipulation, _normalizations, _reductions, _views
+from . import (
+    _creation,
+    _elementwise,
+    _indexing,
+    _joins,
+    _manipulation,
+    _normalizations,
+    _reductions,
+    _scans,
+    _selection,
+    _sorting,
+    _views,
+)
 from ._actor import ArraysActor
 from ._creation import *
 from ._elementwise import *
@@ -13,6 +25,9 @@ from ._joins import *
 from ._manipulation import *
 from ._normalizations import *
 from ._reductions import *
+from ._scans import *
+from ._selection import *
+from ._sorting import *
 from ._views import *
 
 __all__: list[str] = ["ArraysActor"]
@@ -23,4 +38,7 @@ __all__ += _joins.__all__
 __all__ += _manipulation.__all__
 __all__ += _normalizations.__all__
 __all__ += _reductions.__all__
+__all__ += _scans.__all__
+__all__ += _selection.__all__
+__all__ += _sorting.__all__
 __all__ += _views.__all__

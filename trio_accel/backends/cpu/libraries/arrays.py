@@ -11,6 +11,7 @@ import numpy as np
 from ...base.dtypes import DType
 from ...base.expressions import (
     Argument,
+    Places,
     SpecializedExpression,
     SpecializedReduction,
     SpecializedRows,
@@ -24,8 +25,13 @@ from ...base.expressions import (
 from ...base.kernels import HostCall, kernel
 from ...base.ops import ElementwiseSpec, ReductionSpec, RowsSpec, ScatterSpec
 from ..runtime._memory import HostArray, pieces
+from ._primitives import combine_segments, count, group, scan, search, select, sort
 
-__all__ = ["elementwise", "reduce", "rows", "scatter"]
+__all__ = [
+    "combine_segments", "count", "elementwise", "group", "reduce", "rows", "scan", "scatter", "search",
+    "select", "sort",
+]  # fmt: skip
+
 
 # Elements of the rows that are made at a time.
 _PIECE = 1 << 18
@@ -55,13 +61,15 @@ def scatter(spec: ScatterSpec, call: HostCall) -> None:
     out, combine = call.array(spec.out), _COMBINED.get(spec.reduce)
     expression = SpecializedExpression.decode(spec.expression).typed
     places = places_of(expression)
+    steps = [places.steps[number] for number in places.outputs[:-1]]
     for _, given, here in _pieces(spec, call, []):
         *indices, values = evaluate(places, given, here)
         check_places(expression, expression.outputs[0], indices, out.shape)
+        found = Places.of(out, indices, steps)
         if combine is None:
-            out[tuple(indices)] = values
+            found.array[found.index] = found.aligned(values)
         else:
-            combine.at(out, tuple(indices), values)
+            combine.at(found.array, found.index, found.aligned(values))
 
 
 def _pieces(
