@@ -1,4 +1,4 @@
-"""Kernels of expressions of rows, by blocks whose threads wait for each other: as on a GPU, and on the host."""
+"""Kernels of expressions of rows, in blocks whose threads wait for each other, as on a GPU."""
 
 from __future__ import annotations
 
