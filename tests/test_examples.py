@@ -81,6 +81,16 @@ relative residual [0-9.]+e-1[12]: right
 """,
     ),
     (
+        "digits.py",
+        "--images 200 --backend cpu",
+        # The share is that of scikit-learn's KNeighborsClassifier.
+        """
+200 images, 1597 known ones on cpu:0
+95[.]0% are told right
+digits as by NumPy: right
+""",
+    ),
+    (
         "logistic_regression.py",
         "--samples 2000 --backend cpu",
         """

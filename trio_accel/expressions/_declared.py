@@ -24,13 +24,8 @@ _OPTIONS = ("out", "shape")
 _OF_ROWS = ("axis", "keepdims", "out")
 
 
-class DeclaredExpression(Protocol[ParametersP]):
-    """A function of arrays, as `expression` makes it."""
-
-    @property
-    def elementwise(self) -> Elementwise[AccelRef]:
-        """The expression that it computes."""
-        ...
+class DeclaredReduction(Protocol[ParametersP]):
+    """A function of arrays, as `reduction` and `rows` make it."""
 
     @property
     def message(self) -> Callable[ParametersP, Operation[Any, AccelRef]]:
@@ -44,18 +39,12 @@ class DeclaredExpression(Protocol[ParametersP]):
         ...
 
 
-class DeclaredReduction(Protocol[ParametersP]):
-    """A reduction of an array, as `reduction` makes it."""
+class DeclaredExpression(DeclaredReduction[ParametersP], Protocol[ParametersP]):
+    """A function of arrays, as `expression` makes it."""
 
     @property
-    def message(self) -> Callable[ParametersP, Operation[Any, AccelRef]]:
-        """Makes its message, for `Device.ask` and `Device.submit`."""
-        ...
-
-    def __call__(
-        self, *args: ParametersP.args, **kwargs: ParametersP.kwargs
-    ) -> Coroutine[Any, Any, AccelRef]:
-        """Compute it on the device of its array."""
+    def elementwise(self) -> Elementwise[AccelRef]:
+        """The expression that it computes."""
         ...
 
 
@@ -179,11 +168,17 @@ def rows(
 def _bound(function: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
     """Make a function that returns the arguments of a call by their names, with defaults."""
     signature, operation = inspect.signature(function), _operation(function)
+    parameters = signature.parameters.values()
+    places = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
+    defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
 
     def bound(arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-        given = bind_arguments(operation, signature, arguments, named)
-        given.apply_defaults()
-        return given.arguments
+        # `Signature.bind` takes four times as long: it is left to find out what is wrong.
+        given = {**defaults, **dict(zip(places, arguments, strict=False)), **named}
+        is_twice = not named.keys().isdisjoint(places[: len(arguments)])
+        if is_twice or len(arguments) > len(places) or given.keys() != signature.parameters.keys():
+            bind_arguments(operation, signature, arguments, named)
+        return given
 
     return bound
 

@@ -43,7 +43,8 @@ class Reduction:
     Args:
         text: The values to reduce: an expression with one result.
         reduce: One of `REDUCTIONS`, or an expression of ``a`` and ``b``.
-        post: Last step of the result: an expression of ``a``, and of ``n``, the count of elements.
+        post: Last step of the result, before it is rounded: an expression of ``a``, and of ``n``, the count
+            of elements. A mean has none.
         identity: With an expression: the result of no elements.
         inputs: Names of the arguments, in order; None for the order in which the text reads them.
         dtype: Type that values are converted to before they are combined; None for NumPy's choice.

@@ -93,23 +93,7 @@ class Rowwise:
         out: AccelRef | None = None,
         **named: ExpressionArgument,
     ) -> ComputeRows:
-        """Make the message that computes it, which is always one launch.
-
-        Raises:
-            TypeError: Too few or too many arguments, or one that there is not.
-        """
-        given = bind(self.operation, self._rows.inputs, arguments, named, options=_OPTIONS)
-        return self._message(self, given, axis, keepdims, out)
-
-    async def __call__(
-        self,
-        *arguments: ExpressionArgument,
-        axis: int | Sequence[int] | None = None,
-        keepdims: bool = False,
-        out: AccelRef | None = None,
-        **named: ExpressionArgument,
-    ) -> AccelRef:
-        """Compute it on the device of its arrays.
+        """Make the message that computes it, in one launch.
 
         Args:
             *arguments: Arrays and numbers, in the order of the inputs; arrays broadcast against each other.
@@ -119,15 +103,20 @@ class Rowwise:
             **named: Arguments by their names.
 
         Raises:
+            TypeError: Too few or too many arguments, or one that there is not.
+        """
+        given = bind(self.operation, self._rows.inputs, arguments, named, options=_OPTIONS)
+        return self._message(self, given, axis, keepdims, out)
+
+    async def ask(self, message: ComputeRows) -> AccelRef:
+        """Compute a message of `compute` on the device of its arrays, in steps where these pay.
+
+        Raises:
             TypeError: A wrong argument, or a function has no such dtypes.
             ValueError: Shapes that do not broadcast, an axis that there is not, or no elements where a
                 reduction has no identity.
             NotSupportedError: float8.
         """
-        return await self.ask(self.compute(*arguments, axis=axis, keepdims=keepdims, out=out, **named))
-
-    async def ask(self, message: ComputeRows) -> AccelRef:
-        """Compute a message of `compute` on the device of its arrays, in steps where these pay."""
         device = device_of(self.operation, *message.arguments, message.out)
         arrays = [each for each in message.arguments if isinstance(each, (AccelRef, np.ndarray))]
         shape = common(self.operation, arrays)

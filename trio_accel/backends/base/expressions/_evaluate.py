@@ -110,14 +110,7 @@ def evaluate(
             if step.function == "index":
                 value: Any = indices[int(step.value.real)]
             elif step.function == "load":
-                array, at = loaded[int(step.value.real)], [values[index] for index in step.steps]
-                if expression.checked:
-                    check_places(expression, number, at, array.shape)
-                else:
-                    # One that is outside of the array is the nearest.
-                    pairs = zip(at, array.shape, strict=True)
-                    at = [np.clip(index, -extent, extent - 1) for index, extent in pairs]
-                value = Places.of(array, at, [expression.steps[index] for index in step.steps]).load()
+                value = _load(expression, number, loaded[int(step.value.real)], values)
             else:
                 value = _value(step, values, arguments)
             values.append(value)
@@ -137,6 +130,17 @@ def _last_uses(expression: TypedExpression) -> list[list[int]]:
         if used not in expression.outputs:
             found[number].append(used)
     return found
+
+
+def _load(expression: TypedExpression, number: int, array: npt.NDArray[Any], values: Sequence[Any]) -> Any:
+    """Load elements: an index outside of the array is refused, or is the nearest one inside."""
+    steps = expression.steps[number].steps
+    at = [values[index] for index in steps]
+    if expression.checked:
+        check_places(expression, number, at, array.shape)
+    else:
+        at = [np.clip(index, -extent, extent - 1) for index, extent in zip(at, array.shape, strict=True)]
+    return Places.of(array, at, [expression.steps[index] for index in steps]).load()
 
 
 def _value(step: Step, values: list[Any], arguments: Sequence[Any]) -> Any:
