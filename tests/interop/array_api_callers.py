@@ -53,9 +53,9 @@ ASKED: tuple[tuple[str, str, Callable[[Any, Any], Any]], ...] = (
     (
         "scipy.stats",
         (
-            "circmean circstd circvar describe differential_entropy directional_stats entropy gmean gstd gzscore "
-            "hmean iqr jarque_bera kstat kstatvar kurtosis kurtosistest lmoment median_abs_deviation mode "
-            "normaltest rankdata sem skew skewtest tmax tmean tmin tsem tstd tvar variation zscore"
+            "circmean circstd circvar describe differential_entropy directional_stats entropy gmean gstd "
+            "gzscore hmean iqr jarque_bera kstat kstatvar kurtosis kurtosistest lmoment median_abs_deviation "
+            "mode normaltest rankdata sem skew skewtest tmax tmean tmin tsem tstd tvar variation zscore"
         ),
         lambda f, d: f(d.table),
     ),
@@ -71,8 +71,9 @@ ASKED: tuple[tuple[str, str, Callable[[Any, Any], Any]], ...] = (
     (
         "scipy.stats",
         (
-            "alexandergovern ansari bartlett brunnermunzel cramervonmises_2samp epps_singleton_2samp f_oneway "
-            "fligner kruskal levene mannwhitneyu mood pearsonr pointbiserialr ttest_ind ttest_rel wilcoxon zmap"
+            "alexandergovern ansari bartlett brunnermunzel cramervonmises_2samp epps_singleton_2samp "
+            "f_oneway fligner kruskal levene mannwhitneyu mood pearsonr pointbiserialr ttest_ind ttest_rel "
+            "wilcoxon zmap"
         ),
         lambda f, d: f(d.x, d.y),
     ),
@@ -183,8 +184,8 @@ ASKED: tuple[tuple[str, str, Callable[[Any, Any], Any]], ...] = (
     (
         "sklearn.metrics",
         (
-            "average_precision_score brier_score_loss d2_brier_score det_curve log_loss precision_recall_curve "
-            "roc_auc_score roc_curve"
+            "average_precision_score brier_score_loss d2_brier_score det_curve log_loss "
+            "precision_recall_curve roc_auc_score roc_curve"
         ),
         lambda f, d: f(d.classes, d.chances),
     ),

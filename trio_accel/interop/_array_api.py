@@ -278,7 +278,7 @@ def _unwrapped(argument: Any) -> Any:
     # By the standard they are what Python's numbers are, and have no dtype.
     if _is_number(argument):
         return argument.item()
-    if isinstance(argument, slice):
+    if _is_slice(argument):
         # Bounds that are arrays are waited for here, before the call.
         bounds = (argument.start, argument.stop, argument.step)
         return slice(*(operator.index(bound) if isinstance(bound, Array) else bound for bound in bounds))
@@ -287,6 +287,10 @@ def _unwrapped(argument: Any) -> Any:
 
 def _is_number(argument: object) -> bool:
     return isinstance(argument, np.generic)
+
+
+def _is_slice(argument: object) -> bool:
+    return isinstance(argument, slice)
 
 
 def _is_several(value: object) -> bool:
