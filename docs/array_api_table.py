@@ -19,10 +19,13 @@ CALLERS = Path(__file__).parent / "array_api_callers.json"
 REASONS: Mapping[str, str] = {}
 """Why a function of the standard is not there."""
 DEVIATIONS: Mapping[str, str] = {
-    r"\[(floor_divide|__i?floordiv__)\(.*infinity": "Where an operand is infinite, the quotient goes with the "
-    "remainder, as in Python and NumPy. The standard allows both.",
-    r"test_unary\[(expm1|tanh)\(.*imag\(x_i\)": "Where a part of a complex element is infinite, NaN or zero, the "
-    "result on the CPU is NumPy's.",
+    r"\[(floor_divide|__i?floordiv__)\(.*infinity": (
+        "Where an operand is infinite, the quotient goes with the remainder, as in Python and NumPy. The "
+        "standard allows both."
+    ),
+    r"test_unary\[(expm1|tanh)\(.*imag\(x_i\)": (
+        "Where a part of a complex element is infinite, NaN or zero, the result on the CPU is NumPy's."
+    ),
 }
 """Why tests of the suite fail, by patterns of their names."""
 OUTCOMES = ("passed", "failed", "missing", "skipped")
