@@ -12,7 +12,7 @@ import numpy as np
 
 from ..actors import unknown_option
 from ..backends.base import DType
-from ..backends.base.expressions import Argument, Expression, Weak, pack_scalars
+from ..backends.base.expressions import Argument, Expression, TypedExpression, Weak, pack_scalars
 from ..backends.base.ops import ArraySpec, common_shape
 from ..devices import AccelRef, Operand, Operation, Planner
 from ..devices.base._refusals import what_to_do
@@ -101,20 +101,19 @@ class Taken:
         """Names of `loaded`."""
         return [name for name in self.expression.inputs if name in self.expression.loads]
 
-    def check_bounds(self, operation: str, bounds: Sequence[tuple[int, DType]]) -> None:
-        """Require that whole Python numbers are what the dtypes hold that they become.
+    def check_held(self, operation: str, typed: TypedExpression) -> None:
+        """Require that dtypes hold the whole numbers that are made of Python numbers alone.
 
         Raises:
-            ValueError: One is not.
+            ValueError: One does not.
         """
-        for number, dtype in bounds:
-            place = sum(not argument.is_array for argument in self.arguments[:number])
-            value, limits, name = self.values[place], np.iinfo(dtype.dtype), self.expression.inputs[number]
-            if not limits.min <= value.real <= limits.max:
-                raise ValueError(
-                    f"{operation}: {name} {value} is outside {limits.min} to {limits.max}, "
-                    f"which {dtype} holds"
-                )
+        if not typed.bounds:
+            return
+        numbers = [number for number, argument in enumerate(self.arguments) if not argument.is_array]
+        try:
+            typed.check_held(dict(zip(numbers, self.values, strict=True)), self.expression.inputs)
+        except ValueError as error:
+            raise ValueError(f"{operation}: {error}") from None
 
 
 def check_promotion(operation: str, taken: Taken, names: Collection[str]) -> None:

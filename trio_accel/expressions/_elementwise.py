@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from ..backends.base import DType, DTypeLike
-from ..backends.base.expressions import Expression, SpecializedExpression, parse
+from ..backends.base.expressions import Expression, SpecializedExpression, TypedExpression, parse
 from ..backends.base.ops import ElementwiseSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
 from ..devices.base._refusals import what_to_do
@@ -40,14 +40,13 @@ class _Known:
     Attributes:
         expression: The expression and its types, as specifications hold them.
         dtypes: Dtypes of the results.
-        bounds, axes: See `TypedExpression`.
+        typed: Its steps.
         has_places: Whether there are indices or loads, whose places depend on the shapes.
     """
 
     expression: str
     dtypes: tuple[DType, ...]
-    bounds: tuple[tuple[int, DType], ...]
-    axes: tuple[int, ...]
+    typed: TypedExpression
     has_places: bool
 
 
@@ -203,10 +202,9 @@ class Elementwise(Generic[ReplyT]):
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             known = self._known[key] = self._find_types(planner.name, taken, out)
-        if known.bounds:
-            taken.check_bounds(planner.name, known.bounds)
+        taken.check_held(planner.name, known.typed)
         if known.has_places:
-            taken.check_places(planner.name, known.axes)
+            taken.check_places(planner.name, known.typed.axes)
         results = [
             written(planner, name, each, (taken.shape, dtype))[0]
             for name, dtype, each in zip(self.outputs, known.dtypes, out, strict=True)
@@ -239,7 +237,7 @@ class Elementwise(Generic[ReplyT]):
         specialized = attrs.evolve(specialized, dtypes=dtypes)
         typed = specialized.typed
         has_places = bool(typed.axes or typed.loads)
-        return _Known(specialized.encode(), typed.dtypes, typed.bounds, typed.axes, has_places)
+        return _Known(specialized.encode(), typed.dtypes, typed, has_places)
 
     def _check_apart(self, planner: Planner, number: int, results: Sequence[AccelRef], taken: Taken) -> None:
         """Refuse a result over elements of an argument that are read for other elements of the result."""

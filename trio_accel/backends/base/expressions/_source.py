@@ -53,6 +53,8 @@ _REGISTERS = {
     DType.bool: "bool",
 }
 _LOW = {DType.float16: "f16", DType.bfloat16: "bf16"}
+# Of these, the next number is another one than that of the float that a value is computed in.
+_OF_CODES = ("nextafter",)
 
 # Of rounded operands, these make results that need no rounding.
 _EXACT = frozenset(
@@ -128,8 +130,11 @@ def _value(step: Step, arguments: Sequence[str], steps: Sequence[Step]) -> str:
     given = [f"t{number}" for number in step.steps]
     if step.function == "cast":
         return cast_of(given[0], steps[step.steps[0]].dtype, step.dtype)
+    is_low = step.dtype in _LOW
+    if is_low and step.function in _OF_CODES:
+        return f"f_{step.function}_{_LOW[step.dtype]}({', '.join(given)})"
     value = f"f_{step.function}({', '.join(given)})"
-    if step.dtype in _LOW and step.function not in _EXACT:
+    if is_low and step.function not in _EXACT:
         return f"to_{_LOW[step.dtype]}({value})"
     return value
 
