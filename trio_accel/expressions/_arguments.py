@@ -18,8 +18,8 @@ from ..devices import AccelRef, Operand, Operation, Planner
 from ..devices.base._refusals import what_to_do
 
 __all__ = [
-    "ExpressionArgument", "Taken", "bind", "check_promotion", "extents_of", "result_dtype", "served_by",
-    "take",
+    "ExpressionArgument", "Taken", "bind", "check_promotion", "check_truths", "extents_of", "result_dtype",
+    "served_by", "take",
 ]  # fmt: skip
 
 ExpressionArgument: TypeAlias = "Operand | complex | np.generic"
@@ -130,12 +130,29 @@ def check_promotion(operation: str, taken: Taken, names: Collection[str]) -> Non
     for name, kind in given:
         for other, dtype in given:
             if isinstance(dtype, DType) and not _is_promoted(kind, dtype):
-                told = f"a Python {kind.value}" if isinstance(kind, Weak) else kind.value
                 raise TypeError(
-                    f"{operation}: {name} is {told} and {other} is {dtype}, which the array API standard "
-                    f"does not promote to one dtype. Convert one, as by await {other}.cast(...); or take "
-                    "jit.elementwise, which promotes as NumPy does"
+                    f"{operation}: {name} is {_told(kind)} and {other} is {dtype}, which the array API "
+                    f"standard does not promote to one dtype. Convert one, as by await {other}.cast(...); or "
+                    "take jit.elementwise, which promotes as NumPy does"
                 )
+
+
+def check_truths(operation: str, taken: Taken, names: Collection[str]) -> None:
+    """Require that the arguments of these names are truth values.
+
+    Raises:
+        TypeError: One is not.
+    """
+    for name, argument in zip(taken.expression.inputs, taken.arguments, strict=True):
+        if name in names and argument.dtype is not DType.bool:
+            raise TypeError(
+                f"{operation}: {name} must be of bool, got {_told(argument.kind)}: compare it first, as by "
+                f"await arrays.not_equal({name}, 0)"
+            )
+
+
+def _told(kind: DType | Weak) -> str:
+    return f"a Python {kind.value}" if isinstance(kind, Weak) else kind.value
 
 
 def _is_promoted(first: DType | Weak, second: DType) -> bool:

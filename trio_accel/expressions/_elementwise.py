@@ -19,6 +19,7 @@ from ._arguments import (
     Taken,
     bind,
     check_promotion,
+    check_truths,
     extents_of,
     result_dtype,
     served_by,
@@ -65,6 +66,7 @@ class Elementwise(Generic[ReplyT]):
         promoted: Names of the inputs that the array API standard promotes to one dtype. They must be of one
             kind: truth values, whole numbers, or floating and complex ones; and uint64 goes with no signed
             dtype. Empty for NumPy's promotion, which takes all.
+        truths: Names of the inputs that must be truth values.
 
     Raises:
         ValueError: The expression has something that is not allowed; the message shows where. Or results
@@ -75,7 +77,9 @@ class Elementwise(Generic[ReplyT]):
         operation: Name of the operation.
     """
 
-    __slots__ = ("_dtypes", "_expression", "_is_single", "_known", "_message", "_promoted", "operation")
+    __slots__ = (
+        "_dtypes", "_expression", "_is_single", "_known", "_message", "_promoted", "_truths", "operation",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -87,6 +91,7 @@ class Elementwise(Generic[ReplyT]):
         operation: str,
         library: str,
         promoted: Sequence[str] = (),
+        truths: Sequence[str] = (),
     ) -> None:
         chosen = None if outputs is None else tuple(outputs)
         self._expression = expression = parse(text, None if inputs is None else tuple(inputs), chosen)
@@ -102,7 +107,7 @@ class Elementwise(Generic[ReplyT]):
         self._dtypes = tuple(found.get(output) for output in expression.outputs)
         self._is_single = chosen is None
         self._message = served_by(ComputeElementwise, library)
-        self._promoted = frozenset(promoted)
+        self._promoted, self._truths = frozenset(promoted), frozenset(truths)
         self.operation: str = operation
         # By the types of the arguments, and of results that are given.
         self._known: dict[tuple[object, ...], _Known] = {}
@@ -225,6 +230,8 @@ class Elementwise(Generic[ReplyT]):
     def _find_types(self, operation: str, taken: Taken, out: Sequence[AccelRef | None]) -> _Known:
         if self._promoted:
             check_promotion(operation, taken, self._promoted)
+        if self._truths:
+            check_truths(operation, taken, self._truths)
         specialized = SpecializedExpression(self._expression, taken.arguments, self._dtypes)
         try:
             found = specialized.typed.dtypes

@@ -398,6 +398,9 @@ class _Typist:
         """Return the dtype that values are brought to, as `numpy.result_type` finds it."""
         kinds = [self._kind(number) for number in steps]
         low = DType.bfloat16 in kinds
+        if low and DType.float16 in kinds:
+            # NumPy's `result_type` has none of both; its functions take this.
+            kinds = [DType.float32 if kind in (DType.float16, DType.bfloat16) else kind for kind in kinds]
         given = [
             kind.dtype
             if isinstance(kind, DType)
