@@ -42,8 +42,8 @@ NO_DEVICE = (
 )
 # Tests mostly wait for workers that start. Those marked `alone` measure times, and run behind all others.
 TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
-# Of a test function of devices and libraries, so many parameter sets are run; `tests_full` runs all.
-SAMPLE, SAMPLE_ON_STAND_IN = ("--sample", "3"), ("--sample", "1")
+# Of a test function, so many parameter sets are run, and none that takes long; `tests_full` runs all.
+SAMPLE, SAMPLE_ON_STAND_IN = ("--sample", "2"), ("--sample", "1")
 # Machines that tests/machines can make of this one, and the tests of what asks for processor, cores, memory.
 MACHINES = ("small", "large")
 OF_THE_MACHINE = (
@@ -57,6 +57,7 @@ OF_THE_MACHINE = (
     "tests/interop/test_scipy_fft.py",
 )
 OF_DOCS = ("tests/test_docs.py", "tests/test_docs_examples.py", "tests/test_reference.py")
+ARRAY_API_TESTS = "https://github.com/data-apis/array-api-tests"
 OF_EXAMPLES = ("tests/test_examples.py", "tests/encode")
 # Calls that block on a device or on a vendor library's planning: in async code they hold up the Trio loop.
 # The left side is a pattern for the call as it is written; the right side must not contain a comma.
@@ -169,11 +170,16 @@ def tests(session: nox.Session, backend: str) -> None:
 @nox.session(venv_backend="none", requires=["env"], default=False)
 @nox.parametrize("backend", ["cpu", "cuda"])
 def tests_full(session: nox.Session, backend: str) -> None:
-    """Run all tests on one backend; with `cpu` all of `stand_in` too, and the command line on machines."""
+    """Run all tests on one backend; with `cpu` all of `stand_in` too, and the command line on machines.
+
+    Where the environment names a checkout of array-api-tests, in ``ARRAY_API_TESTS``, that suite too.
+    """
     _test(session, backend)
     if backend == "cpu":
         for machine in MACHINES:
             _test_on_machine(session, machine, *TWO_AT_A_TIME, *OF_THE_MACHINE, "tests/cli")
+        if "ARRAY_API_TESTS" in os.environ:
+            _array_api(session, os.environ["ARRAY_API_TESTS"])
         _test_on_stand_in(session)
 
 
@@ -191,7 +197,8 @@ def _test(session: nox.Session, backend: str, *sample: str) -> None:
         return
     # What `docs` and `examples` run too is run once by the default sessions.
     ignored = [f"--ignore={path}" for path in (*OF_DOCS, *OF_EXAMPLES)] if sample else []
-    _python(session, *pytest, "not gpu and not alone", *sample, *ignored, *TWO_AT_A_TIME, env=env)
+    quick = " and not slow" if sample else ""
+    _python(session, *pytest, f"not gpu and not alone{quick}", *sample, *ignored, *TWO_AT_A_TIME, env=env)
     _python(session, *pytest, "not gpu and alone", *sample, *ignored, env=env)
 
 
@@ -204,7 +211,8 @@ def machines(session: nox.Session, machine: str) -> None:
 
 def _test_on_machine(session: nox.Session, machine: str, *arguments: str) -> None:
     env = {"TRIO_ACCEL_BACKEND": "cpu", "TRIO_ACCEL_TEST_MACHINE": machine}
-    _python(session, "-m", "pytest", "-m", "not gpu and not alone", *arguments, env=env)
+    quick = " and not slow" if "--sample" in arguments else ""
+    _python(session, "-m", "pytest", "-m", f"not gpu and not alone{quick}", *arguments, env=env)
 
 
 @nox.session(venv_backend="none", requires=["env"])
@@ -312,6 +320,21 @@ def docs(session: nox.Session) -> None:
 def examples(session: nox.Session) -> None:
     """Run every example program as its reader would."""
     _python(session, "-m", "pytest", *(session.posargs or TWO_AT_A_TIME), *OF_EXAMPLES)
+
+
+@nox.session(venv_backend="none", requires=["env"], default=False)
+def array_api(session: nox.Session) -> None:
+    """Run the suite of the array API standard, of `-- CHECKOUT` or from GitHub, and record its counts."""
+    checkout, *arguments = session.posargs or [str(Path(session.create_tmp()) / "array-api-tests")]
+    if not Path(checkout).exists():
+        clone = ("git", "clone", "--quiet", "--recurse-submodules", ARRAY_API_TESTS, checkout)
+        session.run(*clone, external=True)
+    _array_api(session, checkout, "--record", str(ROOT / "docs" / "array_api.json"), *arguments)
+
+
+def _array_api(session: nox.Session, checkout: str, *arguments: str) -> None:
+    _python(session, "-m", "pip", "install", "--quiet", "ndindex", "pytest-json-report")
+    _python(session, str(ROOT / "tests" / "interop" / "array_api_suite.py"), checkout, *arguments)
 
 
 @nox.session(venv_backend="none", requires=["env"], default=False)

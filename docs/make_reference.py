@@ -7,8 +7,8 @@ between two comments, which get entries here:
     `Name`, `OtherName`.
     <!-- end of reference -->
 
-The page of operations gets the tables of `operations_table.py` in the same way. The result is plain Markdown.
-`docs/conf.py` takes it for the web pages; it is not committed.
+Tables are put in place in the same way: those of `operations_table.py` and `array_api_table.py`. The
+result is plain Markdown. `docs/conf.py` takes it for the web pages; it is not committed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import array_api_table
 import operations_table
 import reference_source as source
 from reference_source import Class, Definition, Function
@@ -30,7 +31,12 @@ from trio_accel.backends.base import ops
 
 PAGES = Path(__file__).parent / "reference"
 BLOCK = re.compile(r"<!-- reference: (\S+) -->\n(.*?)\n<!-- end of reference -->", re.DOTALL)
-TABLES = re.compile(r"<!-- tables of operations -->\n.*?\n<!-- end of tables -->", re.DOTALL)
+TABLES = re.compile(r"<!-- tables of ([\w ]+) -->\n.*?\n<!-- end of tables -->", re.DOTALL)
+_TABLES = {
+    "operations": operations_table.tables,
+    "the array API suite": array_api_table.suite_tables,
+    "the callers of the array API": array_api_table.caller_tables,
+}
 _COLUMNS = 116
 _ROLES = {
     "read": "read",
@@ -77,7 +83,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "BranchSpec GraphNode GraphRecipe GraphSpec LoopSpec graph_recipe "
         "Descriptor Role SpecField array_key arrays_of map_arrays value_key common_shape "
         "product_shape real_of transformed_shape KINDS check_index Item Shapes column complex_of "
-        "scalar_offsets"
+        "scalar_offsets IDENTITIES Combination accumulator_of number_of"
     ),
     "ActorContext": _names("served show show_note show_process"),
     "AdaptiveCompletion": _names("open"),
@@ -109,7 +115,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
 }
 # Classes that a program gets and does not make: their constructors are no part of the reference.
 GIVEN = _names(
-    "Graph GraphsActor "
+    "Graph GraphsActor Array ArrayApi "
     "AccelRef ActorContext ActorSnapshot ArraysActor BlasActor DeferredReply Device DeviceInfo "
     "FaultInjection FftActor FunctionProgram JitActor Leak LeakError LibraryActor LoopWatch Pending "
     "Program ProgramOpening Planner Probe Ref RngActor SparseActor SupervisorScope Subscription "
@@ -439,7 +445,7 @@ def _filled(page: Page, links: Links, documented: frozenset[str]) -> str:
         return "\n\n".join(text for entry in entries_of(match[0]) for text in writer.entry(*entry))
 
     filled = BLOCK.sub(fill, page.template)
-    return TABLES.sub(lambda _: "\n\n".join(operations_table.tables()), filled)
+    return TABLES.sub(lambda found: "\n\n".join(_TABLES[found[1]]()), filled)
 
 
 def main(folder: Path) -> None:

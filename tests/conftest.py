@@ -42,8 +42,11 @@ _CACHED = "Trio thread "
 _JOIN = 2.0
 _SELF = Path("/proc/self")
 _TESTS = Path(__file__).parent
-# Where one test function has parameter sets by the hundred: operations, dtypes, layouts, isolations.
-SAMPLED = ("backends", "devices", "fft", "interop", "linalg", "random", "sparse", "testing", "weights")
+# Where test functions have many parameter sets: operations, dtypes, layouts, isolations, commands.
+SAMPLED = (
+    *("arrays", "backends", "cli", "devices", "fft", "graphs", "interop", "jit", "linalg", "patterns"),
+    *("programs", "random", "sparse", "telemetry", "testing", "weights"),
+)
 
 if BACKEND == third_backend.BACKEND:
     third_backend.register_third()
@@ -74,7 +77,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="run at most N parameter sets of each test of devices and libraries, chosen by hash; 0 runs all",
+        help="run at most N parameter sets of each test of these folders, chosen by hash; 0 runs all",
     )
     parser.addoption(
         "--record-operations",

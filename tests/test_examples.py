@@ -81,6 +81,25 @@ relative residual [0-9.]+e-1[12]: right
 """,
     ),
     (
+        "digits.py",
+        "--images 200 --backend cpu",
+        # The share is that of scikit-learn's KNeighborsClassifier.
+        """
+200 images, 1597 known ones on cpu:0
+95[.]0% are told right
+digits as by NumPy: right
+""",
+    ),
+    (
+        "logistic_regression.py",
+        "--samples 2000 --backend cpu",
+        """
+2000 points, [67] steps on cpu:0
+right on 8[0-9][.][0-9]% of them
+largest difference of a weight [0-9]e-[01][0-9]: right
+""",
+    ),
+    (
         "recover.py",
         "--requests 12 --faults 2 --backend cpu",
         """
@@ -288,15 +307,15 @@ def test_a_model_is_served_from_a_copy_of_its_file(tmp_path: Path, checks_first:
                     client.sendall(data)
             for data in HTTP_2:
                 check_http_2(port, data)
-            workers = workers_of(process.pid)
-            assert len(workers) == 2
-            for worker in workers:
-                os.kill(worker, signal.SIGKILL)
+            first, second = workers_of(process.pid)
+            os.kill(first, signal.SIGKILL)
+            os.kill(second, signal.SIGKILL)
             assert ask("[3, 4]") == right
-            health = httpx2.get(f"http://127.0.0.1:{port}/health", trust_env=False)
-            shown = health.json()
+            shown = httpx2.get(f"http://127.0.0.1:{port}/health", trust_env=False).json()
             assert shown.pop("pid") in workers_of(process.pid)
-            assert (health.status_code, shown) == (200, {"status": "alive", "generation": 2})
+            # The spare may have taken over before it was killed, too.
+            assert shown.pop("generation") in (2, 3)
+            assert shown == {"status": "alive"}
             if not checks_first:
                 check_end(ask, port)
             again = subprocess.run(

@@ -139,11 +139,13 @@ def test_the_base_installation_is_light() -> None:
 @pytest.mark.parametrize("major", [12, 13])
 def test_an_extra_installs_all_that_the_cuda_backend_loads(major: int) -> None:
     extra = f"cuda{major}"
-    bindings, toolkit = (line.partition(";")[0] for line in PROJECT["optional-dependencies"][extra])
+    lines = [line.partition(";")[0] for line in PROJECT["optional-dependencies"][extra]]
+    bindings, toolkit, sorting = lines
     parts = re.fullmatch(rf"cuda-toolkit\[(.*)\]=={major}\.\*", toolkit)
     assert parts is not None
     # cuSPARSE cannot be loaded without nvJitLink.
     assert {*parts[1].split(",")} >= {*VENDOR, "nvjitlink"}
+    assert sorting.startswith(f"cuda-cccl[minimal-cu{major}]")
     assert bindings.startswith(f"cuda-bindings>={major}")
     assert bindings.endswith(f",<{major + 1}")
     assert _installed.extra_for((major, 0)) == f"pip install '.[{extra}]' in a checkout"

@@ -144,7 +144,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Generator[Serving, None
         yield found
 
 
-@pytest.mark.slow
 def test_no_request_is_without_an_outcome_while_workers_are_killed(service: Serving) -> None:
     command = (sys.executable, str(SERVICE / "load.py"), "--json", "--url", service.url, "--clients", "4")
     killing = ("--kill-every", "5", "--admin-key", service.admin_key, "--swap-every", "4")

@@ -85,6 +85,7 @@ from .backends.base import (
     LinAlgError,
     NotSupportedError,
     OutOfMemoryError,
+    OutOfRangeError,
     QueueFullError,
     StaleRefError,
 )
@@ -185,6 +186,7 @@ __all__ = [
     "NotSupportedError",
     "Observer",
     "OutOfMemoryError",
+    "OutOfRangeError",
     "Overflow",
     "Pending",
     "PerActorStreams",

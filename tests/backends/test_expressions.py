@@ -199,7 +199,7 @@ def test_whole_powers_with_negative_exponents_are_rounded_towards_zero() -> None
     np.testing.assert_array_equal(got.ravel(), want)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases())
 def test_random_expressions_are_what_python_and_numpy_make_of_them(case: Case) -> None:
     want = None
@@ -216,6 +216,10 @@ def test_random_expressions_are_what_python_and_numpy_make_of_them(case: Case) -
     assert want is not None
     (got,) = evaluate(found, case.values)
     assert got.dtype == want.dtype == found.dtypes[0]
+    if want.dtype.kind == "c":
+        # NumPy multiplies complex numbers with and without a fused step, by how many there are.
+        np.testing.assert_allclose(np.broadcast_to(got, want.shape), want, 64 * np.finfo(want.dtype).eps)
+        return
     np.testing.assert_array_equal(np.broadcast_to(got, want.shape), want)
 
 

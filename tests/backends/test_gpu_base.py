@@ -259,7 +259,7 @@ class Memory(TransferLibrary, EnqueuingLibrary[Device, Any]):
     kernel(ops.CopyToHostSpec, backend="fake")(TransferLibrary.copy_to_host)
     kernel(ops.CopySpec, backend="fake")(TransferLibrary.copy)
     kernel(ops.FillSpec, backend="fake")(TransferLibrary.fill)
-    kernel(ops.StackSpec, backend="fake")(TransferLibrary.stack)
+    kernel(ops.JoinSpec, backend="fake")(TransferLibrary.join)
 
 
 @ops.specification

@@ -49,7 +49,9 @@ class Fills:
     """A library of which a chain is made."""
 
     operations = frozenset({FillSpec.operation})
-    is_captured = True
+
+    def captures(self, spec: OperationSpec) -> bool:
+        return True
 
     def prepare(self, spec: OperationSpec) -> None:
         return None

@@ -200,6 +200,7 @@ def test_an_isolation_leaves_the_benchmarks_of_it() -> None:
         names("actors", isolation="inline")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 async def test_every_benchmark_of_a_device_runs_where_the_device_has_the_isolation(
     isolation: Isolation,

@@ -17,9 +17,9 @@ from trio_accel.backends.base.ops import (
     CopySpec,
     CopyToHostSpec,
     FftSpec,
+    JoinSpec,
     MatmulSpec,
     OperationSpec,
-    StackSpec,
 )
 from trio_accel.devices import LibraryActor, Operation, Planned, Planner
 
@@ -79,9 +79,9 @@ def to_host(source: ArraySpec, unused: ArraySpec) -> CopyToHostSpec:
     return CopyToHostSpec(np.ones(3), source)
 
 
-def stack(*arrays: ArraySpec) -> StackSpec:
+def join(*arrays: ArraySpec) -> JoinSpec:
     *sources, out = arrays
-    return StackSpec(tuple(sources), 0, out)
+    return JoinSpec(0, tuple(sources), 0, out)
 
 
 MISSHAPEN: dict[str, tuple[Make, tuple[Shape, ...], Shape, str]] = {
@@ -118,10 +118,15 @@ MISSHAPEN: dict[str, tuple[Make, tuple[Shape, ...], Shape, str]] = {
         (4,),
         r"CopySpec: source and out .*source of shape \(3,\), out of shape \(4,\)",
     ),
-    "stack count": (stack, ((3,), (3,)), (3, 3), r"StackSpec: out must have a place for each of 2"),
-    "stack no axis": (stack, ((3,),), (), r"a place for each of 1"),
-    "stack long": (stack, ((3,), (4,)), (2, 3), r"fit into its place.*source of shape \(4,\), out of shape"),
-    "stack axes": (stack, ((3,), (3, 1)), (2, 3), r"fit into its place"),
+    "join count": (join, ((1, 3), (1, 3)), (3, 3), r"JoinSpec: out must have a place for each element"),
+    "join no axis": (join, ((),), (), r"along axis 0"),
+    "join long": (
+        join,
+        ((1, 3), (1, 4)),
+        (2, 3),
+        r"its place.*source of shape \(1, 4\), out of",
+    ),
+    "join axes": (join, ((1, 3), (3,)), (2, 3), r"fit into its place"),
     "fft axis": (fft((4,), (1,)), ((4,),), (4,), r"FftSpec: axes=\(1,\)"),
     "fft lengths": (fft((4, 4), (0,)), ((4,),), (4,), r"FftSpec: axes=\(0,\)"),
     "fft no points": (fft((0,), (0,)), ((4,),), (0,), r"lengths=\(0,\)"),
@@ -147,7 +152,6 @@ MIXED: dict[str, tuple[Make, tuple[Any, ...], Shape, str]] = {
     "gemm": (gemm("N", "N"), (np.ones((2, 2), "f4"), np.ones((2, 2))), (2, 2), "b must have dtype float32"),
     "matmul": (MatmulSpec, (np.ones((2, 2), "f4"), np.ones((2, 2))), (2, 2), "a of float32, b of float64"),
     "axpy": (axpy, (np.ones(2, "f4"),), (2,), "AxpySpec.y must have dtype float32, got float64"),
-    "stack": (stack, (np.ones(2, "f4"),), (1, 2), "source of float32, out of float64"),
     "dot": (linalg.dot.spec, (np.ones(2, "f4"), np.ones(2)), (), "y must have dtype float32, got float64"),
     "fft": (fft((2,), (0,)), (np.ones(2),), (2,), "no forward c2c transform of float64 to float64"),
     "spmv": (

@@ -177,7 +177,7 @@ async def test_refused_in_another_run(backend: ScipyFftBackend) -> None:
 
 async def test_refused_in_a_forked_process(backend: ScipyFftBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     # A real fork of a program with threads is a warning from Python 3.12 on.
-    monkeypatch.setattr(backend, "_process", -1)
+    monkeypatch.setattr(backend._blocking, "_process", -1)
     with pytest.raises(RuntimeError, match="belongs to the process that this one was forked from"):
         await in_thread(backend, lambda: scipy.fft.rfft([1.0, 2.0]))
 

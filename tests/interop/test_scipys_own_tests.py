@@ -97,6 +97,7 @@ def refused(name: str) -> Refused | None:
     return next((entry for entry in REFUSED if re.fullmatch(entry.tests, name)), None)
 
 
+@pytest.mark.slow
 def test_all_pass_but_those_that_are_listed(tests: Tests) -> None:
     failed = {
         name: test["error"]

@@ -145,6 +145,10 @@ async def test_an_index_outside_of_an_array_is_the_nearest_one_inside(device: ta
     np.testing.assert_array_equal(await found.to_host(), [0, 0, 0, 3, 0, 3, 3, 3, 0, 3])
     found = await ta.jit.elementwise("x[at]")(x, np.array([0, 3, 2**64 - 1], np.uint64))
     np.testing.assert_array_equal(await found.to_host(), [0, 3, 3])
+    found = await ta.jit.elementwise("x[i(0)]")(x, shape=6)
+    np.testing.assert_array_equal(await found.to_host(), [0, 1, 2, 3, 3, 3])
+    found = await ta.jit.elementwise("x[i(1)] + 0 * i(0)")(x, shape=(2, 6))
+    np.testing.assert_array_equal(await found.to_host(), [[0, 1, 2, 3, 3, 3]] * 2)
 
 
 async def test_an_argument_is_read_as_it_is_and_loaded_from(device: ta.Device) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,26 +13,36 @@ import trio_accel as ta
 from trio_accel import linalg
 
 # Of each function its operands, and a call with them: matrices (m), vectors (v), in capitals what is changed.
-CALLS: dict[str, tuple[str, Callable[..., Awaitable[object]]]] = {
+CALLS: dict[str, tuple[str, Callable[..., Any]]] = {
     "asum": ("v", linalg.asum),
     "axpy": ("vV", lambda x, y: linalg.axpy(1.0, x, y)),
     "cholesky": ("m", linalg.cholesky),
+    "cross": ("vv", linalg.cross),
     "det": ("m", linalg.det),
+    "diagonal": ("m", linalg.diagonal),
     "dot": ("vv", linalg.dot),
     "eig": ("m", linalg.eig),
     "eigh": ("mm", lambda a, b: linalg.eigh(a, b=b)),
     "eigvals": ("m", linalg.eigvals),
     "eigvalsh": ("mm", lambda a, b: linalg.eigvalsh(a, b=b)),
+    "einsum": ("mm", lambda a, b: linalg.einsum("ij,jk", a, b)),
     "gemm": ("mmM", lambda a, b, c: linalg.gemm(1.0, a, b, 1.0, c)),
     "gemv": ("mvV", lambda a, x, y: linalg.gemv(1.0, a, x, 1.0, y)),
     "ger": ("vvM", lambda x, y, a: linalg.ger(1.0, x, y, a)),
     "iamax": ("v", linalg.iamax),
     "inv": ("m", linalg.inv),
+    "kron": ("mm", linalg.kron),
     "lstsq": ("mm", linalg.lstsq),
     "lu": ("m", linalg.lu),
     "lu_solve": ("mm", lambda lu, b: linalg.lu_solve((lu, np.zeros(3, np.int32)), b)),
     "matmul": ("mmM", lambda a, b, out: linalg.matmul(a, b, out=out)),
+    "matrix_norm": ("m", linalg.matrix_norm),
+    "matrix_power": ("m", lambda x: linalg.matrix_power(x, 2)),
+    "matrix_rank": ("m", linalg.matrix_rank),
+    "matrix_transpose": ("m", linalg.matrix_transpose),
     "nrm2": ("v", linalg.nrm2),
+    "outer": ("vv", linalg.outer),
+    "pinv": ("m", linalg.pinv),
     "qr": ("m", linalg.qr),
     "rot": ("VV", lambda x, y: linalg.rot(x, y, 0.6, 0.8)),
     "scal": ("V", lambda x: linalg.scal(2.0, x)),
@@ -48,13 +58,17 @@ CALLS: dict[str, tuple[str, Callable[..., Awaitable[object]]]] = {
     "syr2": ("vvM", lambda x, y, a: linalg.syr2(1.0, x, y, a)),
     "syr2k": ("mmM", lambda a, b, c: linalg.syr2k(1.0, a, b, 1.0, c)),
     "syrk": ("mM", lambda a, c: linalg.syrk(1.0, a, 1.0, c)),
+    "tensordot": ("mm", lambda a, b: linalg.tensordot(a, b, axes=1)),
+    "trace": ("m", linalg.trace),
     "trmm": ("mmM", lambda a, b, out: linalg.trmm(1.0, a, b, out=out)),
     "trmv": ("mvV", lambda a, x, out: linalg.trmv(a, x, out=out)),
     "trsm": ("mmM", lambda a, b, out: linalg.trsm(1.0, a, b, out=out)),
     "trsv": ("mvV", lambda a, x, out: linalg.trsv(a, x, out=out)),
+    "vecdot": ("vv", linalg.vecdot),
+    "vector_norm": ("v", linalg.vector_norm),
 }
-# Arrays of any shape are as good.
-OF_ANY_SHAPE = {"scal"}
+# Arrays of any shape, or vectors of any length, are as good.
+OF_ANY_SHAPE = {"kron", "outer", "scal", "vector_norm"}
 
 
 def host(letter: str, *, size: int = 3, dtype: str = "float64") -> Any:

@@ -4,11 +4,41 @@ A function asks the device of its array. See `Device.ask` for cancellation and t
 can end with.
 """
 
-from . import _elementwise, _reductions
+from . import (
+    _creation,
+    _elementwise,
+    _indexing,
+    _joins,
+    _manipulation,
+    _normalizations,
+    _reductions,
+    _scans,
+    _selection,
+    _sorting,
+    _views,
+)
 from ._actor import ArraysActor
+from ._creation import *
 from ._elementwise import *
+from ._indexing import *
+from ._joins import *
+from ._manipulation import *
+from ._normalizations import *
 from ._reductions import *
+from ._scans import *
+from ._selection import *
+from ._sorting import *
+from ._views import *
 
 __all__: list[str] = ["ArraysActor"]
+__all__ += _creation.__all__
 __all__ += _elementwise.__all__
+__all__ += _indexing.__all__
+__all__ += _joins.__all__
+__all__ += _manipulation.__all__
+__all__ += _normalizations.__all__
 __all__ += _reductions.__all__
+__all__ += _scans.__all__
+__all__ += _selection.__all__
+__all__ += _sorting.__all__
+__all__ += _views.__all__

@@ -1,32 +1,215 @@
-"""Reductions along axes, by the array API standard."""
+"""Reductions along axes, by the array API standard.
+
+All of them take one axis, several, or None for all axes; without axes, ``axis=()``, each element stands for
+itself. `keepdims` leaves the reduced axes with one element. float16, bfloat16 and float32 are added and
+multiplied in float64, complex64 in complex128, and the result is rounded once. The order of the elements
+differs between devices and from NumPy's. Each device makes the same result of the same array each time.
+
+A NaN among the elements is the result of `max`, `min`, and of sums of all kinds. `argmax` and `argmin` tell
+the first NaN. Of no elements, `sum` and `count_nonzero` are 0, `prod` 1, `any` False, `all` True, and `mean`,
+`var` and `std` NaN. The others refuse them, before the launch.
+"""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from typing import Never
+from functools import partial
+from typing import TypeAlias
 
-from ..backends.base import DType, DTypeLike
+from ..backends.base import DTypeLike
 from ..devices import AccelRef, Operand
-from ..expressions import Reduction
+from ..expressions import reduction, rows
 from ._actor import LIBRARY
 
-__all__ = ["sum"]
+__all__ = [
+    "all", "any", "argmax", "argmin", "count_nonzero", "logsumexp", "max", "mean", "min", "prod", "std",
+    "sum", "var",
+]  # fmt: skip
+
+_reduction = partial(reduction, library=LIBRARY)
+_rows = partial(rows, library=LIBRARY)
+
+_Axis: TypeAlias = "int | Sequence[int] | None"
+_Out: TypeAlias = "AccelRef | None"
+_Dtype: TypeAlias = "DTypeLike | None"
+
+# Without degrees of freedom it divides by zero, as NumPy does.
+_VARIANCE = (
+    "d = x - mean(x); s = sum(real(d) * real(d) + imag(d) * imag(d)); "
+    "v = where(n > correction, s / (n - correction), s / 0.0)"
+)
 
 
-async def sum(
-    x: Operand,
-    axis: int | Sequence[int] | None = None,
-    *,
-    dtype: DTypeLike | None = None,
-    keepdims: bool = False,
-    out: AccelRef | None = None,
-    **_unknown: Never,
+@_reduction("all")
+async def all(x: Operand, axis: _Axis = None, *, keepdims: bool = False, out: _Out = None) -> AccelRef:
+    """Tell whether all elements along axes are true: NaN is, and so are no elements.
+
+    Args:
+        x: The array, of any dtype.
+        axis: Axis or axes to reduce, from the end for negative ones; None for all.
+        keepdims: Whether the reduced axes stay, with one element.
+        out: Array to write to.
+
+    Returns:
+        Truth values.
+
+    Raises:
+        TypeError: `x` is no array, or `out` is of a dtype that the result does not become.
+        ValueError: An axis that there is not, or `out` has another shape or shares memory with `x`.
+        NotSupportedError: float8.
+    """
+    ...
+
+
+@_reduction("any")
+async def any(x: Operand, axis: _Axis = None, *, keepdims: bool = False, out: _Out = None) -> AccelRef:
+    """Tell whether any element along axes is true: NaN is, and of no elements none is.
+
+    Arguments and errors are those of `all`.
+    """
+    ...
+
+
+@_reduction("argmax")
+async def argmax(
+    x: Operand, axis: int | None = None, *, keepdims: bool = False, out: _Out = None
 ) -> AccelRef:
-    """Add the elements of an array along axes, as the array API standard's ``sum`` does.
+    """Find the place of the largest element along an axis: the first NaN, and the first of equal ones.
 
-    float16, bfloat16 and float32 are added in float64, complex64 in complex128, and the sum is rounded once.
-    The order of the elements differs between devices and from NumPy's. A sum of no elements is 0.
+    Args:
+        x: The array, of a dtype that has an order.
+        axis: Axis to search along; None for all elements in C order.
+        keepdims: Whether the axis stays, with one element.
+        out: Array to write to.
+
+    Returns:
+        Indices, of int64.
+
+    Raises:
+        TypeError: `x` is no array or complex, several axes, or `out` is of a dtype that indices do not
+            become.
+        ValueError: No elements, an axis that there is not, or `out` has another shape or shares memory
+            with `x`.
+        NotSupportedError: float8.
+    """
+    ...
+
+
+@_reduction("argmin")
+async def argmin(
+    x: Operand, axis: int | None = None, *, keepdims: bool = False, out: _Out = None
+) -> AccelRef:
+    """Find the place of the smallest element along an axis: the first NaN, and the first of equal ones.
+
+    Arguments and errors are those of `argmax`.
+    """
+    ...
+
+
+@_reduction("sum", "x != 0")
+async def count_nonzero(
+    x: Operand, axis: _Axis = None, *, keepdims: bool = False, out: _Out = None
+) -> AccelRef:
+    """Count the elements along axes that are not zero, as int64: NaN is not zero.
+
+    Arguments and errors are those of `all`.
+    """
+    ...
+
+
+@_rows("m = max(x); m = where(isfinite(m), m, 0.0); y = log(sum(exp(x - m))) + m")
+async def logsumexp(x: Operand, axis: _Axis = None, *, keepdims: bool = False, out: _Out = None) -> AccelRef:
+    """Compute the logarithm of the sum of exponentials along axes, as `scipy.special.logsumexp` does.
+
+    Nothing overflows on the way: the largest element is taken from all others first. It is one launch; see
+    `softmax` for few long rows. Exponentials of float16 and bfloat16 are those of float32.
+
+    Args:
+        x: The array, real. The result of whole numbers is float64.
+        axis: Axis or axes to reduce, from the end for negative ones; None for all.
+        keepdims: Whether the reduced axes stay, with one element.
+        out: Array to write to.
+
+    Returns:
+        The logarithms: ``-inf`` where all elements are.
+
+    Raises:
+        TypeError: `x` is no array or complex, or `out` is of a dtype that the result does not become.
+        ValueError: No elements, an axis that there is not, or `out` has another shape or shares memory
+            with `x`.
+        NotSupportedError: float8.
+    """
+    ...
+
+
+@_reduction("max")
+async def max(x: Operand, axis: _Axis = None, *, keepdims: bool = False, out: _Out = None) -> AccelRef:
+    """Find the largest element along axes; NaN if there is one.
+
+    Args:
+        x: The array, of a dtype that has an order.
+        axis: Axis or axes to reduce, from the end for negative ones; None for all.
+        keepdims: Whether the reduced axes stay, with one element.
+        out: Array to write to.
+
+    Returns:
+        The largest elements, of the dtype of `x`.
+
+    Raises:
+        TypeError: `x` is no array or complex, or `out` is of a dtype that the result does not become.
+        ValueError: No elements, an axis that there is not, or `out` has another shape or shares memory
+            with `x`.
+        NotSupportedError: float8.
+    """
+    ...
+
+
+@_reduction("mean")
+async def mean(x: Operand, axis: _Axis = None, *, keepdims: bool = False, out: _Out = None) -> AccelRef:
+    """Compute the mean of the elements along axes; NaN of no elements.
+
+    It has the dtype of `x`, and float64 for whole numbers and truth values, which are converted before they
+    are added. Arguments and errors are those of `all`.
+    """
+    ...
+
+
+@_reduction("min")
+async def min(x: Operand, axis: _Axis = None, *, keepdims: bool = False, out: _Out = None) -> AccelRef:
+    """Find the smallest element along axes; NaN if there is one.
+
+    Arguments and errors are those of `max`.
+    """
+    ...
+
+
+@_reduction("prod")
+async def prod(
+    x: Operand, axis: _Axis = None, *, dtype: _Dtype = None, keepdims: bool = False, out: _Out = None
+) -> AccelRef:
+    """Multiply the elements of an array along axes; 1 of no elements.
+
+    Arguments and errors are those of `sum`.
+    """
+    ...
+
+
+@_rows(f"{_VARIANCE}; y = sqrt(v)", precision="float64")
+async def std(
+    x: Operand, axis: _Axis = None, *, correction: float = 0, keepdims: bool = False, out: _Out = None
+) -> AccelRef:
+    """Compute the standard deviation of the elements along axes: the root of `var`.
+
+    Arguments and errors are those of `var`.
+    """
+    ...
+
+
+@_reduction("sum")
+async def sum(
+    x: Operand, axis: _Axis = None, *, dtype: _Dtype = None, keepdims: bool = False, out: _Out = None
+) -> AccelRef:
+    """Add the elements of an array along axes; 0 of no elements.
 
     >>> import trio, numpy as np, trio_accel as ta
     >>> async def main() -> None:
@@ -53,11 +236,31 @@ async def sum(
         ValueError: An axis that there is not, or `out` has another shape or shares memory with `x`.
         NotSupportedError: float8.
     """
-    reduction = _reduction("sum", None if dtype is None else DType.of(dtype).value)
-    return await reduction(x, axis=axis, keepdims=keepdims, out=out, **_unknown)
+    ...
 
 
-@functools.cache
-def _reduction(name: str, dtype: str | None) -> Reduction:
-    """A reduction of the elements as they are; its name is the standard's, too."""
-    return Reduction("x", name, dtype=dtype, operation=f"arrays.{name}", library=LIBRARY)
+@_rows(_VARIANCE, precision="float64")
+async def var(
+    x: Operand, axis: _Axis = None, *, correction: float = 0, keepdims: bool = False, out: _Out = None
+) -> AccelRef:
+    """Compute the variance of the elements along axes: the mean square of what they differ from the mean.
+
+    It is computed in float64, in two passes over the elements and one launch; see `softmax` for few long
+    rows. It has the dtype of `x`; that of complex numbers is real, and that of whole numbers float64.
+
+    Args:
+        x: The array.
+        axis: Axis or axes to reduce, from the end for negative ones; None for all.
+        correction: Taken from the count of elements that is divided by: 1 for that of a sample.
+        keepdims: Whether the reduced axes stay, with one element.
+        out: Array to write to.
+
+    Returns:
+        The variances. Where `correction` is not below the count, they are infinite, or NaN for 0.
+
+    Raises:
+        TypeError: `x` is no array, or `out` is of a dtype that the result does not become.
+        ValueError: An axis that there is not, or `out` has another shape or shares memory with `x`.
+        NotSupportedError: float8.
+    """
+    ...

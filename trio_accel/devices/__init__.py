@@ -31,7 +31,7 @@ from .engine._library import *
 from .front import _across, _device, _recording, _system
 from .front._across import *
 from .front._device import *
-from .front._memory import Copy, Empty, Fill, MemoryActor, Put, PutFirst, PutPart, Stack, ToHost
+from .front._memory import Assign, Copy, Empty, Fill, MemoryActor, Put, PutFirst, PutPart, Stack, ToHost
 from .front._recording import *
 from .front._system import *
 from .operations import _declared
@@ -55,6 +55,7 @@ __all__: list[str] = [
     "AdaptiveCompletion",
     "Around",
     "Ask",
+    "Assign",
     "CacheStatistics",
     "CompletionPort",
     "CompletionStrategy",

@@ -4,13 +4,17 @@ An `Elementwise` or a `Reduction` checks its arguments, finds dtypes and the sha
 the message for a library actor. A capability says which actor that is.
 """
 
-from . import _declared, _elementwise, _reduction
-from ._arguments import ExpressionArgument, bind
+from . import _declared, _elementwise, _reduction, _rows, _scatter
+from ._arguments import ExpressionArgument, bind, promoted_dtype
 from ._declared import *
 from ._elementwise import *
 from ._reduction import *
+from ._rows import *
+from ._scatter import *
 
-__all__: list[str] = ["ExpressionArgument", "bind"]
+__all__: list[str] = ["ExpressionArgument", "bind", "promoted_dtype"]
 __all__ += _declared.__all__
 __all__ += _elementwise.__all__
 __all__ += _reduction.__all__
+__all__ += _rows.__all__
+__all__ += _scatter.__all__

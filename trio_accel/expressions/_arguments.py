@@ -9,17 +9,26 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import attrs
 import numpy as np
+from numpy.lib.array_utils import normalize_axis_tuple
 
 from ..actors import unknown_option
 from ..backends.base import DType
-from ..backends.base.expressions import Argument, Expression, TypedExpression, Weak, pack_scalars
+from ..backends.base.expressions import (
+    Argument,
+    Expression,
+    RowExpression,
+    TypedExpression,
+    Weak,
+    pack_scalars,
+)
 from ..backends.base.ops import ArraySpec, common_shape
+from ..backends.base.values import is_same_kind
 from ..devices import AccelRef, Operand, Operation, Planner
 from ..devices.base._refusals import what_to_do
 
 __all__ = [
-    "ExpressionArgument", "Taken", "bind", "check_promotion", "check_truths", "extents_of", "result_dtype",
-    "served_by", "take",
+    "ExpressionArgument", "Taken", "argument_of", "axes_of", "bind", "broadcast", "check_promotion",
+    "check_truths", "common", "extents_of", "promoted_dtype", "reduced", "result_dtype", "served_by", "take",
 ]  # fmt: skip
 
 ExpressionArgument: TypeAlias = "Operand | complex | np.generic"
@@ -50,7 +59,7 @@ class Taken:
         shape: The shape of the result.
     """
 
-    expression: Expression
+    expression: Expression | RowExpression
     signature: tuple[str, ...]
     arrays: tuple[ArraySpec, ...]
     lying: tuple[ArraySpec, ...]
@@ -127,13 +136,30 @@ def check_promotion(operation: str, taken: Taken, names: Collection[str]) -> Non
     """
     pairs = zip(taken.expression.inputs, taken.arguments, strict=True)
     given = [(name, argument.kind) for name, argument in pairs if name in names]
+    _require_promotion(operation, given, "; or take jit.elementwise, which promotes as NumPy does")
+
+
+def promoted_dtype(operation: str, arrays: Mapping[str, DType]) -> DType:
+    """Promote the dtypes of arrays to one by the array API standard.
+
+    Raises:
+        TypeError: It has none; NumPy might have.
+    """
+    _require_promotion(operation, [*arrays.items()])
+    try:
+        return DType.of(np.result_type(*[dtype.dtype for dtype in arrays.values()]))
+    except TypeError:
+        told = ", ".join(dict.fromkeys(map(str, arrays.values())))
+        raise TypeError(f"{operation}: {told} have no dtype in common: convert with cast()") from None
+
+
+def _require_promotion(operation: str, given: Sequence[tuple[str, DType | Weak]], more: str = "") -> None:
     for name, kind in given:
         for other, dtype in given:
             if isinstance(dtype, DType) and not _is_promoted(kind, dtype):
                 raise TypeError(
                     f"{operation}: {name} is {_told(kind)} and {other} is {dtype}, which the array API "
-                    f"standard does not promote to one dtype. Convert one, as by await {other}.cast(...); or "
-                    "take jit.elementwise, which promotes as NumPy does"
+                    f"standard does not promote to one dtype. Convert one, as by await {other}.cast(...){more}"
                 )
 
 
@@ -227,7 +253,7 @@ def bind(
 
 def take(
     planner: Planner,
-    expression: Expression,
+    expression: Expression | RowExpression,
     arguments: Sequence[ExpressionArgument],
     shape: tuple[int, ...] | None = None,
     otherwise: tuple[int, ...] = (),
@@ -255,7 +281,7 @@ def take(
         if type(argument) is not AccelRef and not isinstance(argument, (AccelRef, np.ndarray)):
             if name in loads:
                 raise TypeError(f"{planner.name}: {name} must be an array: elements are loaded from it")
-            signature.append(_kind_of(planner, name, argument))
+            signature.append(argument_of(planner.name, name, argument))
             values.append(argument.item() if isinstance(argument, np.generic) else argument)
         else:
             array = planner.read(name, argument)
@@ -273,16 +299,23 @@ def take(
     fixed = shape
     if shape is None:
         shape = arrays[0].shape if arrays else otherwise
-    lying = broadcast = tuple(arrays)
+    lying = spread = tuple(arrays)
     for array in lying:
         if array.shape != shape:
-            shape = _common(planner.name, arrays, fixed)
-            broadcast = tuple([_broadcast(array, shape) for array in arrays])
+            shape = common(planner.name, arrays, fixed)
+            spread = tuple([_broadcast(array, shape) for array in arrays])
             break
-    return Taken(expression, tuple(signature), broadcast, lying, tuple(loaded), values, shape)
+    return Taken(expression, tuple(signature), spread, lying, tuple(loaded), values, shape)
 
 
-def _common(operation: str, arrays: Sequence[ArraySpec], fixed: tuple[int, ...] | None) -> tuple[int, ...]:
+def common(
+    operation: str, arrays: Sequence[Operand | ArraySpec], fixed: tuple[int, ...] | None = None
+) -> tuple[int, ...]:
+    """Find the shape that arrays broadcast to.
+
+    Raises:
+        ValueError: There is none, or it is not the one that is `fixed`.
+    """
     shape = common_shape(*(array.shape for array in arrays), fixed or ())
     if fixed is not None and shape != fixed:
         told = ", ".join(str(array.shape) for array in arrays)
@@ -293,29 +326,34 @@ def _common(operation: str, arrays: Sequence[ArraySpec], fixed: tuple[int, ...] 
     return shape
 
 
-def _kind_of(planner: Planner, name: str, argument: complex | np.generic) -> str:
-    """Return the type of a number, as `Argument.encode` writes it.
+def argument_of(operation: str, name: str, argument: ExpressionArgument) -> str:
+    """Return how an expression gets an argument, as `Argument.encode` writes it.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is neither an array nor a number.
         ValueError: It has more than 64 bits.
     """
     given: object = argument
-    if not isinstance(given, (int, float, complex, np.generic)):
+    if isinstance(given, AccelRef):
+        return _ARRAYS[given.dtype.value]
+    if not isinstance(given, (int, float, complex, np.generic, np.ndarray)):
         told = f"{type(given).__name__}{what_to_do(given)}"
-        raise TypeError(f"{planner.name}: {name} must be a number or an array, got {told}")
-    if isinstance(argument, np.generic):
+        raise TypeError(f"{operation}: {name} must be a number or an array, got {told}")
+    if isinstance(given, (np.generic, np.ndarray)):
         # Also float64, which is a Python float, too: NumPy's numbers have dtypes.
-        return Argument(planner.dtype(name, argument.dtype), False).encode()
-    if isinstance(argument, bool):
+        try:
+            return Argument(DType.of(given.dtype), isinstance(given, np.ndarray)).encode()
+        except TypeError as error:
+            raise TypeError(f"{operation}: {name}: {error}") from None
+    if isinstance(given, bool):
         return _BOOL
-    if isinstance(argument, int):
-        if not _INT64.min <= argument <= _INT64.max:
+    if isinstance(given, int):
+        if not _INT64.min <= given <= _INT64.max:
             raise ValueError(
-                f"{planner.name}: {name} must have at most 64 bits; numpy.uint64(...) makes large ones"
+                f"{operation}: {name} must have at most 64 bits; numpy.uint64(...) makes large ones"
             )
         return _WEAK[Weak.int]
-    return _WEAK[Weak.float if isinstance(argument, float) else Weak.complex]
+    return _WEAK[Weak.float if isinstance(given, float) else Weak.complex]
 
 
 def _broadcast(array: ArraySpec, shape: tuple[int, ...]) -> ArraySpec:
@@ -327,6 +365,37 @@ def _broadcast(array: ArraySpec, shape: tuple[int, ...]) -> ArraySpec:
         *(0 if extent == 1 else step for extent, step in zip(array.shape, array.strides, strict=True)),
     )
     return ArraySpec(array.block, array.offset, array.dtype, shape, strides)
+
+
+def broadcast(argument: ExpressionArgument, shape: tuple[int, ...]) -> ExpressionArgument:
+    """Return a view of an array that broadcasts to a shape; a number stays as it is."""
+    if isinstance(argument, np.ndarray):
+        return np.broadcast_to(argument, shape)
+    if isinstance(argument, AccelRef):
+        return AccelRef(argument.block, _broadcast(argument.spec, shape))
+    return argument
+
+
+def axes_of(operation: str, shape: tuple[int, ...], axis: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Find the axes that are meant, in order: all for None.
+
+    Raises:
+        TypeError: Something else than whole numbers.
+        ValueError: An axis that there is not, or one that is named twice.
+    """
+    if axis is None:
+        return tuple(range(len(shape)))
+    try:
+        return tuple(sorted(normalize_axis_tuple(axis, len(shape))))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{operation}: axis {axis!r} of shape {shape}: {error}") from None
+
+
+def reduced(shape: tuple[int, ...], axes: Sequence[int], *, keepdims: bool = False) -> tuple[int, ...]:
+    """Return the shape of what is reduced along axes."""
+    return tuple(
+        [1 if axis in axes else extent for axis, extent in enumerate(shape) if keepdims or axis not in axes]
+    )
 
 
 def extents_of(operation: str, shape: int | Sequence[int]) -> tuple[int, ...]:
@@ -346,18 +415,18 @@ def extents_of(operation: str, shape: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def result_dtype(
-    operation: str, name: str, dtype: DType, declared: DType | None, out: AccelRef | None
+    operation: str, name: str, dtype: DType, declared: DType | None, out: DType | None
 ) -> DType | None:
     """Find the dtype that a result is converted to: as declared, or that of the caller's array.
 
     Raises:
         TypeError: The result does not become that without loss of its kind.
     """
-    if declared is not None or out is None or out.dtype is dtype:
+    if declared is not None or out is None or out is dtype:
         return declared
-    if not np.can_cast(dtype.dtype, out.dtype.dtype, "same_kind"):
+    if not is_same_kind(dtype, out):
         raise TypeError(
-            f"{operation}: {name} is of {dtype}, which does not become {out.dtype} of out; "
-            f"convert it in the expression: {out.dtype}(...)"
+            f"{operation}: {name} is of {dtype}, which does not become {out} of out; "
+            f"convert it in the expression: {out}(...)"
         )
-    return out.dtype
+    return out

@@ -7,23 +7,25 @@ import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, Protocol
 
-from ..devices import AccelRef, Operation
-from ._elementwise import Elementwise
+import numpy as np
 
-__all__ = ["DeclaredExpression", "expression"]
+from ..actors import bind_arguments
+from ..backends.base import DType
+from ..devices import AccelRef, Operation, device_of
+from ._elementwise import Elementwise
+from ._reduction import ComputeReduction, Reduction
+from ._rows import ComputeRows, Rowwise
+
+__all__ = ["DeclaredExpression", "DeclaredReduction", "expression", "reduction", "rows"]
 
 ParametersP = ParamSpec("ParametersP")
 
 _OPTIONS = ("out", "shape")
+_OF_ROWS = ("axis", "keepdims", "out")
 
 
-class DeclaredExpression(Protocol[ParametersP]):
-    """A function of arrays, as `expression` makes it."""
-
-    @property
-    def elementwise(self) -> Elementwise[AccelRef]:
-        """The expression that it computes."""
-        ...
+class DeclaredReduction(Protocol[ParametersP]):
+    """A function of arrays, as `reduction` and `rows` make it."""
 
     @property
     def message(self) -> Callable[ParametersP, Operation[Any, AccelRef]]:
@@ -34,6 +36,15 @@ class DeclaredExpression(Protocol[ParametersP]):
         self, *args: ParametersP.args, **kwargs: ParametersP.kwargs
     ) -> Coroutine[Any, Any, AccelRef]:
         """Compute it on the device of its arrays."""
+        ...
+
+
+class DeclaredExpression(DeclaredReduction[ParametersP], Protocol[ParametersP]):
+    """A function of arrays, as `expression` makes it."""
+
+    @property
+    def elementwise(self) -> Elementwise[AccelRef]:
+        """The expression that it computes."""
         ...
 
 
@@ -58,13 +69,12 @@ def expression(
 
     def declare(function: Any) -> Any:
         code = function.__code__
-        package = next(part for part in reversed(function.__module__.split(".")) if not part.startswith("_"))
         names = tuple(name for name in inspect.signature(function).parameters if name not in _OPTIONS)
         try:
             made = Elementwise[AccelRef](
                 text,
                 inputs=names,
-                operation=f"{package}.{function.__name__}",
+                operation=_operation(function),
                 library=library,
                 promoted=names if promoted is None else promoted,
                 truths=truths,
@@ -82,3 +92,106 @@ def expression(
         return declared
 
     return declare
+
+
+def reduction(
+    reduce: str, text: str = "x", *, library: str
+) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], DeclaredReduction[ParametersP]]:
+    """Declare a function that reduces an array along axes.
+
+    Its parameters are the array, and of `axis`, `keepdims`, `out` and `dtype` those that it takes. Its body
+    is a docstring alone.
+
+    Args:
+        reduce: How values are combined; see `Reduction`.
+        text: The values, an expression of the array.
+        library: Import path of the library actor that serves it.
+    """
+
+    def declare(function: Any) -> Any:
+        bound, array = _bound(function), next(iter(inspect.signature(function).parameters))
+
+        @functools.cache
+        def made(dtype: str | None) -> Reduction:
+            return Reduction(
+                text, reduce, inputs=[array], dtype=dtype, operation=_operation(function), library=library
+            )
+
+        def message(*arguments: Any, **named: Any) -> ComputeReduction:
+            given = bound(arguments, named)
+            dtype = given.pop("dtype", None)
+            return made(None if dtype is None else DType.of(dtype).value).compute(given.pop(array), **given)
+
+        async def ask(*arguments: Any, **named: Any) -> AccelRef:
+            sent = message(*arguments, **named)
+            return await device_of(sent.operation, *sent.arguments, sent.out).ask(sent)
+
+        return _declared(function, ask, message)
+
+    return declare
+
+
+def rows(
+    text: str, *, precision: str = "float32", library: str
+) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], DeclaredReduction[ParametersP]]:
+    """Declare a function that computes an expression of rows.
+
+    Its parameters but for `axis`, `keepdims` and `out` are the inputs of the expression, in order. Its body
+    is a docstring alone. What is annotated with ``float`` never widens the result.
+
+    Args:
+        text: See `Rowwise`.
+        precision: See `Rowwise`.
+        library: See `Rowwise`.
+    """
+
+    def declare(function: Any) -> Any:
+        parameters = inspect.signature(function).parameters
+        names = [name for name in parameters if name not in _OF_ROWS]
+        numbers = {name for name in names if parameters[name].annotation == "float"}
+        made = Rowwise(text, names, precision=precision, operation=_operation(function), library=library)
+        bound = _bound(function)
+
+        def message(*arguments: Any, **named: Any) -> ComputeRows:
+            given = bound(arguments, named)
+            for name in numbers:
+                if isinstance(given[name], np.generic):
+                    given[name] = given[name].item()
+            return made.compute(*[given.pop(name) for name in names], **given)
+
+        async def ask(*arguments: Any, **named: Any) -> AccelRef:
+            return await made.ask(message(*arguments, **named))
+
+        return _declared(function, ask, message)
+
+    return declare
+
+
+def _bound(function: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+    """Make a function that returns the arguments of a call by their names, with defaults."""
+    signature, operation = inspect.signature(function), _operation(function)
+    parameters = signature.parameters.values()
+    places = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
+    defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+
+    def bound(arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+        # `Signature.bind` takes four times as long: it is left to find out what is wrong.
+        given = {**defaults, **dict(zip(places, arguments, strict=False)), **named}
+        is_twice = not named.keys().isdisjoint(places[: len(arguments)])
+        if is_twice or len(arguments) > len(places) or given.keys() != signature.parameters.keys():
+            bind_arguments(operation, signature, arguments, named)
+        return given
+
+    return bound
+
+
+def _declared(function: Any, ask: Any, message: Any) -> Any:
+    declared: Any = functools.wraps(function)(ask)
+    declared.message = message
+    return declared
+
+
+def _operation(function: Any) -> str:
+    """Return the name of an operation: that of its package, and its own."""
+    package = next(part for part in reversed(function.__module__.split(".")) if not part.startswith("_"))
+    return f"{package}.{function.__name__}"

@@ -67,6 +67,8 @@ class Elementwise(Generic[ReplyT]):
             kind: truth values, whole numbers, or floating and complex ones; and uint64 goes with no signed
             dtype. Empty for NumPy's promotion, which takes all.
         truths: Names of the inputs that must be truth values.
+        is_checked: Whether an index outside of an array that elements are loaded from fails the operation,
+            with an `OutOfRangeError`. Otherwise it is the nearest one inside.
 
     Raises:
         ValueError: The expression has something that is not allowed; the message shows where. Or results
@@ -78,7 +80,8 @@ class Elementwise(Generic[ReplyT]):
     """
 
     __slots__ = (
-        "_dtypes", "_expression", "_is_single", "_known", "_message", "_promoted", "_truths", "operation",
+        "_dtypes", "_expression", "_is_checked", "_is_single", "_known", "_message", "_promoted", "_truths",
+        "operation",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +95,7 @@ class Elementwise(Generic[ReplyT]):
         library: str,
         promoted: Sequence[str] = (),
         truths: Sequence[str] = (),
+        is_checked: bool = False,
     ) -> None:
         chosen = None if outputs is None else tuple(outputs)
         self._expression = expression = parse(text, None if inputs is None else tuple(inputs), chosen)
@@ -106,6 +110,7 @@ class Elementwise(Generic[ReplyT]):
         found = _dtypes(expression, dtypes)
         self._dtypes = tuple(found.get(output) for output in expression.outputs)
         self._is_single = chosen is None
+        self._is_checked = is_checked
         self._message = served_by(ComputeElementwise, library)
         self._promoted, self._truths = frozenset(promoted), frozenset(truths)
         self.operation: str = operation
@@ -232,13 +237,13 @@ class Elementwise(Generic[ReplyT]):
             check_promotion(operation, taken, self._promoted)
         if self._truths:
             check_truths(operation, taken, self._truths)
-        specialized = SpecializedExpression(self._expression, taken.arguments, self._dtypes)
+        specialized = SpecializedExpression(self._expression, taken.arguments, self._dtypes, self._is_checked)
         try:
             found = specialized.typed.dtypes
         except (TypeError, ValueError) as error:
             raise type(error)(f"{operation}: {error}") from None
         dtypes = tuple(
-            result_dtype(operation, name, dtype, declared, each)
+            result_dtype(operation, name, dtype, declared, None if each is None else each.dtype)
             for name, dtype, declared, each in zip(self.outputs, found, self._dtypes, out, strict=True)
         )
         specialized = attrs.evolve(specialized, dtypes=dtypes)

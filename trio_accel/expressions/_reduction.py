@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import NoneType
 from typing import Any
 
 import attrs
-from numpy.lib.array_utils import normalize_axis_tuple
 
 from ..backends.base import DType, DTypeLike
 from ..backends.base import expressions as base
 from ..backends.base.ops import ReductionSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
-from ._arguments import ExpressionArgument, Taken, bind, result_dtype, served_by, take
+from ._arguments import ExpressionArgument, Taken, axes_of, bind, reduced, result_dtype, served_by, take
 
 __all__ = ["ComputeReduction", "Reduction"]
 
@@ -43,7 +43,8 @@ class Reduction:
     Args:
         text: The values to reduce: an expression with one result.
         reduce: One of `REDUCTIONS`, or an expression of ``a`` and ``b``.
-        post: Last step of the result: an expression of ``a``, and of ``n``, the count of elements.
+        post: Last step of the result, before it is rounded: an expression of ``a``, and of ``n``, the count
+            of elements. A mean has none.
         identity: With an expression: the result of no elements.
         inputs: Names of the arguments, in order; None for the order in which the text reads them.
         dtype: Type that values are converted to before they are combined; None for NumPy's choice.
@@ -147,7 +148,10 @@ class Reduction:
         taken = take(planner, self._reduction.map, message.arguments)
         if not taken.arrays:
             raise TypeError(f"{name}: at least one argument must be an array")
-        axes = self._axes(name, taken.shape, message.axis)
+        if self._reduction.is_index and not isinstance(message.axis, (int, NoneType)):
+            told = f"{name}: axis must be one axis or None for {self._reduction.name}"
+            raise TypeError(f"{told}, got {message.axis!r}")
+        axes = axes_of(name, taken.shape, message.axis)
         key = taken.signature, None if message.out is None else message.out.dtype.value
         known = self._known.get(key)
         if known is None:
@@ -157,25 +161,11 @@ class Reduction:
         taken.check_held(name, known.mapped)
         if not self._reduction.takes_nothing and any(taken.shape[axis] == 0 for axis in axes):
             raise ValueError(f"{name}: there are no elements along axes {axes}, and it has no identity")
-        shape = tuple(
-            1 if axis in axes else extent
-            for axis, extent in enumerate(taken.shape)
-            if message.keepdims or axis not in axes
-        )
+        shape = reduced(taken.shape, axes, keepdims=message.keepdims)
         out = planner.output(shape, known.dtype, message.out)
         if message.out is not None:
             planner.distinct("out", out.spec, **dict(zip(taken.array_names, taken.lying, strict=True)))
         return Planned(ReductionSpec(known.reduction, axes, taken.arrays, out.spec, taken.scalars), out)
-
-    def _axes(self, name: str, shape: tuple[int, ...], axis: int | Sequence[int] | None) -> tuple[int, ...]:
-        if axis is None:
-            return tuple(range(len(shape)))
-        if self._reduction.is_index and not isinstance(axis, int):
-            raise TypeError(f"{name}: axis must be one axis or None for {self._reduction.name}, got {axis!r}")
-        try:
-            return tuple(sorted(normalize_axis_tuple(axis, len(shape))))
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{name}: axis {axis!r} of shape {shape}: {error}") from None
 
     def _find_types(self, operation: str, taken: Taken, out: AccelRef | None) -> _Known:
         specialized = base.SpecializedReduction(self._reduction, taken.arguments, self._dtype, None)
@@ -183,8 +173,9 @@ class Reduction:
             found = specialized.typed.dtype
         except (TypeError, ValueError) as error:
             raise type(error)(f"{operation}: {error}") from None
+        given = None if out is None else out.dtype
         specialized = attrs.evolve(
-            specialized, result=result_dtype(operation, "the result", found, None, out)
+            specialized, result=result_dtype(operation, "the result", found, None, given)
         )
         return _Known(specialized.encode(), specialized.typed.dtype, specialized.typed.map)
 

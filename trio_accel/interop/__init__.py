@@ -1,5 +1,7 @@
 """Bridges to other libraries: what they call runs on a device."""
 
+from ._array_api import ArrayApi, array_api
+from ._array_api_array import Array
 from ._scipy_fft import ScipyFftBackend, scipy_fft
 
-__all__ = ["ScipyFftBackend", "scipy_fft"]
+__all__ = ["Array", "ArrayApi", "ScipyFftBackend", "array_api", "scipy_fft"]

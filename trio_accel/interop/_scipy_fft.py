@@ -10,12 +10,11 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
-import trio
 
-from ..backends.base import DeviceLostError
 from ..backends.base.ops import FftNorm
 from ..devices import AccelRef, Device, Operation
 from ..fft import Fft, FftActor, Fftn, Hfft, Hfftn, Ifft, Ifftn, Ihfft, Ihfftn, Irfft, Irfftn, Rfft, Rfftn
+from ._blocking import Blocking
 
 __all__ = ["ScipyFftBackend", "scipy_fft"]
 
@@ -30,8 +29,7 @@ class ScipyFftBackend:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._run = _this_run()
-        self._process = os.getpid()
+        self._blocking = Blocking(device, maker="scipy_fft", owner="backend", instead="await ta.fft.{}(...)")
         self._calls = 0
 
     def __repr__(self) -> str:
@@ -49,42 +47,16 @@ class ScipyFftBackend:
         lower = _FUNCTIONS.get(method.__name__)
         if lower is None:
             return NotImplemented
-        self._check_place(method.__name__)
         transform = lower(*args, **kwargs)
-        # Without a token it runs in the task that waits for this thread: its cancellation and context count.
-        token = None if _is_trios_thread() else self._run
-        return trio.from_thread.run(self._transform, transform, trio_token=token)
-
-    def _check_place(self, function: str) -> None:
-        if os.getpid() != self._process:
-            # The run's loop is the parent's; here it would never answer.
-            raise RuntimeError(
-                f"scipy.fft.{function}: the device {self._device.path} belongs to the process that this one "
-                "was forked from; open a device here, or use scipy.fft.set_backend('scipy')"
-            )
-        if trio.lowlevel.in_trio_run():
-            raise RuntimeError(
-                f"scipy.fft.{function}: this backend waits for its device, which would block the Trio loop; "
-                "call it in a worker thread (await trio.to_thread.run_sync(...)), or ask the device itself "
-                "(await ta.fft.fft(...))"
-            )
+        return self._blocking.call(f"scipy.fft.{method.__name__}", partial(self._transform, transform))
 
     async def _transform(self, transform: _Transform) -> npt.NDArray[Any]:
-        if trio.lowlevel.current_trio_token() is not self._run:
-            raise RuntimeError(
-                f"the device {self._device.path} belongs to another Trio run than this worker thread"
-            )
         self._calls += 1
+        result = await self._device.ask(transform)
         try:
-            result = await self._device.ask(transform)
-            try:
-                return await result.to_host()
-            finally:
-                result.release()
-        except DeviceLostError as error:
-            raise RuntimeError(
-                f"scipy.fft: this backend has no device any more ({error}); make one of a device that is open"
-            ) from error
+            return await result.to_host()
+        finally:
+            result.release()
 
 
 def scipy_fft(device: Device) -> ScipyFftBackend:
@@ -116,25 +88,6 @@ def scipy_fft(device: Device) -> ScipyFftBackend:
         RuntimeError: Called outside of a Trio run and its worker threads.
     """
     return ScipyFftBackend(device)
-
-
-def _this_run() -> trio.lowlevel.TrioToken:
-    if trio.lowlevel.in_trio_run():
-        return trio.lowlevel.current_trio_token()
-    try:
-        return trio.from_thread.run_sync(trio.lowlevel.current_trio_token)
-    except RuntimeError as error:
-        raise RuntimeError(
-            "scipy_fft must be called in the Trio run of the device, or in a worker thread of it"
-        ) from error
-
-
-def _is_trios_thread() -> bool:
-    try:
-        trio.from_thread.check_cancelled()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _one_axis(

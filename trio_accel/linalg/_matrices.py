@@ -41,8 +41,7 @@ async def matmul(a: Operand, b: Operand, *, out: AccelRef | None = None) -> Acce
     Args:
         a: Array of shape (..., m, k) or (k,).
         b: Array of shape (..., k, n) or (k,), of the same dtype.
-        out: Array of the result's shape and dtype to write to; by default a new one. It is contiguous, but
-            for matrices of a floating or complex dtype, where it may be a view of any strides.
+        out: Array of the result's shape and dtype to write to, of any strides; by default a new one.
 
     Returns:
         The product, of shape (..., m, n) and the dtype of the operands.

@@ -122,7 +122,7 @@ class DType(enum.Enum):
         return f"DType.{self.value}"
 
 
-DTypeLike: TypeAlias = "DType | str | type | np.dtype[Any]"
+DTypeLike: TypeAlias = DType | str | type | np.dtype[Any]
 
 
 _known: dict[np.dtype[Any], DType] = {}
@@ -142,7 +142,8 @@ def _by_numpy(like: npt.DTypeLike) -> DType | None:
         return DType(like)
     try:
         dtype = np.dtype(like)
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):
+        # The last two are of strings with commas or brackets, which name the fields of a record.
         return None
     if not dtype.isnative:
         return None

@@ -26,6 +26,7 @@ __all__ = [
     "LinAlgError",
     "NotSupportedError",
     "OutOfMemoryError",
+    "OutOfRangeError",
     "QueueFullError",
     "Refused",
     "StaleRefError",
@@ -151,6 +152,23 @@ class LinAlgError(LibraryError, np.linalg.LinAlgError):
     """
 
     index: tuple[int, ...] = attrs.field(default=(), kw_only=True)
+
+
+@attrs.define(eq=False, slots=False)
+class OutOfRangeError(LibraryError, IndexError):
+    """An array of indices holds one that is outside of its axis; an `IndexError` too.
+
+    Attributes:
+        index: That index, or one of several; of uint64 the largest number of int64 at most.
+        axis: The axis.
+        length: How many elements there are along it.
+    """
+
+    library: str = attrs.field(default="arrays", kw_only=True)
+    code: int | str = attrs.field(default="index", kw_only=True)
+    index: int = attrs.field(kw_only=True)
+    axis: int = attrs.field(kw_only=True)
+    length: int = attrs.field(kw_only=True)
 
 
 @attrs.define(eq=False, slots=False)

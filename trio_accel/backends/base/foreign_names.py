@@ -13,25 +13,18 @@ _INSTEAD: dict[str, str] = {
     **dict.fromkeys(("cpu", "get", "numpy", "tolist"), "await x.to_host()"),
     **dict.fromkeys(("dot", "matmul"), "await ta.linalg.matmul(x, y)"),
     **dict.fromkeys(("flatten", "ravel", "view"), "x.reshape(-1)"),
-    "sum": "await ta.arrays.sum(x, axis=...)",
     "to": "await x.cast(dtype), or await x.copy_to(device)",
     "transpose": "x.T",
     **{
-        name: f'await ta.jit.reduction("x", "{name}")(x, axis=...)'
-        for name in ("all", "any", "max", "min", "prod")
+        name: f"await ta.arrays.{name}(x, axis=...)"
+        for name in ("all", "any", "max", "mean", "min", "prod", "softmax", "std", "sum", "var")
     },
-    **dict.fromkeys(("average", "mean"), 'await ta.jit.reduction("x", "sum", post="a / n")(x, axis=...)'),
+    "average": "await ta.arrays.mean(x, axis=...)",
     "ln": "log(x)",
     "norm": 'await ta.jit.reduction("abs(x) ** 2", "sum", post="sqrt(a)")(x)',
-    "std": 'await ta.jit.reduction("(x - mean) ** 2", "sum", post="sqrt(a / n)")(x, mean)',
     "exp": 'await ta.jit.elementwise("exp(x)")(x)',
     "relu": 'await ta.jit.elementwise("maximum(x, 0)")(x)',
     "sigmoid": 'await ta.jit.elementwise("1 / (1 + exp(-x))")(x)',
-    "softmax": (
-        'await ta.jit.elementwise("exp(x - top) / total")(x, top, total), with top of '
-        'ta.jit.reduction("x", "max") and total of ta.jit.reduction("exp(x - top)", "sum"), '
-        "both called with axis=-1, keepdims=True"
-    ),
 }
 
 

@@ -253,7 +253,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
                 is_captured, is_blocking = is_captured and part.is_captured, is_blocking or part.is_blocking
                 has_conditions = has_conditions or part.has_conditions
                 continue
-            is_captured = is_captured and library.is_captured
+            is_captured = is_captured and library.captures(bound)
             while (prepare := library.prepare(bound)) is not None:
                 prepare()
                 if isinstance(prepare, InThread):

@@ -16,7 +16,10 @@ import numpy.typing as npt
 from .dtypes import DType
 from .errors import LibraryError
 
-__all__ = ["ALWAYS_HELD", "as_bits", "check_conversion", "element", "factor", "in_range", "scalar"]
+__all__ = [
+    "ALWAYS_HELD", "as_bits", "check_conversion", "check_same_kind", "element", "factor", "in_range",
+    "is_same_kind", "scalar",
+]  # fmt: skip
 
 ALWAYS_HELD = 448
 """The largest number of the smallest floating type."""
@@ -103,6 +106,27 @@ def check_conversion(name: str, argument: str, source: DType, dtype: DType) -> N
             f"{name}: {argument}: {source} to {dtype} would drop the imaginary parts; a complex dtype keeps "
             "them; to have the real parts alone, take them on the host: "
             "await device.put((await ref.to_host()).real)"
+        )
+
+
+_KINDS = ("bool", "uint", "int", "float", "complex")
+
+
+def is_same_kind(source: DType, dtype: DType) -> bool:
+    """Tell whether a conversion keeps the kind or widens it, as NumPy's ``"same_kind"``."""
+    return _KINDS.index(source.kind) <= _KINDS.index(dtype.kind)
+
+
+def check_same_kind(name: str, argument: str, source: DType, dtype: DType) -> None:
+    """Refuse a conversion to a narrower kind, which would drop signs, fractions or imaginary parts.
+
+    Raises:
+        TypeError: Such a one.
+    """
+    if not is_same_kind(source, dtype):
+        raise TypeError(
+            f"{name}: {argument} is of {source}, which does not become {dtype} of the array: a conversion "
+            f"may not narrow the kind; convert it first: await {argument}.cast(...)"
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, ClassVar, NoReturn, Self, SupportsIndex, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -21,7 +22,7 @@ from ...backends.base.ops import ArraySpec
 from .._options import DeviceOptions
 from ..base._refusals import NoOperators, NotAwaited, what_to_do
 from ..base._statistics import DeviceStatistics, RecoveryCost
-from ..base._views import Index, indexed, reshaped, transposed
+from ..base._views import Index, indexed, reshaped, seen, transposed
 from ._blocks import Block
 from ._pending import Pending
 
@@ -134,6 +135,20 @@ class AccelRef(NoOperators):
     def T(self) -> AccelRef:  # noqa: N802  # NumPy's name
         """A view with the axes in the opposite order."""
         return AccelRef(self.block, transposed(self.spec))
+
+    @property
+    def mT(self) -> AccelRef:  # noqa: N802  # NumPy's name
+        """A view of a stack of matrices, each transposed."""
+        return AccelRef(self.block, seen(self.spec, lambda array: array.mT))
+
+    def transpose(self, axes: int | Sequence[int], *more: int) -> AccelRef:
+        """Return a view with the axes in another order; negative ones count from the end.
+
+        Raises:
+            ValueError: The axes are not all there are, each once.
+        """
+        order = (axes, *more) if isinstance(axes, SupportsIndex) else tuple(axes)
+        return AccelRef(self.block, seen(self.spec, lambda array: array.transpose(order)))
 
     def __len__(self) -> int:
         if not self.shape:
@@ -257,6 +272,30 @@ class AccelRef(NoOperators):
             TypeError, ValueError: The dtype cannot hold the value.
         """
         return await self.device._fill(self, value)  # noqa: SLF001
+
+    @named_arguments
+    async def assign(self, value: AccelRef | npt.NDArray[Any] | complex | np.generic) -> AccelRef:
+        """Write an array or a number into this one, as ``x[...] = value`` does in NumPy.
+
+        Of a view, it writes to that part of the array: ``await x[1:4, 2:6].assign(y)``. An array on the host
+        of this shape and dtype is copied straight there. One of another shape or dtype is copied to the
+        device first. A `value` that shares memory with this array is read as it was before.
+
+        Args:
+            value: An array of this device or of the host, which broadcasts to this shape, or a number. It is
+                converted to this dtype as NumPy does with ``"same_kind"``.
+
+        Returns:
+            This reference.
+
+        Raises:
+            TypeError: A dtype of a wider kind: complex to real, floating to whole numbers, or signed to
+                unsigned ones.
+            ValueError: The shapes do not broadcast, the dtype cannot hold the number, `value` is on another
+                device, or elements of this view share memory.
+            StaleRefError: An array must not be used any more.
+        """
+        return await self.device._assign(self, value)  # noqa: SLF001
 
     @enable_ki_protection
     def release(self) -> None:
@@ -510,6 +549,12 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def _copy_from(self, ref: AccelRef) -> Awaitable[AccelRef]:
         """Copy an array of another device; see `AccelRef.copy_to`."""
+
+    @abc.abstractmethod
+    def _assign(
+        self, ref: AccelRef, value: AccelRef | npt.NDArray[Any] | complex | np.generic
+    ) -> Awaitable[AccelRef]:
+        """See `AccelRef.assign`."""
 
     @abc.abstractmethod
     def _fill(self, ref: AccelRef, value: complex) -> Awaitable[AccelRef]:

@@ -201,8 +201,7 @@ class NoOperators:
         def __setitem__(self, index: object, value: object) -> NoReturn:
             raise TypeError(
                 "an AccelRef is not assigned to, because an operation on a device is awaited; "
-                "await ref[index].fill(value) sets a part to one value, and await device.put(array) makes "
-                "another array"
+                "await ref[index].assign(value) writes an array or a number into a part"
             )
 
         def __contains__(self, value: object) -> NoReturn:

@@ -14,9 +14,16 @@ from numpy.lib.stride_tricks import as_strided
 
 from ...backends.base.ops import ArraySpec, contiguous_strides
 
-__all__ = ["Index", "indexed", "overlaps", "overlaps_itself", "reach", "reshaped", "transposed"]
+__all__ = [
+    "Index", "NoViewError", "broadcast", "check_apart", "indexed", "overlaps", "overlaps_itself", "reach",
+    "reshaped", "seen", "transposed",
+]  # fmt: skip
 
 Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType | None, ...] | None"
+
+
+class NoViewError(ValueError):
+    """Only a copy has this shape."""
 
 
 def indexed(spec: ArraySpec, index: Index) -> ArraySpec:
@@ -32,13 +39,13 @@ def indexed(spec: ArraySpec, index: Index) -> ArraySpec:
             continue
         if not _is_whole(part):
             raise TypeError(
-                f"index: whole numbers, slices, ... and None make a view; {part!r} would make a copy, which "
-                "is not there: await ref.to_host() and index the host array"
+                f"index: whole numbers, slices, ... and None make a view; {part!r} would make a copy: "
+                "await ta.arrays.take(x, indices) of elements, await ta.arrays.compress(mask, x) by a mask"
             )
     if not any(part is Ellipsis for part in parts):
         # Without it, NumPy would read an element where nothing but whole numbers are given.
         parts = (*parts, ...)
-    return _seen(spec, lambda shadow: shadow[parts])
+    return seen(spec, lambda shadow: shadow[parts])
 
 
 def reshaped(spec: ArraySpec, shape: Sequence[int]) -> ArraySpec:
@@ -49,14 +56,23 @@ def reshaped(spec: ArraySpec, shape: Sequence[int]) -> ArraySpec:
     """
     sizes = tuple(operator.index(size) for size in shape)
     try:
-        return _seen(spec, lambda shadow: np.reshape(shadow, sizes, copy=False))
+        return seen(spec, lambda shadow: np.reshape(shadow, sizes, copy=False))
     except ValueError as error:
         if "copy" not in str(error):
             raise ValueError(f"reshape: {error}") from None
-        raise ValueError(
+        raise NoViewError(
             f"reshape: shape {spec.shape} with strides {spec.strides} has no view of shape {sizes}; "
             "reshape a copy: (await ref.copy()).reshape(...)"
         ) from None
+
+
+def broadcast(spec: ArraySpec, shape: tuple[int, ...]) -> ArraySpec:
+    """Take the elements again along axes in front, and along those of one element.
+
+    Raises:
+        ValueError: It does not broadcast to this shape.
+    """
+    return spec if spec.shape == shape else seen(spec, lambda shadow: np.broadcast_to(shadow, shape))
 
 
 def transposed(spec: ArraySpec) -> ArraySpec:
@@ -73,21 +89,34 @@ def overlaps(first: ArraySpec, second: ArraySpec) -> bool:
     return start < other_end and other_start < end
 
 
-def overlaps_itself(host: npt.NDArray[Any]) -> bool:
-    """Tell whether two elements of a host array may share memory, as those of a broadcast array do.
+def overlaps_itself(array: npt.NDArray[Any] | ArraySpec) -> bool:
+    """Tell whether two elements of an array may share memory, as those of a broadcast array do.
 
     False for all that NumPy's indexing, transposing and reshaping make of an ordinary array. True also for
     layouts made by hand whose axes interleave, and do not meet.
     """
-    if host.flags.c_contiguous or not host.size:
+    if not array.size:
         return False
-    extent = host.itemsize
-    axes = [(abs(stride), size) for stride, size in zip(host.strides, host.shape, strict=True) if size > 1]
+    extent = array.dtype.itemsize
+    axes = [(abs(stride), size) for stride, size in zip(array.strides, array.shape, strict=True) if size > 1]
     for stride, size in sorted(axes):
         if stride < extent:
             return True
         extent += stride * (size - 1)
     return False
+
+
+def check_apart(argument: str, written: ArraySpec) -> None:
+    """Refuse to write to an array whose elements share memory.
+
+    Raises:
+        ValueError: Elements overlap.
+    """
+    if overlaps_itself(written):
+        raise ValueError(
+            f"{argument} must have memory of its own for each element, got a view of shape {written.shape} "
+            f"with strides {written.strides}, whose elements overlap; write to a copy of it: await ref.copy()"
+        )
 
 
 def _is_whole(part: object) -> bool:
@@ -110,8 +139,8 @@ def reach(spec: ArraySpec) -> tuple[int, int]:
     return start, end
 
 
-def _seen(spec: ArraySpec, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> ArraySpec:
-    """Let NumPy change an array of this layout without memory, and read the layout off."""
+def seen(spec: ArraySpec, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> ArraySpec:
+    """Let NumPy make a view of an array of this layout without memory, and read the layout off."""
     shadow = as_strided(np.empty(1, f"V{spec.dtype.itemsize}"), spec.shape, spec.strides)
     view = change(shadow)
     if not view.size:

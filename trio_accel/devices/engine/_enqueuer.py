@@ -12,7 +12,7 @@ import attrs
 from ...actors import ActorStoppedError
 from ...backends.base import AccelDevice, AccelEvent, AccelStream, Hold, KernelLibrary
 from ...backends.base.modules import import_extra
-from ...backends.base.ops import OperationSpec
+from ...backends.base.ops import CopySpec, OperationSpec
 from ..arrays._blocks import BlockTable
 from ..base._bridge import CallThread, failure_of
 from ..base._waits import Alarms
@@ -231,7 +231,15 @@ class Enqueuer:
 
     def call_of(self, launch: Launch, library: KernelLibrary) -> Enqueue:
         """Return the function to call for a launch, in the loop or in a thread: the backend's library."""
-        return library.enqueue if self._ranges is None else self._ranges.around(launch, library)
+        call = library.enqueue if self._ranges is None else self._ranges.around(launch, library)
+        return partial(self._with_copies, call, launch.behind) if launch.behind else call
+
+    def _with_copies(
+        self, call: Enqueue, behind: Sequence[CopySpec], spec: OperationSpec, stream: AccelStream
+    ) -> None:
+        call(spec, stream)
+        for copy in behind:
+            self._copies.enqueue(copy, stream)
 
     def end_holds(self) -> None:
         """Release the holds of injected faults."""

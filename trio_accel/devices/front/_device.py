@@ -30,13 +30,14 @@ from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef, Device, DeviceRequest, LibraryT
 from ..base._refusals import NotAwaited, what_to_do
 from ..base._statistics import DeviceStatistics, RecoveryCost
+from ..base._views import check_apart
 from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
 from ..inline._dispatch import InlineDispatch
 from ..operations._hooks import Around, Ask, EngineHook
-from ..operations._operation import Operation, ReplyT, refuse_recording
+from ..operations._operation import Operand, Operation, ReplyT, refuse_recording
 from ..worker import LeftMemory, WorkerDispatch
-from ._memory import Copy, Empty, Fill, Put, ToHost, copy_between
+from ._memory import Assign, Copy, Empty, Fill, Put, ToHost, copy_between
 
 __all__ = ["DeviceActor", "OpenDevice", "opened"]
 
@@ -243,6 +244,7 @@ class OpenDevice(Device):
             raise ValueError(f"lease: the array is on {ref.device.path}, not on {self.path}")
         if write:
             ref.block.check_writable("lease")
+            check_apart("lease: the array", ref.spec)
         self.state.check_run("lease")
         refuse_recording("lease", "hold the array before the capture, or after a replay")
         async with self.dispatch.lease(ref, write=write, stream=stream) as array:
@@ -321,6 +323,9 @@ class OpenDevice(Device):
 
     def _copy_from(self, ref: AccelRef) -> Awaitable[AccelRef]:
         return copy_between(opened(ref.device).state.backend, ref, self)
+
+    def _assign(self, ref: AccelRef, value: Operand | complex | np.generic) -> Awaitable[AccelRef]:
+        return self.ask(Assign(ref, value))
 
     def _fill(self, ref: AccelRef, value: complex) -> Awaitable[AccelRef]:
         return self.ask(Fill(ref, value))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, cast
 
 import attrs
 import numpy as np
@@ -12,15 +12,15 @@ import numpy.typing as npt
 import trio
 
 from ...backends.base import AccelBackend, ContextLostError, CopyFromForeignSpec, DType, ForeignArray
-from ...backends.base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, StackSpec
-from ...backends.base.values import check_conversion, element
+from ...backends.base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, JoinSpec
+from ...backends.base.values import check_conversion, check_same_kind, element
 from ..arrays._ref import AccelRef, Device
 from ..base._refusals import what_to_do
-from ..base._views import indexed, overlaps_itself
+from ..base._views import broadcast, indexed, overlaps, overlaps_itself
 from ..engine._library import LibraryActor
 from ..operations._operation import Operand, Operation, Planned, Planner, ReplyT_co
 
-__all__ = ["Copy", "Empty", "Fill", "MemoryActor", "Put", "Stack", "ToHost", "copy_between"]
+__all__ = ["Assign", "Copy", "Empty", "Fill", "MemoryActor", "Put", "Stack", "ToHost", "copy_between"]
 
 _PIECE = 16 << 20
 _IN_FLIGHT = 3
@@ -129,6 +129,45 @@ class Fill(_OfMemory[AccelRef]):
 
 
 @attrs.define(eq=False, on_setattr=None)
+class Assign(_OfMemory[AccelRef]):
+    """Write an array or a number into an array, or a view of one; replies with that.
+
+    Attributes:
+        array: The array to write to, of any strides.
+        value: An array on the same device or on the host, which broadcasts to its shape, or a number.
+    """
+
+    array: AccelRef
+    value: Operand | complex | np.generic
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Refuse what does not broadcast, and what would be narrowed."""
+        name, value, array = planner.name, self.value, planner.update("array", self.array)
+        if not isinstance(value, (AccelRef, np.ndarray)):
+            if not isinstance(cast("object", value), (int, float, complex, np.generic)):
+                told = f"{type(value).__name__}{what_to_do(value)}"
+                raise TypeError(f"{name}: value must be an AccelRef, a NumPy array or a number, got {told}")
+            return Planned(FillSpec(element(name, "value", value, array.dtype), array), self.array)
+        dtype = value.dtype if isinstance(value.dtype, DType) else planner.dtype("value", value.dtype)
+        check_same_kind(name, "value", dtype, array.dtype)
+        if isinstance(value, np.ndarray) and (value.shape, value.dtype) == (array.shape, array.dtype.dtype):
+            planner.unmasked("value", value)
+            planner.keep(value)
+            return Planned(CopyFromHostSpec(value, array), self.array)
+        source = planner.read("value", value)
+        try:
+            source = broadcast(source, array.shape)
+        except ValueError:
+            raise ValueError(
+                f"{name}: value of shape {source.shape} does not broadcast to the array's {array.shape}"
+            ) from None
+        if overlaps(source, array):
+            # Elements are copied in any order.
+            source = planner.convert(source, array.dtype)
+        return Planned(CopySpec(source, array), self.array)
+
+
+@attrs.define(eq=False, on_setattr=None)
 class Empty(_OfMemory[AccelRef]):
     """Make an array, filled with one value."""
 
@@ -180,7 +219,8 @@ class Stack(_OfMemory[AccelRef]):
         place = tuple(max(extents) for extents in zip(*(one.shape for one in sources), strict=True))
         out = planner.output((len(sources), *place), first.dtype)
         pad = element(planner.name, "pad", 0 if self.pad is None else self.pad, first.dtype)
-        return Planned(StackSpec(sources, pad, out.spec), out)
+        expanded = tuple([indexed(source, None) for source in sources])
+        return Planned(JoinSpec(0, expanded, pad, out.spec), out)
 
 
 @attrs.define(eq=False, on_setattr=None)

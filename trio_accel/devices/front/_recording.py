@@ -192,6 +192,7 @@ class _Recording:
             )
         nodes = [GraphNode(name, _COPIES, copy) for copy in launch.staged]
         nodes.append(GraphNode(name, actor.library, launch.spec))
+        nodes += [GraphNode(name, _COPIES, copy) for copy in launch.behind]
         for node in nodes:
             self._check(node)
         self.nodes += nodes

@@ -26,6 +26,7 @@ from ...backends.base.ops import (
     OperationSpec,
     StatusArray,
     contiguous_strides,
+    map_arrays,
 )
 from ...backends.base.values import check_conversion, factor
 from ..arrays._blocks import Block, BlockTable
@@ -33,7 +34,7 @@ from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef, DeviceRequest
 from ..base._refusals import refuse_dtypes, what_to_do
 from ..base._statistics import LaunchTimes
-from ..base._views import overlaps
+from ..base._views import check_apart, overlaps
 from ..base._waits import Arrival
 from ._faults import FaultHit, Faults
 
@@ -156,7 +157,8 @@ class Launch(Request[Any, None]):
         writes: Blocks that it changes.
         allocations: Id and bytes of the blocks to make first.
         staged: Copies and conversions of operands, to be enqueued before `spec`.
-        outputs: Blocks that `spec` writes; they are damaged if it does not finish.
+        behind: Copies of results to views, to be enqueued behind `spec`.
+        outputs: Blocks that are written; they are damaged if it does not finish.
         uses: Arguments that exist already, and their blocks: checked again at the launch.
         keep: Other objects that must live until it is complete: new blocks, and host arrays of the program.
         library: Import path of the library actor.
@@ -174,6 +176,7 @@ class Launch(Request[Any, None]):
     writes: frozenset[int]
     allocations: tuple[tuple[int, int], ...]
     staged: tuple[CopyFromHostSpec | CopySpec, ...]
+    behind: tuple[CopySpec, ...]
     outputs: Sequence[Block]
     uses: Sequence[tuple[str, Block]]
     keep: Sequence[object]
@@ -355,6 +358,8 @@ class Planner:
         # Of these most operations have none, or one.
         self._allocations: tuple[tuple[int, int], ...] = ()
         self._staged: tuple[CopyFromHostSpec | CopySpec, ...] = ()
+        # Views to write to, and the memory without gaps that is written in place of them.
+        self._views: tuple[tuple[ArraySpec, ArraySpec], ...] = ()
         self._outputs: list[Block] = []
         self._uses: list[tuple[str, Block]] = []
         self._keep: list[object] = []
@@ -405,35 +410,29 @@ class Planner:
 
     def update(self, argument: str, operand: AccelRef) -> ArraySpec:
         """Take an array that is changed in place."""
-        self._use(argument, operand)
-        if operand.block.frozen_by:
-            operand.block.check_writable(f"{self.name}: {argument}")
-        self._outputs.append(operand.block)
+        self._change(argument, operand)
         return operand.spec
 
     def output(
         self, shape: tuple[int, ...], dtype: DType, out: AccelRef | None = None, *, argument: str = "out"
     ) -> AccelRef:
-        """Name the array that is written: a new one, or the caller's if it has this shape and dtype."""
+        """Name the array that is written: a new one, or the caller's if it has this shape and dtype.
+
+        The operation writes to memory without gaps. For a view of other strides that is temporary memory,
+        which `launch` puts into the specification, and from which it is copied behind the operation.
+        """
         if out is None:
             new = self._new(shape, dtype)
             self._outputs.append(new.block)
             return new
-        self._use(argument, out)
-        if out.block.frozen_by:
-            out.block.check_writable(f"{self.name}: {argument}")
+        self._change(argument, out)
         if out.shape != shape or out.dtype is not dtype:
             raise ValueError(
                 f"{self.name}: {argument} must have shape {shape} and dtype {dtype}, "
                 f"got shape {out.shape} and dtype {out.dtype}"
             )
         if not out.spec.is_contiguous:
-            raise ValueError(
-                f"{self.name}: {argument} must be contiguous, got a view of shape {out.shape} with strides "
-                f"{out.strides}; leave it out, and write the result there: "
-                f'await ta.jit.elementwise("x")(result, out={argument})'
-            )
-        self._outputs.append(out.block)
+            self._views += ((out.spec, self._new(shape, dtype).spec),)
         return out
 
     def again(self, kept: AccelRef) -> AccelRef:
@@ -518,9 +517,14 @@ class Planner:
         described = spec.descriptor()
         if not planned.is_checked:
             described.check(self.name, spec)
+        behind: tuple[CopySpec, ...] = ()
+        if self._views:
+            spec, behind = self._without_views(spec)
         reads, writes = described.blocks(spec)
         for staged in self._staged:
             reads |= staged.blocks()[0]
+        for copy in behind:
+            writes |= copy.blocks()[1]
         faults = self._device.faults
         return Launch(
             self.name,
@@ -529,12 +533,34 @@ class Planner:
             writes,
             self._allocations,
             self._staged,
+            behind,
             self._outputs,
             self._uses,
             self._keep,
             self._library,
             faults.take(self.name) if faults.waiting else None,
         )
+
+    def _without_views(self, spec: OperationSpec) -> tuple[OperationSpec, tuple[CopySpec, ...]]:
+        """Have it write to memory without gaps in place of views; returns the copies to these as well."""
+        described, values, packed = spec.descriptor(), list[Any](), dict(self._views)
+        for field, value in zip(described.fields, described.values(spec), strict=True):
+            is_written = field.is_array and field.role.access != "read"
+            values.append(map_arrays(value, lambda one: packed.get(one, one)) if is_written else value)
+            if is_written and field.role.access == "update":
+                ahead: list[ArraySpec] = []
+                map_arrays(value, ahead.append)
+                self._staged += tuple([CopySpec(one, packed[one]) for one in ahead if one in packed])
+        return described.make(values), tuple([CopySpec(one, view) for view, one in self._views])
+
+    def _change(self, argument: str, ref: AccelRef) -> None:
+        """Take an array that is changed."""
+        self._use(argument, ref)
+        if ref.block.frozen_by:
+            ref.block.check_writable(f"{self.name}: {argument}")
+        if not ref.spec.is_contiguous:
+            check_apart(f"{self.name}: {argument}", ref.spec)
+        self._outputs.append(ref.block)
 
     def _use(self, argument: str, ref: AccelRef) -> None:
         if type(ref) is not AccelRef and not isinstance(ref, AccelRef):

@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
+from ._checked import check_places
 from ._functions import FUNCTIONS
 from ._typing import Step, TypedExpression
 
-__all__ = ["evaluate"]
+__all__ = ["Places", "evaluate"]
 
 _UFUNCS = {function.name: function.ufunc for function in FUNCTIONS.values() if function.ufunc is not None}
 
@@ -42,6 +44,64 @@ _OTHERS: dict[str, Any] = {
 _NOTHING: Mapping[int, Any] = MappingProxyType({})
 
 
+@attrs.frozen(eq=False)
+class Places:
+    """Elements of an array at computed indices: lines of it where an index is that of the result, ``i(k)``.
+
+    NumPy copies lines about five times as fast as elements by themselves.
+
+    Attributes:
+        array: The array, with the axes first that are not taken as lines.
+        index: Indices for it, and then slices.
+        order: The axes of the result in the order of these.
+    """
+
+    array: npt.NDArray[Any]
+    index: tuple[Any, ...]
+    order: tuple[int, ...]
+
+    @classmethod
+    def of(cls, array: npt.NDArray[Any], indices: Sequence[Any], steps: Sequence[Step]) -> Places:
+        """Find the lines.
+
+        Args:
+            array: The array.
+            indices: One for each of its axes, inside of it.
+            steps: The steps that made these.
+        """
+        ndim = max(index.ndim for index in indices)
+        whole = cls(array, tuple(indices), tuple(range(ndim)))
+        lines = {
+            place: int(np.argmax(index.shape))
+            for place, (index, step) in enumerate(zip(indices, steps, strict=True))
+            if step.function == "index" and index.size > 1
+            # Those that are not one after the other were outside.
+            if index.flat[-1] - index.flat[0] == index.size - 1
+        }
+        kept, others = list(lines.values()), [place for place in range(len(indices)) if place not in lines]
+        if not lines or len(set(kept)) < len(kept):
+            return whole
+        found: list[Any] = []
+        for index in [indices[place] for place in others]:
+            if index.ndim and any(index.shape[axis] > 1 and index.strides[axis] for axis in kept):
+                # Each line has indices of its own.
+                return whole
+            found.append(index[tuple([0 if axis in kept else slice(None) for axis in range(index.ndim)])])
+        found += [slice(int(indices[place].flat[0]), int(indices[place].flat[-1]) + 1) for place in lines]
+        rest = [axis for axis in range(ndim) if axis not in kept]
+        return cls(array.transpose([*others, *lines]), tuple(found), (*rest, *kept))
+
+    def load(self) -> Any:
+        """Take the elements: an array that broadcasts to the result."""
+        value = self.array[self.index]
+        value = value[(None,) * (len(self.order) - value.ndim) + (...,)]
+        return value.transpose(np.argsort(self.order))
+
+    def aligned(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Order the axes of values as those of ``array[index]``."""
+        return values.transpose(self.order) if values.ndim else values
+
+
 def evaluate(
     expression: TypedExpression,
     arguments: Sequence[Any],
@@ -59,6 +119,9 @@ def evaluate(
 
     Returns:
         The results, which may be arguments, or broadcast.
+
+    Raises:
+        OutOfRangeError: An index that is checked is outside.
     """
     values: list[Any] = []
     left = _last_uses(expression)
@@ -67,7 +130,7 @@ def evaluate(
             if step.function == "index":
                 value: Any = indices[int(step.value.real)]
             elif step.function == "load":
-                value = _load(loaded[int(step.value.real)], [values[number] for number in step.steps])
+                value = _load(expression, number, loaded[int(step.value.real)], values)
             else:
                 value = _value(step, values, arguments)
             values.append(value)
@@ -89,12 +152,15 @@ def _last_uses(expression: TypedExpression) -> list[list[int]]:
     return found
 
 
-def _load(array: npt.NDArray[Any], indices: Sequence[Any]) -> Any:
-    """Load elements: a negative index counts from the end, and one outside of the array is the nearest."""
-    clipped = [
-        np.clip(index, -extent, extent - 1) for index, extent in zip(indices, array.shape, strict=True)
-    ]
-    return array[tuple(clipped)]
+def _load(expression: TypedExpression, number: int, array: npt.NDArray[Any], values: Sequence[Any]) -> Any:
+    """Load elements: an index outside of the array is refused, or is the nearest one inside."""
+    steps = expression.steps[number].steps
+    at = [values[index] for index in steps]
+    if expression.checked:
+        check_places(expression, number, at, array.shape)
+    else:
+        at = [np.clip(index, -extent, extent - 1) for index, extent in zip(at, array.shape, strict=True)]
+    return Places.of(array, at, [expression.steps[index] for index in steps]).load()
 
 
 def _value(step: Step, values: list[Any], arguments: Sequence[Any]) -> Any:

@@ -17,19 +17,20 @@ from ._evaluate import evaluate
 from ._expression import Expression, parse
 from ._typing import ArgumentType, TypedExpression, Weak, typed
 
-__all__ = ["REDUCTIONS", "Reduction", "TypedReduction", "evaluate_reduction", "typed_reduction"]
+__all__ = ["REDUCTIONS", "WIDER", "Reduction", "TypedReduction", "evaluate_reduction", "typed_reduction"]
 
 ReductionName: TypeAlias = Literal[
-    "sum", "prod", "min", "max", "any", "all", "argmin", "argmax", "expression"
+    "sum", "prod", "mean", "min", "max", "any", "all", "argmin", "argmax", "expression"
 ]
 
-REDUCTIONS: tuple[str, ...] = ("sum", "prod", "min", "max", "any", "all", "argmin", "argmax")
+REDUCTIONS: tuple[str, ...] = ("sum", "prod", "mean", "min", "max", "any", "all", "argmin", "argmax")
 """Reductions that have names."""
 
-_IDENTITIES: dict[str, complex] = {"sum": 0, "prod": 1, "any": False, "all": True}
+_IDENTITIES: dict[str, complex] = {"sum": 0, "prod": 1, "mean": 0, "any": False, "all": True}
+_ADDED_UP = ("sum", "prod", "mean")
 # Sums and products of these are made in a wider type, and rounded once. By their names, because to hash a
 # dtype of low precision imports ml_dtypes.
-_WIDER = {
+WIDER = {
     "float16": DType.float64,
     "bfloat16": DType.float64,
     "float32": DType.float64,
@@ -39,6 +40,7 @@ _MOST_ROUNDS = 4
 _UFUNCS: dict[str, Any] = {
     "sum": np.add,
     "prod": np.multiply,
+    "mean": np.add,
     "min": np.minimum,
     "max": np.maximum,
     "any": np.logical_or,
@@ -84,6 +86,10 @@ class Reduction:
         after = None if post is None else _parsed("post", post)
         if after is not None and not set(after.inputs) <= {"a", "n"}:
             raise ValueError(f"post: reads {', '.join(after.inputs)}; it has a, the result, and n, the count")
+        if reduce == "mean":
+            if post is not None:
+                raise ValueError("post: mean has its own; write reduce='sum', and a / n in the post")
+            after = parse("a / n")
         if reduce in REDUCTIONS:
             if identity is not None:
                 raise ValueError(f"identity: {reduce} has its own; give one with an expression only")
@@ -132,7 +138,8 @@ class TypedReduction:
         map: Makes a value of `reduced` of each element.
         accumulator: Type that the values are converted to and combined in.
         combine: Of an expression: makes one value of two, both of `accumulator`.
-        reduced: Type that the combined value is converted to.
+        reduced: Type that the combined value is converted to: with a `post` that of `accumulator`, so that
+            the result is rounded once.
         post: Of the converted value, and of the count, makes the result; None for nothing.
         dtype: Type of the result.
     """
@@ -169,8 +176,8 @@ def typed_reduction(
     chosen = value if dtype is None else dtype
     combine: TypedExpression | None = None
     reduced = accumulator = _accumulated(reduction.name, chosen, is_chosen=dtype is not None)
-    if reduction.name in ("sum", "prod"):
-        accumulator = _WIDER.get(reduced.value, reduced)
+    if reduction.name in _ADDED_UP:
+        accumulator = WIDER.get(reduced.value, reduced)
     if reduction.combine is not None:
         combine = _combined(reduction.combine, chosen, is_chosen=dtype is not None)
         (reduced,) = (accumulator,) = combine.dtypes
@@ -180,19 +187,24 @@ def typed_reduction(
     if reduction.post is not None or result is not None:
         post = parse("a") if reduction.post is None else reduction.post
         kinds: dict[str, ArgumentType] = {"a": final, "n": Weak.int}
-        after = typed(post, tuple(kinds[name] for name in post.inputs), (result,))
+        (found,) = typed(post, tuple(kinds[name] for name in post.inputs), (result,)).dtypes
+        if not reduction.is_index:
+            kinds["a"] = final = accumulator
+        after = typed(post, tuple(kinds[name] for name in post.inputs), (found,))
     return TypedReduction(
         reduction, mapped, accumulator, combine, final, after, final if after is None else after.dtypes[0]
     )
 
 
 def _accumulated(name: str, value: DType, *, is_chosen: bool) -> DType:
-    """Return the function that a named reduction combines with."""
+    """Return the type that values are combined to, before it is widened."""
     if name in ("any", "all"):
         return DType.bool
     if name in ("min", "max", "argmin", "argmax") and value.kind == "complex":
         raise TypeError(f"{name} of {value}: complex numbers have no order")
-    if name in ("sum", "prod") and not is_chosen and not value.is_inexact:
+    if name == "mean" and not is_chosen and not value.is_inexact:
+        return DType.float64
+    if name in _ADDED_UP and not is_chosen and not value.is_inexact:
         # Short whole numbers would overflow: NumPy takes the platform's, which is 64 bits.
         return DType.uint64 if value.kind == "uint" else DType.int64
     return value

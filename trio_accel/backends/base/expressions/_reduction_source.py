@@ -23,7 +23,14 @@ from ._source import (
     structure,
 )
 
-__all__ = ["REDUCTION_THREADS", "ReductionLayouts", "partial_bytes", "reduction_source"]
+__all__ = [
+    "REDUCTION_THREADS",
+    "ReductionLayouts",
+    "combination",
+    "finished",
+    "partial_bytes",
+    "reduction_source",
+]
 
 REDUCTION_THREADS = 256
 """Threads of a block, which combine what they found in shared memory."""
@@ -32,6 +39,7 @@ _NO_INDEX = "0x7fffffffffffffffll"
 _COMBINE = {
     "sum": "f_add(a.value, b.value)",
     "prod": "f_multiply(a.value, b.value)",
+    "mean": "f_add(a.value, b.value)",
     "min": "f_minimum(a.value, b.value)",
     "max": "f_maximum(a.value, b.value)",
     "any": "a.value || b.value",
@@ -90,7 +98,7 @@ def reduction_source(
         (
             prelude(),
             _arguments(sum(dtype is not None for dtype in inputs), len(scalars), layouts),
-            _partial(reduction),
+            combination(reduction),
             _finish(reduction),
             _accumulate(reduction, inputs, scalars, layouts),
             _IN_BLOCK,
@@ -116,7 +124,7 @@ struct Arguments {{
 }};"""
 
 
-def _partial(reduction: TypedReduction) -> str:
+def combination(reduction: TypedReduction) -> str:
     """Write the values that threads combine, and the combination."""
     register = register_of(reduction.accumulator)
     index = " i64 index;" if _has_index(reduction) else ""
@@ -176,6 +184,18 @@ def _identity(reduction: TypedReduction) -> str:
 
 def _finish(reduction: TypedReduction) -> str:
     """Write the last step of the combined value, and its store."""
+    statements, name = finished(reduction)
+    size = reduction.dtype.itemsize
+    store = f"{element_of(reduction.dtype)}::store(arguments.out + output * {size}, {name});"
+    return f"""FUNCTION void finish(const Arguments &arguments, i64 output, const Partial &found)
+{{
+{indented(statements, 4)}
+    {store}
+}}"""
+
+
+def finished(reduction: TypedReduction) -> tuple[str, str]:
+    """Write the last step of the combined value ``found``; return also the name of the result."""
     if reduction.reduction.is_index:
         value = "found.index"
     else:
@@ -189,12 +209,7 @@ def _finish(reduction: TypedReduction) -> str:
             reduction.post, [given[each] for each in (post.inputs if post else ("a",))]
         )
         lines.append(statements)
-    size = reduction.dtype.itemsize
-    lines.append(f"{element_of(reduction.dtype)}::store(arguments.out + output * {size}, {name});")
-    return f"""FUNCTION void finish(const Arguments &arguments, i64 output, const Partial &found)
-{{
-{indented(chr(10).join(lines), 4)}
-}}"""
+    return "\n".join(lines), name
 
 
 def _accumulate(

@@ -11,20 +11,25 @@ import attrs
 import numpy as np
 
 from ..dtypes import DType
+from ._checked import word_of
 from ._typing import Step, TypedExpression
 
 __all__ = [
     "Access",
     "Layouts",
     "body",
+    "call_of",
     "cast_of",
+    "checks_of",
     "element_of",
     "elements_of_thread",
     "elementwise_source",
     "extents_of",
     "indented",
+    "kernel_source",
     "literal_of",
     "load",
+    "place_of",
     "prelude",
     "register_of",
     "structure",
@@ -100,7 +105,10 @@ def body(expression: TypedExpression, arguments: Sequence[str]) -> tuple[str, li
         if step.function == "index":
             value = _index(step, expression)
         elif step.function == "load":
-            value = _load_at(step, expression)
+            indices = [f"t{index}" for index in step.steps]
+            if expression.checked:
+                lines += [f"{check};" for check in checks_of(number, expression, indices)]
+            value = load(step.dtype, place_of(step, expression, indices))
         else:
             value = _value(step, arguments, expression.steps)
         lines.append(f"const {register_of(step.dtype)} t{number} = {value};")
@@ -112,14 +120,43 @@ def _index(step: Step, expression: TypedExpression) -> str:
     return f"index_of(i, arguments.extents[{at}], arguments.extents[{at + 1}])"
 
 
-def _load_at(step: Step, expression: TypedExpression) -> str:
-    array = [number for number, _ in expression.loads].index(int(step.value.real))
-    at = 2 * (len(expression.axes) + sum(count for _, count in expression.loads[:array]))
+def place_of(step: Step, expression: TypedExpression, indices: Sequence[str]) -> str:
+    """C++ of the address of an element.
+
+    Args:
+        step: The step that loads it.
+        expression: The expression.
+        indices: C++ of its indices.
+    """
+    array, at = _source_of(step, expression)
     steps = [
-        f"reached(t{index}, arguments.extents[{at + 2 * axis}], arguments.extents[{at + 2 * axis + 1}])"
-        for axis, index in enumerate(step.steps)
+        f"reached({index}, arguments.extents[{at + 2 * axis}], arguments.extents[{at + 2 * axis + 1}])"
+        for axis, index in enumerate(indices)
     ]
-    return load(step.dtype, " + ".join([f"arguments.loaded[{array}]", *steps]))
+    return " + ".join([f"arguments.loaded[{array}]", *steps])
+
+
+def checks_of(number: int, expression: TypedExpression, indices: Sequence[str]) -> list[str]:
+    """C++ conditions that the indices of a load are inside; each notes one that is not.
+
+    Args:
+        number: Number of the step that loads.
+        expression: The expression.
+        indices: C++ of its indices. Those that are ``i(axis)`` need no check.
+    """
+    step = expression.steps[number]
+    _, at = _source_of(step, expression)
+    return [
+        f"is_inside({index}, arguments.extents[{at + 2 * axis}], arguments.status, {word_of(number, axis)})"
+        for axis, index in enumerate(indices)
+        if expression.steps[step.steps[axis]].function != "index"
+    ]
+
+
+def _source_of(step: Step, expression: TypedExpression) -> tuple[int, int]:
+    """Return which of the arrays a step loads from, and where its extents are."""
+    array = [number for number, _ in expression.loads].index(int(step.value.real))
+    return array, 2 * (len(expression.axes) + sum(count for _, count in expression.loads[:array]))
 
 
 def _value(step: Step, arguments: Sequence[str], steps: Sequence[Step]) -> str:
@@ -130,13 +167,16 @@ def _value(step: Step, arguments: Sequence[str], steps: Sequence[Step]) -> str:
     given = [f"t{number}" for number in step.steps]
     if step.function == "cast":
         return cast_of(given[0], steps[step.steps[0]].dtype, step.dtype)
-    is_low = step.dtype in _LOW
-    if is_low and step.function in _OF_CODES:
-        return f"f_{step.function}_{_LOW[step.dtype]}({', '.join(given)})"
-    value = f"f_{step.function}({', '.join(given)})"
-    if is_low and step.function not in _EXACT:
-        return f"to_{_LOW[step.dtype]}({value})"
-    return value
+    return call_of(step.function, step.dtype, given)
+
+
+def call_of(function: str, dtype: DType, given: Sequence[str]) -> str:
+    """C++ that computes a function, and rounds the result where its register is wider than the dtype."""
+    is_low = dtype in _LOW
+    if is_low and function in _OF_CODES:
+        return f"f_{function}_{_LOW[dtype]}({', '.join(given)})"
+    value = f"f_{function}({', '.join(given)})"
+    return f"to_{_LOW[dtype]}({value})" if is_low and function not in _EXACT else value
 
 
 def cast_of(value: str, source: DType, dtype: DType) -> str:
@@ -199,9 +239,38 @@ def elementwise_source(
         scalars: Dtypes of the scalars, in order.
         layouts: Layouts of the arrays that are read element by element.
     """
-    arrays = [dtype for n, dtype in enumerate(inputs) if dtype is not None and n in expression.elements]
     results = expression.dtypes
-    places = _place(layouts, [dtype.itemsize for dtype in (*results, *arrays)])
+    places = _place(layouts, [dtype.itemsize for dtype in results])
+    stores = [
+        f"{element_of(dtype)}::store(arguments.out[{number}] + {place}, made.x{number});"
+        for number, (dtype, place) in enumerate(zip(results, places, strict=False))
+    ]
+    return kernel_source(expression, inputs, scalars, layouts, "\n".join(stores), len(results))
+
+
+def kernel_source(
+    expression: TypedExpression,
+    inputs: Sequence[DType | None],
+    scalars: Sequence[DType],
+    layouts: Layouts,
+    store: str,
+    results: int,
+    functions: str = "",
+) -> str:
+    """Write the source of a kernel that computes an expression for each element, and then what it is told.
+
+    Args:
+        expression: The typed expression.
+        inputs: Dtypes of its arguments that are arrays; None for those that are scalars.
+        scalars: Dtypes of the scalars, in order.
+        layouts: Layouts of the arrays that are written and read element by element.
+        store: C++ of what is done with the results ``made.x0``, ``made.x1`` of element ``i``.
+        results: How many arrays are written element by element.
+        functions: C++ of functions that `store` calls.
+    """
+    arrays = [dtype for n, dtype in enumerate(inputs) if dtype is not None and n in expression.elements]
+    written = expression.dtypes[:results]
+    places = _place(layouts, [dtype.itemsize for dtype in (*written, *arrays)])
     loads, taken, numbers = list[str](), list[str](), 0
     for argument, dtype in enumerate(inputs):
         if dtype is None:
@@ -211,18 +280,15 @@ def elementwise_source(
             taken.append("")
         else:
             number = len(loads)
-            loads.append(load(dtype, f"arguments.in[{number}] + {places[len(results) + number]}"))
+            loads.append(load(dtype, f"arguments.in[{number}] + {places[results + number]}"))
             taken.append(f"loaded.x{number}")
     statements, names = body(expression, taken)
-    stores = [
-        f"{element_of(dtype)}::store(arguments.out[{number}] + {places[number]}, made.x{number});"
-        for number, dtype in enumerate(results)
-    ]
     return f"""{prelude()}
-{_arguments(expression, len(arrays), len(scalars), layouts)}
-enum {{ EACH = {elements_of_thread((*results, *arrays), len(expression.steps))} }};
+{_arguments(expression, results, len(arrays), len(scalars), layouts)}
+enum {{ EACH = {elements_of_thread((*written, *arrays), len(expression.steps))} }};
 {structure("Loaded", arrays)}
-{structure("Made", results)}
+{structure("Made", expression.dtypes)}
+{functions}
 FUNCTION Loaded load_at(const Arguments &arguments, Index i)
 {{
     return {{{", ".join(loads)}}};
@@ -234,7 +300,7 @@ FUNCTION Made compute(const Arguments &arguments, Index i, const Loaded &loaded)
 }}
 FUNCTION void store_at(const Arguments &arguments, Index i, const Made &made)
 {{
-{indented(chr(10).join(stores), 4)}
+{indented(store, 4)}
 }}
 {_ELEMENTWISE}"""
 
@@ -288,17 +354,19 @@ def extents_of(expression: TypedExpression) -> int:
     return 2 * (len(expression.axes) + sum(count for _, count in expression.loads))
 
 
-def _arguments(expression: TypedExpression, arrays: int, scalars: int, layouts: Layouts) -> str:
+def _arguments(expression: TypedExpression, results: int, arrays: int, scalars: int, layouts: Layouts) -> str:
     # C++ has no arrays of no elements.
-    axes, results, more = layouts.axes, len(expression.outputs), ""
+    axes, more = layouts.axes, ""
     if expression.loads:
         more += f"    const char *loaded[{len(expression.loads)}];\n"
     if extents_of(expression):
         more += f"    i64 extents[{extents_of(expression)}];\n"
+    if expression.checked:
+        more += "    i32 *status;\n"
     return f"""typedef {"u64" if layouts.is_wide else "u32"} Index;
 struct Arguments {{
     i64 count;
-    char *out[{results}];
+    char *out[{max(results, 1)}];
     const char *in[{max(arrays, 1)}];
     Scalar scalars[{max(scalars, 1)}];
     i64 shape[{max(axes, 1)}];
@@ -307,7 +375,7 @@ struct Arguments {{
 
 
 def _place(layouts: Layouts, sizes: Sequence[int]) -> list[str]:
-    """C++ of each array's bytes to element ``i``."""
+    """C++ of each array's bytes to element ``i``; of the first arrays, where there are not so many sizes."""
     if layouts.axes > 1:
         return [
             f"offset_of<{layouts.axes}>(i, arguments.shape, arguments.strides[{number}])"
@@ -321,7 +389,7 @@ def _place(layouts: Layouts, sizes: Sequence[int]) -> list[str]:
     }
     return [
         made[access].format(number=number, size=size)
-        for number, (access, size) in enumerate(zip(layouts.access, sizes, strict=True))
+        for number, (access, size) in enumerate(zip(layouts.access, sizes, strict=False))
     ]
 
 

@@ -73,16 +73,19 @@ class SpecializedExpression:
         expression: The expression.
         arguments: How it gets its inputs.
         dtypes: Types that the results are converted to; None for no conversion.
+        is_checked: Whether an index outside of an array fails the operation.
     """
 
     expression: Expression
     arguments: tuple[Argument, ...]
     dtypes: tuple[DType | None, ...]
+    is_checked: bool = False
 
     @functools.cached_property
     def typed(self) -> TypedExpression:
         """Its steps."""
-        return typed(self.expression, tuple(each.kind for each in self.arguments), self.dtypes)
+        found = typed(self.expression, tuple(each.kind for each in self.arguments), self.dtypes)
+        return attrs.evolve(found, checked=self.expression.inputs) if self.is_checked else found
 
     def encode(self) -> str:
         """It as a text; what is equal has equal texts."""
@@ -92,8 +95,9 @@ class SpecializedExpression:
     @functools.lru_cache(1024)
     def decode(text: str) -> SpecializedExpression:
         """Decode a text of `encode`."""
-        expression, kinds, dtypes = json.loads(text)
-        return SpecializedExpression(_expression(expression), _arguments(kinds), tuple(map(_dtype, dtypes)))
+        expression, kinds, names, is_checked = json.loads(text)
+        dtypes = tuple(map(_dtype, names))
+        return SpecializedExpression(_expression(expression), _arguments(kinds), dtypes, is_checked)
 
 
 @attrs.frozen
@@ -135,9 +139,8 @@ class SpecializedReduction:
 
 @functools.lru_cache(1024)
 def _encode_elementwise(specialized: SpecializedExpression) -> str:
-    return json.dumps(
-        [_plain(specialized.expression), _kinds(specialized), [_name(each) for each in specialized.dtypes]]
-    )
+    dtypes = [_name(each) for each in specialized.dtypes]
+    return json.dumps([_plain(specialized.expression), _kinds(specialized), dtypes, specialized.is_checked])
 
 
 @functools.lru_cache(1024)

@@ -99,6 +99,8 @@ class TypedExpression:
         elements: Numbers of the arguments that are read element by element.
         axes: The axes that indices are along, each once.
         loads: Numbers of the arguments that elements are loaded from, and how many indices each takes.
+        checked: Names of the inputs where an index outside of an array fails the operation; empty where it is
+            the nearest one inside.
     """
 
     steps: tuple[Step, ...]
@@ -107,6 +109,7 @@ class TypedExpression:
     elements: tuple[int, ...] = ()
     axes: tuple[int, ...] = ()
     loads: tuple[tuple[int, int], ...] = ()
+    checked: tuple[str, ...] = ()
 
     @property
     def dtypes(self) -> tuple[DType, ...]:

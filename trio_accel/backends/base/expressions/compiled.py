@@ -17,19 +17,25 @@ import attrs
 from ..device_array import merged
 from ..dtypes import DType
 from ..errors import NotSupportedError
-from ..ops import ArraySpec, ElementwiseSpec, ReductionSpec
+from ..ops import ArraySpec, ElementwiseSpec, ReductionSpec, RowsSpec, ScatterSpec
 from ._reduction_source import REDUCTION_THREADS, ReductionLayouts, partial_bytes, reduction_source
+from ._rows import SpecializedRows
+from ._rows_source import ROW_THREADS, RowLayouts, rows_source
+from ._scatter_source import scatter_source
 from ._source import Access, Layouts, elements_of_thread, elementwise_source, extents_of
 from ._specialized import SCALAR_BYTES, Argument, SpecializedExpression, SpecializedReduction
 
 __all__ = [
     "MOST_BLOCKS",
+    "ROW_THREADS",
+    "ExpressionSpec",
     "KernelSource",
     "ReductionLaunch",
     "elementwise_arguments",
     "make_kernel",
     "plan_key",
     "reduction_launch",
+    "rows_arguments",
 ]
 
 # Bytes of parameters that a kernel may take on every device.
@@ -38,11 +44,18 @@ _MOST_ARGUMENT_BYTES = 4096
 _NARROW = 1 << 30
 # Reduced elements that each thread has at least, before a result is made in parts.
 _LEAST_ELEMENTS = 4
+# Rows of up to so many elements are made by a thread, and by the threads of a warp.
+_SHORT_ROW, _WARP_ROW, _WARP = 32, 1024, 32
+# Where neighbouring elements are of different rows, as many rows are made by a block.
+_ROWS_ACROSS = 16
 # More parts than this are combined by a block, fewer by a thread.
 _MOST_SERIAL = 64
 
 MOST_BLOCKS = (1 << 31) - 1
 """Blocks of a kernel for each element: more than the device has at once, those that are done make way."""
+
+ExpressionSpec: TypeAlias = "ElementwiseSpec | ReductionSpec | RowsSpec | ScatterSpec"
+"""Operations whose kernels are made of expressions."""
 
 _Shape: TypeAlias = tuple[int, ...]
 _Strides: TypeAlias = tuple[_Shape, ...]
@@ -60,6 +73,7 @@ class KernelSource:
         partial: Of a reduction: bytes of what one thread hands on.
         each: How many elements a thread takes at a time.
         axes: Of an expression for each element: the axes that it has indices along.
+        is_checked: Whether the last argument is the address of status words, see `check_words`.
     """
 
     text: str
@@ -68,6 +82,7 @@ class KernelSource:
     partial: int = 0
     each: int = 1
     axes: tuple[int, ...] = ()
+    is_checked: bool = False
 
 
 @attrs.frozen(eq=False)
@@ -113,14 +128,18 @@ class _Reduced:
     layouts: ReductionLayouts
 
 
-def plan_key(spec: ElementwiseSpec | ReductionSpec) -> tuple[object, ...]:
+def plan_key(spec: ExpressionSpec) -> tuple[object, ...]:
     """Return the key of an operation's kernel: types and layouts, whatever the extents are."""
     if isinstance(spec, ElementwiseSpec):
         return ElementwiseSpec, spec.expression, _elements(spec).layouts
+    if isinstance(spec, ScatterSpec):
+        return ScatterSpec, spec.expression, spec.reduce, _elements(spec).layouts
+    if isinstance(spec, RowsSpec):
+        return RowsSpec, spec.rows, _row_layouts(_rows(spec))
     return ReductionSpec, spec.reduction, _reduced(spec).layouts
 
 
-def make_kernel(spec: ElementwiseSpec | ReductionSpec, backend: str) -> KernelSource:
+def make_kernel(spec: ExpressionSpec, backend: str) -> KernelSource:
     """Make the source of the kernels of an operation.
 
     Args:
@@ -130,7 +149,10 @@ def make_kernel(spec: ElementwiseSpec | ReductionSpec, backend: str) -> KernelSo
     Raises:
         NotSupportedError: Too many arrays with too many axes.
     """
-    made = _elementwise_kernel(spec) if isinstance(spec, ElementwiseSpec) else _reduction_kernel(spec)
+    if isinstance(spec, RowsSpec):
+        made = _rows_kernel(spec)
+    else:
+        made = _reduction_kernel(spec) if isinstance(spec, ReductionSpec) else _elementwise_kernel(spec)
     if made.arguments.size > _MOST_ARGUMENT_BYTES:
         raise NotSupportedError(
             f"the expression has too many arrays with too many axes: {made.arguments.size} bytes of "
@@ -140,32 +162,37 @@ def make_kernel(spec: ElementwiseSpec | ReductionSpec, backend: str) -> KernelSo
     return made
 
 
-def _elementwise_kernel(spec: ElementwiseSpec) -> KernelSource:
+def _elementwise_kernel(spec: ElementwiseSpec | ScatterSpec) -> KernelSource:
     specialized, layouts = SpecializedExpression.decode(spec.expression), _elements(spec).layouts
     arrays, scalars = _split(specialized.arguments)
     count = len(spec.arrays) + len(spec.results)
-    form = f"q{len(spec.results)}Q{max(len(spec.arrays), 1)}Q{_scalar_bytes(scalars)}s"
+    form = f"q{max(len(spec.results), 1)}Q{max(len(spec.arrays), 1)}Q{_scalar_bytes(scalars)}s"
     form += f"{layouts.axes or 1}q{count * (layouts.axes or 1)}q"
-    form += f"{len(spec.loaded)}Q{extents_of(specialized.typed)}q"
+    form += f"{len(spec.loaded)}Q{extents_of(specialized.typed)}q{'Q' * specialized.is_checked}"
     dtypes = [array.dtype for array in (*spec.results, *spec.arrays)]
+    if isinstance(spec, ScatterSpec):
+        text = scatter_source(specialized.typed, arrays, scalars, layouts, spec.reduce)
+    else:
+        text = elementwise_source(specialized.typed, arrays, scalars, layouts)
     return KernelSource(
-        elementwise_source(specialized.typed, arrays, scalars, layouts),
+        text,
         ("elementwise",),
         struct.Struct(f"<{form}"),
         each=elements_of_thread(dtypes, len(specialized.typed.steps)),
         axes=specialized.typed.axes,
+        is_checked=specialized.is_checked,
     )
 
 
 def elementwise_arguments(
-    spec: ElementwiseSpec, source: KernelSource, address: _Address
+    spec: ElementwiseSpec | ScatterSpec, source: KernelSource, address: _Address
 ) -> tuple[object, ...]:
-    """Return the arguments of a launch, in the order of the structure."""
+    """Return the arguments of a launch, in the order of the structure; without that of status words."""
     elements = _elements(spec)
-    addresses = [address(array) for array in spec.results]
+    addresses = [address(array) for array in spec.results] or [0]
     addresses += [address(array) for array in spec.arrays] or [0]
     return (
-        spec.results[0].size, *addresses, spec.scalars, *elements.shape,
+        math.prod(spec.shape), *addresses, spec.scalars, *elements.shape,
         *[step for strides in elements.strides for step in strides],
         *[address(array) for array in spec.loaded], *_extents(spec, source.axes),
     )  # fmt: skip
@@ -222,6 +249,50 @@ def reduction_launch(spec: ReductionSpec, source: KernelSource, most_blocks: int
     )
 
 
+def _rows_kernel(spec: RowsSpec) -> KernelSource:
+    specialized, layouts = SpecializedRows.decode(spec.rows), _row_layouts(_rows(spec))
+    kept, reduced, count = max(layouts.kept, 1), max(layouts.reduced, 1), len(spec.arrays)
+    _, scalars = _split(specialized.arguments)
+    form = f"2qQ{count}Q{_scalar_bytes(scalars)}s{kept + reduced + (count + 1) * (kept + reduced)}q"
+    return KernelSource(rows_source(specialized, layouts), ("rows",), struct.Struct(f"<{form}"))
+
+
+def rows_arguments(spec: RowsSpec, address: _Address) -> tuple[tuple[object, ...], int]:
+    """Return the arguments of a launch, in the order of the structure; and by how many threads it is made."""
+    found = _rows(spec)
+    layouts, count = _row_layouts(found), len(spec.arrays) + 1
+    values = (
+        found.outputs, found.count, address(spec.out), *[address(array) for array in spec.arrays],
+        # Behind those of the arguments is the count, which the structure has already.
+        spec.scalars[:-SCALAR_BYTES], *(found.kept_shape or (0,)), *(found.reduced_shape or (0,)),
+        *_flat(found.kept_strides, count), *_flat(found.reduced_strides, count),
+    )  # fmt: skip
+    rows_of_block = ROW_THREADS // layouts.group
+    return values, -(-found.outputs // rows_of_block) * ROW_THREADS
+
+
+def _rows(spec: RowsSpec) -> _Reduced:
+    """Find the layouts; the result is behind the arrays."""
+    shape, arrays = spec.arrays[0].shape, spec.arrays
+    # A result of the reduced shape is in C order: nothing of its strides is read.
+    last = spec.out.strides if spec.out.shape == shape else (0,) * len(shape)
+    return _find_reduced(
+        shape,
+        spec.axes,
+        (*[array.strides for array in arrays], last),
+        (*[array.dtype.itemsize for array in arrays], spec.out.dtype.itemsize),
+    )
+
+
+def _row_layouts(found: _Reduced) -> RowLayouts:
+    layouts, group, is_across = found.layouts, 1, False
+    if found.count > _SHORT_ROW:
+        is_across = not layouts.is_block
+        along = _WARP if found.count <= _WARP_ROW else ROW_THREADS
+        group = ROW_THREADS // _ROWS_ACROSS if is_across else along
+    return RowLayouts(layouts.kept, layouts.reduced, layouts.access, layouts.is_wide, group, is_across)
+
+
 def _parts(found: _Reduced, most_blocks: int) -> int:
     """In how many parts each result is made, so that the device is full."""
     is_block = found.layouts.is_block
@@ -250,9 +321,9 @@ def _scalar_bytes(scalars: Sequence[DType]) -> int:
     return SCALAR_BYTES * max(len(scalars), 1)
 
 
-def _extents(spec: ElementwiseSpec, axes: Sequence[int]) -> Iterator[int]:
+def _extents(spec: ElementwiseSpec | ScatterSpec, axes: Sequence[int]) -> Iterator[int]:
     """For each index the elements behind its axis and along it, for each load the extents and strides."""
-    shape = spec.results[0].shape
+    shape = spec.shape
     for axis in axes:
         yield from (math.prod(shape[axis % len(shape) + 1 :]), shape[axis])
     for array in spec.loaded:
@@ -260,10 +331,10 @@ def _extents(spec: ElementwiseSpec, axes: Sequence[int]) -> Iterator[int]:
             yield from pair
 
 
-def _elements(spec: ElementwiseSpec) -> _Elements:
+def _elements(spec: ElementwiseSpec | ScatterSpec) -> _Elements:
     arrays = (*spec.results, *spec.arrays)
     return _find_elements(
-        spec.results[0].shape,
+        spec.shape,
         tuple([array.strides for array in arrays]),
         tuple([array.dtype.itemsize for array in arrays]),
     )

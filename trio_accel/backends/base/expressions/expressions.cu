@@ -730,6 +730,19 @@ template <class Index> FUNCTION i64 index_of(Index number, i64 inner, i64 extent
     return (i64)(number / (Index)inner % (Index)extent);
 }
 
+// Whether an index that was computed is inside of an array. Of those outside, the first that any thread finds is noted
+// in three status words, which are zero at first.
+FUNCTION bool is_inside(i64 index, i64 extent, i32 *status, i32 word)
+{
+    if (index >= -extent && index < extent)
+        return true;
+    if (atomicCAS(status, 0, word) == 0) {
+        status[1] = (i32)index;
+        status[2] = (i32)(index >> 32);
+    }
+    return false;
+}
+
 // Bytes to an index that was computed. A negative one counts from the end, and one outside of the array is the
 // nearest that is inside, so that no other memory is ever read.
 FUNCTION i64 reached(i64 index, i64 extent, i64 stride)

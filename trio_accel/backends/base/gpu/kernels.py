@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import attrs
@@ -16,7 +17,7 @@ import numpy as np
 from .. import ops
 from ..device_array import DeviceArray
 from ..errors import DriverError, LibraryError
-from ..expressions import compiled
+from ..expressions import CHECK_WORDS, SpecializedExpression, check_words, compiled
 from .device import AddressDevice
 from .driver import Function, GpuStream, LoadedCode
 from .library import EnqueuingCall, EnqueuingLibrary
@@ -235,7 +236,7 @@ class CompiledLibrary(EnqueuingLibrary[Any, Any]):
     """
 
     def _key_of(self, spec: ops.OperationSpec) -> tuple[object, ...]:
-        if isinstance(spec, (ops.ElementwiseSpec, ops.ReductionSpec)):
+        if isinstance(spec, (ops.ElementwiseSpec, ops.ReductionSpec, ops.RowsSpec, ops.ScatterSpec)):
             return compiled.plan_key(spec)
         if isinstance(spec, (ops.KernelSpec, ops.KernelInfoSpec)):
             # Whatever the arrays are: one kernel is loaded once.
@@ -248,19 +249,27 @@ class CompiledLibrary(EnqueuingLibrary[Any, Any]):
     def _is_busy(self, plan: Any) -> bool:
         return bool(plan.is_busy)
 
-    def compile_expression(
-        self, spec: ops.ElementwiseSpec | ops.ReductionSpec, device: _Device
-    ) -> _Expression:
+    def captures(self, spec: ops.OperationSpec) -> bool:
+        """See `EnqueuingLibrary.captures`: indices that are checked are looked at on the host."""
+        if isinstance(spec, (ops.ElementwiseSpec, ops.ScatterSpec)):
+            return not SpecializedExpression.decode(spec.expression).is_checked
+        return super().captures(spec)
+
+    def compile_expression(self, spec: compiled.ExpressionSpec, device: _Device) -> _Expression:
         """Compile an expression; blocks."""
         source = compiled.make_kernel(spec, self.backend)
         unload, functions = device.kernels.load(source.text, source.names, source.arguments.size)
         return _Expression(unload, source, functions)
 
-    def elementwise(self, spec: ops.ElementwiseSpec, call: _Call) -> None:
-        """Compute each element of the results."""
-        plan, count = call.plan, spec.results[0].size
+    def elementwise(self, spec: ops.ElementwiseSpec | ops.ScatterSpec, call: _Call) -> None:
+        """Compute each element of the results, or each value and its place."""
+        plan, count = call.plan, math.prod(spec.shape)
         if count:
             values = compiled.elementwise_arguments(spec, plan.source, call.device.address)
+            if plan.source.is_checked:
+                typed = SpecializedExpression.decode(spec.expression).typed
+                shapes = [array.shape for array in spec.loaded]
+                values += (call.words(CHECK_WORDS, partial(check_words, typed, shapes)),)
             plan.launch("elementwise", call, values, -(-count // plan.source.each), most=compiled.MOST_BLOCKS)
 
     def reduce(self, spec: ops.ReductionSpec, call: _Call) -> None:
@@ -273,6 +282,13 @@ class CompiledLibrary(EnqueuingLibrary[Any, Any]):
         plan.launch("reduce", call, values, how.threads, threads=how.block)
         if how.finish:
             plan.launch(how.finish, call, values, how.finish_threads, threads=how.block)
+
+    def rows(self, spec: ops.RowsSpec, call: _Call) -> None:
+        """Reduce rows, and go on with what was found."""
+        plan = call.plan
+        values, threads = compiled.rows_arguments(spec, call.device.address)
+        if spec.out.size:
+            plan.launch("rows", call, values, threads, threads=compiled.ROW_THREADS)
 
 
 class TransferLibrary:
@@ -306,15 +322,15 @@ class TransferLibrary:
         """Set all elements to one value."""
         call.fill(spec.out, spec.value)
 
-    def stack(self, spec: ops.StackSpec, call: _Call) -> None:
+    def join(self, spec: ops.JoinSpec, call: _Call) -> None:
         """Copy to places in one array."""
         out = call.array(spec.out)
         if spec.is_padded:
             call.fill(out, spec.pad)
-        for index, source in enumerate(spec.sources):
+        for start, source in spec.places:
             # The beginning of its place.
-            address = out.address + index * out.strides[0]
-            call.convert(call.array(source), DeviceArray(address, out.dtype, source.shape, out.strides[1:]))
+            address = out.address + start * out.strides[spec.axis]
+            call.convert(call.array(source), DeviceArray(address, out.dtype, source.shape, out.strides))
 
 
 # As in the source `philox`, with what fills the structure up; the kinds are in the same order there.

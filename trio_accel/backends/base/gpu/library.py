@@ -250,8 +250,7 @@ class EnqueuingLibrary(TableLibrary, Generic[DeviceT, StreamT]):
 
     Attributes:
         streams: The class of the backend's streams.
-        is_captured: Whether what a kernel enqueues depends on nothing but its specification and its plan, and
-            on the host nothing follows, so that it can be captured and launched again.
+        is_captured: What `captures` tells of all its kernels.
     """
 
     streams: ClassVar[type[Any]]
@@ -261,6 +260,13 @@ class EnqueuingLibrary(TableLibrary, Generic[DeviceT, StreamT]):
         self._device = device
         self._is_closed = False
         super().__init__(device, kernels, device.usage_of(self.name).plans)
+
+    def captures(self, spec: OperationSpec) -> bool:
+        """Tell whether what is enqueued for an operation can be captured and launched again.
+
+        It depends on nothing but its specification and its plan, and on the host nothing follows.
+        """
+        return self.is_captured
 
     def _planning(self, spec: OperationSpec, kernel: KernelEntry) -> Callable[[], None]:
         return partial(self._in_context, self._make_plan, spec, kernel)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy.typing as npt
 
-from ._array import ArraySpec, NumberRole, number, reads, writes
-from ._signature import check_one_dtype, refuse_shapes
+from ._array import ArraySpec, NumberRole, exact, number, reads, writes
+from ._signature import refuse_shapes
 from ._spec import OperationSpec, specification
 
-__all__ = ["CopyFromHostSpec", "CopySpec", "CopyToHostSpec", "FillSpec", "HostUse", "StackSpec"]
+__all__ = ["CopyFromHostSpec", "CopySpec", "CopyToHostSpec", "FillSpec", "HostUse", "JoinSpec"]
 
 
 class HostUse:
@@ -144,12 +144,14 @@ class FillSpec(OperationSpec):
 
 
 @specification
-class StackSpec(OperationSpec):
-    """Copy arrays to places along a new first axis: ``out[i]`` begins with source i, in each axis.
+class JoinSpec(OperationSpec):
+    """Copy arrays to places one behind another along an axis, converting the dtype where they differ.
 
-    All have the dtype of `out`. Elements behind a source that is shorter than `out[i]` are set to `pad`.
+    Along the other axes, each begins where its place does. Elements behind a source that is shorter there
+    are set to `pad`.
     """
 
+    axis: int = exact()
     sources: tuple[ArraySpec, ...] = reads(many=True)
     pad: int | float | complex | bool = number(NumberRole.ELEMENT, "out")
     out: ArraySpec = writes()
@@ -157,20 +159,30 @@ class StackSpec(OperationSpec):
     @property
     def is_padded(self) -> bool:
         """Whether a source is shorter than its place."""
-        place = self.out.shape[1:]
-        return any(source.shape != place for source in self.sources)
+        out = self.out.shape
+        behind = self.axis + 1
+        return any(
+            (*source.shape[: self.axis], *source.shape[behind:]) != (*out[: self.axis], *out[behind:])
+            for source in self.sources
+        )
+
+    @property
+    def places(self) -> Iterator[tuple[int, ArraySpec]]:
+        """Where each source begins along the axis, with the source."""
+        start = 0
+        for source in self.sources:
+            yield start, source
+            start += source.shape[self.axis]
 
     def check_shapes(self, name: str) -> None:
         """See `OperationSpec.check_shapes`."""
-        count, *place = self.out.shape or (-1,)
-        if count != len(self.sources):
-            refuse_shapes(name, self, f"out must have a place for each of {len(self.sources)}", out=self.out)
+        axis, out = self.axis, self.out
         for source in self.sources:
-            if source.dtype is not self.out.dtype:
-                check_one_dtype(name, self, source=source, out=self.out)
-            if len(source.shape) != len(place) or not all(map(operator.le, source.shape, place)):
+            if source.ndim != out.ndim or not all(map(operator.le, source.shape, out.shape)):
                 rule = "each source must fit into its place"
-                refuse_shapes(name, self, rule, source=source, out=self.out)
+                refuse_shapes(name, self, rule, source=source, out=out)
+        if not 0 <= axis < out.ndim or sum(one.shape[axis] for one in self.sources) != out.shape[axis]:
+            refuse_shapes(name, self, f"out must have a place for each element along axis {axis}", out=out)
 
 
 def _check_host(name: str, spec: OperationSpec, host: npt.NDArray[Any], **arrays: ArraySpec) -> None:

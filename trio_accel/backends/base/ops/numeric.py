@@ -7,14 +7,14 @@ from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from ..dtypes import DType
-from ._array import ArraySpec, exact, packed, reads, scalar, writes
+from ._array import ArraySpec, exact, packed, reads, scalar, updates, writes
 from ._signature import check_one_dtype, common_shape, refuse_shapes
 from ._spec import OperationSpec, specification
 
 __all__ = [
     "FFT_DTYPES", "PHILOX_ROW", "RANDOM_DTYPES", "Distribution", "ElementwiseSpec", "FftDirection", "FftKind",
-    "FftNorm", "FftSpec", "MatmulSpec", "PhiloxSpec", "ReductionSpec", "Side", "Transpose", "product_shape",
-    "transformed_shape",
+    "FftNorm", "FftSpec", "MatmulSpec", "PhiloxSpec", "Reduce", "ReductionSpec", "RowsSpec", "ScatterSpec",
+    "Side", "Transpose", "product_shape", "transformed_shape",
 ]  # fmt: skip
 
 Transpose = Literal["N", "T", "C"]
@@ -180,6 +180,53 @@ class ElementwiseSpec(OperationSpec):
     results: tuple[ArraySpec, ...] = writes(many=True)
     scalars: bytes = packed()
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the results."""
+        return self.results[0].shape
+
+
+Reduce: TypeAlias = Literal["set", "add", "multiply", "min", "max"]
+"""How a value is combined with the element at its place: it takes its place, or is added to it, and so on."""
+
+
+@specification
+class ScatterSpec(OperationSpec):
+    """Values of an expression, each combined with an element of an array at a place that is computed, too.
+
+    Values for one place come in any order. An index that is outside fails the operation.
+
+    Attributes:
+        expression: The expression and its types, as `SpecializedExpression.encode` writes them. Its indices
+            are checked. It has two results: a load from `out`, whose indices are the place, and the value, of
+            the dtype of `out`.
+        reduce: How values are combined with elements.
+        arrays: Arrays that are read element by element, at least one, broadcast by strides of zero.
+        out: The array.
+        scalars: Numbers, 16 bytes for each.
+    """
+
+    expression: str = exact()
+    reduce: Reduce = exact()
+    arrays: tuple[ArraySpec, ...] = reads(many=True)
+    out: ArraySpec = updates()
+    scalars: bytes = packed()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the values."""
+        return self.arrays[0].shape
+
+    @property
+    def results(self) -> tuple[ArraySpec, ...]:
+        """Arrays that are written element by element: none."""
+        return ()
+
+    @property
+    def loaded(self) -> tuple[ArraySpec, ...]:
+        """Arrays that the indices of loads are for."""
+        return (self.out,)
+
 
 @specification
 class ReductionSpec(OperationSpec):
@@ -194,6 +241,25 @@ class ReductionSpec(OperationSpec):
     """
 
     reduction: str = exact()
+    axes: tuple[int, ...] = exact()
+    arrays: tuple[ArraySpec, ...] = reads(many=True)
+    out: ArraySpec = writes()
+    scalars: bytes = packed()
+
+
+@specification
+class RowsSpec(OperationSpec):
+    """An expression of arrays and numbers with reductions along axes, whose results it goes on with.
+
+    Attributes:
+        rows: The expression and its types, as `SpecializedRows.encode` writes them.
+        axes: The axes of `arrays` that are reduced, in order.
+        arrays: Arrays, broadcast to one shape by strides of zero.
+        out: The result: of that shape; or in C order, with or without the reduced axes.
+        scalars: Numbers, 16 bytes for each; the last one is the count of elements that are reduced.
+    """
+
+    rows: str = exact()
     axes: tuple[int, ...] = exact()
     arrays: tuple[ArraySpec, ...] = reads(many=True)
     out: ArraySpec = writes()

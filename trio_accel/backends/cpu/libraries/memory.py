@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -11,18 +10,19 @@ from ...base import AccelStream, as_bits, scalar
 from ...base.kernels import HostCall, kernel
 from ...base.library import ComputingCall
 from ...base.ops import (
+    ArraySpec,
     CopyFromHostSpec,
     CopySpec,
     CopyToHostSpec,
     FillSpec,
     HostUse,
+    JoinSpec,
     OperationSpec,
-    StackSpec,
 )
 from ..kit._library import CpuLibrary
-from ..runtime._memory import convert
+from ..runtime._memory import HostArray, convert
 
-__all__ = ["MemoryLibrary", "copy", "copy_from_host", "copy_to_host", "fill", "stack"]
+__all__ = ["MemoryLibrary", "copy", "copy_from_host", "copy_to_host", "fill", "join"]
 
 
 class MemoryLibrary(CpuLibrary):
@@ -58,14 +58,17 @@ def _use(spec: CopyFromHostSpec | CopyToHostSpec) -> HostUse:
 @kernel(CopySpec, backend="cpu")
 def copy(spec: CopySpec, call: HostCall) -> None:
     """Copy, and convert as `numpy.ndarray.astype` does."""
-    source, out = call.array(spec.source), call.array(spec.out)
-    if spec.source.dtype is spec.out.dtype:
-        np.copyto(as_bits(out), as_bits(source))
+    _copy(spec.source, call.array(spec.source), spec.out, call.array(spec.out))
+
+
+def _copy(source: ArraySpec, array: HostArray, out: ArraySpec, to: HostArray) -> None:
+    if source.dtype is out.dtype:
+        np.copyto(as_bits(to), as_bits(array))
         return
-    if spec.source.dtype.kind == "complex" and spec.out.dtype.kind in ("float", "int", "uint"):
+    if source.dtype.kind == "complex" and out.dtype.kind in ("float", "int", "uint"):
         # Convert as `astype` does, without its warning: that would be given in the stream's thread.
-        source = np.real(source)
-    convert(source, out)
+        array = np.real(array)
+    convert(array, to)
 
 
 @kernel(FillSpec, backend="cpu")
@@ -74,13 +77,13 @@ def fill(spec: FillSpec, call: HostCall) -> None:
     np.copyto(as_bits(call.array(spec.out)), as_bits(scalar(spec.value, spec.out.dtype)))
 
 
-@kernel(StackSpec, backend="cpu")
-def stack(spec: StackSpec, call: HostCall) -> None:
+@kernel(JoinSpec, backend="cpu")
+def join(spec: JoinSpec, call: HostCall) -> None:
     """Copy to places in one array."""
-    out = as_bits(call.array(spec.out))
+    out = call.array(spec.out)
     if spec.is_padded:
-        np.copyto(out, as_bits(scalar(spec.pad, spec.out.dtype)))
-    for index, source in enumerate(spec.sources):
-        # The ellipsis makes a view also where that is one element.
-        place: tuple[Any, ...] = (index, *map(slice, source.shape), ...)
-        np.copyto(out[place], as_bits(call.array(source)))
+        np.copyto(as_bits(out), as_bits(scalar(spec.pad, spec.out.dtype)))
+    for start, source in spec.places:
+        place = [slice(extent) for extent in source.shape]
+        place[spec.axis] = slice(start, start + source.shape[spec.axis])
+        _copy(source, call.array(source), spec.out, out[tuple(place)])

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ...base import ops
+from ...base import DType, ops
 from ...base.gpu.kernels import CompiledLibrary, PhiloxLibrary
+from ...base.gpu.primitives import PRIMITIVE_DTYPES, SORTED_DTYPES, PrimitivesLibrary, Sorter
 from ...base.kernels import kernel
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
 from ..kit._loaded_kernel import LoadedKernel
 from ..runtime._compiler import compile_kernel
+from ._radix_sort import RadixSort
 
 __all__ = ["ArraysLibrary", "JitLibrary", "RandomLibrary"]
 
 _compile = CompiledLibrary.compile_expression
 
 
-class ArraysLibrary(CompiledLibrary, CudaLibrary):
+class _ExpressionLibrary(CompiledLibrary, CudaLibrary):
     """Enqueues expressions. A plan is a kernel for certain types and layouts, whatever the extents."""
 
-    name = "arrays"
     # Each is a module in device memory.
     most_plans: ClassVar[int] = 256
 
@@ -31,7 +32,38 @@ class ArraysLibrary(CompiledLibrary, CudaLibrary):
     kernel(ops.ReductionSpec, backend="cuda", plan=_compile)(CompiledLibrary.reduce)
 
 
-class JitLibrary(ArraysLibrary):
+_Primitives = PrimitivesLibrary
+_ANY, _SORTED = {"x": PRIMITIVE_DTYPES}, {"x": SORTED_DTYPES}
+_REAL = {"x": SORTED_DTYPES, "edges": SORTED_DTYPES}
+
+
+class ArraysLibrary(PrimitivesLibrary, _ExpressionLibrary):
+    """Functions of arrays: expressions, and what moves, orders and counts elements."""
+
+    name = "arrays"
+
+    kernel(ops.RowsSpec, backend="cuda", plan=_compile)(CompiledLibrary.rows)
+    kernel(ops.ScatterSpec, backend="cuda", plan=_compile)(CompiledLibrary.elementwise)
+    kernel(ops.ScanSpec, backend="cuda", dtypes=_ANY | {"out": PRIMITIVE_DTYPES}, plan=_Primitives.plan_scan)(
+        _Primitives.scan
+    )
+    kernel(ops.SelectSpec, backend="cuda", dtypes={"flags": PRIMITIVE_DTYPES}, plan=_Primitives.plan_select)(
+        _Primitives.select
+    )
+    kernel(ops.SortSpec, backend="cuda", dtypes=_SORTED, plan=_Primitives.plan_sort)(_Primitives.sort)
+    kernel(ops.GroupSpec, backend="cuda", dtypes=_ANY, plan=_Primitives.plan_group)(_Primitives.group)
+    kernel(ops.SearchSpec, backend="cuda", dtypes=_REAL, plan=_Primitives.plan_search)(_Primitives.search)
+    kernel(ops.CountSpec, backend="cuda", dtypes=_REAL, plan=_Primitives.plan_count)(_Primitives.count)
+    kernel(ops.SegmentSpec, backend="cuda", dtypes=_ANY, plan=_Primitives.plan_segments)(
+        _Primitives.combine_segments
+    )
+
+    def make_sorter(self, key: DType, value: DType | None, *, descending: bool) -> Sorter:
+        """Compile the vendor's radix sort; see `PrimitivesLibrary.make_sorter`."""
+        return RadixSort(key, value, descending=descending, architecture=self._device.architecture)
+
+
+class JitLibrary(_ExpressionLibrary):
     """A plan is a loaded kernel: so it is compiled where that may block, and kept while it is used."""
 
     name = "jit"

@@ -9,7 +9,7 @@ from ...base.device_array import DeviceArray
 from ...base.foreign import ForeignArray
 from ...base.gpu.kernels import TransferLibrary
 from ...base.kernels import kernel
-from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, StackSpec
+from ...base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, JoinSpec
 from ..kit._library import CudaLibrary, KernelCall
 
 __all__ = ["MemoryLibrary"]
@@ -26,7 +26,7 @@ class MemoryLibrary(TransferLibrary, CudaLibrary):
     kernel(CopyToHostSpec, backend="cuda")(TransferLibrary.copy_to_host)
     kernel(CopySpec, backend="cuda")(TransferLibrary.copy)
     kernel(FillSpec, backend="cuda")(TransferLibrary.fill)
-    kernel(StackSpec, backend="cuda")(TransferLibrary.stack)
+    kernel(JoinSpec, backend="cuda")(TransferLibrary.join)
 
     @kernel(CopyFromForeignSpec, backend="cuda")
     def _copy_from_foreign(self, spec: CopyFromForeignSpec, call: KernelCall) -> None:

@@ -53,7 +53,7 @@ def decode_launch(
     Raises:
         ImportError: This process does not have the specification's module.
     """
-    name, library, spec, allocations, staged, outputs, uses, fault = data
+    name, library, spec, allocations, staged, behind, outputs, uses, fault = data
     arrivals: list[Arrival] = []
 
     def host(plain: Any) -> npt.NDArray[Any]:
@@ -72,9 +72,12 @@ def decode_launch(
 
     main = decode_spec(spec, host)
     copies: Any = tuple([decode_spec(copy, host) for copy in staged]) if staged else ()
+    copies_behind: Any = tuple([decode_spec(copy, host) for copy in behind]) if behind else ()
     reads, writes = main.blocks()
     for copy in copies:
         reads |= copy.blocks()[0]
+    for copy in copies_behind:
+        writes |= copy.blocks()[1]
     return Launch(
         name,
         main,
@@ -82,6 +85,7 @@ def decode_launch(
         writes,
         allocations,
         copies,
+        copies_behind,
         [blocks[output] for output in outputs],
         [(argument, blocks[used]) for argument, used in uses],
         [],
@@ -319,6 +323,7 @@ class LaunchTemplate:
             binding.reads,
             binding.writes,
             binding.allocations,
+            (),
             (),
             binding.written,
             binding.used,

@@ -61,8 +61,8 @@ closed            the context has ended in order
 ================  ==========================================================================================
 
 A launch is its name, the import path of its library, the specification, id and bytes of the blocks to be
-made, what is staged for it, ids of the blocks that it writes, arguments that exist already and their blocks,
-and the fault that is to hit it.
+made, what is staged for it, copies behind it, ids of the blocks that it writes, arguments that exist already
+and their blocks, and the fault that is to hit it.
 
 A specification is the import path of its class and the values of its fields. A value that is not plain is a
 tuple that begins with one of the tags.

@@ -1,0 +1,173 @@
+"""The table of the page "From NumPy": calls of NumPy and PyTorch, and ours.
+
+``python docs/crosswalk.py`` writes it into the page. `tests/test_crosswalk.py` computes each row both ways.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+__all__ = ["PAGE", "ROWS", "page"]
+
+PAGE = Path(__file__).parent / "guide" / "from_numpy.md"
+_TABLE = re.compile(r"<!-- table: (?P<title>.+?) -->\n.*?<!-- end of table -->", re.DOTALL)
+
+ROWS: dict[str, list[tuple[str, str, str]]] = {
+    "Arrays": [
+        ("np.asarray(host)", "torch.from_numpy(host).cuda()", "await device.put(host)"),
+        ("np.asarray(x)", "x.cpu().numpy()", "await x.to_host()"),
+        ("x.sum().item()", "x.sum().item()", "await (await ta.arrays.sum(x)).item()"),
+        ("x.astype('float64')", "x.to(torch.float64)", "await x.cast('float64')"),
+        ("x.copy()", "x.clone()", "await x.copy()"),
+        ("np.zeros((2, 3), 'float32')", "torch.zeros(2, 3)", "await device.zeros((2, 3), 'float32')"),
+        ("np.full((2, 3), 7.0)", "torch.full((2, 3), 7.0)", "await ta.arrays.full(device, (2, 3), 7.0)"),
+        ("np.arange(2, 20, 3)", "torch.arange(2, 20, 3)", "await ta.arrays.arange(device, 2, 20, 3)"),
+        ("np.linspace(0, 1, 5)", "torch.linspace(0, 1, 5)", "await ta.arrays.linspace(device, 0, 1, 5)"),
+        ("np.eye(3)", "torch.eye(3)", "await ta.arrays.eye(device, 3)"),
+        ("np.ones_like(x)", "torch.ones_like(x)", "await ta.arrays.ones_like(x)"),
+    ],
+    "Each element": [
+        ("x + y", "x + y", "await ta.arrays.add(x, y)"),
+        ("x - 2 * y", "x - 2 * y", "await ta.jit.elementwise('x - 2 * y')(x, y)"),
+        ("np.sqrt(np.abs(x))", "x.abs().sqrt()", "await ta.jit.elementwise('sqrt(abs(x))')(x)"),
+        ("np.exp(x)", "torch.exp(x)", "await ta.arrays.exp(x)"),
+        ("np.exp(x, out=y)", "torch.exp(x, out=y)", "await ta.arrays.exp(x, out=y)"),
+        ("x > y", "x > y", "await ta.arrays.greater(x, y)"),
+        ("x ** 2", "x ** 2", "await ta.arrays.pow(x, 2)"),
+        (
+            "np.where(x > 0, x, y)",
+            "torch.where(x > 0, x, y)",
+            "await ta.jit.elementwise('where(x > 0, x, y)')(x, y)",
+        ),
+        ("np.where(m, x, y)", "torch.where(m, x, y)", "await ta.arrays.where(m, x, y)"),
+        ("np.clip(x, -1, 1)", "x.clamp(-1, 1)", "await ta.arrays.clip(x, -1, 1)"),
+        ("np.maximum(x, 0)", "x.clamp(min=0)", "await ta.arrays.maximum(x, 0)"),
+        ("np.isnan(x)", "torch.isnan(x)", "await ta.arrays.isnan(x)"),
+        ("np.conj(z)", "z.conj()", "await ta.arrays.conj(z)"),
+        ("~m", "~m", "await ta.arrays.logical_not(m)"),
+    ],
+    "Along axes": [
+        ("x.sum(axis=1)", "x.sum(1)", "await ta.arrays.sum(x, axis=1)"),
+        (
+            "x.mean(axis=0, keepdims=True)",
+            "x.mean(0, keepdim=True)",
+            "await ta.arrays.mean(x, axis=0, keepdims=True)",
+        ),
+        ("x.std(axis=1, ddof=1)", "x.std(1)", "await ta.arrays.std(x, axis=1, correction=1)"),
+        ("x.max()", "x.max()", "await ta.arrays.max(x)"),
+        ("x.argmax(axis=1)", "x.argmax(1)", "await ta.arrays.argmax(x, axis=1)"),
+        ("m.any(axis=0)", "m.any(0)", "await ta.arrays.any(m, axis=0)"),
+        ("np.count_nonzero(m)", "torch.count_nonzero(m)", "await ta.arrays.count_nonzero(m)"),
+        ("np.cumsum(x, axis=1)", "x.cumsum(1)", "await ta.arrays.cumulative_sum(x, axis=1)"),
+        ("np.diff(x)", "x.diff()", "await ta.arrays.diff(x)"),
+        ("scipy.special.logsumexp(x, axis=1)", "x.logsumexp(1)", "await ta.arrays.logsumexp(x, axis=1)"),
+        ("scipy.special.softmax(x, axis=-1)", "x.softmax(-1)", "await ta.arrays.softmax(x, axis=-1)"),
+        (
+            "np.linalg.norm(x, axis=1)",
+            "torch.linalg.vector_norm(x, dim=1)",
+            "await ta.linalg.vector_norm(x, axis=1)",
+        ),
+    ],
+    "Parts and shapes": [
+        ("x[1:3, ::2]", "x[1:3, ::2]", "x[1:3, ::2]"),
+        ("x[1:3] = 0", "x[1:3] = 0", "await x[1:3].assign(0)"),
+        ("x[:, 2] = y[:, 0]", "x[:, 2] = y[:, 0]", "await x[:, 2].assign(y[:, 0])"),
+        ("x.T", "x.T", "x.T"),
+        ("t.transpose(2, 0, 1)", "t.permute(2, 0, 1)", "t.transpose((2, 0, 1))"),
+        ("x.reshape(3, 8)", "x.reshape(3, 8)", "x.reshape(3, 8)"),
+        ("x[None]", "x[None]", "x[None]"),
+        ("np.flip(x, 1)", "x.flip(1)", "ta.arrays.flip(x, axis=1)"),
+        ("np.broadcast_to(v, (4, 6))", "v.expand(4, 6)", "ta.arrays.broadcast_to(v, (4, 6))"),
+        (
+            "np.lib.stride_tricks.sliding_window_view(v, 3)",
+            "v.unfold(0, 3, 1)",
+            "ta.arrays.sliding_window_view(v, 3)",
+        ),
+        ("x[:, i]", "x[:, i]", "await ta.arrays.take(x, i, axis=1)"),
+        (
+            "np.take_along_axis(x, k, 1)",
+            "x.take_along_dim(k, 1)",
+            "await ta.arrays.take_along_axis(x, k, axis=1)",
+        ),
+        ("x[m]", "x[m]", "await ta.arrays.compress(m, x)"),
+        ("np.nonzero(m)[0]", "m.nonzero()[:, 0]", "(await ta.arrays.nonzero(m))[0]"),
+        ("np.concatenate([x, y], axis=1)", "torch.cat([x, y], 1)", "await ta.arrays.concat([x, y], axis=1)"),
+        ("np.stack([x, y])", "torch.stack([x, y])", "await ta.arrays.stack([x, y])"),
+        ("np.tile(x, (2, 3))", "x.tile(2, 3)", "await ta.arrays.tile(x, (2, 3))"),
+        ("np.repeat(x, 3, axis=0)", "x.repeat_interleave(3, 0)", "await ta.arrays.repeat(x, 3, axis=0)"),
+        ("np.roll(x, 2, axis=1)", "x.roll(2, 1)", "await ta.arrays.roll(x, 2, axis=1)"),
+        ("np.pad(v, (1, 2))", "F.pad(v, (1, 2))", "await ta.arrays.pad(v, (1, 2))"),
+        ("np.tril(a)", "a.tril()", "await ta.arrays.tril(a)"),
+    ],
+    "Order, sets, counts": [
+        ("np.sort(x, axis=1)", "x.sort(1).values", "await ta.arrays.sort(x, axis=1)"),
+        ("np.argsort(v)", "v.argsort()", "await ta.arrays.argsort(v)"),
+        ("np.sort(v)[::-1][:3]", "v.topk(3).values", "(await ta.arrays.top_k(v, 3)).values"),
+        ("np.unique(n)", "n.unique()", "await ta.arrays.unique_values(n)"),
+        (
+            "np.unique(n, return_counts=True)[1]",
+            "n.unique(return_counts=True)[1]",
+            "(await ta.arrays.unique_counts(n)).counts",
+        ),
+        (
+            "np.searchsorted(np.sort(v), v)",
+            "torch.searchsorted(v.sort().values, v)",
+            "await ta.arrays.searchsorted(await ta.arrays.sort(v), v)",
+        ),
+        ("np.bincount(n)", "n.bincount()", "await ta.arrays.bincount(n)"),
+        (
+            "np.histogram(v, 4, (-1, 1))[0]",
+            "v.histc(4, -1, 1)",
+            "(await ta.arrays.histogram(v, 4, range=(-1.0, 1.0))).counts",
+        ),
+    ],
+    "Linear algebra": [
+        ("a @ a", "a @ a", "await ta.linalg.matmul(a, a)"),
+        ("np.linalg.solve(a, b)", "torch.linalg.solve(a, b)", "await ta.linalg.solve(a, b)"),
+        ("np.linalg.cholesky(a)", "torch.linalg.cholesky(a)", "await ta.linalg.cholesky(a)"),
+        ("np.linalg.eigh(a)[0]", "torch.linalg.eigh(a)[0]", "(await ta.linalg.eigh(a))[0]"),
+        ("np.linalg.svd(a)[1]", "torch.linalg.svd(a)[1]", "(await ta.linalg.svd(a))[1]"),
+        ("np.linalg.norm(a)", "torch.linalg.matrix_norm(a)", "await ta.linalg.matrix_norm(a)"),
+        (
+            "np.einsum('ij,kj->ik', x, y)",
+            "torch.einsum('ij,kj->ik', x, y)",
+            "await ta.linalg.einsum('ij,kj->ik', x, y)",
+        ),
+        (
+            "np.tensordot(t, x, ([1, 2], [0, 1]))",
+            "torch.tensordot(t, x, ([1, 2], [0, 1]))",
+            "await ta.linalg.tensordot(t, x, axes=((1, 2), (0, 1)))",
+        ),
+        ("np.vecdot(x, y)", "torch.linalg.vecdot(x, y)", "await ta.linalg.vecdot(x, y)"),
+        ("np.outer(v, v)", "torch.outer(v, v)", "await ta.linalg.outer(v, v)"),
+        ("np.kron(x, y)", "torch.kron(x, y)", "await ta.linalg.kron(x, y)"),
+        ("np.trace(a)", "a.trace()", "await ta.linalg.trace(a)"),
+    ],
+    "Transforms": [
+        ("np.fft.rfft(v)", "torch.fft.rfft(v)", "await ta.fft.rfft(v)"),
+        ("np.fft.ifft(z)", "torch.fft.ifft(z)", "await ta.fft.ifft(z)"),
+    ],
+}
+"""By the titles of the tables: NumPy's call, PyTorch's, and ours."""
+
+
+def page(text: str) -> str:
+    """Return a page with its tables made anew."""
+    return _TABLE.sub(lambda found: _table(found["title"]), text)
+
+
+def _table(title: str) -> str:
+    rows = ["| NumPy, CuPy | PyTorch | trio_accel |", "|---|---|---|"]
+    rows += [f"| {' | '.join(_code(cell) for cell in row)} |" for row in ROWS[title]]
+    return "\n".join((f"<!-- table: {title} -->", *rows, "<!-- end of table -->"))
+
+
+def _code(cell: str) -> str:
+    return f"`{cell}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    sys.stdout.write(f"{PAGE}\n")

@@ -1,0 +1,158 @@
+"""Creation functions: against NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from chosen import BACKEND
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trio_accel as ta
+from trio_accel import arrays
+
+INLINE = ta.DeviceOptions(isolation="inline")
+DTYPES = (
+    "bool",
+    "int8",
+    "uint64",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+)
+
+
+async def check(found: ta.AccelRef, want: Any, rtol: float = 0) -> None:
+    assert (found.shape, found.dtype) == (want.shape, want.dtype)
+    np.testing.assert_allclose(await found.to_host(), want, rtol=rtol)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(-50, 50), st.integers(-50, 50), st.integers(-7, 7).filter(bool), st.booleans())
+async def test_arange(start: int, stop: int, step: int, whole: bool) -> None:
+    factor: Any = 1 if whole else 0.5
+    numbers = start * factor, stop * factor, step * factor
+    async with ta.open_system("numbers") as system, system.open_device(BACKEND, options=INLINE) as device:
+        await check(await arrays.arange(device, *numbers), np.arange(*numbers))
+        await check(await arrays.arange(device, start), np.arange(start))
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 255, 256, 257, 1025])
+async def test_sizes(device: ta.Device, size: int) -> None:
+    await check(await arrays.arange(device, size, dtype="float32"), np.arange(size, dtype="f4"))
+    await check(await arrays.arange(device, 3, 3 + size * 0.25, 0.25), np.arange(3, 3 + size * 0.25, 0.25))
+    await check(await arrays.linspace(device, -1, 2, size), np.linspace(-1, 2, size), 1e-15)
+    found = await arrays.linspace(device, 1, 2 + 1j, size, endpoint=False)
+    await check(found, np.linspace(1, 2 + 1j, size, endpoint=False), 1e-15)
+    await check(await arrays.eye(device, size, 5, k=-2), np.eye(size, 5, -2))
+
+
+async def test_the_last_number_is_the_end_itself(device: ta.Device) -> None:
+    for start, stop in ((0.1, 0.7), (-1 / 3, 1e10), (5.0, 5.0)):
+        got = await (await arrays.linspace(device, start, stop, 50)).to_host()
+        assert (got[0], got[-1]) == (start, stop)
+        np.testing.assert_allclose(got, np.linspace(start, stop, 50), rtol=1e-14, atol=1e-6)
+    await check(await arrays.linspace(device, 0, 1, 9, dtype="float16"), np.linspace(0, 1, 9, dtype="f2"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+async def test_dtypes(device: ta.Device, dtype: str) -> None:
+    kind = ta.DType(dtype).dtype
+    await check(await arrays.eye(device, 3, dtype=dtype), np.eye(3).astype(kind))
+    await check(await arrays.ones(device, (2, 3), dtype=dtype), np.ones((2, 3), kind))
+    await check(await arrays.zeros(device, 4, dtype=dtype), np.zeros(4, kind))
+    await check(await arrays.empty(device, 4, dtype=dtype), np.zeros(4, kind))
+    x = await arrays.full(device, (2, 0, 3), 1, dtype=dtype)
+    await check(x, np.ones((2, 0, 3), kind))
+    x = await arrays.ones(device, (3, 2), dtype=dtype)
+    for made, value in ((arrays.ones_like, 1), (arrays.zeros_like, 0), (arrays.empty_like, 0)):
+        await check(await made(x.T), np.full((2, 3), value).astype(kind))
+        await check(await made(x, dtype="float32"), np.full((3, 2), value, "f4"))
+    await check(await arrays.full_like(x, 1), np.ones((3, 2), kind))
+
+
+async def test_the_dtype_of_a_number(device: ta.Device) -> None:
+    for value, dtype in (
+        (True, "bool"),
+        (7, "int64"),
+        (0.5, "float64"),
+        (1j, "complex128"),
+        (np.float32(2), "float32"),
+    ):
+        found = await arrays.full(device, (2, 2), value)
+        assert found.dtype == dtype
+        assert (await found.to_host() == value).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+async def test_triangles(device: ta.Device, dtype: str) -> None:
+    host = np.random.default_rng(1).integers(0, 2, (3, 4, 5)).astype(ta.DType(dtype).dtype)
+    x = await device.put(host)
+    for k in (-5, -1, 0, 2, 9):
+        await check(await arrays.tril(x, k=k), np.tril(host, k))
+        await check(await arrays.triu(x[::-1, :, ::-1], k=k), np.triu(host[::-1, :, ::-1], k))
+
+
+async def test_triangles_in_place_and_with_nan(device: ta.Device) -> None:
+    host = np.full((3, 3), np.nan)
+    x = await device.put(host)
+    assert await arrays.tril(x, out=x) is x
+    np.testing.assert_array_equal(await x.to_host(), np.tril(host))
+    with pytest.raises(ValueError, match=r"arrays\.triu: i\(-2\): the result has shape \(3,\)"):
+        await arrays.triu(x[0])
+
+
+async def test_asarray(device: ta.Device) -> None:
+    host = np.arange(6, dtype=np.int32).reshape(2, 3)
+    await check(await arrays.asarray(device, host), host)
+    await check(await arrays.asarray(device, host, dtype="float32"), host.astype("f4"))
+    await check(await arrays.asarray(device, [[1, 2], [3, 4]]), np.array([[1, 2], [3, 4]]))
+    await check(await arrays.asarray(device, 1.5, dtype="complex64"), np.asarray(1.5, "c8"))
+    x = await device.put(host)
+    assert await arrays.asarray(device, x) is x
+    assert await arrays.asarray(device, x, dtype="int32", copy=False) is x
+    copied = await arrays.asarray(device, x, copy=True)
+    assert copied.block is not x.block
+    await check(copied, host)
+    await check(await arrays.asarray(device, x, dtype="float64"), host.astype(float))
+    async with device.system.open_device(BACKEND, options=INLINE) as other:
+        there = await arrays.asarray(other, x, dtype="float64")
+        assert there.device is other
+        await check(there, host.astype(float))
+        with pytest.raises(ValueError, match=r"arrays\.asarray: copy=False"):
+            await arrays.asarray(other, x, copy=False)
+    with pytest.raises(ValueError, match=r"arrays\.asarray: copy=False"):
+        await arrays.asarray(device, host, copy=False)
+    with pytest.raises(TypeError, match=r"arrays\.asarray: obj: complex128 to float64 would drop"):
+        await arrays.asarray(device, np.zeros(3, complex), dtype="float64")
+    with pytest.raises(OverflowError):
+        await arrays.asarray(device, [300], dtype="uint8")
+
+
+async def test_what_is_refused(device: ta.Device) -> None:
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        (lambda: arrays.arange(device, 0, 5, 0), ValueError, r"arrays\.arange: .*the step not 0"),
+        (lambda: arrays.arange(device, float("inf")), ValueError, "numbers must be finite"),
+        (lambda: arrays.arange(5, 6), TypeError, r"arrays\.arange: device must be an open Device"),  # type: ignore[arg-type]
+        (lambda: arrays.linspace(device, 0, 1, -1), ValueError, "num must be at least 0"),
+        (lambda: arrays.linspace(device, 0, 1, 5, dtype="int64"), TypeError, "int64 does not hold"),
+        (lambda: arrays.linspace(device, 0, 1j, 5, dtype="float64"), TypeError, "float64 does not hold"),
+        (
+            lambda: arrays.eye(device, -1),
+            ValueError,
+            r"arrays\.eye: shape must be whole numbers of at least 0",
+        ),
+        (lambda: arrays.full(device, 3, 0.5, dtype="int8"), ValueError, "no whole number"),
+        (lambda: arrays.full(3, device, 0.5), TypeError, r"arrays\.full: device must be"),  # type: ignore[arg-type]
+        (lambda: arrays.zeros(device, (2, -3)), ValueError, "sizes of at least 0"),
+        (lambda: arrays.tril(np.zeros((3, 3))), TypeError, "no operand is on a device"),
+    ]
+    for call, error, text in wrong:
+        with pytest.raises(error, match=text):
+            await call()

@@ -1,0 +1,192 @@
+"""`ta.arrays.sort` and its kind: against NumPy, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from chosen import BACKEND, INLINE, IS_STAND_IN
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trio_accel as ta
+
+xp = ta.arrays
+
+SORTED = [
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64"),
+]
+SIZES = (0, 1, 2, 31, 255, 256, 257, 1025)
+sorts = pytest.mark.skipif(IS_STAND_IN, reason="the sorting is NVIDIA's, which the stand-in does not have")
+
+
+def numbers(shape: Any, name: str, seed: int = 3) -> Any:
+    """Elements that come again, with all that is special to their dtype."""
+    rng, dtype = np.random.default_rng(seed), ta.DType(name)
+    if dtype.kind == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    x = rng.integers(-40, 40, shape)
+    if not dtype.is_inexact:
+        limits = np.iinfo(dtype.dtype)
+        special = np.array([limits.min, limits.max, 0], dtype.dtype)
+        return np.where(rng.random(shape) < 0.1, rng.choice(special, shape), (x % 100).astype(dtype.dtype))
+    # Half of all that are no numbers have their sign set, as processors make them.
+    special = np.array([np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0])
+    return np.where(rng.random(shape) < 0.2, rng.choice(special, shape), x / 4).astype(dtype.dtype)
+
+
+def order(x: Any, axis: int = -1, *, descending: bool = False) -> Any:
+    """The stable order, NaN being larger than all numbers."""
+    key = x.astype(np.float32) if x.dtype.isbuiltin != 1 else x
+    if not descending:
+        return np.argsort(key, axis, kind="stable")
+    return x.shape[axis] - 1 - np.flip(np.argsort(np.flip(key, axis), axis, kind="stable"), axis)
+
+
+def assert_same(got: Any, want: Any) -> None:
+    """Equal, with the signs of zeros; of NaN any will do."""
+    assert got.dtype == want.dtype
+    assert got.shape == want.shape
+    if ta.DType.of(want.dtype).is_inexact:
+        got, want = got.astype(np.float64), want.astype(np.float64)
+        known = ~np.isnan(want)
+        np.testing.assert_array_equal(np.signbit(got[known]), np.signbit(want[known]))
+    np.testing.assert_array_equal(got, want)
+
+
+@sorts
+@pytest.mark.parametrize("name", SORTED)
+async def test_every_dtype(device: ta.Device, name: str) -> None:
+    for size in SIZES:
+        x = numbers(size, name, size)
+        on = await device.put(x)
+        for descending in (False, True):
+            want = order(x, descending=descending)
+            assert_same(await (await xp.argsort(on, descending=descending)).to_host(), want)
+            assert_same(await (await xp.sort(on, descending=descending)).to_host(), x[want])
+
+
+@sorts
+@pytest.mark.parametrize("name", ["uint8", "bfloat16", "float32", "int64", "float64"])
+async def test_every_axis_and_layout(device: ta.Device, name: str) -> None:
+    x = numbers((5, 33, 4), name)
+    on = await device.put(x)
+    flat = await device.put(numbers(300, name))
+    views = [
+        (on, x), (on.T, x.T), (on[::-1, 3:20], x[::-1, 3:20]), (on[:, :1], x[:, :1]), (on[:0], x[:0]),
+        (flat[::-3], numbers(300, name)[::-3]),
+    ]  # fmt: skip
+    for ref, host in views:
+        for axis in range(-1, host.ndim):
+            want = order(host, axis, descending=True)
+            assert_same(await (await xp.argsort(ref, axis=axis, descending=True)).to_host(), want)
+            ascending = np.take_along_axis(host, order(host, axis), axis)
+            assert_same(await (await xp.sort(ref, axis=axis)).to_host(), ascending)
+
+
+@sorts
+async def test_the_first_of_many(device: ta.Device) -> None:
+    for name in ("float32", "int16", "bool", "uint64"):
+        x = numbers((6, 257), name)
+        on = await device.put(x)
+        for k in (0, 1, 5, 257):
+            for largest in (False, True):
+                values, indices = await xp.top_k(on, k, largest=largest)
+                want = order(x, descending=largest)[:, :k]
+                assert_same(await indices.to_host(), want)
+                assert_same(await values.to_host(), np.take_along_axis(x, want, -1))
+        values, indices = await xp.top_k(on, 2, axis=0)
+        want = order(x, 0, descending=True)[:2]
+        assert_same(await indices.to_host(), want)
+        assert_same(await values.to_host(), np.take_along_axis(x, want, 0))
+
+
+@sorts
+@settings(max_examples=15, deadline=None)
+@given(
+    rows=st.lists(st.floats(width=32), min_size=1, max_size=40),
+    count=st.integers(1, 4),
+    descending=st.booleans(),
+)
+async def test_any_numbers(rows: list[float], count: int, descending: bool) -> None:
+    x = np.array([rows[i:] + rows[:i] for i in range(count)], np.float32)
+    async with ta.open_system("sorts") as system, system.open_device(BACKEND, options=INLINE) as device:
+        on = await device.put(x)
+        found = await (await xp.argsort(on, descending=descending)).to_host()
+        np.testing.assert_array_equal(found, order(x, descending=descending))
+        for row, host in enumerate(x):
+            ordered = await (await xp.sort(on[row], descending=descending)).to_host()
+            assert_same(ordered, host[order(host, descending=descending)])
+
+
+@sorts
+async def test_an_array_to_write_to(device: ta.Device) -> None:
+    x = await device.put(np.array([3.0, 1.0, 2.0]))
+    out = await device.zeros(3)
+    assert await xp.sort(x, out=out) is out
+    np.testing.assert_array_equal(await out.to_host(), [1, 2, 3])
+    with pytest.raises(ValueError, match=r"arrays\.Sort: out must not share memory with x"):
+        await xp.sort(x, out=x)
+    with pytest.raises(ValueError, match=r"arrays\.Argsort: out must have shape \(3,\) and dtype int64"):
+        await xp.argsort(x, out=out)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+async def test_searches(device: ta.Device, side: Any) -> None:
+    for name, other in (("float32", "float32"), ("int8", "int64"), ("uint16", "float64"), ("bfloat16",) * 2):
+        for size in (0, 1, 31, 257):
+            x1, x2 = numbers(size, name), numbers((7, 9), other, 5)
+            kind = np.float32 if name == "bfloat16" else x1.dtype
+            sorter = order(x1)
+            want = np.searchsorted(
+                x1.astype(kind)[sorter], x2.astype(kind if other == name else x2.dtype), side
+            )
+            edges, x = await device.put(x1[sorter]), await device.put(x2.T)
+            found = await xp.searchsorted(edges, x.T, side=side)
+            assert_same(await found.to_host(), want)
+            found = await xp.searchsorted(
+                await device.put(x1), x.T, side=side, sorter=sorter.astype(np.int32)
+            )
+            assert_same(await found.to_host(), want)
+
+
+async def test_a_sorter_that_leads_outside_is_an_error(device: ta.Device) -> None:
+    x = await device.put(np.arange(3.0))
+    for index in (3, -1):
+        with pytest.raises(ta.LibraryError, match="an index of sorter is out of range for 3 elements"):
+            await xp.searchsorted(x, x, sorter=np.array([0, 1, index]))
+    np.testing.assert_array_equal(await (await xp.searchsorted(x, x)).to_host(), [0, 1, 2])
+
+
+async def test_what_is_refused(device: ta.Device) -> None:
+    x, z = await device.zeros((2, 3)), await device.zeros(3, "complex64")
+    with pytest.raises(ValueError, match=r"arrays\.Sort: axis 2 is not there in an array of shape \(2, 3\)"):
+        await xp.sort(x, axis=2)
+    with pytest.raises(TypeError, match=r"arrays\.Sort: axis must be a whole number, got 1\.0"):
+        await xp.sort(x, axis=1.0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"arrays\.Argsort: x must not be complex, which has no order"):
+        await xp.argsort(z)
+    with pytest.raises(TypeError, match=r"arrays\.Sort: descending must be True or False, got 1"):
+        await xp.sort(x, descending=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"arrays\.TopK: k must be from 0 to the 3 elements .* got 4"):
+        await xp.top_k(x, 4)
+    with pytest.raises(ValueError, match=r"arrays\.Searchsorted: x1 must be a vector"):
+        await xp.searchsorted(x, x)
+    with pytest.raises(ValueError, match=r"arrays\.Searchsorted: side must be 'left' or 'right', got 'up'"):
+        await xp.searchsorted(x[0], x, side="up")  # type: ignore[arg-type]
+    with pytest.raises(
+        TypeError, match=r"arrays\.Searchsorted: sorter must be of whole numbers, got float64"
+    ):
+        await xp.searchsorted(x[0], x, sorter=x[0])
+    half, whole = await device.zeros(3, "bfloat16"), await device.zeros(3, "int64")
+    with pytest.raises(TypeError, match=r"x1 of bfloat16 and x2 of int64 have no type in common"):
+        await xp.searchsorted(half, whole)
+
+
+@pytest.mark.skipif(not IS_STAND_IN, reason="elsewhere there is sorting")
+async def test_where_there_is_no_sorting_it_is_said(device: ta.Device) -> None:
+    with pytest.raises(ta.NotSupportedError, match="cuda-cccl"):
+        await xp.sort(await device.zeros(3))
+    np.testing.assert_array_equal(await (await xp.sqrt(await device.zeros(3))).to_host(), np.zeros(3))

@@ -1,0 +1,88 @@
+"""Checks of the arguments of functions, by the names that errors say."""
+
+from __future__ import annotations
+
+import operator
+from typing import SupportsIndex
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_index
+
+from ..backends.base import DType, DTypeLike
+from ..backends.base.ops import ArraySpec
+from ..devices import Planner
+from ..devices.base._views import reshaped
+
+__all__ = ["axis_of", "check_real", "flag", "flat", "summed_dtype", "whole"]
+
+
+def axis_of(name: str, x: ArraySpec, axis: object) -> int:
+    """Take an axis, from the end for a negative one.
+
+    Raises:
+        TypeError: It is no whole number.
+        ValueError: There is no such axis.
+    """
+    number = whole(name, "axis", axis)
+    if not -x.ndim <= number < x.ndim:
+        raise ValueError(f"{name}: axis {number} is not there in an array of shape {x.shape}")
+    return int(normalize_axis_index(number, x.ndim))
+
+
+def whole(name: str, argument: str, value: object) -> int:
+    """Take a whole number.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(f"{name}: {argument} must be a whole number, got {value!r}")
+    return operator.index(value)
+
+
+def flag(name: str, argument: str, value: object) -> bool:
+    """Take a truth value.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if value is True or value is False:
+        return value
+    raise TypeError(f"{name}: {argument} must be True or False, got {value!r}")
+
+
+def check_real(name: str, **arrays: ArraySpec) -> None:
+    """Refuse arrays that have no order, or none in common.
+
+    Raises:
+        TypeError: A complex array, or types that have none in common.
+    """
+    for argument, array in arrays.items():
+        if array.dtype.kind == "complex":
+            raise TypeError(f"{name}: {argument} must not be complex, which has no order; got {array.dtype}")
+    try:
+        DType.of(np.result_type(*[array.dtype.dtype for array in arrays.values()]))
+    except TypeError:
+        given = " and ".join(f"{argument} of {array.dtype}" for argument, array in arrays.items())
+        raise TypeError(f"{name}: {given} have no type in common; convert one by cast()") from None
+
+
+def flat(planner: Planner, x: ArraySpec) -> ArraySpec:
+    """See an array as a vector of its elements in C order: of a copy where there is no such view."""
+    try:
+        return reshaped(x, (x.size,))
+    except ValueError:
+        return reshaped(planner.convert(x, x.dtype), (x.size,))
+
+
+def summed_dtype(dtype: DType, chosen: DTypeLike | None) -> DType:
+    """Return the dtype of a sum or a product, by the array API standard.
+
+    Raises:
+        TypeError: There is no such dtype.
+    """
+    if chosen is not None:
+        return DType.of(chosen)
+    if dtype.is_inexact:
+        return dtype
+    return DType.uint64 if dtype.kind == "uint" else DType.int64

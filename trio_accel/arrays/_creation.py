@@ -1,0 +1,244 @@
+"""Arrays that are made of numbers: the creation functions of the array API standard, on a device."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..backends.base import DType, DTypeLike
+from ..backends.base.values import check_conversion
+from ..devices import AccelRef, Device, Operand, check_device
+from ..expressions import Elementwise
+from ._actor import LIBRARY
+
+__all__ = [
+    "arange", "asarray", "empty", "empty_like", "eye", "full", "full_like", "linspace", "ones", "ones_like",
+    "tril", "triu", "zeros", "zeros_like",
+]  # fmt: skip
+
+
+async def asarray(
+    device: Device, obj: npt.ArrayLike | AccelRef, *, dtype: DTypeLike | None = None, copy: bool | None = None
+) -> AccelRef:
+    """Bring an array, nested lists or a number to a device.
+
+    Args:
+        device: The device.
+        obj: What `numpy.asarray` makes an array of, or an array of this device or another.
+        dtype: Its dtype; None to keep it.
+        copy: True for a copy in any case. False for none: then it must be an array of this device and dtype.
+
+    Returns:
+        `obj` itself, if that is on the device and no copy is asked for; else a new array.
+
+    Raises:
+        TypeError: No device dtype, or complex to real.
+        ValueError: A copy is needed, and there is to be none.
+    """
+    check_device("arrays.asarray", device)
+    wanted = None if dtype is None else DType.of(dtype)
+    if isinstance(obj, AccelRef):
+        is_here = obj.device is device and wanted in (None, obj.dtype)
+        if is_here and not copy:
+            return obj
+    if copy is False:
+        raise ValueError("arrays.asarray: copy=False, and only a copy is on the device and of this dtype")
+    if isinstance(obj, AccelRef):
+        here = obj if wanted in (None, obj.dtype) else await obj.cast(wanted)
+        return await here.copy_to(device) if here.device is not device or here is obj else here
+    host = np.asarray(obj)
+    if wanted is not None:
+        check_conversion("arrays.asarray", "obj", DType.of(host.dtype), wanted)
+        # NumPy refuses Python numbers that the dtype does not hold, and converts those of arrays.
+        host = host.astype(wanted.dtype) if isinstance(obj, np.ndarray) else np.asarray(obj, wanted.dtype)
+    return await device.put(host)
+
+
+async def empty(device: Device, shape: int | Sequence[int], *, dtype: DTypeLike = "float64") -> AccelRef:
+    """Make an array to be written; its elements are 0, so that no other program's data shows."""
+    return await zeros(device, shape, dtype=dtype)
+
+
+async def zeros(device: Device, shape: int | Sequence[int], *, dtype: DTypeLike = "float64") -> AccelRef:
+    """Make an array of zeros."""
+    return await full(device, shape, 0, dtype=dtype)
+
+
+async def ones(device: Device, shape: int | Sequence[int], *, dtype: DTypeLike = "float64") -> AccelRef:
+    """Make an array of ones."""
+    return await full(device, shape, 1, dtype=dtype)
+
+
+async def full(
+    device: Device, shape: int | Sequence[int], fill_value: complex, *, dtype: DTypeLike | None = None
+) -> AccelRef:
+    """Make an array with every element set to one value.
+
+    Args:
+        device: The device.
+        shape: Its shape.
+        fill_value: The value.
+        dtype: Its dtype; by default that of the number: `bool`, `int64`, `float64` or `complex128`.
+
+    Raises:
+        TypeError, ValueError: No shape, or a value that the dtype cannot hold.
+    """
+    check_device("arrays.full", device)
+    return await device.full(shape, fill_value, np.asarray(fill_value).dtype if dtype is None else dtype)
+
+
+async def empty_like(x: AccelRef, *, dtype: DTypeLike | None = None) -> AccelRef:
+    """Make an array to be written, of the shape, device and, without `dtype`, the dtype of `x`."""
+    return await full_like(x, 0, dtype=dtype)
+
+
+async def zeros_like(x: AccelRef, *, dtype: DTypeLike | None = None) -> AccelRef:
+    """Make an array of zeros, of the shape, device and, without `dtype`, the dtype of `x`."""
+    return await full_like(x, 0, dtype=dtype)
+
+
+async def ones_like(x: AccelRef, *, dtype: DTypeLike | None = None) -> AccelRef:
+    """Make an array of ones, of the shape, device and, without `dtype`, the dtype of `x`."""
+    return await full_like(x, 1, dtype=dtype)
+
+
+async def full_like(x: AccelRef, fill_value: complex, *, dtype: DTypeLike | None = None) -> AccelRef:
+    """Make an array of one value, of the shape, device and, without `dtype`, the dtype of `x`."""
+    return await full(x.device, x.shape, fill_value, dtype=x.dtype if dtype is None else dtype)
+
+
+async def arange(
+    device: Device,
+    start: float,
+    /,
+    stop: float | None = None,
+    step: float = 1,
+    *,
+    dtype: DTypeLike | None = None,
+) -> AccelRef:
+    """Make the numbers from `start` to below `stop`, in steps.
+
+    Args:
+        device: The device.
+        start: The first number; without `stop` that is 0, and this one is `stop`.
+        stop: The end, which is not part of them.
+        step: The step, which may be negative.
+        dtype: Their dtype; by default `int64` for whole numbers, else `float64`. They are computed in one of
+            these, and rounded once.
+
+    Raises:
+        ValueError: A step of 0, or numbers that are not finite.
+    """
+    first, last = (0, start) if stop is None else (start, stop)
+    whole = all(isinstance(number, (int, np.integer)) for number in (first, last, step))
+    if not step or not all(map(math.isfinite, (first, last, step))):
+        told = f"start {first}, stop {last}, step {step}"
+        raise ValueError(f"arrays.arange: numbers must be finite, and the step not 0, got {told}")
+    count = -int((first - last) // step) if whole else math.ceil((last - first) / step)
+    kind = dtype or ("int64" if whole else "float64")
+    return await _made(device, "arange", "start + step * i(0)", max(count, 0), kind, start=first, step=step)
+
+
+async def linspace(
+    device: Device,
+    start: complex,
+    stop: complex,
+    /,
+    num: int,
+    *,
+    dtype: DTypeLike | None = None,
+    endpoint: bool = True,
+) -> AccelRef:
+    """Make numbers of one distance from `start` to `stop`.
+
+    Args:
+        device: The device.
+        start: The first number.
+        stop: The last one, or with ``endpoint=False`` that behind the last one.
+        num: How many.
+        dtype: A floating or complex dtype; by default `float64`, or `complex128` for complex numbers. They
+            are computed in one of these, and rounded once.
+        endpoint: Whether `stop` is part of them.
+
+    Raises:
+        TypeError: A dtype of whole numbers, or a real one for complex numbers.
+        ValueError: `num` is below 0.
+    """
+    count, is_complex = operator.index(num), np.iscomplexobj([start, stop])
+    kind = DType.of(dtype or ("complex128" if is_complex else "float64"))
+    if not kind.is_inexact or (is_complex and kind.kind != "complex"):
+        raise TypeError(f"arrays.linspace: {kind} does not hold the numbers from {start!r} to {stop!r}")
+    if count < 0:
+        raise ValueError(f"arrays.linspace: num must be at least 0, got {num}")
+    parts = count - 1 if endpoint else count
+    step = (stop - start) / parts if parts > 0 else 0.0
+    # The last number is `stop` itself, and not rounded to it. A single one is `start`.
+    last = parts if endpoint and parts > 0 else -1
+    text = "stop if i(0) == last else start + step * i(0)"
+    return await _made(device, "linspace", text, count, kind, stop=stop, last=last, start=start, step=step)
+
+
+async def eye(
+    device: Device, n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: DTypeLike = "float64"
+) -> AccelRef:
+    """Make a matrix with ones on a diagonal, and zeros elsewhere.
+
+    Args:
+        device: The device.
+        n_rows: Its rows.
+        n_cols: Its columns; None for as many.
+        k: Which diagonal: above the main one for positive numbers, below it for negative ones.
+        dtype: Its dtype.
+
+    Raises:
+        ValueError: A negative size.
+    """
+    shape = (n_rows, n_rows if n_cols is None else n_cols)
+    return await _made(device, "eye", "i(1) == i(0) + k", shape, dtype, k=k)
+
+
+async def tril(x: Operand, /, *, k: int = 0, out: AccelRef | None = None) -> AccelRef:
+    """Copy matrices, with zeros in place of the elements above a diagonal.
+
+    Args:
+        x: Array of shape (..., m, n).
+        k: Which diagonal: above the main one for positive numbers, below it for negative ones.
+        out: Array to write to, of any strides; it may be `x`.
+
+    Raises:
+        ValueError: There are fewer than two axes, or `out` has another shape.
+    """
+    return await _LOWER(x=x, k=k, out=out)
+
+
+async def triu(x: Operand, /, *, k: int = 0, out: AccelRef | None = None) -> AccelRef:
+    """Copy matrices, with zeros in place of the elements below a diagonal; see `tril`."""
+    return await _UPPER(x=x, k=k, out=out)
+
+
+_LOWER, _UPPER = (
+    Elementwise[AccelRef](
+        f"x if i(-1) {sign} i(-2) + k else bool(0)", operation=f"arrays.{name}", library=LIBRARY
+    )
+    for name, sign in (("tril", "<="), ("triu", ">="))
+)
+
+
+async def _made(
+    device: Device, name: str, text: str, shape: int | tuple[int, ...], dtype: DTypeLike, **numbers: Any
+) -> AccelRef:
+    """Compute an expression of numbers and indices."""
+    check_device(f"arrays.{name}", device)
+    expression = _expression(name, text, DType.of(dtype))
+    return await device.ask(expression.compute(shape=shape, **numbers))
+
+
+@functools.cache
+def _expression(name: str, text: str, dtype: DType) -> Elementwise[Any]:
+    return Elementwise(text, dtypes=dtype, operation=f"arrays.{name}", library=LIBRARY)

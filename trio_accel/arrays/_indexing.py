@@ -1,0 +1,336 @@
+"""Elements at places that arrays of indices tell: taken to a new array, or changed in place.
+
+Indices are whole numbers of any dtype; negative ones count from the end. The device checks them before it
+uses them. One that is outside of its axis fails the operation with an `OutOfRangeError`, which is an
+`IndexError`, too. Where the result, or the array of values, has no elements, no index is looked at.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_index
+
+from ..backends.base import DType, DTypeLike
+from ..backends.base.ops import ArraySpec, Reduce, common_shape
+from ..devices import AccelRef, Operand
+from ..expressions import Elementwise, ExpressionArgument, Scatter
+from ._actor import LIBRARY
+
+__all__ = [
+    "gather_nd", "one_hot", "put", "put_along_axis", "scatter", "scatter_nd", "take", "take_along_axis",
+]  # fmt: skip
+
+
+async def take(
+    x: Operand, indices: Operand, axis: int | None = None, *, out: AccelRef | None = None
+) -> AccelRef:
+    """Take elements along an axis, as the array API standard's ``take``: ``x[:, indices]`` for axis 1.
+
+    Args:
+        x: The array.
+        indices: Indices along the axis, of any shape.
+        axis: The axis, from the end for a negative one; None for an array with one axis.
+        out: Array to write to.
+
+    Returns:
+        The elements: the shape of `x`, with that of `indices` in place of the axis.
+
+    Raises:
+        TypeError: `x` or `indices` is no array, or `indices` is not of whole numbers.
+        ValueError: An axis that there is not, or is empty while the result is not; `out` of another shape, or
+            that shares memory with an argument.
+        OutOfRangeError: An index is outside of the axis.
+    """
+    return await _gather("arrays.take", x, _along("arrays.take", x, indices, axis), out)
+
+
+async def take_along_axis(
+    x: Operand, indices: Operand, axis: int = -1, *, out: AccelRef | None = None
+) -> AccelRef:
+    """Take elements along an axis, each line by its own indices, as `numpy.take_along_axis`.
+
+    Args:
+        x: The array.
+        indices: Indices along the axis, with as many axes as `x`. The other axes broadcast.
+        axis: The axis.
+        out: Array to write to.
+
+    Returns:
+        The elements: the shape that both broadcast to, with as many along the axis as there are indices.
+
+    Raises:
+        TypeError, ValueError, OutOfRangeError: As of `take`; or shapes that do not broadcast.
+    """
+    name = "arrays.take_along_axis"
+    return await _gather(name, x, _lines(name, x, indices, axis), out)
+
+
+async def gather_nd(x: Operand, indices: Sequence[Operand], *, out: AccelRef | None = None) -> AccelRef:
+    """Take elements by several arrays of indices, which broadcast: ``x[i, j]`` of NumPy.
+
+    Args:
+        x: The array.
+        indices: A tuple of arrays, one for each of the first axes of `x`.
+        out: Array to write to.
+
+    Returns:
+        The elements: the shape that the indices broadcast to, and then the other axes of `x`.
+
+    Raises:
+        TypeError, ValueError, OutOfRangeError: As of `take`; or more arrays than axes.
+    """
+    return await _gather("arrays.gather_nd", x, _together("arrays.gather_nd", x, indices), out)
+
+
+async def put(x: AccelRef, indices: Operand, values: ExpressionArgument, axis: int | None = None) -> AccelRef:
+    """Set elements along an axis in place: ``x[:, indices] = values`` for axis 1.
+
+    Of several values for one element, any of them stays.
+
+    Args:
+        x: The array.
+        indices: Indices along the axis, of any shape.
+        values: An array, which broadcasts to the shape that ``take(x, indices, axis)`` has; or a number.
+        axis: The axis; None for an array with one axis.
+
+    Returns:
+        `x`.
+
+    Raises:
+        TypeError: An argument is no array, `indices` is not of whole numbers, or `values` of another kind
+            than `x`.
+        ValueError: An axis that there is not, or is empty; shapes that do not broadcast; a number that the
+            dtype cannot hold; or `x` shares memory with an argument.
+        OutOfRangeError: An index is outside of the axis. `x` is damaged then.
+    """
+    return await _scatter("arrays.put", x, _along("arrays.put", x, indices, axis), values, "set")
+
+
+async def put_along_axis(
+    x: AccelRef,
+    indices: Operand,
+    values: ExpressionArgument,
+    axis: int = -1,
+    *,
+    reduce: Reduce = "set",
+) -> AccelRef:
+    """Set elements along an axis in place, each line by its own indices, as `numpy.put_along_axis`.
+
+    Args:
+        x: The array.
+        indices: Indices along the axis, with as many axes as `x`. The other axes broadcast.
+        values: An array, which broadcasts to the shape that ``take_along_axis(x, indices, axis)`` has; or a
+            number.
+        axis: The axis.
+        reduce: As of `scatter`.
+
+    Returns:
+        `x`.
+
+    Raises:
+        TypeError, ValueError, OutOfRangeError: As of `scatter`.
+    """
+    name = "arrays.put_along_axis"
+    return await _scatter(name, x, _lines(name, x, indices, axis), values, reduce)
+
+
+async def scatter(
+    x: AccelRef,
+    indices: Operand,
+    values: ExpressionArgument,
+    axis: int | None = None,
+    *,
+    reduce: Reduce = "set",
+) -> AccelRef:
+    """Combine values with elements along an axis in place, such as ``numpy.add.at(x, indices, values)``.
+
+    Values for one element come in any order. A sum of floating numbers may differ from call to call, and with
+    "set" any of the values stays. Whole numbers wrap around. Each step is rounded to the dtype of `x`.
+
+    Args:
+        x: The array.
+        indices: Indices along the axis, of any shape.
+        values: An array, which broadcasts to the shape that ``take(x, indices, axis)`` has; or a number.
+        axis: The axis; None for an array with one axis.
+        reduce: "set", "add", "multiply", "min" or "max".
+
+    Returns:
+        `x`.
+
+    Raises:
+        TypeError: As of `put`; or "min" and "max" of complex numbers.
+        ValueError: As of `put`, or another `reduce`.
+        NotSupportedError: CUDA does not multiply complex128.
+        OutOfRangeError: An index is outside of the axis. `x` is damaged then.
+    """
+    return await _scatter("arrays.scatter", x, _along("arrays.scatter", x, indices, axis), values, reduce)
+
+
+async def scatter_nd(
+    x: AccelRef, indices: Sequence[Operand], values: ExpressionArgument, *, reduce: Reduce = "set"
+) -> AccelRef:
+    """Combine values with elements in place, by several arrays of indices: ``x[i, j] = values`` of NumPy.
+
+    Args:
+        x: The array.
+        indices: A tuple of arrays, one for each of the first axes of `x`, which broadcast.
+        values: An array, which broadcasts to the shape that ``gather_nd(x, indices)`` has; or a number.
+        reduce: As of `scatter`.
+
+    Returns:
+        `x`.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError, OutOfRangeError: As of `scatter`.
+    """
+    name = "arrays.scatter_nd"
+    return await _scatter(name, x, _together(name, x, indices), values, reduce)
+
+
+async def one_hot(
+    x: Operand, length: int, *, dtype: DTypeLike = "float32", out: AccelRef | None = None
+) -> AccelRef:
+    """Make a vector for each element: 1 at the element's index, and 0 elsewhere.
+
+    A negative element, or one that is not below `length`, gets zeros alone.
+
+    Args:
+        x: The indices.
+        length: Length of the vectors.
+        dtype: Dtype of the result.
+        out: Array to write to.
+
+    Returns:
+        The vectors: the shape of `x`, and then `length`.
+
+    Raises:
+        TypeError: `x` is no array, or there is no such dtype.
+        ValueError: A negative `length`, or `out` of another shape.
+    """
+    _check_arrays("arrays.one_hot", x=x)
+    made = _one_hot(DType.of(dtype))
+    return await made(_spread(x, 1), shape=(*x.shape, length), out=out)
+
+
+@attrs.frozen
+class _Places:
+    """Places of elements of an array.
+
+    Attributes:
+        place: The element of ``x``, as an expression.
+        shape: The shape of all of them.
+        indices: By their names in the expression, the arrays of indices, which broadcast to that shape.
+    """
+
+    place: str
+    shape: tuple[int, ...]
+    indices: dict[str, Operand]
+
+
+def _along(name: str, x: Operand, indices: Operand, axis: int | None) -> _Places:
+    """Find the places that indices along one axis tell: the others stay."""
+    _check_arrays(name, x=x, indices=indices)
+    if axis is None and x.ndim != 1:
+        raise ValueError(f"{name}: x of shape {x.shape} has not one axis: say which, axis=...")
+    at = _axis(name, x, axis or 0)
+    places = [f"i({other if other < at else other + indices.ndim - 1})" for other in range(x.ndim)]
+    places[at] = "indices"
+    shape = (*x.shape[:at], *indices.shape, *x.shape[at + 1 :])
+    return _Places(f"x[{', '.join(places)}]", shape, {"indices": _spread(indices, x.ndim - at - 1)})
+
+
+def _lines(name: str, x: Operand, indices: Operand, axis: int) -> _Places:
+    """Find the places that indices tell for each line along an axis."""
+    _check_arrays(name, x=x, indices=indices)
+    if x.ndim != indices.ndim:
+        raise ValueError(
+            f"{name}: x and indices must have as many axes, got shapes {x.shape} and {indices.shape}"
+        )
+    at = _axis(name, x, axis)
+    shape = common_shape((*x.shape[:at], 1, *x.shape[at + 1 :]), indices.shape)
+    if shape is None:
+        raise ValueError(
+            f"{name}: shapes {x.shape} of x and {indices.shape} of indices do not broadcast beside axis {at}"
+        )
+    places = ["0" if extent != shape[other] else f"i({other})" for other, extent in enumerate(x.shape)]
+    places[at] = "indices"
+    return _Places(f"x[{', '.join(places)}]", shape, {"indices": indices})
+
+
+def _together(name: str, x: Operand, indices: Sequence[Operand]) -> _Places:
+    """Find the places that arrays of indices for the first axes tell together."""
+    if not isinstance(indices, (tuple, list)):
+        raise TypeError(f"{name}: indices must be a tuple of arrays, got {type(indices).__name__}")
+    named = {f"indices_{number}": array for number, array in enumerate(indices)}
+    _check_arrays(name, x=x, **named)
+    if not 0 < len(indices) <= x.ndim:
+        raise ValueError(
+            f"{name}: indices must be one array for each of the first axes of x, which has shape {x.shape}; "
+            f"got {len(indices)}"
+        )
+    shape = common_shape(*[array.shape for array in indices])
+    if shape is None:
+        told = ", ".join(str(array.shape) for array in indices)
+        raise ValueError(f"{name}: the shapes {told} of indices do not broadcast to one")
+    rest = x.shape[len(indices) :]
+    places = ", ".join([*named, *[f"i({len(shape) + number})" for number in range(len(rest))]])
+    spread = {key: _spread(array, len(rest)) for key, array in named.items()}
+    return _Places(f"x[{places}]", (*shape, *rest), spread)
+
+
+async def _gather(name: str, x: Operand, places: _Places, out: AccelRef | None) -> AccelRef:
+    made = _elementwise(name, places.place, tuple(places.indices))
+    return await made(x, *places.indices.values(), shape=places.shape, out=out)
+
+
+async def _scatter(
+    name: str, x: AccelRef, places: _Places, values: ExpressionArgument, reduce: Reduce
+) -> AccelRef:
+    made = _scattering(name, places.place, tuple(places.indices), reduce)
+    return await made(x, *places.indices.values(), values, shape=places.shape)
+
+
+# The same for all calls with as many axes.
+@functools.cache
+def _elementwise(name: str, place: str, indices: tuple[str, ...]) -> Elementwise[AccelRef]:
+    return Elementwise(place, inputs=("x", *indices), operation=name, library=LIBRARY, is_checked=True)
+
+
+@functools.cache
+def _scattering(name: str, place: str, indices: tuple[str, ...], reduce: Reduce) -> Scatter:
+    return Scatter(place, reduce, inputs=("x", *indices), operation=name, library=LIBRARY)
+
+
+@functools.cache
+def _one_hot(dtype: DType) -> Elementwise[AccelRef]:
+    return Elementwise("i(-1) == x", dtypes=dtype, operation="arrays.one_hot", library=LIBRARY)
+
+
+def _spread(indices: Operand, count: int) -> Operand:
+    """Return a view with so many axes of one element behind the others."""
+    shape = (*indices.shape, *(1,) * count)
+    if not isinstance(indices, AccelRef):
+        return indices.reshape(shape)
+    # As `AccelRef.reshape`, which asks NumPy for the strides: that takes as long as the rest of a call.
+    spec = indices.spec
+    strides = (*spec.strides, *(spec.dtype.itemsize,) * count)
+    return AccelRef(indices.block, ArraySpec(spec.block, spec.offset, spec.dtype, shape, strides))
+
+
+def _axis(name: str, x: Operand, axis: int) -> int:
+    try:
+        return normalize_axis_index(axis, x.ndim)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: axis {axis!r} of shape {x.shape}: {error}") from None
+
+
+def _check_arrays(name: str, **given: object) -> None:
+    for argument, array in given.items():
+        if not isinstance(array, (AccelRef, np.ndarray)):
+            raise TypeError(
+                f"{name}: {argument} must be an AccelRef or a NumPy array, got {type(array).__name__}"
+            )

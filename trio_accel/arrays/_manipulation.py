@@ -1,0 +1,220 @@
+"""Copies of elements to other places."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_tuple
+
+from ..backends.base import NotSupportedError
+from ..backends.base.values import element
+from ..devices import AccelRef
+from ..expressions import Elementwise
+from ._actor import LIBRARY
+from ._joins import concat
+from ._views import broadcast_to, reshape, split
+
+__all__ = ["PadMode", "pad", "repeat", "roll", "tile"]
+
+PadMode: TypeAlias = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
+"""Values outside of an array: one number; the nearest element; elements mirrored at the edge, without or with
+the one at the edge; or elements from the other end."""
+
+# By the mode, the index for each place `j` along an axis of `n` elements, which is negative ahead of these. A
+# load counts from the end for a negative index, and takes the last element for one that is too large.
+_PADDED: dict[str, str] = {
+    "constant": "{j}",
+    "edge": "maximum({j}, 0)",
+    "reflect": "{n} - 1 - abs({n} - 1 - abs({j}))",
+    "symmetric": "minimum({j} if {j} >= 0 else -1 - {j}, 2 * {n} - 1 - {j})",
+    "wrap": "{j} if {j} < {n} else {j} - {n}",
+}
+
+
+async def roll(
+    x: AccelRef, /, shift: int | Sequence[int], *, axis: int | Sequence[int] | None = None
+) -> AccelRef:
+    """Move elements along axes; those that leave the array enter it at the other end.
+
+    There is one launch for each axis.
+
+    Args:
+        x: The array.
+        shift: How far, along each of `axis`; or along all of these, where it is one number.
+        axis: The axes, of which one may be given twice; None to move elements in C order.
+
+    Returns:
+        A new array.
+
+    Raises:
+        ValueError: An axis that there is not, or not one number for each.
+    """
+    if axis is None:
+        flat = await reshape(x, -1)
+        return (await roll(flat, shift, axis=0)).reshape(x.shape)
+    axes = _axes("roll", axis, x.ndim, allow_duplicate=True)
+    shifts = (shift,) * len(axes) if isinstance(shift, int) else tuple(shift)
+    if len(shifts) != len(axes):
+        raise ValueError(f"arrays.roll: there must be one shift for each of the axes {axis}, got {shift}")
+    distance = [0] * x.ndim
+    for one, by in zip(axes, shifts, strict=True):
+        distance[one] += operator.index(by)
+    within = [by % extent if extent else 0 for by, extent in zip(distance, x.shape, strict=True)]
+    if not any(within):
+        return await x.copy()
+    for place, by in enumerate(within):
+        if by:
+            # Two copies of parts: on the CPU, an index of each element takes three times as long.
+            x = await concat(split(x, [-by], place)[::-1], axis=place)
+    return x
+
+
+async def tile(x: AccelRef, repetitions: int | Sequence[int], /) -> AccelRef:
+    """Repeat a whole array along axes.
+
+    Args:
+        x: The array.
+        repetitions: How often along each axis. If there are fewer than axes, they belong to the last ones; if
+            there are more, `x` gets axes of one element in front.
+
+    Returns:
+        A new array.
+
+    Raises:
+        ValueError: A negative number.
+    """
+    counts = (repetitions,) if isinstance(repetitions, int) else tuple(repetitions)
+    counts = (1,) * (x.ndim - len(counts)) + _counts("tile", counts)
+    shape = (1,) * (len(counts) - x.ndim) + x.shape
+    ones = x[(None,) * (len(counts) - x.ndim)][tuple([part for _ in counts for part in (None, slice(None))])]
+    wide = tuple([one for pair in zip(counts, shape, strict=True) for one in pair])
+    copy = await broadcast_to(ones, wide).copy()
+    return copy.reshape(tuple(map(operator.mul, counts, shape)))
+
+
+async def repeat(x: AccelRef, repeats: int | AccelRef, /, *, axis: int | None = None) -> AccelRef:
+    """Repeat each element along an axis.
+
+    Args:
+        x: The array.
+        repeats: How often.
+        axis: The axis; None to repeat the elements in C order, to an array with one axis.
+
+    Returns:
+        A new array.
+
+    Raises:
+        ValueError: A negative number, or an axis that there is not.
+        NotSupportedError: A number for each element: `take` with indices that are made on the host does that.
+    """
+    if not isinstance(repeats, int):
+        raise NotSupportedError(
+            "arrays.repeat: repeats must be one number; for one of each element: "
+            "await ta.arrays.take(x, np.repeat(np.arange(n), repeats), axis=axis)"
+        )
+    if axis is None:
+        return await repeat(await reshape(x, -1), repeats, axis=0)
+    [count], [place] = _counts("repeat", (repeats,)), _axes("repeat", axis, x.ndim)
+    before, after = x.shape[: place + 1], x.shape[place + 1 :]
+    expanded = x[(*(slice(None),) * (place + 1), None)]
+    copy = await broadcast_to(expanded, (*before, count, *after)).copy()
+    return copy.reshape((*before[:-1], before[-1] * count, *after))
+
+
+async def pad(
+    x: AccelRef,
+    pad_width: int | Sequence[int] | Sequence[Sequence[int]],
+    /,
+    *,
+    mode: PadMode = "constant",
+    constant_values: complex = 0,
+) -> AccelRef:
+    """Put elements around an array, as `numpy.pad` does.
+
+    Args:
+        x: The array.
+        pad_width: How many elements come ahead of those of each axis, and behind them: one number for all, a
+            pair for all axes, or a pair for each axis.
+        mode: Which elements; see `PadMode`.
+        constant_values: The number, for ``"constant"``.
+
+    Returns:
+        A new array.
+
+    Raises:
+        TypeError, ValueError: A negative width, one that is larger than the axis has elements for the mode
+            (for ``"reflect"`` one less), another mode, or a number that the dtype does not hold.
+    """
+    if mode not in _PADDED:
+        raise ValueError(f"arrays.pad: mode must be one of {', '.join(_PADDED)}, got {mode!r}")
+    pairs = _pairs(pad_width, x.ndim)
+    for axis, (pair, extent) in enumerate(zip(pairs, x.shape, strict=True)):
+        most = _most(mode, extent)
+        if max(pair) > most:
+            raise ValueError(
+                f"arrays.pad: pad_width {pair} of axis {axis}, which has {extent} elements: {mode!r} has "
+                f"values for at most {most}"
+            )
+    shape = tuple([before + extent + after for (before, after), extent in zip(pairs, x.shape, strict=True)])
+    value = element("arrays.pad", "constant_values", constant_values, x.dtype)
+    if not any(map(any, pairs)):
+        return await x.copy()
+    if not x.size and 0 not in shape:
+        return await x.device.full(shape, value, x.dtype)
+    expression = _padding(mode, x.ndim)
+    given: dict[str, Any] = {"x": x, "value": np.asarray(value, x.dtype.dtype)[()]}
+    for axis, ((before, _), extent) in enumerate(zip(pairs, x.shape, strict=True)):
+        given |= {f"b{axis}": before, f"n{axis}": extent}
+    return await expression(shape=shape, **{name: given[name] for name in expression.inputs})
+
+
+def _most(mode: PadMode, extent: int) -> float:
+    """Return how many values there are beyond an axis."""
+    if mode == "constant" or (mode == "edge" and extent):
+        return math.inf
+    return max(extent - (mode == "reflect"), 0)
+
+
+@functools.cache
+def _padding(mode: PadMode, ndim: int) -> Elementwise[AccelRef]:
+    """Load by an index along each axis; the value outside of them is a number for one mode."""
+    places = [f"(i({axis}) - b{axis})" for axis in range(ndim)]
+    text = ", ".join(_PADDED[mode].format(j=place, n=f"n{axis}") for axis, place in enumerate(places))
+    inside = " and ".join(f"0 <= {place} < n{axis}" for axis, place in enumerate(places))
+    text = f"x[{text}]" + (f" if {inside} else value" if mode == "constant" else "")
+    return Elementwise(text, operation="arrays.pad", library=LIBRARY)
+
+
+def _axes(
+    name: str, axis: int | Sequence[int], ndim: int, *, allow_duplicate: bool = False
+) -> tuple[int, ...]:
+    try:
+        return normalize_axis_tuple(axis, ndim, allow_duplicate=allow_duplicate)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"arrays.{name}: axis {axis!r}: {error}") from None
+
+
+def _counts(name: str, counts: tuple[int, ...]) -> tuple[int, ...]:
+    whole = tuple(map(operator.index, counts))
+    if any(count < 0 for count in whole):
+        raise ValueError(f"arrays.{name}: an element is repeated 0 times or more often, got {counts}")
+    return whole
+
+
+def _pairs(pad_width: Any, ndim: int) -> list[tuple[int, int]]:
+    """Return how many elements come ahead of each axis, and behind it."""
+    try:
+        widths = np.broadcast_to(np.asarray(pad_width), (ndim, 2))
+    except ValueError:
+        widths = np.array([-1])
+    if widths.size and (widths.dtype.kind not in "iu" or widths.min() < 0):
+        raise ValueError(
+            "arrays.pad: pad_width must be one whole number of at least 0, a pair, or a pair for each of "
+            f"{ndim} axes, got {pad_width!r}"
+        )
+    return [(int(before), int(after)) for before, after in widths]

@@ -1,0 +1,428 @@
+"""Groups of equal elements, selections by a mask, and counts of bins.
+
+How many there are is known only afterwards. So a result is made as large as it can get, and the reply is a
+view of what is filled, which keeps the memory of the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..backends.base import DType
+from ..backends.base.ops import ArraySpec, CountSpec, GroupSpec, SelectSpec, number_of
+from ..devices import AccelRef, Operand, Operation, Planned, Planner, device_of, operation
+from ..devices.base._views import reshaped
+from ..expressions import Reduction
+from ._actor import LIBRARY, ArraysActor
+from ._checks import check_real, flat, whole
+
+__all__ = [
+    "HistogramResult", "RunLengthsResult", "UniqueAllResult", "UniqueCountsResult", "UniqueInverseResult",
+    "bincount", "compress", "histogram", "nonzero", "partition", "run_lengths", "unique_all",
+    "unique_counts", "unique_inverse", "unique_values",
+]  # fmt: skip
+
+
+class UniqueAllResult(NamedTuple):
+    """The elements that differ, and all about them; see `unique_all`."""
+
+    values: AccelRef
+    """The elements, in ascending order."""
+    indices: AccelRef
+    """Index of the first one of each, among all elements in C order."""
+    inverse_indices: AccelRef
+    """For each element the index in `values`."""
+    counts: AccelRef
+    """How often each is there."""
+
+
+class UniqueCountsResult(NamedTuple):
+    """The elements that differ, and how often they are there; see `unique_counts`."""
+
+    values: AccelRef
+    """The elements, in ascending order."""
+    counts: AccelRef
+    """How often each is there."""
+
+
+class UniqueInverseResult(NamedTuple):
+    """The elements that differ, and where they are; see `unique_inverse`."""
+
+    values: AccelRef
+    """The elements, in ascending order."""
+    inverse_indices: AccelRef
+    """For each element the index in `values`."""
+
+
+class RunLengthsResult(NamedTuple):
+    """Runs of equal elements; see `run_lengths`."""
+
+    values: AccelRef
+    """The element of each run."""
+    lengths: AccelRef
+    """How long each is."""
+
+
+class HistogramResult(NamedTuple):
+    """Counts of bins; see `histogram`."""
+
+    counts: AccelRef
+    """How many elements there are in each bin."""
+    edges: AccelRef
+    """Edges of the bins: one more than there are bins."""
+
+
+def _grouping(
+    make: Callable[..., Any], *wanted: str, is_sorted: bool = True
+) -> Callable[[Any, Planner], Any]:
+    """Return the plan of a search for groups.
+
+    Args:
+        make: Makes the reply of the values, and of what else is wanted.
+        wanted: Fields of `GroupSpec`, in the order of the reply.
+        is_sorted: See `GroupSpec`.
+    """
+
+    def plan(message: Any, planner: Planner) -> Planned[Any]:
+        given = planner.read("x", message.x)
+        x = flat(planner, given)
+        values = planner.output(x.shape, x.dtype)
+        shapes = {"inverse": given.shape}
+        more = {field: planner.output(shapes.get(field, x.shape), DType.int64) for field in wanted}
+        specs = {field: reshaped(more[field].spec, x.shape) if field in more else None for field in _MORE}
+        count = planner.status(2)
+
+        def finish() -> Any:
+            found = number_of(count)
+            return make(
+                values[:found], *[ref if field == "inverse" else ref[:found] for field, ref in more.items()]
+            )
+
+        return Planned(GroupSpec(is_sorted, x, values.spec, **specs, count=count), finish=finish)
+
+    return plan
+
+
+_MORE = ("counts", "indices", "inverse")
+
+
+def _same(values: AccelRef) -> AccelRef:
+    return values
+
+
+@operation(actor=ArraysActor, plan=_grouping(_same))
+async def unique_values(x: Operand) -> AccelRef:
+    """Find the elements that differ, in ascending order, as the array API standard's ``unique_values`` does.
+
+    NaN is equal to nothing, so each one is there, behind the numbers. Of zeros of both signs the first is
+    taken. The result is a view of an array as large as `x`.
+
+    Args:
+        x: An array of any shape; its elements are taken in C order.
+
+    Returns:
+        The elements, a vector.
+
+    Raises:
+        NotSupportedError: As `sort`; and complex numbers on CUDA.
+    """
+    ...
+
+
+@operation(actor=ArraysActor, plan=_grouping(UniqueCountsResult, "counts"))
+async def unique_counts(x: Operand) -> UniqueCountsResult:
+    """Find the elements that differ, and count them, as the array API standard's ``unique_counts`` does.
+
+    Args:
+        x: The array; see `unique_values`, which says more.
+
+    Returns:
+        The elements in ascending order, and how often each is there, of int64.
+
+    Raises:
+        NotSupportedError: As `unique_values`.
+    """
+    ...
+
+
+@operation(actor=ArraysActor, plan=_grouping(UniqueInverseResult, "inverse"))
+async def unique_inverse(x: Operand) -> UniqueInverseResult:
+    """Find the elements that differ, and where they are, as the array API standard's ``unique_inverse`` does.
+
+    Args:
+        x: The array; see `unique_values`, which says more.
+
+    Returns:
+        The elements in ascending order, and for each element of `x`, in its shape, which one it is, of int64.
+
+    Raises:
+        NotSupportedError: As `unique_values`.
+    """
+    ...
+
+
+@operation(actor=ArraysActor, plan=_grouping(UniqueAllResult, "indices", "inverse", "counts"))
+async def unique_all(x: Operand) -> UniqueAllResult:
+    """Find the elements that differ, and all about them, as the array API standard's ``unique_all`` does.
+
+    Args:
+        x: The array; see `unique_values`, which says more.
+
+    Returns:
+        The elements in ascending order, the index of the first one of each, for each element of `x` which
+        one it is, and how often each is there: indices and counts are of int64.
+
+    Raises:
+        NotSupportedError: As `unique_values`.
+    """
+    ...
+
+
+def _plan_runs(message: Any, planner: Planner) -> Planned[RunLengthsResult]:
+    if message.x.ndim != 1:
+        raise ValueError(f"{planner.name}: x must be a vector, got shape {message.x.shape}")
+    planned: Planned[RunLengthsResult] = _runs(message, planner)
+    return planned
+
+
+_runs = _grouping(RunLengthsResult, "counts", is_sorted=False)
+
+
+@operation(actor=ArraysActor, plan=_plan_runs)
+async def run_lengths(x: Operand) -> RunLengthsResult:
+    """Find the runs of equal neighbours of a vector (CUB's run-length encoding).
+
+    NaN is equal to nothing: each is a run. The results are views of arrays as long as `x`.
+
+    Args:
+        x: The vector.
+
+    Returns:
+        The first element of each run, and how long each is, of int64.
+
+    Raises:
+        ValueError: `x` is no vector.
+        NotSupportedError: float8 on CUDA.
+    """
+    ...
+
+
+def _plan_nonzero(message: Any, planner: Planner) -> Planned[tuple[AccelRef, ...]]:
+    x = planner.read("x", message.x)
+    if not x.ndim:
+        raise ValueError(f"{planner.name}: x must have an axis; an array without axes has no index")
+    found, count = [planner.output((x.size,), DType.int64) for _ in x.shape], planner.status(2)
+    spec = SelectSpec(False, x, None, tuple([one.spec for one in found]), count)
+    return Planned(spec, finish=lambda: tuple([one[: number_of(count)] for one in found]))
+
+
+@operation(actor=ArraysActor, plan=_plan_nonzero)
+async def nonzero(x: Operand) -> tuple[AccelRef, ...]:
+    """Find the indices of elements that are not zero, as the array API standard's ``nonzero`` does.
+
+    NaN is not zero. The results are views of arrays with a place for each element of `x`.
+
+    Args:
+        x: An array of at least one axis.
+
+    Returns:
+        For each axis the indices along it, of int64, in C order of the elements.
+
+    Raises:
+        ValueError: The array has no axes.
+        NotSupportedError: float8 on CUDA.
+    """
+    ...
+
+
+def _plan_select(
+    message: Any, planner: Planner, *, is_whole: bool
+) -> tuple[SelectSpec, AccelRef, Callable[[], int]]:
+    """Plan a selection of the items of an array by a mask of its first axes."""
+    mask, x = planner.read("mask", message.mask), planner.read("x", message.x)
+    if mask.dtype is not DType.bool:
+        raise TypeError(f"{planner.name}: mask must be of bool, got {mask.dtype}; take() selects by indices")
+    if x.shape[: mask.ndim] != mask.shape:
+        raise ValueError(
+            f"{planner.name}: mask must have the shape of x or of its first axes, got mask of shape "
+            f"{mask.shape} and x of shape {x.shape}"
+        )
+    out, count = planner.output((mask.size, *x.shape[mask.ndim :]), x.dtype), planner.status(2)
+    return SelectSpec(is_whole, mask, x, (out.spec,), count), out, lambda: number_of(count)
+
+
+def _plan_compress(message: Any, planner: Planner) -> Planned[AccelRef]:
+    spec, out, count = _plan_select(message, planner, is_whole=False)
+    return Planned(spec, finish=lambda: out[: count()])
+
+
+def _plan_partition(message: Any, planner: Planner) -> Planned[tuple[AccelRef, AccelRef]]:
+    spec, out, count = _plan_select(message, planner, is_whole=True)
+    return Planned(spec, finish=lambda: (out[: count()], out[count() :]))
+
+
+@operation(actor=ArraysActor, plan=_plan_compress)
+async def compress(mask: Operand, x: Operand) -> AccelRef:
+    """Select elements by a mask: NumPy's ``x[mask]``.
+
+    The result is a view of an array with a place for each item of `x`.
+
+    Args:
+        mask: Truth values, of the shape of `x` or of its first axes.
+        x: The array.
+
+    Returns:
+        The selected items in C order: of shape ``(count, *x.shape[mask.ndim:])``.
+
+    Raises:
+        TypeError: The mask is not of bool.
+        ValueError: The mask has another shape.
+    """
+    ...
+
+
+@operation(actor=ArraysActor, plan=_plan_partition)
+async def partition(mask: Operand, x: Operand) -> tuple[AccelRef, AccelRef]:
+    """Part an array by a mask: NumPy's ``x[mask], x[~mask]``. Items keep their order in both.
+
+    Both are views of one new array, which holds the selected items first.
+
+    Args:
+        mask: Truth values, of the shape of `x` or of its first axes.
+        x: The array.
+
+    Returns:
+        The items that are selected, and the others.
+
+    Raises:
+        TypeError: The mask is not of bool.
+        ValueError: The mask has another shape.
+    """
+    ...
+
+
+class Count(Operation[ArraysActor, AccelRef]):
+    """Count the elements of bins, or add their weights.
+
+    Args:
+        x: The elements.
+        edges: Edges of the bins; None where the elements are bins.
+        weights: Weights; None for ones.
+        bins: How many bins there are.
+    """
+
+    __slots__ = ("bins", "edges", "weights", "x")
+    library = LIBRARY
+
+    def __init__(self, x: Operand, edges: Operand | None, weights: Operand | None, bins: int) -> None:
+        self.x, self.edges, self.weights, self.bins = x, edges, weights, bins
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Name the counts."""
+        x = planner.read("x", self.x)
+        edges = None if self.edges is None else planner.read("bins", self.edges)
+        check_real("histogram", x=x, **({} if edges is None else {"edges": edges}))
+        weights = None if self.weights is None else self._weights(planner, x)
+        out = planner.output((self.bins,), DType.int64 if weights is None else DType.float64)
+        return Planned(CountSpec(flat(planner, x), edges, weights, out.spec, planner.status(1)), out)
+
+    def _weights(self, planner: Planner, x: ArraySpec) -> ArraySpec:
+        assert self.weights is not None
+        weights = planner.read("weights", self.weights)
+        if weights.shape != x.shape:
+            raise ValueError(f"bincount: weights must have the shape {x.shape} of x, got {weights.shape}")
+        check_real("bincount", weights=weights)
+        if weights.dtype is not DType.float64:
+            weights = planner.convert(weights, DType.float64)
+        return flat(planner, weights)
+
+
+async def bincount(x: Operand, weights: Operand | None = None, *, minlength: int = 0) -> AccelRef:
+    """Count how often each whole number is there, as `numpy.bincount` does.
+
+    The largest number is found first, and read by the host: so it waits for the device twice.
+
+    Args:
+        x: A vector of whole numbers from 0 on.
+        weights: Real numbers of the same shape, which are added up in float64 in the place of ones.
+        minlength: The least length of the result.
+
+    Returns:
+        Counts of int64, or sums of float64: one more than the largest number of `x`, and at least
+        `minlength`.
+
+    Raises:
+        TypeError: `x` is not of whole numbers, `weights` is complex, or `minlength` is no whole number.
+        ValueError: `x` is no vector, `weights` has another shape, or `minlength` is negative.
+        LibraryError: A number is negative.
+        OutOfMemoryError: The largest number is too large.
+    """
+    device = device_of("bincount", x, weights)
+    if x.ndim != 1 or whole("bincount", "minlength", minlength) < 0:
+        raise ValueError(
+            f"bincount: x must be a vector, and minlength not negative, got shape {x.shape}, {minlength}"
+        )
+    if DType.of(x.dtype).kind not in ("int", "uint"):
+        raise TypeError(f"bincount: x must be of whole numbers, got {x.dtype}")
+    most = int(await (await device.ask(_MOST.compute(x))).item()) if x.size else -1
+    return await device.ask(Count(x, None, weights, max(most + 1, minlength)))
+
+
+async def histogram(
+    x: Operand, bins: int | Operand = 10, *, range: tuple[float, float] | None = None
+) -> HistogramResult:
+    """Count the elements of bins, as `numpy.histogram` does.
+
+    A bin has its lower edge, and the last one its upper edge too. NaN is in none.
+
+    Args:
+        x: An array of real numbers.
+        bins: How many bins of one width there are, or their edges: a vector in ascending order. The order is
+            not checked where it is on the device.
+        range: The first and the last edge, where `bins` is a number. By default the least and the largest
+            element, which are found first, and read by the host.
+
+    Returns:
+        How many elements there are in each bin, of int64, and the edges.
+
+    Raises:
+        TypeError: `x` or the edges are complex, or `bins` is no whole number.
+        ValueError: There are no bins, edges descend, or the range is not finite.
+    """
+    device = device_of("histogram", x, bins if isinstance(bins, AccelRef) else None)
+    if DType.of(x.dtype).kind == "complex":
+        raise TypeError(f"histogram: x must not be complex, which has no order; got {x.dtype}")
+    if isinstance(bins, (AccelRef, np.ndarray)):
+        if bins.ndim != 1 or len(bins) < 2:
+            raise ValueError(f"histogram: edges must be a vector of at least two, got shape {bins.shape}")
+        if isinstance(bins, np.ndarray) and np.any(bins[1:] < bins[:-1]):
+            raise ValueError("histogram: edges must be in ascending order")
+        edges = bins if isinstance(bins, AccelRef) else await device.put(bins)
+    else:
+        count = whole("histogram", "bins", bins)
+        if count < 1:
+            raise ValueError(f"histogram: bins must be at least 1, got {bins}")
+        first, last = await _range(x, range)
+        inexact = x.dtype if DType.of(x.dtype).is_inexact else DType.float64
+        edges = await device.put(np.linspace(first, last, count + 1).astype(DType.of(inexact).dtype))
+    return HistogramResult(await device.ask(Count(x, edges, None, len(edges) - 1)), edges)
+
+
+async def _range(x: Operand, given: tuple[float, float] | None) -> tuple[float, float]:
+    """Return the first and the last edge of bins, by NumPy's rules."""
+    if given is not None:
+        first, last = map(float, given)
+    elif math.prod(x.shape):
+        first, last = [float(await (await one(x)).item()) for one in (_LEAST, _MOST)]
+    else:
+        first, last = 0.0, 1.0
+    if not (math.isfinite(first) and math.isfinite(last)) or first > last:
+        raise ValueError(f"histogram: range must be finite and ascend, got {first} to {last}")
+    return (first, last) if first < last else (first - 0.5, last + 0.5)
+
+
+_LEAST, _MOST = (Reduction("x", name, operation=f"arrays.{name}", library=LIBRARY) for name in ("min", "max"))

@@ -1,0 +1,239 @@
+"""Views by the array API standard, and by NumPy where it has more: plain functions, as nothing is launched.
+
+NumPy finds the layout of each, from an array of the same layout that has no memory, and refuses what it
+would refuse.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view as _windows
+
+from ..backends.base.ops import ArraySpec
+from ..devices import AccelRef
+from ..devices.base._refusals import what_to_do
+from ..devices.base._views import NoViewError, seen
+
+__all__ = [
+    "broadcast_arrays", "broadcast_to", "diagonal", "expand_dims", "flip", "matrix_transpose", "meshgrid",
+    "moveaxis", "permute_dims", "reshape", "sliding_window_view", "split", "squeeze", "unstack",
+]  # fmt: skip
+
+
+def permute_dims(x: AccelRef, axes: Sequence[int]) -> AccelRef:
+    """Return a view with the axes in another order.
+
+    Args:
+        x: The array.
+        axes: By each axis of the result, that of `x`; negative ones count from the end.
+
+    Raises:
+        ValueError: These are not all axes, each once.
+    """
+    return _view("permute_dims", x, lambda array: array.transpose(axes))
+
+
+def moveaxis(x: AccelRef, source: int | Sequence[int], destination: int | Sequence[int]) -> AccelRef:
+    """Return a view with axes at other places; the others keep their order.
+
+    Raises:
+        ValueError: An axis that there is not, or twice, or not as many in both.
+    """
+    return _view("moveaxis", x, lambda array: np.moveaxis(array, source, destination))
+
+
+def matrix_transpose(x: AccelRef) -> AccelRef:
+    """Return a view with the last two axes exchanged.
+
+    Raises:
+        ValueError: There are fewer than two.
+    """
+    return _view("matrix_transpose", x, np.matrix_transpose)
+
+
+def squeeze(x: AccelRef, axis: int | Sequence[int]) -> AccelRef:
+    """Return a view without axes of one element.
+
+    Raises:
+        ValueError: An axis that there is not, or one of another length.
+    """
+    axes = axis if isinstance(axis, int) else tuple(axis)
+    return _view("squeeze", x, lambda array: np.squeeze(array, axes))
+
+
+def expand_dims(x: AccelRef, axis: int | Sequence[int] = 0) -> AccelRef:
+    """Return a view with more axes, of one element each, at these places of the result.
+
+    Raises:
+        ValueError: A place that there is not.
+    """
+    axes = axis if isinstance(axis, int) else tuple(axis)
+    return _view("expand_dims", x, lambda array: np.expand_dims(array, axes))
+
+
+def flip(x: AccelRef, axis: int | Sequence[int] | None = None) -> AccelRef:
+    """Return a view with the elements in the opposite order along axes; None for all.
+
+    Raises:
+        ValueError: An axis that there is not, or twice.
+    """
+    axes = axis if axis is None or isinstance(axis, int) else tuple(axis)
+    # NumPy copies an array without axes.
+    return _view("flip", x, lambda array: np.flip(array, axes) if array.ndim or axes else array)
+
+
+def broadcast_to(x: AccelRef, shape: int | Sequence[int]) -> AccelRef:
+    """Return a view that repeats elements along axes in front, and along those of one element.
+
+    Elements of it share memory, so no operation writes to it.
+
+    Raises:
+        ValueError: `x` does not broadcast to this shape.
+    """
+    return _view("broadcast_to", x, lambda array: np.broadcast_to(array, shape))
+
+
+def broadcast_arrays(*arrays: AccelRef) -> list[AccelRef]:
+    """Return a view of each array, all of one shape; see `broadcast_to`.
+
+    Raises:
+        ValueError: The shapes do not broadcast to one.
+    """
+    shape = _named("broadcast_arrays", lambda: np.broadcast_shapes(*[x.shape for x in arrays]))
+    return [broadcast_to(x, shape) for x in arrays]
+
+
+def meshgrid(*arrays: AccelRef, indexing: Literal["xy", "ij"] = "xy") -> list[AccelRef]:
+    """Return the coordinates of a grid: views of the arrays, broadcast against each other.
+
+    Elements of them share memory: `AccelRef.copy` makes arrays that can be written to.
+
+    Args:
+        *arrays: The coordinates along each axis, each with one axis at most.
+        indexing: ``"ij"``: array number k goes along axis k. ``"xy"``: the first two axes are exchanged.
+
+    Raises:
+        ValueError: An array with several axes, or another `indexing`.
+    """
+    if indexing not in ("xy", "ij"):
+        raise ValueError(f"arrays.meshgrid: indexing must be 'xy' or 'ij', got {indexing!r}")
+    ndim, places = len(arrays), list(range(len(arrays)))
+    if indexing == "xy":
+        places[:2] = places[1::-1] if ndim > 1 else places[:2]
+    lines = [x.reshape((1,) * k + (-1,) + (1,) * (ndim - 1 - k)) for k, x in zip(places, arrays, strict=True)]
+    if any(x.ndim > 1 for x in arrays):
+        shapes = [x.shape for x in arrays]
+        raise ValueError(f"arrays.meshgrid: each array must have one axis at most, got {shapes}")
+    return broadcast_arrays(*lines)
+
+
+def diagonal(x: AccelRef, *, offset: int = 0) -> AccelRef:
+    """Return a view of the diagonal of each matrix of a stack: the last axis of the result goes along it.
+
+    Args:
+        x: Array of shape (..., m, n).
+        offset: Which diagonal: above the main one for positive numbers, below it for negative ones.
+
+    Raises:
+        ValueError: There are fewer than two axes.
+    """
+    return _view("diagonal", x, lambda array: np.diagonal(array, offset, -2, -1))
+
+
+def sliding_window_view(
+    x: AccelRef, window_shape: int | Sequence[int], axis: int | Sequence[int] | None = None
+) -> AccelRef:
+    """Return a view of all windows, as `numpy.lib.stride_tricks.sliding_window_view` does.
+
+    The axes of a window are the last ones of the result. Windows share elements, so no operation writes to
+    the view.
+
+    Args:
+        x: The array.
+        window_shape: Elements of a window along each of `axis`.
+        axis: The axes; None for all.
+
+    Raises:
+        ValueError: An axis that there is not, not as many axes as sizes, or a window that is larger than the
+            array or smaller than one element.
+    """
+    sizes = window_shape if isinstance(window_shape, int) else tuple(window_shape)
+    axes = axis if axis is None or isinstance(axis, int) else tuple(axis)
+    if not np.all(np.greater(sizes, 0)):
+        raise ValueError(f"arrays.sliding_window_view: window_shape must be at least 1, got {window_shape!r}")
+    return _view("sliding_window_view", x, lambda array: _windows(array, sizes, axes))
+
+
+def unstack(x: AccelRef, *, axis: int = 0) -> tuple[AccelRef, ...]:
+    """Return views of the parts of an array along an axis, one for each index.
+
+    Raises:
+        ValueError: An axis that there is not.
+    """
+    moved = _view("unstack", x, lambda array: np.moveaxis(array, axis, 0))
+    return tuple([moved[index] for index in range(len(moved))])
+
+
+def split(x: AccelRef, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[AccelRef]:
+    """Return views of parts that follow one another along an axis, as `numpy.split` does.
+
+    Args:
+        x: The array.
+        indices_or_sections: How many parts of one length there are; or where each but the first begins.
+        axis: The axis.
+
+    Raises:
+        ValueError: An axis that there is not, or it cannot be divided into parts of one length.
+    """
+    moved = _view("split", x, lambda array: np.moveaxis(array, axis, 0))
+    bounds = indices_or_sections
+    if isinstance(bounds, int):
+        if bounds < 1 or len(moved) % bounds:
+            raise ValueError(f"arrays.split: {len(moved)} elements are not divided into {bounds} parts")
+        step = len(moved) // bounds
+        bounds = [step * number for number in range(1, bounds)]
+    pairs = itertools.pairwise((0, *bounds, None))
+    return [moveaxis(moved[start:end], 0, axis) for start, end in pairs]
+
+
+async def reshape(x: AccelRef, shape: int | Sequence[int], *, copy: bool | None = None) -> AccelRef:
+    """Return the elements in C order under another shape: a view where there is one, else a copy.
+
+    It is awaited, as it may copy. `AccelRef.reshape` returns the view, or refuses.
+
+    Args:
+        x: The array.
+        shape: The shape; one size may be -1.
+        copy: True for a copy in any case, False for none: then a shape that needs one is refused. None for a
+            copy where it is needed.
+
+    Raises:
+        ValueError: Another number of elements, or a shape that needs a copy where there is to be none.
+    """
+    if copy is None:
+        try:
+            return x.reshape(shape)
+        except NoViewError:
+            copy = True
+    return (await x.copy() if copy else x).reshape(shape)
+
+
+def _view(name: str, x: AccelRef, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> AccelRef:
+    if not isinstance(cast("object", x), AccelRef):
+        told = f"{type(x).__name__}{what_to_do(x)}"
+        raise TypeError(f"arrays.{name}: x must be an AccelRef, got {told}")
+    spec: ArraySpec = _named(name, lambda: seen(x.spec, change))
+    return AccelRef(x.block, spec)
+
+
+def _named(name: str, find: Callable[[], Any]) -> Any:
+    """Say in NumPy's errors which function refuses."""
+    try:
+        return find()
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"arrays.{name}: {error}") from None

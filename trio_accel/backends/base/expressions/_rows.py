@@ -1,0 +1,278 @@
+"""Expressions of rows: reductions along axes, whose results later statements read at each element."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ..dtypes import DType
+from ._evaluate import evaluate
+from ._expression import Expression, parse
+from ._functions import CONSTANTS, FUNCTIONS
+from ._reduction import REDUCTIONS, WIDER, Reduction, TypedReduction, evaluate_reduction, typed_reduction
+from ._specialized import Argument
+from ._typing import ArgumentType, TypedExpression, Weak, typed
+
+__all__ = [
+    "COUNT",
+    "WIDE",
+    "RowExpression",
+    "SpecializedRows",
+    "TypedRows",
+    "evaluate_rows",
+    "found",
+    "typed_rows",
+]
+
+COUNT = "n"
+"""Name of the count of elements that are reduced, in the statements."""
+
+_WHOLE = {dtype.value: DType.float64 for dtype in DType if dtype.kind in ("bool", "int", "uint")}
+
+# By their names, because to hash a dtype of low precision imports ml_dtypes.
+WIDE: Mapping[str, Mapping[str, DType]] = {
+    "float32": {**_WHOLE, "float16": DType.float32, "bfloat16": DType.float32},
+    "float64": {**_WHOLE, **WIDER},
+}
+"""By the least precision that is asked for: the dtypes that arrays are converted to."""
+
+_RESULT = "out"
+
+
+@attrs.frozen
+class RowExpression:
+    """Parsed statements, cut where something is reduced.
+
+    Attributes:
+        text: The statements.
+        inputs: Names of the arguments, in order.
+        stages: The reductions, in order. What one finds is an argument of those behind it, and of `last`,
+            named by `found`.
+        last: Makes the result.
+    """
+
+    text: str
+    inputs: tuple[str, ...]
+    # These follow from the text.
+    stages: tuple[Reduction, ...] = attrs.field(eq=False)
+    last: Expression = attrs.field(eq=False)
+
+    @staticmethod
+    @functools.lru_cache(1024)
+    def parse(text: str, inputs: tuple[str, ...]) -> RowExpression:
+        """Parse statements such as ``"e = exp(x - max(x)); y = e / sum(e)"``.
+
+        Args:
+            text: Statements as `parse` takes them, with calls of `REDUCTIONS`; the result is what the last
+                one assigns. The count of elements that are reduced is `COUNT`.
+            inputs: Names of the arguments, in order; `COUNT` is none of them.
+
+        Raises:
+            ValueError: Something that is not allowed in an expression.
+        """
+        cutter = _Cutter()
+        stages = tuple(_staged(*stage) for stage in cutter.cut(text))
+        last = parse(_pruned(cutter.statements, _RESULT), None, (_RESULT,))
+        read = {name for stage in stages for name in stage.map.inputs} | set(last.inputs)
+        foreign = read - {*inputs, COUNT} - {found(number) for number in range(len(stages))}
+        if not stages or foreign:
+            told = f"reads {', '.join(sorted(foreign))}" if foreign else "reduces nothing"
+            raise ValueError(f"the expression of rows {told}: {text}")
+        return RowExpression(text, inputs, stages, last)
+
+    @property
+    def elements(self) -> frozenset[str]:
+        """The arguments that are read element by element: all, as in `Expression`."""
+        return frozenset(self.inputs)
+
+    @property
+    def loads(self) -> Mapping[str, int]:
+        """The arguments that elements are loaded from: none, as in `Expression`."""
+        return {}
+
+    def widened(self, dtypes: Mapping[str, DType]) -> RowExpression:
+        """Return the same with arguments of these names converted to dtypes first."""
+        if not dtypes:
+            return self
+        casts = "; ".join(f"{name} = {dtype}({name})" for name, dtype in dtypes.items())
+        return RowExpression.parse(f"{casts}; {self.text}", self.inputs)
+
+
+def found(stage: int) -> str:
+    """Return the name of what a reduction has found."""
+    return f"found_{stage}"
+
+
+def _staged(name: str, text: str) -> Reduction:
+    mapped = parse(text, None, (_RESULT,))
+    return Reduction.parse(text, name, inputs=mapped.inputs)
+
+
+class _Cutter(ast.NodeTransformer):
+    """Takes reductions out of statements, from the inside outwards."""
+
+    def __init__(self) -> None:
+        self.statements: list[ast.stmt] = []
+        self._stages: list[tuple[str, str]] = []
+
+    def cut(self, text: str) -> Sequence[tuple[str, str]]:
+        """Return the name and the statements of each reduction; what is left is in `statements`."""
+        for statement in ast.parse(text).body:
+            cut = self.visit(statement)
+            if isinstance(cut, ast.Expr):
+                cut = _assign(_RESULT, cut.value)
+            self.statements.append(cut)
+        last = self.statements[-1]
+        if isinstance(last, ast.Assign) and isinstance(last.targets[0], ast.Name):
+            self.statements.append(_assign(_RESULT, ast.Name(last.targets[0].id)))
+        return self._stages
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:  # the visitor's name
+        self.generic_visit(node)
+        if not isinstance(node.func, ast.Name) or node.func.id not in REDUCTIONS:
+            return node
+        if len(node.args) != 1 or node.keywords:
+            raise ValueError(f"{node.func.id} of one value reduces: {ast.unparse(node)}")
+        value = _assign(_RESULT, node.args[0])
+        self._stages.append((node.func.id, _pruned([*self.statements, value], _RESULT)))
+        return ast.Name(found(len(self._stages) - 1))
+
+
+def _assign(name: str, value: ast.expr) -> ast.stmt:
+    return ast.fix_missing_locations(ast.Assign([ast.Name(name)], value, lineno=1))
+
+
+def _pruned(statements: Sequence[ast.stmt], result: str) -> str:
+    """Return the text of the statements that a name depends on."""
+    needed, kept = {result}, list[str]()
+    for statement in reversed(statements):
+        written, read = _names(statement)
+        if written in needed:
+            kept.append(ast.unparse(statement))
+            needed = (needed - {written}) | read
+    return "\n".join(reversed(kept))
+
+
+def _names(statement: ast.stmt) -> tuple[str, set[str]]:
+    """Return what a statement assigns, and what it reads."""
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            read = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
+            return name, read - set(FUNCTIONS) - set(CONSTANTS)
+        case _:
+            raise ValueError(f"a statement of rows assigns to one name: {ast.unparse(statement)}")
+
+
+@attrs.frozen
+class TypedRows:
+    """An expression of rows for arguments of certain types.
+
+    Attributes:
+        rows: The expression.
+        stages: Its reductions.
+        last: Makes the result, of arguments and of what was found.
+    """
+
+    rows: RowExpression
+    stages: tuple[TypedReduction, ...]
+    last: TypedExpression
+
+    @property
+    def dtype(self) -> DType:
+        """Dtype of the result."""
+        return self.last.dtypes[0]
+
+
+def typed_rows(
+    rows: RowExpression, arguments: Sequence[ArgumentType], result: DType | None = None
+) -> TypedRows:
+    """Find the types of an expression of rows.
+
+    Args:
+        rows: The expression.
+        arguments: Types of its inputs.
+        result: Type that the result is converted to; None for no conversion.
+
+    Raises:
+        TypeError, NotSupportedError, ValueError: See `typed` and `typed_reduction`.
+    """
+    kinds: dict[str, ArgumentType] = {**dict(zip(rows.inputs, arguments, strict=True)), COUNT: Weak.int}
+    stages: list[TypedReduction] = []
+    for number, stage in enumerate(rows.stages):
+        stages.append(typed_reduction(stage, tuple(kinds[name] for name in stage.map.inputs)))
+        kinds[found(number)] = stages[-1].dtype
+    last = typed(rows.last, tuple(kinds[name] for name in rows.last.inputs), (result,))
+    return TypedRows(rows, tuple(stages), last)
+
+
+@attrs.frozen
+class SpecializedRows:
+    """An expression of rows for arguments of certain types.
+
+    Attributes:
+        rows: The expression.
+        arguments: How it gets its inputs; behind the last one, it gets the count of elements.
+        result: Type that the result is converted to.
+    """
+
+    rows: RowExpression
+    arguments: tuple[Argument, ...]
+    result: DType
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the result is of the shape of the arrays, as the last step reads their elements."""
+        pairs = zip(self.rows.inputs, self.arguments, strict=True)
+        return any(argument.is_array and name in self.rows.last.inputs for name, argument in pairs)
+
+    @property
+    def takes_nothing(self) -> bool:
+        """Whether every reduction has a result of no elements."""
+        return all(stage.takes_nothing for stage in self.rows.stages)
+
+    @functools.cached_property
+    def typed(self) -> TypedRows:
+        """Its steps."""
+        return typed_rows(self.rows, [argument.kind for argument in self.arguments], self.result)
+
+    def encode(self) -> str:
+        """It as a text; what is equal has equal texts."""
+        kinds = [argument.encode() for argument in self.arguments]
+        return json.dumps([self.rows.text, self.rows.inputs, kinds, self.result.value])
+
+    @staticmethod
+    @functools.lru_cache(1024)
+    def decode(text: str) -> SpecializedRows:
+        """Decode a text of `encode`."""
+        statements, inputs, kinds, result = json.loads(text)
+        rows = RowExpression.parse(statements, tuple(inputs))
+        return SpecializedRows(rows, tuple(map(Argument.decode, kinds)), DType(result))
+
+
+def evaluate_rows(
+    typed: TypedRows, arguments: Sequence[Any], shape: tuple[int, ...], axes: tuple[int, ...]
+) -> npt.NDArray[Any]:
+    """Compute it by NumPy: the result broadcasts to `shape`, or to that with one element along the axes.
+
+    Args:
+        typed: The typed expression.
+        arguments: Arrays and NumPy scalars of its types, which broadcast to `shape`, but for the count.
+        shape: Extents before the reductions.
+        axes: Which axes are reduced, from 0 on, in order.
+    """
+    values = dict(zip(typed.rows.inputs, arguments, strict=True))
+    values[COUNT] = np.int64(math.prod(shape[axis] for axis in axes))
+    kept = [1 if axis in axes else extent for axis, extent in enumerate(shape)]
+    for number, stage in enumerate(typed.stages):
+        given = [values[name] for name in stage.reduction.map.inputs]
+        values[found(number)] = evaluate_reduction(stage, given, shape, axes).reshape(kept)
+    (result,) = evaluate(typed.last, [values[name] for name in typed.rows.last.inputs])
+    return result

@@ -1,0 +1,485 @@
+"""Order, groups, selections, counts and scans of arrays on GPUs.
+
+The kernels are those of ``primitives.cu``, compiled for the types of an operation. A plan is loaded code. The
+sorting of keys is that of a vendor's library, which a backend has as a `Sorter`.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import attrs
+import numpy as np
+
+from .. import ops
+from ..device_array import DeviceArray
+from ..dtypes import DType
+from ..errors import NotSupportedError
+from ..expressions._source import cast_of, element_of, prelude, register_of
+from ..ops import ArraySpec
+from .device import AddressDevice
+from .driver import Function, LoadedCode
+from .kernels import CompiledLibrary
+from .library import EnqueuingCall
+
+__all__ = ["PRIMITIVE_DTYPES", "SORTED_DTYPES", "PrimitivesLibrary", "Sorter"]
+
+PRIMITIVE_DTYPES = tuple(dtype for dtype in DType if not dtype.value.startswith("float8"))
+"""Dtypes of the elements that kernels compute with."""
+
+SORTED_DTYPES = tuple(dtype for dtype in PRIMITIVE_DTYPES if dtype.kind != "complex")
+"""Dtypes of the elements that are sorted."""
+
+_SOURCE = Path(__file__).with_name("primitives.cu")
+# As in the source: what a block of threads scans at a time, and the bins that a block counts by itself.
+_THREADS = 256
+_TILE = 7 * _THREADS
+# Lines of fewer elements, or more lines than this that are not in order, are scanned by a thread each.
+_SHORT, _MANY = 64, 4096
+# Indices below this are of 32 bits.
+_NARROW = 1 << 31
+
+_SCAN = struct.Struct("<3Q6q")
+_SORT = struct.Struct("<5Q3q")
+_GROUP = struct.Struct("<9Qq")
+_SEARCH = struct.Struct("<5Q3q")
+_COUNT = struct.Struct("<5Q2q")
+_SEGMENT = struct.Struct("<4Q2q")
+
+_INFINITE = {DType.float64: 0x7FF << 52, DType.float32: 0xFF << 23, DType.float16: 31 << 10}
+_INFINITE[DType.bfloat16] = 0xFF << 7
+_COMBINE = {"sum": "f_add", "prod": "f_multiply", "min": "f_minimum", "max": "f_maximum"}
+
+_Call: TypeAlias = EnqueuingCall[Any, Any]
+_Device: TypeAlias = AddressDevice[Any, Any, Any]
+
+
+class Sorter(Protocol):
+    """Sorts unsigned keys, or numbers, with or without numbers beside them: stable, ascending by their bits.
+
+    -0.0 and 0.0 are equal.
+    """
+
+    def __call__(self, call: _Call, keys: _Pair, values: _Pair | None, count: int, bits: int) -> int:
+        """Enqueue it.
+
+        Args:
+            call: The call.
+            keys: Addresses of the keys, and of room for as many.
+            values: Addresses of what is beside each, and of room for as many.
+            count: How many there are.
+            bits: How many of the lower bits of the keys count.
+
+        Returns:
+            In which of the two the result is.
+        """
+        ...
+
+
+_Pair: TypeAlias = tuple[int, int]
+
+
+@attrs.define(eq=False)
+class _Code(LoadedCode):
+    """Compiled kernels.
+
+    Attributes:
+        layout: The structure that each of them takes.
+        functions: The kernels by their names.
+        parts: Other code that the operation needs, by name.
+        sorter: Sorts keys, where it needs that.
+    """
+
+    layout: struct.Struct
+    functions: dict[str, Function]
+    parts: Mapping[str, _Code] = attrs.field(factory=dict[str, "_Code"])
+    sorter: Sorter | None = None
+
+    def launch(self, name: str, call: _Call, count: int, *values: object) -> None:
+        """Launch a kernel for so many elements, or blocks of threads."""
+        if count:
+            self.functions[name].run(call.handle, count, self.layout, *values)
+            self._runs.note(call.stream)
+
+    def close(self) -> None:
+        """Unload it, and what belongs to it."""
+        super().close()
+        for part in self.parts.values():
+            part.close()
+
+
+def _types(**named: DType) -> dict[str, str]:
+    """Define classes that load and store elements, and their sizes."""
+    made: dict[str, str] = {}
+    for name, dtype in named.items():
+        made[name] = element_of(dtype)
+        made[f"{name.upper()}_SIZE"] = str(dtype.itemsize)
+    return made
+
+
+def _bits(itemsize: int) -> str:
+    return f"u{8 * itemsize}"
+
+
+def _number(count: int) -> DType:
+    return DType.uint32 if count < _NARROW else DType.uint64
+
+
+def _cast(source: DType, *through: DType) -> str:
+    """C++ of a macro that converts a value step by step."""
+    value = "(value)"
+    for dtype in through:
+        value, source = cast_of(value, source, dtype), dtype
+    return value
+
+
+class PrimitivesLibrary(CompiledLibrary):
+    """Enqueues sorts, groups, selections, counts and scans."""
+
+    def make_sorter(self, key: DType, value: DType | None, *, descending: bool) -> Sorter:
+        """Make a sorter of keys of a dtype, with numbers of a dtype beside them. May block.
+
+        Raises:
+            NotSupportedError: There is none.
+        """
+        raise NotSupportedError(f"{self.name}: the {self.backend.upper()} backend does not sort")
+
+    def _key_of(self, spec: ops.OperationSpec) -> tuple[object, ...]:
+        found = _KEYS.get(type(spec))
+        return super()._key_of(spec) if found is None else (type(spec), *found(spec))
+
+    def _compile(
+        self,
+        part: str,
+        names: Sequence[str],
+        layout: struct.Struct,
+        defined: Mapping[str, object],
+        **more: Any,
+    ) -> _Code:
+        """Compile one part of the source; blocks."""
+        lines = [
+            f"#define {name}{'(value)' if '(value)' in str(value) else ''} {value}"
+            for name, value in defined.items()
+        ]
+        text = "\n".join([prelude(), f"#define {part}", *lines, _source()])
+        unload, functions = self._device.kernels.load(text, names, layout.size)
+        return _Code(unload, layout, functions, **more)
+
+    # ---- scans
+
+    def plan_scan(self, spec: ops.ScanSpec, device: _Device) -> _Code:
+        """Compile a scan."""
+        x, out, wide = spec.x.dtype, spec.out.dtype, ops.accumulator_of(spec.out.dtype)
+        return self._compile_scan(x, out, wide, spec.combine, {"TAKE": _cast(x, out, wide)})
+
+    def _compile_scan(
+        self, x: DType, out: DType, wide: DType, combine: str, defined: Mapping[str, object]
+    ) -> _Code:
+        defined = {
+            **_types(In=x, Out=out),
+            "Acc": register_of(wide),
+            "COMBINE": _COMBINE[combine],
+            "IDENTITY": cast_of(str(ops.IDENTITIES[combine]), DType.int32, wide),
+            "GIVE": _cast(wide, out),
+            **defined,
+        }
+        return self._compile("SCANS", ("total", "carry", "scan", "scan_lines"), _SCAN, defined)
+
+    def scan(self, spec: ops.ScanSpec, call: _Call) -> None:
+        """Combine the elements up to each one."""
+        x, out, axis = spec.x, spec.out, spec.axis
+        count, initial, code = x.shape[axis], int(spec.has_initial), call.plan
+        inner = int(np.prod(x.shape[axis + 1 :], dtype=np.int64))
+        if not out.size:
+            return
+        lines = out.size // out.shape[axis]
+        if count <= _SHORT or (inner > 1 and lines >= _MANY):
+            values = call.packed(x), call.result(out), 0, lines, count, inner, 1, count, initial
+            code.launch("scan_lines", call, lines, *values)
+            return
+        source, target = _rows(call.array(x), axis), _rows(call.array(out), axis)
+        packed = target if target.is_contiguous else call.room(target)
+        self._scan_rows(code, call, _address(call, source), packed.address, (lines, count, initial))
+        if packed is not target:
+            call.convert(packed, target)
+
+    def _scan_rows(self, code: _Code, call: _Call, x: int, out: int, extents: tuple[int, int, int]) -> None:
+        """Scan rows that are in order, in parts if that fills the device."""
+        lines, count, initial = extents
+        most = call.device.kernels.most_blocks
+        parts = max(1, min(most // lines, -(-count // _TILE)))
+        length = -(-count // parts)
+        totals = call.workspace(lines * parts * 16) if parts > 1 else 0
+        values = x, out, totals, lines, count, 1, parts, length, initial
+        if totals:
+            code.launch("total", call, lines * parts * _THREADS, *values)
+            code.launch("carry", call, lines * _THREADS, *values)
+        code.launch("scan", call, lines * parts * _THREADS, *values)
+
+    # ---- selections
+
+    def plan_select(self, spec: ops.SelectSpec, device: _Device) -> _Code:
+        """Compile a selection."""
+        flags, number, axes = spec.flags.dtype, _number(spec.flags.size), max(spec.flags.ndim, 1)
+        places = self._compile_scan(flags, number, number, "sum", {"TAKE": "(Acc)Cast<bool>::of((value))"})
+        word = 1 if spec.x is None else min(spec.x.dtype.itemsize, 8)
+        defined = {"AXES": axes, "Number": register_of(number), "Word": _bits(word)}
+        layout = struct.Struct(f"<3Q3q{axes}q{axes}Q")
+        return self._compile("SELECTS", ("move", "find"), layout, defined, parts={"places": places})
+
+    def select(self, spec: ops.SelectSpec, call: _Call) -> None:
+        """Select items, or find where they are."""
+        flags, code, count = spec.flags, call.plan, call.status(spec.count)
+        items, axes = flags.size, max(flags.ndim, 1)
+        if not items:
+            return
+        places = call.workspace(items * _number(items).itemsize)
+        self._scan_rows(code.parts["places"], call, call.packed(flags), places, (1, items, 0))
+        shape = flags.shape or (1,)
+        if spec.x is None:
+            out = [call.result(one) for one in spec.out]
+            code.launch("find", call, items, 0, places, count, items, 0, 0, *shape, *out)
+            return
+        words = spec.x.size // items * spec.x.dtype.itemsize // min(spec.x.dtype.itemsize, 8)
+        out = [call.result(spec.out[0]), *[0] * (axes - 1)]
+        values = call.packed(spec.x), places, count, items, words, spec.is_whole, *shape, *out
+        code.launch("move", call, max(items * words, 1), *values)
+
+    # ---- order
+
+    def plan_sort(self, spec: ops.SortSpec, device: _Device) -> _Code:
+        """Compile a sort."""
+        if _is_direct(spec):
+            sorter = self.make_sorter(spec.x.dtype, None, descending=spec.descending)
+            return self._compile_sort(spec.x, _SORT_ALONE, sorter, descends=False)
+        return self._compile_order(spec.x, spec.x.shape[spec.axis], descends=spec.descending)
+
+    def _compile_order(self, x: ArraySpec, count: int, *, descends: bool) -> _Code:
+        number, has_row = _number(x.size), x.size > count and x.dtype.itemsize < 8
+        key = DType.uint64 if has_row or x.dtype.itemsize == 8 else DType.uint32
+        sorter = self.make_sorter(key, number, descending=False)
+        named = {"Key": register_of(key), "Number": register_of(number), "HAS_ROW": int(has_row)}
+        return self._compile_sort(x, named, sorter, descends=descends)
+
+    def _compile_sort(
+        self, x: ArraySpec, named: Mapping[str, object], sorter: Sorter, *, descends: bool
+    ) -> _Code:
+        infinite = _INFINITE.get(x.dtype, 0)
+        defined = {
+            "Bits": _bits(x.dtype.itemsize),
+            "INFINITE": f"((Bits){infinite:#x}ull)",
+            "IS_FLOAT": int(x.dtype.kind == "float"),
+            "IS_SIGNED": int(x.dtype.kind == "int"),
+            "DESCENDS": int(descends),
+            **named,
+        }
+        return self._compile("SORTS", ("encode", "rows", "gather", "unify"), _SORT, defined, sorter=sorter)
+
+    def sort(self, spec: ops.SortSpec, call: _Call) -> None:
+        """Sort along an axis."""
+        if _is_direct(spec):
+            self._sort_direct(spec, call)
+            return
+        x = _rows(call.array(spec.x), spec.axis)
+        targets = [
+            None if one is None else _rows(call.array(one), spec.axis) for one in (spec.values, spec.indices)
+        ]
+        packed = [one if one is None or one.is_contiguous else call.room(one) for one in targets]
+        wanted = next(one.shape[-1] for one in packed if one is not None)
+        if not (x.size and wanted):
+            return
+        address, count = _address(call, x), x.shape[-1]
+        order = self._order(call.plan, call, address, x, count)
+        values, indices = (0 if one is None else one.address for one in packed)
+        rows = x.size // count
+        call.plan.launch(
+            "gather", call, rows * wanted, address, 0, order, values, indices, rows, count, wanted
+        )
+        for source, target in zip(packed, targets, strict=True):
+            if source is not None and target is not None and source is not target:
+                call.convert(source, target)
+
+    def _order(self, code: _Code, call: _Call, address: int, x: DeviceArray, count: int) -> int:
+        """Return the address of the places of elements in order: all of the first row, then of the next."""
+        size, number = x.size, _number(x.size)
+        rows, bits = size // count, 8 * x.dtype.itemsize
+        has_row = rows > 1 and bits < 64
+        key = 8 if has_row or bits == 64 else 4
+        keys = call.workspace(size * key), call.workspace(size * key)
+        order = call.workspace(size * number.itemsize), call.workspace(size * number.itemsize)
+        extents = rows, count, 0
+        code.launch("encode", call, size, address, keys[0], order[0], 0, 0, *extents)
+        row_bits = (rows - 1).bit_length()
+        assert code.sorter is not None
+        found = code.sorter(call, keys, order, size, bits + row_bits if has_row else bits)
+        if rows > 1 and not has_row:
+            code.launch("rows", call, size, 0, keys[0], order[found], 0, 0, *extents)
+            found ^= code.sorter(call, keys, (order[found], order[1 - found]), size, row_bits)
+        return order[found]
+
+    def _sort_direct(self, spec: ops.SortSpec, call: _Call) -> None:
+        """Sort a vector by its own bits."""
+        assert spec.values is not None
+        code, size = call.plan, spec.x.size
+        out = call.result(spec.values)
+        keys = out, call.workspace(size * spec.x.dtype.itemsize)
+        code.launch("unify", call, size, call.packed(spec.x), 0, 0, out, 0, 1, size, 0)
+        if size and code.sorter(call, keys, None, size, 8 * spec.x.dtype.itemsize):
+            call.stream.copy(out, keys[1], size * spec.x.dtype.itemsize)
+
+    # ---- groups
+
+    def plan_group(self, spec: ops.GroupSpec, device: _Device) -> _Code:
+        """Compile a search for groups."""
+        x, number = spec.x.dtype, _number(spec.x.size)
+        parts = {"places": self._compile_scan(x, number, number, "sum", {"GROUPS": "1"})}
+        if spec.is_sorted:
+            if x not in SORTED_DTYPES:
+                raise NotSupportedError(
+                    f"{self.name}: the {self.backend.upper()} backend does not sort {x}", backend=self.backend
+                )
+            parts["order"] = self._compile_order(spec.x, max(spec.x.size, 1), descends=False)
+        defined = {**_types(In=x), "Number": register_of(number)}
+        return self._compile("GROUPS_PUT", ("group", "lengths"), _GROUP, defined, parts=parts)
+
+    def group(self, spec: ops.GroupSpec, call: _Call) -> None:
+        """Find groups of equal elements."""
+        code, size, count = call.plan, spec.x.size, call.status(spec.count)
+        if not size:
+            return
+        x = DeviceArray.packed(call.packed(spec.x), spec.x.dtype, (size,))
+        order, ordered = 0, x.address
+        if spec.is_sorted:
+            sorts, ordered = code.parts["order"], call.workspace(x.nbytes)
+            order = self._order(sorts, call, x.address, x, size)
+            sorts.launch("gather", call, size, x.address, 0, order, ordered, 0, 1, size, size)
+        places, starts = call.workspace(size * _number(size).itemsize), call.workspace(size * 8)
+        self._scan_rows(code.parts["places"], call, ordered, places, (1, size, 0))
+        more = [0 if one is None else call.result(one) for one in (spec.indices, spec.inverse, spec.counts)]
+        values = ordered, order, places, call.result(spec.values), starts, *more, count, size
+        code.launch("group", call, size, *values)
+        if spec.counts is not None:
+            code.launch("lengths", call, size, *values)
+
+    # ---- searches and counts
+
+    def plan_search(self, spec: ops.SearchSpec, device: _Device) -> _Code:
+        """Compile a search."""
+        sorter = DType.int64 if spec.sorter is None else spec.sorter.dtype
+        defined = {**_compared(spec.x.dtype, spec.edges.dtype), **_types(Sorter=sorter)}
+        return self._compile("SEARCHES", ("search",), _SEARCH, defined)
+
+    def search(self, spec: ops.SearchSpec, call: _Call) -> None:
+        """Find where values are to be inserted."""
+        fault, sorter = call.status(spec.fault), 0 if spec.sorter is None else call.packed(spec.sorter)
+        addresses = call.packed(spec.edges), call.packed(spec.x), sorter, call.result(spec.out), fault
+        most = max(spec.x.size, spec.edges.size if sorter else 0)
+        extents = spec.edges.size, spec.x.size, spec.side == "right"
+        call.plan.launch("search", call, most, *addresses, *extents)
+
+    def plan_count(self, spec: ops.CountSpec, device: _Device) -> _Code:
+        """Compile a count."""
+        x = spec.x.dtype
+        named = {"HAS_EDGES": int(spec.edges is not None), "HAS_WEIGHTS": int(spec.weights is not None)}
+        edges = x if spec.edges is None else spec.edges.dtype
+        return self._compile("COUNTS", ("count",), _COUNT, {**_compared(x, edges), **named})
+
+    def count(self, spec: ops.CountSpec, call: _Call) -> None:
+        """Count the elements of bins."""
+        fault, out = call.status(spec.fault), call.result(spec.out)
+        if not spec.out.size:
+            return
+        call.stream.set_bytes(out, 0, spec.out.size * 8)
+        edges, weights = (0 if one is None else call.packed(one) for one in (spec.edges, spec.weights))
+        values = edges, call.packed(spec.x), weights, out, fault, spec.out.size, spec.x.size
+        call.plan.launch("count", call, spec.x.size, *values)
+
+    # ---- segments
+
+    def plan_segments(self, spec: ops.SegmentSpec, device: _Device) -> _Code:
+        """Compile a reduction of segments."""
+        x, out = spec.x.dtype, spec.out.dtype
+        wide = ops.accumulator_of(out) if spec.combine in ops.IDENTITIES else out
+        defined = {
+            **_types(In=x, Out=out, Offset=spec.offsets.dtype),
+            "Acc": register_of(wide),
+            "COMBINE": _COMBINE[spec.combine],
+            "IDENTITY": cast_of(str(ops.IDENTITIES.get(spec.combine, 0)), DType.int32, wide),
+            "HAS_NO_IDENTITY": int(spec.combine not in ops.IDENTITIES),
+            "TAKE": _cast(x, out, wide),
+            "GIVE": _cast(wide, out),
+        }
+        return self._compile("SEGMENTS", ("segment",), _SEGMENT, defined)
+
+    def combine_segments(self, spec: ops.SegmentSpec, call: _Call) -> None:
+        """Combine segments."""
+        fault, out = call.status(spec.fault), call.result(spec.out)
+        values = call.packed(spec.x), call.packed(spec.offsets), out, fault, spec.x.size, spec.out.size
+        call.plan.launch("segment", call, spec.out.size * _THREADS, *values)
+
+
+_SORT_ALONE = {"Key": "u64", "Number": "u32", "HAS_ROW": 0}
+# float16, bfloat16 and truth values are sorted by keys.
+_INDIRECT = {DType.float16, DType.bfloat16, DType.bool}
+
+
+def _is_direct(spec: ops.SortSpec) -> bool:
+    """Tell whether a vector is sorted by its own bits: nothing has to be beside them."""
+    return spec.indices is None and spec.x.ndim == 1 and spec.x.dtype not in _INDIRECT
+
+
+def _rows(array: DeviceArray, axis: int) -> DeviceArray:
+    """See an axis as the last one."""
+
+    def moved(extents: tuple[int, ...]) -> tuple[int, ...]:
+        return (*extents[:axis], *extents[axis + 1 :], extents[axis])
+
+    return DeviceArray(array.address, array.dtype, moved(array.shape), moved(array.strides))
+
+
+def _address(call: _Call, array: DeviceArray) -> int:
+    """Return the address of the elements without gaps."""
+    return array.address if array.is_contiguous else call.copy_of(array).address
+
+
+def _compared(x: DType, edges: DType) -> dict[str, str]:
+    """Define the type in which values are compared with edges."""
+    common = DType.of(np.result_type(x.dtype, edges.dtype))
+    return {
+        **_types(X=x, Edge=edges),
+        "Common": register_of(common),
+        "FROM_X": _cast(x, common),
+        "FROM_EDGE": _cast(edges, common),
+    }
+
+
+def _dtype(array: ArraySpec | None) -> DType | None:
+    return None if array is None else array.dtype
+
+
+def _sort_key(spec: ops.SortSpec) -> tuple[object, ...]:
+    count = spec.x.shape[spec.axis]
+    return _is_direct(spec), spec.descending, spec.x.dtype, spec.x.size < _NARROW, spec.x.size > count
+
+
+# Code is for types, whatever the extents are.
+_KEYS: Mapping[type[Any], Callable[[Any], tuple[object, ...]]] = {
+    ops.ScanSpec: lambda spec: (spec.combine, spec.x.dtype, spec.out.dtype),
+    ops.SelectSpec: lambda spec: (
+        spec.flags.dtype, spec.flags.ndim, spec.flags.size < _NARROW, spec.x and spec.x.dtype.itemsize
+    ),
+    ops.SortSpec: _sort_key,
+    ops.GroupSpec: lambda spec: (spec.is_sorted, spec.x.dtype, spec.x.size < _NARROW),
+    ops.SearchSpec: lambda spec: (spec.x.dtype, spec.edges.dtype, _dtype(spec.sorter)),
+    ops.CountSpec: lambda spec: (spec.x.dtype, _dtype(spec.edges), _dtype(spec.weights)),
+    ops.SegmentSpec: lambda spec: (spec.combine, spec.x.dtype, spec.out.dtype, spec.offsets.dtype),
+}  # fmt: skip
+
+
+@functools.cache
+def _source() -> str:
+    return _SOURCE.read_text(encoding="utf-8")

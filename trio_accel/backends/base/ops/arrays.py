@@ -1,0 +1,206 @@
+"""Specifications of functions of arrays that move, order and count elements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from ..dtypes import DType
+from ..errors import LibraryError
+from ._array import ArraySpec, StatusArray, exact, reads, status, writes
+from ._spec import OperationSpec, specification
+
+__all__ = [
+    "IDENTITIES", "Combination", "CountSpec", "GroupSpec", "ScanSpec", "SearchSpec", "SegmentSpec",
+    "SelectSpec", "SortSpec", "accumulator_of", "number_of",
+]  # fmt: skip
+
+Combination: TypeAlias = Literal["sum", "prod", "min", "max"]
+"""What elements are combined by."""
+
+IDENTITIES: Mapping[str, int] = {"sum": 0, "prod": 1}
+"""What changes nothing; the others have none."""
+
+# By their names: to hash a type of low precision imports it.
+_WIDE = {**dict.fromkeys(("float16", "bfloat16", "float32"), DType.float64), "complex64": DType.complex128}
+
+
+def accumulator_of(dtype: DType) -> DType:
+    """Return the dtype that elements are added and multiplied in: rounded once, at the end."""
+    return _WIDE.get(dtype.value, dtype)
+
+
+@specification
+class SortSpec(OperationSpec):
+    """The first elements along an axis in order, and where they were: stable.
+
+    NaN counts as larger than every number. Zeros of both signs are equal.
+
+    Attributes:
+        axis: The axis, not negative.
+        descending: Whether the largest come first.
+        x: The array: real numbers or truth values.
+        values: The elements; as many along the axis as are wanted.
+        indices: Their indices along the axis, of int64.
+    """
+
+    axis: int = exact()
+    descending: bool = exact()
+    x: ArraySpec = reads()
+    values: ArraySpec | None = writes(optional=True)
+    indices: ArraySpec | None = writes(optional=True)
+
+
+@specification
+class GroupSpec(OperationSpec):
+    """The groups of equal elements of a vector, and how many there are: NaN is equal to nothing.
+
+    Attributes:
+        is_sorted: Whether all elements that are equal make a group, and groups are in ascending order.
+            Otherwise neighbours make one, and groups are in the order of the vector.
+        x: The vector.
+        values: The first element of each group. This and the next two are as long as the vector, and filled
+            at the beginning.
+        counts: How many elements each group has, of int64.
+        indices: Index of the first element of each group, of int64.
+        inverse: The group of each element, of int64.
+        count: How many groups there are, an int64 in two words.
+    """
+
+    is_sorted: bool = exact()
+    x: ArraySpec = reads()
+    values: ArraySpec = writes()
+    counts: ArraySpec | None = writes(optional=True)
+    indices: ArraySpec | None = writes(optional=True)
+    inverse: ArraySpec | None = writes(optional=True)
+    count: StatusArray = status()
+
+
+@specification
+class SelectSpec(OperationSpec):
+    """What is not zero: the items there, or the indices.
+
+    Attributes:
+        is_whole: Whether the items that are not selected follow behind, in their order.
+        flags: Items where this is not zero are selected.
+        x: Items: an array whose first axes are those of `flags`. Without one there are indices.
+        out: One array with a place for each item, filled at the beginning; or for each axis of `flags` one
+            with indices, of int64.
+        count: How many are selected, an int64 in two words.
+    """
+
+    is_whole: bool = exact()
+    flags: ArraySpec = reads()
+    x: ArraySpec | None = reads(optional=True)
+    out: tuple[ArraySpec, ...] = writes(many=True)
+    count: StatusArray = status()
+
+
+@specification
+class SearchSpec(OperationSpec):
+    """Where to insert values into a vector in ascending order, so that it stays in order.
+
+    Attributes:
+        side: Whether before (``"left"``) or behind (``"right"``) those that are equal.
+        edges: The vector.
+        x: The values.
+        sorter: Indices that bring the vector into order; None where it is.
+        out: Indices, of int64 and the shape of `x`.
+        fault: One word: whether an index of `sorter` is out of range.
+    """
+
+    side: Literal["left", "right"] = exact()
+    edges: ArraySpec = reads()
+    x: ArraySpec = reads()
+    sorter: ArraySpec | None = reads(optional=True)
+    out: ArraySpec = writes()
+    fault: StatusArray = status()
+
+    def check_status(self) -> None:
+        """Refuse indices out of range."""
+        if self.fault[0]:
+            _fail("searchsorted", f"an index of sorter is out of range for {self.edges.size} elements")
+
+
+@specification
+class CountSpec(OperationSpec):
+    """How many elements there are in each bin, or the sum of their weights.
+
+    Attributes:
+        x: Elements: whole numbers that are bins themselves, or numbers where there are edges.
+        edges: Edges of the bins in ascending order, one more than there are bins. A bin has its lower edge,
+            and the last one both. What is in none is not counted.
+        weights: Numbers of float64 in the place of ones, of the shape of `x`.
+        out: Counts of int64, or sums of float64.
+        fault: One word: whether an element is no bin, where there are no edges.
+    """
+
+    x: ArraySpec = reads()
+    edges: ArraySpec | None = reads(optional=True)
+    weights: ArraySpec | None = reads(optional=True)
+    out: ArraySpec = writes()
+    fault: StatusArray = status()
+
+    def check_status(self) -> None:
+        """Refuse elements that are no bins."""
+        if self.fault[0]:
+            _fail("bincount", f"an element of x is negative, or is not below {self.out.size}")
+
+
+@specification
+class SegmentSpec(OperationSpec):
+    """Segments of a vector, each combined.
+
+    Attributes:
+        combine: How.
+        x: The vector.
+        offsets: Where segments begin, and where the last one ends.
+        out: One element for each segment.
+        fault: One word: 1 for offsets that lead outside or decrease, 2 for an empty segment without a result.
+    """
+
+    combine: Combination = exact()
+    x: ArraySpec = reads()
+    offsets: ArraySpec = reads()
+    out: ArraySpec = writes()
+    fault: StatusArray = status()
+
+    def check_status(self) -> None:
+        """Refuse offsets, and empty segments that have no least or largest element."""
+        if self.fault[0] == 1:
+            _fail("segmented_reduce", f"offsets must ascend, from 0 on to at most {self.x.size}")
+        if self.fault[0]:
+            _fail("segmented_reduce", f"a segment is empty, and {self.combine!r} has no result of nothing")
+
+
+@specification
+class ScanSpec(OperationSpec):
+    """The elements up to each one along an axis, combined.
+
+    Attributes:
+        combine: How: ``"sum"`` or ``"prod"``.
+        axis: The axis, not negative.
+        x: The array. Elements are converted to the dtype of `out` before they are combined.
+        out: The results. It may have one more along the axis: then it begins with that of no elements.
+    """
+
+    combine: Literal["sum", "prod"] = exact()
+    axis: int = exact()
+    x: ArraySpec = reads()
+    out: ArraySpec = writes()
+
+    @property
+    def has_initial(self) -> bool:
+        """Whether the result of no elements is there."""
+        return self.out.shape[self.axis] > self.x.shape[self.axis]
+
+
+def number_of(words: StatusArray) -> int:
+    """Return the int64 of two words."""
+    return int(words.view(np.int64)[0])
+
+
+def _fail(function: str, trouble: str) -> None:
+    raise LibraryError(f"{function}: {trouble}", library="arrays", code="invalid_value")

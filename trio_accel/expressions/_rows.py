@@ -1,0 +1,256 @@
+"""Expressions of rows: reductions along axes, and what is computed of them and of the elements."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+import numpy as np
+
+from ..backends.base import DType
+from ..backends.base.expressions import (
+    COUNT,
+    WIDE,
+    Argument,
+    RowExpression,
+    SpecializedRows,
+    found,
+    pack_scalars,
+    typed_rows,
+)
+from ..backends.base.ops import RowsSpec
+from ..devices import AccelRef, Operation, Planned, Planner, device_of
+from ..devices.operations._plan_source import written
+from ._arguments import (
+    ExpressionArgument,
+    argument_of,
+    axes_of,
+    bind,
+    broadcast,
+    common,
+    reduced,
+    result_dtype,
+    served_by,
+    take,
+)
+from ._elementwise import Elementwise
+from ._reduction import Reduction
+
+__all__ = ["ComputeRows", "Rowwise"]
+
+_OPTIONS = ("axis", "keepdims", "out")
+# A launch makes a row by a block. Fewer rows than this, and longer ones, would leave most of a GPU idle for
+# longer than two further launches take.
+_FEW_ROWS, _LONG_ROW = 256, 1 << 17
+
+
+class Rowwise:
+    """An expression of rows: ``Rowwise("e = exp(x - max(x)); y = e / sum(e)", ["x"], ...)``.
+
+    ``sum(...)`` and the other `REDUCTIONS` are along the axes of the call, and what they find broadcasts
+    back. The result is of the shape of the arrays. Where the last statement reads none of their elements, it
+    is of the reduced shape. ``n`` is the count of elements that are reduced.
+
+    It is one launch. Fewer than 256 rows of more than 131072 elements each are made by one launch for each
+    reduction, and one for the result: then a row is made by the whole device.
+
+    Args:
+        text: The statements; see `RowExpression.parse`.
+        inputs: Names of the arguments, in order.
+        precision: The least that arguments are computed in, ``"float32"`` or ``"float64"``. The result is
+            rounded once, to the dtype that it would have without.
+        operation: Name of the operation, such as ``"arrays.softmax"``.
+        library: Import path of the library actor that serves it.
+
+    Raises:
+        ValueError: The expression has something that is not allowed.
+
+    Attributes:
+        operation: Name of the operation.
+    """
+
+    def __init__(
+        self, text: str, inputs: Sequence[str], *, precision: str, operation: str, library: str
+    ) -> None:
+        self._rows = RowExpression.parse(text, tuple(inputs))
+        self._wide = WIDE[precision]
+        self._library = library
+        self._message = served_by(ComputeRows, library)
+        self.operation: str = operation
+        # By the types of the arguments, and of a result that is given.
+        self._specialize = functools.lru_cache(256)(self._specialized)
+        self._steps = functools.lru_cache(256)(self._made_steps)
+
+    def compute(
+        self,
+        *arguments: ExpressionArgument,
+        axis: int | Sequence[int] | None = None,
+        keepdims: bool = False,
+        out: AccelRef | None = None,
+        **named: ExpressionArgument,
+    ) -> ComputeRows:
+        """Make the message that computes it, in one launch.
+
+        Args:
+            *arguments: Arrays and numbers, in the order of the inputs; arrays broadcast against each other.
+            axis: Axis or axes to reduce; None for all.
+            keepdims: Whether reduced axes stay, with one element, in a result of the reduced shape.
+            out: Array to write to.
+            **named: Arguments by their names.
+
+        Raises:
+            TypeError: Too few or too many arguments, or one that there is not.
+        """
+        given = bind(self.operation, self._rows.inputs, arguments, named, options=_OPTIONS)
+        return self._message(self, given, axis, keepdims, out)
+
+    async def ask(self, message: ComputeRows) -> AccelRef:
+        """Compute a message of `compute` on the device of its arrays, in steps where these pay.
+
+        Raises:
+            TypeError: A wrong argument, or a function has no such dtypes.
+            ValueError: Shapes that do not broadcast, an axis that there is not, or no elements where a
+                reduction has no identity.
+            NotSupportedError: float8.
+        """
+        device = device_of(self.operation, *message.arguments, message.out)
+        arrays = [each for each in message.arguments if isinstance(each, (AccelRef, np.ndarray))]
+        shape = common(self.operation, arrays)
+        axes = axes_of(self.operation, shape, message.axis)
+        count = math.prod(shape[axis] for axis in axes)
+        if count <= _LONG_ROW or math.prod(shape) // count >= _FEW_ROWS:
+            return await device.ask(message)
+        return await self._in_steps(message, shape, axes)
+
+    async def _in_steps(
+        self, message: ComputeRows, shape: tuple[int, ...], axes: tuple[int, ...]
+    ) -> AccelRef:
+        """Compute it by a launch for each reduction, and one for the result."""
+        given, out = [broadcast(each, shape) for each in message.arguments], message.out
+        signature = tuple(map(partial(argument_of, self.operation), self._rows.inputs, given))
+        steps = self._steps(signature, None if out is None else out.dtype)
+        values: dict[str, Any] = dict(zip(self._rows.inputs, given, strict=True))
+        values[COUNT] = math.prod(shape[axis] for axis in axes)
+        for number, reduction in enumerate(steps.reductions):
+            taken = [values[name] for name in reduction.inputs]
+            values[found(number)] = await reduction(*taken, axis=axes, keepdims=True)
+        taken = [values[name] for name in steps.last.inputs]
+        if out is None:
+            made = await steps.last(*taken)
+            return made if steps.is_whole or message.keepdims else made.reshape(reduced(shape, axes))
+        is_flat = not (steps.is_whole or message.keepdims)
+        await steps.last(*taken, out=out.reshape(reduced(shape, axes, keepdims=True)) if is_flat else out)
+        return out
+
+    def plan(self, planner: Planner, message: ComputeRows) -> Planned[AccelRef]:
+        """Validate the arguments of a call, and lower it; see `Operation.plan`."""
+        name, out = planner.name, message.out
+        taken = take(planner, self._rows, message.arguments)
+        axes = axes_of(name, taken.shape, message.axis)
+        specialized, text = self._specialize(taken.signature, None if out is None else out.dtype)
+        count = math.prod(taken.shape[axis] for axis in axes)
+        arrays = dict(zip(taken.array_names, taken.lying, strict=True))
+        if specialized.is_whole:
+            shape = taken.shape
+            made, _ = written(planner, "out", out, (shape, specialized.result))
+            # Elements of the result are written when those of its row have been read.
+            arrays = {name: array for name, array in arrays.items() if array != made.spec}
+        else:
+            shape = reduced(taken.shape, axes, keepdims=message.keepdims)
+            made = planner.output(shape, specialized.result, out)
+        if out is not None:
+            planner.distinct("out", made.spec, **arrays)
+        if not count and 0 not in shape and not specialized.takes_nothing:
+            raise ValueError(f"{name}: there are no elements along axes {axes} of shape {taken.shape}")
+        scalars = taken.scalars + pack_scalars([count], [DType.int64])
+        return Planned(RowsSpec(text, axes, taken.arrays, made.spec, scalars), made)
+
+    def _specialized(self, signature: tuple[str, ...], out: DType | None) -> tuple[SpecializedRows, str]:
+        """Find the types: those that are computed in, and that of the result, which is NumPy's."""
+        arguments = tuple(map(Argument.decode, signature))
+        named = list(zip(self._rows.inputs, arguments, strict=True))
+        casts = {
+            name: self._wide[each.dtype.value]
+            for name, each in named
+            if each.is_array and each.dtype.value in self._wide
+        }
+        # Whole numbers are floating here: differences of unsigned ones would wrap around.
+        kinds = [
+            each.kind if name not in casts or each.dtype.is_inexact else casts[name] for name, each in named
+        ]
+        try:
+            plain = typed_rows(self._rows, kinds)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{self.operation}: {error}") from None
+        result = result_dtype(self.operation, "the result", plain.dtype, None, out) or plain.dtype
+        specialized = SpecializedRows(self._rows.widened(casts), arguments, result)
+        return specialized, specialized.encode()
+
+    def _made_steps(self, signature: tuple[str, ...], out: DType | None) -> _Steps:
+        specialized, _ = self._specialize(signature, out)
+        rows = specialized.rows
+        reductions = [
+            Reduction(
+                stage.map.text,
+                stage.name,
+                inputs=stage.map.inputs,
+                operation=self.operation,
+                library=self._library,
+            )
+            for stage in rows.stages
+        ]
+        last = Elementwise[AccelRef](
+            rows.last.text,
+            inputs=rows.last.inputs,
+            dtypes=specialized.result,
+            operation=self.operation,
+            library=self._library,
+        )
+        return _Steps(tuple(reductions), last, specialized.is_whole)
+
+
+@attrs.frozen(eq=False)
+class _Steps:
+    """An expression of rows for arguments of certain types, in steps.
+
+    Attributes:
+        reductions: One for each of its reductions.
+        last: Makes the result.
+        is_whole: Whether that is of the shape of the arrays.
+    """
+
+    reductions: tuple[Reduction, ...]
+    last: Elementwise[AccelRef]
+    is_whole: bool
+
+
+@attrs.frozen(eq=False)
+class ComputeRows(Operation[Any, AccelRef]):
+    """One computation of an expression of rows; see `Rowwise.compute`, which makes one.
+
+    Attributes:
+        rows: The expression.
+        arguments: One for each of its inputs.
+        axis: Axis or axes to reduce; None for all.
+        keepdims: Whether reduced axes stay, in a result of the reduced shape.
+        out: Array to write to; None for a new one.
+    """
+
+    rows: Rowwise
+    arguments: tuple[ExpressionArgument, ...]
+    axis: int | Sequence[int] | None
+    keepdims: bool
+    out: AccelRef | None
+
+    @property
+    def operation(self) -> str:
+        """Name of the operation."""
+        return self.rows.operation
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Find types and axes, and name the result."""
+        return self.rows.plan(planner, self)

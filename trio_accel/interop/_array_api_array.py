@@ -1,0 +1,325 @@
+"""The arrays of the blocking namespace: operators, indexing, conversion of one element, DLPack."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Protocol, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ..backends.base import DType, NotSupportedError
+from ..devices import AccelRef, Device
+from ._array_api_indexing import get_part, set_part
+
+__all__ = ["Array", "Space"]
+
+_HOST = (1, 0)
+"""DLPack's name for host memory."""
+_NUMBER = (bool, int, float, complex, np.generic)
+
+
+class Space(Protocol):
+    """The namespace of arrays, as they need it."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a function of the namespace."""
+        ...
+
+    def call(self, name: str, function: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
+        """Call a function of `AccelRef`s in the run of the device, and wait for it."""
+        ...
+
+
+_Binary: TypeAlias = "Callable[[Array, Any], Array]"
+_Unary: TypeAlias = "Callable[[Array], Array]"
+
+
+def _compared(name: str) -> _Binary:
+    def method(self: Array, other: Any, /) -> Array:
+        if not isinstance(other, (Array, *_NUMBER)):
+            return cast("Array", NotImplemented)
+        return cast("Array", getattr(self.__array_namespace__(), name)(self, other))
+
+    return method
+
+
+def _operators(name: str) -> tuple[_Binary, _Binary, _Binary]:
+    """Make the operator of a function, the one with the array on the right, and the one in place."""
+    forward = _compared(name)
+
+    def reflected(self: Array, other: Any, /) -> Array:
+        if not isinstance(other, _NUMBER):
+            return cast("Array", NotImplemented)
+        return cast("Array", getattr(self.__array_namespace__(), name)(other, self))
+
+    def in_place(self: Array, other: Any, /) -> Array:
+        result = forward(self, other)
+        if result is cast("Array", NotImplemented):
+            return result
+        if result.dtype is not self.dtype or result.shape != self.shape:
+            raise TypeError(
+                f"{name} in place: the result has dtype {result.dtype} and shape {result.shape}, which the "
+                f"array of {self.dtype} and shape {self.shape} cannot take on"
+            )
+        self[...] = result
+        return self
+
+    return forward, reflected, in_place
+
+
+def _unary(name: str) -> _Unary:
+    def method(self: Array, /) -> Array:
+        return cast("Array", getattr(self.__array_namespace__(), name)(self))
+
+    return method
+
+
+class Array:
+    """An array of the blocking namespace `array_api`, by the Python array API standard 2025.12.
+
+    Its elements are in the memory of a device, and each operation waits for that in the calling thread. In
+    Trio's thread it raises `RuntimeError`. Indexing by whole numbers, slices, ``...`` and ``None`` makes a
+    view of the same memory; indexing by arrays makes a copy. The operators take arrays and Python numbers,
+    and promote by the standard.
+    """
+
+    __slots__ = ("__weakref__", "_ref", "_space")
+    # NumPy's numbers leave operators to the array.
+    __array_ufunc__ = None
+    __hash__ = None  # type: ignore[assignment]  # arrays are compared by element
+
+    def __init__(self, ref: AccelRef, space: Space) -> None:
+        self._ref = ref
+        self._space = space
+
+    def __array_namespace__(self, /, *, api_version: str | None = None) -> Any:
+        """Return the namespace.
+
+        Raises:
+            ValueError: A version of the standard that is not there.
+        """
+        self._space.check_version(api_version)
+        return self._space
+
+    def __repr__(self) -> str:
+        return f"<Array {self.dtype} {self.shape} on {self._ref.device.path}>"
+
+    @property
+    def ref(self) -> AccelRef:
+        """The array, as the async functions take it."""
+        return self._ref
+
+    @property
+    def dtype(self) -> DType:
+        """Element type."""
+        return self._ref.dtype
+
+    @property
+    def device(self) -> Device:
+        """The device whose memory it is."""
+        return self._ref.device
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each axis."""
+        return self._ref.shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return self._ref.ndim
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self._ref.size
+
+    @property
+    def T(self) -> Array:  # noqa: N802  # the standard's name
+        """A view with the two axes exchanged.
+
+        Raises:
+            ValueError: It has not two axes.
+        """
+        if self.ndim != 2:
+            raise ValueError(f"T: the array must have two axes, got shape {self.shape}; see mT, permute_dims")
+        return self.mT
+
+    @property
+    def mT(self) -> Array:  # noqa: N802  # the standard's name
+        """A view with the last two axes exchanged.
+
+        Raises:
+            ValueError: It has fewer than two axes.
+        """
+        return cast("Array", self._space.matrix_transpose(self))
+
+    def to_device(self, device: Device, /, *, stream: None = None) -> Array:
+        """Copy the array to another device; on its own, it is returned as it is.
+
+        Raises:
+            ValueError: A stream is given, or it is no device.
+        """
+        if stream is not None:
+            raise ValueError("to_device: stream must be None: operations are ordered by their arrays")
+        return cast("Array", self._space.asarray(self, device=device))
+
+    __add__, __radd__, __iadd__ = _operators("add")
+    __sub__, __rsub__, __isub__ = _operators("subtract")
+    __mul__, __rmul__, __imul__ = _operators("multiply")
+    __truediv__, __rtruediv__, __itruediv__ = _operators("divide")
+    __floordiv__, __rfloordiv__, __ifloordiv__ = _operators("floor_divide")
+    __mod__, __rmod__, __imod__ = _operators("remainder")
+    __pow__, __rpow__, __ipow__ = _operators("pow")
+    __matmul__, __rmatmul__, __imatmul__ = _operators("matmul")
+    __and__, __rand__, __iand__ = _operators("bitwise_and")
+    __or__, __ror__, __ior__ = _operators("bitwise_or")
+    __xor__, __rxor__, __ixor__ = _operators("bitwise_xor")
+    __lshift__, __rlshift__, __ilshift__ = _operators("bitwise_left_shift")
+    __rshift__, __rrshift__, __irshift__ = _operators("bitwise_right_shift")
+    __eq__ = _compared("equal")  # type: ignore[assignment]  # element by element
+    __ne__ = _compared("not_equal")  # type: ignore[assignment]
+    __lt__ = _compared("less")
+    __le__ = _compared("less_equal")
+    __gt__ = _compared("greater")
+    __ge__ = _compared("greater_equal")
+    __neg__ = _unary("negative")
+    __pos__ = _unary("positive")
+    __abs__ = _unary("abs")
+    __invert__ = _unary("bitwise_invert")
+
+    def __getitem__(self, key: Any, /) -> Array:
+        """Take a part: a view by whole numbers, slices, ``...`` and ``None``; a copy by arrays.
+
+        Arrays of whole numbers stand for elements along their axes, broadcast against each other, and arrays
+        of truth values for the places where they are true.
+
+        Raises:
+            IndexError: Out of range, too many, or an array of truth values of another shape.
+            TypeError: An index of another kind.
+        """
+        return cast("Array", self._space.call("__getitem__", get_part, self, key))
+
+    def __setitem__(self, key: Any, value: Any, /) -> None:
+        """Write to a part, which is chosen as by indexing; the value is broadcast to it.
+
+        Raises:
+            IndexError, TypeError: As for indexing; or the value is of a kind that the dtype has not.
+            ValueError: The shape of the value does not broadcast to that of the part.
+        """
+        self._space.call("__setitem__", set_part, self, key, value)
+
+    def __len__(self) -> int:
+        return len(self._ref)
+
+    def __iter__(self) -> Iterator[Array]:
+        # The first one tells of an array without axes at once, and not when the first element is taken.
+        return map(self.__getitem__, range(len(self._ref)))
+
+    def _item(self, name: str, kinds: tuple[str, ...]) -> Any:
+        if self.size != 1 or self.dtype.kind not in kinds:
+            raise TypeError(
+                f"{name}: the array must have one element of kind {' or '.join(kinds)}, got shape "
+                f"{self.shape} and dtype {self.dtype}"
+            )
+        return self._space.call(name, self._ref.item)
+
+    def __bool__(self) -> bool:
+        return bool(self._item("__bool__", ("bool", "int", "uint", "float", "complex")))
+
+    def __int__(self) -> int:
+        return int(self._item("__int__", ("bool", "int", "uint", "float")))
+
+    def __float__(self) -> float:
+        return float(self._item("__float__", ("bool", "int", "uint", "float")))
+
+    def __complex__(self) -> complex:
+        return complex(self._item("__complex__", ("bool", "int", "uint", "float", "complex")))
+
+    def __index__(self) -> int:
+        return operator.index(self._item("__index__", ("int", "uint")))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """Copy the array to the host, for `numpy.asarray`.
+
+        Raises:
+            ValueError: `copy` is False.
+        """
+        if copy is False:
+            raise ValueError("copy: the array is in the memory of a device, so it is copied to the host")
+        host: npt.NDArray[Any] = self._space.call("__array__", self._ref.to_host)
+        return host if dtype is None else host.astype(dtype, copy=False)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return where `__dlpack__` has the array: at its place, or on the host for a worker's array."""
+        return cast("tuple[int, int]", self._space.call("__dlpack_device__", partial(_place, self._ref)))
+
+    def __dlpack__(
+        self,
+        *,
+        stream: object = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Export the array: over the same memory where this process addresses it, else as a copy on the host.
+
+        Calls of the namespace that change the array are seen there, and the other way round. Memory of a GPU
+        must not be used after the device was closed.
+
+        Args:
+            stream: Stream of the consumer; not used, as all earlier work is done.
+            max_version: The newest DLPack that the consumer knows.
+            dl_device: Where the consumer wants it: at its place, or on the host.
+            copy: Whether it must be a copy; None for only where it has to be.
+
+        Raises:
+            BufferError: It cannot be had so.
+        """
+        export = partial(_export, self._ref, max_version=max_version, dl_device=dl_device, copy=copy)
+        return self._space.call("__dlpack__", export)
+
+
+async def _place(ref: AccelRef) -> tuple[int, int]:
+    try:
+        async with ref.lease() as array:
+            kind, index = array.__dlpack_device__()
+            return int(kind), int(index)
+    except NotSupportedError:
+        return _HOST
+
+
+async def _export(
+    ref: AccelRef,
+    *,
+    max_version: tuple[int, int] | None,
+    dl_device: tuple[int, int] | None,
+    copy: bool | None,
+) -> object:
+    place = await _place(ref)
+    if dl_device not in (None, place, _HOST):
+        raise BufferError(f"dl_device: the array is on {place}, and can be copied to the host, {_HOST}")
+    if not copy and dl_device in (None, place):
+        try:
+            # For writing: the oldest versions of DLPack cannot say that an array is read-only.
+            async with ref.lease(write=True) as array:
+                capsule: object = array.__dlpack__(max_version=max_version)
+                # The capsule has the object, and this has the memory.
+                weakref.finalize(array, _forget, ref).atexit = False
+                return capsule
+        except NotSupportedError:
+            pass
+    if copy is False:
+        raise BufferError("copy: the memory of this array is not addressed there, so it has to be copied")
+    if dl_device is None and place != _HOST:
+        return await _export(await ref.copy(), max_version=max_version, dl_device=place, copy=False)
+    host = await ref.to_host()
+    return host.__dlpack__(max_version=max_version)
+
+
+def _forget(ref: AccelRef) -> None:
+    """Let go of an array: the other library has done so."""

@@ -1,0 +1,165 @@
+"""Functions of the array API standard that the packages have not with its signature, made of theirs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import arrays, jit
+from ..backends.base import DType, DTypeLike
+from ..devices import AccelRef, Device
+from ._array_api_dtypes import result_type
+
+__all__ = ["FftFunctions", "Functions", "adapted", "run"]
+
+# Names are looked up when they are called: what is not there is not there by that name.
+_arrays: Any = arrays
+_PROMOTED = ("cross", "matmul", "outer", "solve", "tensordot", "vecdot")
+"""Functions that take arrays of one dtype, and arrays of two in the standard."""
+
+
+async def run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function, and wait for its result if it is an async one: those of views are not."""
+    result = function(*args, **kwargs)
+    return await result if inspect.isawaitable(result) else result
+
+
+def adapted(name: str, function: Callable[..., Any], default: Device) -> Callable[..., Any]:
+    """Return a function with what the standard wants of its arguments.
+
+    Args:
+        name: Its name.
+        function: The function. Those that make arrays have the device as their first argument.
+        default: The device where none is given.
+    """
+    if name in _PROMOTED:
+        return _promoting(function)
+    parameters = list(inspect.signature(function).parameters.values())
+    is_like = name.endswith("_like")
+    if not is_like and parameters[0].name != "device":
+        return function
+
+    async def make(*args: Any, device: Device | None = None, **kwargs: Any) -> AccelRef:
+        # An array without axes is a number here, and None is what a keyword has that is not given.
+        numbers = [await one.item() if isinstance(one, AccelRef) else one for one in args[is_like:]]
+        given = {key: value for key, value in kwargs.items() if value is not None}
+        made: AccelRef = await function(args[0] if is_like else device or default, *numbers, **given)
+        return made if device in (None, made.device) else await made.copy_to(device)
+
+    keyword = inspect.Parameter("device", inspect.Parameter.KEYWORD_ONLY, default=None)
+    named: Any = functools.update_wrapper(make, function)
+    named.__signature__ = inspect.Signature([*parameters[not is_like :], keyword])
+    return make
+
+
+def _promoting(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def promote(x1: AccelRef, x2: AccelRef, /, **options: Any) -> Any:
+        dtype = result_type(x1, x2)
+        return await function(*[x if x.dtype is dtype else await x.cast(dtype) for x in (x1, x2)], **options)
+
+    return promote
+
+
+class _Of:
+    """Functions on a device.
+
+    Args:
+        device: Where arrays are made, unless another one is given.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+
+class Functions(_Of):
+    """Those of the namespace itself."""
+
+    async def astype(
+        self, x: AccelRef, dtype: DTypeLike, /, *, copy: bool = True, device: Device | None = None
+    ) -> AccelRef:
+        """Convert the elements; a copy unless nothing is to be converted and `copy` is False."""
+        if device not in (None, x.device):
+            x, copy = await x.copy_to(device), False
+        return x if not copy and DType.of(dtype) is x.dtype else await x.cast(dtype)
+
+    async def repeat(self, x: AccelRef, repeats: int | AccelRef, /, *, axis: int | None = None) -> AccelRef:
+        """Repeat each element; an array of `repeats` is read on the host."""
+        if not isinstance(repeats, AccelRef):
+            return await arrays.repeat(x, repeats, axis=axis)
+        flat = x if axis is not None else await arrays.reshape(x, (-1,))
+        length = flat.shape[axis or 0]
+        places = np.repeat(np.arange(length), np.broadcast_to(await repeats.to_host(), length))
+        return await arrays.take(flat, places, axis=axis or 0)
+
+    async def diff(
+        self,
+        x: AccelRef,
+        /,
+        n: int = 1,
+        *,
+        axis: int = -1,
+        prepend: AccelRef | None = None,
+        append: AccelRef | None = None,
+    ) -> AccelRef:
+        """Subtract from each element the one before, `n` times; `prepend` and `append` are joined first."""
+        parts = [part for part in (prepend, x, append) if part is not None]
+        joined = x if len(parts) == 1 else await arrays.concat(parts, axis=axis)
+        made: AccelRef = await _arrays.diff(joined, axis=axis, n=n)
+        return made
+
+    async def isin(
+        self, x1: AccelRef | complex, x2: AccelRef | complex, /, *, invert: bool = False
+    ) -> AccelRef:
+        """Tell of each element of `x1` whether `x2` has it; with `invert`, whether it has not."""
+        dtype = result_type(x1, x2)
+        x, among = [await arrays.asarray(self._device, one, dtype=dtype) for one in (x1, x2)]
+        text, reduce = ("x != among", "all") if invert else ("x == among", "any")
+        compare = jit.reduction(text, reduce, inputs=("x", "among"))
+        return await compare(x[..., None], await arrays.reshape(among, (-1,)), axis=-1)
+
+
+class FftFunctions(_Of):
+    """Those of the extension for Fourier transforms."""
+
+    async def fftfreq(
+        self, n: int, /, *, d: float = 1.0, dtype: DTypeLike | None = None, device: Device | None = None
+    ) -> AccelRef:
+        """Return the frequencies of the results of `fft`."""
+        chosen = _floating("fftfreq", dtype)
+        return await (device or self._device).put(np.fft.fftfreq(n, d).astype(chosen.dtype))
+
+    async def rfftfreq(
+        self, n: int, /, *, d: float = 1.0, dtype: DTypeLike | None = None, device: Device | None = None
+    ) -> AccelRef:
+        """Return the frequencies of the results of `rfft`."""
+        chosen = _floating("rfftfreq", dtype)
+        return await (device or self._device).put(np.fft.rfftfreq(n, d).astype(chosen.dtype))
+
+    async def fftshift(self, x: AccelRef, /, *, axes: int | Sequence[int] | None = None) -> AccelRef:
+        """Move the frequency 0 to the middle."""
+        return await _shifted(x, axes, 1)
+
+    async def ifftshift(self, x: AccelRef, /, *, axes: int | Sequence[int] | None = None) -> AccelRef:
+        """Move the frequency 0 from the middle to the begin."""
+        return await _shifted(x, axes, -1)
+
+
+async def _shifted(x: AccelRef, axes: int | Sequence[int] | None, sign: int) -> AccelRef:
+    chosen = range(x.ndim) if axes is None else (axes,) if isinstance(axes, int) else tuple(axes)
+    # Towards the end the half is rounded down, and back the same.
+    moved: AccelRef = await _arrays.roll(
+        x, tuple(sign * (x.shape[axis] // 2) for axis in chosen), axis=tuple(chosen)
+    )
+    return moved
+
+
+def _floating(name: str, dtype: DTypeLike | None) -> DType:
+    chosen = DType.float64 if dtype is None else DType.of(dtype)
+    if chosen.kind != "float":
+        raise TypeError(f"{name}: dtype must be a real floating one, got {chosen}")
+    return chosen

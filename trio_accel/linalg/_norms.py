@@ -1,0 +1,247 @@
+"""Norms, ranks and pseudo-inverses."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from ..backends.base import DType
+from ..devices import AccelRef, Operand, device_of
+from ..expressions import Elementwise, Reduction
+from ._matrices import matmul
+from ._spectra import svd, svdvals
+from ._systems import inv
+from ._views import (
+    ARRAYS,
+    check_matrices,
+    check_operands,
+    intermediates,
+    matrix_transpose,
+    on_device,
+    real_of,
+)
+
+__all__ = ["matrix_norm", "matrix_power", "matrix_rank", "pinv", "vector_norm"]
+
+MatrixOrder: TypeAlias = float | Literal["fro", "nuc"]
+"""Order of a norm of matrices: 1, 2, infinity, or minus one of these; or a name."""
+
+# Norms by sums of columns or rows: the axis that is added along.
+_SUMS: dict[object, int] = {1: -2, -1: -2, math.inf: -1, -math.inf: -1}
+# Norms by singular values: the norm of these.
+_SPECTRAL: dict[object, float] = {2: math.inf, -2: -math.inf, "nuc": 1}
+
+
+async def vector_norm(
+    x: Operand,
+    /,
+    *,
+    axis: int | Sequence[int] | None = None,
+    keepdims: bool = False,
+    ord: float = 2,  # noqa: A002  # the standard's name
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Norm of vectors, as `numpy.linalg.vector_norm`; one launch.
+
+    Powers of float16, bfloat16, float32 and complex64 are made and added in float64, where they do not
+    overflow, and the norm is rounded once. Those of float64 may overflow; `nrm2` avoids that.
+
+    Args:
+        x: Array of a floating or complex dtype.
+        axis: Axis or axes that hold the vectors; None for all, as one vector.
+        keepdims: Whether these axes stay, with one element.
+        ord: 2; infinity or minus infinity for the largest or the least absolute value; 0 for how many are
+            not zero; any other p for ``sum(abs(x) ** p) ** (1 / p)``.
+        out: Array to write to, of the same kind of dtype: the result is converted to it.
+
+    Returns:
+        The norms, of the real dtype. Of no elements 0, but by a negative `ord` above minus infinity.
+
+    Raises:
+        TypeError: `x` is of another dtype, or `ord` is no number.
+        ValueError: An axis that there is not, or the least of no elements.
+    """
+    dtype = check_operands("vector_norm", x=x)
+    real = real_of("vector_norm", dtype)
+    if not isinstance(ord, (int, float)):
+        raise TypeError(f"vector_norm: ord must be a number, such as 1, 2 or math.inf, got {ord!r}")
+    norm = _norm("vector_norm", ord, dtype.kind == "complex", real.value)
+    return await norm(x, axis=axis, keepdims=keepdims, out=out)
+
+
+async def matrix_norm(
+    x: Operand,
+    /,
+    *,
+    keepdims: bool = False,
+    ord: MatrixOrder = "fro",  # noqa: A002  # the standard's name
+) -> AccelRef:
+    """Norm of matrices, as `numpy.linalg.matrix_norm`.
+
+    The Frobenius norm is one launch, sums of rows or columns are two, and the others are `svdvals` and one.
+
+    Args:
+        x: Array of shape (..., m, n) and a floating or complex dtype, for 2, -2 and ``"nuc"`` one of those
+            that `svd` takes.
+        keepdims: Whether the last two axes stay, with one element.
+        ord: ``"fro"``; ``"nuc"`` for the sum of the singular values; 2 or -2 for the largest or the least of
+            these; 1 or -1 for the largest or the least sum of absolute values of a column, infinity or
+            minus infinity of a row.
+
+    Returns:
+        The norms, of shape (...), or (..., 1, 1), and the real dtype; 0 of matrices without elements.
+
+    Raises:
+        TypeError: Another dtype.
+        ValueError: Another `ord`, or the least of no elements.
+        numpy.linalg.LinAlgError: `x` has less than two axes.
+        LinAlgError: For 2, -2 and ``"nuc"``, as `svd`.
+    """
+    name = "matrix_norm"
+    dtype = check_operands(name, x=x)
+    real = real_of(name, dtype).value
+    check_matrices(name, x)
+    norm = functools.partial(_norm, name, is_complex=dtype.kind == "complex", real=real)
+    if ord == "fro":
+        return await norm(2)(x, axis=(-2, -1), keepdims=keepdims)
+    with intermediates() as made:
+        if ord in _SPECTRAL:
+            values = made(await svdvals(x))
+            result = await _norm(name, _SPECTRAL[ord], False, real)(values, axis=-1)
+            return result[..., None, None] if keepdims else result
+        if ord not in _SUMS:
+            raise ValueError(f"{name}: ord must be 'fro', 'nuc', 1, -1, 2, -2, inf or -inf, got {ord!r}")
+        sums = made(await norm(1)(x, axis=_SUMS[ord], keepdims=True))
+        most = math.copysign(math.inf, float(ord))
+        return await _norm(name, most, False, real)(sums, axis=(-2, -1), keepdims=keepdims)
+
+
+async def matrix_rank(x: Operand, /, *, rtol: float | Operand | None = None) -> AccelRef:
+    """Rank of matrices, as `numpy.linalg.matrix_rank`: how many singular values count.
+
+    Args:
+        x: Array of shape (..., m, n), of float32, float64, complex64 or complex128.
+        rtol: Singular values up to `rtol` times the largest one count as zero: a number, or an array of shape
+            (...). None: as many roundings of the dtype as the longer side has elements.
+
+    Returns:
+        The ranks, of shape (...) and int64.
+
+    Raises:
+        numpy.linalg.LinAlgError: `x` has less than two axes.
+        LinAlgError: As `svd`.
+    """
+    dtype = check_operands("matrix_rank", x=x)
+    check_matrices("matrix_rank", x)
+    with intermediates() as made:
+        values = made(await svdvals(x))
+        least = _tolerance(dtype, x.shape, rtol, 1)
+        return await _COUNTED(values, values[..., :1], least, axis=-1)
+
+
+async def pinv(x: Operand, /, *, rtol: float | Operand | None = None) -> AccelRef:
+    """Pseudo-inverse of matrices, as `numpy.linalg.pinv`, by `svd`.
+
+    Args:
+        x: Array of shape (..., m, n), of float32, float64, complex64 or complex128.
+        rtol: As for `matrix_rank`.
+
+    Returns:
+        The pseudo-inverses, of shape (..., n, m) and the dtype of `x`: a view with transposed strides.
+
+    Raises:
+        numpy.linalg.LinAlgError: `x` has less than two axes.
+        LinAlgError: As `svd`.
+    """
+    dtype = check_operands("pinv", x=x)
+    check_matrices("pinv", x)
+    with intermediates() as made:
+        left, values, right = map(made, await svd(x, full_matrices=False))
+        rows = values[..., None, :]
+        await _DIVIDED(left, rows, rows[..., :1], _tolerance(dtype, x.shape, rtol, 2), out=left)
+        # The conjugate transpose of the result.
+        product = await matmul(left, right)
+        if dtype.kind == "complex":
+            product = await _CONJUGATE(made(product))
+    return matrix_transpose(product)
+
+
+async def matrix_power(x: Operand, n: int, /) -> AccelRef:
+    """Power of square matrices, as `numpy.linalg.matrix_power`, by repeated squaring.
+
+    Args:
+        x: Array of shape (..., m, m), of a dtype that `matmul` takes; for a negative `n`, that `inv` takes.
+        n: Exponent, a whole number. 0 makes matrices of ones on the diagonal.
+
+    Returns:
+        The powers, of the shape and dtype of `x`.
+
+    Raises:
+        TypeError: `n` is no whole number.
+        numpy.linalg.LinAlgError: `x` is no stack of square matrices.
+        LinAlgError: `n` is negative, and a matrix is singular.
+    """
+    name = "matrix_power"
+    dtype = check_operands(name, x=x)
+    check_matrices(name, x, square=True)
+    if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
+        raise TypeError(f"{name}: n must be a whole number, got {n!r}")
+    if n == 0:
+        return await device_of(name, x).ask(_identity(dtype.value).compute(shape=x.shape))
+    if n == 1:
+        return await on_device(x).copy()
+    if n == -1:
+        return await inv(x)
+    with intermediates() as made:
+        base = x if n > 0 else made(await inv(x))
+        result = base
+        # From the second bit of the exponent on: each squares, and a 1 multiplies once more.
+        for step in f"{abs(int(n)):b}"[1:].replace("0", "s").replace("1", "sm"):
+            with intermediates() as old:
+                before = result if result is base else old(on_device(result))
+                result = await matmul(before, before if step == "s" else base)
+    return on_device(result)
+
+
+_COUNTED = Reduction("s > t * r", operation="linalg.matrix_rank", library=ARRAYS)
+_DIVIDED = Elementwise[AccelRef](
+    "where(s > t * r, u / s, 0)", inputs="ustr", operation="linalg.pinv", library=ARRAYS
+)
+_CONJUGATE = Elementwise[AccelRef]("conj(x)", operation="linalg.pinv", library=ARRAYS)
+
+
+@functools.cache
+def _identity(dtype: str) -> Elementwise[AccelRef]:
+    """Make matrices of ones on the diagonal."""
+    return Elementwise("i(-1) == i(-2)", dtypes=dtype, operation="linalg.matrix_power", library=ARRAYS)
+
+
+def _tolerance(
+    dtype: DType, shape: Sequence[int], rtol: float | Operand | None, axes: int
+) -> float | Operand:
+    """Bring a tolerance into the shape of singular values, with so many axes behind those of the stack."""
+    if rtol is None:
+        return max(shape[-2:]) * float(np.finfo(dtype.dtype).eps)
+    return rtol[(..., *(None,) * axes)] if isinstance(rtol, (AccelRef, np.ndarray)) else rtol
+
+
+@functools.lru_cache(256)
+def _norm(name: str, order: float, is_complex: bool, real: str) -> Reduction:
+    """Make a norm of vectors whose result is of the dtype `real`."""
+    make = functools.partial(Reduction, operation=f"linalg.{name}", library=ARRAYS)
+    if math.isinf(order):
+        # By an expression there is a result of no elements.
+        return make("abs(x)", "maximum(a, b)", identity=0) if order > 0 else make("abs(x)", "min")
+    final = functools.partial(make, dtype="float64")
+    if order == 0:
+        return final("x != 0", post=f"{real}(a)")
+    if order == 1:
+        return final("abs(x)", post=f"{real}(a)")
+    if order == 2:
+        parts = ("real(x)", "imag(x)") if is_complex else ("x",)
+        return final(" + ".join(f"square(float64({part}))" for part in parts), post=f"{real}(sqrt(a))")
+    return final(f"float64(abs(x)) ** ({float(order)!r})", post=f"{real}(a ** ({1 / order!r}))")
