@@ -174,7 +174,7 @@ async def clip(
     return await _CLIPS[tuple(bounds)](x, *bounds.values(), out=out)
 
 
-_CLIPS = {
+_CLIPS: dict[tuple[str, ...], Elementwise[AccelRef]] = {
     bounds: Elementwise[AccelRef](
         text, inputs=("x", *bounds), operation="arrays.clip", library=LIBRARY, promoted=("x", *bounds)
     )
