@@ -112,6 +112,20 @@ class Functions(_Of):
         made: AccelRef = await _arrays.diff(joined, axis=axis, n=n)
         return made
 
+    async def searchsorted(
+        self,
+        x1: AccelRef,
+        x2: AccelRef | complex,
+        /,
+        *,
+        side: str = "left",
+        sorter: AccelRef | None = None,
+    ) -> AccelRef:
+        """Find places for `x2`, which may be a number, in the sorted `x1`."""
+        wanted = x2 if isinstance(x2, AccelRef) else await arrays.asarray(x1.device, x2, dtype=x1.dtype)
+        found: AccelRef = await _arrays.searchsorted(x1, wanted, side=side, sorter=sorter)
+        return found
+
     async def isin(
         self, x1: AccelRef | complex, x2: AccelRef | complex, /, *, invert: bool = False
     ) -> AccelRef:
