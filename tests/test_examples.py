@@ -100,6 +100,15 @@ largest difference of a weight [0-9]e-[01][0-9]: right
 """,
     ),
     (
+        "recordings.py",
+        "--samples 4096 --backend cpu",
+        """
+64 recordings of 4096 samples: on the device [0-9.]+ ms,
+spectra copied out [0-9.]+ ms; 2560 bytes come back
+tones: right
+""",
+    ),
+    (
         "recover.py",
         "--requests 12 --faults 2 --backend cpu",
         """

@@ -1,6 +1,7 @@
 """Functions of arrays beside CuPy, in one run: ``python -m benchmarks.gpu.vocabulary [SCALE]``.
 
-Large arrays: seconds of one ask and bytes a second, by the copy's bytes a second. Sorting, and the largest
+Large arrays: seconds of one ask, and of one of several that are in flight, and the bytes a second of these by
+those of a copy. Sorting, and the largest
 elements. A chain of five functions as one expression, beside one pass. What one ask of a small function
 costs, inline and through a worker, by the number of elements. It needs a GPU and CuPy.
 """
@@ -25,7 +26,7 @@ __all__ = ["main"]
 Ask = Callable[[], Awaitable[object]]
 
 _LARGE, _SORTED, _TOP, _LEADING = 1 << 28, 10**8, 10**7, 100
-_ROUNDS, _SMALL_ROUNDS = 7, 300
+_ROUNDS, _SMALL_ROUNDS, _IN_FLIGHT = 7, 300, 8
 _SIZES = (1, 1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 
 
@@ -36,11 +37,13 @@ class Row:
     Attributes:
         name: What was computed.
         ours, peer: Seconds of a call: the median of ours, and CuPy's.
+        each: Seconds of one of several of ours in flight.
         moved: Bytes that are read and written at least.
     """
 
     name: str
     ours: float
+    each: float
     peer: float
     moved: int
 
@@ -53,6 +56,22 @@ async def _ours(ask: Ask, rounds: int) -> float:
         await ask()
         took.append(time.perf_counter() - start)
     return float(np.median(took))
+
+
+async def _each_in_flight(ask: Ask) -> float:
+    """Seconds for each of several asks that are in flight together: what the device takes."""
+    took: list[float] = []
+    for _ in range(_ROUNDS):
+        start = time.perf_counter()
+        async with trio.open_nursery() as nursery:
+            for _ in range(_IN_FLIGHT):
+                nursery.start_soon(_ask, ask)
+        took.append((time.perf_counter() - start) / _IN_FLIGHT)
+    return float(np.median(took))
+
+
+async def _ask(ask: Ask) -> None:
+    await ask()
 
 
 def _peer(call: Callable[[], object], rounds: int) -> float:
@@ -156,14 +175,18 @@ async def small(device: ta.Device) -> None:
 
 async def _compare(name: str, ask: Ask, call: Callable[[], object], moved: int, speed: float) -> None:
     try:
-        row = Row(name, await _ours(ask, _ROUNDS), _peer(call, _ROUNDS), moved)
+        ours = await _ours(ask, _ROUNDS)
+        row = Row(name, ours, await _each_in_flight(ask), _peer(call, _ROUNDS), moved)
     except (ta.NotSupportedError, ta.AccelError, AttributeError) as error:
         _say(f"  {name:<24} {type(error).__name__}: {error}")
         return
-    of_copy = f", {100 * moved / row.ours / speed:5.1f} % of the copy" if speed else ""
+    of_copy = ""
+    if speed:
+        one, each = (100 * moved / seconds / speed for seconds in (row.ours, row.each))
+        of_copy = f", of the copy {one:5.1f} % alone, {each:5.1f} % in flight"
     _say(
-        f"  {name:<24} {row.ours * 1e3:9.3f} ms, CuPy {row.peer * 1e3:9.3f} ms, ratio "
-        f"{row.ours / row.peer:5.2f}{of_copy}"
+        f"  {name:<24} {row.ours * 1e3:9.3f} ms, in flight {row.each * 1e3:9.3f} ms, CuPy "
+        f"{row.peer * 1e3:9.3f} ms, ratio {row.ours / row.peer:5.2f}{of_copy}"
     )
 
 

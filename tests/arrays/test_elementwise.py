@@ -180,7 +180,7 @@ async def test_complex_functions_on_branch_cuts_and_at_infinity(device: ta.Devic
                 got_part[chosen], want_part[chosen], rtol=1e-13, atol=1e-322, err_msg=name
             )
         # The side of a cut is the sign of a zero.
-        sides = is_finite & (want.imag != 0)
+        sides = is_finite & chosen & (want.imag != 0)
         np.testing.assert_array_equal(np.signbit(got.imag[sides]), np.signbit(want.imag[sides]), err_msg=name)
 
 
@@ -348,7 +348,7 @@ async def test_what_is_no_array_is_refused(device: ta.Device) -> None:
             await ta.arrays.sqrt(*arguments)
     with pytest.raises(TypeError, match=r"arrays\.add: x2 must be a number or an array, got list"):
         await ta.arrays.add(x, [1, 2, 3])  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="x2 is missing"):
+    with pytest.raises(TypeError, match=r"missing.* 'x2'|x2 is missing"):
         await ta.arrays.add(x)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match=r"arrays\.add: x2 300 is outside 0 to 255"):
         await ta.arrays.add(await device.zeros(3, "uint8"), 300)

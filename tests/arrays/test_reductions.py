@@ -245,5 +245,5 @@ async def test_what_is_refused(device: ta.Device) -> None:
         await arrays.argmin(x, (0, 1))
     with pytest.raises(TypeError, match=r"arrays\.max: there is no option 'dtype'"):
         await arrays.max(x, dtype="int8")
-    with pytest.raises(TypeError, match=r"arrays\.mean: missing a required argument: 'x'"):
+    with pytest.raises(TypeError, match=r"mean.* missing .*required .*argument: 'x'"):
         await arrays.mean()
