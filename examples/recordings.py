@@ -17,8 +17,10 @@ RECORDINGS, TONES = 64, 5
 WEIGHTS = np.array([0.25, 0.5, 0.25], np.float32)
 
 # 0 where a bin is no peak, so that the largest values are peaks.
-PEAKS = ta.jit.elementwise("""here = s[i(0), i(1)]; left = s[i(0), maximum(i(1) - 1, 0)]
-    out = where(here > left and here >= s[i(0), i(1) + 1], here, 0)""")
+PEAKS = ta.jit.elementwise("""
+here = s[i(0), i(1)]; left = s[i(0), maximum(i(1) - 1, 0)]
+out = where(here > left and here >= s[i(0), i(1) + 1], here, 0)
+""")
 
 
 def make_recordings(samples: int) -> tuple[np.ndarray, np.ndarray]:
@@ -27,7 +29,9 @@ def make_recordings(samples: int) -> tuple[np.ndarray, np.ndarray]:
     there = np.tile(np.arange(20, samples // 2 - 20, 16), (RECORDINGS, 1))
     bins = np.sort(rng.permuted(there, axis=1)[:, :TONES], axis=1)
     phase = 2 * np.pi * np.arange(samples) / samples
-    sound = sum((1 + tone / TONES) * np.sin(bins[:, tone, None] * phase) for tone in range(TONES))
+    sound = np.sum(
+        [(1 + tone / TONES) * np.sin(bins[:, tone, None] * phase) for tone in range(TONES)], axis=0
+    )
     return (sound + rng.normal(0, 0.05, sound.shape)).astype(np.float32), bins
 
 

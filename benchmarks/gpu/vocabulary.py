@@ -167,10 +167,14 @@ async def small(device: ta.Device) -> None:
             np.sqrt(host)
         on_host = (time.perf_counter() - start) / 10
         theirs = _peer(partial(cupy.sqrt, peer), _SMALL_ROUNDS)
-        _say(
-            f"  {size:>9} float32: sqrt {ours * 1e6:7.1f} µs, jit.elementwise {plain * 1e6:7.1f} µs, sum {total * 1e6:7.1f} µs; CuPy and a wait "
-            f"{theirs * 1e6:6.1f} µs; NumPy on the host {on_host * 1e6:8.1f} µs"
-        )
+        times = {
+            "sqrt": ours,
+            "jit.elementwise": plain,
+            "sum": total,
+            "CuPy and a wait": theirs,
+            "NumPy": on_host,
+        }
+        _say(f"  {size:>9} float32: " + ", ".join(f"{name} {s * 1e6:.1f} µs" for name, s in times.items()))
 
 
 async def _compare(name: str, ask: Ask, call: Callable[[], object], moved: int, speed: float) -> None:

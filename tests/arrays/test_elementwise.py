@@ -184,6 +184,23 @@ async def test_complex_functions_on_branch_cuts_and_at_infinity(device: ta.Devic
         np.testing.assert_array_equal(np.signbit(got.imag[sides]), np.signbit(want.imag[sides]), err_msg=name)
 
 
+async def test_expm1_of_complex_zeros_and_infinities_is_that_of_c99(device: ta.Device) -> None:
+    inf, nan = math.inf, math.nan
+    cases = (
+        *((zero, 0.0, 0.0, 0.0) for zero in (0.0, -0.0)),
+        *((0.0, -0.0, 0.0, -0.0), (inf, 0.0, inf, 0.0), (-inf, 0.0, -1.0, 0.0), (nan, 0.0, nan, 0.0)),
+        *((-inf, inf, -1.0, 0.0), (-inf, nan, -1.0, 0.0), (inf, inf, inf, nan), (inf, nan, inf, nan)),
+    )
+    real, imag, want_real, want_imag = np.array(cases).T
+    for dtype in ("complex64", "complex128"):
+        got = await (await ta.arrays.expm1(await device.put(_complex(real, imag).astype(dtype)))).to_host()
+        np.testing.assert_array_equal(got.real, want_real)
+        # Of infinities the sign of a part is not specified.
+        np.testing.assert_array_equal(np.abs(got.imag), np.abs(want_imag))
+        np.testing.assert_array_equal(np.signbit(got[:3].real), [False] * 3)
+        np.testing.assert_array_equal(np.signbit(got[:3].imag), np.signbit(want_imag[:3]))
+
+
 async def test_the_next_number_by_its_code(device: ta.Device) -> None:
     for dtype in FLOATS:
         numpy = ta.DType(dtype).dtype

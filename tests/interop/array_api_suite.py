@@ -1,10 +1,10 @@
 """Runs the consortium's suite of the array API standard, array-api-tests, with a device as the namespace.
 
-    python tests/interop/array_api_suite.py CHECKOUT [--report FILE] [--record FILE] [-- ARGUMENTS OF PYTEST]
+    python tests/interop/array_api_suite.py CHECKOUT [--examples N] [--report FILE] [--record FILE] [...]
 
 CHECKOUT is a folder with https://github.com/data-apis/array-api-tests and its submodule. The report has the
 outcome and the error of each test. The record has the counts, in place of those of the same backend; the
-pages show ``docs/array_api.json``.
+pages show ``docs/array_api.json``. Other arguments go to pytest.
 """
 
 from __future__ import annotations
@@ -107,11 +107,10 @@ def main() -> None:
     parser.add_argument("--report", type=Path, default=None)
     parser.add_argument("--record", type=Path, default=None)
     parser.add_argument("--examples", type=int, default=100)
-    parser.add_argument("arguments", nargs="*")
-    given = parser.parse_args()
+    given, arguments = parser.parse_known_args()
     report, record = (one and one.resolve() for one in (given.report, given.record))
     checkout = given.checkout.resolve()
-    tests = run_suite(checkout, [f"--max-examples={given.examples}", *given.arguments])
+    tests = run_suite(checkout, [f"--max-examples={given.examples}", *arguments])
     if report is not None:
         report.write_text(json.dumps(tests, indent=1) + "\n", encoding="utf-8")
     if record is not None:

@@ -379,9 +379,9 @@ async def test_arrays_are_made_of_what_there_is(xp: ArrayApi) -> None:
         assert xp.asarray(x).ref is x.ref
         assert xp.asarray([x[0], x[1]]).dtype == "float32"
         assert xp.asarray(x, copy=True).ref is not x.ref
-        for there, dtype in (([1.0], None), (x, "int8")):
+        for there in ([1.0], x):
             with pytest.raises(ValueError, match="copy=False"):
-                xp.asarray(there, dtype=dtype, copy=False)
+                xp.asarray(there, dtype=xp.int8, copy=False)
         with pytest.raises(BufferError, match="copy=False"):
             xp.from_dlpack(np.zeros(2), copy=False)
         assert np.asarray(xp.from_dlpack(np.arange(2))).tolist() == [0, 1]

@@ -36,8 +36,16 @@ def _log1p(x: Any) -> Any:
     return made
 
 
+def _expm1(x: Any) -> Any:
+    """Compute it by NumPy, but of complex numbers that are zero or not finite, where C99 says otherwise."""
+    made = np.asarray(np.expm1(x))
+    if made.dtype.kind == "c":
+        np.copyto(made, np.exp(x) - 1, where=~np.isfinite(x) | (x == 0))
+    return made
+
+
 _OTHERS: dict[str, Any] = {
-    "where": np.where, "real": np.real, "imag": np.imag, "power": _power, "log1p": _log1p,
+    "where": np.where, "real": np.real, "imag": np.imag, "power": _power, "log1p": _log1p, "expm1": _expm1,
 }  # fmt: skip
 
 

@@ -423,8 +423,9 @@ template <class T> FUNCTION cx<T> f_exp2(cx<T> a) { return f_exp(scaled(a, (T)0.
 
 template <class T> FUNCTION cx<T> f_expm1(cx<T> a)
 {
+    // The standard has 0 of -0, too.
     if (a.im == 0)
-        return {f_expm1(a.re), a.im};
+        return {f_expm1(a.re) + (T)0, a.im};
     const cx<T> whole = f_exp(a);
     if (!f_isfinite(a) || f_absolute(a.re) > 1)
         return {whole.re - 1, whole.im};
