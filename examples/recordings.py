@@ -1,14 +1,12 @@
 """The five strongest tones of each of 64 recordings: spectra stay on the device, one small answer comes back.
 
-Smoothed magnitudes, their peaks and the largest of these are found where the spectra are. The same answer is
-found by NumPy from spectra that are copied out, for the numbers and for the time.
+NumPy finds the same in spectra that are copied out: for the numbers, and for the time.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from functools import partial
 
 import numpy as np
 import trio
@@ -30,19 +28,17 @@ def make_recordings(samples: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(7)
     bins = np.sort(rng.choice(np.arange(20, samples // 2 - 20, 16), (RECORDINGS, TONES)), axis=1)
     phase = 2 * np.pi * np.arange(samples) / samples
-    loud = np.linspace(1, 2, TONES)
-    sound = sum(loud[tone] * np.sin(bins[:, tone, None] * phase) for tone in range(TONES))
+    sound = sum((1 + tone / TONES) * np.sin(bins[:, tone, None] * phase) for tone in range(TONES))
     return (sound + 0.05 * rng.standard_normal((RECORDINGS, samples))).astype(np.float32), bins
 
 
 async def find_on_device(sounds: ta.AccelRef) -> np.ndarray:
     """Return the bins of the strongest peaks of each recording, in order."""
     spectra = await ta.fft.rfft(sounds)
-    magnitudes = await ta.arrays.abs(spectra)
-    # Views: the mean over the last axis reads each magnitude three times, and copies none.
-    smooth = await ta.arrays.mean(ta.arrays.sliding_window_view(magnitudes, WIDTH, axis=1), axis=-1)
-    peaks = await PEAKS(smooth, shape=smooth.shape)
-    found = await ta.arrays.top_k(peaks, TONES)
+    # The windows are a view: no magnitude is copied.
+    windows = ta.arrays.sliding_window_view(await ta.arrays.abs(spectra), WIDTH, axis=1)
+    smooth = await ta.arrays.mean(windows, axis=-1)
+    found = await ta.arrays.top_k(await PEAKS(smooth, shape=smooth.shape), TONES)
     return np.sort(await found.indices.to_host(), axis=1) + WIDTH // 2
 
 
@@ -76,8 +72,7 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=1 << 16, help="samples of each recording")
     parser.add_argument("--backend", help="device to use, such as cpu or cuda:1")
     arguments = parser.parse_args()
-    is_right = trio.run(partial(run, arguments.samples, arguments.backend))
-    print(f"tones: {'right' if is_right else 'WRONG'}")
+    print("tones:", "right" if (is_right := trio.run(run, arguments.samples, arguments.backend)) else "WRONG")
     return 0 if is_right else 1
 
 

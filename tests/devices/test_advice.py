@@ -275,10 +275,9 @@ async def test_what_is_no_operator(a: ta.AccelRef) -> None:
     )
     assert message(lambda: operator.setitem(wrong, 0, 1.0)) == (
         "an AccelRef is not assigned to, because an operation on a device is awaited; "
-        "await ref[index].fill(value) sets a part to one value, and await device.put(array) makes another "
-        "array"
+        "await ref[index].assign(value) writes an array or a number into a part"
     )
-    await a[0].fill(7.0)
+    await a[0].assign(7.0)
     assert (await a.to_host()).tolist() == [[7.0, 7.0], [0.0, 1.0]]
 
 

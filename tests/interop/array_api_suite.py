@@ -26,6 +26,7 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 STANDARD = "2025.12"
+BACKEND = os.environ.get("TRIO_ACCEL_BACKEND", "").partition(":")[0] or "cpu"
 # How the suite and the namespace say that there is no such name.
 _MISSING = re.compile(
     r"is not there|is not defined in|not found in (array module|\w+ extension|array object)"
@@ -66,8 +67,7 @@ def record_of(checkout: Path, tests: dict[str, dict[str, str]], examples: int) -
     """Count the outcomes of each module of the suite, and say when, where and with what it ran."""
     import trio_accel as ta
 
-    backend = os.environ.get("TRIO_ACCEL_BACKEND", "cpu").partition(":")[0] or "cpu"
-    device = next(one for one in ta.list_devices() if one.backend == backend)
+    device = next(one for one in ta.list_devices() if one.backend == BACKEND)
     areas: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for name, test in tests.items():
         areas[Path(name.partition("::")[0]).stem.removeprefix("test_")][test["outcome"]] += 1
@@ -117,7 +117,7 @@ def main() -> None:
     if record is not None:
         made = record_of(checkout, tests, given.examples)
         records = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
-        records[os.environ.get("TRIO_ACCEL_BACKEND", "cpu").partition(":")[0] or "cpu"] = made
+        records[BACKEND] = made
         record.write_text(json.dumps(dict(sorted(records.items())), indent=1) + "\n", encoding="utf-8")
     counts = Counter(test["outcome"] for test in tests.values())
     sys.stdout.write(f"{dict(counts)}\n")

@@ -231,7 +231,7 @@ _LOWER, _UPPER = (
 
 
 async def _made(
-    device: Device, name: str, text: str, shape: int | tuple[int, ...], dtype: DTypeLike, **numbers: complex
+    device: Device, name: str, text: str, shape: int | tuple[int, ...], dtype: DTypeLike, **numbers: Any
 ) -> AccelRef:
     """Compute an expression of numbers and indices."""
     check_device(f"arrays.{name}", device)

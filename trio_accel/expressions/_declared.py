@@ -49,7 +49,7 @@ class DeclaredExpression(DeclaredReduction[ParametersP], Protocol[ParametersP]):
 
 
 def expression(
-    text: str, *, library: str, promoted: Sequence[str] | None = None
+    text: str, *, library: str, promoted: Sequence[str] | None = None, truths: Sequence[str] = ()
 ) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], DeclaredExpression[ParametersP]]:
     """Declare a function that computes an expression for each element.
 
@@ -61,6 +61,7 @@ def expression(
         library: Import path of the library actor that serves it.
         promoted: The inputs that are promoted to one dtype by the array API standard, see `Elementwise`; all
             by default.
+        truths: The inputs that must be truth values.
 
     Raises:
         TypeError: The expression contradicts the function. The message begins with file and line.
@@ -76,6 +77,7 @@ def expression(
                 operation=_operation(function),
                 library=library,
                 promoted=names if promoted is None else promoted,
+                truths=truths,
             )
         except (TypeError, ValueError) as error:
             place = f"{code.co_filename}:{code.co_firstlineno}"

@@ -18,7 +18,27 @@ __all__ = ["Places", "evaluate"]
 
 _UFUNCS = {function.name: function.ufunc for function in FUNCTIONS.values() if function.ufunc is not None}
 
-_OTHERS: dict[str, Any] = {"where": np.where, "real": np.real, "imag": np.imag}
+
+def _power(base: Any, exponent: Any) -> Any:
+    """Compute a power: NumPy's, but of whole numbers with a negative exponent, which NumPy refuses."""
+    if exponent.dtype.kind != "i" or not (exponent < 0).any():
+        return np.power(base, exponent)
+    inverse = np.where(np.abs(base) == 1, np.where(exponent & 1, base, 1), 0).astype(base.dtype)
+    return np.where(exponent < 0, inverse, np.power(base, np.maximum(exponent, 0)))
+
+
+def _log1p(x: Any) -> Any:
+    """Compute it by NumPy, but of small complex numbers, whose real part NumPy loses."""
+    made = np.asarray(np.log1p(x))
+    if made.dtype.kind == "c":
+        near = np.maximum(np.abs(x.real), np.abs(x.imag)) < 0.5
+        np.copyto(made.real, 0.5 * np.log1p(x.imag * x.imag + x.real * x.real + 2 * x.real), where=near)
+    return made
+
+
+_OTHERS: dict[str, Any] = {
+    "where": np.where, "real": np.real, "imag": np.imag, "power": _power, "log1p": _log1p,
+}  # fmt: skip
 
 
 _NOTHING: Mapping[int, Any] = MappingProxyType({})
@@ -152,4 +172,4 @@ def _value(step: Step, values: list[Any], arguments: Sequence[Any]) -> Any:
     given = [values[number] for number in step.steps]
     if step.function == "cast":
         return given[0].astype(dtype)
-    return (_UFUNCS.get(step.function) or _OTHERS[step.function])(*given)
+    return (_OTHERS.get(step.function) or _UFUNCS[step.function])(*given)
