@@ -181,6 +181,9 @@ async def test_few_long_rows_are_made_in_steps(device: ta.Device) -> None:
     on, out = await device.put(x), await device.zeros(2, "float32")
     assert await ta.arrays.std(on, 1, correction=2, out=out) is out
     assert_near(await out.to_host(), np.std(x.astype(float), axis=1, ddof=2), "float32")
+    for shape in ((1, 2), (2, 1), (3,)):
+        with pytest.raises(ValueError, match=r"arrays\.std: out must have shape \(2,\), got shape"):
+            await ta.arrays.std(on, 1, out=await device.zeros(shape, "float16"))
     message = ta.arrays.std.message(on, 1, correction=2)
     assert_near(await (await device.ask(message)).to_host(), np.std(x.astype(float), axis=1), "float16")
 
@@ -223,6 +226,19 @@ async def test_an_array_to_write_to(device: ta.Device) -> None:
                 await getattr(ta.arrays, function)(on, 0, out=out)
         with pytest.raises(TypeError, match=rf"arrays\.{function}: the result is of float32, which does not"):
             await getattr(ta.arrays, function)(on, 1, out=await device.zeros(3, "int32"))
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 6), (2, 1, 140_000)])
+async def test_a_view_to_write_to(device: ta.Device, shape: tuple[int, ...]) -> None:
+    x = numbers(shape, "float32")
+    on = await device.put(x)
+    for axis, keepdims in ((2, True), (2, False), ((0, 2), True)):
+        want = np.var(x.astype(float), axis=axis, keepdims=keepdims)
+        whole = await device.zeros((*want.shape[:-1], 3 * want.shape[-1], 2), "float32")
+        out = whole[..., ::-3, 1]
+        assert await ta.arrays.var(on, axis, keepdims=keepdims, out=out) is out
+        assert_near(await out.to_host(), want, "float32")
+        assert np.count_nonzero(await whole.to_host()) == want.size
 
 
 async def test_what_is_refused(device: ta.Device) -> None:

@@ -118,8 +118,9 @@ def test_threads_of_a_row_find_what_numpy_finds(
     text, inputs = TEXTS[name]
     rng = np.random.default_rng(9)
     x = rng.normal(size=shape).astype(np.float32)
-    arrays, kinds = [x], [Argument(DType.float32, True)]
-    scalars: list[complex] = []
+    arrays: list[Any] = [x]
+    kinds = [Argument(DType.float32, True)]
+    scalars: list[float] = []
     if "weight" in inputs:
         arrays.append(rng.normal(size=shape[-1:]))
         kinds += [Argument(DType.float64, True), Argument(DType.float64, False)]
