@@ -81,4 +81,6 @@ def test_types_differ():
     assert len({dtype.dtype for dtype in DType}) == len(DType)
     assert DType.float32 != DType.float64
     assert DType.float32 != "float64"
+    # NumPy takes a text with commas for the fields of a record, and refuses this one with another error.
+    assert DType.float32 != "a report, of 3 lines"
     assert DType.float32 != 4
