@@ -29,7 +29,7 @@ def _power(base: Any, exponent: Any) -> Any:
 
 def _log1p(x: Any) -> Any:
     """Compute it by NumPy, but of small complex numbers, whose real part NumPy loses."""
-    made = np.asarray(np.log1p(x))
+    made: Any = np.asarray(np.log1p(x))
     if made.dtype.kind == "c":
         near = np.maximum(np.abs(x.real), np.abs(x.imag)) < 0.5
         np.copyto(made.real, 0.5 * np.log1p(x.imag * x.imag + x.real * x.real + 2 * x.real), where=near)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias, cast
 
@@ -54,14 +53,14 @@ def _power(base: int, exponent: int) -> int:
 
 # What Python computes of whole numbers.
 _BY_PYTHON: Mapping[str, Callable[..., int]] = {
-    "add": operator.add,
-    "subtract": operator.sub,
-    "multiply": operator.mul,
-    "floor_divide": operator.floordiv,
-    "remainder": operator.mod,
+    "add": int.__add__,
+    "subtract": int.__sub__,
+    "multiply": int.__mul__,
+    "floor_divide": int.__floordiv__,
+    "remainder": int.__mod__,
     "power": _power,
-    "negative": operator.neg,
-    "positive": operator.pos,
+    "negative": int.__neg__,
+    "positive": int.__pos__,
 }
 
 ArgumentType: TypeAlias = "DType | Weak"
