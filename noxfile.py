@@ -57,6 +57,7 @@ OF_THE_MACHINE = (
     "tests/interop/test_scipy_fft.py",
 )
 OF_DOCS = ("tests/test_docs.py", "tests/test_docs_examples.py", "tests/test_reference.py")
+ARRAY_API_TESTS = "https://github.com/data-apis/array-api-tests"
 OF_EXAMPLES = ("tests/test_examples.py", "tests/encode")
 # Calls that block on a device or on a vendor library's planning: in async code they hold up the Trio loop.
 # The left side is a pattern for the call as it is written; the right side must not contain a comma.
@@ -169,11 +170,16 @@ def tests(session: nox.Session, backend: str) -> None:
 @nox.session(venv_backend="none", requires=["env"], default=False)
 @nox.parametrize("backend", ["cpu", "cuda"])
 def tests_full(session: nox.Session, backend: str) -> None:
-    """Run all tests on one backend; with `cpu` all of `stand_in` too, and the command line on machines."""
+    """Run all tests on one backend; with `cpu` all of `stand_in` too, and the command line on machines.
+
+    Where the environment names a checkout of array-api-tests, in ``ARRAY_API_TESTS``, that suite too.
+    """
     _test(session, backend)
     if backend == "cpu":
         for machine in MACHINES:
             _test_on_machine(session, machine, *TWO_AT_A_TIME, *OF_THE_MACHINE, "tests/cli")
+        if "ARRAY_API_TESTS" in os.environ:
+            _array_api(session, os.environ["ARRAY_API_TESTS"])
         _test_on_stand_in(session)
 
 
@@ -314,6 +320,21 @@ def docs(session: nox.Session) -> None:
 def examples(session: nox.Session) -> None:
     """Run every example program as its reader would."""
     _python(session, "-m", "pytest", *(session.posargs or TWO_AT_A_TIME), *OF_EXAMPLES)
+
+
+@nox.session(venv_backend="none", requires=["env"], default=False)
+def array_api(session: nox.Session) -> None:
+    """Run the suite of the array API standard, of `-- CHECKOUT` or from GitHub, and record its counts."""
+    checkout, *arguments = session.posargs or [str(Path(session.create_tmp()) / "array-api-tests")]
+    if not Path(checkout).exists():
+        clone = ("git", "clone", "--quiet", "--recurse-submodules", ARRAY_API_TESTS, checkout)
+        session.run(*clone, external=True)
+    _array_api(session, checkout, "--record", str(ROOT / "docs" / "array_api.json"), *arguments)
+
+
+def _array_api(session: nox.Session, checkout: str, *arguments: str) -> None:
+    _python(session, "-m", "pip", "install", "--quiet", "ndindex", "pytest-json-report")
+    _python(session, str(ROOT / "tests" / "interop" / "array_api_suite.py"), checkout, *arguments)
 
 
 @nox.session(venv_backend="none", requires=["env"], default=False)

@@ -63,7 +63,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
         ("np.cumsum(x, axis=1)", "x.cumsum(1)", "await ta.arrays.cumulative_sum(x, axis=1)"),
         ("np.diff(x)", "x.diff()", "await ta.arrays.diff(x)"),
         ("scipy.special.logsumexp(x, axis=1)", "x.logsumexp(1)", "await ta.arrays.logsumexp(x, axis=1)"),
-        ("scipy.special.softmax(x, axis=-1)", "x.softmax(-1)", "await ta.arrays.softmax(x)"),
+        ("scipy.special.softmax(x, axis=-1)", "x.softmax(-1)", "await ta.arrays.softmax(x, axis=-1)"),
         (
             "np.linalg.norm(x, axis=1)",
             "torch.linalg.vector_norm(x, dim=1)",
@@ -120,7 +120,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
         (
             "np.histogram(v, 4, (-1, 1))[0]",
             "v.histc(4, -1, 1)",
-            "(await ta.arrays.histogram(v, 4, (-1.0, 1.0))).counts",
+            "(await ta.arrays.histogram(v, 4, range=(-1.0, 1.0))).counts",
         ),
     ],
     "Linear algebra": [

@@ -32,7 +32,11 @@ from trio_accel.backends.base import ops
 PAGES = Path(__file__).parent / "reference"
 BLOCK = re.compile(r"<!-- reference: (\S+) -->\n(.*?)\n<!-- end of reference -->", re.DOTALL)
 TABLES = re.compile(r"<!-- tables of ([\w ]+) -->\n.*?\n<!-- end of tables -->", re.DOTALL)
-_TABLES = {"operations": operations_table.tables, "the array API suite": array_api_table.tables}
+_TABLES = {
+    "operations": operations_table.tables,
+    "the array API suite": array_api_table.suite_tables,
+    "the callers of the array API": array_api_table.caller_tables,
+}
 _COLUMNS = 116
 _ROLES = {
     "read": "read",
@@ -111,7 +115,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
 }
 # Classes that a program gets and does not make: their constructors are no part of the reference.
 GIVEN = _names(
-    "Graph GraphsActor "
+    "Graph GraphsActor Array ArrayApi "
     "AccelRef ActorContext ActorSnapshot ArraysActor BlasActor DeferredReply Device DeviceInfo "
     "FaultInjection FftActor FunctionProgram JitActor Leak LeakError LibraryActor LoopWatch Pending "
     "Program ProgramOpening Planner Probe Ref RngActor SparseActor SupervisorScope Subscription "

@@ -17,6 +17,9 @@ import trio
 import trio_accel as ta
 from trio_accel.interop import ArrayApi, array_api
 
+BACKEND = os.environ.get("TRIO_ACCEL_BACKEND", "").partition(":")[0] or "cpu"
+"""What the environment names, else the CPU's."""
+
 
 def _serve(made: list[ArrayApi], ends: list[Callable[[], None]], is_ready: threading.Event) -> None:
     async def main() -> None:
@@ -24,7 +27,7 @@ def _serve(made: list[ArrayApi], ends: list[Callable[[], None]], is_ready: threa
         options = ta.DeviceOptions(isolation="inline")
         async with (
             ta.open_system("array-api") as system,
-            system.open_device(os.environ.get("TRIO_ACCEL_BACKEND", "cpu"), options=options) as device,
+            system.open_device(BACKEND, options=options) as device,
         ):
             made.append(array_api(device))
             token = trio.lowlevel.current_trio_token()

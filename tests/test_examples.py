@@ -81,12 +81,31 @@ relative residual [0-9.]+e-1[12]: right
 """,
     ),
     (
+        "digits.py",
+        "--images 200 --backend cpu",
+        # The share is that of scikit-learn's KNeighborsClassifier.
+        """
+200 images, 1597 known ones on cpu:0
+95[.]0% are told right
+digits as by NumPy: right
+""",
+    ),
+    (
         "logistic_regression.py",
         "--samples 2000 --backend cpu",
         """
 2000 points, [67] steps on cpu:0
 right on 8[0-9][.][0-9]% of them
 largest difference of a weight [0-9]e-[01][0-9]: right
+""",
+    ),
+    (
+        "recordings.py",
+        "--samples 4096 --backend cpu",
+        """
+64 recordings of 4096 samples: on the device [0-9.]+ ms,
+spectra copied out [0-9.]+ ms; 2560 bytes come back
+tones: right
 """,
     ),
     (

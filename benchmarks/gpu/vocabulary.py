@@ -1,6 +1,7 @@
 """Functions of arrays beside CuPy, in one run: ``python -m benchmarks.gpu.vocabulary [SCALE]``.
 
-Large arrays: seconds of one ask and bytes a second, by the copy's bytes a second. Sorting, and the largest
+Large arrays: seconds of one ask, and of one of several that are in flight, and the bytes a second of these by
+those of a copy. Sorting, and the largest
 elements. A chain of five functions as one expression, beside one pass. What one ask of a small function
 costs, inline and through a worker, by the number of elements. It needs a GPU and CuPy.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -24,7 +26,7 @@ __all__ = ["main"]
 Ask = Callable[[], Awaitable[object]]
 
 _LARGE, _SORTED, _TOP, _LEADING = 1 << 28, 10**8, 10**7, 100
-_ROUNDS, _SMALL_ROUNDS = 7, 300
+_ROUNDS, _SMALL_ROUNDS, _IN_FLIGHT = 7, 300, 8
 _SIZES = (1, 1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 
 
@@ -35,11 +37,13 @@ class Row:
     Attributes:
         name: What was computed.
         ours, peer: Seconds of a call: the median of ours, and CuPy's.
+        each: Seconds of one of several of ours in flight.
         moved: Bytes that are read and written at least.
     """
 
     name: str
     ours: float
+    each: float
     peer: float
     moved: int
 
@@ -52,6 +56,22 @@ async def _ours(ask: Ask, rounds: int) -> float:
         await ask()
         took.append(time.perf_counter() - start)
     return float(np.median(took))
+
+
+async def _each_in_flight(ask: Ask) -> float:
+    """Seconds for each of several asks that are in flight together: what the device takes."""
+    took: list[float] = []
+    for _ in range(_ROUNDS):
+        start = time.perf_counter()
+        async with trio.open_nursery() as nursery:
+            for _ in range(_IN_FLIGHT):
+                nursery.start_soon(_ask, ask)
+        took.append((time.perf_counter() - start) / _IN_FLIGHT)
+    return float(np.median(took))
+
+
+async def _ask(ask: Ask) -> None:
+    await ask()
 
 
 def _peer(call: Callable[[], object], rounds: int) -> float:
@@ -104,7 +124,9 @@ async def large(device: ta.Device, scale: float) -> None:
         e = cupy.exp(peer - peer.max(axis=-1, keepdims=True))
         return e / e.sum(axis=-1, keepdims=True)
 
-    await _compare("softmax of rows of 1024", lambda: arrays.softmax(matrix), softmax_peer, 8 * size, speed)
+    await _compare(
+        "softmax of rows of 1024", lambda: arrays.softmax(matrix, axis=-1), softmax_peer, 8 * size, speed
+    )
     await _compare(
         "sum of rows", lambda: arrays.sum(matrix, axis=1), lambda: peer.sum(axis=1), 4 * size, speed
     )
@@ -133,32 +155,42 @@ async def sorting(device: ta.Device, scale: float) -> None:
 async def small(device: ta.Device) -> None:
     """Print what one ask of a small function costs, by the number of elements."""
     cupy: Any = import_module("cupy")
+    own = ta.jit.elementwise("sqrt(x)")
     for size in _SIZES:
         host = np.random.default_rng(0).random(size, np.float32)
         x, peer = await device.put(host), cupy.asarray(host)
-        ours = await _ours(lambda x=x: ta.arrays.sqrt(x), _SMALL_ROUNDS)
-        total = await _ours(lambda x=x: ta.arrays.sum(x), _SMALL_ROUNDS)
+        ours = await _ours(partial(ta.arrays.sqrt, x), _SMALL_ROUNDS)
+        plain = await _ours(partial(own, x), _SMALL_ROUNDS)
+        total = await _ours(partial(ta.arrays.sum, x), _SMALL_ROUNDS)
         start = time.perf_counter()
         for _ in range(10):
             np.sqrt(host)
         on_host = (time.perf_counter() - start) / 10
-        theirs = _peer(lambda peer=peer: cupy.sqrt(peer), _SMALL_ROUNDS)
-        _say(
-            f"  {size:>9} float32: sqrt {ours * 1e6:7.1f} µs, sum {total * 1e6:7.1f} µs; CuPy and a wait "
-            f"{theirs * 1e6:6.1f} µs; NumPy on the host {on_host * 1e6:8.1f} µs"
-        )
+        theirs = _peer(partial(cupy.sqrt, peer), _SMALL_ROUNDS)
+        times = {
+            "sqrt": ours,
+            "jit.elementwise": plain,
+            "sum": total,
+            "CuPy and a wait": theirs,
+            "NumPy": on_host,
+        }
+        _say(f"  {size:>9} float32: " + ", ".join(f"{name} {s * 1e6:.1f} µs" for name, s in times.items()))
 
 
 async def _compare(name: str, ask: Ask, call: Callable[[], object], moved: int, speed: float) -> None:
     try:
-        row = Row(name, await _ours(ask, _ROUNDS), _peer(call, _ROUNDS), moved)
+        ours = await _ours(ask, _ROUNDS)
+        row = Row(name, ours, await _each_in_flight(ask), _peer(call, _ROUNDS), moved)
     except (ta.NotSupportedError, ta.AccelError, AttributeError) as error:
         _say(f"  {name:<24} {type(error).__name__}: {error}")
         return
-    of_copy = f", {100 * moved / row.ours / speed:5.1f} % of the copy" if speed else ""
+    of_copy = ""
+    if speed:
+        one, each = (100 * moved / seconds / speed for seconds in (row.ours, row.each))
+        of_copy = f", of the copy {one:5.1f} % alone, {each:5.1f} % in flight"
     _say(
-        f"  {name:<24} {row.ours * 1e3:9.3f} ms, CuPy {row.peer * 1e3:9.3f} ms, ratio "
-        f"{row.ours / row.peer:5.2f}{of_copy}"
+        f"  {name:<24} {row.ours * 1e3:9.3f} ms, in flight {row.each * 1e3:9.3f} ms, CuPy "
+        f"{row.peer * 1e3:9.3f} ms, ratio {row.ours / row.peer:5.2f}{of_copy}"
     )
 
 

@@ -181,8 +181,9 @@ async def test_put(device: ta.Device) -> None:
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 async def test_large_arrays(device: ta.Device, axis: int) -> None:
-    x = np.random.default_rng(axis).integers(0, 100, (2, 600, 600)).astype(np.int32)
-    indices: Any = np.random.default_rng(axis).integers(-x.shape[axis], x.shape[axis], x.shape[axis])
+    x: Array = np.random.default_rng(axis).integers(0, 100, (2, 600, 600)).astype(np.int32)
+    extent: int = x.shape[axis]
+    indices = np.random.default_rng(axis).integers(-extent, extent, extent)
     on, at = await device.put(x), await device.put(indices)
     want = np.take(x, indices, axis)
     taken = await arrays.take(on, at, axis)

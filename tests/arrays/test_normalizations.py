@@ -179,7 +179,7 @@ async def test_in_place_and_elsewhere(device: ta.Device) -> None:
 
 
 async def test_of_nothing(device: ta.Device) -> None:
-    for shape in ((0, 4), (4, 0), (0,)):
+    for shape in ((0, 4), (4, 0), (0,), (0, 140_000)):
         x = await device.zeros(shape)
         for function in WANTED:
             assert (await getattr(ta.arrays, function)(x, axis=-1)).shape == shape
@@ -187,6 +187,20 @@ async def test_of_nothing(device: ta.Device) -> None:
     np.testing.assert_array_equal(await found.to_host(), [0, 0])
     alone = await device.put(np.array(3.0))
     assert await (await ta.arrays.softmax(alone)).item() == 1
+
+
+async def test_in_a_graph(device: ta.Device) -> None:
+    x = numbers((5, 300), "float32")
+    if "graphs" not in device.libraries:
+        pytest.skip("the backend has no graphs")
+
+    async def step(x: ta.AccelRef) -> ta.AccelRef:
+        return await ta.arrays.softmax(x, 1)
+
+    graph = await ta.graphs.capture(device, step, await device.put(x))
+    y = np.ascontiguousarray(x[::-1])
+    found = await graph(await device.put(y))
+    assert_near(await found.to_host(), scipy.special.softmax(y.astype(float), axis=1), "float32")
 
 
 async def test_what_is_refused(device: ta.Device) -> None:

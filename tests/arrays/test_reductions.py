@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ async def ask(device: ta.Device, name: str, x: Any, *arguments: Any, **options: 
 @pytest.mark.parametrize("name", DTYPES)
 async def test_every_dtype(device: ta.Device, name: str) -> None:
     x = numbers((3, 40, 5), name)
-    for axis in (None, 1, -1, (0, 2), ()):
+    for axis in (None, 1, (0, 2)):
         for function in ("any", "all", "count_nonzero"):
             got, dtype = await ask(device, function, x, axis)
             np.testing.assert_array_equal(got, getattr(np, function)(x, axis=axis))
@@ -81,7 +82,7 @@ async def test_products(device: ta.Device, name: str) -> None:
 
 
 async def test_extremes_of_whole_numbers(device: ta.Device) -> None:
-    for name in ("int8", "int32", "int64", "uint8", "uint64"):
+    for name in ("int8", "int64", "uint64"):
         limits = np.iinfo(name)
         x = np.array([limits.min, 5, limits.max, limits.min], name)
         assert (await ask(device, "min", x))[0] == limits.min
@@ -180,31 +181,34 @@ async def test_few_long_rows_are_made_in_steps(device: ta.Device) -> None:
     on, out = await device.put(x), await device.zeros(2, "float32")
     assert await ta.arrays.std(on, 1, correction=2, out=out) is out
     assert_near(await out.to_host(), np.std(x.astype(float), axis=1, ddof=2), "float32")
+    for shape in ((1, 2), (2, 1), (3,)):
+        with pytest.raises(ValueError, match=r"arrays\.std: out must have shape \(2,\), got shape"):
+            await ta.arrays.std(on, 1, out=await device.zeros(shape, "float16"))
     message = ta.arrays.std.message(on, 1, correction=2)
     assert_near(await (await device.ask(message)).to_host(), np.std(x.astype(float), axis=1), "float16")
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     shape=st.lists(st.integers(0, 6), max_size=4).map(tuple),
-    name=st.sampled_from(["bool", "int16", "uint32", "float32", "complex128"]),
+    name=st.sampled_from(["bool", "int16", "float32", "complex128"]),
+    function=st.sampled_from(["mean", "var", "prod", "count_nonzero", "all"]),
     keepdims=st.booleans(),
     draw=st.data(),
 )
-async def test_any_shape(shape: tuple[int, ...], name: str, keepdims: bool, draw: st.DataObject) -> None:
+async def test_any_shape(
+    shape: tuple[int, ...], name: str, function: str, keepdims: bool, draw: st.DataObject
+) -> None:
     axes = draw.draw(st.sets(st.integers(0, len(shape) - 1)) if shape else st.just(set[int]()))
     x, axis = numbers(shape, name), tuple(axes) if draw.draw(st.booleans()) else None
-    along = range(len(shape)) if axis is None else axis
     options = ta.DeviceOptions(isolation="inline")
     async with ta.open_system("any") as system, system.open_device(BACKEND, options=options) as device:
-        for function in ("mean", "var", "prod", "count_nonzero", "all"):
-            got, dtype = await ask(device, function, x, axis, keepdims=keepdims)
-            with np.errstate(all="ignore"):
-                empty = function in ("mean", "var") and 0 in [shape[each] for each in along]
-                want = np.sum(wide(x), axis=axis, keepdims=keepdims) * np.nan if empty else None
-                if want is None:
-                    want = getattr(np, function)(wide(x), axis=axis, keepdims=keepdims)
-            assert_near(got, want.real if function == "var" else want, dtype)
+        got, dtype = await ask(device, function, x, axis, keepdims=keepdims)
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            # Of no elements.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            want = getattr(np, function)(wide(x), axis=axis, keepdims=keepdims)
+        assert_near(got, want, dtype)
 
 
 async def test_an_array_to_write_to(device: ta.Device) -> None:
@@ -222,6 +226,19 @@ async def test_an_array_to_write_to(device: ta.Device) -> None:
                 await getattr(ta.arrays, function)(on, 0, out=out)
         with pytest.raises(TypeError, match=rf"arrays\.{function}: the result is of float32, which does not"):
             await getattr(ta.arrays, function)(on, 1, out=await device.zeros(3, "int32"))
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 6), (2, 1, 140_000)])
+async def test_a_view_to_write_to(device: ta.Device, shape: tuple[int, ...]) -> None:
+    x = numbers(shape, "float32")
+    on = await device.put(x)
+    for axis, keepdims in ((2, True), (2, False), ((0, 2), True)):
+        want = np.var(x.astype(float), axis=axis, keepdims=keepdims)
+        whole = await device.zeros((*want.shape[:-1], 3 * want.shape[-1], 2), "float32")
+        out = whole[..., ::-3, 1]
+        assert await ta.arrays.var(on, axis, keepdims=keepdims, out=out) is out
+        assert_near(await out.to_host(), want, "float32")
+        assert np.count_nonzero(await whole.to_host()) == want.size
 
 
 async def test_what_is_refused(device: ta.Device) -> None:
@@ -244,5 +261,5 @@ async def test_what_is_refused(device: ta.Device) -> None:
         await arrays.argmin(x, (0, 1))
     with pytest.raises(TypeError, match=r"arrays\.max: there is no option 'dtype'"):
         await arrays.max(x, dtype="int8")
-    with pytest.raises(TypeError, match=r"arrays\.mean: missing a required argument: 'x'"):
+    with pytest.raises(TypeError, match=r"mean.* missing .*required .*argument: 'x'"):
         await arrays.mean()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -163,24 +164,56 @@ def test_functions_have_the_types_and_values_of_numpy(name: str) -> None:
             continue
         count += 1
         arrays = [data(dtype, 50, seed) for seed in range(FUNCTIONS[function].arity)]
+        if FUNCTIONS[function].name == "power" and dtype.kind == "int":
+            arrays[1] &= 15
         with np.errstate(all="ignore"):
             want = np.asarray(getattr(np, function)(*arrays))
         (got,) = evaluate(found, arrays)
         assert got.dtype == found.dtypes[0], function
-        assert_same(got, want, function)
-    # What is not there is not there in NumPy either, but for some functions of complex numbers and powers.
+        if function == "log1p" and dtype.kind == "complex":
+            # NumPy's own loses bits: see the next test.
+            np.testing.assert_allclose(got, want, rtol=1e-6 if name == "complex64" else 1e-13)
+        else:
+            assert_same(got, want, function)
+    # What is not there is not there in NumPy either, but for the order of complex numbers.
     assert count >= (30 if dtype.kind in ("complex", "bool") else 55)
+
+
+def test_log1p_of_small_complex_numbers_keeps_their_real_parts() -> None:
+    sizes = 10.0 ** np.arange(-300, 0, 7)
+    x = np.concatenate([sizes + 0j, 1j * sizes, -sizes + 2j * sizes, sizes**2 / 2 + 1j * sizes])
+    (got,) = evaluate(typed(parse("log1p(x)"), (DType.complex128,)), [x])
+    wide = x.astype(np.clongdouble)
+    real = np.log1p(wide.real * (2 + wide.real) + wide.imag**2) / 2
+    np.testing.assert_allclose(got.real, real.astype(float), rtol=1e-15)
+    np.testing.assert_allclose(got.imag, np.arctan2(wide.imag, 1 + wide.real).astype(float), rtol=1e-15)
+
+
+def test_whole_powers_with_negative_exponents_are_rounded_towards_zero() -> None:
+    base, exponent = np.meshgrid(np.array([-3, -2, -1, 0, 1, 2, 100]), np.array([-4, -3, -1, 0, 1, 6]))
+    (got,) = evaluate(typed(parse("x ** y"), (DType.int64, DType.int64)), [base, exponent])
+    # Python's fractions divide by zero.
+    want = [
+        0 if not b and e < 0 else int(float(b) ** e) for b, e in zip(base.flat, exponent.flat, strict=True)
+    ]
+    np.testing.assert_array_equal(got.ravel(), want)
 
 
 @settings(max_examples=60, deadline=None)
 @given(cases())
 def test_random_expressions_are_what_python_and_numpy_make_of_them(case: Case) -> None:
-    try:
+    want = None
+    with contextlib.suppress(OverflowError):
         want = case.by_numpy()
-    except OverflowError:
-        # A number that is computed of Python numbers alone wraps around here where a dtype does not hold it.
+    pairs = zip(case.arguments, case.values, strict=True)
+    numbers = {number: value for number, (argument, value) in enumerate(pairs) if not argument.is_array}
+    try:
+        found = typed(parse(case.text, case.names), tuple(argument.kind for argument in case.arguments))
+        found.check_held(numbers, case.names)
+    except ValueError:
+        # A number of Python's that a dtype does not hold; NumPy compares such numbers, and knows larger ones.
         reject()
-    found = typed(parse(case.text, case.names), tuple(argument.kind for argument in case.arguments))
+    assert want is not None
     (got,) = evaluate(found, case.values)
     assert got.dtype == want.dtype == found.dtypes[0]
     if want.dtype.kind == "c":
@@ -212,11 +245,33 @@ def test_python_numbers_are_weak() -> None:
     assert result("x + y", DType.bfloat16, DType.float16) is DType.float32
 
 
-def test_numbers_that_are_computed_of_python_numbers_wrap_around() -> None:
-    # NumPy refuses these. Written numbers are refused here, too, as the next test has it.
-    x = np.array([0, 7], np.uint8)
-    (got,) = evaluate(typed(parse("x + (1 - 2)"), (DType.uint8,)), [x])
-    np.testing.assert_array_equal(got, x + np.array(-1, np.int64).astype(np.uint8), strict=True)
+def held(text: str, values: dict[int, complex], *kinds: Any) -> TypedExpression:
+    expression = parse(text)
+    found = typed(expression, kinds)
+    found.check_held(values, expression.inputs)
+    return found
+
+
+def test_numbers_that_are_made_of_python_numbers_are_refused_as_written_ones_are() -> None:
+    for text in ("x + (1 - 2)", "x * (100 * 3 - 1)", "x + (2 ** 9 % -3 * 1)"):
+        with pytest.raises(ValueError, match=r"is outside 0 to 255, which uint8 holds.*column"):
+            typed(parse(text), (DType.uint8,))
+    for value in (1, 258):
+        with pytest.raises(ValueError, match=r"a number that is made of Python .*-1|256 is outside 0 to 255"):
+            held("(a - 2) * x", {0: value}, Weak.int, DType.uint8)
+    (got,) = evaluate(held("(a - 2) * x", {0: 3}, Weak.int, DType.uint8), [np.int64(3), np.uint8([7])])
+    np.testing.assert_array_equal(got, np.uint8([7]), strict=True)
+    # Python's whole numbers have any size, those of a device 64 bits.
+    with pytest.raises(ValueError, match="64 bits"):
+        typed(parse("x * (2 ** 40 * 2 ** 40)"), (DType.float32,))
+    with pytest.raises(ValueError, match="which int64 holds"):
+        held("x * (a * a)", {1: 1 << 40}, DType.float32, Weak.int)
+    with pytest.raises(ValueError, match="divided by zero, in line 1, column 5"):
+        typed(parse("x + 3 // 0"), (DType.int32,))
+    with pytest.raises(ValueError, match="divided by zero"):
+        held("x + 3 // a", {1: 0}, DType.int32, Weak.int)
+    with pytest.raises(ValueError, match="64 bits"):
+        typed(parse("x + 7 ** 999999999999"), (DType.float32,))
 
 
 def test_numbers_that_a_dtype_does_not_hold_are_refused() -> None:
@@ -239,8 +294,7 @@ def test_numbers_that_a_dtype_does_not_hold_are_refused() -> None:
         ("y = 2 * -x", (DType.bool,), 9, "negative does not take bool"),
         ("float32(x)", (DType.complex64,), 1, "real(...)"),
         ("floor(x)", (DType.complex128,), 1, "floor does not take complex128"),
-        ("arcsin(x)", (DType.complex128,), 1, "arcsin does not take"),
-        ("x + 2 ** y", (DType.int8, DType.int8), 10, "power of whole numbers"),
+        ("arctan2(x, 1)", (DType.complex128,), 1, "arctan2 does not take"),
         ("x ** -1", (DType.int8,), 6, "power of whole numbers"),
     ],
 )

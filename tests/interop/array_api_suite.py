@@ -1,10 +1,10 @@
 """Runs the consortium's suite of the array API standard, array-api-tests, with a device as the namespace.
 
-    python tests/interop/array_api_suite.py CHECKOUT [--report FILE] [--record FILE] [-- ARGUMENTS OF PYTEST]
+    python tests/interop/array_api_suite.py CHECKOUT [--examples N] [--report FILE] [--record FILE] [...]
 
 CHECKOUT is a folder with https://github.com/data-apis/array-api-tests and its submodule. The report has the
 outcome and the error of each test. The record has the counts, in place of those of the same backend; the
-pages show ``docs/array_api.json``.
+pages show ``docs/array_api.json``. Other arguments go to pytest.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 STANDARD = "2025.12"
+BACKEND = os.environ.get("TRIO_ACCEL_BACKEND", "").partition(":")[0] or "cpu"
 # How the suite and the namespace say that there is no such name.
 _MISSING = re.compile(
     r"is not there|is not defined in|not found in (array module|\w+ extension|array object)"
@@ -66,8 +67,7 @@ def record_of(checkout: Path, tests: dict[str, dict[str, str]], examples: int) -
     """Count the outcomes of each module of the suite, and say when, where and with what it ran."""
     import trio_accel as ta
 
-    backend = os.environ.get("TRIO_ACCEL_BACKEND", "cpu").partition(":")[0] or "cpu"
-    device = next(one for one in ta.list_devices() if one.backend == backend)
+    device = next(one for one in ta.list_devices() if one.backend == BACKEND)
     areas: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for name, test in tests.items():
         areas[Path(name.partition("::")[0]).stem.removeprefix("test_")][test["outcome"]] += 1
@@ -107,17 +107,16 @@ def main() -> None:
     parser.add_argument("--report", type=Path, default=None)
     parser.add_argument("--record", type=Path, default=None)
     parser.add_argument("--examples", type=int, default=100)
-    parser.add_argument("arguments", nargs="*")
-    given = parser.parse_args()
+    given, arguments = parser.parse_known_args()
     report, record = (one and one.resolve() for one in (given.report, given.record))
     checkout = given.checkout.resolve()
-    tests = run_suite(checkout, [f"--max-examples={given.examples}", *given.arguments])
+    tests = run_suite(checkout, [f"--max-examples={given.examples}", *arguments])
     if report is not None:
         report.write_text(json.dumps(tests, indent=1) + "\n", encoding="utf-8")
     if record is not None:
         made = record_of(checkout, tests, given.examples)
         records = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
-        records[os.environ.get("TRIO_ACCEL_BACKEND", "cpu").partition(":")[0] or "cpu"] = made
+        records[BACKEND] = made
         record.write_text(json.dumps(dict(sorted(records.items())), indent=1) + "\n", encoding="utf-8")
     counts = Counter(test["outcome"] for test in tests.values())
     sys.stdout.write(f"{dict(counts)}\n")

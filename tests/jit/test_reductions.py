@@ -14,7 +14,7 @@ AXES = [None, 0, -1, (0, 2), (1, 2), ()]
 
 
 @pytest.mark.parametrize("keepdims", [False, True])
-@pytest.mark.parametrize("reduce", ["sum", "prod", "min", "max", "any", "all", "argmin", "argmax"])
+@pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "min", "max", "any", "all", "argmin", "argmax"])
 async def test_reductions_are_those_of_numpy(device: ta.Device, reduce: str, keepdims: bool) -> None:
     f = ta.jit.reduction("x * y", reduce)
     x = RNG.normal(size=(5, 6, 7))
@@ -82,6 +82,17 @@ async def test_numbers_are_arguments_and_results_are_finished(device: ta.Device)
     np.testing.assert_allclose(await out.to_host(), 3 * np.linalg.norm(x.astype(float), axis=1), rtol=1e-6)
     mean = ta.jit.reduction("x", post="a / n")
     np.testing.assert_allclose(await (await mean(await device.put(x))).to_host(), x.mean(), rtol=1e-5)
+
+
+async def test_the_last_step_is_computed_before_the_result_is_rounded(device: ta.Device) -> None:
+    on = await device.put(np.full(1 << 12, 300, np.float16))
+    for f in (ta.jit.reduction("x", "mean"), ta.jit.reduction("x", post="a / n")):
+        out = await f(on)
+        assert (out.dtype, await out.item()) == ("float16", 300)
+    root = await ta.jit.reduction("1e4 * x", post="sqrt(a / n)")(await device.put(np.float16([4, 4])))
+    assert (root.dtype, await root.item()) == ("float16", 200)
+    with pytest.raises(ValueError, match="post: mean has its own"):
+        ta.jit.reduction("x", "mean", post="a + 1")
 
 
 async def test_results_go_where_they_are_asked_to(device: ta.Device) -> None:

@@ -200,7 +200,9 @@ async def eye(
         ValueError: A negative size.
     """
     shape = (n_rows, n_rows if n_cols is None else n_cols)
-    return await _made(device, "eye", "i(1) == i(0) + k", shape, dtype, k=k)
+    # No diagonal is further away, whatever integer is given.
+    nearest = max(-shape[0], min(k, shape[1]))
+    return await _made(device, "eye", "i(1) == i(0) + k", shape, dtype, k=nearest)
 
 
 async def tril(x: Operand, /, *, k: int = 0, out: AccelRef | None = None) -> AccelRef:
@@ -224,7 +226,7 @@ async def triu(x: Operand, /, *, k: int = 0, out: AccelRef | None = None) -> Acc
 
 _LOWER, _UPPER = (
     Elementwise[AccelRef](
-        f"x if i(-1) {sign} i(-2) + k else bool(0)", operation=f"arrays.{name}", library=LIBRARY
+        f"x if i(-1) - i(-2) {sign} k else bool(0)", operation=f"arrays.{name}", library=LIBRARY
     )
     for name, sign in (("tril", "<="), ("triu", ">="))
 )

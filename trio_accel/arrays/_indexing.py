@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
 from ..backends.base import DType, DTypeLike
-from ..backends.base.ops import Reduce, common_shape
+from ..backends.base.ops import ArraySpec, Reduce, common_shape
 from ..devices import AccelRef, Operand
 from ..expressions import Elementwise, ExpressionArgument, Scatter
 from ._actor import LIBRARY
@@ -312,7 +312,13 @@ def _one_hot(dtype: DType) -> Elementwise[AccelRef]:
 
 def _spread(indices: Operand, count: int) -> Operand:
     """Return a view with so many axes of one element behind the others."""
-    return indices.reshape((*indices.shape, *(1,) * count))
+    shape = (*indices.shape, *(1,) * count)
+    if not isinstance(indices, AccelRef):
+        return indices.reshape(shape)
+    # As `AccelRef.reshape`, which asks NumPy for the strides: that takes as long as the rest of a call.
+    spec = indices.spec
+    strides = (*spec.strides, *(spec.dtype.itemsize,) * count)
+    return AccelRef(indices.block, ArraySpec(spec.block, spec.offset, spec.dtype, shape, strides))
 
 
 def _axis(name: str, x: Operand, axis: int) -> int:

@@ -83,7 +83,8 @@ def flip(x: AccelRef, axis: int | Sequence[int] | None = None) -> AccelRef:
         ValueError: An axis that there is not, or twice.
     """
     axes = axis if axis is None or isinstance(axis, int) else tuple(axis)
-    return _view("flip", x, lambda array: np.flip(array, axes))
+    # NumPy copies an array without axes.
+    return _view("flip", x, lambda array: np.flip(array, axes) if array.ndim or axes else array)
 
 
 def broadcast_to(x: AccelRef, shape: int | Sequence[int]) -> AccelRef:

@@ -13,15 +13,22 @@ from numpy.lib.array_utils import normalize_axis_tuple
 
 from ..actors import unknown_option
 from ..backends.base import DType
-from ..backends.base.expressions import Argument, Expression, RowExpression, Weak, pack_scalars
+from ..backends.base.expressions import (
+    Argument,
+    Expression,
+    RowExpression,
+    TypedExpression,
+    Weak,
+    pack_scalars,
+)
 from ..backends.base.ops import ArraySpec, common_shape
 from ..backends.base.values import is_same_kind
 from ..devices import AccelRef, Operand, Operation, Planner
 from ..devices.base._refusals import what_to_do
 
 __all__ = [
-    "ExpressionArgument", "Taken", "argument_of", "axes_of", "bind", "broadcast", "check_promotion", "common",
-    "extents_of", "promoted_dtype", "reduced", "result_dtype", "served_by", "take",
+    "ExpressionArgument", "Taken", "argument_of", "axes_of", "bind", "broadcast", "check_promotion",
+    "check_truths", "common", "extents_of", "promoted_dtype", "reduced", "result_dtype", "served_by", "take",
 ]  # fmt: skip
 
 ExpressionArgument: TypeAlias = "Operand | complex | np.generic"
@@ -103,20 +110,19 @@ class Taken:
         """Names of `loaded`."""
         return [name for name in self.expression.inputs if name in self.expression.loads]
 
-    def check_bounds(self, operation: str, bounds: Sequence[tuple[int, DType]]) -> None:
-        """Require that whole Python numbers are what the dtypes hold that they become.
+    def check_held(self, operation: str, typed: TypedExpression) -> None:
+        """Require that dtypes hold the whole numbers that are made of Python numbers alone.
 
         Raises:
-            ValueError: One is not.
+            ValueError: One does not.
         """
-        for number, dtype in bounds:
-            place = sum(not argument.is_array for argument in self.arguments[:number])
-            value, limits, name = self.values[place], np.iinfo(dtype.dtype), self.expression.inputs[number]
-            if not limits.min <= value.real <= limits.max:
-                raise ValueError(
-                    f"{operation}: {name} {value} is outside {limits.min} to {limits.max}, "
-                    f"which {dtype} holds"
-                )
+        if not typed.bounds:
+            return
+        numbers = [number for number, argument in enumerate(self.arguments) if not argument.is_array]
+        try:
+            typed.check_held(dict(zip(numbers, self.values, strict=True)), self.expression.inputs)
+        except ValueError as error:
+            raise ValueError(f"{operation}: {error}") from None
 
 
 def check_promotion(operation: str, taken: Taken, names: Collection[str]) -> None:
@@ -151,11 +157,29 @@ def _require_promotion(operation: str, given: Sequence[tuple[str, DType | Weak]]
     for name, kind in given:
         for other, dtype in given:
             if isinstance(dtype, DType) and not _is_promoted(kind, dtype):
-                told = f"a Python {kind.value}" if isinstance(kind, Weak) else kind.value
                 raise TypeError(
-                    f"{operation}: {name} is {told} and {other} is {dtype}, which the array API standard "
-                    f"does not promote to one dtype. Convert one, as by await {other}.cast(...){more}"
+                    f"{operation}: {name} is {_told(kind)} and {other} is {dtype}, which the array API "
+                    f"standard does not promote to one dtype. Convert one, as by "
+                    f"await {other}.cast(...){more}"
                 )
+
+
+def check_truths(operation: str, taken: Taken, names: Collection[str]) -> None:
+    """Require that the arguments of these names are truth values.
+
+    Raises:
+        TypeError: One is not.
+    """
+    for name, argument in zip(taken.expression.inputs, taken.arguments, strict=True):
+        if name in names and argument.dtype is not DType.bool:
+            raise TypeError(
+                f"{operation}: {name} must be of bool, got {_told(argument.kind)}: compare it first, as by "
+                f"await arrays.not_equal({name}, 0)"
+            )
+
+
+def _told(kind: DType | Weak) -> str:
+    return f"a Python {kind.value}" if isinstance(kind, Weak) else kind.value
 
 
 def _is_promoted(first: DType | Weak, second: DType) -> bool:

@@ -24,13 +24,8 @@ _OPTIONS = ("out", "shape")
 _OF_ROWS = ("axis", "keepdims", "out")
 
 
-class DeclaredExpression(Protocol[ParametersP]):
-    """A function of arrays, as `expression` makes it."""
-
-    @property
-    def elementwise(self) -> Elementwise[AccelRef]:
-        """The expression that it computes."""
-        ...
+class DeclaredReduction(Protocol[ParametersP]):
+    """A function of arrays, as `reduction` and `rows` make it."""
 
     @property
     def message(self) -> Callable[ParametersP, Operation[Any, AccelRef]]:
@@ -44,23 +39,17 @@ class DeclaredExpression(Protocol[ParametersP]):
         ...
 
 
-class DeclaredReduction(Protocol[ParametersP]):
-    """A reduction of an array, as `reduction` makes it."""
+class DeclaredExpression(DeclaredReduction[ParametersP], Protocol[ParametersP]):
+    """A function of arrays, as `expression` makes it."""
 
     @property
-    def message(self) -> Callable[ParametersP, Operation[Any, AccelRef]]:
-        """Makes its message, for `Device.ask` and `Device.submit`."""
-        ...
-
-    def __call__(
-        self, *args: ParametersP.args, **kwargs: ParametersP.kwargs
-    ) -> Coroutine[Any, Any, AccelRef]:
-        """Compute it on the device of its array."""
+    def elementwise(self) -> Elementwise[AccelRef]:
+        """The expression that it computes."""
         ...
 
 
 def expression(
-    text: str, *, library: str, promoted: Sequence[str] | None = None
+    text: str, *, library: str, promoted: Sequence[str] | None = None, truths: Sequence[str] = ()
 ) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], DeclaredExpression[ParametersP]]:
     """Declare a function that computes an expression for each element.
 
@@ -72,6 +61,7 @@ def expression(
         library: Import path of the library actor that serves it.
         promoted: The inputs that are promoted to one dtype by the array API standard, see `Elementwise`; all
             by default.
+        truths: The inputs that must be truth values.
 
     Raises:
         TypeError: The expression contradicts the function. The message begins with file and line.
@@ -87,6 +77,7 @@ def expression(
                 operation=_operation(function),
                 library=library,
                 promoted=names if promoted is None else promoted,
+                truths=truths,
             )
         except (TypeError, ValueError) as error:
             place = f"{code.co_filename}:{code.co_firstlineno}"
@@ -179,11 +170,17 @@ def rows(
 def _bound(function: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
     """Make a function that returns the arguments of a call by their names, with defaults."""
     signature, operation = inspect.signature(function), _operation(function)
+    parameters = signature.parameters.values()
+    places = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
+    defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
 
     def bound(arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-        given = bind_arguments(operation, signature, arguments, named)
-        given.apply_defaults()
-        return given.arguments
+        # `Signature.bind` takes four times as long: it is left to find out what is wrong.
+        given = {**defaults, **dict(zip(places, arguments, strict=False)), **named}
+        is_twice = not named.keys().isdisjoint(places[: len(arguments)])
+        if is_twice or len(arguments) > len(places) or given.keys() != signature.parameters.keys():
+            bind_arguments(operation, signature, arguments, named)
+        return given
 
     return bound
 

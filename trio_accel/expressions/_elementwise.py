@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from ..backends.base import DType, DTypeLike
-from ..backends.base.expressions import Expression, SpecializedExpression, parse
+from ..backends.base.expressions import Expression, SpecializedExpression, TypedExpression, parse
 from ..backends.base.ops import ElementwiseSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
 from ..devices.base._refusals import what_to_do
@@ -19,6 +19,7 @@ from ._arguments import (
     Taken,
     bind,
     check_promotion,
+    check_truths,
     extents_of,
     result_dtype,
     served_by,
@@ -40,14 +41,13 @@ class _Known:
     Attributes:
         expression: The expression and its types, as specifications hold them.
         dtypes: Dtypes of the results.
-        bounds, axes: See `TypedExpression`.
+        typed: Its steps.
         has_places: Whether there are indices or loads, whose places depend on the shapes.
     """
 
     expression: str
     dtypes: tuple[DType, ...]
-    bounds: tuple[tuple[int, DType], ...]
-    axes: tuple[int, ...]
+    typed: TypedExpression
     has_places: bool
 
 
@@ -66,6 +66,7 @@ class Elementwise(Generic[ReplyT]):
         promoted: Names of the inputs that the array API standard promotes to one dtype. They must be of one
             kind: truth values, whole numbers, or floating and complex ones; and uint64 goes with no signed
             dtype. Empty for NumPy's promotion, which takes all.
+        truths: Names of the inputs that must be truth values.
         is_checked: Whether an index outside of an array that elements are loaded from fails the operation,
             with an `OutOfRangeError`. Otherwise it is the nearest one inside.
 
@@ -79,7 +80,8 @@ class Elementwise(Generic[ReplyT]):
     """
 
     __slots__ = (
-        "_dtypes", "_expression", "_is_checked", "_is_single", "_known", "_message", "_promoted", "operation",
+        "_dtypes", "_expression", "_is_checked", "_is_single", "_known", "_message", "_promoted", "_truths",
+        "operation",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +94,7 @@ class Elementwise(Generic[ReplyT]):
         operation: str,
         library: str,
         promoted: Sequence[str] = (),
+        truths: Sequence[str] = (),
         is_checked: bool = False,
     ) -> None:
         chosen = None if outputs is None else tuple(outputs)
@@ -109,7 +112,7 @@ class Elementwise(Generic[ReplyT]):
         self._is_single = chosen is None
         self._is_checked = is_checked
         self._message = served_by(ComputeElementwise, library)
-        self._promoted = frozenset(promoted)
+        self._promoted, self._truths = frozenset(promoted), frozenset(truths)
         self.operation: str = operation
         # By the types of the arguments, and of results that are given.
         self._known: dict[tuple[object, ...], _Known] = {}
@@ -209,10 +212,9 @@ class Elementwise(Generic[ReplyT]):
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             known = self._known[key] = self._find_types(planner.name, taken, out)
-        if known.bounds:
-            taken.check_bounds(planner.name, known.bounds)
+        taken.check_held(planner.name, known.typed)
         if known.has_places:
-            taken.check_places(planner.name, known.axes)
+            taken.check_places(planner.name, known.typed.axes)
         results = [
             written(planner, name, each, (taken.shape, dtype))[0]
             for name, dtype, each in zip(self.outputs, known.dtypes, out, strict=True)
@@ -233,6 +235,8 @@ class Elementwise(Generic[ReplyT]):
     def _find_types(self, operation: str, taken: Taken, out: Sequence[AccelRef | None]) -> _Known:
         if self._promoted:
             check_promotion(operation, taken, self._promoted)
+        if self._truths:
+            check_truths(operation, taken, self._truths)
         specialized = SpecializedExpression(self._expression, taken.arguments, self._dtypes, self._is_checked)
         try:
             found = specialized.typed.dtypes
@@ -245,7 +249,7 @@ class Elementwise(Generic[ReplyT]):
         specialized = attrs.evolve(specialized, dtypes=dtypes)
         typed = specialized.typed
         has_places = bool(typed.axes or typed.loads)
-        return _Known(specialized.encode(), typed.dtypes, typed.bounds, typed.axes, has_places)
+        return _Known(specialized.encode(), typed.dtypes, typed, has_places)
 
     def _check_apart(self, planner: Planner, number: int, results: Sequence[AccelRef], taken: Taken) -> None:
         """Refuse a result over elements of an argument that are read for other elements of the result."""

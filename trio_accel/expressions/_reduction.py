@@ -27,12 +27,12 @@ class _Known:
     Attributes:
         reduction: The reduction and its types, as specifications hold them.
         dtype: Dtype of the result.
-        bounds: See `TypedExpression`.
+        mapped: The steps of the values that are reduced.
     """
 
     reduction: str
     dtype: DType
-    bounds: tuple[tuple[int, DType], ...]
+    mapped: base.TypedExpression
 
 
 class Reduction:
@@ -43,7 +43,8 @@ class Reduction:
     Args:
         text: The values to reduce: an expression with one result.
         reduce: One of `REDUCTIONS`, or an expression of ``a`` and ``b``.
-        post: Last step of the result: an expression of ``a``, and of ``n``, the count of elements.
+        post: Last step of the result, before it is rounded: an expression of ``a``, and of ``n``, the count
+            of elements. A mean has none.
         identity: With an expression: the result of no elements.
         inputs: Names of the arguments, in order; None for the order in which the text reads them.
         dtype: Type that values are converted to before they are combined; None for NumPy's choice.
@@ -157,8 +158,7 @@ class Reduction:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             known = self._known[key] = self._find_types(name, taken, message.out)
-        if known.bounds:
-            taken.check_bounds(name, known.bounds)
+        taken.check_held(name, known.mapped)
         if not self._reduction.takes_nothing and any(taken.shape[axis] == 0 for axis in axes):
             raise ValueError(f"{name}: there are no elements along axes {axes}, and it has no identity")
         shape = reduced(taken.shape, axes, keepdims=message.keepdims)
@@ -177,7 +177,7 @@ class Reduction:
         specialized = attrs.evolve(
             specialized, result=result_dtype(operation, "the result", found, None, given)
         )
-        return _Known(specialized.encode(), specialized.typed.dtype, specialized.typed.map.bounds)
+        return _Known(specialized.encode(), specialized.typed.dtype, specialized.typed.map)
 
 
 @attrs.frozen(eq=False)

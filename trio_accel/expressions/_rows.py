@@ -93,23 +93,7 @@ class Rowwise:
         out: AccelRef | None = None,
         **named: ExpressionArgument,
     ) -> ComputeRows:
-        """Make the message that computes it, which is always one launch.
-
-        Raises:
-            TypeError: Too few or too many arguments, or one that there is not.
-        """
-        given = bind(self.operation, self._rows.inputs, arguments, named, options=_OPTIONS)
-        return self._message(self, given, axis, keepdims, out)
-
-    async def __call__(
-        self,
-        *arguments: ExpressionArgument,
-        axis: int | Sequence[int] | None = None,
-        keepdims: bool = False,
-        out: AccelRef | None = None,
-        **named: ExpressionArgument,
-    ) -> AccelRef:
-        """Compute it on the device of its arrays.
+        """Make the message that computes it, in one launch.
 
         Args:
             *arguments: Arrays and numbers, in the order of the inputs; arrays broadcast against each other.
@@ -119,15 +103,20 @@ class Rowwise:
             **named: Arguments by their names.
 
         Raises:
+            TypeError: Too few or too many arguments, or one that there is not.
+        """
+        given = bind(self.operation, self._rows.inputs, arguments, named, options=_OPTIONS)
+        return self._message(self, given, axis, keepdims, out)
+
+    async def ask(self, message: ComputeRows) -> AccelRef:
+        """Compute a message of `compute` on the device of its arrays, in steps where these pay.
+
+        Raises:
             TypeError: A wrong argument, or a function has no such dtypes.
             ValueError: Shapes that do not broadcast, an axis that there is not, or no elements where a
                 reduction has no identity.
             NotSupportedError: float8.
         """
-        return await self.ask(self.compute(*arguments, axis=axis, keepdims=keepdims, out=out, **named))
-
-    async def ask(self, message: ComputeRows) -> AccelRef:
-        """Compute a message of `compute` on the device of its arrays, in steps where these pay."""
         device = device_of(self.operation, *message.arguments, message.out)
         arrays = [each for each in message.arguments if isinstance(each, (AccelRef, np.ndarray))]
         shape = common(self.operation, arrays)
@@ -144,18 +133,21 @@ class Rowwise:
         given, out = [broadcast(each, shape) for each in message.arguments], message.out
         signature = tuple(map(partial(argument_of, self.operation), self._rows.inputs, given))
         steps = self._steps(signature, None if out is None else out.dtype)
+        kept = shape if steps.is_whole else reduced(shape, axes, keepdims=True)
+        made = kept if steps.is_whole or message.keepdims else reduced(shape, axes)
+        if out is not None and out.shape != made:
+            raise ValueError(f"{self.operation}: out must have shape {made}, got shape {out.shape}")
         values: dict[str, Any] = dict(zip(self._rows.inputs, given, strict=True))
         values[COUNT] = math.prod(shape[axis] for axis in axes)
         for number, reduction in enumerate(steps.reductions):
             taken = [values[name] for name in reduction.inputs]
             values[found(number)] = await reduction(*taken, axis=axes, keepdims=True)
         taken = [values[name] for name in steps.last.inputs]
-        if out is None:
-            made = await steps.last(*taken)
-            return made if steps.is_whole or message.keepdims else made.reshape(reduced(shape, axes))
-        is_flat = not (steps.is_whole or message.keepdims)
-        await steps.last(*taken, out=out.reshape(reduced(shape, axes, keepdims=True)) if is_flat else out)
-        return out
+        if out is not None:
+            await steps.last(*taken, out=out if out.shape == kept else out.reshape(kept))
+            return out
+        result = await steps.last(*taken)
+        return result if made == kept else result.reshape(made)
 
     def plan(self, planner: Planner, message: ComputeRows) -> Planned[AccelRef]:
         """Validate the arguments of a call, and lower it; see `Operation.plan`."""
@@ -165,14 +157,13 @@ class Rowwise:
         specialized, text = self._specialize(taken.signature, None if out is None else out.dtype)
         count = math.prod(taken.shape[axis] for axis in axes)
         arrays = dict(zip(taken.array_names, taken.lying, strict=True))
+        shape = taken.shape
+        if not specialized.is_whole:
+            shape = reduced(shape, axes, keepdims=message.keepdims)
+        made, _ = written(planner, "out", out, (shape, specialized.result))
         if specialized.is_whole:
-            shape = taken.shape
-            made, _ = written(planner, "out", out, (shape, specialized.result))
             # Elements of the result are written when those of its row have been read.
             arrays = {name: array for name, array in arrays.items() if array != made.spec}
-        else:
-            shape = reduced(taken.shape, axes, keepdims=message.keepdims)
-            made = planner.output(shape, specialized.result, out)
         if out is not None:
             planner.distinct("out", made.spec, **arrays)
         if not count and 0 not in shape and not specialized.takes_nothing:
@@ -203,23 +194,12 @@ class Rowwise:
 
     def _made_steps(self, signature: tuple[str, ...], out: DType | None) -> _Steps:
         specialized, _ = self._specialize(signature, out)
-        rows = specialized.rows
+        rows, named = specialized.rows, dict[str, Any](operation=self.operation, library=self._library)
         reductions = [
-            Reduction(
-                stage.map.text,
-                stage.name,
-                inputs=stage.map.inputs,
-                operation=self.operation,
-                library=self._library,
-            )
-            for stage in rows.stages
+            Reduction(stage.map.text, stage.name, inputs=stage.map.inputs, **named) for stage in rows.stages
         ]
         last = Elementwise[AccelRef](
-            rows.last.text,
-            inputs=rows.last.inputs,
-            dtypes=specialized.result,
-            operation=self.operation,
-            library=self._library,
+            rows.last.text, inputs=rows.last.inputs, dtypes=specialized.result, **named
         )
         return _Steps(tuple(reductions), last, specialized.is_whole)
 

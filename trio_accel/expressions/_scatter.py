@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from ..backends.base import DType
-from ..backends.base.expressions import ArgumentType, SpecializedExpression, Weak, parse
+from ..backends.base.expressions import ArgumentType, SpecializedExpression, TypedExpression, Weak, parse
 from ..backends.base.ops import Reduce, ScatterSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
 from ..devices.operations._plan_source import refuse_value
@@ -47,8 +47,8 @@ class Scatter:
         self._reduce: Reduce = reduce
         self._message = served_by(ComputeScatter, library)
         self.operation: str = operation
-        # By the types of the arguments: the expression, and what `TypedExpression.bounds` says.
-        self._known: dict[tuple[str, ...], tuple[str, tuple[tuple[int, DType], ...], tuple[int, ...]]] = {}
+        # By the types of the arguments.
+        self._known: dict[tuple[str, ...], tuple[str, TypedExpression]] = {}
 
     async def __call__(self, x: AccelRef, *arguments: ExpressionArgument, shape: tuple[int, ...]) -> AccelRef:
         """Combine values with elements of an array, on its device.
@@ -77,17 +77,14 @@ class Scatter:
         known = self._known.get(taken.signature)
         if known is None:
             known = self._known[taken.signature] = self._find_types(planner.name, taken)
-        text, bounds, axes = known
-        if bounds:
-            taken.check_bounds(planner.name, bounds)
-        taken.check_places(planner.name, axes)
+        text, typed = known
+        taken.check_held(planner.name, typed)
+        taken.check_places(planner.name, typed.axes)
         out = taken.loaded[0]
         planner.distinct(taken.loaded_names[0], out, **dict(zip(taken.array_names, taken.lying, strict=True)))
         return Planned(ScatterSpec(text, self._reduce, taken.arrays, out, taken.scalars), x)
 
-    def _find_types(
-        self, operation: str, taken: Taken
-    ) -> tuple[str, tuple[tuple[int, DType], ...], tuple[int, ...]]:
+    def _find_types(self, operation: str, taken: Taken) -> tuple[str, TypedExpression]:
         dtype, kind = taken.loaded[0].dtype, taken.arguments[-1].kind
         if not _becomes(kind, dtype):
             told = f"a Python {kind.value}" if isinstance(kind, Weak) else f"of {kind}"
@@ -102,11 +99,14 @@ class Scatter:
             typed = specialized.typed
         except (TypeError, ValueError) as error:
             raise type(error)(f"{operation}: {error}") from None
-        bounds = typed.bounds
         if kind is Weak.int and dtype.kind in ("int", "uint"):
             # A result is converted as an array is, which would wrap around.
-            bounds += ((len(taken.arguments) - 1, dtype),)
-        return specialized.encode(), bounds, typed.axes
+            last = len(taken.arguments) - 1
+            [step] = [
+                n for n, one in enumerate(typed.steps) if (one.function, one.value) == ("argument", last)
+            ]
+            typed = attrs.evolve(typed, bounds=(*typed.bounds, (step, dtype)))
+        return specialized.encode(), typed
 
 
 @attrs.frozen(eq=False)

@@ -32,6 +32,8 @@ __all__ = ["ArrayApi", "array_api"]
 
 _VERSION = "2025.12"
 _VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", _VERSION)
+# NumPy has them and the standard has not: other libraries look for them, and call them as NumPy's.
+_NUMPYS = ("bincount", "compress", "histogram", "pad", "put", "put_along_axis", "split")
 _HOST = (1, 3)
 """Kinds of memory that the host addresses, in DLPack: its own, and such that is pinned."""
 
@@ -67,8 +69,9 @@ class _Part:
 
     def __getattr__(self, name: str) -> Any:
         # Those of classes are messages and actors.
-        found = getattr(self._adapters, name, None) if name[0].islower() else None
-        for package in self._packages if name[0].islower() else ():
+        is_function = name[0].islower() and name not in _NUMPYS
+        found = getattr(self._adapters, name, None) if is_function else None
+        for package in self._packages if is_function else ():
             if found is None and name in package.__all__:
                 found = adapted(name, getattr(package, name), self._device)
         if found is None:
@@ -84,8 +87,8 @@ class _Part:
 
     def __dir__(self) -> list[str]:
         """Return the names of the functions, too."""
-        names = [name for package in self._packages for name in package.__all__ if name[0].islower()]
-        return sorted({*super().__dir__(), *dir(self._adapters), *names})
+        names = {name for package in self._packages for name in package.__all__ if name[0].islower()}
+        return sorted({*super().__dir__(), *dir(self._adapters), *names}.difference(_NUMPYS))
 
 
 class _Info:
@@ -275,7 +278,7 @@ def _unwrapped(argument: Any) -> Any:
     # By the standard they are what Python's numbers are, and have no dtype.
     if _is_number(argument):
         return argument.item()
-    if isinstance(argument, slice):
+    if _is_slice(argument):
         # Bounds that are arrays are waited for here, before the call.
         bounds = (argument.start, argument.stop, argument.step)
         return slice(*(operator.index(bound) if isinstance(bound, Array) else bound for bound in bounds))
@@ -284,6 +287,10 @@ def _unwrapped(argument: Any) -> Any:
 
 def _is_number(argument: object) -> bool:
     return isinstance(argument, np.generic)
+
+
+def _is_slice(argument: object) -> bool:
+    return isinstance(argument, slice)
 
 
 def _is_several(value: object) -> bool:

@@ -265,7 +265,7 @@ class Array:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> object:
+    ) -> Any:
         """Export the array: over the same memory where this process addresses it, else as a copy on the host.
 
         Calls of the namespace that change the array are seen there, and the other way round. Memory of a GPU
@@ -281,7 +281,7 @@ class Array:
             BufferError: It cannot be had so.
         """
         export = partial(_export, self._ref, max_version=max_version, dl_device=dl_device, copy=copy)
-        return cast("object", self._space.call("__dlpack__", export))
+        return self._space.call("__dlpack__", export)
 
 
 async def _place(ref: AccelRef) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import arrays
+from .. import arrays, jit
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, Device
 from ._array_api_dtypes import result_type
@@ -86,6 +86,55 @@ class Functions(_Of):
         if device not in (None, x.device):
             x, copy = await x.copy_to(device), False
         return x if not copy and DType.of(dtype) is x.dtype else await x.cast(dtype)
+
+    async def repeat(self, x: AccelRef, repeats: int | AccelRef, /, *, axis: int | None = None) -> AccelRef:
+        """Repeat each element; an array of `repeats` is read on the host."""
+        if not isinstance(repeats, AccelRef):
+            return await arrays.repeat(x, repeats, axis=axis)
+        flat = x if axis is not None else await arrays.reshape(x, (-1,))
+        length = flat.shape[axis or 0]
+        places = np.repeat(np.arange(length), np.broadcast_to(await repeats.to_host(), length))
+        return await arrays.take(flat, places, axis=axis or 0)
+
+    async def diff(
+        self,
+        x: AccelRef,
+        /,
+        n: int = 1,
+        *,
+        axis: int = -1,
+        prepend: AccelRef | None = None,
+        append: AccelRef | None = None,
+    ) -> AccelRef:
+        """Subtract from each element the one before, `n` times; `prepend` and `append` are joined first."""
+        parts = [part for part in (prepend, x, append) if part is not None]
+        joined = x if len(parts) == 1 else await arrays.concat(parts, axis=axis)
+        made: AccelRef = await _arrays.diff(joined, axis=axis, n=n)
+        return made
+
+    async def searchsorted(
+        self,
+        x1: AccelRef,
+        x2: AccelRef | complex,
+        /,
+        *,
+        side: str = "left",
+        sorter: AccelRef | None = None,
+    ) -> AccelRef:
+        """Find places for `x2`, which may be a number, in the sorted `x1`."""
+        wanted = x2 if isinstance(x2, AccelRef) else await arrays.asarray(x1.device, x2, dtype=x1.dtype)
+        found: AccelRef = await _arrays.searchsorted(x1, wanted, side=side, sorter=sorter)
+        return found
+
+    async def isin(
+        self, x1: AccelRef | complex, x2: AccelRef | complex, /, *, invert: bool = False
+    ) -> AccelRef:
+        """Tell of each element of `x1` whether `x2` has it; with `invert`, whether it has not."""
+        dtype = result_type(x1, x2)
+        x, among = [await arrays.asarray(self._device, one, dtype=dtype) for one in (x1, x2)]
+        text, reduce = ("x != among", "all") if invert else ("x == among", "any")
+        compare = jit.reduction(text, reduce, inputs=("x", "among"))
+        return await compare(x[..., None], await arrays.reshape(among, (-1,)), axis=-1)
 
 
 class FftFunctions(_Of):

@@ -102,11 +102,11 @@ def reduction(
     Args:
         text: The values to reduce: an expression of the arguments, as `elementwise` takes it, with one
             result.
-        reduce: ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"any"``, ``"all"``, ``"argmin"``,
+        reduce: ``"sum"``, ``"prod"``, ``"mean"``, ``"min"``, ``"max"``, ``"any"``, ``"all"``, ``"argmin"``,
             ``"argmax"``; or an expression of ``a`` and ``b`` that combines two values. It must be
             associative and commutative: values are combined in any order.
-        post: Last step of the result: an expression of ``a``, and of ``n``, how many elements were
-            reduced.
+        post: Last step of the result, before it is rounded: an expression of ``a``, and of ``n``, how many
+            elements were reduced. A mean has none.
         identity: With an expression: the result of no elements.
         inputs: Names of the arguments, in order; by default in the order in which the text reads them.
         dtype: Type that values are converted to before they are combined; by default NumPy's choice: sums and

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import attrs
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
+from numpy.lib.stride_tricks import as_strided
 
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, Operand
+from ..devices.base._views import NoViewError
 from ..expressions import Elementwise, Reduction
 from ._matrices import matmul
 from ._views import (
@@ -23,7 +25,7 @@ from ._views import (
     intermediates,
     on_device,
     permuted,
-    placed,
+    viewed,
 )
 
 __all__ = ["cross", "einsum", "kron", "outer", "tensordot", "trace", "vecdot"]
@@ -122,8 +124,8 @@ async def cross(x1: Operand, x2: Operand, /, *, axis: int = -1) -> AccelRef:
             f"cross: axis {axis} must have three elements, and the others must broadcast, got shapes "
             f"{x1.shape} and {x2.shape}"
         )
-    first, second = _broadcast(first, shape), _broadcast(second, shape)
-    product = await _cross(len(shape))(first, second, shape=shape)
+    vectors = (viewed(each, lambda array: np.broadcast_to(array, shape)) for each in (first, second))
+    product = await _cross(len(shape))(*vectors, shape=shape)
     place = normalize_axis_index(axis, len(shape))
     order = list(range(len(shape) - 1))
     order.insert(place, len(shape) - 1)
@@ -243,6 +245,10 @@ class _Factor:
     labels: tuple[object, ...]
     array: Operand
 
+    def extents(self, labels: Iterable[object]) -> list[int]:
+        """Return how many elements there are along axes."""
+        return [self.array.shape[self.labels.index(label)] for label in labels]
+
     def along(self, labels: Iterable[object]) -> Operand:
         """View the array with its axes in this order, and one element where it has no such axis."""
         wanted = tuple(labels)
@@ -298,7 +304,7 @@ async def _contract(left: _Factor, right: _Factor, keep: frozenset[object]) -> _
         first = await _merged(left, batch, rows, inner, made)
         second = await _merged(right, batch, inner, columns, made)
         product = await matmul(first, second)
-        shape = left.along((*batch, *rows)).shape + right.along(columns).shape
+        shape = left.extents([*batch, *rows]) + right.extents(columns)
     return _Factor(labels, product.reshape(shape))
 
 
@@ -320,17 +326,13 @@ async def _merged(
 ) -> Operand:
     """Make a stack of matrices, by a copy where no view does."""
     view = factor.along((*batch, *first, *second))
-    rows = len(batch) + len(first)
-    shape = (
-        *view.shape[: len(batch)],
-        math.prod(view.shape[len(batch) : rows]),
-        math.prod(view.shape[rows:]),
-    )
+    merged = math.prod(factor.extents(first)), math.prod(factor.extents(second))
+    shape = (*factor.extents(batch), *merged)
     if not isinstance(view, AccelRef):
         return view.reshape(shape)
     try:
         return view.reshape(shape)
-    except ValueError:
+    except NoViewError:
         return made(await view.copy()).reshape(shape)
 
 
@@ -403,7 +405,8 @@ def _distinct(term: str, operand: Operand, sizes: Mapping[str, int]) -> _Factor:
         sum(step for letter, step in zip(letters, view.strides, strict=True) if letter == label)
         for label in labels
     ]
-    return _Factor(labels, placed(view, [sizes[label] for label in labels], strides))
+    shape = [sizes[label] for label in labels]
+    return _Factor(labels, viewed(view, lambda array: as_strided(array, shape, strides)))
 
 
 def _path(
@@ -436,12 +439,6 @@ def _last(name: str, x: Operand, axis: int) -> Operand:
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}: axis {axis!r} of shape {x.shape}: {error}") from None
     return permuted(x, [*(number for number in range(x.ndim) if number != place), place])
-
-
-def _broadcast(x: Operand, shape: Sequence[int]) -> Operand:
-    """View an array under a shape that it broadcasts to."""
-    x = x[(None,) * (len(shape) - x.ndim)]
-    return placed(x, shape, [0 if size == 1 else step for size, step in zip(x.shape, x.strides, strict=True)])
 
 
 @functools.cache

@@ -6,13 +6,13 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-import attrs
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
+import numpy.typing as npt
 
 from ..backends.base import DType
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import refuse_dtypes, what_to_do
+from ..devices.base._views import seen
 
 __all__ = ["diagonal", "matrix_transpose"]
 
@@ -35,7 +35,7 @@ def matrix_transpose(x: AccelRef) -> AccelRef:
     """
     check_operands("matrix_transpose", x=x)
     check_matrices("matrix_transpose", x)
-    return on_device(permuted(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2)))
+    return on_device(viewed(x, lambda array: array.mT))
 
 
 def diagonal(x: AccelRef, /, *, offset: int = 0) -> AccelRef:
@@ -53,10 +53,7 @@ def diagonal(x: AccelRef, /, *, offset: int = 0) -> AccelRef:
     """
     check_operands("diagonal", x=x)
     check_matrices("diagonal", x)
-    # From where the diagonal begins, rows and columns are counted together.
-    part = x[..., max(-offset, 0) :, max(offset, 0) :]
-    *strides, down, right = part.strides
-    return on_device(placed(part, (*part.shape[:-2], min(part.shape[-2:])), (*strides, down + right)))
+    return on_device(viewed(x, lambda array: array.diagonal(offset, -2, -1)))
 
 
 def on_device(array: Operand) -> AccelRef:
@@ -65,16 +62,16 @@ def on_device(array: Operand) -> AccelRef:
     return array
 
 
-def placed(array: Operand, shape: Sequence[int], strides: Sequence[int]) -> Operand:
-    """View an array, from its first element on, by another shape and strides; the caller says right ones."""
+def viewed(array: Operand, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> Operand:
+    """View an array as NumPy views one of its layout."""
     if isinstance(array, AccelRef):
-        return AccelRef(array.block, attrs.evolve(array.spec, shape=tuple(shape), strides=tuple(strides)))
-    return as_strided(array, shape, strides)
+        return AccelRef(array.block, seen(array.spec, change))
+    return change(array)
 
 
 def permuted(array: Operand, axes: Sequence[int]) -> Operand:
     """View an array with its axes in another order."""
-    return placed(array, [array.shape[axis] for axis in axes], [array.strides[axis] for axis in axes])
+    return viewed(array, lambda lying: lying.transpose(axes))
 
 
 def check_operands(name: str, **given: Any) -> DType:

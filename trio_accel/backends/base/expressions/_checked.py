@@ -1,4 +1,4 @@
-"""Indices that are checked before they are used: one that is outside of its axis fails the operation."""
+"""Indices that are checked before they are used (D146): one outside of its axis fails the operation."""
 
 from __future__ import annotations
 

@@ -18,7 +18,35 @@ __all__ = ["Places", "evaluate"]
 
 _UFUNCS = {function.name: function.ufunc for function in FUNCTIONS.values() if function.ufunc is not None}
 
-_OTHERS: dict[str, Any] = {"where": np.where, "real": np.real, "imag": np.imag}
+
+def _power(base: Any, exponent: Any) -> Any:
+    """Compute a power: NumPy's, but of whole numbers with a negative exponent, which NumPy refuses."""
+    if exponent.dtype.kind != "i" or not (exponent < 0).any():
+        return np.power(base, exponent)
+    inverse = np.where(np.abs(base) == 1, np.where(exponent & 1, base, 1), 0).astype(base.dtype)
+    return np.where(exponent < 0, inverse, np.power(base, np.maximum(exponent, 0)))
+
+
+def _log1p(x: Any) -> Any:
+    """Compute it by NumPy, but of small complex numbers, whose real part NumPy loses."""
+    made: Any = np.asarray(np.log1p(x))
+    if made.dtype.kind == "c":
+        near = np.maximum(np.abs(x.real), np.abs(x.imag)) < 0.5
+        np.copyto(made.real, 0.5 * np.log1p(x.imag * x.imag + x.real * x.real + 2 * x.real), where=near)
+    return made
+
+
+def _expm1(x: Any) -> Any:
+    """Compute it by NumPy, but of complex numbers that are zero or not finite, where C99 says otherwise."""
+    made = np.asarray(np.expm1(x))
+    if made.dtype.kind == "c":
+        np.copyto(made, np.exp(x) - 1, where=~np.isfinite(x) | (x == 0))
+    return made
+
+
+_OTHERS: dict[str, Any] = {
+    "where": np.where, "real": np.real, "imag": np.imag, "power": _power, "log1p": _log1p, "expm1": _expm1,
+}  # fmt: skip
 
 
 _NOTHING: Mapping[int, Any] = MappingProxyType({})
@@ -110,14 +138,7 @@ def evaluate(
             if step.function == "index":
                 value: Any = indices[int(step.value.real)]
             elif step.function == "load":
-                array, at = loaded[int(step.value.real)], [values[index] for index in step.steps]
-                if expression.checked:
-                    check_places(expression, number, at, array.shape)
-                else:
-                    # One that is outside of the array is the nearest.
-                    pairs = zip(at, array.shape, strict=True)
-                    at = [np.clip(index, -extent, extent - 1) for index, extent in pairs]
-                value = Places.of(array, at, [expression.steps[index] for index in step.steps]).load()
+                value = _load(expression, number, loaded[int(step.value.real)], values)
             else:
                 value = _value(step, values, arguments)
             values.append(value)
@@ -139,6 +160,17 @@ def _last_uses(expression: TypedExpression) -> list[list[int]]:
     return found
 
 
+def _load(expression: TypedExpression, number: int, array: npt.NDArray[Any], values: Sequence[Any]) -> Any:
+    """Load elements: an index outside of the array is refused, or is the nearest one inside."""
+    steps = expression.steps[number].steps
+    at = [values[index] for index in steps]
+    if expression.checked:
+        check_places(expression, number, at, array.shape)
+    else:
+        at = [np.clip(index, -extent, extent - 1) for index, extent in zip(at, array.shape, strict=True)]
+    return Places.of(array, at, [expression.steps[index] for index in steps]).load()
+
+
 def _value(step: Step, values: list[Any], arguments: Sequence[Any]) -> Any:
     dtype = step.dtype.dtype
     if step.function == "argument":
@@ -148,4 +180,4 @@ def _value(step: Step, values: list[Any], arguments: Sequence[Any]) -> Any:
     given = [values[number] for number in step.steps]
     if step.function == "cast":
         return given[0].astype(dtype)
-    return (_UFUNCS.get(step.function) or _OTHERS[step.function])(*given)
+    return (_OTHERS.get(step.function) or _UFUNCS[step.function])(*given)

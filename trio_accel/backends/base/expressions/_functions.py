@@ -10,7 +10,7 @@ import numpy as np
 
 __all__ = ["CONSTANTS", "FUNCTIONS", "OPERATORS", "Function", "Rule"]
 
-Rule: TypeAlias = Literal["ufunc", "cast", "where", "clip", "part", "angle", "number"]
+Rule: TypeAlias = Literal["ufunc", "cast", "where", "clip", "part", "angle", "round"]
 """How its types follow from those of its arguments; ``"ufunc"``: as the ufunc of NumPy says."""
 
 _REAL: frozenset[str] = frozenset({"bool", "int", "uint", "float"})
@@ -56,12 +56,14 @@ FUNCTIONS: Mapping[str, Function] = {
         "logical_or logical_xor multiply negative not_equal positive power pow sign square subtract "
         "true_divide",
     ),
-    **_ufuncs(_INEXACT, "cos cosh exp log reciprocal sin sinh sqrt tan tanh"),
+    **_ufuncs(
+        _INEXACT,
+        "arccos arccosh acos acosh arcsin arcsinh asin asinh arctan arctanh atan atanh cos cosh exp exp2 "
+        "expm1 log log10 log1p log2 reciprocal rint sin sinh sqrt tan tanh",
+    ),
     **_ufuncs(
         _FLOATS,
-        "arccos arccosh acos acosh arcsin arcsinh asin asinh arctan arctanh atan atanh arctan2 atan2 cbrt "
-        "copysign deg2rad degrees exp2 expm1 fabs hypot log10 log1p log2 logaddexp rad2deg radians rint "
-        "signbit",
+        "arctan2 atan2 cbrt copysign deg2rad degrees fabs hypot logaddexp nextafter rad2deg radians signbit",
     ),
     **_ufuncs(
         _REAL,
@@ -78,6 +80,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "real": Function("real", 1, "part"),
     "imag": Function("imag", 1, "part"),
     "angle": Function("angle", 1, "angle"),
+    "round": Function("rint", 1, "round", np.rint, _INEXACT),
 }
 """By the name in an expression, what is called."""
 

@@ -182,7 +182,7 @@ def _last(specialized: SpecializedRows, names: _Names, layouts: RowLayouts) -> s
     """Write the function that stores the result of a row."""
     last = specialized.typed.last
     statements, (result,) = body(last, names.texts(specialized.rows.last.inputs))
-    store, size = f"{element_of(specialized.result)}::store", specialized.result.itemsize
+    at, store = len(names.arrays), f"{element_of(specialized.result)}::store"
     if not specialized.is_whole:
         return f"""FUNCTION void finish(const Arguments &arguments, const Bases &, const Row &row,
     Index output, Index lane, Index)
@@ -190,9 +190,8 @@ def _last(specialized: SpecializedRows, names: _Names, layouts: RowLayouts) -> s
     if (lane)
         return;
 {indented(statements, 4)}
-    {store}(arguments.out + (i64)output * {size}, {result});
+    {store}(arguments.out{_row_offset(layouts, at)}, {result});
 }}"""
-    at = len(names.arrays)
     return f"""FUNCTION void store_at(const Arguments &arguments, const Row &row, const Loaded &loaded,
     char *out, Index i)
 {{

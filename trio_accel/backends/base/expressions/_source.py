@@ -58,6 +58,8 @@ _REGISTERS = {
     DType.bool: "bool",
 }
 _LOW = {DType.float16: "f16", DType.bfloat16: "bf16"}
+# Of these, the next number is another one than that of the float that a value is computed in.
+_OF_CODES = ("nextafter",)
 
 # Of rounded operands, these make results that need no rounding.
 _EXACT = frozenset(
@@ -170,8 +172,11 @@ def _value(step: Step, arguments: Sequence[str], steps: Sequence[Step]) -> str:
 
 def call_of(function: str, dtype: DType, given: Sequence[str]) -> str:
     """C++ that computes a function, and rounds the result where its register is wider than the dtype."""
+    is_low = dtype in _LOW
+    if is_low and function in _OF_CODES:
+        return f"f_{function}_{_LOW[dtype]}({', '.join(given)})"
     value = f"f_{function}({', '.join(given)})"
-    return f"to_{_LOW[dtype]}({value})" if dtype in _LOW and function not in _EXACT else value
+    return f"to_{_LOW[dtype]}({value})" if is_low and function not in _EXACT else value
 
 
 def cast_of(value: str, source: DType, dtype: DType) -> str:

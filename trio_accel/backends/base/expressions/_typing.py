@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias, cast
 
 import attrs
@@ -43,6 +43,25 @@ _EXAMPLES: dict[Weak, Any] = {Weak.int: 0, Weak.float: 0.0, Weak.complex: 0j}
 _WEAK_ARITHMETIC = ("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "negative",
                     "positive")  # fmt: skip
 _LOW = (DType.float8_e4m3fn, DType.float8_e5m2)
+_INT64 = np.iinfo(np.int64)
+
+
+def _power(base: int, exponent: int) -> int:
+    """Return a power, or of one that has more than 64 bits some number that has."""
+    return base**exponent if exponent < 64 or abs(base) < 2 else 1 << 64
+
+
+# What Python computes of whole numbers.
+_BY_PYTHON: Mapping[str, Callable[..., int]] = {
+    "add": int.__add__,
+    "subtract": int.__sub__,
+    "multiply": int.__mul__,
+    "floor_divide": int.__floordiv__,
+    "remainder": int.__mod__,
+    "power": _power,
+    "negative": int.__neg__,
+    "positive": int.__pos__,
+}
 
 ArgumentType: TypeAlias = "DType | Weak"
 """Type of an argument, or of a step: a Python number has a weak one."""
@@ -74,7 +93,8 @@ class TypedExpression:
     Attributes:
         steps: The values, each computed of earlier ones.
         outputs: Numbers of the steps that are the results.
-        bounds: For whole Python numbers: number of the argument, and the narrowest dtypes that it becomes.
+        bounds: Numbers of steps that are whole numbers, made of Python numbers alone, and dtypes that they
+            become: see `check_held`.
         elements: Numbers of the arguments that are read element by element.
         axes: The axes that indices are along, each once.
         loads: Numbers of the arguments that elements are loaded from, and how many indices each takes.
@@ -94,6 +114,52 @@ class TypedExpression:
     def dtypes(self) -> tuple[DType, ...]:
         """Dtypes of the results."""
         return tuple(self.steps[number].dtype for number in self.outputs)
+
+    def check_held(self, arguments: Mapping[int, complex], names: Sequence[str]) -> None:
+        """Require that dtypes hold the whole numbers which are made of Python numbers alone.
+
+        Args:
+            arguments: The Python numbers, by the numbers of the arguments.
+            names: Names of the arguments.
+
+        Raises:
+            ValueError: One does not, or there is a division by zero.
+        """
+        found: dict[int, int] = {}
+        for number, dtype in self.bounds:
+            value, step = self._whole(number, arguments, found), self.steps[number]
+            found[number] = value
+            is_argument = step.function == "argument"
+            told = names[int(step.value.real)] if is_argument else "a number that is made of Python numbers,"
+            if reason := _outside(value, dtype):
+                raise ValueError(f"{told} {reason}")
+
+    def _whole(self, number: int, arguments: Mapping[int, complex], found: Mapping[int, int]) -> int:
+        """Compute a step by Python; what it is computed of has bounds, too, and so is found."""
+        step = self.steps[number]
+        if number in found:
+            return found[number]
+        if step.function == "argument":
+            return cast("int", arguments[int(step.value.real)])
+        if step.function == "constant":
+            return cast("int", step.value)
+        given = [self._whole(each, arguments, found) for each in step.steps]
+        return given[0] if step.function == "cast" else _by_python(step.function, given)
+
+
+def _by_python(function: str, given: Sequence[int]) -> int:
+    try:
+        return _BY_PYTHON[function](*given)
+    except ZeroDivisionError:
+        raise ValueError("a whole number is divided by zero") from None
+
+
+def _outside(value: int, dtype: DType) -> str:
+    """Tell why a dtype does not hold a whole number; empty if it does."""
+    limits = np.iinfo(dtype.dtype)
+    if limits.min <= value <= limits.max:
+        return ""
+    return f"{value} is outside {limits.min} to {limits.max}, which {dtype} holds"
 
 
 @functools.lru_cache(4096)
@@ -212,23 +278,25 @@ class _Typist:
         if isinstance(value, bool):
             return self._step(Step("constant", DType.bool, (), value))
         kind = {int: Weak.int, float: Weak.float, complex: Weak.complex}[type(value)]
-        dtype = kind.carrier
-        if kind is Weak.int and cast("int", value) > np.iinfo(np.int64).max:
-            dtype = DType.uint64
-        elif kind is Weak.int and cast("int", value) < np.iinfo(np.int64).min:
-            self._refuse("a whole number must have at most 64 bits", node.place)
-        return self._step(Step("constant", dtype, (), value), kind)
+        if kind is Weak.int:
+            return self._whole_constant(cast("int", value), node.place)
+        return self._step(Step("constant", kind.carrier, (), value), kind)
+
+    def _whole_constant(self, value: int, place: Place) -> int:
+        if not _INT64.min <= value <= np.iinfo(np.uint64).max:
+            self._refuse("a whole number must have at most 64 bits", place)
+        dtype = DType.int64 if value <= _INT64.max else DType.uint64
+        return self._step(Step("constant", dtype, (), value), Weak.int)
 
     def _ufunc(self, node: Apply, function: Function, steps: tuple[int, ...]) -> int:
         kinds = [self._kind(number) for number in steps]
-        self._check_power(node, function, kinds)
+        if function.name == "power":
+            self._check_power(node, kinds, steps[1])
         if all(isinstance(kind, Weak) for kind in kinds) and function.name in _WEAK_ARITHMETIC:
-            return self._weak_arithmetic(function, steps)
+            return self._weak_arithmetic(function, steps, node.place)
         *needed, result = self._resolve(node, function, kinds)
         is_refused = any(dtype.kind not in function.kinds for dtype in needed)
         if is_refused:
-            self._refuse_dtypes(node, kinds)
-        if function.name == "sign" and needed[0].kind == "complex":
             self._refuse_dtypes(node, kinds)
         return self._call(node, function.name, result, steps, needed)
 
@@ -258,26 +326,35 @@ class _Typist:
         except TypeError:
             self._refuse_dtypes(node, kinds)
 
-    def _weak_arithmetic(self, function: Function, steps: tuple[int, ...]) -> int:
+    def _weak_arithmetic(self, function: Function, steps: tuple[int, ...], place: Place) -> int:
         kind = max((self._weak[number] for number in steps), key=_RANKS.index)
         if function.name == "divide" and kind is Weak.int:
             kind = Weak.float
+        given = [self._steps[number] for number in steps]
+        if kind is Weak.int and all(step.function == "constant" for step in given):
+            try:
+                value = _by_python(function.name, [cast("int", step.value) for step in given])
+            except ValueError as error:
+                self._refuse(str(error), place)
+            return self._whole_constant(value, place)
         converted = tuple(self._cast(number, kind.carrier) for number in steps)
-        return self._step(Step(function.name, kind.carrier, converted), kind)
+        number = self._step(Step(function.name, kind.carrier, converted), kind)
+        if kind is Weak.int:
+            # Python's whole numbers have any size.
+            self._bounds[(number, DType.int64)] = None
+        return number
 
-    def _check_power(self, node: Apply, function: Function, kinds: list[ArgumentType]) -> None:
-        """Refuse a power of whole numbers whose exponent may be negative: its value is no whole number."""
-        if function.name != "power" or not all(_is_whole(kind) for kind in kinds):
+    def _check_power(self, node: Apply, kinds: list[ArgumentType], number: int) -> None:
+        """Refuse a power of whole numbers by a negative Python number: its value is no whole number."""
+        if not all(_is_whole(kind) for kind in kinds) or not isinstance(kinds[1], Weak):
             return
-        exponent, kind = node.arguments[1], kinds[1]
-        if isinstance(exponent, Literal):
-            is_fine = exponent.value.real >= 0
-        else:
-            is_fine = isinstance(kind, DType) and kind.kind in ("uint", "bool")
-        if not is_fine:
+        step, exponent = self._steps[number], node.arguments[1]
+        if step.function != "constant":
+            self._bounds[(number, DType.uint64)] = None
+        elif step.value.real < 0:
             self._refuse(
-                "a power of whole numbers needs an exponent that is not negative: a number that is written, "
-                "or an array of an unsigned dtype; convert one of them: float64(...)",
+                "a power of whole numbers needs an exponent that is not negative; convert one of them: "
+                "float64(...)",
                 exponent.place,
             )
 
@@ -303,6 +380,10 @@ class _Typist:
             return self._step(Step(function.name, real, (number,)))
         return number if function.name == "real" else self._step(Step("constant", dtype, (), 0))
 
+    def _round(self, node: Apply, function: Function, steps: tuple[int, ...]) -> int:
+        is_whole = self._steps[steps[0]].dtype.kind in ("int", "uint")
+        return self._strong(steps[0]) if is_whole else self._ufunc(node, function, steps)
+
     def _angle(self, node: Apply, function: Function, steps: tuple[int, ...]) -> int:
         number = self._strong(steps[0])
         dtype = self._steps[number].dtype
@@ -319,6 +400,9 @@ class _Typist:
         """Return the dtype that values are brought to, as `numpy.result_type` finds it."""
         kinds = [self._kind(number) for number in steps]
         low = DType.bfloat16 in kinds
+        if low and DType.float16 in kinds:
+            # NumPy's `result_type` has none of both; its functions take this.
+            kinds = [DType.float32 if kind in (DType.float16, DType.bfloat16) else kind for kind in kinds]
         given = [
             kind.dtype
             if isinstance(kind, DType)
@@ -366,12 +450,10 @@ class _Typist:
     def _check_held(self, number: int, dtype: DType, place: Place) -> None:
         """Require that a dtype holds a whole Python number, now or when there is one."""
         step = self._steps[number]
-        if step.function == "argument":
-            self._bounds[(int(cast("int", step.value)), dtype)] = None
-        if step.function == "constant":
-            limits, value = np.iinfo(dtype.dtype), cast("int", step.value)
-            if not limits.min <= value <= limits.max:
-                self._refuse(f"{value} is outside {limits.min} to {limits.max}, which {dtype} holds", place)
+        if step.function != "constant":
+            self._bounds[(number, dtype)] = None
+        elif reason := _outside(cast("int", step.value), dtype):
+            self._refuse(reason, place)
 
     def _cast(self, number: int, dtype: DType) -> int:
         if self._steps[number].dtype is dtype:

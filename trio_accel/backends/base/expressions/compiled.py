@@ -273,9 +273,13 @@ def rows_arguments(spec: RowsSpec, address: _Address) -> tuple[tuple[object, ...
 
 def _rows(spec: RowsSpec) -> _Reduced:
     """Find the layouts; the result is behind the arrays."""
-    shape, arrays = spec.arrays[0].shape, spec.arrays
-    # A result of the reduced shape is in C order: nothing of its strides is read.
-    last = spec.out.strides if spec.out.shape == shape else (0,) * len(shape)
+    shape, arrays, last = spec.arrays[0].shape, spec.arrays, spec.out.strides
+    if not SpecializedRows.decode(spec.rows).is_whole:
+        # Those of the axes that stay, whether or not the others are there with one element.
+        given = iter(last)
+        is_kept = len(last) == len(shape)
+        steps = [next(given) if is_kept or axis not in spec.axes else 0 for axis in range(len(shape))]
+        last = tuple([0 if axis in spec.axes else step for axis, step in enumerate(steps)])
     return _find_reduced(
         shape,
         spec.axes,

@@ -173,8 +173,11 @@ template <class T> FUNCTION T f_fmod(T a, T b)
     return b == (T)0 || ((T)-1 < (T)0 && b == (T)-1) ? (T)0 : (T)(a % b);
 }
 
+// With a negative exponent the power is rounded towards zero; of zero it is zero.
 template <class T> FUNCTION T f_power(T base, T exponent)
 {
+    if (exponent < (T)0)
+        return base == (T)1 || base == (T)-1 ? (exponent & 1 ? base : (T)1) : (T)0;
     T result = (T)1;
     for (u64 left = (u64)exponent; left; left >>= 1) {
         if (left & 1)
@@ -294,6 +297,8 @@ template <class T> FUNCTION T quotient_of(T a, T b, T *rest)
     FUNCTION T f_arctan2(T a, T b) { return atan2##suffix(a, b); }                                  \
     FUNCTION T f_hypot(T a, T b) { return hypot##suffix(a, b); }                                    \
     FUNCTION T f_copysign(T a, T b) { return copysign##suffix(a, b); }                              \
+    FUNCTION T f_nextafter(T a, T b) { return nextafter##suffix(a, b); }                            \
+    FUNCTION T fma_of(T a, T b, T c) { return fma##suffix(a, b, c); }                               \
     FUNCTION T f_floor(T a) { return floor##suffix(a); }                                            \
     FUNCTION T f_ceil(T a) { return ceil##suffix(a); }                                              \
     FUNCTION T f_trunc(T a) { return trunc##suffix(a); }                                            \
@@ -322,6 +327,22 @@ template <class T> FUNCTION T quotient_of(T a, T b, T *rest)
 
 FLOATING(double, )
 FLOATING(float, f)
+
+// The same by the codes of short floating numbers, which are ordered as their sizes are.
+FUNCTION u16 code_towards(u16 code, float a, float b)
+{
+    if (a == 0)
+        return (u16)(b < 0 ? 0x8001 : 1);
+    return (u16)((a < b) == (a > 0) ? code + 1 : code - 1);
+}
+FUNCTION float f_nextafter_f16(float a, float b)
+{
+    return a != a || b != b ? a + b : a == b ? b : from_f16(code_towards(f16_code(a), a, b));
+}
+FUNCTION float f_nextafter_bf16(float a, float b)
+{
+    return a != a || b != b ? a + b : a == b ? b : from_bf16(code_towards(bf16_code(a), a, b));
+}
 
 // ---- complex numbers
 
@@ -356,16 +377,67 @@ template <class T> FUNCTION cx<T> f_divide(cx<T> a, cx<T> b)
     return {(a.re * ratio + a.im) * scale, (a.im * ratio - a.re) * scale};
 }
 
-template <class T> FUNCTION cx<T> f_reciprocal(cx<T> a) { return f_divide(cx<T>{(T)1, (T)0}, a); }
+template <class T> FUNCTION cx<T> f_reciprocal(cx<T> a)
+{
+    if (f_absolute(a.re) >= f_absolute(a.im)) {
+        const T ratio = a.im / a.re, below = a.re + a.im * ratio;
+        return {(T)1 / below, -ratio / below};
+    }
+    const T ratio = a.re / a.im, below = a.im + a.re * ratio;
+    return {ratio / below, (T)-1 / below};
+}
+template <class T> FUNCTION cx<T> f_rint(cx<T> a) { return {f_rint(a.re), f_rint(a.im)}; }
 
+template <class T> FUNCTION cx<T> f_sign(cx<T> a)
+{
+    const T size = f_absolute(a);
+    if (size == 0)
+        return {(T)0, (T)0};
+    if (!f_isinf(size))
+        return {a.re / size, a.im / size};
+    const T re = f_isinf(a.re) ? f_sign(a.re) : (T)0, im = f_isinf(a.im) ? f_sign(a.im) : (T)0;
+    return re != 0 && im != 0 ? cx<T>{size - size, size - size} : cx<T>{re, im};
+}
+
+template <class T> FUNCTION cx<T> scaled(cx<T> a, T scale) { return {a.re * scale, a.im * scale}; }
+// Numbers whose squares, and these times four, neither are too large nor lose bits.
+template <class T> FUNCTION T huge() { return sizeof(T) == 4 ? (T)1e18f : (T)1e153; }
+template <class T> FUNCTION T tiny() { return sizeof(T) == 4 ? (T)1e-18f : (T)1e-153; }
+
+// In two steps where the exponential function of the real part alone is too large.
 template <class T> FUNCTION cx<T> f_exp(cx<T> a)
 {
     const T size = f_exp(a.re);
     if (a.im == 0)
         return {size, a.im};
-    // Without products of an infinite number and zero.
-    return {size == 0 ? f_copysign((T)0, f_cos(a.im)) : size * f_cos(a.im),
-            size == 0 ? f_copysign((T)0, f_sin(a.im)) : size * f_sin(a.im)};
+    const T c = f_cos(a.im), s = f_sin(a.im);
+    // Without products of an infinite number, or of none, and zero.
+    if (f_isinf(a.re) && f_isnan(c))
+        return {size, size == 0 ? f_copysign(size, a.im) : c};
+    if (!f_isinf(size) || f_isinf(a.re))
+        return {size * c, size * s};
+    const T half = f_exp((T)0.5 * a.re);
+    return {half * c * half, half * s * half};
+}
+template <class T> FUNCTION cx<T> f_exp2(cx<T> a) { return f_exp(scaled(a, (T)0.69314718055994530942)); }
+
+template <class T> FUNCTION cx<T> f_expm1(cx<T> a)
+{
+    // The standard has 0 of -0, too.
+    if (a.im == 0)
+        return {f_expm1(a.re) + (T)0, a.im};
+    const cx<T> whole = f_exp(a);
+    if (!f_isfinite(a) || f_absolute(a.re) > 1)
+        return {whole.re - 1, whole.im};
+    const T s = f_sin((T)0.5 * a.im);
+    return {f_expm1(a.re) * f_cos(a.im) - 2 * s * s, whole.im};
+}
+
+// a * a + b * b + c where the first and the last nearly cancel: of squares, the bits that are lost are added last.
+template <class T> FUNCTION T sum_of_squares(T a, T b, T c)
+{
+    const T first = fma_of(a, a, (T)0), second = fma_of(b, b, (T)0);
+    return (first + c) + second + (fma_of(a, a, -first) + fma_of(b, b, -second));
 }
 
 template <class T> FUNCTION cx<T> f_log(cx<T> a)
@@ -376,10 +448,28 @@ template <class T> FUNCTION cx<T> f_log(cx<T> a)
         big = small;
         small = other;
     }
-    // Near the unit circle, the logarithm of the size is nearly zero.
-    const T size = big > (T)0.5 && big < (T)2 ? (T)0.5 * f_log1p((big - 1) * (big + 1) + small * small)
-                                              : f_log(f_hypot(big, small));
+    T size;
+    if (big > (T)0.5 && big < (T)2)
+        // Near the unit circle the logarithm of the size is nearly zero: all bits of the squares count.
+        size = (T)0.5 * f_log1p(sum_of_squares(big, small, (T)-1));
+    else if (big < tiny<T>() && big > 0)
+        size = f_log(f_hypot(big * huge<T>(), small * huge<T>())) - f_log(huge<T>());
+    else if (big > huge<T>())
+        size = f_log(f_hypot(big * tiny<T>(), small * tiny<T>())) - f_log(tiny<T>());
+    else
+        size = f_log(f_hypot(big, small));
     return {size, f_arctan2(a.im, a.re)};
+}
+template <class T> FUNCTION cx<T> f_log2(cx<T> a) { return scaled(f_log(a), (T)1.44269504088896340736); }
+template <class T> FUNCTION cx<T> f_log10(cx<T> a) { return scaled(f_log(a), (T)0.43429448190325182765); }
+
+// Of small numbers without the sum with one, which would lose them.
+template <class T> FUNCTION cx<T> f_log1p(cx<T> a)
+{
+    const T more = a.re + 1;
+    if (f_absolute(a.re) < (T)0.5 && f_absolute(a.im) < (T)0.5)
+        return {(T)0.5 * f_log1p(sum_of_squares(a.im, a.re, 2 * a.re)), f_arctan2(a.im, more)};
+    return f_log(cx<T>{more, a.im});
 }
 
 template <class T> FUNCTION cx<T> f_sqrt(cx<T> a)
@@ -391,24 +481,49 @@ template <class T> FUNCTION cx<T> f_sqrt(cx<T> a)
     if (f_isinf(a.re))
         return a.re > 0 ? cx<T>{a.re, f_isnan(a.im) ? a.im : f_copysign((T)0, a.im)}
                         : cx<T>{f_isnan(a.im) ? a.im : (T)0, f_copysign(-a.re, a.im)};
-    // Halved, so that it stays finite.
-    const T half = f_sqrt((f_absolute(a.re) * (T)0.5 + f_hypot(a.re * (T)0.5, a.im * (T)0.5)));
-    return a.re >= 0 ? cx<T>{half, a.im / (2 * half)}
-                     : cx<T>{f_absolute(a.im) / (2 * half), f_copysign(half, a.im)};
+    // By powers of four, whose roots are exact: so it stays finite, and keeps its bits.
+    const T size = f_absolute(a.re) + f_absolute(a.im), one = sizeof(T) == 4 ? (T)4294967296.0 : (T)1.157920892373162e77;
+    const T root = size > huge<T>() ? one : size < tiny<T>() ? 1 / one : (T)1;
+    a = scaled(a, 1 / root / root);
+    const T half = f_sqrt((f_absolute(a.re) + f_hypot(a.re, a.im)) * (T)0.5), rest = a.im / (2 * half);
+    return scaled(a.re >= 0 ? cx<T>{half, rest} : cx<T>{f_absolute(rest), f_copysign(half, a.im)}, root);
 }
 
-// On the real axis without products of an infinite number and zero.
+// Hyperbolic sine and cosine are half of the exponential function far out, where it may be too large alone.
+template <class T> FUNCTION T far() { return sizeof(T) == 4 ? (T)11 : (T)22; }
+template <class T> FUNCTION cx<T> half_exp(cx<T> a)
+{
+    return scaled(f_exp(cx<T>{f_absolute(a.re) - 1, a.im}), (T)1.35914091422952261768);
+}
+
+// On the axes without products of an infinite number, or of none, and zero.
 template <class T> FUNCTION cx<T> f_sinh(cx<T> a)
 {
     if (a.im == 0)
         return {f_sinh(a.re), a.im};
-    return {f_sinh(a.re) * f_cos(a.im), f_cosh(a.re) * f_sin(a.im)};
+    if (a.re == 0 || f_isinf(a.re)) {
+        const T c = f_cos(a.im), s = f_sin(a.im);
+        return {f_isnan(c) ? a.re : a.re * c, a.re == 0 ? s : f_absolute(a.re) * s};
+    }
+    if (f_absolute(a.re) < far<T>())
+        return {f_sinh(a.re) * f_cos(a.im), f_cosh(a.re) * f_sin(a.im)};
+    const cx<T> whole = half_exp(a);
+    return {a.re < 0 ? -whole.re : whole.re, whole.im};
 }
 template <class T> FUNCTION cx<T> f_cosh(cx<T> a)
 {
     if (a.im == 0)
-        return {f_cosh(a.re), a.im * f_copysign((T)1, a.re)};
-    return {f_cosh(a.re) * f_cos(a.im), f_sinh(a.re) * f_sin(a.im)};
+        return {f_cosh(a.re), f_isnan(a.re) ? a.im : a.im * f_copysign((T)1, a.re)};
+    if (a.re == 0 || f_isinf(a.re)) {
+        const T c = f_cos(a.im), s = f_sin(a.im);
+        if (a.re == 0)
+            return {c, f_isnan(s) ? a.re : a.re * s};
+        return {f_absolute(a.re) * (f_isnan(c) ? (T)1 : c), a.re * s};
+    }
+    if (f_absolute(a.re) < far<T>())
+        return {f_cosh(a.re) * f_cos(a.im), f_sinh(a.re) * f_sin(a.im)};
+    const cx<T> whole = half_exp(a);
+    return {whole.re, a.re < 0 ? -whole.im : whole.im};
 }
 template <class T> FUNCTION cx<T> f_sin(cx<T> a)
 {
@@ -420,15 +535,18 @@ template <class T> FUNCTION cx<T> f_cos(cx<T> a) { return f_cosh(cx<T>{-a.im, a.
 // Kahan's formula; far out it is one of the two signs.
 template <class T> FUNCTION cx<T> f_tanh(cx<T> a)
 {
-    const T most = sizeof(T) == 4 ? (T)11 : (T)22;
-    if (f_absolute(a.re) >= most) {
-        const T small = f_exp((T)-2 * f_absolute(a.re));
-        return {f_copysign((T)1, a.re), (T)4 * f_sin(a.im) * f_cos(a.im) * small};
+    if (a.im == 0)
+        return {f_tanh(a.re), a.im};
+    const T t = f_tan(a.im);
+    if (a.re == 0)
+        return {a.re, t};
+    if (f_absolute(a.re) >= far<T>()) {
+        const T c = f_cos(a.im), s = f_sin(a.im), small = f_exp((T)-2 * f_absolute(a.re));
+        if (f_isinf(a.re))
+            return {f_copysign((T)1, a.re), f_copysign((T)0, f_isnan(c) ? a.im : s * c)};
+        return {f_isnan(c) ? c : f_copysign((T)1, a.re), 4 * s * c * small};
     }
-    const T t = f_tan(a.im), beta = 1 + t * t, s = f_sinh(a.re), rho = f_sqrt(1 + s * s);
-    if (f_isinf(t))
-        return {rho / s, 1 / t};
-    const T below = 1 + beta * s * s;
+    const T beta = 1 + t * t, s = f_sinh(a.re), rho = f_sqrt(1 + s * s), below = 1 + beta * s * s;
     return {beta * rho * s / below, t / below};
 }
 template <class T> FUNCTION cx<T> f_tan(cx<T> a)
@@ -436,6 +554,114 @@ template <class T> FUNCTION cx<T> f_tan(cx<T> a)
     const cx<T> turned = f_tanh(cx<T>{-a.im, a.re});
     return {turned.im, -turned.re};
 }
+
+// The inverse functions, after Hull, Fairgrieve and Tang (1997), "Implementing the complex arcsine and arccosine
+// functions using exception handling": of a number in the first quadrant the real parts of arcsine and arccosine, and
+// their imaginary part. complex64 is computed in double: what float would lose would cost more code than time.
+struct Arcs {
+    double sine, cosine, imaginary;
+};
+
+// The imaginary part without cancellation near the real axis, between the branch points and beyond.
+FUNCTION double arc_height(double x, double y, double r, double s, double a)
+{
+    if (a > 1.5)
+        return log(a + sqrt(a * a - 1));
+    const double beside = x < 1 ? y * y / (s + (1 - x)) : s + (x - 1);
+    const double more = 0.5 * (y * y / (r + (x + 1)) + beside);
+    return log1p(more + sqrt(more * (a + 1)));
+}
+
+FUNCTION Arcs arcs_of(double x, double y)
+{
+    const double ln2 = 0.69314718055994530942, half_pi = 1.57079632679489661923, epsilon = 1.2e-16;
+    if (f_isnan(x) || f_isnan(y)) {
+        const double none = x + y;
+        return {x == 0 ? 0 : none, x == 0 ? half_pi : none, f_isinf(x) || f_isinf(y) ? f_fmax(x, y) : none};
+    }
+    if (x > 1e150 || y > 1e150) {
+        const double scale = x > y ? x : y;
+        const double size = f_isinf(scale) ? scale : ln2 + log(scale) + log(hypot(x / scale, y / scale));
+        return {atan2(x, y), atan2(y, x), size};
+    }
+    if (y <= epsilon * fabs(x - 1)) {
+        // On the real axis, or so near that y does not count beside it.
+        if (x < 1)
+            return {asin(x), acos(x), y / sqrt((1 - x) * (1 + x))};
+        const double beyond = sqrt((x - 1) * (x + 1));
+        return {half_pi, y == 0 ? 0 : y / beyond, log1p((x - 1) + beyond)};
+    }
+    // Here x is 1: by the step from one number to the next, y would be too large otherwise.
+    if (y < 1e-150)
+        return {half_pi - sqrt(y), sqrt(y), sqrt(y)};
+    const double r = hypot(x + 1, y), s = hypot(x - 1, y), a = 0.5 * (r + s), ratio = x / a;
+    const double height = arc_height(x, y, r, s, a);
+    if (ratio <= 0.6417)
+        return {asin(ratio), acos(ratio), height};
+    // The root of a * a - x * x.
+    const double apart = x <= 1 ? sqrt(0.5 * (a + x) * (y * y / (r + (x + 1)) + (s + (1 - x))))
+                                : y * sqrt(0.5 * ((a + x) / (r + (x + 1)) + (a + x) / (s + (x - 1))));
+    return {atan2(x, apart), atan2(apart, x), height};
+}
+
+FUNCTION c128 f_arcsin(c128 a)
+{
+    const Arcs arcs = arcs_of(fabs(a.re), fabs(a.im));
+    return {copysign(arcs.sine, a.re), copysign(arcs.imaginary, a.im)};
+}
+FUNCTION c128 f_arccos(c128 a)
+{
+    const Arcs arcs = arcs_of(fabs(a.re), fabs(a.im));
+    const double re = f_signbit(a.re) ? 3.14159265358979323846 - arcs.cosine : arcs.cosine;
+    return {re, copysign(arcs.imaginary, -copysign(1.0, a.im))};
+}
+FUNCTION c128 f_arcsinh(c128 a)
+{
+    const c128 turned = f_arcsin(c128{-a.im, a.re});
+    return {turned.im, -turned.re};
+}
+FUNCTION c128 f_arccosh(c128 a)
+{
+    const c128 turned = f_arccos(a);
+    return {fabs(turned.im), copysign(turned.re, a.im)};
+}
+
+FUNCTION c128 f_arctanh(c128 a)
+{
+    const double x = fabs(a.re), y = fabs(a.im), quarter = 0.78539816339744830962;
+    double re, im;
+    if (x > 1e16 || (y > 1e16 && x == x) || f_isinf(y)) {
+        // Nearly the reciprocal.
+        const double size = hypot(x, y);
+        re = f_isinf(size) ? 0 : x / size / size;
+        im = f_isnan(y) ? y : 2 * quarter;
+    } else if (x == 1 && y < 1e-150) {
+        re = y == 0 ? 1 / y : 0.5 * (0.69314718055994530942 - log(y));
+        im = y == 0 ? 0 : quarter;
+    } else {
+        re = x == 0 ? 0 : 0.25 * log1p(4 * x / ((1 - x) * (1 - x) + y * y));
+        im = 0.5 * atan2(2 * y, (1 - x) * (1 + x) - y * y);
+    }
+    return {copysign(re, a.re), copysign(im, a.im)};
+}
+FUNCTION c128 f_arctan(c128 a)
+{
+    const c128 turned = f_arctanh(c128{-a.im, a.re});
+    return {turned.im, -turned.re};
+}
+
+#define IN_DOUBLE(name)                                                    \
+    FUNCTION c64 name(c64 a)                                               \
+    {                                                                      \
+        const c128 made = name(c128{a.re, a.im});                          \
+        return {(float)made.re, (float)made.im};                           \
+    }
+IN_DOUBLE(f_arcsin)
+IN_DOUBLE(f_arccos)
+IN_DOUBLE(f_arctan)
+IN_DOUBLE(f_arcsinh)
+IN_DOUBLE(f_arccosh)
+IN_DOUBLE(f_arctanh)
 
 template <class T> FUNCTION cx<T> f_power(cx<T> a, cx<T> b)
 {

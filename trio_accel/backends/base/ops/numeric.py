@@ -255,7 +255,7 @@ class RowsSpec(OperationSpec):
         rows: The expression and its types, as `SpecializedRows.encode` writes them.
         axes: The axes of `arrays` that are reduced, in order.
         arrays: Arrays, broadcast to one shape by strides of zero.
-        out: The result: of that shape; or in C order, with or without the reduced axes.
+        out: The result: of that shape; or of the reduced one, with or without the reduced axes.
         scalars: Numbers, 16 bytes for each; the last one is the count of elements that are reduced.
     """
 

@@ -56,6 +56,8 @@ class _Stream:
 
 
 _BYTES = np.dtype(np.uint8)
+# No memory is there: nothing reads it.
+_NOT_NULL = 16
 
 
 class RadixSort:
@@ -124,7 +126,8 @@ class RadixSort:
 
 
 def _compiled(compute: Any, key: DType, value: DType | None, order: Any, architecture: str) -> CompiledCode:
-    beside = None if value is None else compute.ProxyArray(value.dtype)
+    # It compiles a sort of keys alone where the address of the values is 0, as that of a `ProxyArray` is.
+    beside = None if value is None else _Memory(_NOT_NULL, value.dtype, 1)
     made = compute.make_radix_sort(
         d_in_keys=compute.ProxyArray(key.dtype),
         d_out_keys=compute.ProxyArray(key.dtype),

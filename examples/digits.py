@@ -1,0 +1,71 @@
+"""Handwritten digits, each told by the images nearest to it; the distances never leave the device."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import trio
+
+import trio_accel as ta
+
+DATA = Path(__file__).parent / "data" / "digits.csv.gz"
+DIGITS = np.arange(10)
+
+# Squares of distances, but for what all known images have in common.
+distances = ta.jit.elementwise("square_of_known - 2 * product")
+votes = ta.jit.reduction("label == digit")
+
+
+async def tell(
+    device: ta.Device, known: np.ndarray, labels: np.ndarray, images: np.ndarray, k: int
+) -> np.ndarray:
+    """The digit that most of the k nearest known images have: the smallest one of several."""
+    points = await device.put(known)
+    products = await ta.linalg.einsum("id,kd->ik", images, points)
+    squares = await ta.linalg.vecdot(points, points)
+    await distances(squares, products, out=products)
+    nearest = await ta.arrays.top_k(products, k, largest=False)
+    found = await ta.arrays.take(await device.put(labels), nearest.indices)
+    counts = await votes(found[:, :, None], DIGITS, axis=1)
+    return await (await ta.arrays.argmax(counts, axis=1)).to_host()
+
+
+def expected(known: np.ndarray, labels: np.ndarray, images: np.ndarray, k: int) -> np.ndarray:
+    """The same by NumPy: all differences, in whole numbers."""
+    told: list[int] = []
+    for image in images.astype(np.int64):
+        squares = ((known.astype(np.int64) - image) ** 2).sum(1)
+        nearest = np.argsort(squares, stable=True)[:k]
+        told.append(int(np.bincount(labels[nearest]).argmax()))
+    return np.array(told)
+
+
+async def run(count: int, k: int, backend: str | None) -> bool:
+    """Returns whether the digits are those of NumPy."""
+    data = np.loadtxt(DATA, np.float32, delimiter=",")
+    pixels, labels = data[:, :-1], data[:, -1].astype(np.int64)
+    known, images = pixels[:-count], pixels[-count:]
+    async with ta.open_system("digits") as system, system.open_device(backend) as device:
+        told = await tell(device, known, labels[:-count], images, k)
+        print(f"{count} images, {len(known)} known ones on {device.info.name}")
+    print(f"{np.mean(told == labels[-count:]):.1%} are told right")
+    return np.array_equal(told, expected(known, labels[:-count], images, k))
+
+
+def main() -> int:
+    """Returns the exit code: 0 if each digit is that of NumPy."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=597, help="how many are told by the others")
+    parser.add_argument("--neighbours", type=int, default=5)
+    parser.add_argument("--backend", help="device to use, such as cpu or cuda:1")
+    given = parser.parse_args()
+    is_right = trio.run(partial(run, given.images, given.neighbours, given.backend))
+    print("digits as by NumPy:", "right" if is_right else "WRONG")
+    return 0 if is_right else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,179 @@
+"""Kernels of expressions of rows, in blocks whose threads wait for each other, as on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trio_accel.backends.base import DType
+from trio_accel.backends.base.expressions import (
+    Argument,
+    RowExpression,
+    SpecializedRows,
+    evaluate_rows,
+    pack_scalars,
+)
+from trio_accel.backends.base.expressions.compiled import ROW_THREADS, make_kernel, rows_arguments
+from trio_accel.backends.base.ops import ArraySpec, RowsSpec
+
+# Threads of a block are contexts that take turns at each barrier.
+HARNESS = r"""
+#include <math.h>
+#include <ucontext.h>
+#include <vector>
+#define __HIP__ 1
+#define __device__
+#define __global__
+#define __shared__ static
+struct Extents { unsigned x, y, z; };
+static Extents threadIdx, blockIdx, blockDim, gridDim;
+static ucontext_t host, threads[1024];
+static unsigned waiting[1024];
+static int atomicCAS(int *place, int old, int) { return *place == old ? old : *place; }
+static void __threadfence() {}
+static void __threadfence_system() {}
+static void __syncthreads() { waiting[threadIdx.x]++; swapcontext(&threads[threadIdx.x], &host); }
+@SOURCE@
+static const Arguments *given;
+static void one_thread() { rows(*given); waiting[threadIdx.x] = ~0u; }
+// Returns the number of barriers that were passed, or -1 where threads passed different ones.
+extern "C" long launch(const Arguments *arguments, unsigned blocks, unsigned count)
+{
+    static std::vector<char> stacks(1024 * 65536);
+    given = arguments;
+    gridDim.x = blocks;
+    blockDim.x = count;
+    long passed = 0;
+    for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {
+        for (unsigned i = 0; i < count; i++) {
+            getcontext(&threads[i]);
+            threads[i].uc_stack.ss_sp = &stacks[i * 65536];
+            threads[i].uc_stack.ss_size = 65536;
+            threads[i].uc_link = &host;
+            waiting[i] = 0;
+            makecontext(&threads[i], one_thread, 0);
+        }
+        while (waiting[0] != ~0u) {
+            // The last ones first: a thread that counts on being first is found.
+            for (unsigned i = count; i--;) {
+                threadIdx.x = i;
+                swapcontext(&host, &threads[i]);
+            }
+            for (unsigned i = 0; i < count; i++)
+                if (waiting[i] != waiting[0])
+                    return -1;
+            passed++;
+        }
+    }
+    return passed;
+}
+"""
+
+TEXTS = {
+    "softmax": ("e = exp(x - max(x)); y = e / sum(e)", ("x",)),
+    "deviation": ("d = x - mean(x); y = sqrt(sum(d * d) / n)", ("x",)),
+    "place": ("y = argmax(x) * n + argmin(x)", ("x",)),
+    "weighted": ("y = (x - min(x)) * weight + any(x > 2) * scale", ("x", "weight", "scale")),
+}
+# Shapes and axes, and by how many threads a row is made: as neighbours, or side by side.
+LAYOUTS = (
+    ((70, 20), (1,), "GROUP = 1;", False),
+    ((20, 70), (1,), "GROUP = 32;", False),
+    ((3, 1500), (1,), "GROUP = 256;", False),
+    ((3, 25, 7, 60), (1, 3), "GROUP = 256;", False),
+    ((70, 45), (0,), "GROUP = 16;", True),
+    ((2, 1100, 19), (1,), "GROUP = 16;", True),
+)
+
+
+def compiled(source: str, folder: Path) -> Any:
+    path, library = folder / "rows.cpp", folder / "rows.so"
+    path.write_text(HARNESS.replace("@SOURCE@", source), encoding="utf-8")
+    command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off", "-o"]
+    subprocess.run([*command, str(library), str(path)], check=True)
+    launch = ctypes.CDLL(str(library)).launch
+    launch.restype = ctypes.c_long
+    return launch
+
+
+def spec_of(array: np.ndarray, number: int, shape: Sequence[int] | None = None) -> ArraySpec:
+    spread = array if shape is None else np.broadcast_to(array, shape)
+    return ArraySpec(number, 0, DType.of(array.dtype), spread.shape, spread.strides)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="it is compiled by g++")
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize(("shape", "axes", "group", "is_across"), LAYOUTS)
+def test_threads_of_a_row_find_what_numpy_finds(
+    shape: tuple[int, ...], axes: tuple[int, ...], group: str, is_across: bool, name: str, tmp_path: Path
+) -> None:
+    text, inputs = TEXTS[name]
+    rng = np.random.default_rng(9)
+    x = rng.normal(size=shape).astype(np.float32)
+    arrays: list[Any] = [x]
+    kinds = [Argument(DType.float32, True)]
+    scalars: list[float] = []
+    if "weight" in inputs:
+        arrays.append(rng.normal(size=shape[-1:]))
+        kinds += [Argument(DType.float64, True), Argument(DType.float64, False)]
+        scalars.append(0.25)
+    specialized = SpecializedRows(RowExpression.parse(text, inputs), tuple(kinds), DType.float64)
+    kept = tuple(extent for axis, extent in enumerate(shape) if axis not in axes)
+    out = np.full(shape if specialized.is_whole else kept, np.nan)
+    count = math.prod(shape[axis] for axis in axes)
+    packed = pack_scalars([*scalars, count], [*[DType.float64] * len(scalars), DType.int64])
+    specs = tuple(spec_of(array, number, shape) for number, array in enumerate(arrays))
+    spec = RowsSpec(specialized.encode(), axes, specs, spec_of(out, len(arrays)), packed)
+    kernel = make_kernel(spec, "cuda")
+    assert group in kernel.text
+    assert ("IS_ACROSS = true" in kernel.text) is is_across
+    places = [array.ctypes.data for array in (*arrays, out)]
+    values, threads = rows_arguments(spec, lambda array: places[array.block])
+    launch = compiled(kernel.text, tmp_path)
+    for blocks in (-(-threads // ROW_THREADS), 2):
+        out[...] = np.nan
+        assert launch(kernel.arguments.pack(*values), blocks, ROW_THREADS) > 0
+        given = [*arrays, *map(np.float64, scalars)]
+        want = np.broadcast_to(
+            evaluate_rows(specialized.typed, given, shape, axes),
+            shape if specialized.is_whole else [1 if a in axes else n for a, n in enumerate(shape)],
+        )
+        np.testing.assert_allclose(out, want.reshape(out.shape), rtol=1e-6, atol=1e-12)
+
+
+def test_what_is_cut_is_what_was_written() -> None:
+    rows = RowExpression.parse("e = exp(x - max(x)); unread = 2 * x; y = e / sum(e)", ("x",))
+    assert [stage.name for stage in rows.stages] == ["max", "sum"]
+    assert rows.stages[1].map.text == "e = exp(x - found_0)\nout = e"
+    assert rows.last.text == "e = exp(x - found_0)\ny = e / found_1\nout = y"
+    wide = rows.widened({"x": DType.float32})
+    assert wide.stages[0].map.text == "x = float32(x)\nout = x"
+    nested = RowExpression.parse("sum(x / sum(abs(x))) + n", ("x",))
+    assert [stage.map.text for stage in nested.stages] == ["out = abs(x)", "out = x / found_0"]
+    assert nested.last.inputs == ("found_1", "n")
+    again = RowExpression.parse("x = x - mean(x); x = x / max(x)", ("x",))
+    assert again.last.text == "x = x - found_0\nx = x / found_1\nout = x"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x + 1", "reduces nothing"),
+        ("sum(y)", "reads y"),
+        ("sum(x, 1)", "of one value"),
+        ("sum(x) + nothing(x)", "no function 'nothing'"),
+        ("t = sum(x); t += 1", "assigns to one name"),
+        ("sum(x[0])", r"i\(axis\) or x\[\.\.\.\]"),
+    ],
+)
+def test_what_is_refused(text: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        RowExpression.parse(text, ("x",))
