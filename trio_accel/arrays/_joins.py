@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import ClassVar
 
 import attrs
 from numpy.lib.array_utils import normalize_axis_index
 
-from ..backends.base.ops import ArraySpec, JoinSpec
+from ..backends.base.ops import JoinSpec
 from ..devices import AccelRef, MemoryActor, Operand, Operation, Planned, Planner, device_of
-from ..devices.base._views import NoViewError, indexed, reshaped
+from ..devices.base._views import indexed
 from ..devices.operations._plan_source import written
 from ..expressions import promoted_dtype
+from ._checks import flat
 
 __all__ = ["concat", "stack"]
 
@@ -68,7 +68,7 @@ class _Join(Operation[MemoryActor, AccelRef]):
         sources = [planner.read(f"arrays[{index}]", array) for index, array in enumerate(self.arrays)]
         dtype = promoted_dtype(name, {f"arrays[{index}]": one.dtype for index, one in enumerate(sources)})
         if self.axis is None:
-            sources = [_flat(planner, source) for source in sources]
+            sources = [flat(planner, source) for source in sources]
         ndim = sources[0].ndim + is_new
         try:
             axis = normalize_axis_index(self.axis or 0, ndim)
@@ -90,11 +90,3 @@ class _Join(Operation[MemoryActor, AccelRef]):
         given = {f"arrays[{index}]": source for index, source in enumerate(sources)}
         ref, out = written(planner, "out", self.out, (shape, dtype), None, **given)
         return Planned(JoinSpec(axis, tuple(sources), 0, out), ref)
-
-
-def _flat(planner: Planner, source: ArraySpec) -> ArraySpec:
-    size = (math.prod(source.shape),)
-    try:
-        return reshaped(source, size)
-    except NoViewError:
-        return reshaped(planner.convert(source, source.dtype), size)
