@@ -168,7 +168,7 @@ MISTAKES: dict[str, tuple[Mistake, type[Exception], str]] = {
     "an array without a device": (
         lambda _: untyped.zeros((2, 3)),
         AttributeError,
-        "write await device.zeros(shape, dtype)",
+        "write ta.arrays.zeros",
     ),
     "a device in a plain with": (
         lambda at: _with(at.system.open_device("cpu")),
@@ -213,7 +213,6 @@ MISTAKES: dict[str, tuple[Mistake, type[Exception], str]] = {
     "sum": (lambda at: at.x.sum(), AttributeError, "await ta.arrays.sum(x, axis=...)"),
     "astype": (lambda at: at.x.astype("float32"), AttributeError, "await x.cast(dtype)"),
     "numpy": (lambda at: at.x.numpy(), AttributeError, "await x.to_host()"),
-    "transpose": (lambda at: at.x.transpose(), AttributeError, "x.T"),
     "mean": (
         lambda at: at.x.mean(),
         AttributeError,
@@ -366,7 +365,6 @@ ADVISED: dict[str, Callable[[np.ndarray], np.ndarray | float]] = {
     "std": lambda x: x.std(0),
     "sum": lambda x: x.sum(0),
     "tolist": lambda x: x,
-    "transpose": lambda x: x.T,
 }
 
 

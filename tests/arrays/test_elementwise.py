@@ -209,7 +209,8 @@ async def test_the_next_number_by_its_code(device: ta.Device) -> None:
             got = await (await ta.arrays.nextafter(await device.put(x), target)).to_host()
             want = np.nextafter(x, numpy.type(target))
             assert_close(got, want, f"{dtype} towards {target}")
-            is_number = ~np.isnan(want)
+            # Of zero towards zero the sign is that of either argument: C has the second, NumPy the first.
+            is_number = ~np.isnan(want) & ~((x == 0) & (target == 0))
             code = f"u{numpy.itemsize}"
             np.testing.assert_array_equal(got[is_number].view(code), want[is_number].view(code))
 
