@@ -23,6 +23,12 @@ DEVIATIONS: Mapping[str, str] = {
         "Where an operand is infinite, the quotient goes with the remainder, as in Python and NumPy. The "
         "standard allows both."
     ),
+    r"test_linalg.py::test_eig": (
+        "Eigenvalues of general matrices are `NotSupportedError` on CUDA: cuSOLVER's are not bound yet."
+    ),
+    r"test_dunder_dlpack": (
+        "An array on CUDA is a copy for NumPy, which does not address its memory; the test asks for none."
+    ),
     r"test_unary\[tanh\(real\(x_i\) is \+infinity and isfinite": (
         "The imaginary part is a zero with the sign of the sine of twice the argument's, as in C99 and NumPy."
     ),
