@@ -220,8 +220,10 @@ class OperationRecorder:
             "operations": {
                 function: {
                     "passed": _in_order(passed[function]),
+                    # A function of several operations may do without the one that refuses a dtype.
                     "refused": _in_order(
                         {dtype for spec in self._specs[function] for dtype in refused.get(spec, ())}
+                        - passed[function]
                     ),
                 }
                 for function in sorted(passed)
