@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from chosen import IS_STAND_IN
 
 import trio_accel as ta
 from trio_accel.arrays import _elementwise
@@ -33,6 +34,8 @@ TERNARY = ("clip", "where")
 NAMES = [name for name in _elementwise.__all__ if name not in TERNARY]
 UNARY = [name for name in NAMES if getattr(ta.arrays, name).elementwise.inputs == ("x",)]
 BINARY = [name for name in NAMES if name not in UNARY]
+# The stand-in's compiler takes a second for each.
+COMPILED = NAMES[::8] if IS_STAND_IN else NAMES
 TAKES_COMPLEX = {
     *(
         "abs",
@@ -147,7 +150,7 @@ def test_all_functions_of_the_standard_are_there() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 async def test_every_function_of_every_dtype(device: ta.Device, dtype: str) -> None:
-    for name in NAMES:
+    for name in COMPILED:
         arrays = arguments_of(name, dtype, 257)
         on = [await device.put(array) for array in arrays]
         if not is_there(name, arrays):
@@ -169,13 +172,17 @@ async def test_complex_functions_on_branch_cuts_and_at_infinity(device: ta.Devic
     real, imag = (np.ravel(each) for each in np.meshgrid(PARTS, PARTS))
     x = _complex(real, imag)
     on = await device.put(x)
-    for name in CUT:
+    for name in CUT[::5] if IS_STAND_IN else CUT:
         got = await (await function(name)(on)).to_host()
         want = by_numpy(name, x)
         # NumPy's expm1 has infinities where a factor of a product is one.
         is_finite = np.isfinite(x)
         chosen = is_finite & (real < 700) if name == "expm1" else np.full(x.shape, True)
         for got_part, want_part in ((got.real, want.real), (got.imag, want.imag)):
+            # C99 leaves the sign of such infinities open.
+            is_open = np.isinf(want_part) & ~is_finite
+            for part in (got_part, want_part):
+                np.absolute(part, out=part, where=is_open)
             np.testing.assert_allclose(
                 got_part[chosen], want_part[chosen], rtol=1e-13, atol=1e-322, err_msg=name
             )
