@@ -213,11 +213,12 @@ async def test_the_next_number_by_its_code(device: ta.Device) -> None:
         numpy = ta.DType(dtype).dtype
         x = np.array([0, -0.0, 1, -1, 1e-7, 6e4, np.inf, -np.inf, np.nan, 2, -2], numpy)
         for target in (-np.inf, 0, np.inf, np.nan, 2):
-            got = await (await ta.arrays.nextafter(await device.put(x), target)).to_host()
-            want = np.nextafter(x, numpy.type(target))
-            assert_close(got, want, f"{dtype} towards {target}")
             # Of zero towards zero the sign is that of either argument: C has the second, NumPy the first.
-            is_number = ~np.isnan(want) & ~((x == 0) & (target == 0))
+            given = x if target else x[x != 0]
+            got = await (await ta.arrays.nextafter(await device.put(given), target)).to_host()
+            want = np.nextafter(given, numpy.type(target))
+            assert_close(got, want, f"{dtype} towards {target}")
+            is_number = ~np.isnan(want)
             code = f"u{numpy.itemsize}"
             np.testing.assert_array_equal(got[is_number].view(code), want[is_number].view(code))
 
@@ -242,6 +243,7 @@ def promoted(first: str, second: str) -> str | None:
     return max(first, second, key=lambda name: ta.DType(name).itemsize)
 
 
+@pytest.mark.skipif(IS_STAND_IN, reason="its compiler takes a second for each of 200 kernels")
 async def test_the_promotion_of_the_standard(device: ta.Device) -> None:
     arrays = {name: await device.zeros(2, name) for name in DTYPES}
     for first, second in itertools.product(DTYPES, repeat=2):
