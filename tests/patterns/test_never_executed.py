@@ -59,6 +59,7 @@ TABLE: dict[type[Exception], Said] = {
     ta.InputFailedError: "perhaps",
     ta.CompilationError: "perhaps",
     ta.LinAlgError: "perhaps",
+    ta.OutOfRangeError: "perhaps",
     ta.DriverError: "perhaps",
     ta.CompletionTimeoutError: "perhaps",
     ta.NotSupportedError: "perhaps",
