@@ -35,9 +35,8 @@ def make_recordings(samples: int) -> tuple[np.ndarray, np.ndarray]:
 
 async def find_on_device(sounds: ta.AccelRef) -> np.ndarray:
     """Return the bins of the strongest peaks of each recording, in order."""
-    spectra = await ta.fft.rfft(sounds)
-    # The windows are a view: no magnitude is copied.
-    windows = ta.arrays.sliding_window_view(await ta.arrays.abs(spectra), WEIGHTS.size, axis=1)
+    magnitudes = await ta.arrays.abs(await ta.fft.rfft(sounds))
+    windows = ta.arrays.sliding_window_view(magnitudes, WEIGHTS.size, axis=1)  # a view, no copy
     smooth = await ta.linalg.vecdot(windows, WEIGHTS)
     found = await ta.arrays.top_k(await PEAKS(smooth, shape=smooth.shape), TONES)
     return 1 + np.sort(await found.indices.to_host(), axis=1)

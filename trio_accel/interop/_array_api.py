@@ -19,6 +19,9 @@ from ._array_api_array import Array
 from ._array_api_dtypes import (
     DEFAULTS,
     STANDARD,
+    FloatInfo,
+    IntegerInfo,
+    Typed,
     can_cast,
     finfo,
     iinfo,
@@ -133,17 +136,17 @@ class ArrayApi(_Part):
         fft: The extension for Fourier transforms.
     """
 
-    e = math.e
-    inf = math.inf
-    nan = math.nan
-    pi = math.pi
-    newaxis = None
-    __array_api_version__ = _VERSION
-    can_cast = staticmethod(can_cast)
-    finfo = staticmethod(finfo)
-    iinfo = staticmethod(iinfo)
-    isdtype = staticmethod(isdtype)
-    result_type = staticmethod(result_type)
+    e: float = math.e
+    inf: float = math.inf
+    nan: float = math.nan
+    pi: float = math.pi
+    newaxis: None = None
+    __array_api_version__: str = _VERSION
+    can_cast: staticmethod[[Typed, DTypeLike], bool] = staticmethod(can_cast)
+    finfo: staticmethod[[Typed], FloatInfo] = staticmethod(finfo)
+    iinfo: staticmethod[[Typed], IntegerInfo] = staticmethod(iinfo)
+    isdtype: staticmethod[[DTypeLike, DTypeLike | Sequence[DTypeLike]], bool] = staticmethod(isdtype)
+    result_type: staticmethod[..., DType] = staticmethod(result_type)
 
     def __init__(self, device: Device) -> None:
         self._blocking = Blocking(
@@ -151,8 +154,8 @@ class ArrayApi(_Part):
         )
         functions = Functions(device)
         super().__init__("trio_accel.interop.array_api", device, self.call, functions, (arrays, linalg))
-        self.linalg = _Part("linalg", device, self.call, None, (linalg, arrays))
-        self.fft = _Part("fft", device, self.call, FftFunctions(device), (fft,))
+        self.linalg: _Part = _Part("linalg", device, self.call, None, (linalg, arrays))
+        self.fft: _Part = _Part("fft", device, self.call, FftFunctions(device), (fft,))
 
     def __getattr__(self, name: str) -> Any:
         """Return a dtype, or a function that blocks.

@@ -6,7 +6,7 @@ import operator
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, ClassVar, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,9 @@ _Binary: TypeAlias = "Callable[[Array, Any], Array]"
 _Unary: TypeAlias = "Callable[[Array], Array]"
 
 
-def _compared(name: str) -> _Binary:
+def _binary(name: str) -> _Binary:
+    """Make the operator of a function."""
+
     def method(self: Array, other: Any, /) -> Array:
         if not isinstance(other, (Array, *_NUMBER)):
             return cast("Array", NotImplemented)
@@ -47,17 +49,23 @@ def _compared(name: str) -> _Binary:
     return method
 
 
-def _operators(name: str) -> tuple[_Binary, _Binary, _Binary]:
-    """Make the operator of a function, the one with the array on the right, and the one in place."""
-    forward = _compared(name)
+def _reflected(name: str) -> _Binary:
+    """Make the operator with the array on the right."""
 
-    def reflected(self: Array, other: Any, /) -> Array:
+    def method(self: Array, other: Any, /) -> Array:
         if not isinstance(other, _NUMBER):
             return cast("Array", NotImplemented)
         return cast("Array", getattr(self.__array_namespace__(), name)(other, self))
 
-    def in_place(self: Array, other: Any, /) -> Array:
-        result = forward(self, other)
+    return method
+
+
+def _in_place(name: str) -> _Binary:
+    """Make the operator that changes the array."""
+    binary = _binary(name)
+
+    def method(self: Array, other: Any, /) -> Array:
+        result = binary(self, other)
         if result is cast("Array", NotImplemented):
             return result
         if result.dtype is not self.dtype or result.shape != self.shape:
@@ -68,7 +76,7 @@ def _operators(name: str) -> tuple[_Binary, _Binary, _Binary]:
         self[...] = result
         return self
 
-    return forward, reflected, in_place
+    return method
 
 
 def _unary(name: str) -> _Unary:
@@ -90,7 +98,7 @@ class Array:
     __slots__ = ("__weakref__", "_ref", "_space")
     # NumPy's numbers leave operators to the array.
     __array_ufunc__ = None
-    __hash__ = None  # type: ignore[assignment]  # arrays are compared by element
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]  # arrays are compared by element
 
     def __init__(self, ref: AccelRef, space: Space) -> None:
         self._ref = ref
@@ -168,29 +176,55 @@ class Array:
             raise ValueError("to_device: stream must be None: operations are ordered by their arrays")
         return cast("Array", self._space.asarray(self, device=device))
 
-    __add__, __radd__, __iadd__ = _operators("add")
-    __sub__, __rsub__, __isub__ = _operators("subtract")
-    __mul__, __rmul__, __imul__ = _operators("multiply")
-    __truediv__, __rtruediv__, __itruediv__ = _operators("divide")
-    __floordiv__, __rfloordiv__, __ifloordiv__ = _operators("floor_divide")
-    __mod__, __rmod__, __imod__ = _operators("remainder")
-    __pow__, __rpow__, __ipow__ = _operators("pow")
-    __matmul__, __rmatmul__, __imatmul__ = _operators("matmul")
-    __and__, __rand__, __iand__ = _operators("bitwise_and")
-    __or__, __ror__, __ior__ = _operators("bitwise_or")
-    __xor__, __rxor__, __ixor__ = _operators("bitwise_xor")
-    __lshift__, __rlshift__, __ilshift__ = _operators("bitwise_left_shift")
-    __rshift__, __rrshift__, __irshift__ = _operators("bitwise_right_shift")
-    __eq__ = _compared("equal")  # type: ignore[assignment]  # element by element
-    __ne__ = _compared("not_equal")  # type: ignore[assignment]
-    __lt__ = _compared("less")
-    __le__ = _compared("less_equal")
-    __gt__ = _compared("greater")
-    __ge__ = _compared("greater_equal")
-    __neg__ = _unary("negative")
-    __pos__ = _unary("positive")
-    __abs__ = _unary("abs")
-    __invert__ = _unary("bitwise_invert")
+    __add__: ClassVar[_Binary] = _binary("add")
+    __radd__: ClassVar[_Binary] = _reflected("add")
+    __iadd__: ClassVar[_Binary] = _in_place("add")
+    __sub__: ClassVar[_Binary] = _binary("subtract")
+    __rsub__: ClassVar[_Binary] = _reflected("subtract")
+    __isub__: ClassVar[_Binary] = _in_place("subtract")
+    __mul__: ClassVar[_Binary] = _binary("multiply")
+    __rmul__: ClassVar[_Binary] = _reflected("multiply")
+    __imul__: ClassVar[_Binary] = _in_place("multiply")
+    __truediv__: ClassVar[_Binary] = _binary("divide")
+    __rtruediv__: ClassVar[_Binary] = _reflected("divide")
+    __itruediv__: ClassVar[_Binary] = _in_place("divide")
+    __floordiv__: ClassVar[_Binary] = _binary("floor_divide")
+    __rfloordiv__: ClassVar[_Binary] = _reflected("floor_divide")
+    __ifloordiv__: ClassVar[_Binary] = _in_place("floor_divide")
+    __mod__: ClassVar[_Binary] = _binary("remainder")
+    __rmod__: ClassVar[_Binary] = _reflected("remainder")
+    __imod__: ClassVar[_Binary] = _in_place("remainder")
+    __pow__: ClassVar[_Binary] = _binary("pow")
+    __rpow__: ClassVar[_Binary] = _reflected("pow")
+    __ipow__: ClassVar[_Binary] = _in_place("pow")
+    __matmul__: ClassVar[_Binary] = _binary("matmul")
+    __rmatmul__: ClassVar[_Binary] = _reflected("matmul")
+    __imatmul__: ClassVar[_Binary] = _in_place("matmul")
+    __and__: ClassVar[_Binary] = _binary("bitwise_and")
+    __rand__: ClassVar[_Binary] = _reflected("bitwise_and")
+    __iand__: ClassVar[_Binary] = _in_place("bitwise_and")
+    __or__: ClassVar[_Binary] = _binary("bitwise_or")
+    __ror__: ClassVar[_Binary] = _reflected("bitwise_or")
+    __ior__: ClassVar[_Binary] = _in_place("bitwise_or")
+    __xor__: ClassVar[_Binary] = _binary("bitwise_xor")
+    __rxor__: ClassVar[_Binary] = _reflected("bitwise_xor")
+    __ixor__: ClassVar[_Binary] = _in_place("bitwise_xor")
+    __lshift__: ClassVar[_Binary] = _binary("bitwise_left_shift")
+    __rlshift__: ClassVar[_Binary] = _reflected("bitwise_left_shift")
+    __ilshift__: ClassVar[_Binary] = _in_place("bitwise_left_shift")
+    __rshift__: ClassVar[_Binary] = _binary("bitwise_right_shift")
+    __rrshift__: ClassVar[_Binary] = _reflected("bitwise_right_shift")
+    __irshift__: ClassVar[_Binary] = _in_place("bitwise_right_shift")
+    __eq__: ClassVar[_Binary] = _binary("equal")  # type: ignore[assignment]  # element by element
+    __ne__: ClassVar[_Binary] = _binary("not_equal")  # type: ignore[assignment]
+    __lt__: ClassVar[_Binary] = _binary("less")
+    __le__: ClassVar[_Binary] = _binary("less_equal")
+    __gt__: ClassVar[_Binary] = _binary("greater")
+    __ge__: ClassVar[_Binary] = _binary("greater_equal")
+    __neg__: ClassVar[_Unary] = _unary("negative")
+    __pos__: ClassVar[_Unary] = _unary("positive")
+    __abs__: ClassVar[_Unary] = _unary("abs")
+    __invert__: ClassVar[_Unary] = _unary("bitwise_invert")
 
     def __getitem__(self, key: Any, /) -> Array:
         """Take a part: a view by whole numbers, slices, ``...`` and ``None``; a copy by arrays.

@@ -15,6 +15,7 @@ __all__ = [
     "STANDARD",
     "FloatInfo",
     "IntegerInfo",
+    "Typed",
     "can_cast",
     "finfo",
     "iinfo",
