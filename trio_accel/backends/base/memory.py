@@ -211,6 +211,10 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             except KeyError:
                 raise no_such_block(block) from None
             self.freed += 1
+            if block in self._expected:
+                # It lies in memory that is not the device's own.
+                self._expected.remove(block)
+                return
             _, nbytes, place = made
             counts, spares, chunk = self._counts, self._spares, place[1]
             self._used -= nbytes

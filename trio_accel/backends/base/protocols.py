@@ -366,7 +366,7 @@ class AccelDevice(Protocol):
         """Note the places of blocks in mapped chunks, ahead of `adopt`, for libraries that are opened ahead.
 
         They may be read. Another process may write to them and free them. `adopt` replaces their places,
-        and forgets those that it does not name.
+        and forgets those that it does not name; `free` forgets one, and leaves its memory as it is.
 
         Args:
             blocks: The blocks and their places. Those that are the device's own stay as they are.

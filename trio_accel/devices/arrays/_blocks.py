@@ -17,7 +17,7 @@ from ...backends.base.ops import ArraySpec
 from ..base._bridge import LoopNotifier
 from ..base._waits import Availability
 
-__all__ = ["Block", "BlockTable", "Owner", "bare"]
+__all__ = ["Block", "BlockTable", "BorrowedBlock", "Owner", "bare"]
 
 _ids = itertools.count(1)
 
@@ -133,6 +133,42 @@ class Block:
         else:
             why = f"its contents were spoiled by {self.damaged_by}, which did not finish; make it again"
         raise StaleRefError(f"{argument}: {why}", device=device, generation=generation)
+
+
+class BorrowedBlock(Block):
+    """A block of another device, which operations of this one read; see `Device.borrow`.
+
+    Args:
+        table: The table of the device that reads it.
+        source: The block, of the device that owns it.
+    """
+
+    def __init__(self, table: BlockTable, source: Block) -> None:
+        super().__init__(table, source.nbytes, table.availability.generation, next(_ids))
+        self.source: Block = source
+        self.frozen_by: tuple[str, ...] = (source.table.device.path,)
+
+    def check(self, argument: str) -> None:
+        """Refuse it once it was given back.
+
+        Raises:
+            StaleRefError: It was.
+        """
+        if self.is_released:
+            device, generation = self.table.device_name, self.table.availability.generation
+            why = f"it was borrowed from {self.frozen_by[0]}, and was given back"
+            raise StaleRefError(f"{argument}: {why}", device=device, generation=generation)
+        super().check(argument)
+
+    def check_writable(self, argument: str) -> None:
+        """Refuse to write to it, or to release it.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            f"{argument}: the array is borrowed from {self.frozen_by[0]}, and can only be read; take a copy"
+        )
 
 
 def bare(error: BaseException) -> BaseException:

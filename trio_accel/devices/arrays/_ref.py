@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, ClassVar, NoReturn, Self, SupportsIndex, TypeVar
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 import trio
@@ -23,10 +24,10 @@ from .._options import DeviceOptions
 from ..base._refusals import NoOperators, NotAwaited, what_to_do
 from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..base._views import Index, indexed, reshaped, seen, transposed
-from ._blocks import Block
+from ._blocks import Block, BorrowedBlock
 from ._pending import Pending
 
-__all__ = ["AccelRef", "Device", "DeviceRequest", "check_device", "device_of"]
+__all__ = ["AccelRef", "Device", "DeviceRequest", "check_device", "device_of", "owned"]
 
 LibraryT = TypeVar("LibraryT")
 LibraryT_contra = TypeVar("LibraryT_contra", contravariant=True)
@@ -231,10 +232,12 @@ class AccelRef(NoOperators):
 
     @named_arguments
     async def copy_to(self, device: Device) -> AccelRef:
-        """Copy the array to another device, through host memory.
+        """Copy the array to another device. The copy is contiguous.
 
-        A large one is copied in pieces of 16 MiB. Several pieces are on their way at the same time, and no
-        more host memory than these need is taken. The copy is contiguous.
+        If both devices have their contexts in workers and are of one backend, the worker of `device` copies
+        it at once from where it is; see `Device.borrow`. Otherwise it goes through host memory. Then a large
+        one is copied in pieces of 16 MiB. Several pieces are on their way at the same time, and no more host
+        memory than these need is taken.
 
         Returns:
             The copy, once all of it is there. If the call fails or is cancelled, nothing is left of it.
@@ -508,6 +511,28 @@ class Device(abc.ABC):
         """Hold an array without a copy; see `AccelRef.lease`."""
 
     @abc.abstractmethod
+    def borrow(self, ref: AccelRef) -> AbstractAsyncContextManager[AccelRef]:
+        """Hold an array of another device, so that operations of this device read it where it is.
+
+        ``async with device.borrow(x) as borrowed:`` gives an array of this device over the same memory.
+        Operations and views take it as they take others. It can only be read, and `x` is not changed
+        meanwhile: operations of its own device that write to it wait, as they do for `AccelRef.lease`. So do
+        not wait inside for one of these.
+
+        Both devices have their contexts in workers, and are of one backend. In other cases, and where the
+        hardware cannot reach the memory, `borrowed` is a copy, which is given back at the end. An array of
+        this device is given as it is.
+
+        If one of the devices is lost meanwhile, the array is there afterwards: operations have the outcome
+        that they have with arrays of their own.
+
+        Raises:
+            StaleRefError: The array must not be used any more.
+            DeviceLostError: One of the devices is closed, or was given up.
+            OutOfMemoryError: It has to be copied, and there is not enough memory.
+        """
+
+    @abc.abstractmethod
     async def synchronize(self) -> None:
         """Wait until everything launched is complete and all dropped memory is given back."""
 
@@ -570,6 +595,19 @@ def check_device(where: str, device: object) -> None:
     if not isinstance(device, Device):
         told = f"{type(device).__name__}{what_to_do(device)}"
         raise TypeError(f"{where}: device must be an open Device, got {told}")
+
+
+def owned(where: str, ref: AccelRef) -> AccelRef:
+    """Return a borrowed array as its own device has it; others as they are.
+
+    Raises:
+        StaleRefError: It was given back.
+    """
+    block = ref.block
+    if not isinstance(block, BorrowedBlock):
+        return ref
+    block.check(where)
+    return AccelRef(block.source, attrs.evolve(ref.spec, block=block.source.id))
 
 
 def device_of(operation: str, *operands: Any) -> Device:

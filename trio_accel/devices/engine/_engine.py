@@ -84,6 +84,7 @@ class Engine(ContextState):
         self._memory_in_use = MemoryInUse(device)
         # Methods of the parts, bound once: the hot path makes no call in between.
         self.release_all: Callable[[Iterable[int]], None] = self._memory_in_use.release_all
+        self.adopt: Callable[[Iterable[int]], None] = self._memory_in_use.adopt
         self.placed: Callable[[int], PlacedBlock | None] = self._memory_in_use.placed
         self.fresh: set[int] = self._memory_in_use.fresh
         self.streams: StreamQueues = StreamQueues(options.streams.open(device), options.in_flight)
@@ -180,7 +181,7 @@ class Engine(ContextState):
             adopted: Blocks that are there from the context before.
         """
         self.generation = generation
-        self._memory_in_use.adopt(adopted)
+        self.adopt(adopted)
 
     async def synchronize(self, owner: str | None = None) -> None:
         """Wait until nothing is in flight, of all or of one library actor.

@@ -253,7 +253,7 @@ class MemoryInUse:
         self.uses: BlockUses = BlockUses()
 
     def adopt(self, blocks: Iterable[int]) -> None:
-        """Take over blocks that are there from the context before."""
+        """Take over blocks that are there: from the context before, or of another device."""
         for block in blocks:
             self.use(block).is_allocated = True
 

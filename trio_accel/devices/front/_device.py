@@ -5,7 +5,13 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from functools import partial
 from typing import Any, Never, cast
 
@@ -27,7 +33,7 @@ from ...backends.base import (
 )
 from .._options import DeviceOptions
 from ..arrays._pending import Pending
-from ..arrays._ref import AccelRef, Device, DeviceRequest, LibraryT
+from ..arrays._ref import AccelRef, Device, DeviceRequest, LibraryT, owned
 from ..base._refusals import NotAwaited, what_to_do
 from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..base._views import check_apart
@@ -247,8 +253,44 @@ class OpenDevice(Device):
             check_apart("lease: the array", ref.spec)
         self.state.check_run("lease")
         refuse_recording("lease", "hold the array before the capture, or after a replay")
-        async with self.dispatch.lease(ref, write=write, stream=stream) as array:
+        own = owned("lease", ref)
+        async with opened(own.device).dispatch.lease(own, write=write, stream=stream) as array:
             yield array
+
+    @asynccontextmanager
+    @enable_ki_protection
+    async def borrow(self, ref: AccelRef) -> AsyncGenerator[AccelRef, None]:
+        """See `Device.borrow`."""
+        self.state.check_run("borrow")
+        refuse_recording("borrow", "copy the array to the device before the capture")
+        if not isinstance(cast("object", ref), AccelRef):
+            told = f"{type(ref).__name__}{what_to_do(ref)}"
+            raise TypeError(f"borrow: ref must be an AccelRef of another device, got {told}")
+        ref = owned("borrow", ref)
+        if ref.device is self:
+            ref.block.check("borrow")
+            yield ref
+            return
+        async with AsyncExitStack() as stack:
+            try:
+                borrowed = await stack.enter_async_context(self._mapped(ref))
+            except NotSupportedError:
+                borrowed = await copy_between(opened(ref.device).state.backend, ref, self)
+                stack.callback(borrowed.release)
+            yield borrowed
+
+    def _mapped(self, ref: AccelRef) -> AbstractAsyncContextManager[AccelRef]:
+        """Hold an array of another device in its memory.
+
+        Raises:
+            NotSupportedError: This device does not reach that, also when it is entered.
+        """
+        owner = opened(ref.device)
+        is_near = owner.state.backend is self.state.backend
+        lender, dispatch = owner.dispatch, self.dispatch
+        if not (is_near and isinstance(lender, WorkerDispatch) and isinstance(dispatch, WorkerDispatch)):
+            raise NotSupportedError(f"borrow: {self.path} does not map the memory of {owner.path}")
+        return dispatch.borrow(ref, lender)
 
     @enable_ki_protection
     async def synchronize(self) -> None:
@@ -316,13 +358,20 @@ class OpenDevice(Device):
         state.blocks.move(self, state.availability, keeps=self.options.memory_limit is None)
 
     def _to_host(self, ref: AccelRef, out: npt.NDArray[Any] | None) -> Awaitable[npt.NDArray[Any]]:
-        return self.ask(ToHost(ref, out))
+        own = owned("to_host", ref)
+        return own.device.ask(ToHost(own, out))
 
     def _copy(self, ref: AccelRef, dtype: DType) -> Awaitable[AccelRef]:
         return self.ask(Copy(ref, dtype))
 
-    def _copy_from(self, ref: AccelRef) -> Awaitable[AccelRef]:
-        return copy_between(opened(ref.device).state.backend, ref, self)
+    async def _copy_from(self, ref: AccelRef) -> AccelRef:
+        source = owned("copy_to", ref)
+        if source.device is self:
+            return await self.ask(Copy(source))
+        with suppress(NotSupportedError):
+            async with self._mapped(source) as borrowed:
+                return await self.ask(Copy(borrowed))
+        return await copy_between(opened(source.device).state.backend, source, self)
 
     def _assign(self, ref: AccelRef, value: Operand | complex | np.generic) -> Awaitable[AccelRef]:
         return self.ask(Assign(ref, value))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import trio
 
 from ....actors import ActorStoppedError, DirectReply, Message, Ref, Request, idle_actor
-from ....backends.base import ContextLostError
+from ....backends.base import ContextLostError, PlacedBlock
 from ...arrays._blocks import BlockTable
 from ...base._errors import WithdrawnError
 from ...engine._context import ContextActor, Session
@@ -249,6 +249,32 @@ class WorkerRequests:
             if address is not None and not over.is_set():
                 self._channel.send(("granted", number, address[:]), now=True)
                 await over.wait()
+        del self._leases[number]
+        self._channel.send(("done", number, (), (), None), now=True)
+
+    def borrow(self, nursery: trio.Nursery, number: int, place: PlacedBlock) -> None:
+        """Know a block of another device until `unlease`; operations read it.
+
+        Args:
+            nursery: Has a task until then.
+            number: Number of the request.
+            place: Its place, in a chunk that is mapped.
+        """
+        session = self.session
+        if session is not None:
+            self._table.adopt(place.block, place.nbytes)
+            session.engine.adopt((place.block,))
+            over = self._leases[number] = trio.Event()
+            nursery.start_soon(self._have, number, place.block, over, session)
+            self._channel.send(("granted", number, (place.block, place.nbytes, 0, 0)), now=True)
+
+    async def _have(self, number: int, block: int, over: trio.Event, session: Session) -> None:
+        await over.wait()
+        # Behind all operations that read it: then its owner may change it.
+        async with session.engine.leases.hold(block, write=True):
+            pass
+        self._table.let_go((block,))
+        self._blocks.drain()
         del self._leases[number]
         self._channel.send(("done", number, (), (), None), now=True)
 

@@ -16,7 +16,7 @@ import trio
 
 from ....actors import ActorError, ActorStarted, Event, MessageEvent, Ref, Restart, Subscription, System
 from ....backends import resolve_for_worker
-from ....backends.base import AccelDevice, AccelError, PlacedBlock
+from ....backends.base import AccelDevice, AccelError, NotSupportedError, PlacedBlock
 from ..._options import DeviceOptions
 from ...arrays._blocks import BlockTable
 from ...base._errors import lost_descriptors
@@ -86,6 +86,7 @@ class WorkerServer:
             "forget_templates": self._requests.forget_templates,
             "replay": self._requests.replay,
             "lease": self._on_lease,
+            "borrow": self._on_borrow,
             "unlease": self._requests.unlease,
             "cancel": self._requests.cancel,
             "copied": self._copies.copied,
@@ -257,6 +258,32 @@ class WorkerServer:
         if released:
             self._on_release(released)
         self._requests.lease(self._nursery, number, block, write=write)
+
+    def _on_borrow(
+        self,
+        number: int,
+        released: tuple[int, ...],
+        block: int,
+        nbytes: int,
+        chunk: int,
+        offset: int,
+        size: int,
+        *descriptor: int,
+    ) -> None:
+        self._on_release(released)
+        place = PlacedBlock(block, nbytes, chunk, offset)
+        try:
+            if descriptor:
+                self.opened.map_chunk(chunk, size, *descriptor)
+            self.opened.expect((place,))
+        except Exception as error:  # noqa: BLE001  # the system or the driver refused it: the asker's error
+            refused = NotSupportedError(
+                f"borrow: the worker cannot map the memory: {error}", operation="borrow"
+            )
+            trouble = "done", False, False, encode_error(refused), ()
+            self._channel.send(("done", number, (), (), trouble), now=True)
+        else:
+            self._requests.borrow(self._nursery, number, place)
 
     def _on_call(self, number: int, what: str, path: str = "") -> None:
         session = self._requests.session

@@ -26,7 +26,7 @@ from ._chunks import ChunkTable
 from ._link import WorkerLink
 from ._outcomes import CopyService, OutcomePolicy
 from ._pool import WorkerPool
-from ._request import LeaseRequest, OperationRequest, RemoteRequest
+from ._request import BorrowRequest, LeaseRequest, OperationRequest, RemoteRequest
 from ._requests import RequestTable
 
 __all__ = ["AnswerHandler", "record_of"]
@@ -208,8 +208,17 @@ class AnswerHandler:
                 if placed:
                     self._chunks.record(placed)
                 self._count(link, request, error)
-        elif isinstance(request, LeaseRequest) and not request.granted.is_set():
+        elif isinstance(request, LeaseRequest):
+            self._end_lease(link, request, trouble)
+
+    def _end_lease(self, link: WorkerLink, request: LeaseRequest, trouble: Any) -> None:
+        """End a lease that the worker is done with."""
+        if trouble is not None and isinstance(request, BorrowRequest):
+            request.chunk.borrowers.discard(link)
+            self._outcomes.refuse(request, trouble[3])
+        elif not request.granted.is_set():
             self._outcomes.end_lease(request)
+        request.end()
 
     def _count(self, link: WorkerLink, request: OperationRequest, error: BaseException | None) -> None:
         """Count an operation for the tree; the next workers open a library ahead once one has succeeded."""
@@ -269,7 +278,8 @@ class AnswerHandler:
             _expect(
                 address[0] == request.array.block, f"granted: another block than that of request {number}"
             )
-            self._chunks.check_address(address)
+            if not isinstance(request, BorrowRequest):
+                self._chunks.check_address(address)
             request.address = address
             request.granted.set()
 
@@ -385,7 +395,8 @@ def _check_done(
             raise NonsenseError(f"request {request.number} makes no block {block} of {nbytes} bytes")
         chunks.check_address(address)
     if not isinstance(request, OperationRequest):
-        _expect(not results and trouble is None, f"request {request.number} is a lease")
+        is_refused = isinstance(request, BorrowRequest) and trouble is not None and trouble[3] is not None
+        _expect(not results and (trouble is None or is_refused), f"request {request.number} is a lease")
         return
     if trouble is not None:
         how, _, _, error, _ = trouble

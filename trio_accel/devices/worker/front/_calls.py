@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import attrs
@@ -23,16 +24,17 @@ from ....actors import (
     note_end,
 )
 from ....backends.base import CacheCounts, MemoryStatistics, NotSupportedError
+from ...arrays._blocks import Block, BorrowedBlock
 from ...arrays._ref import AccelRef
 from ...base._library_paths import by_title, is_actor_of
 from ...base._statistics import CacheStatistics, DeviceStatistics, LibraryStatistics, QueueStatistics
 from ...engine._device_state import DeviceState
 from ...operations._operation import Launch
 from ..transport._answers import MEMORY, USAGE
-from ..transport._protocol import Message, NonsenseError
+from ..transport._protocol import Address, Message, NonsenseError
 from ._chunks import ChunkTable
 from ._launch_encoding import TemplateTable
-from ._request import HostArrays, LeaseRequest, OperationRequest
+from ._request import BorrowRequest, HostArrays, LeaseRequest, OperationRequest
 from ._requests import RequestSender
 
 __all__ = ["Leases", "MeasuredRequest", "Measures", "Questions", "WorkerActors"]
@@ -168,20 +170,10 @@ class Leases:
     @asynccontextmanager
     async def hold(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any, None]:
         """See `AccelRef.lease`."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        if self._device.availability.is_ended:
-            raise await self._device.lost()
         self._check(ref, stream)
         request = LeaseRequest(self._requests.next_number(), ref.spec, write=write)
         try:
-            self._requests.add(request)
-            await request.granted.wait()
-            if request.failure is not None:
-                raise request.failure
-            # While its turn was waited for, it may have become invalid, or was released.
-            ref.block.check("lease")
-            assert request.address is not None
-            _, _, chunk, offset = request.address
+            _, _, chunk, offset = await self._granted(request, ref.block, "lease")
             array = self._chunks.view(chunk, offset, ref.spec)
             if not write:
                 # A flag could be set back, over memory of which other arrays are made.
@@ -193,9 +185,58 @@ class Leases:
                 self._device.leases -= 1
                 array.flags.writeable = False
         finally:
-            request.is_given_back = True
-            if not self._requests.withdraw(request) and self._sender.link is not None:
-                self._sender.link.send(("unlease", request.number), now=True)
+            self._give_back(request)
+
+    @asynccontextmanager
+    async def borrow(self, ref: AccelRef, lender: Leases) -> AsyncGenerator[AccelRef, None]:
+        """Hold an array of another device; see `Device.borrow`.
+
+        Raises:
+            NotSupportedError: The worker cannot map the memory.
+        """
+        lease = LeaseRequest(lender._requests.next_number(), ref.spec, write=False)
+        request: BorrowRequest | None = None
+        block = BorrowedBlock(self._device.blocks, ref.block)
+        try:
+            address = await lender._granted(lease, ref.block, "borrow")
+            _, nbytes, number, offset = address
+            chunk = lender._chunks.chunk(number, nbytes)
+            array = attrs.evolve(ref.spec, block=block.id)
+            give_back = partial(lender._give_back, lease)
+            request = BorrowRequest(self._requests.next_number(), array, nbytes, chunk, offset, give_back)
+            await self._granted(request, block, "borrow")
+            yield AccelRef(block, array)
+        finally:
+            block.is_released = True
+            if request is None:
+                lender._give_back(lease)
+            else:
+                self._give_back(request)
+
+    async def _granted(self, request: LeaseRequest, block: Block, verb: str) -> Address:
+        """Have a worker hold a block; returns its place.
+
+        Raises:
+            AccelError: It cannot.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._device.availability.is_ended:
+            raise await self._device.lost()
+        self._requests.add(request)
+        await request.granted.wait()
+        if request.failure is not None:
+            raise request.failure
+        # While its turn was waited for, it may have become invalid, or was released.
+        block.check(verb)
+        assert request.address is not None
+        return request.address
+
+    def _give_back(self, request: LeaseRequest) -> None:
+        request.is_given_back = True
+        if self._requests.withdraw(request):
+            request.end()
+        elif self._sender.link is not None:
+            self._sender.link.send(("unlease", request.number), now=True)
 
     def _check(self, ref: AccelRef, stream: object) -> None:
         ref.block.check("lease")

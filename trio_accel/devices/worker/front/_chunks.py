@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import numpy as np
@@ -18,13 +19,13 @@ from ....backends.base.host import check_shared, total_bytes
 from ....backends.base.ops import ArraySpec
 from ...arrays._blocks import BlockTable
 from ...base._errors import out_of_descriptors
-from ..transport._protocol import Address, NonsenseError
+from ..transport._protocol import Address, Message, NonsenseError
 
 if TYPE_CHECKING:
     from ....actors import System
     from ..launcher._launcher import Launcher
 
-__all__ = ["INTACT", "Chunk", "ChunkTable", "LeftMemory", "free_left_memory"]
+__all__ = ["INTACT", "Borrower", "Chunk", "ChunkTable", "LeftMemory", "free_left_memory"]
 
 # The address of a block whose request is not answered.
 _UNKNOWN = 0, inf, 0, 0
@@ -33,6 +34,17 @@ _MOST = 4096
 
 INTACT = "; its arrays are intact: system.open_device(adopt=device) opens a device that has them"
 """Text behind the reason for which a device was given up, if it left memory."""
+
+
+_abroad = itertools.count(1)
+
+
+class Borrower(Protocol):
+    """A worker of another device."""
+
+    def send(self, message: Message, descriptors: Sequence[int] = (), *, now: bool = False) -> object:
+        """Send it a message."""
+        ...
 
 
 @attrs.define(eq=False)
@@ -44,6 +56,8 @@ class Chunk:
         nbytes: Its size.
         descriptor: Its file descriptor.
         kept: Its name in the launcher.
+        abroad: Its id in workers of other devices.
+        borrowers: Those of them that have it mapped.
     """
 
     number: int
@@ -51,6 +65,9 @@ class Chunk:
     descriptor: int
     kept: int
     mapped: npt.NDArray[np.uint8] | None = None
+    # Below those of a device's own chunks.
+    abroad: int = attrs.field(factory=lambda: -next(_abroad), init=False)
+    borrowers: weakref.WeakSet[Borrower] = attrs.field(factory=weakref.WeakSet["Borrower"], init=False)
 
 
 class ChunkTable:
@@ -169,6 +186,8 @@ class ChunkTable:
         if self._launcher is not None:
             self._launcher.forget_chunk(chunk.kept)
         os.close(chunk.descriptor)
+        for borrower in tuple(chunk.borrowers):
+            borrower.send(("unchunk", chunk.abroad))
         self.on_drop(number)
 
     def drop_empty(self) -> None:
@@ -176,6 +195,16 @@ class ChunkTable:
         full = {chunk for _, _, chunk, _ in self.blocks.values()}
         for number in [number for number in self.chunks if number not in full]:
             self.drop(number)
+
+    def chunk(self, number: int, nbytes: int) -> Chunk:
+        """Return a chunk, for a block of so many bytes.
+
+        Raises:
+            OutOfMemoryError: There are too many open files.
+        """
+        if number in self.missing:
+            raise out_of_descriptors(nbytes, self.missing[number]) from self.missing[number]
+        return self.chunks[number]
 
     def view(self, chunk: int, offset: int, array: ArraySpec) -> npt.NDArray[Any]:
         """Make a host array over an array of the device.
@@ -190,9 +219,7 @@ class ChunkTable:
             OutOfMemoryError: There are too many open files, or mappings.
         """
         try:
-            if chunk in self.missing:
-                raise self.missing[chunk]
-            held = self.chunks[chunk]
+            held = self.chunk(chunk, array.size * array.dtype.itemsize)
             if held.mapped is None:
                 held.mapped = self._backend.map_host(held.descriptor, held.nbytes)
         except OSError as error:

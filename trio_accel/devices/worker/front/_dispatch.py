@@ -519,6 +519,10 @@ class WorkerDispatch:
         """See `AccelRef.lease`."""
         return self._leases.hold(ref, write=write, stream=stream)
 
+    def borrow(self, ref: AccelRef, lender: WorkerDispatch) -> AbstractAsyncContextManager[AccelRef]:
+        """See `Device.borrow`; the array is one of another device with workers."""
+        return self._leases.borrow(ref, lender._leases)
+
     async def synchronize(self) -> None:
         """See `Device.synchronize`."""
         # Arrays that end while the first call waits are dropped by the second.

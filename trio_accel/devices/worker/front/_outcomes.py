@@ -349,6 +349,8 @@ class OutcomePolicy:
     ) -> bool:
         if isinstance(request, LeaseRequest):
             # The memory is still there, and so is the program's view of it.
+            if request.is_given_back:
+                request.end()
             return not request.is_given_back
         assert isinstance(request, OperationRequest)
         if _has_begun(request, link):
@@ -412,6 +414,7 @@ class OutcomePolicy:
         if isinstance(request, LeaseRequest):
             request.failure = error
             request.granted.set()
+            request.end()
             return
         assert isinstance(request, OperationRequest)
         if request.invalidates:

@@ -20,9 +20,18 @@ from ...base._waits import Turn
 from ...host._host_pool import HostPool, Region
 from ...operations._operation import Launch
 from ..transport._protocol import Address, Message
+from ._chunks import Borrower, Chunk
 from ._launch_encoding import TemplateTable, encode_array, encode_launch
 
-__all__ = ["HostArrays", "HostCopy", "LeaseRequest", "OperationRequest", "RemoteRequest", "Staging"]
+__all__ = [
+    "BorrowRequest",
+    "HostArrays",
+    "HostCopy",
+    "LeaseRequest",
+    "OperationRequest",
+    "RemoteRequest",
+    "Staging",
+]
 
 # D61: the next array is copied while one is transferred. A bound is needed, since promised memory is not all
 # taken yet, and the machine's free memory does not tell.
@@ -458,3 +467,61 @@ class LeaseRequest(RemoteRequest):
     def message(self, word: int, released: tuple[int, ...], templates: TemplateTable) -> Message:
         """Make the message to the worker."""
         return "lease", self.number, self.array.block, bool(self.writes), released
+
+    def end(self) -> None:
+        """End: the worker has given the block back, or there is none."""
+
+
+class BorrowRequest(LeaseRequest):
+    """Memory of another device that operations read; the next worker has it, too.
+
+    Args:
+        number: Its place in the order of the device's requests.
+        array: What is read, with the id that it has on this device.
+        nbytes: Size of its block.
+        chunk: Where that is.
+        offset: And at how many bytes.
+        on_end: Called when no worker of this device reads it any more.
+
+    Attributes:
+        chunk: As given.
+    """
+
+    __slots__ = ("_nbytes", "_offset", "_on_end", "chunk")
+
+    def __init__(
+        self,
+        number: int,
+        array: ArraySpec,
+        nbytes: int,
+        chunk: Chunk,
+        offset: int,
+        on_end: Callable[[], None],
+    ) -> None:
+        super().__init__(number, array, write=False)
+        self._nbytes = nbytes
+        self.chunk: Chunk = chunk
+        self._offset = offset
+        self._on_end = on_end
+
+    def message(self, word: int, released: tuple[int, ...], templates: TemplateTable) -> Message:
+        """Make the message to the worker."""
+        chunk = self.chunk
+        place = self.array.block, self._nbytes, chunk.abroad, self._offset, chunk.nbytes
+        return "borrow", self.number, released, *place
+
+    def descriptors(self, worker: Borrower) -> tuple[int, ...]:
+        """Return what the worker does not have of it: the descriptor of the chunk."""
+        if worker in self.chunk.borrowers:
+            return ()
+        self.chunk.borrowers.add(worker)
+        return (self.chunk.descriptor,)
+
+    def end(self) -> None:
+        """Let the owner change its array again."""
+        on_end, self._on_end = self._on_end, _nothing
+        on_end()
+
+
+def _nothing() -> None:
+    """Do nothing: it has ended."""

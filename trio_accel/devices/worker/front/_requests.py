@@ -19,7 +19,7 @@ from ...engine._device_state import DeviceState
 from ._chunks import ChunkTable
 from ._link import WorkerLink
 from ._outcomes import CopyService, OutcomePolicy
-from ._request import HostCopy, OperationRequest, RemoteRequest
+from ._request import BorrowRequest, HostCopy, OperationRequest, RemoteRequest
 
 __all__ = ["RequestSender", "RequestTable"]
 
@@ -231,7 +231,7 @@ class RequestTable:
 
     def _may_go(self, request: RemoteRequest) -> bool:
         # D75: the first request after a loss is alone, until one has completed.
-        if self._is_careful and self._sent:
+        if self._is_careful and any(sent.library for sent in self._sent.values()):
             return False
         # D136: a suspect runs with nothing beside it, and later requests wait for all suspects.
         if self._alone is not None:
@@ -379,6 +379,9 @@ class RequestSender:
             return
         if self._released:
             self._released, self._released_bytes = [], 0.0
+        if isinstance(request, BorrowRequest):
+            link.send(message, request.descriptors(link), now=True)
+            return
         is_alone = self.requests.sent == 1
         if isinstance(request, OperationRequest) and request.hosts.is_used:
             # A message with host arrays by value may be large, so it is not held back to be sent with others.

@@ -20,6 +20,9 @@ forget_templates  no template of before is named any more
 request           number, word, whether outputs are invalid although it was not launched, the launch, ids of
                   released blocks
 lease             number, block, whether it is written, ids of released blocks
+borrow            number, ids of released blocks, block, bytes, chunk, offset, bytes of the chunk; with its
+                  descriptor if the worker does not have it: memory of another device. It is read until
+                  unlease
 unlease           number
 cancel            number
 copied            transfer
@@ -47,7 +50,7 @@ done              number, blocks as in start, bytes of host arrays, and None if 
                   struck, error, ids of invalid blocks; exactly one for each request and lease. Where all
                   went well, blocks that are where they were before are not named; otherwise all are that it
                   has made and that are there
-granted           number, block as in start
+granted           number, block as in start; without a place where it was borrowed
 copy              transfer, number of the request, index of the host array, chunk, offset, array
 chunk             id, bytes; with its descriptor: before any block in it is named
 unchunk           id
