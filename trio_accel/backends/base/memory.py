@@ -297,13 +297,13 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self._source.drop(memory)
 
     def expect(self, blocks: Iterable[PlacedBlock]) -> None:
-        """Note blocks in mapped chunks that may be read; see `AccelDevice.expect`."""
+        """Note blocks in chunks that may be read; see `AccelDevice.expect`."""
         self._kept()
         with self._lock:
             places = [place for place in blocks if not self._is_own(place.block)]
             for block, nbytes, chunk, offset in places:
-                if chunk not in self._mapped or not 0 <= offset <= self._chunks[chunk][1] - nbytes:
-                    raise ValueError(f"block {block} is outside of the mapped chunks")
+                if chunk not in self._chunks or not 0 <= offset <= self._chunks[chunk][1] - nbytes:
+                    raise ValueError(f"block {block} is outside of the chunks")
             for block, nbytes, chunk, offset in places:
                 # The allocator does not know the place yet: `adopt` takes the whole chunk.
                 self.blocks[block] = self._made((0, chunk, offset), nbytes)

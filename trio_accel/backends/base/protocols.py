@@ -363,7 +363,7 @@ class AccelDevice(Protocol):
         """
 
     def expect(self, blocks: Iterable[PlacedBlock]) -> None:
-        """Note the places of blocks in mapped chunks, ahead of `adopt`, for libraries that are opened ahead.
+        """Note the places of blocks in chunks, for libraries that are opened ahead of `adopt`, or on loan.
 
         They may be read. Another process may write to them and free them. `adopt` replaces their places,
         and forgets those that it does not name; `free` forgets one, and leaves its memory as it is.
@@ -373,7 +373,7 @@ class AccelDevice(Protocol):
 
         Raises:
             RuntimeError: The device was opened without a keeper.
-            ValueError: One is outside of the mapped chunks. Nothing was noted.
+            ValueError: One is outside of the chunks. Nothing was noted.
         """
 
     def adopt(self, blocks: Iterable[PlacedBlock]) -> None:

@@ -604,7 +604,7 @@ def owned(where: str, ref: AccelRef) -> AccelRef:
         StaleRefError: It was given back.
     """
     block = ref.block
-    if not isinstance(block, BorrowedBlock):
+    if not isinstance(block, BorrowedBlock) or block.source.table is block.table:
         return ref
     block.check(where)
     return AccelRef(block.source, attrs.evolve(ref.spec, block=block.source.id))

@@ -6,7 +6,6 @@ import inspect
 import operator
 from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Sequence
 from contextlib import (
-    AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
     contextmanager,
@@ -15,6 +14,7 @@ from contextlib import (
 from functools import partial
 from typing import Any, Never, cast
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 import trio
@@ -42,10 +42,10 @@ from ..engine._recovery import recovery_policy
 from ..inline._dispatch import InlineDispatch
 from ..operations._hooks import Around, Ask, EngineHook
 from ..operations._operation import Operand, Operation, ReplyT, refuse_recording
-from ..worker import LeftMemory, WorkerDispatch
+from ..worker import LeftMemory, Loan, WorkerDispatch
 from ._memory import Assign, Copy, Empty, Fill, Put, ToHost, copy_between
 
-__all__ = ["DeviceActor", "OpenDevice", "opened"]
+__all__ = ["DeviceActor", "Lent", "OpenDevice", "lend", "opened"]
 
 
 class OpenDevice(Device):
@@ -266,31 +266,8 @@ class OpenDevice(Device):
         if not isinstance(cast("object", ref), AccelRef):
             told = f"{type(ref).__name__}{what_to_do(ref)}"
             raise TypeError(f"borrow: ref must be an AccelRef of another device, got {told}")
-        ref = owned("borrow", ref)
-        if ref.device is self:
-            ref.block.check("borrow")
-            yield ref
-            return
-        async with AsyncExitStack() as stack:
-            try:
-                borrowed = await stack.enter_async_context(self._mapped(ref))
-            except NotSupportedError:
-                borrowed = await copy_between(opened(ref.device).state.backend, ref, self)
-                stack.callback(borrowed.release)
+        async with lend("borrow", ref) as loan, loan.to(self) as borrowed:
             yield borrowed
-
-    def _mapped(self, ref: AccelRef) -> AbstractAsyncContextManager[AccelRef]:
-        """Hold an array of another device in its memory.
-
-        Raises:
-            NotSupportedError: This device does not reach that, also when it is entered.
-        """
-        owner = opened(ref.device)
-        is_near = owner.state.backend is self.state.backend
-        lender, dispatch = owner.dispatch, self.dispatch
-        if not (is_near and isinstance(lender, WorkerDispatch) and isinstance(dispatch, WorkerDispatch)):
-            raise NotSupportedError(f"borrow: {self.path} does not map the memory of {owner.path}")
-        return dispatch.borrow(ref, lender)
 
     @enable_ki_protection
     async def synchronize(self) -> None:
@@ -365,13 +342,8 @@ class OpenDevice(Device):
         return self.ask(Copy(ref, dtype))
 
     async def _copy_from(self, ref: AccelRef) -> AccelRef:
-        source = owned("copy_to", ref)
-        if source.device is self:
-            return await self.ask(Copy(source))
-        with suppress(NotSupportedError):
-            async with self._mapped(source) as borrowed:
-                return await self.ask(Copy(borrowed))
-        return await copy_between(opened(source.device).state.backend, source, self)
+        async with lend("copy_to", ref) as loan:
+            return await loan.copy(self)
 
     def _assign(self, ref: AccelRef, value: Operand | complex | np.generic) -> Awaitable[AccelRef]:
         return self.ask(Assign(ref, value))
@@ -401,6 +373,91 @@ def opened(device: Device) -> OpenDevice:
     if not isinstance(device, OpenDevice):
         raise TypeError(f"a device must be opened by a system, got {device!r}")
     return device
+
+
+@asynccontextmanager
+async def lend(where: str, ref: AccelRef) -> AsyncGenerator[Lent, None]:
+    """Hold an array for devices that read it: operations that write to it wait until none does any more.
+
+    An array of a device that is inline is not held: what is read of it are copies.
+
+    Args:
+        where: What reads it, for errors.
+        ref: The array.
+
+    Raises:
+        StaleRefError, DeviceLostError: As for a lease.
+    """
+    ref = owned(where, ref)
+    ref.block.check(where)
+    dispatch = opened(ref.device).dispatch
+    if isinstance(dispatch, WorkerDispatch):
+        async with dispatch.lend(ref) as loan:
+            yield Lent(ref, loan)
+    else:
+        yield Lent(ref, None)
+
+
+@attrs.frozen(eq=False)
+class Lent:
+    """An array that is held for devices that read it.
+
+    Attributes:
+        ref: The array.
+    """
+
+    ref: AccelRef
+    _loan: Loan | None
+
+    @asynccontextmanager
+    async def to(self, device: Device) -> AsyncGenerator[AccelRef, None]:
+        """Have a device read it; the array is to be used in its operations alone.
+
+        Raises:
+            DeviceLostError: The device is closed, or was given up.
+            OutOfMemoryError: It has to be copied, and there is not enough memory.
+        """
+        target = opened(device)
+        async with AsyncExitStack() as stack:
+            try:
+                array = await stack.enter_async_context(self._mapped(target))
+            except NotSupportedError:
+                array = await self._copied(target)
+                stack.callback(array.release)
+            yield array
+
+    async def copy(self, device: Device) -> AccelRef:
+        """Copy it to a device."""
+        target = opened(device)
+        with suppress(NotSupportedError):
+            async with self._mapped(target) as array:
+                return await target.ask(Copy(array))
+        return await self._copied(target)
+
+    @asynccontextmanager
+    async def _mapped(self, device: OpenDevice) -> AsyncGenerator[AccelRef, None]:
+        """Have a device read it where it is.
+
+        Raises:
+            NotSupportedError: The device does not reach that.
+        """
+        owner, dispatch = opened(self.ref.device), device.dispatch
+        if self._loan is None and device is owner:
+            yield self.ref
+        elif (
+            self._loan
+            and isinstance(dispatch, WorkerDispatch)
+            and owner.state.backend is device.state.backend
+        ):
+            async with dispatch.borrow(self._loan) as array:
+                yield array
+        else:
+            raise NotSupportedError(f"{device.path} does not reach the memory of {owner.path}")
+
+    async def _copied(self, device: OpenDevice) -> AccelRef:
+        owner = opened(self.ref.device)
+        async with self._mapped(owner) as array:
+            return await copy_between(owner.state.backend, array, device)
 
 
 def _check_host(host: object) -> None:

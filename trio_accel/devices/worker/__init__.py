@@ -2,5 +2,6 @@
 
 from .front._chunks import INTACT, LeftMemory, free_left_memory
 from .front._dispatch import WorkerDispatch
+from .front._request import Loan
 
-__all__ = ["INTACT", "LeftMemory", "WorkerDispatch", "free_left_memory"]
+__all__ = ["INTACT", "LeftMemory", "Loan", "WorkerDispatch", "free_left_memory"]

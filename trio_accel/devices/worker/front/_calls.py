@@ -34,7 +34,7 @@ from ..transport._answers import MEMORY, USAGE
 from ..transport._protocol import Address, Message, NonsenseError
 from ._chunks import ChunkTable
 from ._launch_encoding import TemplateTable
-from ._request import BorrowRequest, HostArrays, LeaseRequest, OperationRequest
+from ._request import BorrowRequest, HostArrays, LeaseRequest, Loan, OperationRequest
 from ._requests import RequestSender
 
 __all__ = ["Leases", "MeasuredRequest", "Measures", "Questions", "WorkerActors"]
@@ -170,6 +170,7 @@ class Leases:
     @asynccontextmanager
     async def hold(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any, None]:
         """See `AccelRef.lease`."""
+        await trio.lowlevel.checkpoint_if_cancelled()
         self._check(ref, stream)
         request = LeaseRequest(self._requests.next_number(), ref.spec, write=write)
         try:
@@ -188,30 +189,45 @@ class Leases:
             self._give_back(request)
 
     @asynccontextmanager
-    async def borrow(self, ref: AccelRef, lender: Leases) -> AsyncGenerator[AccelRef, None]:
-        """Hold an array of another device; see `Device.borrow`.
+    async def lend(self, ref: AccelRef) -> AsyncGenerator[Loan, None]:
+        """Hold an array for devices that read it; it may be written to again when none does any more.
+
+        Raises:
+            StaleRefError, DeviceLostError: As for a lease.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        request = LeaseRequest(self._requests.next_number(), ref.spec, write=False)
+        loan: Loan | None = None
+        try:
+            _, nbytes, number, offset = await self._granted(request, ref.block, "borrow")
+            chunk = self._chunks.chunk(number, nbytes)
+            loan = Loan(ref, nbytes, chunk, offset, partial(self._give_back, request))
+            yield loan
+        finally:
+            if loan is None:
+                self._give_back(request)
+            else:
+                loan.end()
+
+    @asynccontextmanager
+    async def borrow(self, loan: Loan) -> AsyncGenerator[AccelRef, None]:
+        """Have the worker know an array that was lent, by another device or this one.
 
         Raises:
             NotSupportedError: The worker cannot map the memory.
+            DeviceLostError: The device is closed, or was given up.
         """
-        lease = LeaseRequest(lender._requests.next_number(), ref.spec, write=False)
-        request: BorrowRequest | None = None
-        block = BorrowedBlock(self._device.blocks, ref.block)
+        block = BorrowedBlock(self._device.blocks, loan.ref.block)
+        array = attrs.evolve(loan.ref.spec, block=block.id)
+        request = BorrowRequest(
+            self._requests.next_number(), array, loan, is_own=loan.ref.block.table is self._device.blocks
+        )
         try:
-            address = await lender._granted(lease, ref.block, "borrow")
-            _, nbytes, number, offset = address
-            chunk = lender._chunks.chunk(number, nbytes)
-            array = attrs.evolve(ref.spec, block=block.id)
-            give_back = partial(lender._give_back, lease)
-            request = BorrowRequest(self._requests.next_number(), array, nbytes, chunk, offset, give_back)
             await self._granted(request, block, "borrow")
             yield AccelRef(block, array)
         finally:
             block.is_released = True
-            if request is None:
-                lender._give_back(lease)
-            else:
-                self._give_back(request)
+            self._give_back(request)
 
     async def _granted(self, request: LeaseRequest, block: Block, verb: str) -> Address:
         """Have a worker hold a block; returns its place.
@@ -219,7 +235,6 @@ class Leases:
         Raises:
             AccelError: It cannot.
         """
-        await trio.lowlevel.checkpoint_if_cancelled()
         if self._device.availability.is_ended:
             raise await self._device.lost()
         self._requests.add(request)
@@ -233,10 +248,11 @@ class Leases:
 
     def _give_back(self, request: LeaseRequest) -> None:
         request.is_given_back = True
-        if self._requests.withdraw(request):
-            request.end()
-        elif self._sender.link is not None:
+        if self._requests.get(request.number) is request and self._sender.link is not None:
             self._sender.link.send(("unlease", request.number), now=True)
+        else:
+            self._requests.withdraw(request)
+            request.end()
 
     def _check(self, ref: AccelRef, stream: object) -> None:
         ref.block.check("lease")

@@ -34,7 +34,7 @@ from ._chunks import INTACT, ChunkTable, LeftMemory
 from ._link import WorkerLink, died
 from ._outcomes import CopyService, OutcomePolicy
 from ._pool import WorkerPool, check_options
-from ._request import HostArrays, OperationRequest, RemoteRequest, Staging
+from ._request import HostArrays, Loan, OperationRequest, RemoteRequest, Staging
 from ._requests import RequestSender, RequestTable
 
 __all__ = ["Generations", "WorkerContextActor", "WorkerDispatch"]
@@ -519,9 +519,13 @@ class WorkerDispatch:
         """See `AccelRef.lease`."""
         return self._leases.hold(ref, write=write, stream=stream)
 
-    def borrow(self, ref: AccelRef, lender: WorkerDispatch) -> AbstractAsyncContextManager[AccelRef]:
-        """See `Device.borrow`; the array is one of another device with workers."""
-        return self._leases.borrow(ref, lender._leases)
+    def lend(self, ref: AccelRef) -> AbstractAsyncContextManager[Loan]:
+        """Hold an array for devices that read it."""
+        return self._leases.lend(ref)
+
+    def borrow(self, loan: Loan) -> AbstractAsyncContextManager[AccelRef]:
+        """Read an array that a device has lent."""
+        return self._leases.borrow(loan)
 
     async def synchronize(self) -> None:
         """See `Device.synchronize`."""

@@ -16,6 +16,7 @@ import trio
 from ....actors import WOKEN, Waiter
 from ....backends.base import DType
 from ....backends.base.ops import ArraySpec, CopyFromHostSpec, CopyToHostSpec
+from ...arrays._ref import AccelRef
 from ...base._waits import Turn
 from ...host._host_pool import HostPool, Region
 from ...operations._operation import Launch
@@ -472,56 +473,75 @@ class LeaseRequest(RemoteRequest):
         """End: the worker has given the block back, or there is none."""
 
 
-class BorrowRequest(LeaseRequest):
-    """Memory of another device that operations read; the next worker has it, too.
+@attrs.define(eq=False)
+class Loan:
+    """An array that its device holds for others, which read it.
 
-    Args:
-        number: Its place in the order of the device's requests.
-        array: What is read, with the id that it has on this device.
+    Attributes:
+        ref: The array.
         nbytes: Size of its block.
         chunk: Where that is.
         offset: And at how many bytes.
-        on_end: Called when no worker of this device reads it any more.
-
-    Attributes:
-        chunk: As given.
     """
 
-    __slots__ = ("_nbytes", "_offset", "_on_end", "chunk")
+    ref: AccelRef
+    nbytes: int
+    chunk: Chunk
+    offset: int
+    _give_back: Callable[[], None]
+    # Those who need it: the one who lends it, and readers.
+    _users: int = 1
 
-    def __init__(
-        self,
-        number: int,
-        array: ArraySpec,
-        nbytes: int,
-        chunk: Chunk,
-        offset: int,
-        on_end: Callable[[], None],
-    ) -> None:
+    def begin(self) -> None:
+        """Begin to read it."""
+        self._users += 1
+
+    def end(self) -> None:
+        """End to read or to lend it; the last one gives it back."""
+        self._users -= 1
+        if not self._users:
+            self._give_back()
+
+
+class BorrowRequest(LeaseRequest):
+    """An array that was lent, and that operations read; the next worker has it, too.
+
+    Args:
+        number: Its place in the order of the device's requests.
+        array: What is read, with the id that its block has for these operations.
+        loan: The array.
+        is_own: Whether the device has lent it itself.
+
+    Attributes:
+        chunk: Where it is.
+    """
+
+    __slots__ = ("_is_own", "_loan", "chunk")
+
+    def __init__(self, number: int, array: ArraySpec, loan: Loan, *, is_own: bool) -> None:
         super().__init__(number, array, write=False)
-        self._nbytes = nbytes
-        self.chunk: Chunk = chunk
-        self._offset = offset
-        self._on_end = on_end
+        self._loan: Loan | None = loan
+        self._is_own = is_own
+        self.chunk: Chunk = loan.chunk
+        loan.begin()
 
     def message(self, word: int, released: tuple[int, ...], templates: TemplateTable) -> Message:
         """Make the message to the worker."""
-        chunk = self.chunk
-        place = self.array.block, self._nbytes, chunk.abroad, self._offset, chunk.nbytes
+        loan, chunk = self._loan, self.chunk
+        assert loan is not None  # it has not ended
+        number = chunk.number if self._is_own else chunk.abroad
+        place = self.array.block, loan.nbytes, number, loan.offset, chunk.nbytes
         return "borrow", self.number, released, *place
 
     def descriptors(self, worker: Borrower) -> tuple[int, ...]:
         """Return what the worker does not have of it: the descriptor of the chunk."""
-        if worker in self.chunk.borrowers:
+        if self._is_own or worker in self.chunk.borrowers:
             return ()
         self.chunk.borrowers.add(worker)
         return (self.chunk.descriptor,)
 
     def end(self) -> None:
-        """Let the owner change its array again."""
-        on_end, self._on_end = self._on_end, _nothing
-        on_end()
-
-
-def _nothing() -> None:
-    """Do nothing: it has ended."""
+        """End: no worker of this device reads it any more."""
+        loan, self._loan = self._loan, None
+        if loan is not None:
+            loan.end()

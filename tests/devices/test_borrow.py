@@ -1,0 +1,250 @@
+"""Arrays of one device that operations of another read where they are, and what a loss of either leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import cast
+
+import attrs
+import numpy as np
+import pytest
+import trio
+from chosen import BACKEND
+from trio.testing import wait_all_tasks_blocked
+
+import trio_accel as ta
+
+pytestmark = pytest.mark.filterwarnings("ignore:open_device:RuntimeWarning")
+
+ISOLATIONS = ("inline", "process")
+HOST = np.random.default_rng(38).normal(size=(40, 30))
+
+
+@attrs.frozen
+class Pair:
+    """A device with an array, and one that borrows it."""
+
+    owner: ta.Device
+    other: ta.Device
+    array: ta.AccelRef
+
+
+@asynccontextmanager
+async def open_pair(system: ta.System, owner: str, other: str) -> AsyncGenerator[Pair, None]:
+    options = [ta.DeviceOptions(isolation=cast("ta.Isolation", one)) for one in (owner, other)]
+    async with (
+        system.open_device(BACKEND, options=options[0]) as a,
+        system.open_device(BACKEND, options=options[1]) as b,
+    ):
+        yield Pair(a, b, await a.put(HOST))
+
+
+@pytest.fixture
+async def pair(system: ta.System) -> AsyncGenerator[Pair, None]:
+    async with open_pair(system, "process", "process") as pair:
+        yield pair
+
+
+@pytest.fixture(params=[(a, b) for a in ISOLATIONS for b in ISOLATIONS], ids="-".join)
+async def any_pair(request: pytest.FixtureRequest, system: ta.System) -> AsyncGenerator[Pair, None]:
+    async with open_pair(system, *request.param) as pair:
+        yield pair
+
+
+async def pid_of(device: ta.Device) -> int:
+    pid = (await device.statistics()).pid
+    assert pid != os.getpid()
+    return pid
+
+
+async def used(device: ta.Device) -> int:
+    await device.synchronize()
+    return (await device.statistics()).memory.used
+
+
+async def test_operations_of_the_other_device_read_it(any_pair: Pair) -> None:
+    pair = any_pair
+    before = await used(pair.other)
+    async with pair.other.borrow(pair.array) as borrowed:
+        assert borrowed.device is pair.other
+        assert (borrowed.shape, borrowed.dtype) == (HOST.shape, ta.DType.float64)
+        product = await ta.linalg.matmul(borrowed, borrowed.T)
+        part = await ta.arrays.sum(borrowed[3:9, ::-1], axis=0)
+        np.testing.assert_array_equal(await borrowed.to_host(), HOST)
+        again = await borrowed.copy_to(pair.owner)
+    np.testing.assert_allclose(await product.to_host(), HOST @ HOST.T, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(await part.to_host(), HOST[3:9, ::-1].sum(0), rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(await again.to_host(), HOST)
+    product.release()
+    part.release()
+    assert await used(pair.other) == before
+
+
+async def test_a_view_is_borrowed_as_it_is(pair: Pair) -> None:
+    async with pair.other.borrow(pair.array[5:20, 3].reshape(5, 3)) as borrowed:
+        np.testing.assert_array_equal(
+            await (await borrowed.copy()).to_host(), np.ascontiguousarray(HOST[5:20, 3]).reshape(5, 3)
+        )
+
+
+async def test_it_is_read_only_and_back_at_the_end(pair: Pair) -> None:
+    async with pair.other.borrow(pair.array) as borrowed:
+        for write in (borrowed.fill(0.0), ta.arrays.abs(borrowed, out=borrowed), borrowed.assign(1.0)):
+            with pytest.raises(ValueError, match="borrowed from .*, and can only be read"):
+                await write
+        with pytest.raises(ValueError, match="release: the array is borrowed"):
+            borrowed.release()
+        with pytest.raises(ValueError, match="lease: the array is borrowed"):
+            async with borrowed.lease(write=True):
+                pass
+    for use in (ta.arrays.abs(borrowed), borrowed.to_host(), borrowed.copy_to(pair.owner)):
+        with pytest.raises(ta.StaleRefError, match="was given back"):
+            await use
+    np.testing.assert_array_equal(await pair.array.to_host(), HOST)
+
+
+async def test_writes_of_its_own_device_wait(pair: Pair) -> None:
+    filled = trio.Event()
+    other = await pair.owner.put(np.ones(3))
+
+    async def fill() -> None:
+        await pair.array.fill(7.0)
+        filled.set()
+
+    async with trio.open_nursery() as nursery:
+        async with pair.other.borrow(pair.array) as borrowed:
+            nursery.start_soon(fill)
+            await wait_all_tasks_blocked()
+            # Operations of the owner on other arrays go on, in other libraries than that of the write.
+            await ta.arrays.max(other)
+            total = await (await ta.arrays.sum(borrowed)).item()
+            assert not filled.is_set()
+        with trio.fail_after(10):
+            await filled.wait()
+    assert total == pytest.approx(HOST.sum())
+    assert (await pair.array.to_host() == 7.0).all()
+
+
+@pytest.mark.parametrize("loss", ["killed", "poisoned"])
+async def test_it_is_there_when_its_owner_is_lost(pair: Pair, loss: str) -> None:
+    async with pair.other.borrow(pair.array) as borrowed:
+        if loss == "killed":
+            os.kill(await pid_of(pair.owner), signal.SIGKILL)
+        else:
+            ta.testing.poison(pair.owner)
+            with pytest.raises(ta.ContextPoisonedError):
+                await pair.owner.zeros((1,))
+        for _ in range(3):
+            assert await (await ta.arrays.sum(borrowed)).item() == pytest.approx(HOST.sum())
+        await pair.owner.zeros((1,))
+        assert pair.owner.generation == 2
+        assert await (await ta.arrays.max(borrowed)).item() == HOST.max()
+    # The hold is over in the next worker, too.
+    with trio.fail_after(10):
+        await pair.array.fill(1.0)
+    assert (await pair.array.to_host() == 1.0).all()
+
+
+async def test_the_next_worker_of_the_borrower_has_it(pair: Pair) -> None:
+    async with pair.other.borrow(pair.array) as borrowed:
+        assert await (await ta.arrays.sum(borrowed)).item() == pytest.approx(HOST.sum())
+        os.kill(await pid_of(pair.other), signal.SIGKILL)
+        await pair.other.zeros((1,))
+        assert pair.other.generation == 2
+        assert await (await ta.arrays.sum(borrowed)).item() == pytest.approx(HOST.sum())
+    with trio.fail_after(10):
+        await pair.array.fill(1.0)
+
+
+async def test_a_loss_at_the_end_gives_it_back(pair: Pair) -> None:
+    async with pair.other.borrow(pair.array):
+        os.kill(await pid_of(pair.other), signal.SIGKILL)
+    with trio.fail_after(10):
+        await pair.array.fill(1.0)
+    np.testing.assert_array_equal(await (await pair.array.copy_to(pair.other)).to_host(), np.ones_like(HOST))
+
+
+async def test_a_cancelled_wait_leaves_nothing(pair: Pair) -> None:
+    async with pair.owner.lease(pair.array, write=True):
+        with trio.move_on_after(0.05) as scope:
+            async with pair.other.borrow(pair.array):
+                pytest.fail("it is being written")
+        assert scope.cancelled_caught
+    with trio.fail_after(10):
+        await pair.array.fill(1.0)
+    async with pair.other.borrow(pair.array) as borrowed:
+        assert await (await ta.arrays.max(borrowed)).item() == 1.0
+
+
+async def test_a_reader_that_runs_on_keeps_it(pair: Pair) -> None:
+    """An asker that has gone leaves its operation: the array is not changed before that has ended."""
+    async with pair.other.borrow(pair.array) as borrowed:
+        ta.testing.inject_fault(pair.other, "arrays.sum", delay=0.5)
+        with ta.cancel_grace(0.0), trio.move_on_after(0.1) as scope:
+            await ta.arrays.sum(borrowed)
+        assert scope.cancelled_caught
+    start = trio.current_time()
+    await pair.array.fill(1.0)
+    assert trio.current_time() - start > 0.1
+
+
+@pytest.mark.skipif(BACKEND != "cpu", reason="memory of a GPU is no mapping of a file")
+async def test_no_mapping_and_no_descriptor_is_left(pair: Pair) -> None:
+    pid = await pid_of(pair.other)
+
+    def mappings() -> int:
+        with open(f"/proc/{pid}/maps") as file:
+            return sum("memfd" in line for line in file)
+
+    def descriptors() -> int:
+        return len(os.listdir(f"/proc/{pid}/fd")) + len(os.listdir("/proc/self/fd"))
+
+    await (await ta.arrays.sum(await pair.other.zeros((3,)))).item()
+    before = mappings(), descriptors()
+    large = await pair.owner.zeros((40 << 20,), "uint8")
+    for _ in range(20):
+        async with pair.other.borrow(large) as borrowed:
+            assert await (await ta.arrays.max(borrowed)).item() == 0
+    assert mappings() == before[0] + 1
+    # With its device its memory goes.
+    await pair.owner.close()
+    with trio.fail_after(10):
+        while (mappings(), descriptors()) > before:
+            await trio.sleep(0.01)
+
+
+async def test_many_borrow_it_at_once(pair: Pair) -> None:
+    sums: list[float] = []
+
+    async def read(device: ta.Device) -> None:
+        async with device.borrow(pair.array) as borrowed:
+            sums.append(await (await ta.arrays.sum(borrowed)).item())
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(8):
+            nursery.start_soon(read, pair.other)
+    assert sums == pytest.approx([HOST.sum()] * 8)
+    await pair.array.fill(0.0)
+
+
+async def test_bad_input(pair: Pair) -> None:
+    with pytest.raises(TypeError, match="borrow: ref must be an AccelRef of another device, got ndarray"):
+        async with pair.other.borrow(HOST):  # type: ignore[arg-type]
+            pass
+    gone = await pair.owner.put(HOST)
+    gone.release()
+    with pytest.raises(ta.StaleRefError, match="borrow: its memory was released"):
+        async with pair.other.borrow(gone):
+            pass
+    await pair.other.close()
+    with pytest.raises(ta.DeviceLostError):
+        async with pair.other.borrow(pair.array):
+            pass
+    await pair.array.fill(1.0)
+    await pair.owner.close()
+    with pytest.raises((ta.DeviceLostError, ta.StaleRefError)):
+        async with pair.other.borrow(pair.array):
+            pass
