@@ -113,14 +113,17 @@ from .devices import (
 from .programs import open_program, run
 
 if _TYPE_CHECKING:
-    from . import patterns, telemetry
+    from . import collectives, patterns, telemetry
+    from .collectives import open_world
     from .telemetry import open_dashboard
 
 
 def __getattr__(name: str) -> object:
     """Import at its first use what only some programs need: it would be a tenth of the import."""
-    if name in {"patterns", "telemetry"}:
+    if name in {"collectives", "patterns", "telemetry"}:
         return _import_module(f"{__name__}.{name}")
+    if name == "open_world":
+        return _import_module(f"{__name__}.collectives").open_world
     if name == "open_dashboard":
         return _import_module(f"{__name__}.telemetry").open_dashboard
     told = _instead_of(name)
@@ -215,6 +218,7 @@ __all__ = [
     "arrays",
     "ask_across",
     "cancel_grace",
+    "collectives",
     "fft",
     "graphs",
     "handles",
@@ -225,6 +229,7 @@ __all__ = [
     "open_dashboard",
     "open_program",
     "open_system",
+    "open_world",
     "patterns",
     "programs",
     "random",

@@ -6,10 +6,8 @@ import inspect
 import operator
 from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Sequence
 from contextlib import (
-    AsyncExitStack,
     asynccontextmanager,
     contextmanager,
-    suppress,
 )
 from functools import partial
 from typing import Any, Never, cast
@@ -42,7 +40,7 @@ from ..engine._recovery import recovery_policy
 from ..inline._dispatch import InlineDispatch
 from ..operations._hooks import Around, Ask, EngineHook
 from ..operations._operation import Operand, Operation, ReplyT, refuse_recording
-from ..worker import LeftMemory, Loan, WorkerDispatch
+from ..worker import Borrowed, LeftMemory, Loan, WorkerDispatch
 from ._memory import Assign, Copy, Empty, Fill, Put, ToHost, copy_between
 
 __all__ = ["DeviceActor", "Lent", "OpenDevice", "lend", "opened"]
@@ -266,8 +264,8 @@ class OpenDevice(Device):
         if not isinstance(cast("object", ref), AccelRef):
             told = f"{type(ref).__name__}{what_to_do(ref)}"
             raise TypeError(f"borrow: ref must be an AccelRef of another device, got {told}")
-        async with lend("borrow", ref) as loan, loan.to(self) as borrowed:
-            yield borrowed
+        async with lend("borrow", [ref]) as lent, lent.to(self) as borrowed:
+            yield borrowed[0]
 
     @enable_ki_protection
     async def synchronize(self) -> None:
@@ -342,8 +340,8 @@ class OpenDevice(Device):
         return self.ask(Copy(ref, dtype))
 
     async def _copy_from(self, ref: AccelRef) -> AccelRef:
-        async with lend("copy_to", ref) as loan:
-            return await loan.copy(self)
+        async with lend("copy_to", [ref]) as lent:
+            return await lent.copy(self)
 
     def _assign(self, ref: AccelRef, value: Operand | complex | np.generic) -> Awaitable[AccelRef]:
         return self.ask(Assign(ref, value))
@@ -376,88 +374,124 @@ def opened(device: Device) -> OpenDevice:
 
 
 @asynccontextmanager
-async def lend(where: str, ref: AccelRef) -> AsyncGenerator[Lent, None]:
-    """Hold an array for devices that read it: operations that write to it wait until none does any more.
+@enable_ki_protection
+async def lend(where: str, refs: Sequence[AccelRef]) -> AsyncGenerator[Lent, None]:
+    """Hold arrays for devices that read them: operations that write to them wait until none does any more.
 
-    An array of a device that is inline is not held: what is read of it are copies.
+    Arrays of devices that are inline are not held.
 
     Args:
-        where: What reads it, for errors.
-        ref: The array.
+        where: What reads them, for errors.
+        refs: The arrays.
 
     Raises:
         StaleRefError, DeviceLostError: As for a lease.
     """
-    ref = owned(where, ref)
-    ref.block.check(where)
-    dispatch = opened(ref.device).dispatch
-    if isinstance(dispatch, WorkerDispatch):
-        async with dispatch.lend(ref) as loan:
-            yield Lent(ref, loan)
-    else:
-        yield Lent(ref, None)
+    owners = [owned(where, ref) for ref in refs]
+    for ref in owners:
+        ref.block.check(where)
+    await trio.lowlevel.checkpoint_if_cancelled()
+    loans: list[Loan | None] = []
+    try:
+        # As for parts of an operation that spans devices (D105): without a checkpoint in between, so that no
+        # two wait for each other.
+        for ref in owners:
+            dispatch = opened(ref.device).dispatch
+            loans.append(dispatch.lend(ref) if isinstance(dispatch, WorkerDispatch) else None)
+        for loan in loans:
+            if loan is not None:
+                await loan.wait(where)
+        yield Lent(where, owners, loans)
+    finally:
+        for loan in loans:
+            if loan is not None:
+                loan.end()
 
 
 @attrs.frozen(eq=False)
 class Lent:
-    """An array that is held for devices that read it.
+    """Arrays that are held for devices that read them.
 
     Attributes:
-        ref: The array.
+        where: What reads them, for errors.
+        refs: The arrays.
     """
 
-    ref: AccelRef
-    _loan: Loan | None
+    where: str
+    refs: Sequence[AccelRef]
+    _loans: Sequence[Loan | None]
 
     @asynccontextmanager
-    async def to(self, device: Device) -> AsyncGenerator[AccelRef, None]:
-        """Have a device read it; the array is to be used in its operations alone.
+    @enable_ki_protection
+    async def to(self, device: Device) -> AsyncGenerator[list[AccelRef], None]:
+        """Have a device read them; the arrays are to be used in its operations alone.
 
         Raises:
             DeviceLostError: The device is closed, or was given up.
-            OutOfMemoryError: It has to be copied, and there is not enough memory.
+            OutOfMemoryError: One has to be copied, and there is not enough memory.
         """
         target = opened(device)
-        async with AsyncExitStack() as stack:
-            try:
-                array = await stack.enter_async_context(self._mapped(target))
-            except NotSupportedError:
-                array = await self._copied(target)
-                stack.callback(array.release)
-            yield array
+        borrowed = [self._borrowed(number, target) for number in range(len(self.refs))]
+        copies: list[AccelRef] = []
+        try:
+            arrays: list[AccelRef] = []
+            for number, one in enumerate(borrowed):
+                array = await self._reached(number, one, target)
+                if array is None:
+                    array = await self._copied(number, target)
+                    copies.append(array)
+                arrays.append(array)
+            yield arrays
+        finally:
+            for one in borrowed:
+                if one is not None:
+                    one.end()
+            for copy in copies:
+                copy.release()
 
     async def copy(self, device: Device) -> AccelRef:
-        """Copy it to a device."""
+        """Copy the first of them to a device."""
         target = opened(device)
-        with suppress(NotSupportedError):
-            async with self._mapped(target) as array:
+        borrowed = self._borrowed(0, target)
+        try:
+            array = await self._reached(0, borrowed, target)
+            if array is not None:
                 return await target.ask(Copy(array))
-        return await self._copied(target)
+        finally:
+            if borrowed is not None:
+                borrowed.end()
+        return await self._copied(0, target)
 
-    @asynccontextmanager
-    async def _mapped(self, device: OpenDevice) -> AsyncGenerator[AccelRef, None]:
-        """Have a device read it where it is.
+    def _borrowed(self, number: int, device: OpenDevice) -> Borrowed | None:
+        """Ask that a device reads one of the arrays where it is; None if it cannot."""
+        loan, dispatch = self._loans[number], device.dispatch
+        is_near = opened(self.refs[number].device).state.backend is device.state.backend
+        return dispatch.borrow(loan) if loan and is_near and isinstance(dispatch, WorkerDispatch) else None
 
-        Raises:
-            NotSupportedError: The device does not reach that.
-        """
-        owner, dispatch = opened(self.ref.device), device.dispatch
-        if self._loan is None and device is owner:
-            yield self.ref
-        elif (
-            self._loan
-            and isinstance(dispatch, WorkerDispatch)
-            and owner.state.backend is device.state.backend
-        ):
-            async with dispatch.borrow(self._loan) as array:
-                yield array
-        else:
-            raise NotSupportedError(f"{device.path} does not reach the memory of {owner.path}")
+    async def _reached(self, number: int, borrowed: Borrowed | None, device: OpenDevice) -> AccelRef | None:
+        """Wait until a device reads one of the arrays where it is; None if it does not reach that."""
+        if borrowed is None:
+            return self.refs[number] if self.refs[number].device is device else None
+        try:
+            await borrowed.wait(self.where)
+        except NotSupportedError:
+            return None
+        return borrowed.array
 
-    async def _copied(self, device: OpenDevice) -> AccelRef:
-        owner = opened(self.ref.device)
-        async with self._mapped(owner) as array:
-            return await copy_between(owner.state.backend, array, device)
+    async def _copied(self, number: int, device: OpenDevice) -> AccelRef:
+        """Copy one of the arrays, by way of the host."""
+        ref, loan = self.refs[number], self._loans[number]
+        owner = opened(ref.device)
+        backend = owner.state.backend
+        if loan is None or not isinstance(owner.dispatch, WorkerDispatch):
+            return await copy_between(backend, ref, device)
+        # Under an id of its own: what waits to write to the array comes behind the loan.
+        borrowed = owner.dispatch.borrow(loan)
+        try:
+            await borrowed.wait(self.where)
+            return await copy_between(backend, borrowed.array, device)
+        finally:
+            borrowed.end()
 
 
 def _check_host(host: object) -> None:

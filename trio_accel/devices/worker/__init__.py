@@ -1,7 +1,7 @@
 """Contexts in processes of their own: starting them, speaking to them, and coming back from their death."""
 
+from .front._calls import Borrowed, Loan
 from .front._chunks import INTACT, LeftMemory, free_left_memory
 from .front._dispatch import WorkerDispatch
-from .front._request import Loan
 
-__all__ = ["INTACT", "LeftMemory", "Loan", "WorkerDispatch", "free_left_memory"]
+__all__ = ["INTACT", "Borrowed", "LeftMemory", "Loan", "WorkerDispatch", "free_left_memory"]

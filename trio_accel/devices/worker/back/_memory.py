@@ -74,6 +74,12 @@ class WorkerBlocks(dict[int, Block]):
                 known.is_released = True
             self.adopt(number, nbytes)
 
+    def remove(self, number: int) -> None:
+        """Forget a block that is not the device's own."""
+        self.changes += 1
+        # The table does not give it back.
+        self.pop(number).is_released = True
+
     def let_go(self, numbers: Iterable[int]) -> None:
         """Note that the application has dropped blocks; the next operation gives them back, or `drain`."""
         dropped = self._blocks.dropped

@@ -273,8 +273,8 @@ class WorkerRequests:
         # Behind all operations that read it: then its owner may change it.
         async with session.engine.leases.hold(block, write=True):
             pass
-        self._table.let_go((block,))
-        self._blocks.drain()
+        self._table.remove(block)
+        session.engine.release_all((block,))
         del self._leases[number]
         self._channel.send(("done", number, (), (), None), now=True)
 

@@ -270,7 +270,8 @@ class WorkerServer:
         size: int,
         *descriptor: int,
     ) -> None:
-        self._on_release(released)
+        if released:
+            self._table.let_go(released)
         place = PlacedBlock(block, nbytes, chunk, offset)
         try:
             if descriptor:

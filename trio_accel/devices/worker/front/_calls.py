@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import attrs
@@ -32,12 +31,12 @@ from ...engine._device_state import DeviceState
 from ...operations._operation import Launch
 from ..transport._answers import MEMORY, USAGE
 from ..transport._protocol import Address, Message, NonsenseError
-from ._chunks import ChunkTable
+from ._chunks import Chunk, ChunkTable
 from ._launch_encoding import TemplateTable
-from ._request import BorrowRequest, HostArrays, LeaseRequest, Loan, OperationRequest
+from ._request import BorrowRequest, HostArrays, LeaseRequest, OperationRequest, Place
 from ._requests import RequestSender
 
-__all__ = ["Leases", "MeasuredRequest", "Measures", "Questions", "WorkerActors"]
+__all__ = ["Borrowed", "Leases", "Loan", "MeasuredRequest", "Measures", "Questions", "WorkerActors"]
 
 
 @attrs.define(eq=False)
@@ -174,7 +173,8 @@ class Leases:
         self._check(ref, stream)
         request = LeaseRequest(self._requests.next_number(), ref.spec, write=write)
         try:
-            _, _, chunk, offset = await self._granted(request, ref.block, "lease")
+            self._ask(request)
+            _, _, chunk, offset = await self.granted(request, ref.block, "lease")
             array = self._chunks.view(chunk, offset, ref.spec)
             if not write:
                 # A flag could be set back, over memory of which other arrays are made.
@@ -186,58 +186,36 @@ class Leases:
                 self._device.leases -= 1
                 array.flags.writeable = False
         finally:
-            self._give_back(request)
+            self.give_back(request)
 
-    @asynccontextmanager
-    async def lend(self, ref: AccelRef) -> AsyncGenerator[Loan, None]:
-        """Hold an array for devices that read it; it may be written to again when none does any more.
-
-        Raises:
-            StaleRefError, DeviceLostError: As for a lease.
-        """
-        await trio.lowlevel.checkpoint_if_cancelled()
+    def lend(self, ref: AccelRef) -> Loan:
+        """Ask to hold an array for devices that read it; `Loan.wait` waits until it is held."""
         request = LeaseRequest(self._requests.next_number(), ref.spec, write=False)
-        loan: Loan | None = None
-        try:
-            _, nbytes, number, offset = await self._granted(request, ref.block, "borrow")
-            chunk = self._chunks.chunk(number, nbytes)
-            loan = Loan(ref, nbytes, chunk, offset, partial(self._give_back, request))
-            yield loan
-        finally:
-            if loan is None:
-                self._give_back(request)
-            else:
-                loan.end()
+        self._ask(request)
+        return Loan(ref, request, self)
 
-    @asynccontextmanager
-    async def borrow(self, loan: Loan) -> AsyncGenerator[AccelRef, None]:
-        """Have the worker know an array that was lent, by another device or this one.
-
-        Raises:
-            NotSupportedError: The worker cannot map the memory.
-            DeviceLostError: The device is closed, or was given up.
-        """
+    def borrow(self, loan: Loan) -> Borrowed:
+        """Have the worker know an array that was lent, by another device or this one, and is held."""
         block = BorrowedBlock(self._device.blocks, loan.ref.block)
+        is_own = loan.ref.block.table is self._device.blocks
         array = attrs.evolve(loan.ref.spec, block=block.id)
-        request = BorrowRequest(
-            self._requests.next_number(), array, loan, is_own=loan.ref.block.table is self._device.blocks
-        )
-        try:
-            await self._granted(request, block, "borrow")
-            yield AccelRef(block, array)
-        finally:
-            block.is_released = True
-            self._give_back(request)
+        request = BorrowRequest(self._requests.next_number(), array, loan.place, loan.end, is_own=is_own)
+        loan.users += 1
+        self._ask(request)
+        return Borrowed(AccelRef(block, array), request, self)
 
-    async def _granted(self, request: LeaseRequest, block: Block, verb: str) -> Address:
-        """Have a worker hold a block; returns its place.
+    def _ask(self, request: LeaseRequest) -> None:
+        if not self._device.availability.is_ended:
+            self._requests.add(request)
+
+    async def granted(self, request: LeaseRequest, block: Block, verb: str) -> Address:
+        """Wait until a worker holds a block; returns its place.
 
         Raises:
             AccelError: It cannot.
         """
         if self._device.availability.is_ended:
             raise await self._device.lost()
-        self._requests.add(request)
         await request.granted.wait()
         if request.failure is not None:
             raise request.failure
@@ -246,7 +224,12 @@ class Leases:
         assert request.address is not None
         return request.address
 
-    def _give_back(self, request: LeaseRequest) -> None:
+    def chunk(self, number: int, nbytes: int) -> Chunk:
+        """Return the memory of a block; see `ChunkTable.chunk`."""
+        return self._chunks.chunk(number, nbytes)
+
+    def give_back(self, request: LeaseRequest) -> None:
+        """End what a worker holds, or is to hold."""
         request.is_given_back = True
         if self._requests.get(request.number) is request and self._sender.link is not None:
             self._sender.link.send(("unlease", request.number), now=True)
@@ -268,6 +251,65 @@ class Leases:
                 operation="lease",
                 backend=self._device.backend.name,
             )
+
+
+@attrs.define(eq=False)
+class Loan:
+    """An array that its device holds for others, which read it.
+
+    Attributes:
+        ref: The array.
+        users: Those who need it: the one who lends it, and readers.
+        place: Where it is, once it is held.
+    """
+
+    ref: AccelRef
+    _request: LeaseRequest
+    _leases: Leases
+    users: int = attrs.field(default=1, init=False)
+    place: Place = attrs.field(init=False)
+
+    async def wait(self, verb: str) -> None:
+        """Wait until it is held.
+
+        Raises:
+            StaleRefError, DeviceLostError: It is not there any more.
+        """
+        _, nbytes, number, offset = await self._leases.granted(self._request, self.ref.block, verb)
+        self.place = Place(self._leases.chunk(number, nbytes), offset, nbytes)
+
+    def end(self) -> None:
+        """End to lend it or to read it; when the last one ends, its device may write to it again."""
+        self.users -= 1
+        if not self.users:
+            self._leases.give_back(self._request)
+
+
+@attrs.frozen(eq=False)
+class Borrowed:
+    """An array that was lent, as one of a device that reads it.
+
+    Attributes:
+        array: The array.
+    """
+
+    array: AccelRef
+    _request: BorrowRequest
+    _leases: Leases
+
+    async def wait(self, verb: str) -> None:
+        """Wait until operations may read it.
+
+        Raises:
+            NotSupportedError: The worker cannot map the memory.
+            DeviceLostError: The device is closed, or was given up.
+        """
+        await self._leases.granted(self._request, self.array.block, verb)
+
+    def end(self) -> None:
+        """End to read it: operations that do by now are awaited, and not by the caller."""
+        self.array.block.is_released = True
+        self._leases.give_back(self._request)
 
 
 _IDLE = QueueStatistics(waiting=0, in_flight=0)

@@ -29,12 +29,12 @@ from ...host._host_pool import SMALL
 from ...operations._operation import Operation, Planned, Planner, admit
 from ..launcher._launcher import Launcher, WorkerProcess, open_launcher
 from ._answers import AnswerHandler
-from ._calls import Leases, MeasuredRequest, Measures, Questions
+from ._calls import Borrowed, Leases, Loan, MeasuredRequest, Measures, Questions
 from ._chunks import INTACT, ChunkTable, LeftMemory
 from ._link import WorkerLink, died
 from ._outcomes import CopyService, OutcomePolicy
 from ._pool import WorkerPool, check_options
-from ._request import HostArrays, Loan, OperationRequest, RemoteRequest, Staging
+from ._request import HostArrays, OperationRequest, RemoteRequest, Staging
 from ._requests import RequestSender, RequestTable
 
 __all__ = ["Generations", "WorkerContextActor", "WorkerDispatch"]
@@ -519,12 +519,12 @@ class WorkerDispatch:
         """See `AccelRef.lease`."""
         return self._leases.hold(ref, write=write, stream=stream)
 
-    def lend(self, ref: AccelRef) -> AbstractAsyncContextManager[Loan]:
-        """Hold an array for devices that read it."""
+    def lend(self, ref: AccelRef) -> Loan:
+        """Ask to hold an array for devices that read it."""
         return self._leases.lend(ref)
 
-    def borrow(self, loan: Loan) -> AbstractAsyncContextManager[AccelRef]:
-        """Read an array that a device has lent."""
+    def borrow(self, loan: Loan) -> Borrowed:
+        """Ask to read an array that a device holds."""
         return self._leases.borrow(loan)
 
     async def synchronize(self) -> None:

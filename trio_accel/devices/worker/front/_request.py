@@ -16,7 +16,6 @@ import trio
 from ....actors import WOKEN, Waiter
 from ....backends.base import DType
 from ....backends.base.ops import ArraySpec, CopyFromHostSpec, CopyToHostSpec
-from ...arrays._ref import AccelRef
 from ...base._waits import Turn
 from ...host._host_pool import HostPool, Region
 from ...operations._operation import Launch
@@ -473,34 +472,19 @@ class LeaseRequest(RemoteRequest):
         """End: the worker has given the block back, or there is none."""
 
 
-@attrs.define(eq=False)
-class Loan:
-    """An array that its device holds for others, which read it.
+@attrs.frozen(eq=False)
+class Place:
+    """Where a block is.
 
     Attributes:
-        ref: The array.
-        nbytes: Size of its block.
-        chunk: Where that is.
-        offset: And at how many bytes.
+        chunk: The memory.
+        offset: Bytes from its start.
+        nbytes: Size of the block.
     """
 
-    ref: AccelRef
-    nbytes: int
     chunk: Chunk
     offset: int
-    _give_back: Callable[[], None]
-    # Those who need it: the one who lends it, and readers.
-    _users: int = 1
-
-    def begin(self) -> None:
-        """Begin to read it."""
-        self._users += 1
-
-    def end(self) -> None:
-        """End to read or to lend it; the last one gives it back."""
-        self._users -= 1
-        if not self._users:
-            self._give_back()
+    nbytes: int
 
 
 class BorrowRequest(LeaseRequest):
@@ -509,29 +493,31 @@ class BorrowRequest(LeaseRequest):
     Args:
         number: Its place in the order of the device's requests.
         array: What is read, with the id that its block has for these operations.
-        loan: The array.
+        place: Where it is.
+        on_end: Called when no worker of this device reads it any more.
         is_own: Whether the device has lent it itself.
 
     Attributes:
-        chunk: Where it is.
+        chunk: Its memory.
     """
 
-    __slots__ = ("_is_own", "_loan", "chunk")
+    __slots__ = ("_is_own", "_on_end", "_place", "chunk")
 
-    def __init__(self, number: int, array: ArraySpec, loan: Loan, *, is_own: bool) -> None:
+    def __init__(
+        self, number: int, array: ArraySpec, place: Place, on_end: Callable[[], None], *, is_own: bool
+    ) -> None:
         super().__init__(number, array, write=False)
-        self._loan: Loan | None = loan
+        self._place = place
+        self._on_end: Callable[[], None] | None = on_end
         self._is_own = is_own
-        self.chunk: Chunk = loan.chunk
-        loan.begin()
+        self.chunk: Chunk = place.chunk
 
     def message(self, word: int, released: tuple[int, ...], templates: TemplateTable) -> Message:
         """Make the message to the worker."""
-        loan, chunk = self._loan, self.chunk
-        assert loan is not None  # it has not ended
+        place, chunk = self._place, self.chunk
         number = chunk.number if self._is_own else chunk.abroad
-        place = self.array.block, loan.nbytes, number, loan.offset, chunk.nbytes
-        return "borrow", self.number, released, *place
+        told = self.array.block, place.nbytes, number, place.offset, chunk.nbytes
+        return "borrow", self.number, released, *told
 
     def descriptors(self, worker: Borrower) -> tuple[int, ...]:
         """Return what the worker does not have of it: the descriptor of the chunk."""
@@ -542,6 +528,6 @@ class BorrowRequest(LeaseRequest):
 
     def end(self) -> None:
         """End: no worker of this device reads it any more."""
-        loan, self._loan = self._loan, None
-        if loan is not None:
-            loan.end()
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end()

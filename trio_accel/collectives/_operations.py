@@ -1,0 +1,82 @@
+"""What a rank computes in a collective: messages for its device, made of arrays that all ranks lend."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import ClassVar, Literal, TypeAlias
+
+import attrs
+
+from ..backends.base import DType
+from ..backends.base.ops import JoinSpec
+from ..devices import AccelRef, LibraryActor, MemoryActor, Operation, Planned, Planner
+from ..expressions import Elementwise
+
+__all__ = ["CollectiveActor", "Reduction"]
+
+Reduction: TypeAlias = Literal["sum", "prod", "min", "max", "mean"]
+"""How the elements of all ranks become one. Of ranks in their order: ``((x0 + x1) + x2) + ...``."""
+
+REDUCTIONS: dict[str, str] = {
+    "sum": "({} + {})",
+    "prod": "({} * {})",
+    "min": "minimum({}, {})",
+    "max": "maximum({}, {})",
+    "mean": "({} + {})",
+}
+
+
+class CollectiveActor(LibraryActor):
+    """Serves the sums, products and extremes of collectives, on a stream of its own."""
+
+    library = "arrays"
+
+
+@functools.lru_cache(256)
+def expression_of(reduction: str, count: int, dtype: DType) -> Elementwise[AccelRef]:
+    """Make the expression that reduces so many arrays, in their order, to one of their dtype."""
+    names = [f"x{number}" for number in range(count)]
+    text = functools.reduce(REDUCTIONS[reduction].format, names)
+    if reduction == "mean":
+        text = f"{text} / {count}"
+    library = f"{__package__}:{CollectiveActor.__name__}"
+    return Elementwise[AccelRef](
+        text, inputs=names, dtypes=dtype, operation=f"collectives.{reduction}", library=library
+    )
+
+
+def check_reduction(name: str, reduction: object, dtype: DType) -> None:
+    """Refuse a reduction that there is not, or that the dtype does not have.
+
+    Raises:
+        ValueError, TypeError: It is.
+    """
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"{name}: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+    is_ordered, is_divided = reduction in ("min", "max"), reduction == "mean"
+    if (is_ordered and dtype.kind == "complex") or (is_divided and dtype.kind not in ("float", "complex")):
+        wanted = "floating or complex" if is_divided else "real"
+        raise TypeError(f"{name}: {reduction} needs {wanted} arrays, got {dtype}")
+
+
+@attrs.frozen(eq=False)
+class Join(Operation[MemoryActor, AccelRef]):
+    """Copy arrays one behind another, along the first axis.
+
+    Attributes:
+        arrays: Arrays of one dtype, and of one shape but for the first axis.
+        out: Array to write to; None for a new one.
+    """
+
+    library: ClassVar[str] = "trio_accel.devices:MemoryActor"
+    arrays: Sequence[AccelRef]
+    out: AccelRef | None = None
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Name the result."""
+        sources = [planner.read(f"arrays[{index}]", array) for index, array in enumerate(self.arrays)]
+        first = sources[0]
+        shape = sum(one.shape[0] for one in sources), *first.shape[1:]
+        out = planner.output(shape, first.dtype, self.out)
+        return Planned(JoinSpec(0, tuple(sources), 0, out.spec), out)

@@ -1,0 +1,413 @@
+"""Ranks: collectives for which the task of each rank asks, with the array of that rank."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
+
+import attrs
+import trio
+
+from ..actors import named_arguments
+from ..devices import AccelRef, Device
+from ._errors import CollectiveMismatchError, RankFailedError, WorldBrokenError
+from ._operations import Reduction
+
+__all__ = ["Group", "Rank", "Result"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Given: TypeAlias = "Mapping[int, tuple[AccelRef | None, object]]"
+"""By rank: its array, and its own option, which is `out` or what the collective has in place of it."""
+Run: TypeAlias = "Callable[[str, Mapping[str, Any], Given], Awaitable[Any]]"
+
+
+@attrs.define(eq=False)
+class _Meeting:
+    """One collective that waits for ranks, and then runs.
+
+    Attributes:
+        function: Its name.
+        options: What all ranks say alike.
+        ranks: Those that are to come.
+        given: What those have given that have come.
+        results: By rank, once it is done.
+        error: Why it failed.
+        done: Set when it is over.
+        scope: Ends its run.
+    """
+
+    function: str
+    options: Mapping[str, Any]
+    ranks: Collection[int]
+    given: dict[int, tuple[AccelRef | None, object]] = attrs.field(
+        factory=dict[int, "tuple[AccelRef | None, object]"], init=False
+    )
+    results: Any = attrs.field(default=None, init=False)
+    error: Exception | None = attrs.field(default=None, init=False)
+    done: trio.Event = attrs.field(factory=trio.Event, init=False)
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all have come."""
+        return len(self.given) == len(self.ranks)
+
+    @property
+    def missing(self) -> str:
+        """Those that have not come, for people."""
+        return ", ".join(str(rank) for rank in self.ranks if rank not in self.given) or "none"
+
+    def fail(self, error: Exception) -> None:
+        """Fail for all ranks, also for those that come later; a second error does nothing."""
+        if self.error is None and not self.done.is_set():
+            self.error = error
+            self.scope.cancel(reason="a rank has left the collective")
+            if not self.is_whole:
+                self.done.set()
+
+
+class Meetings:
+    """The collectives of a world for which some ranks have asked.
+
+    The first collective of each rank is one, the second of each rank is one, and so on. Sends and receipts
+    between two ranks are counted by themselves.
+
+    Args:
+        run: Runs one that all have come to.
+        nursery: Where it runs.
+    """
+
+    def __init__(self, run: Run, nursery: trio.Nursery) -> None:
+        self._run_one = run
+        self._nursery = nursery
+        self._counts: defaultdict[tuple[object, ...], int] = defaultdict(int)
+        self._open: dict[tuple[object, ...], _Meeting] = {}
+
+    async def come(
+        self,
+        rank: int,
+        function: str,
+        options: Mapping[str, Any],
+        ranks: Sequence[int],
+        array: AccelRef | None,
+        own: object,
+    ) -> Any:
+        """Come to the next collective of a rank, and wait until it is over.
+
+        Args:
+            rank: Number of the rank.
+            function: Name of the collective.
+            options: What all ranks must say alike.
+            ranks: All that take part.
+            array: The array of the rank, if it gives one.
+            own: Its own option.
+
+        Raises:
+            RankFailedError: It failed on a rank, or the task of one was cancelled.
+            CollectiveMismatchError: Another rank asks for something else.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        # Sends have a key for each pair, in this order of their ranks.
+        kind = tuple(ranks) if function == "send" else ()
+        self._counts[rank, *kind] += 1
+        key = (*kind, "number", self._counts[rank, *kind])
+        meeting = self._open.setdefault(key, _Meeting(function, options, ranks))
+        meeting.given[rank] = array, own
+        if meeting.is_whole:
+            # No rank comes to it any more.
+            del self._open[key]
+        if (meeting.function, meeting.options) != (function, options):
+            said = _said(function, options), _said(meeting.function, meeting.options)
+            meeting.fail(
+                CollectiveMismatchError(
+                    f"rank {rank} asks for {said[0]} where other ranks ask for {said[1]}: all ranks must ask "
+                    "for the same collectives in the same order"
+                )
+            )
+        elif meeting.is_whole and meeting.error is None:
+            self._nursery.start_soon(self._run, meeting)
+        if meeting.error is not None:
+            meeting.done.set()
+        try:
+            await meeting.done.wait()
+        except trio.Cancelled:
+            meeting.fail(
+                RankFailedError(
+                    f"the task of rank {rank} was cancelled; ranks that had not come: {meeting.missing}",
+                    rank=rank,
+                    operation=f"collectives.{function}",
+                )
+            )
+            with trio.CancelScope(shield=True):
+                # Its operations are taken back, or awaited for the grace.
+                await meeting.done.wait()
+            raise
+        if meeting.error is None:
+            return meeting.results[rank]
+        # One for each: tasks that raise the same object would write to one traceback.
+        error = copy.copy(meeting.error)
+        error.__cause__ = meeting.error.__cause__
+        raise error
+
+    async def _run(self, meeting: _Meeting) -> None:
+        try:
+            with meeting.scope:
+                meeting.results = await self._run_one(meeting.function, meeting.options, meeting.given)
+        except Exception as error:  # noqa: BLE001  # raised where ranks wait for it
+            meeting.error = meeting.error or error
+        finally:
+            if meeting.error is None and meeting.results is None:
+                meeting.error = WorldBrokenError(f"{meeting.function}: the world is closed")
+            # Arrays of an error's frames would live as long as it.
+            meeting.given.clear()
+            meeting.done.set()
+
+    def close(self) -> None:
+        """Fail all that wait: no rank comes any more."""
+        for meeting in self._open.values():
+            meeting.fail(
+                WorldBrokenError(
+                    f"{meeting.function}: the world is closed; ranks that had not come: {meeting.missing}"
+                )
+            )
+        self._open.clear()
+
+
+def _said(function: str, options: Mapping[str, Any]) -> str:
+    return f"{function}({', '.join(f'{name}={value!r}' for name, value in options.items())})"
+
+
+class Rank:
+    """One rank of a world, for a task of its own; an item of `World.ranks`.
+
+    Each method is that of `World`, with the array of this rank: it waits until all ranks have asked for it,
+    and returns what is this rank's. All ranks ask for the same collectives in the same order. If one asks for
+    another, or with other options, all get a `CollectiveMismatchError`. If the task of one is cancelled, all
+    get a `RankFailedError` that names it, so a deadline of one rank ends the collective for all.
+
+    Attributes:
+        number: Its place in the world.
+        size: How many ranks there are.
+        device: Its device.
+    """
+
+    def __init__(self, meetings: Meetings, number: int, size: int, device: Device) -> None:
+        self._meetings = meetings
+        self.number: int = number
+        self.size: int = size
+        self.device: Device = device
+
+    def __repr__(self) -> str:
+        return f"<Rank {self.number} of {self.size}, {self.device.path}>"
+
+    async def _meet(
+        self, function: str, array: AccelRef | None, own: object = None, /, **options: Any
+    ) -> Any:
+        return await self._meetings.come(self.number, function, options, range(self.size), array, own)
+
+    @named_arguments
+    async def all_reduce(
+        self, array: AccelRef, reduction: Reduction = "sum", *, out: AccelRef | None = None
+    ) -> AccelRef:
+        """Reduce the arrays of all ranks to one, which each rank gets; see `World.all_reduce`.
+
+        Args:
+            array: The array of this rank.
+            reduction: How.
+            out: Array to write to; `array` for a reduction in place.
+
+        Raises:
+            TypeError, ValueError: Wrong arrays; all ranks get it.
+            RankFailedError: It failed on a rank.
+            CollectiveMismatchError: Ranks ask for different collectives.
+            WorldBrokenError: The world runs no collectives any more.
+        """
+        made: AccelRef = await self._meet("all_reduce", array, out, reduction=reduction)
+        return made
+
+    @named_arguments
+    async def reduce(
+        self,
+        array: AccelRef,
+        reduction: Reduction = "sum",
+        *,
+        root: int = 0,
+        out: AccelRef | None = None,
+    ) -> AccelRef | None:
+        """Reduce the arrays of all ranks to one of rank `root`; others get None. See `World.reduce`."""
+        made: AccelRef | None = await self._meet("reduce", array, out, reduction=reduction, root=root)
+        return made
+
+    @named_arguments
+    async def reduce_scatter(
+        self, array: AccelRef, reduction: Reduction = "sum", *, out: AccelRef | None = None
+    ) -> AccelRef:
+        """Reduce the arrays of all ranks, and get a part along the first axis; see `World.reduce_scatter`."""
+        made: AccelRef = await self._meet("reduce_scatter", array, out, reduction=reduction)
+        return made
+
+    @named_arguments
+    async def broadcast(
+        self, array: AccelRef | None = None, *, root: int = 0, out: AccelRef | None = None
+    ) -> AccelRef:
+        """Copy the array of rank `root`, which others leave out; see `World.broadcast`."""
+        made: AccelRef = await self._meet("broadcast", array, out, root=root)
+        return made
+
+    @named_arguments
+    async def scatter(
+        self, array: AccelRef | None = None, *, root: int = 0, out: AccelRef | None = None
+    ) -> AccelRef:
+        """Get a part of the array of rank `root`, which others leave out; see `World.scatter`."""
+        made: AccelRef = await self._meet("scatter", array, out, root=root)
+        return made
+
+    @named_arguments
+    async def gather(self, array: AccelRef, *, root: int = 0, out: AccelRef | None = None) -> AccelRef | None:
+        """Join the arrays of all ranks on rank `root`; others get None. See `World.gather`."""
+        made: AccelRef | None = await self._meet("gather", array, out, root=root)
+        return made
+
+    @named_arguments
+    async def all_gather(self, array: AccelRef, *, out: AccelRef | None = None) -> AccelRef:
+        """Join the arrays of all ranks, for each rank; see `World.all_gather`."""
+        made: AccelRef = await self._meet("all_gather", array, out)
+        return made
+
+    @named_arguments
+    async def all_to_all(
+        self, array: AccelRef, *, splits: Sequence[int] | None = None, out: AccelRef | None = None
+    ) -> AccelRef:
+        """Get a part of the arrays of all ranks, joined along the first axis; see `World.all_to_all`.
+
+        Args:
+            array: The array of this rank.
+            splits: How many of its rows each rank gets; without, all get the same number.
+            out: Array to write to.
+        """
+        made: AccelRef = await self._meet("all_to_all", array, (splits, out), has_splits=splits is not None)
+        return made
+
+    @named_arguments
+    async def send(self, array: AccelRef, to: int) -> None:
+        """Give an array to another rank, which asks for it by `recv`; returns when that has it.
+
+        Raises:
+            ValueError: There is no such rank, or it is this one.
+            RankFailedError, WorldBrokenError: As for `all_reduce`.
+        """
+        await self._pair("send", array, None, self.number, to)
+
+    @named_arguments
+    async def recv(self, source: int, *, out: AccelRef | None = None) -> AccelRef:
+        """Get a copy of an array that another rank sends; those of one rank come in its order.
+
+        Args:
+            source: The rank that sends it.
+            out: Array to write to.
+
+        Raises:
+            ValueError: There is no such rank, or it is this one.
+            RankFailedError, WorldBrokenError: As for `all_reduce`.
+        """
+        made: AccelRef = await self._pair("recv", None, out, source, self.number)
+        return made
+
+    async def _pair(self, verb: str, array: AccelRef | None, out: AccelRef | None, root: int, to: int) -> Any:
+        other = to if root == self.number else root
+        if isinstance(other, bool) or not 0 <= other < self.size or root == to:
+            raise ValueError(
+                f"{verb}: it needs another rank below {self.size}, got {other!r} on rank {self.number}"
+            )
+        options = {"root": root, "to": to}
+        return await self._meetings.come(self.number, "send", options, (root, to), array, out)
+
+    @named_arguments
+    async def barrier(self) -> None:
+        """Wait until all ranks have asked for this."""
+        await self._meet("barrier", None)
+
+
+_GROUPED: ContextVar[bool] = ContextVar("trio_accel.grouped", default=False)
+
+
+@attrs.define(eq=False)
+class Result(Generic[T]):
+    """What one member of a group returns."""
+
+    _values: list[T] = attrs.field(factory=list[T], init=False)
+
+    @property
+    def value(self) -> T:
+        """The result.
+
+        Raises:
+            RuntimeError: The group is not over, or has failed.
+        """
+        if not self._values:
+            raise RuntimeError("value: the group has not run: its results are there behind the async with")
+        return self._values[0]
+
+    async def run(self, ask: Callable[[], Awaitable[T]]) -> None:
+        """Ask for it."""
+        self._values.append(await ask())
+
+
+class Group:
+    """Collectives, sends and receipts that run together, as one: made by `World.group`."""
+
+    def __init__(self) -> None:
+        self._members: list[tuple[Result[Any], Callable[[], Awaitable[Any]]]] = []
+
+    def add(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> Result[T]:
+        """Add a call of a method of a world or a rank; it is made at the end of the ``async with``.
+
+        Args:
+            function: The method.
+            *args: Its arguments.
+            **kwargs: Those by name.
+        """
+        result = Result[T]()
+        self._members.append((result, lambda: function(*args, **kwargs)))
+        return result
+
+    async def run(self) -> None:
+        """Make all calls at the same time; the first that fails ends all."""
+        errors: list[Exception] = []
+        async with trio.open_nursery() as nursery:
+
+            async def run(result: Result[Any], ask: Callable[[], Awaitable[Any]]) -> None:
+                try:
+                    await result.run(ask)
+                except Exception as error:  # noqa: BLE001  # raised below, as it is and not in a group
+                    errors.append(error)
+                    nursery.cancel_scope.cancel(reason="another member of the group has failed")
+
+            for result, ask in self._members:
+                nursery.start_soon(run, result, ask)
+        if errors:
+            first = errors[0]
+            errors.clear()
+            try:
+                raise first
+            finally:
+                # The error has this frame, which would have the error.
+                del first
+
+
+@asynccontextmanager
+async def open_group() -> AsyncGenerator[Group, None]:
+    """Open a group; see `World.group`."""
+    if _GROUPED.get():
+        raise RuntimeError("group: this task is inside of a group; add to that one, or end it first")
+    group, token = Group(), _GROUPED.set(True)
+    try:
+        yield group
+    finally:
+        _GROUPED.reset(token)
+    await group.run()
