@@ -44,7 +44,19 @@ _SELF = Path("/proc/self")
 _TESTS = Path(__file__).parent
 # Where test functions have many parameter sets: operations, dtypes, layouts, isolations, commands.
 SAMPLED = (
-    *("arrays", "backends", "cli", "devices", "fft", "graphs", "interop", "jit", "linalg", "patterns"),
+    *(
+        "arrays",
+        "backends",
+        "cli",
+        "collectives",
+        "devices",
+        "fft",
+        "graphs",
+        "interop",
+        "jit",
+        "linalg",
+        "patterns",
+    ),
     *("programs", "random", "sparse", "telemetry", "testing", "weights"),
 )
 

@@ -10,7 +10,7 @@ import attrs
 
 from ..backends.base import DType
 from ..backends.base.ops import JoinSpec
-from ..devices import AccelRef, LibraryActor, MemoryActor, Operation, Planned, Planner
+from ..devices import AccelRef, LibraryActor, Operation, PeerCopyActor, Planned, Planner
 from ..expressions import Elementwise
 
 __all__ = ["CollectiveActor", "Reduction"]
@@ -61,22 +61,20 @@ def check_reduction(name: str, reduction: object, dtype: DType) -> None:
 
 
 @attrs.frozen(eq=False)
-class Join(Operation[MemoryActor, AccelRef]):
+class Join(Operation[PeerCopyActor, AccelRef]):
     """Copy arrays one behind another, along the first axis.
 
     Attributes:
         arrays: Arrays of one dtype, and of one shape but for the first axis.
-        out: Array to write to; None for a new one.
     """
 
-    library: ClassVar[str] = "trio_accel.devices:MemoryActor"
+    library: ClassVar[str] = "trio_accel.devices:PeerCopyActor"
     arrays: Sequence[AccelRef]
-    out: AccelRef | None = None
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Name the result."""
         sources = [planner.read(f"arrays[{index}]", array) for index, array in enumerate(self.arrays)]
         first = sources[0]
         shape = sum(one.shape[0] for one in sources), *first.shape[1:]
-        out = planner.output(shape, first.dtype, self.out)
+        out = planner.output(shape, first.dtype)
         return Planned(JoinSpec(0, tuple(sources), 0, out.spec), out)

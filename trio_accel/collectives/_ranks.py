@@ -60,7 +60,7 @@ class _Meeting:
     @property
     def missing(self) -> str:
         """Those that have not come, for people."""
-        return ", ".join(str(rank) for rank in self.ranks if rank not in self.given) or "none"
+        return ", ".join(str(rank) for rank in self.ranks if rank not in self.given)
 
     def fail(self, error: Exception) -> None:
         """Fail for all ranks, also for those that come later; a second error does nothing."""
@@ -79,12 +79,10 @@ class Meetings:
 
     Args:
         run: Runs one that all have come to.
-        nursery: Where it runs.
     """
 
-    def __init__(self, run: Run, nursery: trio.Nursery) -> None:
+    def __init__(self, run: Run) -> None:
         self._run_one = run
-        self._nursery = nursery
         self._counts: defaultdict[tuple[object, ...], int] = defaultdict(int)
         self._open: dict[tuple[object, ...], _Meeting] = {}
 
@@ -129,24 +127,12 @@ class Meetings:
                     "for the same collectives in the same order"
                 )
             )
-        elif meeting.is_whole and meeting.error is None:
-            self._nursery.start_soon(self._run, meeting)
         if meeting.error is not None:
             meeting.done.set()
-        try:
-            await meeting.done.wait()
-        except trio.Cancelled:
-            meeting.fail(
-                RankFailedError(
-                    f"the task of rank {rank} was cancelled; ranks that had not come: {meeting.missing}",
-                    rank=rank,
-                    operation=f"collectives.{function}",
-                )
-            )
-            with trio.CancelScope(shield=True):
-                # Its operations are taken back, or awaited for the grace.
-                await meeting.done.wait()
-            raise
+        elif meeting.is_whole:
+            await self._run(rank, meeting)
+        else:
+            await self._wait(rank, meeting)
         if meeting.error is None:
             return meeting.results[rank]
         # One for each: tasks that raise the same object would write to one traceback.
@@ -154,15 +140,28 @@ class Meetings:
         error.__cause__ = meeting.error.__cause__
         raise error
 
-    async def _run(self, meeting: _Meeting) -> None:
+    async def _wait(self, rank: int, meeting: _Meeting) -> None:
+        """Wait until the last rank to come has run it."""
+        try:
+            await meeting.done.wait()
+        except trio.Cancelled:
+            meeting.fail(_cancelled(rank, meeting))
+            with trio.CancelScope(shield=True):
+                # Its operations are taken back, or awaited for the grace.
+                await meeting.done.wait()
+            raise
+
+    async def _run(self, rank: int, meeting: _Meeting) -> None:
+        """Run it, in the task of the last rank to come."""
         try:
             with meeting.scope:
                 meeting.results = await self._run_one(meeting.function, meeting.options, meeting.given)
-        except Exception as error:  # noqa: BLE001  # raised where ranks wait for it
+        except trio.Cancelled:
+            meeting.error = meeting.error or _cancelled(rank, meeting)
+            raise
+        except Exception as error:  # noqa: BLE001  # raised by all ranks
             meeting.error = meeting.error or error
         finally:
-            if meeting.error is None and meeting.results is None:
-                meeting.error = WorldBrokenError(f"{meeting.function}: the world is closed")
             # Arrays of an error's frames would live as long as it.
             meeting.given.clear()
             meeting.done.set()
@@ -176,6 +175,15 @@ class Meetings:
                 )
             )
         self._open.clear()
+
+
+def _cancelled(rank: int, meeting: _Meeting) -> RankFailedError:
+    missing = "" if meeting.is_whole else f"; ranks that had not come: {meeting.missing}"
+    return RankFailedError(
+        f"the task of rank {rank} was cancelled{missing}",
+        rank=rank,
+        operation=f"collectives.{meeting.function}",
+    )
 
 
 def _said(function: str, options: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import trio
 
 from ..actors import ActorError, Intensity, named_arguments
 from ..backends.base import AccelError, ContextLostError
-from ..devices import AccelRef, Device, Lent, check_device, lend
+from ..devices import AccelRef, Device, Lent, PeerCopy, check_device, lend
 from ._errors import RankFailedError, WorldBrokenError
 from ._operations import Join, Reduction, check_reduction, expression_of
 from ._ranks import Given, Group, Meetings, Rank, open_group
@@ -38,8 +38,8 @@ async def open_world(
 
     Args:
         devices: The devices, each once, at least one.
-        retry: How often the part of a rank runs again whose device lost its context meanwhile. It does where
-            the collective makes new arrays, and not where it writes to `out`.
+        retry: How often a rank computes again whose device lost its context meanwhile. What is written to
+            `out` is not written again.
         intensity: How many failures of collectives by losses the world bears before it breaks; without
             progress counted. By default as many as come.
 
@@ -47,13 +47,11 @@ async def open_world(
         ValueError: No device, one twice, or a negative `retry`.
         TypeError: What is no open device.
     """
-    async with trio.open_nursery() as nursery:
-        world = World(devices, nursery, retry=retry, intensity=intensity)
-        try:
-            yield world
-        finally:
-            world.close()
-            nursery.cancel_scope.cancel(reason="the world is closed")
+    world = World(devices, retry=retry, intensity=intensity)
+    try:
+        yield world
+    finally:
+        world.close()
 
 
 class World:
@@ -84,7 +82,6 @@ class World:
     def __init__(
         self,
         devices: Iterable[Device],
-        nursery: trio.Nursery,
         *,
         retry: int = 0,
         intensity: Intensity | None = None,
@@ -103,7 +100,7 @@ class World:
         self._failures: deque[float] = deque()
         self._broken: str | None = None
         self._turn = trio.Lock()
-        self._meetings = Meetings(self._ask, nursery)
+        self._meetings = Meetings(self._ask)
         self.ranks: tuple[Rank, ...] = tuple(
             Rank(self._meetings, number, self.size, device) for number, device in enumerate(self.devices)
         )
@@ -162,17 +159,10 @@ class World:
             part = slice(bounds[rank], bounds[rank + 1])
             return await expression(*[one.reshape(-1)[part] for one in parts])
 
-        async def joined(rank: int, parts: list[AccelRef]) -> AccelRef:
-            made = call.out[rank]
-            flat = None if made is None or not made.spec.is_contiguous else made.reshape(-1)
-            result = await self.devices[rank].ask(Join(parts, flat))
-            if made is None:
-                return result.reshape(call.shape)
-            return made if flat is not None else await made.assign(result.reshape(call.shape))
-
         async with call.begun():
             parts = [*(await call.each(await call.contiguous(), reduced)).values()]
-            return [*(await call.each(parts, joined, writes=True)).values()]
+            whole = await call.each(parts, call.joined)
+            return await call.written([one.reshape(call.shape) for one in whole.values()])
 
     async def reduce(
         self,
@@ -200,10 +190,8 @@ class World:
         call.check_outputs([call.shape] * self.size)
         expression = expression_of(reduction, self.size, call.dtype)
         async with call.begun():
-            made = await call.each(
-                arrays, lambda _, all_: expression(*all_, out=out), ranks=(root,), writes=True
-            )
-            return made[root]
+            made = await call.each(arrays, lambda _, all_: expression(*all_), ranks=(root,))
+            return (await call.written(made.values(), (root,)))[0]
 
     async def reduce_scatter(
         self, arrays: Arrays, reduction: Reduction = "sum", *, out: Sequence[AccelRef | None] | None = None
@@ -226,10 +214,11 @@ class World:
 
         async def reduced(rank: int, all_: list[AccelRef]) -> AccelRef:
             part = slice(rank * rows, (rank + 1) * rows)
-            return await expression(*[one[part] for one in all_], out=call.out[rank])
+            return await expression(*[one[part] for one in all_])
 
         async with call.begun():
-            return [*(await call.each(arrays, reduced, writes=True)).values()]
+            made = await call.each(arrays, reduced)
+            return await call.written(made.values())
 
     async def broadcast(
         self, array: AccelRef, *, root: int = 0, out: Sequence[AccelRef | None] | None = None
@@ -251,8 +240,9 @@ class World:
         call.check_outputs([call.shape] * self.size)
         others = [rank for rank in range(self.size) if rank != root]
         async with call.begun():
-            made = await call.each([array], call.copied, ranks=others, writes=True)
-            return [made.get(rank, array) for rank in range(self.size)]
+            made = await call.each([array], call.copied, ranks=others)
+            copies = await call.written(made.values(), others)
+            return [*copies[:root], array, *copies[root:]]
 
     async def scatter(
         self, array: AccelRef, *, root: int = 0, out: Sequence[AccelRef | None] | None = None
@@ -275,7 +265,8 @@ class World:
             return await call.copied(rank, [all_[0][rank * rows : (rank + 1) * rows]])
 
         async with call.begun():
-            return [*(await call.each([array], copied, writes=True)).values()]
+            made = await call.each([array], copied)
+            return await call.written(made.values())
 
     async def gather(self, arrays: Arrays, *, root: int = 0, out: AccelRef | None = None) -> AccelRef:
         """Join the arrays of all ranks along the first axis, on the device of one of them.
@@ -293,8 +284,8 @@ class World:
         call.out[root] = out
         call.check_outputs([call.joined_shape] * self.size)
         async with call.begun():
-            made = await call.each(arrays, call.joined, ranks=(root,), writes=True)
-            return made[root]
+            made = await call.each(arrays, call.joined, ranks=(root,))
+            return (await call.written(made.values(), (root,)))[0]
 
     async def all_gather(
         self, arrays: Arrays, *, out: Sequence[AccelRef | None] | None = None
@@ -311,7 +302,8 @@ class World:
         call = _Call(self, "all_gather", arrays, out)
         call.check_outputs([call.joined_shape] * self.size)
         async with call.begun():
-            return [*(await call.each(arrays, call.joined, writes=True)).values()]
+            made = await call.each(arrays, call.joined)
+            return await call.written(made.values())
 
     async def all_to_all(
         self,
@@ -344,7 +336,8 @@ class World:
             return await call.joined(rank, parts)
 
         async with call.begun():
-            return [*(await call.each(arrays, joined, writes=True)).values()]
+            made = await call.each(arrays, joined)
+            return await call.written(made.values())
 
     async def send(self, array: AccelRef, to: int, *, root: int = 0, out: AccelRef | None = None) -> AccelRef:
         """Copy the array of one rank to another.
@@ -363,8 +356,8 @@ class World:
         call.out[to] = out
         call.check_outputs([call.shape] * self.size)
         async with call.begun():
-            made = await call.each([array], call.copied, ranks=(to,), writes=True)
-            return made[to]
+            made = await call.each([array], call.copied, ranks=(to,))
+            return (await call.written(made.values(), (to,)))[0]
 
     async def _ask(self, function: str, options: Mapping[str, Any], given: Given) -> Any:
         """Run a collective to which all its ranks have come; returns the results by rank."""
@@ -513,12 +506,11 @@ class _Call:
             raise ValueError(f"{self.name}: {argument} must be a rank below {self._size}, got {root!r}")
 
     def check_outputs(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """Refuse arrays that the results do not fit in, or that are read for other ranks.
+        """Refuse arrays that the results do not fit in.
 
         Raises:
             TypeError, ValueError, StaleRefError: They are.
         """
-        read = {array.block for array in self._arrays}
         for rank, (array, shape) in enumerate(zip(self.out, shapes, strict=True)):
             if array is None:
                 continue
@@ -529,11 +521,6 @@ class _Call:
                 raise ValueError(
                     f"{self.name}: {argument} must have shape {shape} and dtype {self.dtype}, got shape "
                     f"{array.shape} and dtype {array.dtype}"
-                )
-            if array.block in read and not self.name.endswith(".all_reduce"):
-                raise ValueError(
-                    f"{self.name}: {argument} must not share memory with arrays, which other ranks read; "
-                    "leave it out for a new array"
                 )
 
     def rows(self) -> int:
@@ -577,14 +564,11 @@ class _Call:
 
     async def copied(self, rank: int, arrays: list[AccelRef]) -> AccelRef:
         """Copy an array to a rank."""
-        out = self.out[rank]
-        return await (arrays[0].copy() if out is None else out.assign(arrays[0]))
+        return await self._devices[rank].ask(PeerCopy(arrays[0]))
 
     async def joined(self, rank: int, arrays: list[AccelRef]) -> AccelRef:
         """Join arrays on a rank."""
-        return await self._devices[rank].ask(
-            Join([one if one.shape else one.reshape(1) for one in arrays], self.out[rank])
-        )
+        return await self._devices[rank].ask(Join([one if one.shape else one.reshape(1) for one in arrays]))
 
     async def contiguous(self) -> list[AccelRef]:
         """Return the arrays, those with gaps as copies."""
@@ -597,20 +581,14 @@ class _Call:
             yield
 
     async def each(
-        self,
-        lent: Arrays,
-        compute: _Compute,
-        *,
-        ranks: Iterable[int] | None = None,
-        writes: bool = False,
+        self, lent: Arrays, compute: _Compute, ranks: Iterable[int] | None = None
     ) -> dict[int, AccelRef]:
-        """Have ranks compute, all at the same time.
+        """Have ranks compute new arrays, all at the same time.
 
         Args:
             lent: Arrays that all of them read.
             compute: What a rank computes of these, as its device has them.
             ranks: The ranks; None for all.
-            writes: Whether results are written to `out`.
 
         Returns:
             The results of the ranks that compute, in their order.
@@ -620,16 +598,34 @@ class _Call:
         """
         made: dict[int, AccelRef] = {}
         chosen = list(range(self._size)) if ranks is None else list(ranks)
-        outputs = [self.out[rank] for rank in chosen] if writes else []
+        devices = [self._devices[rank] for rank in chosen]
+        async with lend(self.name, lent, devices) as held:
+            await self._all(chosen, lambda rank: self._part(rank, held, compute, made))
+        return {rank: made[rank] for rank in chosen}
+
+    async def written(self, made: Iterable[AccelRef], ranks: Iterable[int] | None = None) -> list[AccelRef]:
+        """Write results to the arrays of `out`, where there are any.
+
+        That waits for all that reads these, and nothing is held meanwhile. So two collectives cannot wait for
+        each other.
+        """
+        chosen = list(range(self._size)) if ranks is None else list(ranks)
+        results = dict(zip(chosen, made, strict=True))
+        outputs = {rank: out for rank in chosen if (out := self.out[rank]) is not None}
+
+        async def write(rank: int) -> None:
+            await outputs[rank].assign(results[rank])
+
         is_whole = False
         try:
-            async with lend(self.name, lent) as held:
-                await self._all(chosen, lambda rank: self._part(rank, held, compute, made))
+            await self._all(outputs, write)
             is_whole = True
-            return {rank: made[rank] for rank in chosen}
         finally:
             if not is_whole:
-                self._spoil(outputs)
+                # They may be half written.
+                for array in outputs.values():
+                    array.block.spoil(self.name, None)
+        return [outputs.get(rank, results[rank]) for rank in chosen]
 
     async def _all(self, ranks: Iterable[int], part: Callable[[int], Awaitable[None]]) -> None:
         """Wait for the parts of ranks; the first that fails ends all."""
@@ -656,7 +652,7 @@ class _Call:
                 del first
 
     async def _part(self, rank: int, held: Lent, compute: _Compute, made: dict[int, AccelRef]) -> None:
-        """Compute on one rank; once more where its context was lost and nothing was there before."""
+        """Compute on one rank; once more where its context was lost."""
         losses = 0
         while rank not in made:
             try:
@@ -664,7 +660,7 @@ class _Call:
                     made[rank] = await compute(rank, arrays)
             except ContextLostError:
                 losses += 1
-                if losses > self._world.retry or self.out[rank] is not None:
+                if losses > self._world.retry:
                     raise
 
     @contextmanager
@@ -674,9 +670,3 @@ class _Call:
             yield
         except (AccelError, ActorError) as error:
             raise self._world.failed(self.name, rank, error) from error
-
-    def _spoil(self, outputs: Iterable[AccelRef | None]) -> None:
-        """Refuse later use of arrays that may be half written."""
-        for array in outputs:
-            if array is not None:
-                array.block.spoil(self.name, None)

@@ -31,7 +31,20 @@ from .engine._library import *
 from .front import _across, _device, _recording, _system
 from .front._across import *
 from .front._device import *
-from .front._memory import Assign, Copy, Empty, Fill, MemoryActor, Put, PutFirst, PutPart, Stack, ToHost
+from .front._memory import (
+    Assign,
+    Copy,
+    Empty,
+    Fill,
+    MemoryActor,
+    PeerCopy,
+    PeerCopyActor,
+    Put,
+    PutFirst,
+    PutPart,
+    Stack,
+    ToHost,
+)
 from .front._recording import *
 from .front._system import *
 from .operations import _declared
@@ -77,6 +90,8 @@ __all__: list[str] = [
     "MemoryActor",
     "Operand",
     "Operation",
+    "PeerCopy",
+    "PeerCopyActor",
     "Phase",
     "Planned",
     "Planner",

@@ -94,6 +94,8 @@ def arguments(cls: type[AccelError]) -> dict[str, Any]:
         "is_to_blame": True,
         "index": (3, 1),
         "options": ("-DN=4",),
+        "axis": 1,
+        "length": 4,
     }
     return {field.alias: known[field.name] for field in attrs.fields(cls)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Mapping, Sequence
 from contextlib import (
     asynccontextmanager,
     contextmanager,
@@ -41,7 +41,7 @@ from ..inline._dispatch import InlineDispatch
 from ..operations._hooks import Around, Ask, EngineHook
 from ..operations._operation import Operand, Operation, ReplyT, refuse_recording
 from ..worker import Borrowed, LeftMemory, Loan, WorkerDispatch
-from ._memory import Assign, Copy, Empty, Fill, Put, ToHost, copy_between
+from ._memory import Assign, Copy, Empty, Fill, PeerCopy, Put, ToHost, copy_between
 
 __all__ = ["DeviceActor", "Lent", "OpenDevice", "lend", "opened"]
 
@@ -264,7 +264,12 @@ class OpenDevice(Device):
         if not isinstance(cast("object", ref), AccelRef):
             told = f"{type(ref).__name__}{what_to_do(ref)}"
             raise TypeError(f"borrow: ref must be an AccelRef of another device, got {told}")
-        async with lend("borrow", [ref]) as lent, lent.to(self) as borrowed:
+        ref = owned("borrow", ref)
+        ref.block.check("borrow")
+        if ref.device is self:
+            yield ref
+            return
+        async with lend("borrow", [ref], [self]) as lent, lent.to(self) as borrowed:
             yield borrowed[0]
 
     @enable_ki_protection
@@ -340,8 +345,13 @@ class OpenDevice(Device):
         return self.ask(Copy(ref, dtype))
 
     async def _copy_from(self, ref: AccelRef) -> AccelRef:
-        async with lend("copy_to", [ref]) as lent:
-            return await lent.copy(self)
+        ref = owned("copy_to", ref)
+        if ref.device is self:
+            return await self.ask(Copy(ref))
+        if not _reaches(self, ref.device):
+            return await copy_between(opened(ref.device).state.backend, ref, self)
+        async with lend("copy_to", [ref], [self]) as lent, lent.to(self) as borrowed:
+            return await self.ask(PeerCopy(borrowed[0]))
 
     def _assign(self, ref: AccelRef, value: Operand | complex | np.generic) -> Awaitable[AccelRef]:
         return self.ask(Assign(ref, value))
@@ -375,123 +385,93 @@ def opened(device: Device) -> OpenDevice:
 
 @asynccontextmanager
 @enable_ki_protection
-async def lend(where: str, refs: Sequence[AccelRef]) -> AsyncGenerator[Lent, None]:
+async def lend(where: str, refs: Sequence[AccelRef], devices: Sequence[Device]) -> AsyncGenerator[Lent, None]:
     """Hold arrays for devices that read them: operations that write to them wait until none does any more.
 
-    Arrays of devices that are inline are not held.
+    What a device does not reach is copied to it first, by way of the host, and is not held.
+
+    Operations that are asked for inside must not wait for one that waits for these arrays, or for one of its
+    library. So they belong to a library of which none writes to an array that was there before, such as
+    `PeerCopyActor`.
 
     Args:
         where: What reads them, for errors.
         refs: The arrays.
+        devices: The devices.
 
     Raises:
         StaleRefError, DeviceLostError: As for a lease.
+        OutOfMemoryError: There is not enough memory for a copy.
     """
     owners = [owned(where, ref) for ref in refs]
     for ref in owners:
         ref.block.check(where)
     await trio.lowlevel.checkpoint_if_cancelled()
-    loans: list[Loan | None] = []
+    copies: dict[tuple[int, Device], AccelRef] = {}
+    loans: dict[int, Loan] = {}
     try:
+        for number, ref in enumerate(owners):
+            for device in devices:
+                if not _reaches(device, ref.device):
+                    copies[number, device] = await ref.copy_to(device)
         # As for parts of an operation that spans devices (D105): without a checkpoint in between, so that no
         # two wait for each other.
-        for ref in owners:
+        for number, ref in enumerate(owners):
             dispatch = opened(ref.device).dispatch
-            loans.append(dispatch.lend(ref) if isinstance(dispatch, WorkerDispatch) else None)
-        for loan in loans:
-            if loan is not None:
-                await loan.wait(where)
-        yield Lent(where, owners, loans)
+            if isinstance(dispatch, WorkerDispatch) and any(_reaches(one, ref.device) for one in devices):
+                loans[number] = dispatch.lend(ref)
+        for loan in loans.values():
+            await loan.wait(where)
+        yield Lent(where, owners, loans, copies)
     finally:
-        for loan in loans:
-            if loan is not None:
-                loan.end()
+        for loan in loans.values():
+            loan.end()
+        for copy in copies.values():
+            copy.release()
+
+
+def _reaches(device: Device, owner: Device) -> bool:
+    """Tell whether operations of a device can read the memory of another one, or of this one itself."""
+    one, other = opened(device), opened(owner)
+    both = one.isolation == other.isolation == "process"
+    return one is other or (both and one.state.backend is other.state.backend)
 
 
 @attrs.frozen(eq=False)
 class Lent:
-    """Arrays that are held for devices that read them.
+    """Arrays that are held for devices that read them."""
 
-    Attributes:
-        where: What reads them, for errors.
-        refs: The arrays.
-    """
-
-    where: str
-    refs: Sequence[AccelRef]
-    _loans: Sequence[Loan | None]
+    _where: str
+    _refs: Sequence[AccelRef]
+    _loans: Mapping[int, Loan]
+    _copies: Mapping[tuple[int, Device], AccelRef]
 
     @asynccontextmanager
     @enable_ki_protection
     async def to(self, device: Device) -> AsyncGenerator[list[AccelRef], None]:
-        """Have a device read them; the arrays are to be used in its operations alone.
+        """Have one of the devices read them; the arrays are to be used in its operations alone.
 
         Raises:
             DeviceLostError: The device is closed, or was given up.
-            OutOfMemoryError: One has to be copied, and there is not enough memory.
+            NotSupportedError: The driver cannot map the memory.
         """
-        target = opened(device)
-        borrowed = [self._borrowed(number, target) for number in range(len(self.refs))]
-        copies: list[AccelRef] = []
+        dispatch = opened(device).dispatch
+        arrays: list[AccelRef] = []
+        borrowed: list[Borrowed] = []
         try:
-            arrays: list[AccelRef] = []
-            for number, one in enumerate(borrowed):
-                array = await self._reached(number, one, target)
-                if array is None:
-                    array = await self._copied(number, target)
-                    copies.append(array)
-                arrays.append(array)
+            for number, ref in enumerate(self._refs):
+                loan, copy = self._loans.get(number), self._copies.get((number, device))
+                if copy is not None or loan is None or not isinstance(dispatch, WorkerDispatch):
+                    arrays.append(ref if copy is None else copy)
+                else:
+                    borrowed.append(dispatch.borrow(loan))
+                    arrays.append(borrowed[-1].array)
+            for one in borrowed:
+                await one.wait(self._where)
             yield arrays
         finally:
             for one in borrowed:
-                if one is not None:
-                    one.end()
-            for copy in copies:
-                copy.release()
-
-    async def copy(self, device: Device) -> AccelRef:
-        """Copy the first of them to a device."""
-        target = opened(device)
-        borrowed = self._borrowed(0, target)
-        try:
-            array = await self._reached(0, borrowed, target)
-            if array is not None:
-                return await target.ask(Copy(array))
-        finally:
-            if borrowed is not None:
-                borrowed.end()
-        return await self._copied(0, target)
-
-    def _borrowed(self, number: int, device: OpenDevice) -> Borrowed | None:
-        """Ask that a device reads one of the arrays where it is; None if it cannot."""
-        loan, dispatch = self._loans[number], device.dispatch
-        is_near = opened(self.refs[number].device).state.backend is device.state.backend
-        return dispatch.borrow(loan) if loan and is_near and isinstance(dispatch, WorkerDispatch) else None
-
-    async def _reached(self, number: int, borrowed: Borrowed | None, device: OpenDevice) -> AccelRef | None:
-        """Wait until a device reads one of the arrays where it is; None if it does not reach that."""
-        if borrowed is None:
-            return self.refs[number] if self.refs[number].device is device else None
-        try:
-            await borrowed.wait(self.where)
-        except NotSupportedError:
-            return None
-        return borrowed.array
-
-    async def _copied(self, number: int, device: OpenDevice) -> AccelRef:
-        """Copy one of the arrays, by way of the host."""
-        ref, loan = self.refs[number], self._loans[number]
-        owner = opened(ref.device)
-        backend = owner.state.backend
-        if loan is None or not isinstance(owner.dispatch, WorkerDispatch):
-            return await copy_between(backend, ref, device)
-        # Under an id of its own: what waits to write to the array comes behind the loan.
-        borrowed = owner.dispatch.borrow(loan)
-        try:
-            await borrowed.wait(self.where)
-            return await copy_between(backend, borrowed.array, device)
-        finally:
-            borrowed.end()
+                one.end()
 
 
 def _check_host(host: object) -> None:

@@ -20,7 +20,19 @@ from ..base._views import broadcast, indexed, overlaps, overlaps_itself
 from ..engine._library import LibraryActor
 from ..operations._operation import Operand, Operation, Planned, Planner, ReplyT_co
 
-__all__ = ["Assign", "Copy", "Empty", "Fill", "MemoryActor", "Put", "Stack", "ToHost", "copy_between"]
+__all__ = [
+    "Assign",
+    "Copy",
+    "Empty",
+    "Fill",
+    "MemoryActor",
+    "PeerCopy",
+    "PeerCopyActor",
+    "Put",
+    "Stack",
+    "ToHost",
+    "copy_between",
+]
 
 _PIECE = 16 << 20
 _IN_FLIGHT = 3
@@ -31,6 +43,15 @@ _Part: TypeAlias = tuple[slice, ...]
 
 class MemoryActor(LibraryActor):
     """Copies between host and device, and within the device, on a stream of its own."""
+
+    library = "memory"
+
+
+class PeerCopyActor(LibraryActor):
+    """Copies arrays of other devices, on a stream of its own.
+
+    Its operations make new arrays. So none of them waits for what waits until an array is not read any more.
+    """
 
     library = "memory"
 
@@ -113,6 +134,13 @@ class Copy(_OfMemory[AccelRef]):
         check_conversion(planner.name, "dtype", source.dtype, dtype)
         out = planner.output(source.shape, dtype)
         return Planned(CopySpec(source, out.spec), out)
+
+
+@attrs.define(eq=False, on_setattr=None)
+class PeerCopy(Copy):
+    """Copy an array of another device, which this one reads where it is."""
+
+    library: ClassVar[str] = "trio_accel.devices:PeerCopyActor"
 
 
 @attrs.define(eq=False, on_setattr=None)

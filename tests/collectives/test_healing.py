@@ -1,0 +1,186 @@
+"""A rank whose worker is lost: one error for all, that names it, and a world that goes on with all arrays."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from chosen import BACKEND
+from worlds import BUSY, contents, kill, opened_world, put, reduced
+
+import trio_accel as ta
+from trio_accel.collectives import Rank, RankFailedError, World, WorldBrokenError
+
+pytestmark = pytest.mark.filterwarnings("ignore:open_device:RuntimeWarning")
+
+SIZE = 3 if BACKEND == "cpu" else 2
+HOSTS = [np.random.default_rng(seed).normal(size=(60, 5)) for seed in range(SIZE)]
+TOTAL = reduced("sum", HOSTS)
+
+
+@pytest.fixture
+async def world(system: ta.System) -> AsyncGenerator[World, None]:
+    async with opened_world(system, SIZE, options=BUSY) as world:
+        yield world
+
+
+async def check_whole(world: World, arrays: list[ta.AccelRef]) -> None:
+    """All arrays are as they were, and the next collective is right."""
+    assert [hash_of(one) for one in await contents(arrays)] == [hash_of(host) for host in HOSTS]
+    for one in await contents(await world.all_reduce(arrays)):
+        np.testing.assert_array_equal(one, TOTAL)
+
+
+def hash_of(host: Any) -> str:
+    return hashlib.sha256(host.tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("fault", ["kill", "poison", "segfault", "hang"])
+async def test_a_rank_is_lost_in_the_middle(system: ta.System, fault: str) -> None:
+    options = ta.DeviceOptions(isolation="process", spares=1, stuck_after=0.3, intensity=ta.Intensity(9, 9.0))
+    async with opened_world(system, SIZE, options=options) as world:
+        arrays = await put(world, HOSTS)
+        await world.all_reduce(arrays)
+        lost = SIZE - 1
+        ta.testing.inject_fault(world.devices[lost], "collectives.sum", **{fault: True})
+        with trio.fail_after(10), pytest.raises(RankFailedError) as caught:
+            await world.all_reduce(arrays)
+        assert caught.value.rank == lost
+        assert world.devices[lost].path in str(caught.value)
+        assert isinstance(caught.value.__cause__, (ta.ContextLostError, ta.CompletionTimeoutError))
+        with trio.fail_after(10):
+            await check_whole(world, arrays)
+        # The others have kept their contexts.
+        assert [device.generation for device in world.devices] == [1] * lost + [2]
+
+
+@pytest.mark.parametrize("fault", ["kill", "poison"])
+async def test_with_retry_it_runs_again(system: ta.System, fault: str) -> None:
+    async with opened_world(system, SIZE, options=BUSY, retry=1) as world:
+        arrays = await put(world, HOSTS)
+        for function in ("collectives.sum", "collectives.Join"):
+            ta.testing.inject_fault(world.devices[0], function, **{fault: True})
+            await check_whole(world, arrays)
+        assert world.devices[0].generation == 3
+
+
+async def test_in_place_nothing_is_written_before_all_have_reduced(world: World) -> None:
+    arrays = await put(world, HOSTS)
+    ta.testing.inject_fault(world.devices[1], "collectives.sum", kill=True)
+    with pytest.raises(RankFailedError):
+        await world.all_reduce(arrays, out=arrays)
+    await check_whole(world, arrays)
+
+
+async def test_what_may_be_half_written_is_refused(world: World) -> None:
+    arrays = await put(world, HOSTS)
+    ta.testing.inject_fault(world.devices[1], "devices.Assign", kill=True)
+    with pytest.raises(RankFailedError) as caught:
+        await world.all_reduce(arrays, out=arrays)
+    assert caught.value.rank == 1
+    for array in arrays:
+        with pytest.raises(ta.StaleRefError, match=r"spoiled by (collectives.all_reduce|devices.Assign)"):
+            await array.to_host()
+    arrays = await put(world, HOSTS)
+    await check_whole(world, arrays)
+
+
+async def test_every_rank_gets_one_error(world: World) -> None:
+    arrays = await put(world, HOSTS)
+    ta.testing.inject_fault(world.devices[1], "collectives.sum", kill=True)
+    errors: list[RankFailedError] = []
+
+    async def task(rank: Rank) -> None:
+        try:
+            await rank.all_reduce(arrays[rank.number])
+        except RankFailedError as error:
+            errors.append(error)
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            for rank in world.ranks:
+                nursery.start_soon(task, rank)
+    assert [error.rank for error in errors] == [1] * SIZE
+    assert len({id(error) for error in errors}) == SIZE
+    await check_whole(world, arrays)
+
+
+async def test_a_world_has_an_intensity(system: ta.System) -> None:
+    async with opened_world(system, 2, options=BUSY, intensity=ta.Intensity(1, 60.0)) as world:
+        arrays = await put(world, HOSTS[:2])
+        for _ in range(2):
+            ta.testing.inject_fault(world.devices[0], "collectives.sum", kill=True)
+            with pytest.raises(RankFailedError):
+                await world.all_reduce(arrays)
+        with pytest.raises(WorldBrokenError, match="has broken: 2 collectives failed by losses within 60 s"):
+            await world.all_reduce(arrays)
+        # Its devices and arrays go on.
+        assert [hash_of(one) for one in await contents(arrays)] == [hash_of(host) for host in HOSTS[:2]]
+
+
+async def test_a_device_that_is_closed_meanwhile(world: World) -> None:
+    arrays = await put(world, HOSTS)
+    await world.devices[0].close()
+    with pytest.raises((ta.StaleRefError, ta.DeviceLostError, RankFailedError)):
+        await world.all_reduce(arrays)
+    others = await put_on(world.devices[1:])
+    with pytest.raises(ValueError, match="must name"):
+        await world.all_reduce(others)
+
+
+async def put_on(devices: Any) -> list[ta.AccelRef]:
+    return [await device.put(HOSTS[0]) for device in devices]
+
+
+@pytest.mark.parametrize("how", ["killed", "poisoned", "stopped"])
+async def test_losses_again_and_again_under_load(system: ta.System, how: str) -> None:
+    """Every collective has one outcome, right or an error that names the rank; all arrays stay."""
+    rounds, rng = 3, np.random.default_rng(38)
+    options = ta.DeviceOptions(
+        isolation="process", spares=1, stuck_after=0.5, intensity=ta.Intensity(1000, 1.0)
+    )
+    async with opened_world(system, SIZE, options=options) as world:
+        arrays = await put(world, HOSTS)
+        failed: list[int] = []
+        right = 0
+        over = False
+
+        async def ask() -> None:
+            nonlocal right
+            while not over:
+                try:
+                    made = await world.all_reduce(arrays)
+                except RankFailedError as error:
+                    failed.append(error.rank)
+                else:
+                    for one in made:
+                        try:
+                            np.testing.assert_array_equal(await one.to_host(), TOTAL)
+                        except ta.ContextLostError:
+                            # The copy was in flight. The array is there.
+                            np.testing.assert_array_equal(await one.to_host(), TOTAL)
+                    right += 1
+
+        with trio.fail_after(50):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask)
+                nursery.start_soon(ask)
+                for round_ in range(rounds):
+                    await trio.sleep(rng.uniform(0.05, 0.2))
+                    device = world.devices[round_ % SIZE]
+                    generation = device.generation
+                    if how == "poisoned":
+                        ta.testing.poison(device)
+                    else:
+                        await kill(device, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+                    while device.generation == generation:  # noqa: ASYNC110  # any of many operations finds it
+                        await trio.sleep(0.01)
+                over = True
+        assert right > 0
+        assert set(failed) <= set(range(SIZE))
+        await check_whole(world, arrays)
