@@ -50,8 +50,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool
     return bool(request.param)
 
 
-@pytest.fixture
-def _in_pieces(pair: Pair) -> None:
+def in_pieces(pair: Pair) -> None:
+    """Skip the test where no pieces are made."""
     if pair.source.isolation == pair.target.isolation == "process":
         pytest.skip("the other worker copies it at once")
 
@@ -102,8 +102,8 @@ async def test_on_its_own_device_it_is_a_copy(pair: Pair) -> None:
     assert (await copy.to_host()).tobytes() == host.tobytes()
 
 
-@pytest.mark.usefixtures("_in_pieces")
 async def test_host_memory_is_that_of_three_pieces(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_pieces(pair)
     monkeypatch.setattr(_memory, "_is_addressed", lambda backend: False)
     made: list[int] = []
     empty = OpenDevice.host_empty
@@ -119,8 +119,9 @@ async def test_host_memory_is_that_of_three_pieces(pair: Pair, monkeypatch: pyte
     assert made == [4096] * 3
 
 
-@pytest.mark.usefixtures("way", "_in_pieces")
+@pytest.mark.usefixtures("way")
 async def test_pieces_are_on_their_way_at_the_same_time(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_pieces(pair)
     at_once = most = 0
     ask = pair.target.ask
 
@@ -139,8 +140,9 @@ async def test_pieces_are_on_their_way_at_the_same_time(pair: Pair, monkeypatch:
     assert 1 < most <= 3
 
 
-@pytest.mark.usefixtures("way", "_in_pieces")
+@pytest.mark.usefixtures("way")
 async def test_a_piece_that_fails_is_the_error_and_nothing_is_left(pair: Pair) -> None:
+    in_pieces(pair)
     x = await pair.source.put(noise((50_000,), np.uint8))
     before = await used(pair.target)
     ta.testing.inject_fault(pair.target, PutPart, fail=ZeroDivisionError("piece"))
@@ -152,8 +154,9 @@ async def test_a_piece_that_fails_is_the_error_and_nothing_is_left(pair: Pair) -
     assert (await copy.to_host()).tobytes() == (await x.to_host()).tobytes()
 
 
-@pytest.mark.usefixtures("way", "_in_pieces")
+@pytest.mark.usefixtures("way")
 async def test_a_cancelled_copy_leaves_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_pieces(pair)
     x = await pair.source.put(noise((200_000,), np.uint8))
     before = await used(pair.target)
     ask, count = pair.target.ask, 0

@@ -156,11 +156,12 @@ class Meetings:
         try:
             with meeting.scope:
                 meeting.results = await self._run_one(meeting.function, meeting.options, meeting.given)
-        except trio.Cancelled:
-            meeting.error = meeting.error or _cancelled(rank, meeting)
-            raise
         except Exception as error:  # noqa: BLE001  # raised by all ranks
             meeting.error = meeting.error or error
+        except BaseException:
+            # A cancellation, or a group of them: ranks work in tasks of their own.
+            meeting.error = meeting.error or _cancelled(rank, meeting)
+            raise
         finally:
             # Arrays of an error's frames would live as long as it.
             meeting.given.clear()
