@@ -252,7 +252,8 @@ async def floor_divide(
 ) -> AccelRef:
     """Divide two arrays, and round down.
 
-    A whole number by zero is 0, as NumPy has it.
+    A whole number by zero is 0, as NumPy has it. Infinite numbers have the rounded quotient, as the standard
+    prefers: 1 by minus infinity is -0, and infinity by 2 is infinity. NumPy has -1 and NaN.
     """
     ...
 
