@@ -391,8 +391,12 @@ async def test_bounds(device: ta.Device) -> None:
     with pytest.raises(ValueError, match=r"arrays\.clip: max 300 is outside -128 to 127"):
         await ta.arrays.clip(await device.zeros(3, "int8"), 0, 300)
     for dtype in ("bool", "complex64"):
-        with pytest.raises(TypeError, match=f"does not take {dtype}"):
-            await ta.arrays.clip(*[await device.zeros(3, dtype)] * 3)
+        wrong = await device.zeros(3, dtype)
+        for bounds in ((wrong, wrong), (wrong,), (None, wrong), ()):
+            with pytest.raises(TypeError, match=f"arrays.clip: x must be of real numbers, got {dtype}"):
+                await ta.arrays.clip(wrong, *bounds)
+    with pytest.raises(TypeError, match=r"arrays\.clip: max must be of real numbers, got bool"):
+        await ta.arrays.clip(on, max=True)
 
 
 async def test_elements_where_a_condition_is_true(device: ta.Device) -> None:
