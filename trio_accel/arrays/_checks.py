@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from numbers import Complex, Real
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
@@ -52,11 +52,9 @@ def wholes(name: str, argument: str, value: object) -> tuple[int, ...]:
     Raises:
         TypeError: It is neither.
     """
-    if isinstance(value, np.ndarray) and value.ndim == 1:
-        value = value.tolist()
-    if not isinstance(value, Sequence):
-        return (whole(name, argument, value),)
-    return tuple([whole(name, argument, one) for one in value])
+    given: Any = value
+    is_several = isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim > 0)
+    return tuple([whole(name, argument, one) for one in (given if is_several else (given,))])
 
 
 def check_ref(name: str, argument: str, value: object) -> None:
@@ -77,7 +75,8 @@ def check_number(name: str, argument: str, value: object, *, is_real: bool = Fal
         TypeError: It is none, or a complex one where that does not do.
     """
     # Not all of NumPy's numbers are those of `numbers`.
-    number = value.item() if isinstance(value, np.generic) else value
+    given: Any = value
+    number = given.item() if isinstance(value, np.generic) else given
     if not isinstance(number, Real if is_real else Complex):
         raise TypeError(f"{name}: {argument} must be a {'real ' * is_real}number, got {value!r}")
 

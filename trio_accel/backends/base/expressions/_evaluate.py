@@ -55,7 +55,7 @@ def _floor_divide(x1: Any, x2: Any) -> Any:
 
 def _tanh(x: Any) -> Any:
     """Compute it by NumPy, but of infinite complex numbers, where the standard has another zero than C99."""
-    made = np.asarray(np.tanh(x))
+    made: Any = np.asarray(np.tanh(x))
     if made.dtype.kind == "c":
         np.copysign(made.imag, x.imag, out=made.imag, where=np.isinf(x.real))
     return made
@@ -63,7 +63,7 @@ def _tanh(x: Any) -> Any:
 
 def _tan(x: Any) -> Any:
     """Compute it by NumPy, but of infinite complex numbers, as it goes with the hyperbolic tangent."""
-    made = np.asarray(np.tan(x))
+    made: Any = np.asarray(np.tan(x))
     if made.dtype.kind == "c":
         np.copysign(made.real, x.real, out=made.real, where=np.isinf(x.imag))
     return made
