@@ -38,6 +38,8 @@ FOLDERS = tuple(CAPABILITIES)
 """Folders of tests, each for the package of its name."""
 
 _PROPERTY = "operations"
+# Arguments that choose elements of others, and are of bool.
+_CHOOSING = ("condition", "mask")
 _DISTRIBUTIONS = ("trio", "numpy", "scipy")
 # The specifications that the function planned that is being asked for.
 _planned: ContextVar[set[str] | None] = ContextVar("_planned", default=None)
@@ -53,7 +55,8 @@ class _Asked:
     specs: defaultdict[str, set[str]] = attrs.field(factory=lambda: defaultdict(set))
 
     def note(self, function: str, arguments: inspect.BoundArguments, reply: object) -> None:
-        given = [one for one in arguments.arguments.values() if _has_dtype(one)]
+        others = [one for name, one in arguments.arguments.items() if name not in _CHOOSING]
+        given = [one for one in others if _has_dtype(one)]
         found = list(_arrays(reply)) or [one for one in given if isinstance(one, ta.AccelRef)]
         if given or found:
             cell = function, str(ta.DType.of([*given, *found][0].dtype))

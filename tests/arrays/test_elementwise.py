@@ -93,6 +93,9 @@ def by_numpy(name: str, *arrays: Array) -> Array:
     with np.errstate(all="ignore"):
         narrow = np.asarray(getattr(np, name)(*arrays))
         wide = [array.astype(WIDER.get(array.dtype.name, array.dtype)) for array in arrays]
+        if name == "floor_divide" and ta.DType.of(arrays[0].dtype).is_inexact:
+            # The standard's: NumPy's goes with the remainder where a number is infinite.
+            return np.where(np.isinf(arrays[0]) | np.isinf(arrays[1]), arrays[0] / arrays[1], narrow)
         if name in NARROW or not ta.DType.of(arrays[0].dtype).is_inexact:
             return narrow
         return np.asarray(getattr(np, name)(*wide)).astype(narrow.dtype)
@@ -206,6 +209,42 @@ async def test_expm1_of_complex_zeros_and_infinities_is_that_of_c99(device: ta.D
         np.testing.assert_array_equal(np.abs(got.imag), np.abs(want_imag))
         np.testing.assert_array_equal(np.signbit(got[:3].real), [False] * 3)
         np.testing.assert_array_equal(np.signbit(got[:3].imag), np.signbit(want_imag[:3]))
+
+
+async def test_the_special_cases_of_floor_divide_and_remainder(device: ta.Device) -> None:
+    inf, nan = math.inf, math.nan
+    cases = (
+        # x1, x2, quotient, remainder: by the standard, which prefers the rounded quotient to Python's.
+        *((0.0, 0.0, nan, nan), (-0.0, 0.0, nan, nan), (0.0, 3.0, 0.0, 0.0), (-0.0, 3.0, -0.0, 0.0)),
+        *((0.0, -3.0, -0.0, -0.0), (-0.0, -3.0, 0.0, -0.0), (2.0, 0.0, inf, nan), (2.0, -0.0, -inf, nan)),
+        *((-2.0, 0.0, -inf, nan), (-2.0, -0.0, inf, nan), (inf, 0.0, inf, nan), (inf, -0.0, -inf, nan)),
+        *((inf, 3.0, inf, nan), (inf, -3.0, -inf, nan), (-inf, 3.0, -inf, nan), (-inf, -3.0, inf, nan)),
+        *((inf, inf, nan, nan), (-inf, inf, nan, nan), (2.0, inf, 0.0, 2.0), (2.0, -inf, -0.0, -inf)),
+        *((-2.0, inf, -0.0, inf), (-2.0, -inf, 0.0, -2.0), (0.0, -inf, -0.0, -0.0), (nan, inf, nan, nan)),
+        *((inf, nan, nan, nan), (nan, 0.0, nan, nan), (7.0, -2.0, -4.0, -1.0), (-7.0, 2.0, -4.0, 1.0)),
+    )
+    x1, x2, quotient, rest = np.array(cases).T
+    for dtype in FLOATS[::3] if IS_STAND_IN else FLOATS:
+        on = [await device.put(array.astype(ta.DType(dtype).dtype)) for array in (x1, x2)]
+        for name, want in (("floor_divide", quotient), ("remainder", rest)):
+            got = (await (await function(name)(*on)).to_host()).astype(float)
+            np.testing.assert_array_equal(got, want, err_msg=f"{name} of {dtype}")
+            number = ~np.isnan(want)
+            np.testing.assert_array_equal(np.signbit(got[number]), np.signbit(want[number]), err_msg=name)
+
+
+async def test_tangents_of_infinite_complex_numbers(device: ta.Device) -> None:
+    imag = np.array([0.0, -0.0, 1.0, -1.0, 2.0, -2.0, math.inf, -math.inf, math.nan])
+    for sign, dtype in ((1, "complex64"), (-1, "complex128")):
+        x = _complex(np.full(9, sign * math.inf), imag)
+        tanh = await (await ta.arrays.tanh(await device.put(x.astype(dtype)))).to_host()
+        # By the definition of the standard: tan(x) = -1j * tanh(1j * x).
+        turned = _complex(x.imag, -x.real).astype(dtype)
+        tan = await (await ta.arrays.tan(await device.put(turned))).to_host()
+        for real, zero in ((tanh.real, tanh.imag), (-tan.imag, tan.real)):
+            np.testing.assert_array_equal(real, np.full(9, sign))
+            np.testing.assert_array_equal(zero, np.zeros(9))
+            np.testing.assert_array_equal(np.signbit(zero)[:8], np.signbit(imag)[:8])
 
 
 async def test_the_next_number_by_its_code(device: ta.Device) -> None:
@@ -352,8 +391,12 @@ async def test_bounds(device: ta.Device) -> None:
     with pytest.raises(ValueError, match=r"arrays\.clip: max 300 is outside -128 to 127"):
         await ta.arrays.clip(await device.zeros(3, "int8"), 0, 300)
     for dtype in ("bool", "complex64"):
-        with pytest.raises(TypeError, match=f"does not take {dtype}"):
-            await ta.arrays.clip(*[await device.zeros(3, dtype)] * 3)
+        wrong = await device.zeros(3, dtype)
+        for bounds in ((wrong, wrong), (wrong,), (None, wrong), ()):
+            with pytest.raises(TypeError, match=f"arrays.clip: x must be of real numbers, got {dtype}"):
+                await ta.arrays.clip(wrong, *bounds)
+    with pytest.raises(TypeError, match=r"arrays\.clip: max must be of real numbers, got bool"):
+        await ta.arrays.clip(on, max=True)
 
 
 async def test_elements_where_a_condition_is_true(device: ta.Device) -> None:

@@ -174,10 +174,10 @@ async def test_each_is_one_launch(device: ta.Device) -> None:
 async def test_what_is_refused(device: ta.Device) -> None:
     x = await device.zeros((3, 4))
     wrong: list[tuple[Any, type[Exception], str]] = [
-        (lambda: arrays.roll(x, 1, axis=2), ValueError, r"arrays\.roll: axis 2: .*out of bounds"),
+        (lambda: arrays.roll(x, 1, axis=2), ValueError, r"arrays\.roll: axis 2 is not there"),
         (lambda: arrays.roll(x, (1, 2), axis=0), ValueError, "one shift for each of the axes"),
-        (lambda: arrays.tile(x, (2, -1)), ValueError, r"arrays\.tile: an element is repeated 0 times"),
-        (lambda: arrays.repeat(x, -1), ValueError, r"arrays\.repeat: an element is repeated"),
+        (lambda: arrays.tile(x, (2, -1)), ValueError, r"arrays\.tile: repetitions must be .* got \(2, -1\)"),
+        (lambda: arrays.repeat(x, -1), ValueError, r"arrays\.repeat: repeats must be at least 0, got -1"),
         (lambda: arrays.repeat(x, 2, axis=5), ValueError, r"arrays\.repeat: axis 5"),
         (lambda: arrays.repeat(x, [1, 2, 3], axis=0), ta.NotSupportedError, r"await ta\.arrays\.take"),
         (lambda: arrays.pad(x, 1, mode="mean"), ValueError, "mode must be one of constant, edge"),

@@ -241,6 +241,44 @@ async def test_a_view_to_write_to(device: ta.Device, shape: tuple[int, ...]) -> 
         assert np.count_nonzero(await whole.to_host()) == want.size
 
 
+WRITTEN: dict[str, Any] = {
+    "transposed": lambda whole: whole.T,
+    "backwards": lambda whole: whole.T[::-1, ::-1],
+    "every second": lambda whole: whole[:4:2, 1:].T,
+}
+
+
+@pytest.mark.parametrize("layout", WRITTEN)
+async def test_views_of_any_strides_to_write_to(device: ta.Device, layout: str) -> None:
+    x = numbers((3, 2, 7), "float64")
+    on, view = await device.put(x), WRITTEN[layout]
+    extents = (4, 4) if layout == "every second" else (2, 3)
+    for function in ("sum", "prod", "mean", "max", "argmin", "any", "count_nonzero", "var", "logsumexp"):
+        want = await getattr(ta.arrays, function)(on, 2)
+        whole = await device.zeros(extents, want.dtype)
+        out = view(whole)
+        assert out.shape == (3, 2)
+        assert await getattr(ta.arrays, function)(on, 2, out=out) is out
+        expected = np.zeros(extents, want.dtype.dtype)
+        view(expected)[...] = await want.to_host()
+        np.testing.assert_array_equal(await whole.to_host(), expected, err_msg=function)
+
+
+async def test_views_that_repeat_or_overlap_are_not_written_to(device: ta.Device) -> None:
+    on = await device.put(numbers((3, 4), "float64"))
+    cube = await device.put(numbers((2, 2, 5), "float64"))
+    lone, line = await device.zeros(1), await device.zeros(3)
+    for function in ("sum", "max", "var"):
+        of = getattr(ta.arrays, function)
+        with pytest.raises(ValueError, match=rf"arrays\.{function}: out .*(share memory|overlap|repeat)"):
+            await of(on, 1, out=ta.arrays.broadcast_to(lone, 3))
+        with pytest.raises(ValueError, match=rf"arrays\.{function}: out .*(share memory|overlap|repeat)"):
+            await of(cube, 2, out=ta.arrays.sliding_window_view(line, 2))
+        for out in (on[:, 0], on[0, :3], on.reshape(-1)[::-5]):
+            with pytest.raises(ValueError, match=rf"arrays\.{function}: out must not share memory with x"):
+                await of(on, 1, out=out)
+
+
 async def test_what_is_refused(device: ta.Device) -> None:
     arrays: Any = ta.arrays
     x, z = await device.zeros((2, 3)), await device.zeros(3, "complex64")

@@ -165,6 +165,27 @@ async def test_histograms_of_other_types(device: ta.Device) -> None:
     np.testing.assert_array_equal(counts, np.histogram(x[~np.isnan(x)], np.linspace(0, 3, 6001))[0])
 
 
+async def test_histograms_with_weights(device: ta.Device) -> None:
+    x = np.append(numbers(1000, "float32"), np.float32([np.nan, 9, 9]))
+    edges = np.array([-1, -0.5, 0.25, 9], np.float32)
+    on = await device.put(x)
+    for dtype in ("float64", "float32", "int16", "bool"):
+        weights = numbers((1003,), dtype, 7)
+        for one in (weights, await device.put(weights)):
+            found = await hosts(await xp.histogram(on, edges, weights=one))
+            want = np.histogram(x[~np.isnan(x)], edges, weights=weights[~np.isnan(x)].astype(float))[0]
+            assert found[0].dtype == "float64"
+            np.testing.assert_allclose(found[0], want, rtol=1e-12, atol=1e-12)
+    # Elements go with their weights in C order, whatever the strides.
+    table, weights = np.nan_to_num(numbers((20, 30), "float64")), np.arange(600.0).reshape(30, 20)
+    found = await hosts(await xp.histogram((await device.put(table)).T, 4, weights=weights))
+    np.testing.assert_allclose(found[0], np.histogram(table.T, found[1], weights=weights)[0], rtol=1e-12)
+    with pytest.raises(ValueError, match=r"arrays\.histogram: weights must have the shape \(1003,\) of x"):
+        await xp.histogram(on, edges, weights=weights)
+    with pytest.raises(TypeError, match=r"arrays\.histogram: weights must not be complex"):
+        await xp.histogram(on, edges, weights=x.astype(complex))
+
+
 async def test_what_is_refused(device: ta.Device) -> None:
     x, i = await device.zeros((2, 3)), await device.put(np.array([1, -1]))
     with pytest.raises(ValueError, match=r"arrays\.RunLengths: x must be a vector, got shape \(2, 3\)"):

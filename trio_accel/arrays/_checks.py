@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import operator
-from typing import SupportsIndex
+from collections.abc import Sequence
+from numbers import Complex, Real
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
 from ..backends.base import DType, DTypeLike
 from ..backends.base.ops import ArraySpec
-from ..devices import Planner
+from ..devices import AccelRef, Planner
+from ..devices.base._refusals import what_to_do
 from ..devices.base._views import reshaped
 
-__all__ = ["axis_of", "check_real", "flag", "flat", "summed_dtype", "whole"]
+__all__ = [
+    "axis_of", "check_number", "check_real", "check_ref", "dtype_of", "flag", "flat", "summed_dtype", "whole",
+    "wholes",
+]  # fmt: skip
 
 
 def axis_of(name: str, x: ArraySpec, axis: object) -> int:
@@ -25,7 +31,7 @@ def axis_of(name: str, x: ArraySpec, axis: object) -> int:
     """
     number = whole(name, "axis", axis)
     if not -x.ndim <= number < x.ndim:
-        raise ValueError(f"{name}: axis {number} is not there in an array of shape {x.shape}")
+        raise np.exceptions.AxisError(f"{name}: axis {number} is not there in an array of shape {x.shape}")
     return int(normalize_axis_index(number, x.ndim))
 
 
@@ -38,6 +44,53 @@ def whole(name: str, argument: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise TypeError(f"{name}: {argument} must be a whole number, got {value!r}")
     return operator.index(value)
+
+
+def wholes(name: str, argument: str, value: object) -> tuple[int, ...]:
+    """Take whole numbers: a sequence of them, or one by itself.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    given: Any = value
+    is_several = isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim > 0)
+    return tuple([whole(name, argument, one) for one in (given if is_several else (given,))])
+
+
+def check_ref(name: str, argument: str, value: object) -> None:
+    """Require an array of a device.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not isinstance(value, AccelRef):
+        told = f"{type(value).__name__}{what_to_do(value)}"
+        raise TypeError(f"{name}: {argument} must be an AccelRef, got {told}")
+
+
+def check_number(name: str, argument: str, value: object, *, is_real: bool = False) -> None:
+    """Require a number, of Python or NumPy.
+
+    Raises:
+        TypeError: It is none, or a complex one where that does not do.
+    """
+    # Not all of NumPy's numbers are those of `numbers`.
+    given: Any = value
+    number = given.item() if isinstance(value, np.generic) else given
+    if not isinstance(number, Real if is_real else Complex):
+        raise TypeError(f"{name}: {argument} must be a {'real ' * is_real}number, got {value!r}")
+
+
+def dtype_of(name: str, dtype: DTypeLike) -> DType:
+    """Take a dtype.
+
+    Raises:
+        TypeError: Devices have no such one.
+    """
+    try:
+        return DType.of(dtype)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
 
 
 def flag(name: str, argument: str, value: object) -> bool:
@@ -75,14 +128,14 @@ def flat(planner: Planner, x: ArraySpec) -> ArraySpec:
         return reshaped(planner.convert(x, x.dtype), (x.size,))
 
 
-def summed_dtype(dtype: DType, chosen: DTypeLike | None) -> DType:
+def summed_dtype(name: str, dtype: DType, chosen: DTypeLike | None) -> DType:
     """Return the dtype of a sum or a product, by the array API standard.
 
     Raises:
         TypeError: There is no such dtype.
     """
     if chosen is not None:
-        return DType.of(chosen)
+        return dtype_of(name, chosen)
     if dtype.is_inexact:
         return dtype
     return DType.uint64 if dtype.kind == "uint" else DType.int64

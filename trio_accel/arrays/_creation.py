@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..backends.base import DType, DTypeLike
-from ..backends.base.values import check_conversion
+from ..backends.base.values import check_conversion, element
 from ..devices import AccelRef, Device, Operand, check_device
 from ..expressions import Elementwise
 from ._actor import LIBRARY
+from ._checks import check_number, check_ref, dtype_of, flag, whole, wholes
 
 __all__ = [
     "arange", "asarray", "empty", "empty_like", "eye", "full", "full_like", "linspace", "ones", "ones_like",
@@ -42,7 +42,8 @@ async def asarray(
         ValueError: A copy is needed, and there is to be none.
     """
     check_device("arrays.asarray", device)
-    wanted = None if dtype is None else DType.of(dtype)
+    wanted = None if dtype is None else dtype_of("arrays.asarray", dtype)
+    copy = None if copy is None else flag("arrays.asarray", "copy", copy)
     if isinstance(obj, AccelRef):
         is_here = obj.device is device and wanted in (None, obj.dtype)
         if is_here and not copy:
@@ -53,8 +54,9 @@ async def asarray(
         here = obj if wanted in (None, obj.dtype) else await obj.cast(wanted)
         return await here.copy_to(device) if here.device is not device or here is obj else here
     host = np.asarray(obj)
+    given = dtype_of("arrays.asarray: obj", host.dtype)
     if wanted is not None:
-        check_conversion("arrays.asarray", "obj", DType.of(host.dtype), wanted)
+        check_conversion("arrays.asarray", "obj", given, wanted)
         # NumPy refuses Python numbers that the dtype does not hold, and converts those of arrays.
         host = host.astype(wanted.dtype) if isinstance(obj, np.ndarray) else np.asarray(obj, wanted.dtype)
     return await device.put(host)
@@ -62,17 +64,17 @@ async def asarray(
 
 async def empty(device: Device, shape: int | Sequence[int], *, dtype: DTypeLike = "float64") -> AccelRef:
     """Make an array to be written; its elements are 0, so that no other program's data shows."""
-    return await zeros(device, shape, dtype=dtype)
+    return await _full("empty", device, shape, 0, dtype)
 
 
 async def zeros(device: Device, shape: int | Sequence[int], *, dtype: DTypeLike = "float64") -> AccelRef:
     """Make an array of zeros."""
-    return await full(device, shape, 0, dtype=dtype)
+    return await _full("zeros", device, shape, 0, dtype)
 
 
 async def ones(device: Device, shape: int | Sequence[int], *, dtype: DTypeLike = "float64") -> AccelRef:
     """Make an array of ones."""
-    return await full(device, shape, 1, dtype=dtype)
+    return await _full("ones", device, shape, 1, dtype)
 
 
 async def full(
@@ -89,28 +91,45 @@ async def full(
     Raises:
         TypeError, ValueError: No shape, or a value that the dtype cannot hold.
     """
-    check_device("arrays.full", device)
-    return await device.full(shape, fill_value, np.asarray(fill_value).dtype if dtype is None else dtype)
+    return await _full("full", device, shape, fill_value, dtype)
+
+
+async def _full(
+    name: str, device: Device, shape: int | Sequence[int], fill_value: complex, dtype: DTypeLike | None
+) -> AccelRef:
+    operation = f"arrays.{name}"
+    check_device(operation, device)
+    extents = wholes(operation, "shape", shape)
+    if any(extent < 0 for extent in extents):
+        raise ValueError(f"{operation}: shape must be whole numbers of at least 0, got {shape!r}")
+    check_number(operation, "fill_value", fill_value)
+    kind = dtype_of(operation, np.asarray(fill_value).dtype if dtype is None else dtype)
+    return await device.full(extents, element(operation, "fill_value", fill_value, kind), kind)
 
 
 async def empty_like(x: AccelRef, *, dtype: DTypeLike | None = None) -> AccelRef:
     """Make an array to be written, of the shape, device and, without `dtype`, the dtype of `x`."""
-    return await full_like(x, 0, dtype=dtype)
+    return await _like("empty_like", x, 0, dtype)
 
 
 async def zeros_like(x: AccelRef, *, dtype: DTypeLike | None = None) -> AccelRef:
     """Make an array of zeros, of the shape, device and, without `dtype`, the dtype of `x`."""
-    return await full_like(x, 0, dtype=dtype)
+    return await _like("zeros_like", x, 0, dtype)
 
 
 async def ones_like(x: AccelRef, *, dtype: DTypeLike | None = None) -> AccelRef:
     """Make an array of ones, of the shape, device and, without `dtype`, the dtype of `x`."""
-    return await full_like(x, 1, dtype=dtype)
+    return await _like("ones_like", x, 1, dtype)
 
 
 async def full_like(x: AccelRef, fill_value: complex, *, dtype: DTypeLike | None = None) -> AccelRef:
     """Make an array of one value, of the shape, device and, without `dtype`, the dtype of `x`."""
-    return await full(x.device, x.shape, fill_value, dtype=x.dtype if dtype is None else dtype)
+    return await _like("full_like", x, fill_value, dtype)
+
+
+async def _like(name: str, x: AccelRef, fill_value: complex, dtype: DTypeLike | None) -> AccelRef:
+    check_ref(f"arrays.{name}", "x", x)
+    return await _full(name, x.device, x.shape, fill_value, x.dtype if dtype is None else dtype)
 
 
 async def arange(
@@ -135,13 +154,16 @@ async def arange(
     Raises:
         ValueError: A step of 0, or numbers that are not finite.
     """
+    given = {"start": start, "step": step} | ({} if stop is None else {"stop": stop})
+    for argument, number in given.items():
+        check_number("arrays.arange", argument, number, is_real=True)
     first, last = (0, start) if stop is None else (start, stop)
-    whole = all(isinstance(number, (int, np.integer)) for number in (first, last, step))
+    is_whole = all(isinstance(number, (int, np.integer)) for number in (first, last, step))
     if not step or not all(map(math.isfinite, (first, last, step))):
         told = f"start {first}, stop {last}, step {step}"
         raise ValueError(f"arrays.arange: numbers must be finite, and the step not 0, got {told}")
-    count = -int((first - last) // step) if whole else math.ceil((last - first) / step)
-    kind = dtype or ("int64" if whole else "float64")
+    count = -int((first - last) // step) if is_whole else math.ceil((last - first) / step)
+    kind = ("int64" if is_whole else "float64") if dtype is None else dtype
     return await _made(device, "arange", "start + step * i(0)", max(count, 0), kind, start=first, step=step)
 
 
@@ -170,13 +192,16 @@ async def linspace(
         TypeError: A dtype of whole numbers, or a real one for complex numbers.
         ValueError: `num` is below 0.
     """
-    count, is_complex = operator.index(num), np.iscomplexobj([start, stop])
-    kind = DType.of(dtype or ("complex128" if is_complex else "float64"))
+    name = "arrays.linspace"
+    for argument, number in (("start", start), ("stop", stop)):
+        check_number(name, argument, number)
+    count, is_complex = whole(name, "num", num), np.iscomplexobj([start, stop])
+    kind = dtype_of(name, ("complex128" if is_complex else "float64") if dtype is None else dtype)
     if not kind.is_inexact or (is_complex and kind.kind != "complex"):
-        raise TypeError(f"arrays.linspace: {kind} does not hold the numbers from {start!r} to {stop!r}")
+        raise TypeError(f"{name}: {kind} does not hold the numbers from {start!r} to {stop!r}")
     if count < 0:
-        raise ValueError(f"arrays.linspace: num must be at least 0, got {num}")
-    parts = count - 1 if endpoint else count
+        raise ValueError(f"{name}: num must be at least 0, got {num}")
+    parts = count - 1 if flag(name, "endpoint", endpoint) else count
     step = (stop - start) / parts if parts > 0 else 0.0
     # The last number is `stop` itself, and not rounded to it. A single one is `start`.
     last = parts if endpoint and parts > 0 else -1
@@ -199,9 +224,10 @@ async def eye(
     Raises:
         ValueError: A negative size.
     """
-    shape = (n_rows, n_rows if n_cols is None else n_cols)
+    rows = whole("arrays.eye", "n_rows", n_rows)
+    shape = (rows, rows if n_cols is None else whole("arrays.eye", "n_cols", n_cols))
     # No diagonal is further away, whatever integer is given.
-    nearest = max(-shape[0], min(k, shape[1]))
+    nearest = max(-shape[0], min(whole("arrays.eye", "k", k), shape[1]))
     return await _made(device, "eye", "i(1) == i(0) + k", shape, dtype, k=nearest)
 
 
@@ -216,12 +242,12 @@ async def tril(x: Operand, /, *, k: int = 0, out: AccelRef | None = None) -> Acc
     Raises:
         ValueError: There are fewer than two axes, or `out` has another shape.
     """
-    return await _LOWER(x=x, k=k, out=out)
+    return await _LOWER(x=x, k=whole("arrays.tril", "k", k), out=out)
 
 
 async def triu(x: Operand, /, *, k: int = 0, out: AccelRef | None = None) -> AccelRef:
     """Copy matrices, with zeros in place of the elements below a diagonal; see `tril`."""
-    return await _UPPER(x=x, k=k, out=out)
+    return await _UPPER(x=x, k=whole("arrays.triu", "k", k), out=out)
 
 
 _LOWER, _UPPER = (
@@ -237,7 +263,7 @@ async def _made(
 ) -> AccelRef:
     """Compute an expression of numbers and indices."""
     check_device(f"arrays.{name}", device)
-    expression = _expression(name, text, DType.of(dtype))
+    expression = _expression(name, text, dtype_of(f"arrays.{name}", dtype))
     return await device.ask(expression.compute(shape=shape, **numbers))
 
 

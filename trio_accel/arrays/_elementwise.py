@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from ..backends.base import DType
 from ..devices import AccelRef
 from ..expressions import Elementwise, ExpressionArgument, expression
 from ._actor import LIBRARY
@@ -169,7 +170,14 @@ async def clip(
 
     Returns:
         The elements between the bounds; a copy if there are none.
+
+    Raises:
+        TypeError: Truth values or complex numbers.
     """
+    for name, given in (("x", x), ("min", min), ("max", max)):
+        dtype = DType.bool if isinstance(given, bool) else getattr(given, "dtype", None)
+        if dtype is not None and DType.of(dtype).kind in ("bool", "complex"):
+            raise TypeError(f"arrays.clip: {name} must be of real numbers, got {DType.of(dtype)}")
     bounds = {name: bound for name, bound in (("min", min), ("max", max)) if bound is not None}
     return await _CLIPS[tuple(bounds)](x, *bounds.values(), out=out)
 
@@ -252,7 +260,8 @@ async def floor_divide(
 ) -> AccelRef:
     """Divide two arrays, and round down.
 
-    A whole number by zero is 0, as NumPy has it.
+    A whole number by zero is 0, as NumPy has it. Infinite numbers have the rounded quotient, as the standard
+    prefers: 1 by minus infinity is -0, and infinity by 2 is infinity. NumPy has -1 and NaN.
     """
     ...
 

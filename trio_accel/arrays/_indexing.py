@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import get_args
 
 import attrs
 import numpy as np
@@ -17,8 +18,10 @@ from numpy.lib.array_utils import normalize_axis_index
 from ..backends.base import DType, DTypeLike
 from ..backends.base.ops import ArraySpec, Reduce, common_shape
 from ..devices import AccelRef, Operand
+from ..devices.operations._plan_source import refuse_value
 from ..expressions import Elementwise, ExpressionArgument, Scatter
 from ._actor import LIBRARY
+from ._checks import dtype_of, whole
 
 __all__ = [
     "gather_nd", "one_hot", "put", "put_along_axis", "scatter", "scatter_nd", "take", "take_along_axis",
@@ -212,7 +215,7 @@ async def one_hot(
         ValueError: A negative `length`, or `out` of another shape.
     """
     _check_arrays("arrays.one_hot", x=x)
-    made = _one_hot(DType.of(dtype))
+    made = _one_hot(dtype_of("arrays.one_hot", dtype))
     return await made(_spread(x, 1), shape=(*x.shape, length), out=out)
 
 
@@ -236,7 +239,7 @@ def _along(name: str, x: Operand, indices: Operand, axis: int | None) -> _Places
     _check_arrays(name, x=x, indices=indices)
     if axis is None and x.ndim != 1:
         raise ValueError(f"{name}: x of shape {x.shape} has not one axis: say which, axis=...")
-    at = _axis(name, x, axis or 0)
+    at = _axis(name, x, 0 if axis is None else axis)
     places = [f"i({other if other < at else other + indices.ndim - 1})" for other in range(x.ndim)]
     places[at] = "indices"
     shape = (*x.shape[:at], *indices.shape, *x.shape[at + 1 :])
@@ -290,6 +293,8 @@ async def _gather(name: str, x: Operand, places: _Places, out: AccelRef | None) 
 async def _scatter(
     name: str, x: AccelRef, places: _Places, values: ExpressionArgument, reduce: Reduce
 ) -> AccelRef:
+    if reduce not in get_args(Reduce):
+        refuse_value(name, "reduce", get_args(Reduce), reduce)
     made = _scattering(name, places.place, tuple(places.indices), reduce)
     return await made(x, *places.indices.values(), values, shape=places.shape)
 
@@ -322,9 +327,10 @@ def _spread(indices: Operand, count: int) -> Operand:
 
 
 def _axis(name: str, x: Operand, axis: int) -> int:
+    number = whole(name, "axis", axis)
     try:
-        return normalize_axis_index(axis, x.ndim)
-    except (TypeError, ValueError) as error:
+        return normalize_axis_index(number, x.ndim)
+    except ValueError as error:
         raise type(error)(f"{name}: axis {axis!r} of shape {x.shape}: {error}") from None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 import attrs
@@ -13,7 +13,7 @@ from ..devices import AccelRef, MemoryActor, Operand, Operation, Planned, Planne
 from ..devices.base._views import indexed
 from ..devices.operations._plan_source import written
 from ..expressions import promoted_dtype
-from ._checks import flat
+from ._checks import flat, whole
 
 __all__ = ["concat", "stack"]
 
@@ -35,7 +35,8 @@ async def concat(arrays: Sequence[Operand], *, axis: int | None = 0, out: AccelR
         ValueError: No arrays, shapes that differ, an axis that there is not, or `out` has another shape or
             shares memory with an array.
     """
-    return await device_of("arrays.concat", *arrays, out).ask(_Join("concat", tuple(arrays), axis, out))
+    given = _given("concat", arrays)
+    return await device_of("arrays.concat", *given, out).ask(_Join("concat", given, axis, out))
 
 
 async def stack(arrays: Sequence[Operand], *, axis: int = 0, out: AccelRef | None = None) -> AccelRef:
@@ -46,7 +47,16 @@ async def stack(arrays: Sequence[Operand], *, axis: int = 0, out: AccelRef | Non
         axis: The place of the new axis in the result.
         out: Array to write to, of any strides.
     """
-    return await device_of("arrays.stack", *arrays, out).ask(_Join("stack", tuple(arrays), axis, out))
+    given = _given("stack", arrays)
+    whole("arrays.stack", "axis", axis)
+    return await device_of("arrays.stack", *given, out).ask(_Join("stack", given, axis, out))
+
+
+def _given(name: str, arrays: Sequence[Operand]) -> tuple[Operand, ...]:
+    several: object = arrays
+    if isinstance(several, (AccelRef, str)) or not isinstance(several, Iterable):
+        raise TypeError(f"arrays.{name}: arrays must be a sequence of arrays, got {type(arrays).__name__}")
+    return tuple(arrays)
 
 
 @attrs.frozen(eq=False)
@@ -70,8 +80,9 @@ class _Join(Operation[MemoryActor, AccelRef]):
         if self.axis is None:
             sources = [flat(planner, source) for source in sources]
         ndim = sources[0].ndim + is_new
+        number = 0 if self.axis is None else whole(name, "axis", self.axis)
         try:
-            axis = normalize_axis_index(self.axis or 0, ndim)
+            axis = normalize_axis_index(number, ndim)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: axis of arrays of shape {sources[0].shape}: {error}") from None
         before, behind = (slice(None),) * axis, axis if is_new else axis + 1

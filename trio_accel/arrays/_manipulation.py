@@ -6,16 +6,16 @@ import functools
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
-from numpy.lib.array_utils import normalize_axis_tuple
 
 from ..backends.base import NotSupportedError
 from ..backends.base.values import element
 from ..devices import AccelRef
 from ..expressions import Elementwise
 from ._actor import LIBRARY
+from ._checks import axis_of, check_ref, whole, wholes
 from ._joins import concat
 from ._views import broadcast_to, reshape, split
 
@@ -54,16 +54,19 @@ async def roll(
     Raises:
         ValueError: An axis that there is not, or not one number for each.
     """
+    check_ref("arrays.roll", "x", x)
+    shifts = wholes("arrays.roll", "shift", shift)
     if axis is None:
         flat = await reshape(x, -1)
         return (await roll(flat, shift, axis=0)).reshape(x.shape)
-    axes = _axes("roll", axis, x.ndim, allow_duplicate=True)
-    shifts = (shift,) * len(axes) if isinstance(shift, int) else tuple(shift)
+    axes = [axis_of("arrays.roll", x.spec, one) for one in wholes("arrays.roll", "axis", axis)]
+    if not isinstance(shift, (Sequence, np.ndarray)):
+        shifts *= len(axes)
     if len(shifts) != len(axes):
         raise ValueError(f"arrays.roll: there must be one shift for each of the axes {axis}, got {shift}")
     distance = [0] * x.ndim
     for one, by in zip(axes, shifts, strict=True):
-        distance[one] += operator.index(by)
+        distance[one] += by
     within = [by % extent if extent else 0 for by, extent in zip(distance, x.shape, strict=True)]
     if not any(within):
         return await x.copy()
@@ -88,8 +91,10 @@ async def tile(x: AccelRef, repetitions: int | Sequence[int], /) -> AccelRef:
     Raises:
         ValueError: A negative number.
     """
-    counts = (repetitions,) if isinstance(repetitions, int) else tuple(repetitions)
-    counts = (1,) * (x.ndim - len(counts)) + _counts("tile", counts)
+    check_ref("arrays.tile", "x", x)
+    counts = wholes("arrays.tile", "repetitions", repetitions)
+    _check_counts("arrays.tile: repetitions", repetitions, counts)
+    counts = (1,) * (x.ndim - len(counts)) + counts
     shape = (1,) * (len(counts) - x.ndim) + x.shape
     ones = x[(None,) * (len(counts) - x.ndim)][tuple([part for _ in counts for part in (None, slice(None))])]
     wide = tuple([one for pair in zip(counts, shape, strict=True) for one in pair])
@@ -112,14 +117,16 @@ async def repeat(x: AccelRef, repeats: int | AccelRef, /, *, axis: int | None = 
         ValueError: A negative number, or an axis that there is not.
         NotSupportedError: A number for each element: `take` with indices that are made on the host does that.
     """
-    if not isinstance(repeats, int):
+    check_ref("arrays.repeat", "x", x)
+    if isinstance(repeats, (AccelRef, np.ndarray, Sequence)):
         raise NotSupportedError(
             "arrays.repeat: repeats must be one number; for one of each element: "
             "await ta.arrays.take(x, np.repeat(np.arange(n), repeats), axis=axis)"
         )
     if axis is None:
         return await repeat(await reshape(x, -1), repeats, axis=0)
-    [count], [place] = _counts("repeat", (repeats,)), _axes("repeat", axis, x.ndim)
+    count, place = whole("arrays.repeat", "repeats", repeats), axis_of("arrays.repeat", x.spec, axis)
+    _check_counts("arrays.repeat: repeats", repeats, (count,))
     before, after = x.shape[: place + 1], x.shape[place + 1 :]
     expanded = x[(*(slice(None),) * (place + 1), None)]
     copy = await broadcast_to(expanded, (*before, count, *after)).copy()
@@ -150,7 +157,8 @@ async def pad(
         TypeError, ValueError: A negative width, one that is larger than the axis has elements for the mode
             (for ``"reflect"`` one less), another mode, or a number that the dtype does not hold.
     """
-    if mode not in _PADDED:
+    check_ref("arrays.pad", "x", x)
+    if not isinstance(cast("object", mode), str) or mode not in _PADDED:
         raise ValueError(f"arrays.pad: mode must be one of {', '.join(_PADDED)}, got {mode!r}")
     pairs = _pairs(pad_width, x.ndim)
     for axis, (pair, extent) in enumerate(zip(pairs, x.shape, strict=True)):
@@ -190,27 +198,16 @@ def _padding(mode: PadMode, ndim: int) -> Elementwise[AccelRef]:
     return Elementwise(text, operation="arrays.pad", library=LIBRARY)
 
 
-def _axes(
-    name: str, axis: int | Sequence[int], ndim: int, *, allow_duplicate: bool = False
-) -> tuple[int, ...]:
-    try:
-        return normalize_axis_tuple(axis, ndim, allow_duplicate=allow_duplicate)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"arrays.{name}: axis {axis!r}: {error}") from None
-
-
-def _counts(name: str, counts: tuple[int, ...]) -> tuple[int, ...]:
-    whole = tuple(map(operator.index, counts))
-    if any(count < 0 for count in whole):
-        raise ValueError(f"arrays.{name}: an element is repeated 0 times or more often, got {counts}")
-    return whole
+def _check_counts(told: str, given: object, counts: tuple[int, ...]) -> None:
+    if any(count < 0 for count in counts):
+        raise ValueError(f"{told} must be at least 0, got {given!r}")
 
 
 def _pairs(pad_width: Any, ndim: int) -> list[tuple[int, int]]:
     """Return how many elements come ahead of each axis, and behind it."""
     try:
         widths = np.broadcast_to(np.asarray(pad_width), (ndim, 2))
-    except ValueError:
+    except (TypeError, ValueError):
         widths = np.array([-1])
     if widths.size and (widths.dtype.kind not in "iu" or widths.min() < 0):
         raise ValueError(

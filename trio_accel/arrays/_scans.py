@@ -20,7 +20,8 @@ def _plan_scan(message: Any, planner: Planner, combine: Literal["sum", "prod"]) 
     if message.axis is None and x.ndim != 1:
         raise ValueError(f"{name}: axis must be given for an array of shape {x.shape}, which is no vector")
     axis = axis_of(name, x, 0 if message.axis is None else message.axis)
-    dtype, more = summed_dtype(x.dtype, message.dtype), flag(name, "include_initial", message.include_initial)
+    dtype = summed_dtype(name, x.dtype, message.dtype)
+    more = flag(name, "include_initial", message.include_initial)
     if x.dtype.kind == "complex" and dtype.kind != "complex":
         raise TypeError(f"{name}: dtype must be complex for an array of {x.dtype}, got {dtype}")
     shape = (*x.shape[:axis], x.shape[axis] + more, *x.shape[axis + 1 :])
@@ -108,7 +109,7 @@ def _plan_segments(message: Any, planner: Planner) -> Planned[AccelRef]:
     if is_order:
         check_real(name, x=x)
     out = planner.output(
-        (offsets.size - 1,), x.dtype if is_order else summed_dtype(x.dtype, None), message.out
+        (offsets.size - 1,), x.dtype if is_order else summed_dtype(name, x.dtype, None), message.out
     )
     planner.distinct("out", out.spec, x=x, offsets=offsets)
     return Planned(SegmentSpec(message.op, x, offsets, out.spec, planner.status(1)), out)
@@ -171,16 +172,18 @@ async def diff(
         ValueError: There is no such axis, or `n` is negative.
         NotSupportedError: float8.
     """
-    device = device_of("diff", x, prepend, append)
-    if whole("diff", "n", n) < 0:
-        raise ValueError(f"diff: n must not be negative, got {n}")
+    device = device_of("arrays.diff", x, prepend, append)
+    if whole("arrays.diff", "n", n) < 0:
+        raise ValueError(f"arrays.diff: n must not be negative, got {n}")
     if DType.of(x.dtype) is DType.bool:
-        raise TypeError("diff: x must be of numbers, got bool; logical_xor tells neighbours that differ")
+        raise TypeError(
+            "arrays.diff: x must be of numbers, got bool; logical_xor tells neighbours that differ"
+        )
     parts = [one for one in (prepend, x, append) if one is not None]
     if len(parts) > 1:
         x = await concat(parts, axis=axis)
     ref = x if isinstance(x, AccelRef) else await device.put(x)
-    ahead = (slice(None),) * axis_of("diff", ref.spec, axis)
+    ahead = (slice(None),) * axis_of("arrays.diff", ref.spec, axis)
     for _ in range(n):
         ref = await _DIFFERENCE(ref[(*ahead, slice(1, None))], ref[(*ahead, slice(None, -1))])
     return ref if n else await ref.copy()

@@ -18,7 +18,7 @@ from ..devices import AccelRef, Operand, Operation, Planned, Planner, device_of,
 from ..devices.base._views import reshaped
 from ..expressions import Reduction
 from ._actor import LIBRARY, ArraysActor
-from ._checks import check_real, flat, whole
+from ._checks import check_number, check_real, flat, whole
 
 __all__ = [
     "HistogramResult", "RunLengthsResult", "UniqueAllResult", "UniqueCountsResult", "UniqueInverseResult",
@@ -309,33 +309,42 @@ class Count(Operation[ArraysActor, AccelRef]):
     """Count the elements of bins, or add their weights.
 
     Args:
+        function: The function that asks for it.
         x: The elements.
         edges: Edges of the bins; None where the elements are bins.
         weights: Weights; None for ones.
         bins: How many bins there are.
     """
 
-    __slots__ = ("bins", "edges", "weights", "x")
+    __slots__ = ("bins", "edges", "function", "weights", "x")
     library = LIBRARY
 
-    def __init__(self, x: Operand, edges: Operand | None, weights: Operand | None, bins: int) -> None:
+    def __init__(
+        self, function: str, x: Operand, edges: Operand | None, weights: Operand | None, bins: int
+    ) -> None:
+        self.function = function
         self.x, self.edges, self.weights, self.bins = x, edges, weights, bins
+
+    @property
+    def operation(self) -> str:
+        """Name of the function."""
+        return self.function
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Name the counts."""
         x = planner.read("x", self.x)
         edges = None if self.edges is None else planner.read("bins", self.edges)
-        check_real("histogram", x=x, **({} if edges is None else {"edges": edges}))
+        check_real(planner.name, x=x, **({} if edges is None else {"bins": edges}))
         weights = None if self.weights is None else self._weights(planner, x)
         out = planner.output((self.bins,), DType.int64 if weights is None else DType.float64)
         return Planned(CountSpec(flat(planner, x), edges, weights, out.spec, planner.status(1)), out)
 
     def _weights(self, planner: Planner, x: ArraySpec) -> ArraySpec:
         assert self.weights is not None
-        weights = planner.read("weights", self.weights)
+        name, weights = planner.name, planner.read("weights", self.weights)
         if weights.shape != x.shape:
-            raise ValueError(f"bincount: weights must have the shape {x.shape} of x, got {weights.shape}")
-        check_real("bincount", weights=weights)
+            raise ValueError(f"{name}: weights must have the shape {x.shape} of x, got {weights.shape}")
+        check_real(name, weights=weights)
         if weights.dtype is not DType.float64:
             weights = planner.convert(weights, DType.float64)
         return flat(planner, weights)
@@ -361,19 +370,24 @@ async def bincount(x: Operand, weights: Operand | None = None, *, minlength: int
         LibraryError: A number is negative.
         OutOfMemoryError: The largest number is too large.
     """
-    device = device_of("bincount", x, weights)
-    if x.ndim != 1 or whole("bincount", "minlength", minlength) < 0:
+    name = "arrays.bincount"
+    device = device_of(name, x, weights)
+    if x.ndim != 1 or whole(name, "minlength", minlength) < 0:
         raise ValueError(
-            f"bincount: x must be a vector, and minlength not negative, got shape {x.shape}, {minlength}"
+            f"{name}: x must be a vector, and minlength not negative, got shape {x.shape}, {minlength}"
         )
     if DType.of(x.dtype).kind not in ("int", "uint"):
-        raise TypeError(f"bincount: x must be of whole numbers, got {x.dtype}")
+        raise TypeError(f"{name}: x must be of whole numbers, got {x.dtype}")
     most = int(await (await device.ask(_MOST.compute(x))).item()) if x.size else -1
-    return await device.ask(Count(x, None, weights, max(most + 1, minlength)))
+    return await device.ask(Count(name, x, None, weights, max(most + 1, minlength)))
 
 
 async def histogram(
-    x: Operand, bins: int | Operand = 10, *, range: tuple[float, float] | None = None
+    x: Operand,
+    bins: int | Operand = 10,
+    *,
+    range: tuple[float, float] | None = None,
+    weights: Operand | None = None,
 ) -> HistogramResult:
     """Count the elements of bins, as `numpy.histogram` does.
 
@@ -385,43 +399,49 @@ async def histogram(
             not checked where it is on the device.
         range: The first and the last edge, where `bins` is a number. By default the least and the largest
             element, which are found first, and read by the host.
+        weights: Real numbers of the shape of `x`, which are added up in float64 in the place of ones.
 
     Returns:
-        How many elements there are in each bin, of int64, and the edges.
+        How many elements there are in each bin, of int64, or sums of float64; and the edges.
 
     Raises:
-        TypeError: `x` or the edges are complex, or `bins` is no whole number.
-        ValueError: There are no bins, edges descend, or the range is not finite.
+        TypeError: `x`, the edges or `weights` are complex, or `bins` is no whole number.
+        ValueError: There are no bins, edges descend, the range is not finite, or `weights` has another shape.
     """
-    device = device_of("histogram", x, bins if isinstance(bins, AccelRef) else None)
+    name = "arrays.histogram"
+    device = device_of(name, x, bins if isinstance(bins, AccelRef) else None, weights)
     if DType.of(x.dtype).kind == "complex":
-        raise TypeError(f"histogram: x must not be complex, which has no order; got {x.dtype}")
+        raise TypeError(f"{name}: x must not be complex, which has no order; got {x.dtype}")
     if isinstance(bins, (AccelRef, np.ndarray)):
         if bins.ndim != 1 or len(bins) < 2:
-            raise ValueError(f"histogram: edges must be a vector of at least two, got shape {bins.shape}")
+            raise ValueError(f"{name}: bins must be a vector of at least two edges, got shape {bins.shape}")
         if isinstance(bins, np.ndarray) and np.any(bins[1:] < bins[:-1]):
-            raise ValueError("histogram: edges must be in ascending order")
+            raise ValueError(f"{name}: bins must be edges in ascending order, got {bins}")
         edges = bins if isinstance(bins, AccelRef) else await device.put(bins)
     else:
-        count = whole("histogram", "bins", bins)
+        count = whole(name, "bins", bins)
         if count < 1:
-            raise ValueError(f"histogram: bins must be at least 1, got {bins}")
-        first, last = await _range(x, range)
+            raise ValueError(f"{name}: bins must be at least 1, got {bins}")
+        first, last = await _range(name, x, range)
         inexact = x.dtype if DType.of(x.dtype).is_inexact else DType.float64
         edges = await device.put(np.linspace(first, last, count + 1).astype(DType.of(inexact).dtype))
-    return HistogramResult(await device.ask(Count(x, edges, None, len(edges) - 1)), edges)
+    return HistogramResult(await device.ask(Count(name, x, edges, weights, len(edges) - 1)), edges)
 
 
-async def _range(x: Operand, given: tuple[float, float] | None) -> tuple[float, float]:
+async def _range(name: str, x: Operand, given: tuple[float, float] | None) -> tuple[float, float]:
     """Return the first and the last edge of bins, by NumPy's rules."""
     if given is not None:
+        if not isinstance(given, (tuple, list)) or len(given) != 2:
+            raise TypeError(f"{name}: range must be two numbers, got {given!r}")
+        for number in given:
+            check_number(name, "range", number, is_real=True)
         first, last = map(float, given)
     elif math.prod(x.shape):
         first, last = [float(await (await one(x)).item()) for one in (_LEAST, _MOST)]
     else:
         first, last = 0.0, 1.0
     if not (math.isfinite(first) and math.isfinite(last)) or first > last:
-        raise ValueError(f"histogram: range must be finite and ascend, got {first} to {last}")
+        raise ValueError(f"{name}: range must be finite and ascend, got {first} to {last}")
     return (first, last) if first < last else (first - 0.5, last + 0.5)
 
 

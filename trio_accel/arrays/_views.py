@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,8 @@ from numpy.lib.stride_tricks import sliding_window_view as _windows
 
 from ..backends.base.ops import ArraySpec
 from ..devices import AccelRef
-from ..devices.base._refusals import what_to_do
 from ..devices.base._views import NoViewError, seen
+from ._checks import check_ref, flag, whole, wholes
 
 __all__ = [
     "broadcast_arrays", "broadcast_to", "diagonal", "expand_dims", "flip", "matrix_transpose", "meshgrid",
@@ -35,7 +35,8 @@ def permute_dims(x: AccelRef, axes: Sequence[int]) -> AccelRef:
     Raises:
         ValueError: These are not all axes, each once.
     """
-    return _view("permute_dims", x, lambda array: array.transpose(axes))
+    order = wholes("arrays.permute_dims", "axes", axes)
+    return _view("permute_dims", x, lambda array: array.transpose(order))
 
 
 def moveaxis(x: AccelRef, source: int | Sequence[int], destination: int | Sequence[int]) -> AccelRef:
@@ -44,7 +45,8 @@ def moveaxis(x: AccelRef, source: int | Sequence[int], destination: int | Sequen
     Raises:
         ValueError: An axis that there is not, or twice, or not as many in both.
     """
-    return _view("moveaxis", x, lambda array: np.moveaxis(array, source, destination))
+    places = [wholes("arrays.moveaxis", *one) for one in (("source", source), ("destination", destination))]
+    return _view("moveaxis", x, lambda array: np.moveaxis(array, *places))
 
 
 def matrix_transpose(x: AccelRef) -> AccelRef:
@@ -62,7 +64,7 @@ def squeeze(x: AccelRef, axis: int | Sequence[int]) -> AccelRef:
     Raises:
         ValueError: An axis that there is not, or one of another length.
     """
-    axes = axis if isinstance(axis, int) else tuple(axis)
+    axes = wholes("arrays.squeeze", "axis", axis)
     return _view("squeeze", x, lambda array: np.squeeze(array, axes))
 
 
@@ -72,7 +74,7 @@ def expand_dims(x: AccelRef, axis: int | Sequence[int] = 0) -> AccelRef:
     Raises:
         ValueError: A place that there is not.
     """
-    axes = axis if isinstance(axis, int) else tuple(axis)
+    axes = wholes("arrays.expand_dims", "axis", axis)
     return _view("expand_dims", x, lambda array: np.expand_dims(array, axes))
 
 
@@ -82,7 +84,7 @@ def flip(x: AccelRef, axis: int | Sequence[int] | None = None) -> AccelRef:
     Raises:
         ValueError: An axis that there is not, or twice.
     """
-    axes = axis if axis is None or isinstance(axis, int) else tuple(axis)
+    axes = None if axis is None else wholes("arrays.flip", "axis", axis)
     # NumPy copies an array without axes.
     return _view("flip", x, lambda array: np.flip(array, axes) if array.ndim or axes else array)
 
@@ -95,20 +97,23 @@ def broadcast_to(x: AccelRef, shape: int | Sequence[int]) -> AccelRef:
     Raises:
         ValueError: `x` does not broadcast to this shape.
     """
-    return _view("broadcast_to", x, lambda array: np.broadcast_to(array, shape))
+    extents = wholes("arrays.broadcast_to", "shape", shape)
+    return _view("broadcast_to", x, lambda array: np.broadcast_to(array, extents))
 
 
-def broadcast_arrays(*arrays: AccelRef) -> list[AccelRef]:
+def broadcast_arrays(*arrays: AccelRef) -> tuple[AccelRef, ...]:
     """Return a view of each array, all of one shape; see `broadcast_to`.
 
     Raises:
         ValueError: The shapes do not broadcast to one.
     """
+    for number, x in enumerate(arrays):
+        check_ref("arrays.broadcast_arrays", f"arrays[{number}]", x)
     shape = _named("broadcast_arrays", lambda: np.broadcast_shapes(*[x.shape for x in arrays]))
-    return [broadcast_to(x, shape) for x in arrays]
+    return tuple([broadcast_to(x, shape) for x in arrays])
 
 
-def meshgrid(*arrays: AccelRef, indexing: Literal["xy", "ij"] = "xy") -> list[AccelRef]:
+def meshgrid(*arrays: AccelRef, indexing: Literal["xy", "ij"] = "xy") -> tuple[AccelRef, ...]:
     """Return the coordinates of a grid: views of the arrays, broadcast against each other.
 
     Elements of them share memory: `AccelRef.copy` makes arrays that can be written to.
@@ -122,6 +127,8 @@ def meshgrid(*arrays: AccelRef, indexing: Literal["xy", "ij"] = "xy") -> list[Ac
     """
     if indexing not in ("xy", "ij"):
         raise ValueError(f"arrays.meshgrid: indexing must be 'xy' or 'ij', got {indexing!r}")
+    for number, x in enumerate(arrays):
+        check_ref("arrays.meshgrid", f"arrays[{number}]", x)
     ndim, places = len(arrays), list(range(len(arrays)))
     if indexing == "xy":
         places[:2] = places[1::-1] if ndim > 1 else places[:2]
@@ -142,7 +149,8 @@ def diagonal(x: AccelRef, *, offset: int = 0) -> AccelRef:
     Raises:
         ValueError: There are fewer than two axes.
     """
-    return _view("diagonal", x, lambda array: np.diagonal(array, offset, -2, -1))
+    number = whole("arrays.diagonal", "offset", offset)
+    return _view("diagonal", x, lambda array: np.diagonal(array, number, -2, -1))
 
 
 def sliding_window_view(
@@ -162,9 +170,9 @@ def sliding_window_view(
         ValueError: An axis that there is not, not as many axes as sizes, or a window that is larger than the
             array or smaller than one element.
     """
-    sizes = window_shape if isinstance(window_shape, int) else tuple(window_shape)
-    axes = axis if axis is None or isinstance(axis, int) else tuple(axis)
-    if not np.all(np.greater(sizes, 0)):
+    sizes = wholes("arrays.sliding_window_view", "window_shape", window_shape)
+    axes = None if axis is None else wholes("arrays.sliding_window_view", "axis", axis)
+    if any(size < 1 for size in sizes):
         raise ValueError(f"arrays.sliding_window_view: window_shape must be at least 1, got {window_shape!r}")
     return _view("sliding_window_view", x, lambda array: _windows(array, sizes, axes))
 
@@ -175,7 +183,8 @@ def unstack(x: AccelRef, *, axis: int = 0) -> tuple[AccelRef, ...]:
     Raises:
         ValueError: An axis that there is not.
     """
-    moved = _view("unstack", x, lambda array: np.moveaxis(array, axis, 0))
+    place = whole("arrays.unstack", "axis", axis)
+    moved = _view("unstack", x, lambda array: np.moveaxis(array, place, 0))
     return tuple([moved[index] for index in range(len(moved))])
 
 
@@ -190,15 +199,16 @@ def split(x: AccelRef, indices_or_sections: int | Sequence[int], axis: int = 0) 
     Raises:
         ValueError: An axis that there is not, or it cannot be divided into parts of one length.
     """
-    moved = _view("split", x, lambda array: np.moveaxis(array, axis, 0))
-    bounds = indices_or_sections
-    if isinstance(bounds, int):
-        if bounds < 1 or len(moved) % bounds:
-            raise ValueError(f"arrays.split: {len(moved)} elements are not divided into {bounds} parts")
-        step = len(moved) // bounds
-        bounds = [step * number for number in range(1, bounds)]
+    place = whole("arrays.split", "axis", axis)
+    moved = _view("split", x, lambda array: np.moveaxis(array, place, 0))
+    bounds = wholes("arrays.split", "indices_or_sections", indices_or_sections)
+    if not isinstance(indices_or_sections, (Sequence, np.ndarray)):
+        [parts] = bounds
+        if parts < 1 or len(moved) % parts:
+            raise ValueError(f"arrays.split: {len(moved)} elements are not divided into {parts} parts")
+        bounds = tuple([len(moved) // parts * number for number in range(1, parts)])
     pairs = itertools.pairwise((0, *bounds, None))
-    return [moveaxis(moved[start:end], 0, axis) for start, end in pairs]
+    return [moveaxis(moved[start:end], 0, place) for start, end in pairs]
 
 
 async def reshape(x: AccelRef, shape: int | Sequence[int], *, copy: bool | None = None) -> AccelRef:
@@ -215,18 +225,19 @@ async def reshape(x: AccelRef, shape: int | Sequence[int], *, copy: bool | None 
     Raises:
         ValueError: Another number of elements, or a shape that needs a copy where there is to be none.
     """
+    name = "arrays.reshape"
+    check_ref(name, "x", x)
+    extents = wholes(name, "shape", shape)
     if copy is None:
         try:
-            return x.reshape(shape)
+            return x.reshape(extents)
         except NoViewError:
             copy = True
-    return (await x.copy() if copy else x).reshape(shape)
+    return (await x.copy() if flag(name, "copy", copy) else x).reshape(extents)
 
 
 def _view(name: str, x: AccelRef, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> AccelRef:
-    if not isinstance(cast("object", x), AccelRef):
-        told = f"{type(x).__name__}{what_to_do(x)}"
-        raise TypeError(f"arrays.{name}: x must be an AccelRef, got {told}")
+    check_ref(f"arrays.{name}", "x", x)
     spec: ArraySpec = _named(name, lambda: seen(x.spec, change))
     return AccelRef(x.block, spec)
 

@@ -27,8 +27,9 @@ from ..devices import AccelRef, Operand, Operation, Planner
 from ..devices.base._refusals import what_to_do
 
 __all__ = [
-    "ExpressionArgument", "Taken", "argument_of", "axes_of", "bind", "broadcast", "check_promotion",
-    "check_truths", "common", "extents_of", "promoted_dtype", "reduced", "result_dtype", "served_by", "take",
+    "ExpressionArgument", "Taken", "argument_of", "axes_of", "bind", "broadcast", "check_out",
+    "check_promotion", "check_reduced", "check_truths", "common", "extents_of", "promoted_dtype",
+    "reduced", "result_dtype", "served_by", "take",
 ]  # fmt: skip
 
 ExpressionArgument: TypeAlias = "Operand | complex | np.generic"
@@ -399,6 +400,27 @@ def reduced(shape: tuple[int, ...], axes: Sequence[int], *, keepdims: bool = Fal
     )
 
 
+def check_out(operation: str, out: object) -> None:
+    """Require an array to write to, or None.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if out is not None and not isinstance(out, AccelRef):
+        raise TypeError(f"{operation}: out must be an AccelRef, got {type(out).__name__}{what_to_do(out)}")
+
+
+def check_reduced(operation: str, keepdims: object, out: object) -> None:
+    """Require what any reduction takes.
+
+    Raises:
+        TypeError: `keepdims` is no truth value, or `out` no array of a device.
+    """
+    if not isinstance(keepdims, (bool, np.bool)):
+        raise TypeError(f"{operation}: keepdims must be True or False, got {keepdims!r}")
+    check_out(operation, out)
+
+
 def extents_of(operation: str, shape: int | Sequence[int]) -> tuple[int, ...]:
     """Take the shape of a result.
 
@@ -426,8 +448,9 @@ def result_dtype(
     if declared is not None or out is None or out is dtype:
         return declared
     if not is_same_kind(dtype, out):
+        told = "the result" if name == "out" else name
         raise TypeError(
-            f"{operation}: {name} is of {dtype}, which does not become {out} of out; "
-            f"convert it in the expression: {out}(...)"
+            f"{operation}: {told} is of {dtype}, which does not become {out} of out; "
+            f"give an array of {dtype}, or convert it in an expression: {out}(...)"
         )
     return out

@@ -120,7 +120,11 @@ def reduction(
         def message(*arguments: Any, **named: Any) -> ComputeReduction:
             given = bound(arguments, named)
             dtype = given.pop("dtype", None)
-            return made(None if dtype is None else DType.of(dtype).value).compute(given.pop(array), **given)
+            try:
+                chosen = None if dtype is None else DType.of(dtype).value
+            except TypeError as error:
+                raise TypeError(f"{_operation(function)}: {error}") from None
+            return made(chosen).compute(given.pop(array), **given)
 
         async def ask(*arguments: Any, **named: Any) -> AccelRef:
             sent = message(*arguments, **named)

@@ -6,18 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import attrs
-import numpy as np
 
 from ..backends.base import DType, DTypeLike
 from ..backends.base.expressions import Expression, SpecializedExpression, TypedExpression, parse
 from ..backends.base.ops import ElementwiseSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
-from ..devices.base._refusals import what_to_do
 from ..devices.operations._plan_source import written
 from ._arguments import (
     ExpressionArgument,
     Taken,
     bind,
+    check_out,
     check_promotion,
     check_truths,
     extents_of,
@@ -150,12 +149,13 @@ class Elementwise(Generic[ReplyT]):
             ValueError: `shape` has a negative extent.
         """
         given = bind(self.operation, self.inputs, arguments, named, options=_RESERVED)
-        if isinstance(cast("object", out), np.ndarray):
-            raise TypeError(f"{self.operation}: out must be an AccelRef, got ndarray{what_to_do(out)}")
         if out is None or isinstance(out, AccelRef):
             outs: tuple[AccelRef | None, ...] = (out,) * len(self.outputs) if out is None else (out,)
         else:
-            outs = tuple(out)
+            # One that is no sequence is refused itself.
+            outs = tuple(out) if isinstance(cast("object", out), (tuple, list)) else (cast("Any", out),)
+            for each in outs:
+                check_out(self.operation, each)
         if len(outs) != len(self.outputs):
             raise TypeError(
                 f"{self.operation}: out must name {len(self.outputs)} arrays, for {', '.join(self.outputs)}; "

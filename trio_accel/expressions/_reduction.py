@@ -12,7 +12,17 @@ from ..backends.base import DType, DTypeLike
 from ..backends.base import expressions as base
 from ..backends.base.ops import ReductionSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
-from ._arguments import ExpressionArgument, Taken, axes_of, bind, reduced, result_dtype, served_by, take
+from ._arguments import (
+    ExpressionArgument,
+    Taken,
+    axes_of,
+    bind,
+    check_reduced,
+    reduced,
+    result_dtype,
+    served_by,
+    take,
+)
 
 __all__ = ["ComputeReduction", "Reduction"]
 
@@ -108,6 +118,7 @@ class Reduction:
             TypeError: Too few or too many arguments, or one that there is not.
         """
         given = bind(self.operation, self.inputs, arguments, named, options=_RESERVED)
+        check_reduced(self.operation, keepdims, out)
         return self._message(self, given, axis, keepdims, out)
 
     async def __call__(

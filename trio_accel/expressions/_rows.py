@@ -31,6 +31,7 @@ from ._arguments import (
     axes_of,
     bind,
     broadcast,
+    check_reduced,
     common,
     reduced,
     result_dtype,
@@ -106,6 +107,7 @@ class Rowwise:
             TypeError: Too few or too many arguments, or one that there is not.
         """
         given = bind(self.operation, self._rows.inputs, arguments, named, options=_OPTIONS)
+        check_reduced(self.operation, keepdims, out)
         return self._message(self, given, axis, keepdims, out)
 
     async def ask(self, message: ComputeRows) -> AccelRef:

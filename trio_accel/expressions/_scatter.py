@@ -88,9 +88,9 @@ class Scatter:
         dtype, kind = taken.loaded[0].dtype, taken.arguments[-1].kind
         if not _becomes(kind, dtype):
             told = f"a Python {kind.value}" if isinstance(kind, Weak) else f"of {kind}"
+            how = f"np.{dtype}(...)" if isinstance(kind, Weak) else f'await values.cast("{dtype}")'
             raise TypeError(
-                f"{operation}: values is {told}, which does not become {dtype} of x; convert it: "
-                f'await values.cast("{dtype}")'
+                f"{operation}: values is {told}, which does not become {dtype} of x; convert it: {how}"
             )
         if self._reduce in ("min", "max") and dtype.kind == "complex":
             raise TypeError(f"{operation}: reduce={self._reduce!r}: {dtype} has no order")

@@ -44,8 +44,34 @@ def _expm1(x: Any) -> Any:
     return made
 
 
+def _floor_divide(x1: Any, x2: Any) -> Any:
+    """Compute it by NumPy, but of infinite numbers, whose quotient the standard rounds as any other."""
+    made = np.asarray(np.floor_divide(x1, x2))
+    if made.dtype.kind not in "biu":
+        # It is infinite, zero or NaN: there is nothing to round.
+        np.divide(x1, x2, out=made, where=np.isinf(x1) | np.isinf(x2))
+    return made
+
+
+def _tanh(x: Any) -> Any:
+    """Compute it by NumPy, but of infinite complex numbers, where the standard has another zero than C99."""
+    made: Any = np.asarray(np.tanh(x))
+    if made.dtype.kind == "c":
+        np.copysign(made.imag, x.imag, out=made.imag, where=np.isinf(x.real))
+    return made
+
+
+def _tan(x: Any) -> Any:
+    """Compute it by NumPy, but of infinite complex numbers, as it goes with the hyperbolic tangent."""
+    made: Any = np.asarray(np.tan(x))
+    if made.dtype.kind == "c":
+        np.copysign(made.real, x.real, out=made.real, where=np.isinf(x.imag))
+    return made
+
+
 _OTHERS: dict[str, Any] = {
     "where": np.where, "real": np.real, "imag": np.imag, "power": _power, "log1p": _log1p, "expm1": _expm1,
+    "floor_divide": _floor_divide, "tanh": _tanh, "tan": _tan,
 }  # fmt: skip
 
 

@@ -271,7 +271,8 @@ template <class T> FUNCTION T quotient_of(T a, T b, T *rest)
     FUNCTION T f_floor_divide(T a, T b)                                                             \
     {                                                                                               \
         T rest;                                                                                     \
-        return b == 0 ? a / b : quotient_of(a, b, &rest);                                           \
+        /* Of infinite numbers the standard has the quotient, and Python what the remainder says. */\
+        return b == 0 || f_isinf(a) || f_isinf(b) ? a / b : quotient_of(a, b, &rest);               \
     }                                                                                               \
     FUNCTION T f_remainder(T a, T b)                                                                \
     {                                                                                               \
@@ -543,7 +544,7 @@ template <class T> FUNCTION cx<T> f_tanh(cx<T> a)
     if (f_absolute(a.re) >= far<T>()) {
         const T c = f_cos(a.im), s = f_sin(a.im), small = f_exp((T)-2 * f_absolute(a.re));
         if (f_isinf(a.re))
-            return {f_copysign((T)1, a.re), f_copysign((T)0, f_isnan(c) ? a.im : s * c)};
+            return {f_copysign((T)1, a.re), f_copysign((T)0, a.im)};
         return {f_isnan(c) ? c : f_copysign((T)1, a.re), 4 * s * c * small};
     }
     const T beta = 1 + t * t, s = f_sinh(a.re), rho = f_sqrt(1 + s * s), below = 1 + beta * s * s;

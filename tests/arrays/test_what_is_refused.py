@@ -1,0 +1,120 @@
+"""Wrong arguments of functions of arrays: the error names the function, the argument, and what it got."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+
+import trio_accel as ta
+
+arrays: Any = ta.arrays
+# Functions by what they take first: an array on the device, then what else they need.
+WITH_ARRAY: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("empty_like", "zeros_like", "ones_like", "matrix_transpose", "diagonal", "unstack"), ()),
+    **dict.fromkeys(("flip", "expand_dims", "softmax", "sum", "argmax", "sort", "unique_values", "exp"), ()),
+    "full_like": (1.0,),
+    "permute_dims": ((1, 0),),
+    "moveaxis": (0, 1),
+    "squeeze": (0,),
+    "pad": (1,),
+    "reshape": (6,),
+    "split": (2,),
+    "roll": (1,),
+    "tile": (2,),
+    "repeat": (2,),
+    "broadcast_to": ((2, 3),),
+}
+
+
+async def _asked(name: str, *arguments: Any, **named: Any) -> None:
+    reply = getattr(arrays, name)(*arguments, **named)
+    if inspect.isawaitable(reply):
+        await reply
+
+
+@pytest.mark.parametrize("name", WITH_ARRAY)
+async def test_the_array_must_be_one(device: ta.Device, name: str) -> None:
+    for wrong in (None, [1, 2], "abc", 2.5, object()):
+        with pytest.raises(TypeError, match=rf"\b{name}: (x\d? must be|no operand is on a device)"):
+            await _asked(name, wrong, *WITH_ARRAY[name])
+
+
+# What is called with `x` of shape (2, 3), and what the error says.
+WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
+    ("arange", ("device", None), {}, TypeError, "start must be a real number, got None"),
+    ("arange", ("device", 1), {"stop": "x"}, TypeError, "stop must be a real number, got <AccelRef"),
+    ("arange", ("device", 1j), {}, TypeError, "start must be a real number, got 1j"),
+    ("arange", ("device", 3), {"dtype": 7}, TypeError, "dtype: 7 is no element type"),
+    ("asarray", ("device", None), {}, TypeError, "obj: dtype: .*is no element type"),
+    ("asarray", ("device", 1), {"copy": "yes"}, TypeError, "copy must be True or False, got 'yes'"),
+    ("broadcast_arrays", ("x", 3), {}, TypeError, r"arrays\[1\] must be an AccelRef, got int"),
+    ("concat", (None,), {}, TypeError, "arrays must be a sequence of arrays, got NoneType"),
+    ("concat", ("x",), {}, TypeError, "arrays must be a sequence of arrays, got AccelRef"),
+    ("concat", (["x"],), {"axis": "x"}, TypeError, "axis must be a whole number, got <AccelRef"),
+    ("diff", ("x",), {"n": -1}, ValueError, "n must not be negative, got -1"),
+    ("empty", ("device", "abc"), {}, TypeError, "shape must be a whole number, got 'a'"),
+    ("exp", ("x",), {"out": 7}, TypeError, "out must be an AccelRef, got int"),
+    ("exp", ("x",), {"out": ["x", 7]}, TypeError, "out must be an AccelRef, got int"),
+    ("exp", ("x",), {"out": np.zeros((2, 3))}, TypeError, "out must be an AccelRef, got ndarray; copy it"),
+    ("expand_dims", ("x", 1.5), {}, TypeError, "axis must be a whole number, got 1.5"),
+    ("eye", ("device", None), {}, TypeError, "n_rows must be a whole number, got None"),
+    ("eye", ("device", 3), {"k": 1.5}, TypeError, "k must be a whole number, got 1.5"),
+    ("flip", ("x", "x"), {}, TypeError, "axis must be a whole number, got <AccelRef"),
+    ("full", ("device", 3, None), {}, TypeError, "fill_value must be a number, got None"),
+    ("full", ("device", 1.5, 0), {}, TypeError, "shape must be a whole number, got 1.5"),
+    ("full", ("device", -2, 0), {}, ValueError, "shape must be whole numbers of at least 0, got -2"),
+    ("full", ("device", 2, 300), {"dtype": "int8"}, ValueError, "fill_value 300 is outside -128 to 127"),
+    ("histogram", ("x",), {"range": 7}, TypeError, "range must be two numbers, got 7"),
+    ("histogram", ("x",), {"range": ("a", 1)}, TypeError, "range must be a real number, got 'a'"),
+    ("histogram", ("x",), {"weights": 7}, TypeError, "weights must be an AccelRef or a NumPy array, got int"),
+    ("linspace", ("device", None, 1, 3), {}, TypeError, "start must be a number, got None"),
+    ("linspace", ("device", 0, 1, "abc"), {}, TypeError, "num must be a whole number, got 'abc'"),
+    ("linspace", ("device", 0, 1, 3), {"endpoint": 2}, TypeError, "endpoint must be True or False, got 2"),
+    ("meshgrid", (None,), {}, TypeError, r"arrays\[0\] must be an AccelRef, got NoneType"),
+    ("one_hot", ("n", 3), {"dtype": "text"}, TypeError, "dtype: 'text' is no element type"),
+    ("pad", ("x", "x"), {}, ValueError, "pad_width must be .* got <AccelRef"),
+    ("pad", ("x", 1), {"mode": [1]}, ValueError, r"mode must be one of .*, got \[1\]"),
+    ("put", ("x", "n", 1.0), {"axis": "x"}, TypeError, "axis must be a whole number, got <AccelRef"),
+    ("repeat", ("x", 1.5), {}, TypeError, "repeats must be a whole number, got 1.5"),
+    ("reshape", ("x", None), {}, TypeError, "shape must be a whole number, got None"),
+    ("reshape", ("x", 6), {"copy": "x"}, TypeError, "copy must be True or False, got <AccelRef"),
+    ("roll", ("x", None), {}, TypeError, "shift must be a whole number, got None"),
+    ("scatter", ("x", "n", 1.0, 0), {"reduce": [1]}, ValueError, r"reduce must be 'set', .* got \[1\]"),
+    ("sliding_window_view", ("x", "abc"), {}, TypeError, "window_shape must be a whole number, got 'a'"),
+    ("softmax", ("x",), {"out": "abc"}, TypeError, "out must be an AccelRef, got str"),
+    ("split", ("x", 1.5), {}, TypeError, "indices_or_sections must be a whole number, got 1.5"),
+    ("squeeze", ("x", None), {}, TypeError, "axis must be a whole number, got None"),
+    ("stack", (["x"],), {"axis": None}, TypeError, "axis must be a whole number, got None"),
+    ("sum", ("x",), {"dtype": 7}, TypeError, "dtype: 7 is no element type"),
+    ("sum", ("x",), {"keepdims": "x"}, TypeError, "keepdims must be True or False, got <AccelRef"),
+    ("sum", ("x",), {"out": 7}, TypeError, "out must be an AccelRef, got int"),
+    ("take", ("x", "n"), {"axis": "x"}, TypeError, "axis must be a whole number, got <AccelRef"),
+    ("tile", ("x", 1.5), {}, TypeError, "repetitions must be a whole number, got 1.5"),
+    ("tril", ("x",), {"k": 1.5}, TypeError, "k must be a whole number, got 1.5"),
+    ("unstack", ("x",), {"axis": [1]}, TypeError, r"axis must be a whole number, got \[1\]"),
+    ("var", ("x",), {"keepdims": 7}, TypeError, "keepdims must be True or False, got 7"),
+    ("zeros", ("device", 3), {"dtype": 7}, TypeError, "dtype: 7 is no element type"),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "named", "error", "text"), WRONG, ids=[one[0] for one in WRONG])
+async def test_an_argument_that_is_none(
+    device: ta.Device,
+    name: str,
+    given: tuple[Any, ...],
+    named: dict[str, Any],
+    error: type[Exception],
+    text: str,
+) -> None:
+    known = {"x": await device.zeros((2, 3)), "n": await device.zeros(2, "int64"), "device": device}
+
+    def made(one: Any) -> Any:
+        if isinstance(one, list):
+            return [made(each) for each in one]
+        return known.get(one, one) if isinstance(one, str) else one
+
+    with pytest.raises(error, match=rf"arrays\.{name}: {text}"):
+        await _asked(name, *map(made, given), **{key: made(one) for key, one in named.items()})
