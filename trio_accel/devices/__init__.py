@@ -28,11 +28,12 @@ from .engine import _library
 from .engine._completer import cancel_grace
 from .engine._context import ContextActor
 from .engine._library import *
-from .front import _across, _device, _recording, _system
+from .front import _across, _device, _recording, _stream, _system
 from .front._across import *
 from .front._device import *
 from .front._memory import Assign, Copy, Empty, Fill, MemoryActor, Put, PutFirst, PutPart, Stack, ToHost
 from .front._recording import *
+from .front._stream import *
 from .front._system import *
 from .operations import _declared
 from .operations._declared import *
@@ -107,5 +108,6 @@ __all__ += _library.__all__
 __all__ += _across.__all__
 __all__ += _device.__all__
 __all__ += _recording.__all__
+__all__ += _stream.__all__
 __all__ += _system.__all__
 __all__ += _declared.__all__
