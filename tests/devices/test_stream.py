@@ -539,7 +539,7 @@ async def test_what_is_no_source_is_refused_at_once(device: ta.Device) -> None:
             ta.stream(device, source)
     x = await device.put(np.ones((3, 3)))
     with pytest.raises(TypeError, match="got AccelRef"):
-        ta.stream(device, x)  # type: ignore[call-overload]
+        ta.stream(device, x)
     coroutine = asynchronous()
     with pytest.raises(TypeError, match="got coroutine; it was not awaited"):
         ta.stream(device, coroutine)  # type: ignore[call-overload]
