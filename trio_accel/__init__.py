@@ -109,6 +109,7 @@ from .devices import (
     ask_across,
     cancel_grace,
     open_system,
+    stream,
 )
 from .programs import open_program, run
 
@@ -235,6 +236,7 @@ __all__ = [
     "random",
     "run",
     "sparse",
+    "stream",
     "telemetry",
     "testing",
     "weights",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import AsyncGenerator, Generator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,6 +85,38 @@ def test_ctrl_c_at_every_line_of_a_launch(caplog: pytest.LogCaptureFixture) -> N
     """The stream's lock among them: whoever closes the device would wait for it."""
     parts = ("backends/cpu/runtime/_stream.py", "devices/engine/_engine.py", "devices/engine/_library.py")
     interrupt_everywhere(program_by_mailbox, parts, caplog, step=1, least=200)
+
+
+async def program_with_streams() -> None:
+    """A source in a thread to its end, one that is left, and an async one."""
+
+    def source() -> Generator[tuple[np.ndarray[Any, Any], ...], None, None]:
+        for number in range(3):
+            yield np.full(10, number), np.ones(3)
+
+    async def later() -> AsyncGenerator[np.ndarray[Any, Any], None]:
+        for batch, _ in source():
+            await trio.lowlevel.checkpoint()
+            yield batch
+
+    options = ta.DeviceOptions(isolation="inline", close_grace=0.5)
+    async with ta.open_system("s") as system, system.open_device("cpu", options=options) as device:
+        async with ta.stream(device, source(), depth=2) as ahead:
+            async for _ in ahead:
+                pass
+        async with ta.stream(device, source()) as ahead:
+            await anext(ahead)
+        async with ta.stream(device, later()) as batches:
+            async for _ in batches:
+                pass
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180, method="thread")  # who hangs in a lock hears of no other
+@pytest.mark.skipif(BACKEND != "cpu", reason="no driver is to be met in the middle")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_at_every_line_of_a_stream(caplog: pytest.LogCaptureFixture) -> None:
+    interrupt_everywhere(program_with_streams, ("devices/front/_stream.py",), caplog, step=1, least=50)
 
 
 FIRST_IMPORTS = """

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, assert_type
 
 import numpy as np
@@ -110,6 +110,23 @@ async def graphs(device: ta.Device, a: ta.AccelRef) -> None:
     await graph(3)  # type: ignore[arg-type]
     with graph as entered:
         assert_type(entered.dot(), str)
+
+
+async def streams(
+    device: ta.Device,
+    rows: npt.NDArray[np.float32],
+    pairs: Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]],
+    named: AsyncIterator[dict[str, npt.NDArray[np.float32]]],
+    camera: Callable[[], npt.NDArray[np.uint8] | None],
+) -> None:
+    async with ta.stream(device, rows, depth=2) as a, ta.stream(device, camera) as b:
+        assert_type(a, AsyncIterator[ta.AccelRef])
+        assert_type(b, AsyncIterator[ta.AccelRef])
+    async with ta.stream(device, pairs) as c, ta.stream(device, named) as d:
+        assert_type(c, AsyncIterator[tuple[ta.AccelRef, ...]])
+        assert_type(d, AsyncIterator[dict[str, ta.AccelRef]])
+    ta.stream(device, 3)  # type: ignore[call-overload]
+    assert_type(await device.put(rows, pinned=True), ta.AccelRef)
 
 
 def errors(error: ta.LibraryError, memory: ta.OutOfMemoryError) -> None:

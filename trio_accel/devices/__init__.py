@@ -28,7 +28,7 @@ from .engine import _library
 from .engine._completer import cancel_grace
 from .engine._context import ContextActor
 from .engine._library import *
-from .front import _across, _device, _recording, _system
+from .front import _across, _device, _recording, _stream, _system
 from .front._across import *
 from .front._device import *
 from .front._memory import (
@@ -46,6 +46,7 @@ from .front._memory import (
     ToHost,
 )
 from .front._recording import *
+from .front._stream import *
 from .front._system import *
 from .operations import _declared
 from .operations._declared import *
@@ -122,5 +123,6 @@ __all__ += _library.__all__
 __all__ += _across.__all__
 __all__ += _device.__all__
 __all__ += _recording.__all__
+__all__ += _stream.__all__
 __all__ += _system.__all__
 __all__ += _declared.__all__

@@ -454,17 +454,27 @@ class Device(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def put(self, host: npt.ArrayLike | SharesCudaMemory) -> AccelRef:
+    async def put(self, host: npt.ArrayLike | SharesCudaMemory, *, pinned: bool = False) -> AccelRef:
         """Copy an array to the device; returns when the original may be changed again.
+
+        With `pinned`, a device with memory of its own copies the array to pinned host memory once, and
+        keeps that copy while the array object lives, or until the device is closed. Each later call with the
+        same object is a transfer alone. The copy takes as much host memory as the array. On the CPU backend,
+        and for arrays of at most 64 KiB, there is nothing to gain, and no copy. Cancelling the first call
+        waits for the copy on the host.
 
         Args:
             host: A NumPy array of any strides and a device dtype (native byte order), or what
                 `numpy.asarray` makes one of. A CUDA device in this process also takes arrays of CuPy, PyTorch
                 and others, by ``__cuda_array_interface__``: they are copied on the device, after the stream
                 that they name, or the legacy default stream where they cannot name one.
+            pinned: Whether `host` is put often. It must be a NumPy array that is read-only, and no view of a
+                writable one, on every backend: a copy of what changes would be out of date. For an array that
+                changes use `host_empty`, whose arrays are pinned already.
 
         Raises:
-            TypeError: Its dtype is no element type of a device.
+            TypeError: Its dtype is no element type of a device; or with `pinned`, no NumPy array.
+            ValueError: With `pinned`, a writable array.
             NotSupportedError: An array on a GPU, which the device's context does not address.
             OutOfMemoryError: There is not enough device memory.
         """

@@ -37,6 +37,7 @@ from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..base._views import check_apart
 from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
+from ..host._host_pool import SMALL, Copying
 from ..inline._dispatch import InlineDispatch
 from ..operations._hooks import Around, Ask, EngineHook
 from ..operations._operation import Operand, Operation, ReplyT, refuse_recording
@@ -199,9 +200,11 @@ class OpenDevice(Device):
         return self.dispatch.submit(cast("Operation[LibraryT, ReplyT]", operation))
 
     @named_arguments
-    async def put(self, host: npt.ArrayLike | SharesCudaMemory) -> AccelRef:
+    async def put(self, host: npt.ArrayLike | SharesCudaMemory, *, pinned: bool = False) -> AccelRef:
         """See `Device.put`."""
         _check_host(host)
+        if pinned:
+            return await self.ask(Put(await self._pinned(host)))
         foreign = ForeignArray.of(host)
         if foreign is not None:
             self._check_foreign()
@@ -359,6 +362,27 @@ class OpenDevice(Device):
     def _fill(self, ref: AccelRef, value: complex) -> Awaitable[AccelRef]:
         return self.ask(Fill(ref, value))
 
+    async def _pinned(self, given: object) -> npt.NDArray[Any]:
+        """Return the copy of a read-only array that the device transfers by itself; made when there is none.
+
+        Where none is needed it is the array.
+        """
+        host, pool = _check_lasting(given), self.state.host_pool
+        if pool is None or pool.is_closed or host.nbytes <= SMALL or isinstance(host, np.ma.MaskedArray):
+            return host
+        self.state.check_run("put")
+        try:
+            DType.of(host.dtype)
+        except TypeError:
+            # `Put` refuses it.
+            return host
+        copy = pool.copy_of(host)
+        if copy is None:
+            copy = pool.stage(host.nbytes).array(host.shape, host.dtype)
+            await trio.to_thread.run_sync(Copying(copy, host).run)
+            pool.keep(host, copy)
+        return copy
+
     def _check_foreign(self) -> None:
         """Refuse arrays of other CUDA libraries where they are in another memory."""
         backend = self.state.backend
@@ -483,6 +507,27 @@ def _check_host(host: object) -> None:
         )
     if inspect.iscoroutine(host) or isinstance(host, NotAwaited):
         raise TypeError(f"put: host must be an array, got {type(host).__name__}{what_to_do(host)}")
+
+
+def _check_lasting(host: object) -> npt.NDArray[Any]:
+    """Refuse an array that may change between two calls, of which a copy would be out of date."""
+    if not isinstance(host, np.ndarray):
+        raise TypeError(
+            f"put: pinned=True takes a NumPy array, for which a copy is kept, got {type(host).__name__}"
+            f"{what_to_do(host)}"
+        )
+    array = cast("npt.NDArray[Any]", host)
+    owner: object = array
+    place = "array"
+    while isinstance(owner, np.ndarray):
+        if owner.flags.writeable:
+            raise ValueError(
+                "put: pinned=True keeps a copy, so the array and what it is a view of must be read-only; set "
+                f"{place}.flags.writeable = False; an array that changes is best made by "
+                "device.host_empty(), and put without pinned=True"
+            )
+        owner, place = owner.base, f"{place}.base"
+    return array
 
 
 def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ import logging
 import math
 import mmap
 import os
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -133,6 +134,8 @@ class HostPool:
         self._starts: list[int] = []
         self._sorted: list[Slab] = []
         self._dropped: deque[int] = deque()
+        # By the ids of arrays of the program: a copy that lives as long as the array. The reference tells.
+        self._copies: dict[int, tuple[weakref.ref[npt.NDArray[Any]], npt.NDArray[Any]]] = {}
         # Regions up to this number may still be written to, and those of them that were dropped meanwhile.
         self._unsure = 0
         self._held_back: list[int] = []
@@ -215,6 +218,18 @@ class HostPool:
             return None
         return self._sorted[index].number, first - self._starts[index]
 
+    def copy_of(self, array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+        """Return the copy of an array that `keep` was given; None without one."""
+        # An entry ends with its array, before that id is given to another.
+        kept = self._copies.get(id(array))
+        return None if kept is None else kept[1]
+
+    def keep(self, array: npt.NDArray[Any], copy: npt.NDArray[Any]) -> None:
+        """Keep an array's copy, which is in the pool, as long as the array lives."""
+        if not self.is_closed:
+            copies, number = self._copies, id(array)
+            copies[number] = weakref.ref(array, lambda _: copies.pop(number, None)), copy
+
     def drain(self) -> None:
         """Give dropped regions back now."""
         self._is_notified = False
@@ -250,6 +265,7 @@ class HostPool:
         self.slabs.clear()
         self._starts.clear()
         self._sorted.clear()
+        self._copies.clear()
 
     def _drop(self, region: int, nbytes: int) -> None:
         """Take a region back. Any thread, finalisers included."""

@@ -1,0 +1,164 @@
+"""Copies to a device, and batches copied ahead: ``python -m benchmarks.gpu.streaming [SCALE]``.
+
+First `put` of 256 MiB: of an ordinary array, of one with ``pinned=True``, and of one of `host_empty`; beside
+the bare copy from ordinary and pinned memory, by CuPy, where it is there. Then 32 batches of 64 MiB, each
+multiplied by a matrix and summed: a loop of reading, `put`, computing and release, beside ``ta.stream`` with
+a depth of 1 and 3. They are read from memory, and from a source that waits in each call as a disk does, for
+as long as the loop takes for a batch from memory. Both isolations; ``--device`` names another than CUDA's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+import trio_accel as ta
+
+__all__ = ["main"]
+
+Host = npt.NDArray[np.float32]
+Source = Callable[[], Iterator[Host]]
+
+_BYTES, _BATCH, _BATCHES, _COLUMNS = 256 << 20, 64 << 20, 32, 512
+_ROUNDS, _DEPTHS = 7, (1, 3)
+
+
+async def _time(call: Callable[[], Awaitable[object]]) -> float:
+    start = time.perf_counter()
+    await call()
+    return time.perf_counter() - start
+
+
+async def copies(device: ta.Device, scale: float) -> None:
+    """Print the bytes a second of `put`, by the memory that it copies from."""
+    plain = np.ones(max(1 << 15, int(_BYTES * scale) // 4), np.float32)
+    pooled = device.host_empty(plain.shape, np.float32)
+    pooled[...] = 1
+    lasting = plain.copy()
+    lasting.flags.writeable = False
+    ways: dict[str, Callable[[], Awaitable[object]]] = {
+        "put of an ordinary array": partial(device.put, plain),
+        "put with pinned=True": partial(device.put, lasting, pinned=True),
+        "put of an array of host_empty": partial(device.put, pooled),
+    }
+    if device.info.name.startswith("cuda") and find_spec("cupy") is not None:
+        ways |= _bare(plain)
+    for name, call in ways.items():
+        await call()
+        took = [await _time(call) for _ in range(_ROUNDS)]
+        _say(f"  {name:<34} {plain.nbytes / statistics.median(took) / 1e9:7.2f} GB/s")
+
+
+def _bare(plain: Host) -> dict[str, Callable[[], Awaitable[object]]]:
+    cupy, pinned_like = import_module("cupy"), import_module("cupyx").empty_like_pinned
+    pinned = pinned_like(plain)
+    pinned[...] = plain
+    target = cupy.empty_like(plain)
+
+    async def copy(host: Any) -> None:
+        target.set(host)
+        cupy.cuda.get_current_stream().synchronize()
+        await trio.lowlevel.checkpoint()
+
+    return {
+        "CuPy, cudaMemcpy, ordinary": partial(copy, plain),
+        "CuPy, cudaMemcpy, pinned": partial(copy, pinned),
+    }
+
+
+async def _compute(x: ta.AccelRef, weights: ta.AccelRef) -> float:
+    total = await ta.arrays.sum(await ta.linalg.matmul(x, weights))
+    return float(await total.item())
+
+
+async def _loop(device: ta.Device, source: Source, weights: ta.AccelRef) -> float:
+    total = 0.0
+    for host in source():
+        x = await device.put(host)
+        total += await _compute(x, weights)
+        x.release()
+    return total
+
+
+async def _ahead(device: ta.Device, source: Source, weights: ta.AccelRef, depth: int) -> float:
+    total = 0.0
+    async with ta.stream(device, source(), depth=depth) as ahead:
+        async for x in ahead:
+            total += await _compute(x, weights)
+            x.release()
+    return total
+
+
+async def batches(device: ta.Device, scale: float) -> None:
+    """Print the batches a second of the loop, and how many times as many come from the stream."""
+    rows = max(64, int(_BATCH * scale) // (4 * _COLUMNS))
+    count = _BATCHES if scale >= 1 else _BATCHES // 2
+    data = [np.random.default_rng(number).random((rows, _COLUMNS), np.float32) for number in range(count)]
+    weights = await device.put(np.random.default_rng(count).random((_COLUMNS, 32), np.float32))
+    plain = partial(_loop, device, lambda: iter(data), weights)
+    right = await plain()
+    pause = statistics.median([await _time(plain) for _ in range(_ROUNDS)]) / count
+
+    def waiting() -> Iterator[Host]:
+        for host in data:
+            time.sleep(pause)
+            yield host
+
+    sources: dict[str, Source] = {"from memory": lambda: iter(data), f"waits {pause * 1e3:.2f} ms": waiting}
+    for name, source in sources.items():
+        loop: list[float] = []
+        ratios: dict[int, list[float]] = {depth: [] for depth in _DEPTHS}
+        for _ in range(_ROUNDS):
+            loop.append(await _time(partial(_loop, device, source, weights)))
+            for depth, found in ratios.items():
+                start = time.perf_counter()
+                total = await _ahead(device, source, weights, depth)
+                found.append(loop[-1] / (time.perf_counter() - start))
+                assert np.isclose(total, right, rtol=1e-4)
+        told = ", ".join(f"depth {depth}: {_quartiles(found)}" for depth, found in ratios.items())
+        each = statistics.median(loop) / count
+        _say(f"  {name:<18} loop {each * 1e3:8.2f} ms a batch of {data[0].nbytes >> 10} KiB; stream {told}")
+
+
+def _quartiles(values: Sequence[float]) -> str:
+    low, median, high = np.quantile(values, (0.25, 0.5, 0.75))
+    return f"{median:.2f} × ({low:.2f} to {high:.2f})"
+
+
+async def _run(scale: float, name: str) -> None:
+    isolations: tuple[ta.Isolation, ...] = ("inline", "process")
+    for isolation in isolations:
+        options = ta.DeviceOptions(isolation=isolation)
+        async with ta.open_system("streaming") as system, system.open_device(name, options=options) as device:
+            _say(f"{isolation}, {device.info.description}")
+            await copies(device, scale)
+            await batches(device, scale)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print all rows."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.streaming")
+    parser.add_argument("scale", type=float, nargs="?", default=1.0, help="of the sizes (default: 1)")
+    parser.add_argument("--device", default="cuda", help="the device (default: cuda)")
+    given = parser.parse_args(arguments)
+    trio.run(_run, given.scale, given.device)
+
+
+if __name__ == "__main__":
+    main()
