@@ -52,7 +52,7 @@ async def strongest(magnitudes: ta.AccelRef) -> np.ndarray:
 async def run(paths: list[Path], bins: np.ndarray, backend: str | None) -> int:
     """Return 0 if all tones were found, each at the place of its file, and one file was refused."""
     async with ta.open_system("tones") as system, system.open_device(backend) as device:
-        stages = PipelineStage(read, workers=2), PipelineStage(partial(spectrum, device), name="spectrum")
+        stages = PipelineStage(read, workers=2), partial(spectrum, device)
         pipeline = await system.spawn(Pipeline, *stages, strongest)
         async with open_results(pipeline, paths, limit=8, outcomes=True) as results:
             found = [result async for result in results]

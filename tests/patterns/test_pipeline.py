@@ -594,7 +594,7 @@ async def test_what_observers_set_for_a_stage_ends_with_it(system: ta.System) ->
             may_go.set()
             await wait_all_tasks_blocked()
     spans = exporter.get_finished_spans()
-    assert [(span.name, span.parent) for span in spans] == [("then", None), ("partial", None)]
+    assert [(span.name, span.parent) for span in spans] == [("then", None), ("sleep_for", None)]
 
 
 async def test_the_timeline_shows_stages_at_the_same_time(
@@ -646,7 +646,6 @@ async def nothing(item: int) -> int:
     return item
 
 
-ANONYMOUS: Any = eval("lambda item: nothing(item)")  # noqa: S307
 untyped: Any = Pipeline
 untyped_stage: Any = PipelineStage
 
@@ -698,8 +697,12 @@ async def test_names_of_stages(system: ta.System) -> None:
         async def __call__(self, item: int) -> int:
             return await nothing(item)
 
+    async def anonymous(item: int) -> int:
+        return await nothing(item)
+
+    anonymous.__name__ = "<lambda>"
     named = PipelineStage(nothing, name="pool")
-    pipeline = await system.spawn(untyped, nothing, nothing, pool, named, ANONYMOUS, Nothing())
+    pipeline = await system.spawn(untyped, nothing, partial(nothing), pool, named, anonymous, Nothing())
     assert await pipeline.ask(Call(1)) == 1
     statistics: PipelineStatistics = await pipeline.ask(GetStatistics())
     assert [stage.name for stage in statistics.stages] == [

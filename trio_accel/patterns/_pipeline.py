@@ -354,7 +354,8 @@ def _names_of(stages: Sequence[PipelineStage[Any, Any]]) -> list[str]:
 def _name_of(model: Model[Any, Any]) -> str:
     if isinstance(model, Ref):
         return model.path.rpartition("/")[2]
-    name: str = getattr(model, "__name__", "")
+    # That of what is behind a `functools.partial`.
+    name: str = getattr(getattr(model, "func", model), "__name__", "")
     return name if _is_name(name) and name != "<lambda>" else type(model).__name__
 
 
