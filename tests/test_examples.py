@@ -109,6 +109,16 @@ tones: right
 """,
     ),
     (
+        "pipeline.py",
+        "--recordings 12 --samples 4096 --backend cpu",
+        """
+read: 11 done, 1 failed
+spectrum: 11 done, 0 failed
+strongest: 11 done, 0 failed
+11 of 12 right, in the order of the files
+""",
+    ),
+    (
         "recover.py",
         "--requests 12 --faults 2 --backend cpu",
         """

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
+from typing import Any
 
 import pytest
 import trio
@@ -38,6 +39,7 @@ from trio_accel.actors import (
     Directive,
     Event,
     Intensity,
+    MessageCancelled,
     MessageCompleted,
     MessageDropped,
     MessageEvent,
@@ -104,6 +106,49 @@ async def test_a_message_starts_and_fails_once(
     assert isinstance(first, MessageStarted)
     assert isinstance(second, MessageFailed)
     assert second.error is error
+
+
+async def test_a_part_is_told_as_a_message_to_an_actor_below(
+    system: System, puppet: Ref[Puppet], events: Events, autojump_clock: trio.testing.MockClock
+) -> None:
+    variable = ContextVar("variable", default="outside")
+    seen: list[str] = []
+    error = BoomError()
+
+    async def act(actor: Puppet) -> None:
+        for name in ("sleep", "fail"):
+            seen.append(variable.get())
+            with pytest.RaisesGroup(BoomError) if name == "fail" else nullcontext():
+                async with trio.open_nursery() as nursery:
+                    with actor.context.part(name, queue_time=2.0):
+                        seen.append(variable.get())
+                        await trio.sleep(3.0)
+                        if name == "fail":
+                            nursery.cancel_scope.cancel()
+                            raise error
+        with trio.move_on_after(1.0), actor.context.part("cancelled"):
+            await trio.sleep_forever()
+        seen.append(variable.get())
+
+    def set_variable(event: Event) -> None:
+        if isinstance(event, MessageStarted) and event.context is not None and event.path != puppet.path:
+            event.context.run(variable.set, event.message_type)
+
+    with system.subscribe(set_variable):
+        await puppet.ask(Do(act))
+    # What an observer sets for a part holds inside of it, and no longer.
+    assert seen == ["outside", "sleep", "outside", "fail", "outside"]
+    parts = [event for event in events.of(MessageEvent) if event.path != puppet.path]
+    times: dict[str, Any] = {"queue_time": 2.0, "run_time": 3.0}
+    assert parts == [
+        MessageStarted(path="s/puppet/sleep", message_type="sleep", queue_time=2.0),
+        MessageCompleted(path="s/puppet/sleep", message_type="sleep", **times),
+        MessageStarted(path="s/puppet/fail", message_type="fail", queue_time=2.0),
+        MessageFailed(path="s/puppet/fail", message_type="fail", error=error, **times),
+        MessageStarted(path="s/puppet/cancelled", message_type="cancelled", queue_time=0.0),
+        MessageCancelled(path="s/puppet/cancelled", message_type="cancelled", queue_time=0.0, run_time=1.0),
+    ]
+    assert len({event.number for event in parts}) == 3
 
 
 async def test_the_times(

@@ -20,6 +20,8 @@ from trio_accel.patterns import (
     Hedge,
     HotSwap,
     MoeRouter,
+    Pipeline,
+    PipelineStage,
     ReplicaPool,
     Router,
     Score,
@@ -104,4 +106,12 @@ async def experts(system: ta.System, model: Model) -> Spawned:
     return ref, lambda number: np.full((1, 1), float(number))
 
 
-PATTERNS = [batcher, fair, hedged, pool, router, cascade, swapped, decoder, experts]
+async def pipeline(system: ta.System, model: Model) -> Spawned:
+    async def last(number: int) -> int:
+        await trio.lowlevel.checkpoint()
+        return number
+
+    return await system.spawn(Pipeline, PipelineStage(model, workers=2, capacity=2), last), int
+
+
+PATTERNS = [batcher, fair, hedged, pool, router, cascade, swapped, decoder, experts, pipeline]

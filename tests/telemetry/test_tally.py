@@ -126,6 +126,18 @@ def test_dead_letters_of_actors_that_have_ended_take_no_room_for_good() -> None:
     assert sum(tally.dropped_count for tally in tallies.by_key.values()) == 100
 
 
+def test_parts_of_actors_that_have_ended_take_no_room_for_good() -> None:
+    tallies = Tallies(10, ignore, 0.0)
+    for number in range(100):
+        tallies.began(f"s/{number}")
+        for name in ("load", "store"):
+            tallies.measured(f"s/{number}/{name}", name).times += (0.0, 0.0)
+        tallies.ended(f"s/{number}")
+    tallies.began("s/alive")
+    assert tallies.measured("s/alive/load", "load").path == "s/alive/load"
+    assert sum(tally.ended for tally in tallies.by_key.values()) == 200
+
+
 def test_memory_does_not_grow_with_messages() -> None:
     tally = MessageTally("a/b", "Add", ignore, 0.0)
     for _ in range(100):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from contextvars import Context, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -391,6 +391,19 @@ class ActorContext(Spawner):
             self.crash(error)
             return
         self._cell.mailbox.put_control(Envelope(self._cell, message, context, is_told=True))
+
+    def part(self, name: str, *, queue_time: float = 0.0) -> AbstractContextManager[None]:
+        """Show a block, run in the current task, as a part of what this actor does.
+
+        Observers and meters are told of it as of a message to an actor `name` below this one, of a type of
+        the same name. So it has a row in timelines, a span in traces, and its times in metrics. It fails or
+        is cancelled as the block does. Costs nothing while no one looks.
+
+        Args:
+            name: Name of the part; there must be few of them.
+            queue_time: Seconds that it has waited before.
+        """
+        return self._cell.outcomes.part(name, queue_time)
 
     @enable_ki_protection
     def show(self, actors: Callable[[], tuple[ActorSnapshot, ...]]) -> None:

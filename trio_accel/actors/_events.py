@@ -109,8 +109,9 @@ class MessageEvent:
     """Something that happened to a message.
 
     Attributes:
-        path: Path of the actor it was sent to.
-        message_type: Name of its class, or of the operation it carries.
+        path: Path of the actor it was sent to. Of a part of a message's work (`ActorContext.part`), the path
+            of the actor and the name of the part.
+        message_type: Name of its class, of the operation it carries, or of the part.
         number: Tells it from other messages of the same actor: all events of one message have the same.
         context: Context variables that it is served with: those of its sender at the time. None where the
             actor lives in another process.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextvars import Context
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import Context, ContextVar, Token, copy_context
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -13,7 +14,7 @@ import outcome
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ._errors import ActorFailedError, describe, is_fatal, safe_repr
+from ._errors import ActorFailedError, describe, is_fatal, leaves, safe_repr
 from ._events import (
     Event,
     Measured,
@@ -163,11 +164,49 @@ class Outcomes:
             note_end(measured, queue_time, run_time, error, cancelled=cancelled)
         # A message that began while it was only measured has no number.
         if observers.of_messages and hasattr(envelope, "number"):
-            make: Callable[..., MessageCancelled | MessageFailed | MessageCompleted]
-            make = MessageCancelled if cancelled else MessageCompleted
-            if error is not None and not cancelled:
-                make = partial(MessageFailed, error=error)
+            make = _end_event(error, is_cancelled=cancelled)
             self._emit(make, envelope, envelope.number, queue_time=queue_time, run_time=run_time)
+
+    @contextmanager
+    def part(self, name: str, queue_time: float) -> Generator[None, None, None]:
+        """Tell the observers of the block; see `ActorContext.part`."""
+        observers = self.observers
+        if not observers.sees_messages:
+            yield
+            return
+        number, context, before = next(observers.numbers), copy_context(), copy_context()
+        told: dict[str, Any] = {
+            "path": f"{self.path}/{name}",
+            "message_type": name,
+            "number": number,
+            "context": context,
+            "queue_time": queue_time,
+        }
+        is_told = bool(observers.of_messages)
+        if is_told:
+            observers.emit(MessageStarted(**told))
+        # What observers have set for the block, such as its span, holds in this task until its end.
+        tokens: list[tuple[ContextVar[Any], Token[Any]]] = [
+            (variable, variable.set(value))
+            for variable, value in context.items()
+            if before.get(variable, before) is not value
+        ]
+        started, error = observers.now(), None
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            run_time = observers.now() - started
+            for variable, token in tokens:
+                variable.reset(token)
+            cancelled = error is not None and all(isinstance(leaf, trio.Cancelled) for leaf in leaves(error))
+            if observers.meter is not None:
+                measured = observers.meter.measured(told["path"], name)
+                note_end(measured, queue_time, run_time, error, cancelled=cancelled)
+            if is_told:
+                observers.emit(_end_event(error, is_cancelled=cancelled)(**told, run_time=run_time))
 
     def _emit(self, make: Callable[..., Event], envelope: Envelope, number: int = 0, **told: object) -> None:
         """Tell the observers of a message: what all events of one say, and what this one says."""
@@ -204,6 +243,15 @@ class Outcomes:
         if observers.of_messages:
             number = 0 if envelope.started_at is None else envelope.number
             self._emit(MessageDropped, envelope, number, reason=reason, message=envelope.message)
+
+
+def _end_event(
+    error: BaseException | None, *, is_cancelled: bool
+) -> Callable[..., MessageCancelled | MessageFailed | MessageCompleted]:
+    """Return what makes the event of a message's end."""
+    if is_cancelled:
+        return MessageCancelled
+    return MessageCompleted if error is None else partial(MessageFailed, error=error)
 
 
 def crash_error(path: str, message: AnyMessage, error: BaseException) -> ActorFailedError:

@@ -14,7 +14,9 @@ from . import (
     _hot_swap,
     _moe,
     _outputs,
+    _pipeline,
     _pools,
+    _results,
     _retry,
     _router,
     _servants,
@@ -30,7 +32,9 @@ from ._fair_scheduler import *
 from ._hot_swap import *
 from ._moe import *
 from ._outputs import *
+from ._pipeline import *
 from ._pools import *
+from ._results import *
 from ._retry import *
 from ._router import *
 from ._servants import *
@@ -47,7 +51,9 @@ __all__ += _fair_scheduler.__all__
 __all__ += _hot_swap.__all__
 __all__ += _moe.__all__
 __all__ += _outputs.__all__
+__all__ += _pipeline.__all__
 __all__ += _pools.__all__
+__all__ += _results.__all__
 __all__ += _retry.__all__
 __all__ += _router.__all__
 __all__ += _servants.__all__

@@ -6,15 +6,16 @@ import random
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 
+import attrs
 import trio
 
-from ..actors import ActorFailedError, Backoff, NotExecutedError, named_arguments
+from ..actors import ActorFailedError, Backoff, NotExecutedError, named_arguments, named_options
 from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError
 from ._bounded import RecentCounts
 from ._numbers import must_be_count, must_be_positive, must_be_share
 from ._servants import ItemT, Model, ResultT, as_callable
 
-__all__ = ["RetryBudget", "retry", "was_never_executed"]
+__all__ = ["RetryBudget", "RetryPolicy", "retry", "was_never_executed"]
 
 _PERHAPS_EXECUTED = (ActorFailedError, ContextLostError, CompletionTimeoutError, InputFailedError)
 
@@ -96,6 +97,68 @@ class RetryBudget:
 _counted_by: ContextVar[tuple[RetryBudget, ...]] = ContextVar("trio_accel_retry_budgets", default=())
 
 
+@named_options
+@attrs.frozen(kw_only=True)
+class RetryPolicy:
+    """How a model is tried again: the options of `retry`, as one value.
+
+    Attributes:
+        budget: Budget of retries.
+        attempts: The most attempts, the first included.
+        backoff: Waiting before the second attempt, the third, and so on.
+        may_run_twice: Whether the work may be done twice.
+        is_safe: Whether an error allows another attempt, in place of the rule of `retry`.
+
+    Raises:
+        ValueError: `attempts` is below 1.
+        TypeError: An argument is of another class.
+    """
+
+    budget: RetryBudget
+    attempts: int = 3
+    backoff: Backoff = _BACKOFF
+    may_run_twice: bool = False
+    is_safe: Callable[[Exception], bool] | None = None
+
+    def __attrs_post_init__(self) -> None:
+        must_be_count("attempts", self.attempts)
+        if not isinstance(self.budget, RetryBudget):
+            raise TypeError(f"budget must be a RetryBudget, got {self.budget!r}")
+        if not isinstance(self.backoff, Backoff):
+            raise TypeError(f"backoff must be a Backoff, got {self.backoff!r}")
+
+    def wrap(self, model: Model[ItemT, ResultT]) -> Callable[[ItemT], Awaitable[ResultT]]:
+        """Make a model that tries again; see `retry`.
+
+        Raises:
+            TypeError: It is no model.
+        """
+        call = as_callable(model)
+        budget = self.budget
+        safe = self.is_safe or (_is_transient if self.may_run_twice else _is_not_begun)
+
+        async def retried(item: ItemT) -> ResultT:
+            outer = _counted_by.get()
+            if budget not in outer:
+                budget.note_request()
+            token = _counted_by.set((*outer, budget))
+            try:
+                for attempt in range(self.attempts - 1):
+                    try:
+                        return await call(item)
+                    except Exception as error:
+                        delay = self.backoff.delay(attempt, _random)
+                        has_time = trio.current_time() + delay < trio.current_effective_deadline()
+                        if not (safe(error) and has_time and budget.try_retry()):
+                            raise
+                    await trio.sleep(delay)
+                return await call(item)
+            finally:
+                _counted_by.reset(token)
+
+        return retried
+
+
 @named_arguments
 def retry(
     model: Model[ItemT, ResultT],
@@ -132,34 +195,10 @@ def retry(
         ValueError: `attempts` is below 1.
         TypeError: `model` is no model, or an argument is of another class.
     """
-    call = as_callable(model)
-    must_be_count("attempts", attempts)
-    if not isinstance(budget, RetryBudget):
-        raise TypeError(f"budget must be a RetryBudget, got {budget!r}")
-    if not isinstance(backoff, Backoff):
-        raise TypeError(f"backoff must be a Backoff, got {backoff!r}")
-    safe = is_safe or (_is_transient if may_run_twice else _is_not_begun)
-
-    async def retried(item: ItemT) -> ResultT:
-        outer = _counted_by.get()
-        if budget not in outer:
-            budget.note_request()
-        token = _counted_by.set((*outer, budget))
-        try:
-            for attempt in range(attempts - 1):
-                try:
-                    return await call(item)
-                except Exception as error:
-                    delay = backoff.delay(attempt, _random)
-                    has_time = trio.current_time() + delay < trio.current_effective_deadline()
-                    if not (safe(error) and has_time and budget.try_retry()):
-                        raise
-                await trio.sleep(delay)
-            return await call(item)
-        finally:
-            _counted_by.reset(token)
-
-    return retried
+    policy = RetryPolicy(
+        budget=budget, attempts=attempts, backoff=backoff, may_run_twice=may_run_twice, is_safe=is_safe
+    )
+    return policy.wrap(model)
 
 
 def _is_not_begun(error: Exception) -> bool:

@@ -119,6 +119,26 @@ async def outcome_of(work: Awaitable[ResultT]) -> outcome.Value[ResultT] | outco
         return outcome.Error(rest)
 
 
+@asynccontextmanager
+async def running_beside(work: Callable[[], Awaitable[None]]) -> AsyncGenerator[None, None]:
+    """Run a task beside a block, and cancel it at the end; an error of the block is raised as it is."""
+    failed: BaseException | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work)
+            try:
+                yield
+            except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  # raised below, not in a group
+                failed = error
+            nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        # The block's own error is above the cancellation of the task.
+        if failed is None or group.split(trio.Cancelled)[1] is not None:
+            raise
+    if failed is not None:
+        raise failed
+
+
 def end_with_incarnation(context: ActorContext, reply: DeferredReply[Any], *, has_begun: bool) -> None:
     """Fail an open request at the end of its incarnation: later ones do not know of it.
 

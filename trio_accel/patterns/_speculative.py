@@ -16,7 +16,7 @@ import trio
 from ..actors import named_options
 from ._numbers import must_be_count, must_be_positive
 from ._outputs import Rows, Sampler, scores_of
-from ._servants import CallStatistics, Model, TaskServant, as_callable, outcome_of
+from ._servants import CallStatistics, Model, TaskServant, as_callable, outcome_of, running_beside
 
 __all__ = [
     "DecoderStatistics",
@@ -366,23 +366,10 @@ async def open_token_stream(
     ask = as_callable(decoder)
     send, receive = trio.open_memory_channel[int](0)
     replies: list[outcome.Outcome[Generation]] = []
-    failed: BaseException | None = None
 
     async def decode() -> None:
         async with send:
             replies.append(await outcome_of(ask(attrs.evolve(request, stream=send))))
 
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(decode)
-            try:
-                yield TokenStream(receive, replies)
-            except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  # raised below, not in a group
-                failed = error
-            nursery.cancel_scope.cancel()
-    except BaseExceptionGroup as group:
-        # The reader's own error is above the cancellation of the decoder.
-        if failed is None or group.split(trio.Cancelled)[1] is not None:
-            raise
-    if failed is not None:
-        raise failed
+    async with running_beside(decode):
+        yield TokenStream(receive, replies)

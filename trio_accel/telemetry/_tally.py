@@ -225,14 +225,19 @@ class Tallies:
 
     def began(self, path: str) -> None:
         """Note that an actor of this path takes messages."""
-        self._ended.pop(path, None)
+        for each in self._with_parts(path):
+            self._ended.pop(each, None)
 
     def ended(self, path: str) -> None:
         """Note that it has ended for good. Its counts stay as long as there is room."""
         # It may have none yet: messages to it that are dropped from now on make one.
-        self._ended[path] = None
-        if len(self._ended) > self._most:
+        self._ended.update(dict.fromkeys(self._with_parts(path)))
+        while len(self._ended) > self._most:
             self._join(next(iter(self._ended)))
+
+    def _with_parts(self, path: str) -> list[str]:
+        """List an actor and the parts of its work, which have names of their own (`ActorContext.part`)."""
+        return [path, *[each for each, types in self._types.items() if each == f"{path}/{types[0]}"]]
 
     def _of(self, path: str, message_type: str) -> MessageTally:
         found = self.by_key.get((path, message_type))

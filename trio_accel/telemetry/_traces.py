@@ -140,9 +140,11 @@ class Timeline(Watch[_Served, _Asked]):
             self._instant(event.path, "restart", {"error": why})
         elif isinstance(event, ActorTerminated):
             self._instant(event.path, "end", {"reason": event.reason})
-            # Its row is not used again.
-            self._tracks.pop(event.path, None)
-            for row in [row for row in self._rows if row[1] == event.path]:
+            # Its rows, and those of the parts of its work, are not used again.
+            below = f"{event.path}/"
+            for name in [name for name in self._tracks if name == event.path or name.startswith(below)]:
+                del self._tracks[name]
+            for row in [row for row in self._rows if row[1] == event.path or row[1].startswith(below)]:
                 del self._rows[row]
 
     def _began(self, event: MessageStarted, context: Context) -> _Served:

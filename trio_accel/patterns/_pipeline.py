@@ -1,0 +1,423 @@
+"""A chain of models that work at the same time, each on another item."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass, replace
+from functools import partial
+from typing import Any, Generic, TypeAlias, TypeVar, cast, overload
+
+import attrs
+import trio
+
+from ..actors import DeferredReply, Ref, named_options
+from ..devices import AccelRef, Device
+from ._numbers import must_be_count, must_be_positive
+from ._retry import RetryPolicy
+from ._servants import CallStatistics, ItemT, Model, ResultT, Tally, TaskServant, as_callable
+
+__all__ = ["Pipeline", "PipelineStage", "PipelineStageStatistics", "PipelineStatistics"]
+
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+E = TypeVar("E")
+
+
+@named_options
+@attrs.frozen
+class PipelineStage(Generic[ItemT, ResultT]):
+    """One model of a `Pipeline`, with its options.
+
+    Attributes:
+        model: The model. Its result is the item of the next stage.
+        name: Its name in statistics, traces and metrics, without a slash. By default that of the function,
+            or of the actor.
+        workers: The most items that the model has at once. They may end in any order: the next stage takes
+            them in the pipeline's.
+        capacity: The most items that wait between the stage before and this one, at least 1. While so many
+            do, the workers before hold what they have done.
+        device: Arrays in an item that are on another device are copied to this one first: the item itself,
+            and what is in its tuples, lists, dictionaries, attrs classes and dataclasses.
+        retry: How the stage is tried again, its copies included; not at all by default.
+        deadline: The most seconds of one item in this stage, from its begin, tries again included. Then it
+            fails with `trio.TooSlowError`.
+    """
+
+    model: Model[ItemT, ResultT]
+    name: str | None = attrs.field(default=None, kw_only=True)
+    workers: int = attrs.field(default=1, kw_only=True)
+    capacity: int = attrs.field(default=1, kw_only=True)
+    device: Device | None = attrs.field(default=None, kw_only=True)
+    retry: RetryPolicy | None = attrs.field(default=None, kw_only=True)
+    deadline: float | None = attrs.field(default=None, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        as_callable(self.model)
+        if self.name is not None and not _is_name(self.name):
+            raise ValueError(f"PipelineStage: name must be a non-empty string without '/', got {self.name!r}")
+        must_be_count("PipelineStage: workers", self.workers)
+        must_be_count("PipelineStage: capacity", self.capacity)
+        if not isinstance(self.device, Device | None):
+            raise TypeError(f"PipelineStage: device must be an open Device, got {self.device!r}")
+        if not isinstance(self.retry, RetryPolicy | None):
+            raise TypeError(f"PipelineStage: retry must be a RetryPolicy, got {self.retry!r}")
+        if self.deadline is not None:
+            must_be_positive("PipelineStage: deadline", self.deadline)
+
+
+@attrs.frozen(kw_only=True)
+class PipelineStageStatistics(CallStatistics):
+    """Counts of one stage; those of calls are from its begin with an item to its end.
+
+    Attributes:
+        name: The stage.
+        waiting: Items that wait in front of it, as the stage before is done with them.
+        held: Items that it is done with, and whose workers wait for room in front of the next stage.
+    """
+
+    name: str
+    waiting: int
+    held: int
+
+
+@attrs.frozen(kw_only=True)
+class PipelineStatistics(CallStatistics):
+    """Counts of the items of a `Pipeline`, and of its stages. The slowest stage has items waiting.
+
+    Attributes:
+        stages: One record for each stage, in order.
+    """
+
+    stages: tuple[PipelineStageStatistics, ...]
+
+
+@attrs.define(eq=False)
+class _Entry:
+    """An item on its way.
+
+    Attributes:
+        has_begun: Whether a model has seen it.
+        at: The stage that it waits for, in the queue in front of it; None while it has not come there.
+        works: The stage whose worker it has.
+        woken: Set when it gets a place or a worker.
+    """
+
+    has_begun: bool = False
+    at: _Line | None = None
+    works: _Line | None = None
+    woken: trio.Event = attrs.field(factory=trio.Event)
+
+    async def park(self) -> None:
+        """Wait until it was woken."""
+        self.woken = trio.Event()
+        await self.woken.wait()
+
+    def leave(self) -> None:
+        """Give its worker back, if it has one."""
+        line, self.works = self.works, None
+        if line is not None:
+            line.free += 1
+            line.begin_next()
+
+
+@attrs.define(eq=False)
+class _Line:
+    """A stage at work: who comes to it in which order, and its workers.
+
+    The first `capacity` items that have not begun may wait here (`near`); they have a place whether they have
+    come or not. So a later item never takes the place of an earlier one that comes after it, and a line is
+    never stuck. All others (`far`) stay with the worker of the stage before until an item begins or leaves.
+    """
+
+    name: str
+    call: Callable[[Any], Awaitable[Any]]
+    capacity: int
+    workers: int
+    free: int = attrs.field(init=False)
+    near: OrderedDict[_Entry, None] = attrs.field(factory=OrderedDict[_Entry, None])
+    far: OrderedDict[_Entry, None] = attrs.field(factory=OrderedDict[_Entry, None])
+    tally: Tally = attrs.field(factory=Tally)
+
+    def __attrs_post_init__(self) -> None:
+        self.free = self.workers
+
+    def expect(self, entry: _Entry) -> None:
+        """Take in an item that will come, behind all before it."""
+        (self.near if len(self.near) < self.capacity else self.far)[entry] = None
+
+    def drop(self, entry: _Entry) -> None:
+        """Forget an item that will not come, if it has not begun."""
+        if entry in self.far:
+            del self.far[entry]
+        elif entry in self.near:
+            self._take_out(entry)
+            self.begin_next()
+
+    def begin_next(self) -> None:
+        """Give idle workers to the first items, as far as these have come."""
+        while self.free and self.near and (first := next(iter(self.near))).at is self:
+            self._take_out(first)
+            self.free -= 1
+            first.works = self
+            first.woken.set()
+
+    def statistics(self) -> PipelineStageStatistics:
+        """Return its counts."""
+        return PipelineStageStatistics(
+            name=self.name,
+            waiting=sum(entry.at is self for entry in self.near),
+            held=self.workers - self.free - self.tally.in_flight,
+            **attrs.asdict(self.tally),
+        )
+
+    def _take_out(self, entry: _Entry) -> None:
+        del self.near[entry]
+        if self.far:
+            following, _ = self.far.popitem(last=False)
+            self.near[following] = None
+            following.woken.set()
+
+
+Given: TypeAlias = Model[A, B] | PipelineStage[A, B]
+
+
+class Pipeline(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
+    """Passes each item through models in order, while each model works at another item.
+
+    Start it with ``await system.spawn(Pipeline, load, PipelineStage(embed, device=gpu), store)``. Type
+    checkers see to it that each stage takes what the one before returns, of up to six stages. An item is
+    asked for with ``Call(item)``, and many of them with `open_results`.
+
+    **Order.** Each stage begins with the items in the order in which the pipeline was asked for them. A reply
+    is given as soon as its item is through.
+
+    **Bounds.** A stage has at most `workers` items, and at most `capacity` more wait in front of it. Items
+    beyond those of the first stage wait with their askers.
+
+    **Failure.** An item whose stage fails leaves with the error of the stage, as it is, and makes room. The
+    other items go on. So a device whose context is lost costs the items that its stages work on, or
+    none, with a `RetryPolicy` that allows it. An item whose asker is cancelled leaves, too, and its stage is
+    cancelled. An error that says that a stage was never begun (`NotExecutedError`) says nothing of the stages
+    before.
+
+    **Traces.** Each stage is a part of the item's call, named ``pipeline/stage``: it has a row in timelines,
+    and a span below that of the call, with the time that the item has waited for it apart.
+
+    ``stop(drain=True)`` waits for all items. If the incarnation ends otherwise, items that a stage has seen
+    fail with `ActorFailedError`. The others fail with `ActorStoppedError` or `ActorRestartingError`: they
+    were never executed. Those in the mailbox are served by the next one. Its statistics are
+    `PipelineStatistics`.
+
+    Args:
+        stages: The models, in order: each an async callable, the address of a servant, or a `PipelineStage`.
+
+    Raises:
+        ValueError: There is no stage, or two were given one name.
+        TypeError: A stage is none of these.
+    """
+
+    @overload
+    def __init__(self, first: Given[ItemT, ResultT], /) -> None: ...
+    @overload
+    def __init__(self, first: Given[ItemT, A], second: Given[A, ResultT], /) -> None: ...
+    @overload
+    def __init__(self, first: Given[ItemT, A], second: Given[A, B], third: Given[B, ResultT], /) -> None: ...
+    @overload
+    def __init__(
+        self,
+        first: Given[ItemT, A],
+        second: Given[A, B],
+        third: Given[B, C],
+        fourth: Given[C, ResultT],
+        /,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        first: Given[ItemT, A],
+        second: Given[A, B],
+        third: Given[B, C],
+        fourth: Given[C, D],
+        fifth: Given[D, ResultT],
+        /,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        first: Given[ItemT, A],
+        second: Given[A, B],
+        third: Given[B, C],
+        fourth: Given[C, D],
+        fifth: Given[D, E],
+        sixth: Given[E, ResultT],
+        /,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        first: Given[ItemT, Any],
+        second: Given[Any, Any],
+        third: Given[Any, Any],
+        fourth: Given[Any, Any],
+        fifth: Given[Any, Any],
+        sixth: Given[Any, Any],
+        seventh: Given[Any, Any],
+        /,
+        *others: Given[Any, Any],
+    ) -> None: ...
+
+    def __init__(self, *stages: Given[Any, Any]) -> None:
+        if not stages:
+            raise ValueError("Pipeline: there must be at least one stage")
+        made = [_as_stage(place, given) for place, given in enumerate(stages)]
+        names = _names_of(made)
+        self._lines = [
+            _Line(name, _call_of(name, stage), stage.capacity, stage.workers)
+            for name, stage in zip(names, made, strict=True)
+        ]
+
+    async def call(self, item: ItemT) -> ResultT | DeferredReply[ResultT]:
+        """Take an item in, behind all before it."""
+        entry = _Entry()
+        for line in self._lines:
+            line.expect(entry)
+        reply = self.start(partial(self._pass, entry, item), has_begun=lambda: entry.has_begun)
+        await trio.lowlevel.checkpoint()
+        return reply
+
+    async def _pass(self, entry: _Entry, item: ItemT) -> ResultT:
+        """Take an item through the stages."""
+        value: Any = item
+        try:
+            with self._tally:
+                for line in self._lines:
+                    waits_since = trio.current_time()
+                    while entry in line.far:
+                        await entry.park()
+                    entry.leave()
+                    entry.at = line
+                    line.begin_next()
+                    while entry.works is not line:
+                        await entry.park()
+                    entry.has_begun = True
+                    queue_time = trio.current_time() - waits_since
+                    with self.context.part(line.name, queue_time=queue_time), line.tally:
+                        value = await line.call(value)
+        finally:
+            for line in self._lines:
+                line.drop(entry)
+            entry.leave()
+        return cast("ResultT", value)
+
+    def statistics(self) -> PipelineStatistics:
+        """Return the counts of the items and of the stages."""
+        return PipelineStatistics(
+            **attrs.asdict(self._tally), stages=tuple([line.statistics() for line in self._lines])
+        )
+
+
+def _as_stage(place: int, given: Any) -> PipelineStage[Any, Any]:
+    if isinstance(given, PipelineStage):
+        return given  # pyright: ignore[reportUnknownVariableType]  # its types are lost in `given`
+    if not isinstance(given, Ref) and not callable(given):
+        what = "an async callable, the address of a servant, or PipelineStage(model)"
+        raise TypeError(f"Pipeline: stage {place} must be {what}, got {given!r}")
+    return PipelineStage(cast("Model[Any, Any]", given))
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and bool(name) and "/" not in name
+
+
+def _names_of(stages: Sequence[PipelineStage[Any, Any]]) -> list[str]:
+    """Return the names of stages; those that were not given get a number where they are taken.
+
+    Raises:
+        ValueError: Two were given one name.
+    """
+    given = [stage.name for stage in stages if stage.name is not None]
+    if len(set(given)) < len(given):
+        raise ValueError(f"Pipeline: each stage must have a name of its own, got {given}")
+    names: list[str] = []
+    for place, stage in enumerate(stages):
+        name = stage.name or _name_of(stage.model)
+        while stage.name is None and name in {*given, *names}:
+            name = f"{name}-{place}"
+        names.append(name)
+    return names
+
+
+def _name_of(model: Model[Any, Any]) -> str:
+    if isinstance(model, Ref):
+        return model.path.rpartition("/")[2]
+    # That of what is behind a `functools.partial`.
+    name: str = getattr(getattr(model, "func", model), "__name__", "")
+    return name if _is_name(name) and name != "<lambda>" else type(model).__name__
+
+
+def _call_of(name: str, stage: PipelineStage[Any, Any]) -> Callable[[Any], Awaitable[Any]]:
+    """Return the model of a stage with its copies, tries and deadline around it."""
+    call = as_callable(stage.model)
+    if stage.device is not None:
+        call = _copying(call, stage.device)
+    if stage.retry is not None:
+        call = stage.retry.wrap(call)
+    return call if stage.deadline is None else _limited(call, name, stage.deadline)
+
+
+def _copying(call: Callable[[Any], Awaitable[Any]], device: Device) -> Callable[[Any], Awaitable[Any]]:
+    async def copying(item: Any) -> Any:
+        return await call(await _copied(item, device))
+
+    return copying
+
+
+def _limited(
+    call: Callable[[Any], Awaitable[Any]], name: str, seconds: float
+) -> Callable[[Any], Awaitable[Any]]:
+    async def limited(item: Any) -> Any:
+        with trio.move_on_after(seconds):
+            return await call(item)
+        raise trio.TooSlowError(f"stage {name!r} has no result after {seconds:g} s")
+
+    return limited
+
+
+async def _copied(value: Any, device: Device) -> Any:  # noqa: ASYNC910  # the model is awaited next
+    """Copy the arrays in a value that are not on a device to it; a value without any is returned as it is."""
+    if isinstance(value, AccelRef):
+        return value if value.device is device else await value.copy_to(device)
+    found = _taken_apart(value)
+    if found is None:
+        return value
+    parts, put_together = found
+    copies = {key: await _copied(part, device) for key, part in parts.items()}
+    return value if all(copies[key] is part for key, part in parts.items()) else put_together(copies)
+
+
+_Parts: TypeAlias = dict[Any, Any]
+
+
+def _taken_apart(value: Any) -> tuple[_Parts, Callable[[_Parts], Any]] | None:
+    """Return the parts of a value that may be arrays, and what makes a value like it of others."""
+    kind: Callable[..., Any] = value.__class__
+    if kind is dict:
+        return value, dict
+    if kind is list or kind is tuple:
+        make: Callable[[Iterable[Any]], Any] = value.__class__
+        return dict(enumerate(cast("list[Any]", value))), lambda parts: make(parts.values())
+    if hasattr(kind, "_asdict"):  # a named tuple
+        return value._asdict(), lambda parts: value._replace(**parts)
+    if attrs.has(value.__class__):
+        fields = [each for each in attrs.fields(value.__class__) if each.init]
+        return {each.alias: getattr(value, each.name) for each in fields}, lambda parts: attrs.evolve(
+            value, **parts
+        )
+    if is_dataclass(kind):
+        names = [each.name for each in dataclass_fields(value) if each.init]
+        return {name: getattr(value, name) for name in names}, lambda parts: replace(value, **parts)
+    return None
