@@ -68,6 +68,7 @@ from .actors import (
     handles,
 )
 from .actors._errors import StderrUnlessConfigured as _StderrUnlessConfigured
+from .arrays import fused
 from .backends import list_devices
 from .backends.base import (
     AccelError,
@@ -216,6 +217,7 @@ __all__ = [
     "ask_across",
     "cancel_grace",
     "fft",
+    "fused",
     "graphs",
     "handles",
     "interop",

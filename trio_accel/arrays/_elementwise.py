@@ -171,10 +171,10 @@ async def clip(
         The elements between the bounds; a copy if there are none.
     """
     bounds = {name: bound for name, bound in (("min", min), ("max", max)) if bound is not None}
-    return await _CLIPS[tuple(bounds)](x, *bounds.values(), out=out)
+    return await clips[tuple(bounds)](x, *bounds.values(), out=out)
 
 
-_CLIPS: dict[tuple[str, ...], Elementwise[AccelRef]] = {
+clips: dict[tuple[str, ...], Elementwise[AccelRef]] = {
     bounds: Elementwise[AccelRef](
         text, inputs=("x", *bounds), operation="arrays.clip", library=LIBRARY, promoted=("x", *bounds)
     )
