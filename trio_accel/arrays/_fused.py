@@ -25,7 +25,7 @@ from ..backends.base.expressions import COUNT, ArgumentType, RowExpression, Weak
 from ..backends.base.ops import common_shape
 from ..devices import AccelRef
 from ..expressions import Elementwise, ExpressionArgument, Reduction, Rowwise, argument_of, binder, reduced
-from . import _elementwise, _normalizations, _reductions
+from . import _elementwise, _normalizations, _reductions  # pyright: ignore[reportPrivateUsage]  # beside it
 from ._actor import LIBRARY
 
 __all__ = ["fused"]
@@ -34,13 +34,24 @@ _MODULES: Sequence[Any] = (_elementwise, _reductions, _normalizations)
 _FUNCTIONS = {name: getattr(module, name) for module in _MODULES for name in module.__all__}
 # Names that an argument has not in a text; nor one with "_" in it, which the names of other values have.
 _TAKEN = {*base.FUNCTIONS, *base.CONSTANTS, *base.REDUCTIONS, COUNT, "axis", "i", "keepdims", "out", "shape"}
-_ARRAYS = (AccelRef, np.ndarray)
-_parameters = functools.cache(lambda name: inspect.signature(_FUNCTIONS[name]).parameters)
-_binder = functools.cache(lambda name: binder(name, _FUNCTIONS[name]))
 _MOST_RECORDINGS = 256
 
 _Ones: TypeAlias = tuple[int, ...]
 """For each axis 1 if it has one element, else 0: that decides what shapes broadcast to."""
+
+
+@functools.cache
+def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(_FUNCTIONS[name]).parameters
+
+
+@functools.cache
+def _binder(name: str) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+    return binder(name, _FUNCTIONS[name])
+
+
+def _is_array(given: object) -> bool:
+    return isinstance(given, (AccelRef, np.ndarray))
 
 
 class _NotRecordedError(NotSupportedError, AttributeError):
@@ -257,7 +268,7 @@ class _Recording:
     def _lifted(self, name: str, key: str, given: Any) -> _Traced:
         if isinstance(given, _Traced):
             return given
-        if isinstance(given, _ARRAYS):
+        if _is_array(given):
             raise TypeError(
                 f"{name}: {key} is an array that is no argument of the recorded function: make it one"
             )
@@ -405,7 +416,7 @@ class _Launches:
             )
             if is_last:
                 return array
-            shape = common_shape(*[each.shape for each in given if isinstance(each, _ARRAYS)]) or ()
+            shape = common_shape(*[each.shape for each in given if _is_array(each)]) or ()
             values[name], values[_count(stage.call)] = array, math.prod(shape[axis] for axis in axes)
         assert last is not None
         return await last(*[self._value(values, each) for each in last.inputs], out=out)
@@ -549,7 +560,7 @@ class fused:  # noqa: N801  # a decorator, as `property` is
         places = [given[name] for name in self._names]
         signature: list[tuple[str, _Ones | None] | None] = []
         for name, each in zip(self._names, places, strict=True):
-            ones = tuple([int(extent == 1) for extent in each.shape]) if isinstance(each, _ARRAYS) else None
+            ones = tuple([int(extent == 1) for extent in each.shape]) if _is_array(each) else None
             signature.append(None if each is None else (argument_of(self._operation, name, each), ones))
         # What is equal may differ yet, as 1, 1.0 and True do.
         options = tuple([(name, given[name], repr(given[name])) for name in self._options])

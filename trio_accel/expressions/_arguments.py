@@ -173,8 +173,8 @@ def _require_promotion(operation: str, given: Mapping[str, ArgumentType], more: 
             if isinstance(dtype, DType) and not _is_promoted(kind, dtype):
                 raise TypeError(
                     f"{operation}: {name} is {_told(kind)} and {other} is {dtype}, which the array API "
-                    f"standard does not promote to one dtype. Convert one, as by "
-                    f"await {other}.cast(...){more}"
+                    f"standard does not promote to one dtype. Convert one, as by await {other}.cast(...), or "
+                    f"by astype in ta.fused{more}"
                 )
 
 
