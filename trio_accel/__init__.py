@@ -68,6 +68,7 @@ from .actors import (
     handles,
 )
 from .actors._errors import StderrUnlessConfigured as _StderrUnlessConfigured
+from .arrays import fused
 from .backends import list_devices
 from .backends.base import (
     AccelError,
@@ -221,6 +222,7 @@ __all__ = [
     "cancel_grace",
     "collectives",
     "fft",
+    "fused",
     "graphs",
     "handles",
     "interop",

@@ -7,6 +7,7 @@ can end with.
 from . import (
     _creation,
     _elementwise,
+    _fused,
     _indexing,
     _joins,
     _manipulation,
@@ -20,6 +21,7 @@ from . import (
 from ._actor import ArraysActor
 from ._creation import *
 from ._elementwise import *
+from ._fused import *
 from ._indexing import *
 from ._joins import *
 from ._manipulation import *
@@ -33,6 +35,7 @@ from ._views import *
 __all__: list[str] = ["ArraysActor"]
 __all__ += _creation.__all__
 __all__ += _elementwise.__all__
+__all__ += _fused.__all__
 __all__ += _indexing.__all__
 __all__ += _joins.__all__
 __all__ += _manipulation.__all__

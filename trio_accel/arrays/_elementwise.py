@@ -179,10 +179,10 @@ async def clip(
         if dtype is not None and DType.of(dtype).kind in ("bool", "complex"):
             raise TypeError(f"arrays.clip: {name} must be of real numbers, got {DType.of(dtype)}")
     bounds = {name: bound for name, bound in (("min", min), ("max", max)) if bound is not None}
-    return await _CLIPS[tuple(bounds)](x, *bounds.values(), out=out)
+    return await clips[tuple(bounds)](x, *bounds.values(), out=out)
 
 
-_CLIPS: dict[tuple[str, ...], Elementwise[AccelRef]] = {
+clips: dict[tuple[str, ...], Elementwise[AccelRef]] = {
     bounds: Elementwise[AccelRef](
         text, inputs=("x", *bounds), operation="arrays.clip", library=LIBRARY, promoted=("x", *bounds)
     )

@@ -5,14 +5,14 @@ the message for a library actor. A capability says which actor that is.
 """
 
 from . import _declared, _elementwise, _reduction, _rows, _scatter
-from ._arguments import ExpressionArgument, bind, promoted_dtype
+from ._arguments import ExpressionArgument, argument_of, bind, promoted_dtype, reduced
 from ._declared import *
 from ._elementwise import *
 from ._reduction import *
 from ._rows import *
 from ._scatter import *
 
-__all__: list[str] = ["ExpressionArgument", "bind", "promoted_dtype"]
+__all__: list[str] = ["ExpressionArgument", "argument_of", "bind", "promoted_dtype", "reduced"]
 __all__ += _declared.__all__
 __all__ += _elementwise.__all__
 __all__ += _reduction.__all__

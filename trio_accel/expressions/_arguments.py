@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar, cast
 
 import attrs
@@ -15,6 +16,7 @@ from ..actors import unknown_option
 from ..backends.base import DType
 from ..backends.base.expressions import (
     Argument,
+    ArgumentType,
     Expression,
     RowExpression,
     TypedExpression,
@@ -38,7 +40,7 @@ ExpressionArgument: TypeAlias = "Operand | complex | np.generic"
 MessageT = TypeVar("MessageT", bound=Operation[Any, Any])
 
 _INT64 = np.iinfo(np.int64)
-
+_NOTHING: Mapping[str, complex] = MappingProxyType({})
 
 # As `Argument.encode` writes them: texts are compared in less time than dtypes.
 _ARRAYS = {dtype.value: Argument(dtype, True).encode() for dtype in DType}
@@ -111,23 +113,37 @@ class Taken:
         """Names of `loaded`."""
         return [name for name in self.expression.inputs if name in self.expression.loads]
 
-    def check_held(self, operation: str, typed: TypedExpression) -> None:
+    def check_held(
+        self,
+        operation: str,
+        typed: TypedExpression,
+        inputs: Sequence[str] | None = None,
+        more: Mapping[str, complex] = _NOTHING,
+    ) -> None:
         """Require that dtypes hold the whole numbers that are made of Python numbers alone.
+
+        Args:
+            operation: Name of the operation, for the error.
+            typed: The expression, or a part of it.
+            inputs: What that reads; None for all.
+            more: Numbers that are no arguments, by their names.
 
         Raises:
             ValueError: One does not.
         """
         if not typed.bounds:
             return
-        numbers = [number for number, argument in enumerate(self.arguments) if not argument.is_array]
+        names, read = self.expression.inputs, inputs or self.expression.inputs
+        numbers = [name for name, each in zip(names, self.arguments, strict=True) if not each.is_array]
+        values = {**dict(zip(numbers, self.values, strict=True)), **more}
         try:
-            typed.check_held(dict(zip(numbers, self.values, strict=True)), self.expression.inputs)
+            typed.check_held({n: values[name] for n, name in enumerate(read) if name in values}, read)
         except ValueError as error:
             raise ValueError(f"{operation}: {error}") from None
 
 
-def check_promotion(operation: str, taken: Taken, names: Collection[str]) -> None:
-    """Require that the array API standard has a promotion of the arguments of these names.
+def check_promotion(operation: str, given: Mapping[str, ArgumentType]) -> None:
+    """Require that the array API standard has a promotion of arguments, whose types are by their names.
 
     A Python number goes with arrays of its kind and of those above it: a whole one with all numbers, a
     floating one with floating and complex arrays, a complex one with complex arrays.
@@ -135,8 +151,6 @@ def check_promotion(operation: str, taken: Taken, names: Collection[str]) -> Non
     Raises:
         TypeError: It has none; NumPy might have.
     """
-    pairs = zip(taken.expression.inputs, taken.arguments, strict=True)
-    given = [(name, argument.kind) for name, argument in pairs if name in names]
     _require_promotion(operation, given, "; or take jit.elementwise, which promotes as NumPy does")
 
 
@@ -146,7 +160,7 @@ def promoted_dtype(operation: str, arrays: Mapping[str, DType]) -> DType:
     Raises:
         TypeError: It has none; NumPy might have.
     """
-    _require_promotion(operation, [*arrays.items()])
+    _require_promotion(operation, arrays)
     try:
         return DType.of(np.result_type(*[dtype.dtype for dtype in arrays.values()]))
     except TypeError:
@@ -154,27 +168,27 @@ def promoted_dtype(operation: str, arrays: Mapping[str, DType]) -> DType:
         raise TypeError(f"{operation}: {told} have no dtype in common: convert with cast()") from None
 
 
-def _require_promotion(operation: str, given: Sequence[tuple[str, DType | Weak]], more: str = "") -> None:
-    for name, kind in given:
-        for other, dtype in given:
+def _require_promotion(operation: str, given: Mapping[str, ArgumentType], more: str = "") -> None:
+    for name, kind in given.items():
+        for other, dtype in given.items():
             if isinstance(dtype, DType) and not _is_promoted(kind, dtype):
                 raise TypeError(
                     f"{operation}: {name} is {_told(kind)} and {other} is {dtype}, which the array API "
-                    f"standard does not promote to one dtype. Convert one, as by "
-                    f"await {other}.cast(...){more}"
+                    f"standard does not promote to one dtype. Convert one, as by await {other}.cast(...), or "
+                    f"by astype in ta.fused{more}"
                 )
 
 
-def check_truths(operation: str, taken: Taken, names: Collection[str]) -> None:
-    """Require that the arguments of these names are truth values.
+def check_truths(operation: str, given: Mapping[str, ArgumentType]) -> None:
+    """Require that arguments, whose types are by their names, are truth values.
 
     Raises:
         TypeError: One is not.
     """
-    for name, argument in zip(taken.expression.inputs, taken.arguments, strict=True):
-        if name in names and argument.dtype is not DType.bool:
+    for name, kind in given.items():
+        if kind is not DType.bool:
             raise TypeError(
-                f"{operation}: {name} must be of bool, got {_told(argument.kind)}: compare it first, as by "
+                f"{operation}: {name} must be of bool, got {_told(kind)}: compare it first, as by "
                 f"await arrays.not_equal({name}, 0)"
             )
 

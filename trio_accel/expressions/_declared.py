@@ -16,7 +16,7 @@ from ._elementwise import Elementwise
 from ._reduction import ComputeReduction, Reduction
 from ._rows import ComputeRows, Rowwise
 
-__all__ = ["DeclaredExpression", "DeclaredReduction", "expression", "reduction", "rows"]
+__all__ = ["DeclaredExpression", "DeclaredReduction", "binder", "expression", "reduction", "rows"]
 
 ParametersP = ParamSpec("ParametersP")
 
@@ -24,8 +24,8 @@ _OPTIONS = ("out", "shape")
 _OF_ROWS = ("axis", "keepdims", "out")
 
 
-class DeclaredReduction(Protocol[ParametersP]):
-    """A function of arrays, as `reduction` and `rows` make it."""
+class DeclaredFunction(Protocol[ParametersP]):
+    """A function of arrays, as the decorators of this module make it."""
 
     @property
     def message(self) -> Callable[ParametersP, Operation[Any, AccelRef]]:
@@ -39,7 +39,21 @@ class DeclaredReduction(Protocol[ParametersP]):
         ...
 
 
-class DeclaredExpression(DeclaredReduction[ParametersP], Protocol[ParametersP]):
+class DeclaredReduction(DeclaredFunction[ParametersP], Protocol[ParametersP]):
+    """A function of arrays, as `reduction` and `rows` make it."""
+
+    @property
+    def text(self) -> str:
+        """What it computes, as an expression of rows; see `Rowwise`."""
+        ...
+
+    @property
+    def precision(self) -> str | None:
+        """The least that it computes in; see `Rowwise`."""
+        ...
+
+
+class DeclaredExpression(DeclaredFunction[ParametersP], Protocol[ParametersP]):
     """A function of arrays, as `expression` makes it."""
 
     @property
@@ -109,7 +123,8 @@ def reduction(
     """
 
     def declare(function: Any) -> Any:
-        bound, array = _bound(function), next(iter(inspect.signature(function).parameters))
+        bound = binder(_operation(function), function)
+        array = next(iter(inspect.signature(function).parameters))
 
         @functools.cache
         def made(dtype: str | None) -> Reduction:
@@ -130,7 +145,7 @@ def reduction(
             sent = message(*arguments, **named)
             return await device_of(sent.operation, *sent.arguments, sent.out).ask(sent)
 
-        return _declared(function, ask, message)
+        return _declared(function, ask, message, f"{reduce}({text})", None)
 
     return declare
 
@@ -154,7 +169,7 @@ def rows(
         names = [name for name in parameters if name not in _OF_ROWS]
         numbers = {name for name in names if parameters[name].annotation == "float"}
         made = Rowwise(text, names, precision=precision, operation=_operation(function), library=library)
-        bound = _bound(function)
+        bound = binder(_operation(function), function)
 
         def message(*arguments: Any, **named: Any) -> ComputeRows:
             given = bound(arguments, named)
@@ -166,14 +181,21 @@ def rows(
         async def ask(*arguments: Any, **named: Any) -> AccelRef:
             return await made.ask(message(*arguments, **named))
 
-        return _declared(function, ask, message)
+        return _declared(function, ask, message, text, precision)
 
     return declare
 
 
-def _bound(function: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
-    """Make a function that returns the arguments of a call by their names, with defaults."""
-    signature, operation = inspect.signature(function), _operation(function)
+def binder(
+    operation: str, function: Callable[..., Any]
+) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+    """Make a function that returns the arguments of a call by their names, with defaults.
+
+    Args:
+        operation: Name of the operation, for the error.
+        function: Has the signature; it takes no ``*args`` and no ``**kwargs``.
+    """
+    signature = inspect.signature(function)
     parameters = signature.parameters.values()
     places = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
     defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
@@ -189,9 +211,9 @@ def _bound(function: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[st
     return bound
 
 
-def _declared(function: Any, ask: Any, message: Any) -> Any:
+def _declared(function: Any, ask: Any, message: Any, text: str, precision: str | None) -> Any:
     declared: Any = functools.wraps(function)(ask)
-    declared.message = message
+    declared.message, declared.text, declared.precision = message, text, precision
     return declared
 
 

@@ -8,7 +8,14 @@ from typing import Any, Generic, TypeVar, cast
 import attrs
 
 from ..backends.base import DType, DTypeLike
-from ..backends.base.expressions import Expression, SpecializedExpression, TypedExpression, parse
+from ..backends.base.expressions import (
+    Argument,
+    ArgumentType,
+    Expression,
+    SpecializedExpression,
+    TypedExpression,
+    parse,
+)
 from ..backends.base.ops import ElementwiseSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
 from ..devices.operations._plan_source import written
@@ -111,7 +118,7 @@ class Elementwise(Generic[ReplyT]):
         self._is_single = chosen is None
         self._is_checked = is_checked
         self._message = served_by(ComputeElementwise, library)
-        self._promoted, self._truths = frozenset(promoted), frozenset(truths)
+        self._promoted, self._truths = tuple(promoted), tuple(truths)
         self.operation: str = operation
         # By the types of the arguments, and of results that are given.
         self._known: dict[tuple[object, ...], _Known] = {}
@@ -211,7 +218,7 @@ class Elementwise(Generic[ReplyT]):
         if known is None:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            known = self._known[key] = self._find_types(planner.name, taken, out)
+            known = self._known[key] = self._find_types(planner.name, taken.arguments, out)
         taken.check_held(planner.name, known.typed)
         if known.has_places:
             taken.check_places(planner.name, known.typed.axes)
@@ -232,12 +239,22 @@ class Elementwise(Generic[ReplyT]):
         reply: Any = results[0] if self._is_single else tuple(results)
         return Planned(spec, cast("ReplyT", reply))
 
-    def _find_types(self, operation: str, taken: Taken, out: Sequence[AccelRef | None]) -> _Known:
-        if self._promoted:
-            check_promotion(operation, taken, self._promoted)
-        if self._truths:
-            check_truths(operation, taken, self._truths)
-        specialized = SpecializedExpression(self._expression, taken.arguments, self._dtypes, self._is_checked)
+    def dtype_of(self, operation: str, arguments: Sequence[ArgumentType]) -> DType:
+        """Return the dtype of the first result, of arguments of these types.
+
+        Raises:
+            TypeError, ValueError, NotSupportedError: See `Elementwise.__call__`.
+        """
+        given = tuple([Argument(kind, isinstance(kind, DType)) for kind in arguments])
+        return self._find_types(operation, given, (None,) * len(self.outputs)).dtypes[0]
+
+    def _find_types(
+        self, operation: str, arguments: tuple[Argument, ...], out: Sequence[AccelRef | None]
+    ) -> _Known:
+        kinds = {name: each.kind for name, each in zip(self.inputs, arguments, strict=True)}
+        check_promotion(operation, {name: kinds[name] for name in self._promoted})
+        check_truths(operation, {name: kinds[name] for name in self._truths})
+        specialized = SpecializedExpression(self._expression, arguments, self._dtypes, self._is_checked)
         try:
             found = specialized.typed.dtypes
         except (TypeError, ValueError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -63,7 +63,8 @@ class Rowwise:
         text: The statements; see `RowExpression.parse`.
         inputs: Names of the arguments, in order.
         precision: The least that arguments are computed in, ``"float32"`` or ``"float64"``. The result is
-            rounded once, to the dtype that it would have without.
+            rounded once, to the dtype that it would have without. None for the dtypes of the arguments, as
+            `Elementwise` and `Reduction` compute.
         operation: Name of the operation, such as ``"arrays.softmax"``.
         library: Import path of the library actor that serves it.
 
@@ -75,15 +76,17 @@ class Rowwise:
     """
 
     def __init__(
-        self, text: str, inputs: Sequence[str], *, precision: str, operation: str, library: str
+        self, text: str, inputs: Sequence[str], *, precision: str | None, operation: str, library: str
     ) -> None:
         self._rows = RowExpression.parse(text, tuple(inputs))
-        self._wide = WIDE[precision]
+        if not self._rows.stages:
+            raise ValueError(f"the expression of rows reduces nothing: {text}")
+        self._wide: Mapping[str, DType] = {} if precision is None else WIDE[precision]
         self._library = library
         self._message = served_by(ComputeRows, library)
         self.operation: str = operation
         # By the types of the arguments, and of a result that is given.
-        self._specialize = functools.lru_cache(256)(self._specialized)
+        self.specialize = functools.lru_cache(256)(self._specialized)
         self._steps = functools.lru_cache(256)(self._made_steps)
 
     def compute(
@@ -156,8 +159,10 @@ class Rowwise:
         name, out = planner.name, message.out
         taken = take(planner, self._rows, message.arguments)
         axes = axes_of(name, taken.shape, message.axis)
-        specialized, text = self._specialize(taken.signature, None if out is None else out.dtype)
+        specialized, text = self.specialize(taken.signature, None if out is None else out.dtype)
         count = math.prod(taken.shape[axis] for axis in axes)
+        for part, inputs in specialized.typed.parts:
+            taken.check_held(name, part, inputs, {COUNT: count})
         arrays = dict(zip(taken.array_names, taken.lying, strict=True))
         shape = taken.shape
         if not specialized.is_whole:
@@ -195,7 +200,7 @@ class Rowwise:
         return specialized, specialized.encode()
 
     def _made_steps(self, signature: tuple[str, ...], out: DType | None) -> _Steps:
-        specialized, _ = self._specialize(signature, out)
+        specialized, _ = self.specialize(signature, out)
         rows, named = specialized.rows, dict[str, Any](operation=self.operation, library=self._library)
         reductions = [
             Reduction(stage.map.text, stage.name, inputs=stage.map.inputs, **named) for stage in rows.stages

@@ -83,9 +83,8 @@ class RowExpression:
         last = parse(_pruned(cutter.statements, _RESULT), None, (_RESULT,))
         read = {name for stage in stages for name in stage.map.inputs} | set(last.inputs)
         foreign = read - {*inputs, COUNT} - {found(number) for number in range(len(stages))}
-        if not stages or foreign:
-            told = f"reads {', '.join(sorted(foreign))}" if foreign else "reduces nothing"
-            raise ValueError(f"the expression of rows {told}: {text}")
+        if foreign:
+            raise ValueError(f"the expression of rows reads {', '.join(sorted(foreign))}: {text}")
         return RowExpression(text, inputs, stages, last)
 
     @property
@@ -189,6 +188,12 @@ class TypedRows:
     def dtype(self) -> DType:
         """Dtype of the result."""
         return self.last.dtypes[0]
+
+    @property
+    def parts(self) -> list[tuple[TypedExpression, tuple[str, ...]]]:
+        """Its expressions, and what each of them reads."""
+        stages = [(stage.map, stage.reduction.map.inputs) for stage in self.stages]
+        return [*stages, (self.last, self.rows.last.inputs)]
 
 
 def typed_rows(

@@ -19,7 +19,7 @@ from ..errors import NotSupportedError
 from ._expression import Apply, Expression, Index, Literal, Load, Node, Place
 from ._functions import FUNCTIONS, Function
 
-__all__ = ["ArgumentType", "Step", "TypedExpression", "Weak", "typed"]
+__all__ = ["WEAK_ARITHMETIC", "ArgumentType", "Step", "TypedExpression", "Weak", "typed"]
 
 
 class Weak(enum.Enum):
@@ -40,7 +40,7 @@ _RANKS = (Weak.int, Weak.float, Weak.complex)
 _PYTHON: dict[Weak, Any] = {Weak.int: int, Weak.float: float, Weak.complex: complex}
 _EXAMPLES: dict[Weak, Any] = {Weak.int: 0, Weak.float: 0.0, Weak.complex: 0j}
 # Between Python numbers; other functions take them as arrays of their own types.
-_WEAK_ARITHMETIC = ("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "negative",
+WEAK_ARITHMETIC = ("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "negative",
                     "positive")  # fmt: skip
 _LOW = (DType.float8_e4m3fn, DType.float8_e5m2)
 _INT64 = np.iinfo(np.int64)
@@ -292,7 +292,7 @@ class _Typist:
         kinds = [self._kind(number) for number in steps]
         if function.name == "power":
             self._check_power(node, kinds, steps[1])
-        if all(isinstance(kind, Weak) for kind in kinds) and function.name in _WEAK_ARITHMETIC:
+        if all(isinstance(kind, Weak) for kind in kinds) and function.name in WEAK_ARITHMETIC:
             return self._weak_arithmetic(function, steps, node.place)
         *needed, result = self._resolve(node, function, kinds)
         is_refused = any(dtype.kind not in function.kinds for dtype in needed)

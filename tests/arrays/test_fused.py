@@ -1,0 +1,634 @@
+"""`ta.fused`: against NumPy in float64, and against the same functions of `ta.arrays` step by step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.special
+import trio
+from array_numbers import DTYPES, numbers, wide
+from chosen import BACKEND, IS_STAND_IN
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trio_accel as ta
+from trio_accel.testing import inject_fault
+
+xp = ta.fused.xp
+ROUNDED = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 2e-6, "complex64": 2e-6}
+# The stand-in's compiler takes a second for each kernel.
+STEP = 7 if IS_STAND_IN else 1
+RECORDED = sorted(set(dir(xp)) & set(ta.arrays.__all__))
+ALONG_AXES = [
+    name for name in RECORDED if not hasattr(getattr(ta.arrays, name), "elementwise") and name != "clip"
+]
+BY_ELEMENT = [name for name in RECORDED if name not in ALONG_AXES]
+
+
+async def stepwise(device: ta.Device, function: Callable[..., Any], *given: Any, **named: Any) -> ta.AccelRef:
+    """Call a function with arrays of the blocking namespace, which computes each step by `ta.arrays`."""
+    space = ta.interop.array_api(device)
+
+    def run() -> Any:
+        return function(*[space.asarray(x) if isinstance(x, np.ndarray) else x for x in given], **named)
+
+    found: ta.AccelRef = (await trio.to_thread.run_sync(run)).ref
+    return found
+
+
+async def outcome(of: Any) -> ta.AccelRef | type[Exception]:
+    try:
+        made: ta.AccelRef = await of
+    except (TypeError, ValueError) as error:
+        # An axis out of bounds is a ValueError of NumPy's own.
+        return TypeError if isinstance(error, TypeError) else ValueError
+    return made
+
+
+async def assert_same(found: ta.AccelRef, want: ta.AccelRef, what: object = "") -> None:
+    assert (found.dtype, found.shape) == (want.dtype, want.shape), what
+    tolerance = ROUNDED.get(found.dtype.value, 1e-12)
+    got, expected = wide(await found.to_host()), wide(await want.to_host())
+    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance, err_msg=str(what))
+
+
+async def launches(device: ta.Device, of: Any) -> int:
+    before = (await device.statistics()).launched
+    await of
+    return (await device.statistics()).launched - before
+
+
+@ta.fused
+def norm(x: Any, y: Any) -> Any:
+    return xp.sqrt(x * x + y * y)
+
+
+@ta.fused
+def softmax(x: Any, *, axis: Any = -1) -> Any:
+    space = x.__array_namespace__()
+    e = space.exp(x - space.max(x, axis=axis, keepdims=True))
+    return e / space.sum(e, axis=axis, keepdims=True)
+
+
+@ta.fused
+def chain(x: Any, y: Any) -> Any:
+    space = x.__array_namespace__()
+    z = space.where(x > y, space.exp(-abs(x)), 2 * y - 0.5)
+    return space.tanh(z) / (1 + z**2) - x
+
+
+@ta.fused
+def spread(x: Any, *, axis: Any = None, keepdims: bool = False) -> Any:
+    space = x.__array_namespace__()
+    d = x - space.mean(x, axis=axis, keepdims=True)
+    return space.sqrt(space.mean(d * d, axis=axis, keepdims=keepdims))
+
+
+@pytest.mark.parametrize("size", [0, 1, 257, 1025])
+async def test_a_chain_is_one_launch(device: ta.Device, size: int) -> None:
+    x, y = numbers((size,), "float64"), numbers((size,), "float64", 4)
+    on, other = await device.put(x), await device.put(y)
+    for function in (norm, chain):
+        assert await launches(device, function(on, other)) == 1
+        found = await function(on, other)
+        if function is chain:
+            np.testing.assert_allclose(await found.to_host(), chain.__wrapped__(x, y), rtol=1e-13, atol=1e-14)
+        else:
+            np.testing.assert_allclose(await found.to_host(), np.hypot(x, y), rtol=1e-14)
+    single = [await each.cast("float32") for each in (on, other)]
+    found = await chain(*single)
+    want = chain.__wrapped__(x.astype(np.float32).astype(float), y.astype(np.float32).astype(float))
+    assert found.dtype == "float32"
+    np.testing.assert_allclose(await found.to_host(), want, rtol=1e-5, atol=1e-6)
+
+
+async def test_special_values_and_signs_of_zeros(device: ta.Device) -> None:
+    special = np.array([0.0, -0.0, 1.5, -2.0, np.inf, -np.inf, np.nan, 5e-324, 1e308])
+    x, y = np.repeat(special, len(special)), np.tile(special, len(special))
+
+    def signs(x: Any, y: Any) -> Any:
+        space = x.__array_namespace__()
+        return space.copysign(space.minimum(x, 3.0) * -1.0, y) + space.where(space.isnan(x), y, -0.0)
+
+    def bounds(x: Any, y: Any) -> Any:
+        space = x.__array_namespace__()
+        return space.maximum(x, -float("inf")) * y - float("inf") * space.sign(y)
+
+    for function in (signs, bounds):
+        found = await (await ta.fused(function)(await device.put(x), await device.put(y))).to_host()
+        with np.errstate(all="ignore"):
+            want = function(x, y)
+        np.testing.assert_array_equal(found, want)
+        number = ~np.isnan(want)
+        np.testing.assert_array_equal(np.signbit(found[number]), np.signbit(want[number]))
+
+
+@pytest.mark.parametrize("isolation", ["inline"])
+@pytest.mark.parametrize("name", BY_ELEMENT[::STEP])
+async def test_every_function_of_each_element(device: ta.Device, name: str) -> None:
+    """The dtype, or the refusal, is that of the function without fusing."""
+    function = getattr(ta.arrays, name)
+    several = ("x", "min", "max") if name == "clip" else function.elementwise.inputs
+    fused = ta.fused(eval(f"lambda {', '.join(several)}: xp.{name}({', '.join(several)})", {"xp": xp}))
+    kinds = DTYPES[::6] if IS_STAND_IN else DTYPES
+    pairs = [(one, one) for one in kinds] + [
+        *itertools.pairwise(kinds),
+        ("float32", "complex64"),
+        ("int8", 2),
+    ]
+    for first, second in [
+        *pairs,
+        (2.5, "float32"),
+        ("int64", 1.5),
+        (True, "bool"),
+        ("float16", np.float64(2)),
+    ]:
+        made = [numbers((5,), each, 7) if isinstance(each, str) else each for each in (first, second)]
+        arguments = {
+            1: made[:1],
+            2: made,
+            3: [numbers((5,), "bool"), *made] if name == "where" else [*made, made[1]],
+        }[len(several)]
+        if not any(isinstance(each, np.ndarray) for each in arguments):
+            continue
+        found = await outcome(fused(*arguments))
+        want = await outcome(function(*arguments))
+        if isinstance(found, type) or isinstance(want, type):
+            assert found is want, (name, first, second)
+        else:
+            await assert_same(found, want, (name, first, second))
+
+
+@pytest.mark.parametrize("isolation", ["inline"])
+@pytest.mark.parametrize("name", ALONG_AXES)
+async def test_every_function_along_axes(device: ta.Device, name: str) -> None:
+    function = getattr(ta.arrays, name)
+
+    def call(*arrays: Any, **options: Any) -> Any:
+        return getattr(xp, name)(*arrays, **options)
+
+    def one(x: Any, *, options: Any = ()) -> Any:
+        return call(x, **dict(options))
+
+    def two(x: Any, y: Any, *, options: Any = ()) -> Any:
+        return call(x, y, **dict(options))
+
+    fused = ta.fused(two if name == "cosine_similarity" else one)
+    takes_keepdims = "keepdims" in function.__wrapped__.__kwdefaults__
+    for kind in DTYPES[::STEP]:
+        arrays = [numbers((3, 4, 5), kind, seed) for seed in (3, 4)][: 1 + (name == "cosine_similarity")]
+        for axis, keepdims in itertools.product(
+            (None, 0, -1, (0, 2), ()), (False, True)[: 1 + takes_keepdims]
+        ):
+            if IS_STAND_IN and axis not in (None, -1):
+                continue
+            options = {"axis": axis, **({"keepdims": keepdims} if takes_keepdims else {})}
+            found = await outcome(fused(*arrays, options=tuple(options.items())))
+            want = await outcome(function(*arrays, **options))
+            if isinstance(found, type) or isinstance(want, type):
+                assert found is want, (name, kind, axis)
+            else:
+                await assert_same(found, want, (name, kind, axis, keepdims))
+
+
+@pytest.mark.parametrize("name", ["sum", "prod"])
+async def test_sums_of_other_dtypes(device: ta.Device, name: str) -> None:
+    function = getattr(ta.arrays, name)
+    fused = ta.fused(lambda x, *, dtype: getattr(xp, name)(x + x, axis=0, dtype=dtype))
+    for kind, dtype in (
+        ("int8", "int8"),
+        ("int8", "float32"),
+        ("bool", "int32"),
+        ("float16", "float64"),
+        ("uint8", "uint8"),
+    ):
+        x = numbers((9, 6), kind) if kind != "bool" else numbers((9, 6), "int16")
+        found = await fused(await device.put(x), dtype=dtype)
+        await assert_same(found, await function(await ta.arrays.add(await device.put(x), x), 0, dtype=dtype))
+        assert found.dtype == dtype
+
+
+async def test_functions_of_rows_are_one_launch(device: ta.Device) -> None:
+    x = numbers((7, 300), "float32")
+    on = await device.put(x)
+    for axis in (-1, 0, None, (0, 1)):
+        found = await softmax(on, axis=axis)
+        np.testing.assert_allclose(
+            await found.to_host(), scipy.special.softmax(wide(x), axis=axis), rtol=2e-6
+        )
+        assert await launches(device, softmax(on, axis=axis)) == 1
+        for keepdims in (False, True):
+            found = await spread(on, axis=axis, keepdims=keepdims)
+            want = wide(x).std(axis=axis, keepdims=keepdims)
+            assert found.shape == want.shape
+            np.testing.assert_allclose(await found.to_host(), want, rtol=2e-6)
+            assert await launches(device, spread(on, axis=axis, keepdims=keepdims)) == 1
+
+    @ta.fused
+    def one_sum(x: Any, y: Any) -> Any:
+        return xp.sum((x - y) ** 2, axis=1)
+
+    @ta.fused
+    def length(x: Any) -> Any:
+        return xp.sqrt(xp.sum(x * x, axis=1)) + 1
+
+    @ta.fused
+    def scaled(x: Any, weight: Any) -> Any:
+        return x / xp.sqrt(xp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * weight
+
+    weight = numbers((300,), "float32", 5)
+    for function, arguments, want in (
+        (one_sum, (on, 0.5), ((wide(x) - 0.5) ** 2).sum(1)),
+        (length, (on,), np.sqrt((wide(x) ** 2).sum(1)) + 1),
+        (scaled, (on, weight), wide(x) / np.sqrt((wide(x) ** 2).mean(1, keepdims=True) + 1e-6) * weight),
+    ):
+        found = await function(*arguments)
+        np.testing.assert_allclose(await found.to_host(), want, rtol=3e-6, atol=1e-6)
+        assert await launches(device, function(*[on, *arguments[1:]])) == 1
+
+
+async def test_few_long_rows_are_made_in_steps(device: ta.Device) -> None:
+    x = numbers((2, 140_000), "float32")
+    on = await device.put(x)
+    assert await launches(device, softmax(on)) == 3
+    found = await (await softmax(on)).to_host()
+    np.testing.assert_allclose(found, scipy.special.softmax(wide(x), axis=1), rtol=2e-6)
+
+
+# Each needs several launches, or would be another thing in one.
+STEPS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], int]] = {
+    "other axes": (lambda x: xp.sum(x, axis=0) + xp.max(x, axis=1), ((5, 5),), 3),
+    "a reduction of a reduction": (lambda x: xp.sum(xp.max(x, axis=1), axis=0), ((4, 6),), 2),
+    "without its last axis": (lambda x: x - xp.mean(x, axis=1), ((5, 5),), 2),
+    "both with its axis and without": (
+        lambda x: xp.max(x, axis=1, keepdims=True) - xp.min(x, axis=1),
+        ((4, 6),),
+        3,
+    ),
+    "arrays that never meet": (lambda x, y: xp.sum(x) / xp.sum(y), ((3, 4), (5, 6)), 3),
+    "a part of the shape": (lambda x, y: x / xp.sum(y, axis=1, keepdims=True), ((3, 4), (1, 4)), 2),
+    "an axis of one element": (lambda x, y: x - xp.sum(x, axis=0, keepdims=True) * y, ((1, 4), (3, 4)), 2),
+    "an array of the reduced shape": (lambda x, y: xp.sum(x, axis=1, keepdims=True) * y, ((3, 4), (3, 1)), 2),
+    "fewer axes": (lambda x, y: x * xp.max(y, axis=0), ((3, 4), (4,)), 2),
+    "a variance beside others": (lambda x: xp.var(x, axis=1, correction=1) + xp.sum(x, axis=0), ((4, 4),), 4),
+    "a variance of found": (lambda x: xp.std(xp.sum(x, axis=0), axis=0), ((4, 5),), 4),
+    "logarithms of sums": (lambda x: xp.logsumexp(x, axis=1) + xp.sum(x, axis=0), ((4, 4),), 4),
+    "places": (lambda x: xp.argmax(x, axis=1) + xp.argmin(x, axis=0), ((4, 4),), 3),
+}
+
+
+@pytest.mark.parametrize("case", STEPS)
+async def test_what_takes_steps(device: ta.Device, case: str) -> None:
+    function, shapes, count = STEPS[case]
+    arrays = [numbers(shape, "float64", seed) for seed, shape in enumerate(shapes)]
+    on = [await device.put(each) for each in arrays]
+    fused = ta.fused(eval_with(function))
+    assert await launches(device, fused(*on)) == count
+    plain = eval_with(function, ta.interop.array_api(device))
+    await assert_same(await fused(*on), await stepwise(device, plain, *arrays), case)
+
+
+def eval_with(function: Callable[..., Any], space: Any = xp) -> Callable[..., Any]:
+    """Return a function whose `xp` is another namespace."""
+    return type(function)(function.__code__, {"xp": space}, function.__name__)  # type: ignore[call-arg]
+
+
+async def test_one_recording_serves_all_shapes(device: ta.Device) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    @ta.fused
+    def counted(x: Any, y: Any, *, power: Any = 2) -> Any:
+        calls.append((x.dtype, x.ndim, power))
+        return x**power + y
+
+    x = await device.put(numbers((4, 5), "float32"))
+    for _ in range(2):
+        await counted(x, 1.5)
+        await counted(x[:2, ::-1].T, 2.5)
+        await counted(x[1:], -3.0)
+    assert calls == [("float32", 2, 2)]
+    await counted(x, 2)  # a whole number
+    await counted(x[0], 2)  # fewer axes
+    await counted(x[:1], 2)  # an axis of one element
+    await counted(await x.cast("float64"), 2)
+    assert len(calls) == 5
+    for power in (1, 1.0, True, 1):
+        outcome_of = await outcome(counted(await x.cast("int32"), 2, power=power))
+        assert isinstance(outcome_of, ta.AccelRef) == (power is not True and not isinstance(power, float))
+
+
+async def test_options_that_are_equal_may_differ(device: ta.Device) -> None:
+    scaled = ta.fused(lambda x, *, by: x * by)
+    x = await device.put(np.array([1, 2], np.float32))
+    whole = await device.put(np.array([1, 2], np.int32))
+    assert (await scaled(whole, by=2)).dtype == "int32"
+    with pytest.raises(TypeError, match="Python float"):
+        await scaled(whole, by=2.0)
+    for zero in (0.0, -0.0):
+        found = await (await scaled(x, by=zero)).to_host()
+        np.testing.assert_array_equal(np.signbit(found), np.signbit(zero))
+    with pytest.raises(TypeError, match=r"fused\.<lambda>: by must be hashable"):
+        await scaled(x, by=[2])
+
+
+async def test_numbers_of_all_kinds(device: ta.Device) -> None:
+    x = await device.put(numbers((6,), "float32"))
+    c = await device.put(numbers((6,), "complex64"))
+
+    def mixed(x: Any, k: Any, s: Any) -> Any:
+        return (x + k * 2**k) * (s / (1 + s)) - np.float32(0.1) * x
+
+    for k, s in ((2, 0.25), (3, np.float32(2)), (1.5, np.float32(3))):
+        found = await ta.fused(mixed)(x, k, s)
+        await assert_same(found, await stepwise(device, mixed, await x.to_host(), k, s), (k, s))
+    double = await ta.fused(lambda x: np.float64(0.5) * x)(x)
+    await assert_same(double, await ta.arrays.multiply(np.float64(0.5), x))
+    turned = await (await ta.fused(lambda c: c * complex(-0.0, np.inf))(c)).to_host()
+    np.testing.assert_array_equal(turned, (await c.to_host()) * np.complex64(complex(-0.0, np.inf)))
+    found = await ta.fused(lambda c, z: xp.exp(c * 1j) + z)(c, 2j)
+    np.testing.assert_allclose(await found.to_host(), np.exp(1j * wide(await c.to_host())) + 2j, rtol=1e-6)
+    found = await ta.fused(lambda x, weight=None: x if weight is None else x * weight)(x)
+    await assert_same(found, x)
+    assert found is not x
+
+
+@pytest.mark.parametrize("along", [False, True])
+async def test_whole_numbers_that_a_dtype_does_not_hold(device: ta.Device, along: bool) -> None:
+    x = await device.put(np.arange(6, dtype=np.int8).reshape(2, 3))
+
+    def far(x: Any, k: Any) -> Any:
+        y = x + k
+        return xp.sum(y, axis=1, keepdims=True) - y if along else y * 2
+
+    fused = ta.fused(far)
+    host = await (await fused(x, 100)).to_host()
+    y = (np.arange(6, dtype=np.int8).reshape(2, 3)) + np.int8(100)
+    np.testing.assert_array_equal(host, y.sum(1, keepdims=True) - y if along else y * np.int8(2))
+    for wrong in (lambda: fused(x, 300), lambda: ta.fused(lambda x: far(x, 300))(x)):
+        with pytest.raises(ValueError, match=r"fused\..*300 is outside -128 to 127, which int8 holds"):
+            await wrong()
+
+
+async def test_results_in_arrays_that_are_given(device: ta.Device) -> None:
+    x, y = numbers((4, 5), "float64"), numbers((4, 5), "float64", 4)
+    on, other = await device.put(x), await device.put(y)
+    out = await device.zeros((4, 10))
+    assert (await norm(on, other, out=out[:, ::2])).shape == (4, 5)
+    np.testing.assert_allclose((await out.to_host())[:, ::2], np.hypot(x, y), rtol=1e-14)
+    single = await device.zeros((4, 5), "float32")
+    assert await norm(on, other, out=single) is not None
+    np.testing.assert_allclose(await single.to_host(), np.hypot(x, y), rtol=1e-6)
+    await softmax(on, out=on)
+    np.testing.assert_allclose(await on.to_host(), scipy.special.softmax(x, axis=1), rtol=1e-14)
+    centred = ta.fused(lambda y, z: y - xp.mean(y, axis=0) * xp.max(z, axis=1, keepdims=True))
+    await centred(other, other, out=other)
+    np.testing.assert_allclose(await other.to_host(), y - y.mean(0) * y.max(1, keepdims=True), rtol=1e-13)
+    total = ta.fused(lambda x: xp.sum(x + 1, axis=1))
+    row = await device.zeros(4)
+    await total(await device.put(y), out=row)
+    np.testing.assert_allclose(await row.to_host(), (y + 1).sum(1), rtol=1e-13)
+    with pytest.raises(ValueError, match=r"fused\.norm: out must have shape \(4, 5\)"):
+        await norm(on, other, out=row)
+    with pytest.raises(TypeError, match=r"fused\.norm: .*float64, which does not become int32 of out"):
+        await norm(on, other, out=await device.zeros((4, 5), "int32"))
+
+
+async def test_functions_of_functions_and_names_of_arguments(device: ta.Device) -> None:
+    @ta.fused
+    def outer(n: Any, e: Any, _0: Any, found_0: Any, max: Any) -> Any:  # noqa: A002
+        unused = xp.sum(xp.sort, axis=9) if n is None else xp.prod(n)
+        assert unused is not n
+        return norm(n, e) - xp.max(_0, axis=1, keepdims=True) * found_0 + max
+
+    arrays = [numbers((3, 4), "float64", seed) for seed in range(5)]
+    n, e, first, second, last = arrays
+    assert await launches(device, outer(*[await device.put(each) for each in arrays])) >= 1
+    found = await (await outer(await device.put(n), *arrays[1:])).to_host()
+    np.testing.assert_allclose(
+        found, np.hypot(n, e) - first.max(1, keepdims=True) * second + last, rtol=1e-13
+    )
+    assert (repr(norm), norm.__name__) == ("<fused norm(x: 'Any', y: 'Any') -> 'Any'>", "norm")
+
+
+async def test_long_functions(device: ta.Device) -> None:
+    @ta.fused
+    def horner(x: Any, *, count: int) -> Any:
+        y = x
+        for number in range(count):
+            y = y * x + number % 3
+        return y
+
+    x = np.linspace(-0.9, 0.9, 11)
+    found = await (await horner(await device.put(x), count=150)).to_host()
+    np.testing.assert_allclose(found, horner.__wrapped__(x, count=150), rtol=1e-12)
+    with pytest.raises(
+        ta.NotSupportedError, match=r"fused\.horner: too much .* characters.*several functions"
+    ):
+        await horner(x, count=600)
+
+
+@settings(max_examples=4 if IS_STAND_IN else 40, deadline=None)
+@given(draw=st.data())
+async def test_any_function(draw: st.DataObject) -> None:
+    """Trees of functions: the same as NumPy in float64."""
+    unary = ("sin", "exp", "abs", "tanh", "square", "negative", "floor", "expm1", "atan", "sign", "isfinite")
+    binary = (
+        "add",
+        "subtract",
+        "multiply",
+        "maximum",
+        "minimum",
+        "less",
+        "hypot",
+        "atan2",
+        "where",
+        "copysign",
+    )
+    along = ("sum", "max", "min", "mean", "var", "std", "prod", "any", "argmax", "count_nonzero")
+    seen: list[Any] = []
+
+    def tree(arrays: list[Any], space: Any, choices: list[Any]) -> Any:
+        """Build the tree of the choices; it has one value more with each."""
+        values = [*arrays, 0.5, -2.0]
+        for kind, name, first, second, axis, keepdims in choices:
+            x, y = values[first % len(arrays)], values[second % len(values)]
+            if kind == "unary":
+                made = getattr(space, name)(x)
+            elif kind == "along":
+                axis = axis if axis is None or x.ndim else None  # noqa: PLW2901
+                axis = axis % x.ndim if axis is not None else None  # noqa: PLW2901
+                made = space.astype(getattr(space, name)(x, axis=axis, keepdims=keepdims), space.float64)
+            elif name == "where":
+                made = space.where(x > 0, x, y)
+            else:
+                made = getattr(space, name)(x, y)
+            made = space.astype(made, space.float64)
+            # What does not fit stays small: NumPy and the device may differ beyond.
+            made = space.clip(made, -50.0, 50.0)
+            arrays, values = [*arrays, made], [*arrays, made, 0.5, -2.0]
+        return arrays[-1]
+
+    step = st.one_of(
+        st.tuples(st.just("unary"), st.sampled_from(unary)),
+        st.tuples(st.just("binary"), st.sampled_from(binary)),
+        st.tuples(st.just("along"), st.sampled_from(along)),
+    )
+    several = st.tuples(
+        step, st.integers(0, 9), st.integers(0, 9), st.none() | st.integers(0, 3), st.booleans()
+    )
+    choices = [(*head, *rest) for head, *rest in draw.draw(st.lists(several, min_size=1, max_size=7))]
+    size = draw.draw(st.integers(1, 4))
+    shape = st.sampled_from([(size, size), (1, size), (size, 1), (size,), ()])
+    arrays = [numbers(draw.draw(shape), "float64", seed) for seed in (1, 2)]
+    arrays = [np.asarray(each, np.float64) for each in arrays]
+    seen.append(choices)
+    try:
+        with np.errstate(all="ignore"):
+            want = np.asarray(tree([np.asarray(each) for each in arrays], np, choices))
+    except ValueError as error:
+        assert "broadcast" in str(error)  # noqa: PT017
+        return
+    options = ta.DeviceOptions(isolation="inline")
+    async with ta.open_system("any") as system, system.open_device(BACKEND, options=options) as device:
+        found = await ta.fused(lambda x, y: tree([x, y], xp, choices))(
+            *[await device.put(each) for each in arrays]
+        )
+        assert (found.dtype, found.shape) == ("float64", want.shape)
+        np.testing.assert_allclose(await found.to_host(), want, rtol=1e-9, atol=1e-9)
+
+
+async def test_graphs_hold_what_was_recorded(device: ta.Device) -> None:
+    x, y = numbers((4, 5), "float64"), numbers((4, 5), "float64", 4)
+
+    async def step(x: ta.AccelRef, y: ta.AccelRef) -> ta.AccelRef:
+        return await softmax(await norm(x, y))
+
+    graph = await ta.graphs.capture(device, step, await device.put(x), await device.put(y))
+    assert "2 operations" in repr(graph)
+    found = await (await graph(await device.put(2 * x), await device.put(y))).to_host()
+    np.testing.assert_allclose(found, scipy.special.softmax(np.hypot(2 * x, y), axis=1), rtol=1e-13)
+
+
+async def test_a_lost_context(system: ta.System) -> None:
+    options = ta.DeviceOptions(isolation="process", retry=1, retry_suspects=True)
+    async with system.open_device(BACKEND, options=options) as device:
+        x = numbers((4, 5), "float64")
+        on = await device.put(x)
+        await norm(on, on)
+        inject_fault(device, "fused.norm", poison=True)
+        found = await norm(on, 2.0)
+        assert device.generation == 2
+        np.testing.assert_allclose(await found.to_host(), np.hypot(x, 2), rtol=1e-13)
+
+
+def kinds_of_refusals(x: Any) -> list[tuple[Callable[[Any], Any], type[Exception], str]]:
+    return [
+        (
+            lambda x: x if x > 0 else -x,
+            ta.NotSupportedError,
+            r"__bool__ of an array is not recorded: xp\.where",
+        ),
+        (lambda x: [float(x)], ta.NotSupportedError, "__float__ .* keyword-only"),
+        (lambda x: [int(x)], ta.NotSupportedError, "__int__ "),
+        (lambda x: x[0], ta.NotSupportedError, "__getitem__ .* take parts before the call"),
+        (lambda x: [*x], ta.NotSupportedError, "__iter__ "),
+        (lambda x: [len(x)], ta.NotSupportedError, "__len__ "),
+        (lambda x: x @ x, ta.NotSupportedError, r"__matmul__ .* ta\.linalg\.matmul"),
+        (lambda x: np.ones((2, 2)) @ x, ta.NotSupportedError, "__rmatmul__ "),
+        (
+            lambda x: x.shape,
+            ta.NotSupportedError,
+            r"\.shape is not recorded, as one recording is for all shapes",
+        ),
+        (lambda x: x.T, AttributeError, r"\.T is not recorded"),
+        (lambda x: [np.asarray(x)], ta.NotSupportedError, "__array__ .* in place of NumPy's"),
+        (lambda x: [np.sqrt(x)], TypeError, "does not support ufuncs"),
+        (
+            lambda x: xp.sort(x, axis=0),
+            ta.NotSupportedError,
+            r"fused: sort is not recorded: .* before or behind",
+        ),
+        (lambda x: xp.matmul(x, x), AttributeError, "fused: matmul is not recorded"),
+        (lambda x: xp.add(x, None), TypeError, "add: x2 must be a number or an array, got NoneType"),
+        (lambda x: x + "1", TypeError, "add: x2 must be a number or an array, got str"),
+        (
+            lambda x: x + np.ones(3),
+            TypeError,
+            "add: x2 is an array that is no argument of the recorded function",
+        ),
+        (lambda x: np.ones(3) * x, TypeError, "multiply: x1 is an array that is no argument"),
+        (lambda x: x & 1, TypeError, "bitwise_and"),
+        (lambda x: xp.sqrt(2.0), TypeError, "fused: sqrt: one argument must be an argument of the recorded"),
+        (lambda x: xp.sqrt(x, x), TypeError, "sqrt: too many positional"),
+        (lambda x: xp.sum(x, axes=0), TypeError, "sum: .*axes"),
+        (lambda x: xp.sum(x, axis=2), ValueError, r"sum: axis 2 of 2 axes: .*out of bounds"),
+        (lambda x: xp.sum(x, axis=x), ta.NotSupportedError, "__index__ "),
+        (lambda x: xp.argmax(x, axis=(0, 1)), TypeError, "argmax: axis must be one axis or None"),
+        (lambda x: xp.add(x, 1, out=x), TypeError, "add: out is an argument of the recorded function"),
+        (lambda x: xp.astype(x, "float8_e5m2"), ta.NotSupportedError, "float8_e5m2"),
+        (
+            lambda x: xp.astype(xp.astype(x, "complex64"), "int8"),
+            TypeError,
+            "astype: .* would drop the imaginary part",
+        ),
+        (lambda x: xp.where(x, x, 0), TypeError, "where: condition must be of bool"),
+        (lambda x: x + xp.astype(x, xp.int32), TypeError, "add: x1 is float64 and x2 is int32"),
+        (lambda x: (x, x), TypeError, "must return one array that it computes, got tuple"),
+        (lambda x: None, TypeError, "must return one array that it computes, got NoneType"),
+        (lambda x: 1.0, TypeError, "must return one array that it computes, got float"),
+        (lambda x: xp.cosine_similarity(x, xp.sum(x, axis=0)), ta.NotSupportedError, "must have one shape"),
+        (lambda x: xp.sum(x, axis=0) + xp.max(x, axis=0) + x[:, 0], ta.NotSupportedError, "__getitem__"),
+    ]
+
+
+async def test_what_is_refused(device: ta.Device) -> None:
+    x = await device.put(np.ones((2, 3)))
+    launched = (await device.statistics()).launched
+    for function, error, told in kinds_of_refusals(x):
+        with pytest.raises(error, match=told):
+            await ta.fused(function)(x)
+    for call, error, told in (
+        (partial(norm, x), TypeError, r"fused\.norm: missing a required argument: 'y'"),
+        (partial(norm, x, x, z=1), TypeError, r"fused\.norm: .*'z'"),
+        (partial(norm, x, [1.0]), TypeError, r"fused\.norm: y must be a number or an array, got list"),
+        (partial(norm, 1.0, 2.0), TypeError, r"fused\.norm: sqrt: one argument must be an array"),
+        (partial(ta.fused(lambda k: k * 2), 2), TypeError, "computed of an array, not of numbers"),
+        (
+            partial(ta.fused(lambda k: xp.sum(k, axis=None)), 2),
+            TypeError,
+            "sum: one argument must be an array, got a number",
+        ),
+        (partial(norm, x, await device.zeros(4)), ValueError, r"fused\.norm: the shapes .* do not broadcast"),
+        (
+            partial(norm, x, await device.zeros(3, "int64")),
+            TypeError,
+            r"fused\.norm: add: x1 is float64 and x2",
+        ),
+        (partial(ta.fused(lambda x: xp.max(x, axis=None)), x[:0]), ValueError, "no elements"),
+    ):
+        with pytest.raises(error, match=told):
+            await call()
+    assert (await device.statistics()).launched == launched + 2
+    assert not hasattr(xp, "sort")
+    assert xp.astype is not None
+    assert xp.float32 is ta.DType.float32
+
+
+def test_what_cannot_be_declared() -> None:
+    async def waits(x: Any) -> Any:
+        return x
+
+    def writes(x: Any, out: Any) -> Any:
+        return x
+
+    for function in (waits, writes):
+        with pytest.raises(TypeError, match=rf"fused\.{function.__name__}: must be a plain function"):
+            ta.fused(function)
+    for function in (lambda *x: x, lambda x, **more: x):
+        with pytest.raises(TypeError, match=r"without \* and \*\*"):
+            ta.fused(function)
