@@ -68,7 +68,7 @@ from .actors import (
     handles,
 )
 from .actors._errors import StderrUnlessConfigured as _StderrUnlessConfigured
-from .backends import list_devices
+from .backends import list_devices, topology
 from .backends.base import (
     AccelError,
     CompilationError,
@@ -76,6 +76,7 @@ from .backends.base import (
     ContextLostError,
     ContextPoisonedError,
     DeviceInfo,
+    DeviceLink,
     DeviceLostError,
     DriverError,
     DType,
@@ -88,6 +89,7 @@ from .backends.base import (
     OutOfRangeError,
     QueueFullError,
     StaleRefError,
+    Topology,
 )
 from .backends.base.foreign_names import instead_of as _instead_of
 from .devices import (
@@ -108,6 +110,7 @@ from .devices import (
     System,
     ask_across,
     cancel_grace,
+    measure_bandwidth,
     open_system,
 )
 from .programs import open_program, run
@@ -160,6 +163,7 @@ __all__ = [
     "DeferredReply",
     "Device",
     "DeviceInfo",
+    "DeviceLink",
     "DeviceLostError",
     "DeviceOptions",
     "DeviceStatistics",
@@ -211,6 +215,7 @@ __all__ = [
     "SystemOptions",
     "Terminated",
     "Timer",
+    "Topology",
     "__version__",
     "arrays",
     "ask_across",
@@ -222,6 +227,7 @@ __all__ = [
     "jit",
     "linalg",
     "list_devices",
+    "measure_bandwidth",
     "open_dashboard",
     "open_program",
     "open_system",
@@ -232,5 +238,6 @@ __all__ = [
     "sparse",
     "telemetry",
     "testing",
+    "topology",
     "weights",
 ]

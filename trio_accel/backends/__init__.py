@@ -11,7 +11,7 @@ import os
 import re
 from typing import cast
 
-from .base import AccelBackend, BackendReport, DeviceInfo, NotSupportedError
+from .base import AccelBackend, BackendReport, DeviceInfo, NotSupportedError, Topology
 
 __all__ = [
     "candidates",
@@ -21,6 +21,7 @@ __all__ = [
     "register",
     "resolve",
     "resolve_for_worker",
+    "topology",
 ]
 
 _VARIABLE = "TRIO_ACCEL_BACKEND"
@@ -56,6 +57,16 @@ def register(name: str, path: str) -> None:
 def list_devices() -> tuple[DeviceInfo, ...]:
     """Find the devices of all backends, the best first. Blocks; never needs a driver."""
     return tuple(info for name in _BACKENDS for info in _load(name).list_devices())
+
+
+def topology() -> Topology:
+    """Find which devices of the machine reach one another, and by what. Blocks; opens no device.
+
+    On CUDA the driver tells, in a process of its own. With the extra ``nvml`` NVIDIA's management library
+    tells besides how many NVLinks or lanes there are, and where ways by PCIe meet. Without it, a link counts
+    as NVLink where the driver has native atomics over it, which NVIDIA's GPUs have over NVLink alone.
+    """
+    return Topology.of(list_devices(), [link for name in _BACKENDS for link in _load(name).links()])
 
 
 def describe() -> tuple[BackendReport, ...]:

@@ -28,8 +28,9 @@ from .engine import _library
 from .engine._completer import cancel_grace
 from .engine._context import ContextActor
 from .engine._library import *
-from .front import _across, _device, _recording, _system
+from .front import _across, _bandwidth, _device, _recording, _system
 from .front._across import *
+from .front._bandwidth import *
 from .front._device import *
 from .front._memory import Assign, Copy, Empty, Fill, MemoryActor, Put, PutFirst, PutPart, Stack, ToHost
 from .front._recording import *
@@ -105,6 +106,7 @@ __all__ += _pending.__all__
 __all__ += _streams.__all__
 __all__ += _library.__all__
 __all__ += _across.__all__
+__all__ += _bandwidth.__all__
 __all__ += _device.__all__
 __all__ += _recording.__all__
 __all__ += _system.__all__
