@@ -18,6 +18,7 @@ __all__ = [
     "describe",
     "driver_checks",
     "list_devices",
+    "members",
     "register",
     "resolve",
     "resolve_for_worker",
@@ -100,6 +101,20 @@ def candidates(spec: str | None) -> tuple[tuple[AccelBackend, DeviceInfo], ...]:
     if named:
         return (_find(named, f"{named!r} (from the environment variable {_VARIABLE})"),)
     return tuple([(_load(info.backend), info) for info in list_devices()])
+
+
+def members(spec: str | None) -> tuple[tuple[AccelBackend, DeviceInfo], ...]:
+    """Find the devices of a group: all of a backend that is named without a number. Blocks.
+
+    Raises:
+        ValueError, NotSupportedError: As `candidates`.
+    """
+    found = candidates(spec)
+    named = os.environ.get(_VARIABLE) if spec is None else spec
+    if not named or ":" in named:
+        return found
+    backend = found[0][0]
+    return tuple([(backend, info) for info in backend.list_devices()])
 
 
 def resolve(spec: str | None) -> tuple[AccelBackend, DeviceInfo]:

@@ -28,11 +28,14 @@ from .engine import _library
 from .engine._completer import cancel_grace
 from .engine._context import ContextActor
 from .engine._library import *
-from .front import _across, _bandwidth, _device, _recording, _system
+from .front import _across, _bandwidth, _device, _group, _opening, _placement, _recording, _system
 from .front._across import *
 from .front._bandwidth import *
 from .front._device import *
+from .front._group import *
 from .front._memory import Assign, Copy, Empty, Fill, MemoryActor, Put, PutFirst, PutPart, Stack, ToHost
+from .front._opening import *
+from .front._placement import *
 from .front._recording import *
 from .front._system import *
 from .operations import _declared
@@ -108,6 +111,9 @@ __all__ += _library.__all__
 __all__ += _across.__all__
 __all__ += _bandwidth.__all__
 __all__ += _device.__all__
+__all__ += _group.__all__
+__all__ += _opening.__all__
+__all__ += _placement.__all__
 __all__ += _recording.__all__
 __all__ += _system.__all__
 __all__ += _declared.__all__

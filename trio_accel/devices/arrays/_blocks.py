@@ -312,6 +312,11 @@ class BlockTable:
             found[path] = found.get(path, 0) + nbytes
         return found
 
+    def held(self) -> int:
+        """Bytes of all blocks, once those that were dropped are given back. Trio thread only."""
+        self.drain()
+        return sum(nbytes for _, nbytes in self.makers.values())
+
     def _give_up_oldest(self, taken: list[int]) -> None:
         """Give up the oldest block of the size that was not wanted for longest."""
         nbytes, kept = next(iter(self.kept.items()))
