@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import attrs
@@ -57,9 +57,11 @@ async def busy(device: ta.Device, count: int) -> AsyncGenerator[None, None]:
 async def lose(device: ta.Device) -> None:
     """Have the context of a device lost."""
     ta.testing.poison(device)
-    with pytest.raises(ta.AccelError):
-        await device.zeros(4)
-    await until(lambda: not device.is_ready)
+    with trio.fail_after(20):
+        while device.is_ready:
+            # One that has not begun would wait for the next context.
+            with trio.move_on_after(0.2), suppress(ta.AccelError):
+                await device.zeros(4)
 
 
 async def test_a_group_is_one_whole_in_the_tree(system: ta.System) -> None:
@@ -140,7 +142,9 @@ async def test_contexts_on_one_hardware_share_its_memory(system: ta.System) -> N
         assert [load.free for load in group.loads()] == [total - array.nbytes] * 2
 
 
-async def test_work_goes_where_the_least_is_in_flight(three: ta.DeviceGroup) -> None:
+async def test_work_goes_where_the_least_is_in_flight(three: ta.DeviceGroup, isolation: Isolation) -> None:
+    if isolation == "process" and BACKEND != "cpu":
+        pytest.skip("arrays of GPUs are leased in their own process alone")
     first, second, third = three
     big = await second.zeros(1000)
     async with busy(first, 2), busy(second, 1), busy(third, 3):

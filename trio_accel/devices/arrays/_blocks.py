@@ -6,6 +6,7 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Protocol, TypeAlias
 
 import attrs
@@ -315,7 +316,7 @@ class BlockTable:
     def held(self) -> int:
         """Bytes of all blocks, once those that were dropped are given back. Trio thread only."""
         self.drain()
-        return sum(nbytes for _, nbytes in self.makers.values())
+        return sum(map(itemgetter(1), self.makers.values()))
 
     def _give_up_oldest(self, taken: list[int]) -> None:
         """Give up the oldest block of the size that was not wanted for longest."""

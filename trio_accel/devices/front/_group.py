@@ -270,16 +270,17 @@ class DeviceGroup:
 
     def _loads(self) -> Iterator[DeviceLoad]:
         # Of devices outside of the group too: hardware has one memory, however many contexts.
+        held = {device: opened(device).state.blocks.held() for device in self._home.devices}
         taken: Counter[str] = Counter()
-        for device in self._home.devices:
-            taken[device.name] += opened(device).state.blocks.held()
+        for other, nbytes in held.items():
+            taken[other.name] += nbytes
         latest = () if self._readings is None else self._readings.latest
         readings = {one.uuid.lower(): one for one in latest if one.uuid is not None}
         for name, device in self._members.items():
             limit = device.options.memory_limit
             free = [device.info.total_memory - taken[device.name]]
             if limit is not None:
-                free.append(limit - device.state.blocks.held())
+                free.append(limit - held.get(device, 0))
             reading = readings.get((device.info.uuid or "").lower())
             if reading is not None and reading.memory_total is not None and reading.memory_used is not None:
                 free.append(reading.memory_total - reading.memory_used)
