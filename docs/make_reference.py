@@ -62,7 +62,7 @@ def _names(text: str) -> frozenset[str]:
 
 # What the layers above use and a program does not: names of a module, or of members of a class.
 INTERNAL: Mapping[str, frozenset[str]] = {
-    "trio_accel.backends": _names("candidates describe driver_checks resolve resolve_for_worker"),
+    "trio_accel.backends": _names("candidates describe driver_checks members resolve resolve_for_worker"),
     "trio_accel.actors": _names(
         "DirectReply Measured Measuring Meter NOT_NOW Posted WOKEN Waiter actor_path_of around_each_system "
         "bind_arguments check_name describe idle_actor message_target named_arguments named_options nearest "
@@ -70,8 +70,8 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     ),
     "trio_accel.devices": _names(
         "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow "
-        "FaultKind FaultPlan Launch LaunchTimes MemoryActor OpenDevice Phase PutFirst PutPart Recorded anew "
-        "check_device describe_workers opened overlaps record refuse_recording DECLARED"
+        "FaultKind FaultPlan Key Launch LaunchTimes MemoryActor OpenDevice Phase PutFirst PutPart Recorded able "
+        "anew by_key by_load check_device describe_workers opened overlaps record refuse_recording DECLARED"
     ),
     "trio_accel.programs": _names("ProgramActor"),
     "trio_accel.backends.base": _names(
@@ -88,6 +88,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "ActorContext": _names("served show show_note show_process"),
     "AdaptiveCompletion": _names("open"),
     "CompletionStrategy": _names("open"),
+    "DeviceGroup": _names("add scope"),
     "DeferredReply": _names("fail_as_crash is_of look_last"),
     "Device": _names(
         "check_ask check_pending descriptors end fate_of_arrays have_back is_given_up lost start validated "
@@ -111,7 +112,9 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "StreamPool": _names("open"),
     "Subscription": _names("deliver"),
     "SyncCompletion": _names("open"),
-    "System": _names("alive measure observers open opened_at opening sender start_device thread token"),
+    "System": _names(
+        "alive expect measure observers open open_in opened_at opening sender start_device thread token"
+    ),
 }
 # Classes that a program gets and does not make: their constructors are no part of the reference.
 GIVEN = _names(

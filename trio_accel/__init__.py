@@ -70,6 +70,7 @@ from .actors import (
 from .actors._errors import StderrUnlessConfigured as _StderrUnlessConfigured
 from .arrays import fused
 from .backends import list_devices
+from .backends import list_devices, topology
 from .backends.base import (
     AccelError,
     CompilationError,
@@ -77,6 +78,7 @@ from .backends.base import (
     ContextLostError,
     ContextPoisonedError,
     DeviceInfo,
+    DeviceLink,
     DeviceLostError,
     DriverError,
     DType,
@@ -89,18 +91,22 @@ from .backends.base import (
     OutOfRangeError,
     QueueFullError,
     StaleRefError,
+    Topology,
 )
 from .backends.base.foreign_names import instead_of as _instead_of
 from .devices import (
     AccelRef,
     AdaptiveCompletion,
     Device,
+    DeviceGroup,
+    DeviceLoad,
     DeviceOptions,
     DeviceStatistics,
     HostCallbackCompletion,
     Pending,
     PerActorStreams,
     PerLibraryStreams,
+    PlacementError,
     PolledCompletion,
     Preload,
     SingleStream,
@@ -109,6 +115,7 @@ from .devices import (
     System,
     ask_across,
     cancel_grace,
+    measure_bandwidth,
     open_system,
     stream,
 )
@@ -164,7 +171,10 @@ __all__ = [
     "DType",
     "DeferredReply",
     "Device",
+    "DeviceGroup",
     "DeviceInfo",
+    "DeviceLink",
+    "DeviceLoad",
     "DeviceLostError",
     "DeviceOptions",
     "DeviceStatistics",
@@ -196,6 +206,7 @@ __all__ = [
     "Pending",
     "PerActorStreams",
     "PerLibraryStreams",
+    "PlacementError",
     "Policy",
     "PolledCompletion",
     "Preload",
@@ -216,6 +227,7 @@ __all__ = [
     "SystemOptions",
     "Terminated",
     "Timer",
+    "Topology",
     "__version__",
     "arrays",
     "ask_across",
@@ -229,6 +241,7 @@ __all__ = [
     "jit",
     "linalg",
     "list_devices",
+    "measure_bandwidth",
     "open_dashboard",
     "open_program",
     "open_system",
@@ -241,5 +254,6 @@ __all__ = [
     "stream",
     "telemetry",
     "testing",
+    "topology",
     "weights",
 ]

@@ -33,6 +33,8 @@ def test_the_document(report: dict[str, object]) -> None:
         "command",
         "version",
         "devices",
+        "links",
+        "islands",
         "backends",
         "accelerator",
         "workers",
@@ -194,6 +196,31 @@ def test_its_text_fits_the_terminal(
     assert "cuBLAS (blas)                     wheel" in lines
     assert "cuFFT (fft)                       missing  is not installed: pip install 'x[y]'" in lines
     assert "cuda:1 cannot be used: it is in compute mode 'prohibited'" in lines
+
+
+def test_how_devices_reach_one_another(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [attrs.evolve(_cpu("H200").devices[0].info, backend="cuda", index=index) for index in range(2)]
+    link = ta.DeviceLink(devices=("cuda:0", "cuda:1"), kind="nvlink", has_peer_access=True, width=18, rank=0)
+    topology = ta.Topology.of([*gpus, _cpu("AMD EPYC").devices[0].info], [link])
+    monkeypatch.setattr(ta, "topology", lambda: topology)
+    document = json.loads(cli("info", "--json").out)
+    assert document["islands"] == [["cuda:0", "cuda:1"], ["cpu:0"]]
+    assert [ta.DeviceLink(**{**one, "devices": tuple(one["devices"])}) for one in document["links"]] == list(
+        topology.links
+    )
+    rows = [" ".join(line.split()) for line in cli("info").out.splitlines()]
+    begin = rows.index("reaches cuda:0 cuda:1 cpu:0 island")
+    assert rows[begin + 1 : begin + 4] == [
+        "cuda:0 - NVLink x18 host 0",
+        "cuda:1 NVLink x18 - host 0",
+        "cpu:0 host host - 1",
+    ]
+
+
+def test_one_device_has_no_table_of_ways(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ta, "topology", lambda: ta.Topology.of(ta.list_devices()[-1:], ()))
+    assert json.loads(cli("info", "--json").out)["links"] == []
+    assert "reaches" not in cli("info").out
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -11,16 +11,18 @@ import os
 import re
 from typing import cast
 
-from .base import AccelBackend, BackendReport, DeviceInfo, NotSupportedError
+from .base import AccelBackend, BackendReport, DeviceInfo, NotSupportedError, Topology
 
 __all__ = [
     "candidates",
     "describe",
     "driver_checks",
     "list_devices",
+    "members",
     "register",
     "resolve",
     "resolve_for_worker",
+    "topology",
 ]
 
 _VARIABLE = "TRIO_ACCEL_BACKEND"
@@ -58,6 +60,16 @@ def list_devices() -> tuple[DeviceInfo, ...]:
     return tuple(info for name in _BACKENDS for info in _load(name).list_devices())
 
 
+def topology() -> Topology:
+    """Find which devices of the machine reach one another, and by what. Blocks; opens no device.
+
+    On CUDA the driver tells, in a process of its own. With the extra ``nvml`` NVIDIA's management library
+    tells besides how many NVLinks or lanes there are, and where ways by PCIe meet. Without it, a link counts
+    as NVLink where the driver has native atomics over it, which NVIDIA's GPUs have over NVLink alone.
+    """
+    return Topology.of(list_devices(), [link for name in _BACKENDS for link in _load(name).links()])
+
+
 def describe() -> tuple[BackendReport, ...]:
     """Return the findings of every backend on this machine, the best first. Blocks; opens no device."""
     return tuple(_load(name).describe() for name in _BACKENDS)
@@ -89,6 +101,20 @@ def candidates(spec: str | None) -> tuple[tuple[AccelBackend, DeviceInfo], ...]:
     if named:
         return (_find(named, f"{named!r} (from the environment variable {_VARIABLE})"),)
     return tuple([(_load(info.backend), info) for info in list_devices()])
+
+
+def members(spec: str | None) -> tuple[tuple[AccelBackend, DeviceInfo], ...]:
+    """Find the devices of a group: all of a backend that is named without a number. Blocks.
+
+    Raises:
+        ValueError, NotSupportedError: As `candidates`.
+    """
+    found = candidates(spec)
+    named = os.environ.get(_VARIABLE) if spec is None else spec
+    if not named or ":" in named:
+        return found
+    backend = found[0][0]
+    return tuple([(backend, info) for info in backend.list_devices()])
 
 
 def resolve(spec: str | None) -> tuple[AccelBackend, DeviceInfo]:

@@ -41,7 +41,7 @@ def show_info(*, is_json: bool) -> int:
 
 
 async def _show(is_json: bool) -> int:
-    found = await in_thread(describe)
+    found, topology = await in_thread(describe), await in_thread(ta.topology)
     workers = await describe_workers()
     versions, blas = _versions(), _numpy_blas()
     devices = [one for backend in found for one in _usable(backend)]
@@ -53,6 +53,8 @@ async def _show(is_json: bool) -> int:
             "command": "info",
             "version": ta.__version__,
             "devices": list(map(_device, devices)),
+            "links": as_json(topology.links),
+            "islands": topology.islands(),
             "backends": [_backend(backend) for backend in found],
             "accelerator": accelerator,
             "workers": workers,
@@ -61,7 +63,7 @@ async def _show(is_json: bool) -> int:
         }
         print(json.dumps(document, allow_nan=False, indent=2))
     else:
-        _print(make_console(), found, accelerator, {"workers": workers, **versions}, blas)
+        _print(make_console(), found, topology, accelerator, {"workers": workers, **versions}, blas)
     return 0
 
 
@@ -114,6 +116,7 @@ def _numpy_blas() -> str:
 def _print(
     console: Console,
     found: Sequence[BackendReport],
+    topology: ta.Topology,
     accelerator: str | None,
     versions: Mapping[str, str | None],
     blas: str,
@@ -129,6 +132,9 @@ def _print(
         memory = f"{info.total_memory / 2**30:.1f} GiB"
         table.add_row(info.name, escape(info.description), str(info.compute_units), memory, libraries)
     console.print(table)
+    if topology.links:
+        console.print()
+        console.print(_topology_table(topology))
     for backend in found:
         _print_backend(console, backend)
     if accelerator is not None:
@@ -138,6 +144,17 @@ def _print(
     rows = [(name, version or "not installed") for name, version in versions.items()]
     rows.insert(1 + list(versions).index("numpy"), ("NumPy's BLAS", blas))
     console.print(facts(iter(rows)))
+
+
+def _topology_table(topology: ta.Topology) -> Table:
+    """The ways between devices, and behind them the number of each one's island."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("reaches", *(info.name for info in topology.devices), "island"):
+        table.add_column(heading, overflow="fold")
+    numbers = {name: number for number, group in enumerate(topology.islands()) for name in group}
+    for first, cells in zip(topology.devices, topology.table(), strict=True):
+        table.add_row(first.name, *cells, str(numbers[first.name]))
+    return table
 
 
 def _print_backend(console: Console, backend: BackendReport) -> None:

@@ -29,7 +29,9 @@ from .engine._completer import cancel_grace
 from .engine._context import ContextActor
 from .engine._library import *
 from .front import _across, _device, _recording, _stream, _system
+from .front import _across, _bandwidth, _device, _group, _opening, _placement, _recording, _system
 from .front._across import *
+from .front._bandwidth import *
 from .front._device import *
 from .front._memory import (
     Assign,
@@ -45,6 +47,10 @@ from .front._memory import (
     Stack,
     ToHost,
 )
+from .front._group import *
+from .front._memory import Assign, Copy, Empty, Fill, MemoryActor, Put, PutFirst, PutPart, Stack, ToHost
+from .front._opening import *
+from .front._placement import *
 from .front._recording import *
 from .front._stream import *
 from .front._system import *
@@ -121,7 +127,11 @@ __all__ += _pending.__all__
 __all__ += _streams.__all__
 __all__ += _library.__all__
 __all__ += _across.__all__
+__all__ += _bandwidth.__all__
 __all__ += _device.__all__
+__all__ += _group.__all__
+__all__ += _opening.__all__
+__all__ += _placement.__all__
 __all__ += _recording.__all__
 __all__ += _stream.__all__
 __all__ += _system.__all__

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
 
 from ..actors import ActorError, ActorStoppedError, NotExecutedError, Ref, named_options
-from ..devices import Device
+from ..devices import Device, Key, able, by_key
 from ._numbers import must_be_count
 from ._servants import CallStatistics, ItemT, Model, ResultT, Tally, TaskServant, as_callable
 
@@ -116,19 +115,14 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
     def _choose(
         self, item: ItemT, left_out: Sequence[Member[ItemT, ResultT]]
     ) -> Member[ItemT, ResultT] | None:
-        candidates = [member for member in self._members if member not in left_out and not member.is_dead]
-        if self._by.skips:
-            candidates = [member for member in candidates if member.is_available] or candidates
+        asked = [member for member in self._members if member not in left_out]
+        candidates = able(asked, skips=self._by.skips)
         return self._by.choose(item, candidates) if candidates else None
 
     def statistics(self) -> RouterStatistics:
         """Return the counts of the requests."""
         replicas = tuple(member.statistics() for member in self._members)
         return RouterStatistics(**attrs.asdict(self._tally), replicas=replicas, rerouted=self._rerouted)
-
-
-Key: TypeAlias = str | bytes | int
-"""Types of keys: equal keys have equal places, in every process."""
 
 
 class Candidate(Protocol):
@@ -200,7 +194,7 @@ class ByLoad:
 @named_options
 @attrs.frozen
 class ByKey:
-    """The same replica for the same key, by rendezvous hashing (Thaler and Ravishankar, IEEE/ACM ToN 1998).
+    """The same replica for the same key, by rendezvous hashing, as `DeviceGroup.place` finds devices.
 
     The names of the replicas decide, not their number or order. So when one ends for good, its keys move
     to all the others, and no other key moves.
@@ -226,25 +220,7 @@ class ByKey:
 
     def choose(self, item: Any, candidates: Sequence[CandidateT]) -> CandidateT:
         """See `Routing.choose`."""
-        key = _as_bytes(self.key(item))
-        return max(candidates, key=lambda candidate: (_score(key, candidate.name), candidate.name))
-
-
-def _score(key: bytes, name: str) -> bytes:
-    # The length parts the two, so that no other pair gives the same text.
-    named = name.encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(len(named).to_bytes(8, "big") + named + key, digest_size=16).digest()
-
-
-def _as_bytes(key: object) -> bytes:
-    """Return a key as bytes, by which keys of several types differ."""
-    if isinstance(key, str):
-        return b"s" + key.encode("utf-8", "surrogatepass")
-    if isinstance(key, bytes):
-        return b"b" + key
-    if isinstance(key, int):
-        return b"i" + str(int(key)).encode()
-    raise TypeError(f"a key must be a str, bytes or an int, got {key!r}")
+        return by_key(self.key(item), candidates)
 
 
 @attrs.frozen

@@ -10,6 +10,7 @@ from .foreign import *
 from .kernels import DeviceCall, HostCall, KernelCall, KernelDevice, kernel
 from .memory import BlockMemory, ChunkSource
 from .protocols import *
+from .topology import DeviceLink, LinkKind, Topology
 from .values import as_bits, scalar
 
 __all__: list[str] = [
@@ -20,13 +21,16 @@ __all__: list[str] = [
     "DeviceArray",
     "DeviceCall",
     "DeviceInfo",
+    "DeviceLink",
     "DeviceReport",
     "HostCall",
     "Isolation",
     "KernelCall",
     "KernelDevice",
+    "LinkKind",
     "Placement",
     "Software",
+    "Topology",
     "as_bits",
     "checks",
     "kernel",

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from .device_info import BackendReport, DeviceInfo
 from .errors import NotSupportedError
 from .ops import ArraySpec, OperationSpec
+from .topology import DeviceLink
 
 __all__ = [
     "AccelBackend",
@@ -553,6 +554,13 @@ class AccelBackend(Protocol):
         Opens no device, and loads nothing that a device would need into this process.
         """
         ...
+
+    def links(self) -> tuple[DeviceLink, ...]:
+        """Tell how its devices reach one another, and the processor (``"cpu:0"``). Blocks; opens no device.
+
+        Pairs that it leaves out reach one another by copies in host memory.
+        """
+        return ()
 
     def open_device(
         self, index: int, *, memory_limit: int | None, keeper: ChunkKeeper | None = None

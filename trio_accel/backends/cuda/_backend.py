@@ -10,6 +10,7 @@ from ..base import (
     BackendReport,
     ChunkKeeper,
     DeviceInfo,
+    DeviceLink,
     DeviceReport,
     DriverError,
     NotSupportedError,
@@ -19,6 +20,7 @@ from ..base import (
 from ..base.device_info import choose
 from ..base.modules import import_ahead
 from ._installed import Installed, installed
+from ._links import find_links
 from ._probe import DeviceFacts, Probe, probe, taken
 from .manifest import LIBRARIES
 
@@ -83,6 +85,10 @@ class CudaBackend(AccelBackend):
         software = () if libraries is None else libraries.software
         problem = self.unavailable_reason()
         return BackendReport(name=self.name, devices=devices, software=(driver, *software), problem=problem)
+
+    def links(self) -> tuple[DeviceLink, ...]:
+        """Tell how GPUs reach one another and the processor; a child process asks the driver and NVML."""
+        return find_links([facts.info for facts in self._look()[0].devices])
 
     def open_device(
         self, index: int, *, memory_limit: int | None, keeper: ChunkKeeper | None = None

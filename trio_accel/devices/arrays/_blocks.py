@@ -6,6 +6,7 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Protocol, TypeAlias
 
 import attrs
@@ -347,6 +348,11 @@ class BlockTable:
             path = maker or ""
             found[path] = found.get(path, 0) + nbytes
         return found
+
+    def held(self) -> int:
+        """Bytes of all blocks, once those that were dropped are given back. Trio thread only."""
+        self.drain()
+        return sum(map(itemgetter(1), self.makers.values()))
 
     def _give_up_oldest(self, taken: list[int]) -> None:
         """Give up the oldest block of the size that was not wanted for longest."""

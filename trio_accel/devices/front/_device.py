@@ -18,7 +18,7 @@ import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import Actor, ActorContext, Directive, System, named_arguments
+from ...actors import Actor, ActorContext, Directive, SupervisorScope, System, named_arguments
 from ...backends.base import (
     AccelBackend,
     DeviceInfo,
@@ -315,15 +315,15 @@ class OpenDevice(Device):
         await self.state.actor.wait_terminated()
         return True
 
-    async def start(self, name: str) -> None:
-        """Start the device's actors."""
+    async def start(self, parent: System | SupervisorScope) -> None:
+        """Start the device's actors, below the system or a supervisor in it."""
         options = self.options
         await self.dispatch.prepare()
-        self.state.actor = await self.state.system.spawn(
+        self.state.actor = await parent.spawn(
             DeviceActor,
             self.state,
             self.dispatch,
-            name=name,
+            name=self.path.rpartition("/")[2],
             policy=recovery_policy(
                 options, directives={Exception: Directive.STOP}, grace=options.close_grace + 10.0
             ),

@@ -7,66 +7,39 @@ import itertools
 import logging
 import sys
 import warnings
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Never
+from functools import partial
+from typing import Never, cast
 from weakref import WeakValueDictionary
 
-import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
 from ... import actors
-from ...actors import SystemOptions
-from ...backends import candidates
-from ...backends.base import AccelBackend, DeviceInfo, DeviceLostError, NotSupportedError
+from ...actors import SystemOptions, named_arguments
+from ...backends import candidates, members
+from ...backends.base import AccelBackend, DeviceInfo, NotSupportedError
 from .._options import DeviceOptions
 from ..arrays._ref import Device
-from ..base._refusals import NotAwaited, opens
-from ..worker import LeftMemory, WorkerDispatch, free_left_memory
+from ..base._refusals import opens
+from ..worker import free_left_memory
+from ._adoption import check_adoption, options_of_heir, take_memory
 from ._device import DeviceActor, OpenDevice, opened
+from ._group import DeviceGroup, GpuReadings
+from ._opening import DeviceOpening
+from ._placement import PlacementPolicy, by_load
 
-__all__ = ["DeviceOpening", "System", "open_system"]
+__all__ = ["System", "open_system"]
 
 _logger = logging.getLogger("trio_accel.devices")
-
-
-@attrs.define(eq=False)
-class DeviceOpening(NotAwaited):
-    """A device being opened: await it, or use it in ``async with``, which closes the device at the end."""
-
-    what_to_do = (
-        "the device is not open yet: device = await system.open_device(...), "
-        "or async with system.open_device(...) as device"
-    )
-
-    _system: System
-    _spec: str | None
-    _options: DeviceOptions | None
-    _adopt: Device | None
-    _device: Device | None = attrs.field(default=None, init=False)
-
-    def __await__(self) -> Generator[Any, Any, Device]:
-        if self._adopt is not None:
-            return _open_adopting(self._system, self._spec, self._options, opened(self._adopt)).__await__()
-        return _open(self._system, self._spec, self._options or DeviceOptions()).__await__()
-
-    @enable_ki_protection
-    async def __aenter__(self) -> Device:
-        self._device = await self
-        return self._device
-
-    @enable_ki_protection
-    async def __aexit__(self, *_: object) -> None:
-        if self._device is not None:
-            await self._device.close()  # noqa: ASYNC102  # it shields itself
 
 
 class System(actors.System):
     """A tree of actors, devices among them. Made by `open_system`.
 
     Attributes:
-        opening: Names of devices that are being opened.
+        opening: Paths of devices that are being opened.
     """
 
     def __init__(self, name: str, options: SystemOptions, nursery: trio.Nursery) -> None:
@@ -79,19 +52,25 @@ class System(actors.System):
         """The devices of this system that are open, in the order in which they were opened."""
         return tuple(device for device in self._devices.values() if not device.state.availability.is_ended)
 
-    async def start_device(self, device: OpenDevice, name: str) -> Device:
-        """Start the actors of a device, which is one of the system's from now on."""
+    def expect(self, device: OpenDevice) -> OpenDevice:
+        """Have a device that is going to be started; its path is taken from now on."""
         # Systems in the order of their opening.
         self._devices.pop(device.path, None)
         self._devices[device.path] = device
-        self.opening.add(name)
+        self.opening.add(device.path)
+        return device
+
+    async def start_device(self, device: OpenDevice, group: DeviceGroup | None = None) -> Device:
+        """Start the actors of a device that is expected, in the group if there is one."""
         try:
-            await device.start(name)
+            await device.start(self if group is None else group.scope)
         except BaseException:
             self._devices.pop(device.path, None)
             raise
         finally:
-            self.opening.discard(name)
+            self.opening.discard(device.path)
+        if group is not None:
+            group.add(device)
         return device
 
     def open_device(
@@ -127,20 +106,84 @@ class System(actors.System):
             DeviceLostError: The memory of the device to be adopted is lost: it was inline, or the hardware
                 reported an uncorrectable error of its memory.
         """
-        if _unknown:
+        return self.open_in(None, spec, options, adopt, _unknown)
+
+    def open_in(
+        self,
+        group: DeviceGroup | None,
+        spec: str | None,
+        options: DeviceOptions | None,
+        adopt: Device | None,
+        unknown: Mapping[str, object],
+    ) -> DeviceOpening:
+        """Open a device, in a group if there is one; see `open_device`."""
+        if unknown:
             # Refuses what is no option there, either.
-            DeviceOptions(**_unknown)
-            given = ", ".join(f"{name}={_unknown[name]!r}" for name in _unknown)
+            DeviceOptions(**cast("dict[str, Never]", unknown))
+            given = ", ".join(f"{name}={unknown[name]!r}" for name in unknown)
             raise TypeError(f"open_device: give options in one: options=ta.DeviceOptions({given})")
         if spec is not None and not isinstance(spec, str):
             raise TypeError(
                 f"open_device: spec must be the name of a device such as 'cpu' or None, got {spec!r}"
             )
-        if options is not None and not isinstance(options, DeviceOptions):
-            raise TypeError(f"open_device: options must be DeviceOptions, got {options!r}")
+        _check_options("open_device", options)
         if adopt is not None and not isinstance(adopt, Device):
             raise TypeError(f"open_device: adopt must be a Device that was given up, got {adopt!r}")
-        return DeviceOpening(self, spec, options, adopt)
+        if adopt is not None:
+            return DeviceOpening(partial(_open_adopting, self, group, spec, options, adopt))
+        return DeviceOpening(partial(_open, self, group, spec, options or DeviceOptions()))
+
+    @opens("the group is not open yet: async with system.open_devices(...) as group")
+    @named_arguments
+    @enable_ki_protection
+    async def open_devices(
+        self,
+        specs: str | Sequence[str] | None = None,
+        *,
+        options: DeviceOptions | None = None,
+        policy: PlacementPolicy | None = None,
+        readings: GpuReadings | None = None,
+        name: str = "devices",
+    ) -> AsyncGenerator[DeviceGroup, None]:
+        """Open several devices as one group: ``async with system.open_devices("cuda") as group``.
+
+        All are opened at the same time, and closed at the end in reverse order. If one cannot be opened, none
+        is. But where the program has not named each device, those that cannot be opened are left out with a
+        warning in the logs, as long as there is another.
+
+        The devices stand below a supervisor in the tree, so their paths are such as
+        ``"system/devices/cuda:0"``. One that is named twice has two contexts, each with memory of its own.
+
+        Args:
+            specs: Name of a backend, for all its devices; of one device; or a sequence of names as for
+                `open_device`. None takes all devices of the machine, or what the environment variable
+                ``TRIO_ACCEL_BACKEND`` names.
+            options: How each is opened and supervised.
+            policy: Chooses the device in `DeviceGroup.place`; None takes the one with the least load.
+            readings: Figures of the GPUs themselves, such as what `trio_accel.telemetry.watch_gpus` yields.
+                Then placing counts what other programs do there.
+            name: Name of the group among the actors of the system.
+
+        Raises:
+            ValueError: There is no such backend or device, no name at all, or the name of the group is taken.
+            TypeError: No names, no options, no policy, or no readings.
+            NotSupportedError: A backend is not available, or does not have an option.
+            RuntimeError: It is used in another thread or Trio run than the system's.
+            ExceptionGroup: The error of the body.
+        """
+        self.check_run("open_devices")
+        _check_group(specs, options, policy, readings)
+        chosen = await trio.to_thread.run_sync(_chosen, specs)
+        options = options or DeviceOptions()
+        for _, info in chosen:
+            _check_isolation(info, options)
+        async with self.open_supervisor(name) as scope:
+            group = DeviceGroup(self, scope, options, policy or by_load, readings)
+            refusal = await _open_all(self, group, chosen, is_each_named=not isinstance(specs, str | None))
+            if refusal is None:
+                yield group
+        if refusal is not None:
+            raise refusal
 
 
 @opens("the system is not open yet: async with ta.open_system(...) as system")
@@ -162,50 +205,130 @@ async def open_system(name: str, *, options: SystemOptions | None = None) -> Asy
 
 
 @enable_ki_protection
-async def _open(system: System, spec: str | None, options: DeviceOptions) -> Device:
+async def _open(
+    system: System, group: DeviceGroup | None, spec: str | None, options: DeviceOptions
+) -> Device:
     system.check_run("open_device")
     *others, last = await trio.to_thread.run_sync(candidates, spec)
     for backend, info in others:
-        device, name = _make(system, backend, info, options)
+        device = _expect(system, group, backend, info, options)
         # The program has named no device, so another one will do. Errors of the options were raised by now.
         try:
-            return await system.start_device(device, name)
+            return await system.start_device(device, group)
         except NotSupportedError as error:
-            _logger.warning("%s was found, but cannot be opened: %s", info.name, error.message)
-    return await system.start_device(*_make(system, *last, options))
+            _tell_left_out(info, error)
+    return await system.start_device(_expect(system, group, *last, options), group)
+
+
+def _tell_left_out(info: DeviceInfo, error: NotSupportedError) -> None:
+    _logger.warning("%s was found, but cannot be opened: %s", info.name, error.message)
+
+
+async def _open_all(
+    system: System,
+    group: DeviceGroup,
+    chosen: Sequence[tuple[AccelBackend, DeviceInfo]],
+    *,
+    is_each_named: bool,
+) -> Exception | None:
+    """Open the devices of a group at the same time; returns why it has none, for its caller to raise."""
+    devices = [_expect(system, group, backend, info, group.options) for backend, info in chosen]
+    failures: dict[OpenDevice, Exception] = {}
+
+    async def start(device: OpenDevice) -> None:
+        try:
+            await system.start_device(device, group)
+        except Exception as error:  # noqa: BLE001  # returned when the others are open
+            failures[device] = error
+
+    async with trio.open_nursery() as nursery:
+        for device in devices:
+            nursery.start_soon(start, device)
+    for device in devices:
+        if device not in failures:
+            # They may have come in any order.
+            group.add(device)
+    for device in devices:
+        error = failures.get(device)
+        if error is None:
+            continue
+        if is_each_named or len(failures) == len(devices) or not isinstance(error, NotSupportedError):
+            return error
+        _tell_left_out(device.info, error)
+    return None
+
+
+def _chosen(specs: str | Sequence[str] | None) -> tuple[tuple[AccelBackend, DeviceInfo], ...]:
+    """Find the devices of a group; blocks."""
+    if specs is None or isinstance(specs, str):
+        return members(specs)
+    return tuple([candidates(spec)[0] for spec in specs])
+
+
+def _check_options(where: str, options: object) -> None:
+    if options is not None and not isinstance(options, DeviceOptions):
+        raise TypeError(f"{where}: options must be DeviceOptions, got {options!r}")
+
+
+def _check_group(specs: object, options: object, policy: object, readings: object) -> None:
+    """Refuse what no group can be opened with.
+
+    Raises:
+        TypeError, ValueError: It is no such argument.
+    """
+    if not isinstance(specs, str | Sequence | None) or not all(isinstance(each, str) for each in specs or ()):
+        raise TypeError(
+            "open_devices: specs must be the name of a backend such as 'cuda', a sequence of names such as "
+            f"['cpu', 'cuda:1'], or None, got {specs!r}"
+        )
+    if specs is not None and not specs:
+        raise ValueError("open_devices: specs must name at least one device, got none")
+    _check_options("open_devices", options)
+    if policy is not None and not callable(policy):
+        raise TypeError(f"open_devices: policy must be a function of loads, got {policy!r}")
+    if readings is not None and not hasattr(readings, "latest"):
+        raise TypeError(f"open_devices: readings must be what watch_gpus yields, got {readings!r}")
 
 
 @enable_ki_protection
 async def _open_adopting(
-    system: System, spec: str | None, options: DeviceOptions | None, old: OpenDevice
+    system: System,
+    group: DeviceGroup | None,
+    spec: str | None,
+    options: DeviceOptions | None,
+    adopt: Device,
 ) -> Device:
     """Open a device with the memory of one that was given up, which keeps it if that fails."""
     system.check_run("open_device")
-    await _check_adoption(system, old)
-    options = _options_of_heir(old, options)
+    old = opened(adopt)
+    await check_adoption(system, old)
+    options = options_of_heir(old, options)
     *_, (backend, info) = await trio.to_thread.run_sync(candidates, spec or old.name)
     _check_isolation(info, options)
-    name = _free_name(system, info)
-    memory = _take_memory(old, f"{system.name}/{name}", backend, info, options)
+    path = _free_path(system, group, info)
+    memory = take_memory(old, path, backend, info, options)
     try:
-        heir = OpenDevice(backend, info, options, f"{system.name}/{name}", system, memory)
-        return await system.start_device(heir, name)
+        heir = system.expect(OpenDevice(backend, info, options, path, system, memory))
+        return await system.start_device(heir, group)
     except BaseException:
         old.have_back(memory)
         raise
 
 
-def _make(
-    system: System, backend: AccelBackend, info: DeviceInfo, options: DeviceOptions
-) -> tuple[OpenDevice, str]:
-    """Return a device that is not started yet, and the name of its actor.
+def _expect(
+    system: System,
+    group: DeviceGroup | None,
+    backend: AccelBackend,
+    info: DeviceInfo,
+    options: DeviceOptions,
+) -> OpenDevice:
+    """Make a device that is to be started.
 
     Raises:
         NotSupportedError: It does not have an option.
     """
     _check_isolation(info, options)
-    name = _free_name(system, info)
-    return OpenDevice(backend, info, options, f"{system.name}/{name}", system), name
+    return system.expect(OpenDevice(backend, info, options, _free_path(system, group, info), system))
 
 
 def _check_isolation(info: DeviceInfo, options: DeviceOptions) -> None:
@@ -239,24 +362,30 @@ def _check_inline(info: DeviceInfo, options: DeviceOptions) -> None:
             )
 
 
-def _free_name(system: System, info: DeviceInfo) -> str:
-    """Find a name in the tree, numbered where it is taken; warns if the device is open already."""
+def _free_path(system: System, group: DeviceGroup | None, info: DeviceInfo) -> str:
+    """Find a path in the tree, numbered where it is taken; warns if the device is open already."""
+    parent = system.name if group is None else group.path
     # Others may be on their way to the tree.
-    children = {child.name: child.actor_class for child in system.tree().children}
+    actor_classes = {actor.path: actor.actor_class for actor in system.tree().walk()}
+    taken = actor_classes.keys() | system.opening
     names = itertools.chain([info.name], (f"{info.name}#{number}" for number in itertools.count(2)))
-    name = next(name for name in names if name not in children and name not in system.opening)
-    for other in (*children, *system.opening):
-        if other.partition("#")[0] == info.name and children.get(other, _DEVICE) == _DEVICE:
+    path = next(path for name in names if (path := f"{parent}/{name}") not in taken)
+    for other in (*actor_classes, *system.opening):
+        above, _, name = other.rpartition("/")
+        # A group that has a device twice means it.
+        is_meant = group is not None and above == parent
+        is_same = name.partition("#")[0] == info.name and actor_classes.get(other, _DEVICE) == _DEVICE
+        if is_same and not is_meant:
             # No refusal: a program may want an inline context beside a worker, and tests two for two devices.
             warnings.warn(
-                f"open_device: {info.name} is open already, as {system.name}/{other}; {system.name}/{name} "
+                f"open_device: {info.name} is open already, as {other}; {path} "
                 "is a second context, with memory of its own. Share the Device object that you have, or "
                 "close it first; where two contexts are meant, filter this warning",
                 RuntimeWarning,
                 stacklevel=_levels_to_caller(),
             )
             break
-    return name
+    return path
 
 
 _DEVICE = DeviceActor.__name__
@@ -264,112 +393,14 @@ _DEVICE = DeviceActor.__name__
 
 def _levels_to_caller() -> int:
     """Tell how far up the stack the program is, for a warning of the function that calls this."""
-    package, level = __name__.partition(".")[0] + ".", 1
+    # A group is opened by way of `contextlib`.
+    between, level = (__name__.partition(".")[0] + ".", "contextlib."), 1
     frame = inspect.currentframe()
     frame = frame and frame.f_back
     while (
         frame is not None
         and frame.f_back is not None
-        and f"{frame.f_globals.get('__name__')}.".startswith(package)
+        and f"{frame.f_globals.get('__name__')}.".startswith(between)
     ):
         frame, level = frame.f_back, level + 1
     return level
-
-
-def _options_of_heir(old: OpenDevice, options: DeviceOptions | None) -> DeviceOptions:
-    """Choose the options of the device that adopts: as for the old one, where none are given.
-
-    Raises:
-        ValueError: The arrays are out of reach of such a device.
-    """
-    if options is None:
-        options = old.options
-    if options.isolation == "inline":
-        raise ValueError(
-            f"open_device: adopt: isolation='inline' has memory of its own in each context; the arrays of "
-            f"{old.path} can only be adopted with isolation='process'"
-        )
-    return attrs.evolve(options, isolation="process")
-
-
-async def _check_adoption(system: System, old: OpenDevice) -> None:
-    """Refuse a device that leaves nothing; waits for the end of one that is just being given up.
-
-    Raises:
-        ValueError: It is another system's, is open, was closed, or was adopted already.
-        DeviceLostError: Its memory is lost.
-    """
-    if old.state.system is not system:
-        raise ValueError(
-            f"open_device: adopt: {old.path} is a device of another system; its memory is bound to that"
-        )
-    if not await old.wait_ended():
-        raise ValueError(
-            f"open_device: adopt: {old.path} is open; only a device that was given up can be adopted"
-        )
-    if not old.state.is_given_up:
-        raise ValueError(
-            f"open_device: adopt: {old.path} was closed, which gave its memory back; only a device that was "
-            "given up can be adopted"
-        )
-    if not isinstance(old.dispatch, WorkerDispatch):
-        raise DeviceLostError(
-            "its arrays cannot be adopted: with isolation='inline' they were lost with its context; "
-            "make them again",
-            device=old.name,
-        )
-    if old.dispatch.adopted_by is not None:
-        raise _adopted_already(old, old.dispatch)
-    if old.state.memory_failure is not None:
-        raise DeviceLostError(
-            f"its arrays cannot be adopted: the hardware reported an uncorrectable error of its memory "
-            f"({old.state.memory_failure}); make them again",
-            device=old.name,
-        )
-
-
-def _take_memory(
-    old: OpenDevice, heir: str, backend: AccelBackend, info: DeviceInfo, options: DeviceOptions
-) -> LeftMemory:
-    """Take the memory of a device that was given up.
-
-    Args:
-        old: The device.
-        heir: Path of the one that adopts.
-        backend: Backend of that.
-        info: Description of that.
-        options: Its options.
-
-    Raises:
-        ValueError: It is other hardware, or has too little memory.
-    """
-    if info.name != old.name or backend.name != old.state.backend.name:
-        raise ValueError(
-            f"open_device: adopt: the arrays are in the memory of {old.name}, which {info.name} cannot use; "
-            f"open {old.name!r}"
-        )
-    dispatch = old.dispatch
-    assert isinstance(dispatch, WorkerDispatch)  # as `_check_adoption` has seen
-    memory = dispatch.left
-    if memory is None:
-        # While this was on its way.
-        raise _adopted_already(old, dispatch)
-    limit = options.memory_limit
-    if limit is not None and memory.nbytes > limit:
-        raise ValueError(
-            f"open_device: adopt: the arrays take {memory.nbytes} bytes, more than memory_limit = {limit}"
-        )
-    if old.state.leases:
-        raise ValueError(
-            f"open_device: adopt: {old.state.leases} of the arrays of {old.path} are leased; "
-            "end the leases first"
-        )
-    memory.take(old.state.system)
-    dispatch.left, dispatch.adopted_by = None, heir
-    return memory
-
-
-def _adopted_already(old: OpenDevice, dispatch: WorkerDispatch) -> ValueError:
-    return ValueError(
-        f"open_device: adopt: the arrays of {old.path} were adopted already, by {dispatch.adopted_by}"
-    )

@@ -449,6 +449,12 @@ class InlineDispatch:
         async with lease as array:
             yield array
 
+    @property
+    def unfinished(self) -> int:
+        """Operations that were handed over and are not done."""
+        queues = () if self.session is None else self.session.engine.queues().values()
+        return self.pending + sum(queue.waiting + queue.in_flight for queue in queues)
+
     async def synchronize(self) -> None:
         """See `Device.synchronize`."""
         session = await self.ready()

@@ -7,6 +7,8 @@ gcc and g++, from the sources beside this file. These variables say what they si
 - `STAND_IN_MEMORY`: the size of each in bytes (8 GiB), as far as one process sees it.
 - `STAND_IN_VERSION`: the driver's version (13000).
 - `STAND_IN_COMPUTE_MODE`: 0, 2 (no contexts) or 3 (one process).
+- `STAND_IN_PEERS`: which devices reach one another, a row for each, such as `-0-/0-1/-1-`: a digit is the
+  performance rank of the link, and 0 is a link with native atomics; without it none do.
 - `STAND_IN_INIT_ERROR`: what `cuInit` returns.
 - `STAND_IN_FAULT_DELAY`: milliseconds from a fault of a kernel to its error (5).
 - `STAND_IN_LOG`: 1 prints each call to the driver.

@@ -244,12 +244,47 @@ CUDA(cuDeviceGetAttribute, 2000, cuDeviceGetAttribute, int *value, int attribute
     return CUDA_SUCCESS;
 }
 
+enum { PEER_RANK = 1, PEER_ACCESS = 2, PEER_ATOMICS = 3, PEER_ARRAYS = 4 };
+
+/* The performance rank of a link by STAND_IN_PEERS, or -1: the row of the first device, the column of the
+ * second, as the machine counts. */
+static CUresult get_rank(int *rank, CUdevice device, CUdevice peer) {
+    struct context *first, *second;
+    CHECK(get_device(device, &first));
+    CHECK(get_device(peer, &second));
+    const char *row = getenv("STAND_IN_PEERS");
+    for (int i = 0; row && i < first->physical; i++) {
+        row = strchr(row, '/');
+        row += row != NULL;
+    }
+    bool is_there = row && second->physical < (int)strcspn(row, "/") && first != second;
+    char cell = is_there ? row[second->physical] : '-';
+    *rank = cell >= '0' && cell <= '9' ? cell - '0' : -1;
+    return CUDA_SUCCESS;
+}
+
 CUDA(cuDeviceCanAccessPeer, 4000, cuDeviceCanAccessPeer, int *value, CUdevice device, CUdevice peer) {
-    struct context *context;
+    int rank;
     ENTER(cuDeviceCanAccessPeer);
-    CHECK(get_device(device, &context));
-    CHECK(get_device(peer, &context));
-    *value = 0;
+    CHECK(get_rank(&rank, device, peer));
+    *value = rank >= 0;
+    return CUDA_SUCCESS;
+}
+
+/* Links of rank 0 are those with native atomics. */
+CUDA(cuDeviceGetP2PAttribute, 8000, cuDeviceGetP2PAttribute, int *value, int attribute, CUdevice device,
+     CUdevice peer) {
+    int rank;
+    ENTER(cuDeviceGetP2PAttribute);
+    CHECK(get_rank(&rank, device, peer));
+    if (device == peer)
+        return CUDA_ERROR_INVALID_DEVICE;
+    if (attribute < PEER_RANK || attribute > PEER_ARRAYS)
+        return CUDA_ERROR_INVALID_VALUE;
+    *value = attribute == PEER_RANK     ? rank < 0 ? 0 : rank
+             : attribute == PEER_ACCESS ? rank >= 0
+             : attribute == PEER_ATOMICS ? rank == 0
+                                         : 0;
     return CUDA_SUCCESS;
 }
 

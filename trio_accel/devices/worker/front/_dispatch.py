@@ -325,6 +325,11 @@ class WorkerDispatch:
         return 0 if self._sender.link is not None else self._requests.waiting
 
     @property
+    def unfinished(self) -> int:
+        """Operations that were handed over and are not done; leases do not count."""
+        return sum(queue.waiting for queue in self._requests.queues({}).values())
+
+    @property
     def descriptors(self) -> tuple[int, ...]:
         """Those of the chunks."""
         return tuple(chunk.descriptor for chunk in self._chunks.chunks.values())

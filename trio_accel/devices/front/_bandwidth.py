@@ -1,0 +1,58 @@
+"""How many bytes a second go from one device to another, measured."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+from ...actors import named_arguments
+from ..arrays._ref import Device, check_device
+
+__all__ = ["measure_bandwidth"]
+
+_NBYTES = 64 << 20
+
+
+@named_arguments
+async def measure_bandwidth(
+    source: Device, target: Device, *, nbytes: int = _NBYTES, repeats: int = 5
+) -> float:
+    """Measure copies of an array from one open device to another, as `AccelRef.copy_to` makes them.
+
+    One copy goes ahead and does not count: it makes the memory. What else the devices do meanwhile is part of
+    the measurement. It takes `nbytes` on the source, and as many on the target. They are given back at the
+    end, also if the call fails or is cancelled.
+
+    Args:
+        source: The device that has the array.
+        target: The device that gets the copy. The same one measures copies within its memory.
+        nbytes: Size of the array in bytes, at least 1. Small arrays tell of the time of a call.
+        repeats: How many copies are measured, at least 1.
+
+    Returns:
+        Bytes for each second: the median of the copies.
+
+    Raises:
+        TypeError: `source` or `target` is no open device, or a number is no whole one.
+        ValueError: A number is below 1.
+        OutOfMemoryError: A device has not enough memory.
+        ContextLostError, DeviceLostError: A device was lost meanwhile.
+    """
+    check_device("measure_bandwidth", source)
+    check_device("measure_bandwidth", target)
+    for name, value in (("nbytes", nbytes), ("repeats", repeats)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"measure_bandwidth: {name} must be a whole number, got {value!r}")
+        if value < 1:
+            raise ValueError(f"measure_bandwidth: {name} must be at least 1, got {value}")
+    array = await source.full(nbytes, 1, "uint8")
+    try:
+        seconds: list[float] = []
+        for _ in range(1 + repeats):
+            begun = time.perf_counter()
+            copy = await array.copy_to(target)
+            seconds.append(time.perf_counter() - begun)
+            copy.release()
+    finally:
+        array.release()
+    return nbytes / statistics.median(seconds[1:])
