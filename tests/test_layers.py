@@ -22,7 +22,18 @@ PACKAGE = "trio_accel"
 ROOT = Path(__file__).parents[1] / PACKAGE
 
 # One package per capability; none imports another.
-CAPABILITIES = ("arrays", "collectives", "fft", "graphs", "jit", "linalg", "programs", "random", "sparse", "weights")
+CAPABILITIES = (
+    "arrays",
+    "collectives",
+    "fft",
+    "graphs",
+    "jit",
+    "linalg",
+    "programs",
+    "random",
+    "sparse",
+    "weights",
+)
 # What each part may import besides itself.
 DOWNWARDS: dict[str, tuple[str, ...]] = {
     "_version": (),

@@ -69,7 +69,6 @@ from .actors import (
 )
 from .actors._errors import StderrUnlessConfigured as _StderrUnlessConfigured
 from .arrays import fused
-from .backends import list_devices
 from .backends import list_devices, topology
 from .backends.base import (
     AccelError,

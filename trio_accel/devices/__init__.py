@@ -28,11 +28,11 @@ from .engine import _library
 from .engine._completer import cancel_grace
 from .engine._context import ContextActor
 from .engine._library import *
-from .front import _across, _device, _recording, _stream, _system
-from .front import _across, _bandwidth, _device, _group, _opening, _placement, _recording, _system
+from .front import _across, _bandwidth, _device, _group, _opening, _placement, _recording, _stream, _system
 from .front._across import *
 from .front._bandwidth import *
 from .front._device import *
+from .front._group import *
 from .front._memory import (
     Assign,
     Copy,
@@ -47,8 +47,6 @@ from .front._memory import (
     Stack,
     ToHost,
 )
-from .front._group import *
-from .front._memory import Assign, Copy, Empty, Fill, MemoryActor, Put, PutFirst, PutPart, Stack, ToHost
 from .front._opening import *
 from .front._placement import *
 from .front._recording import *
