@@ -165,7 +165,7 @@ async def test_hints_that_nothing_meets_are_refused(three: ta.DeviceGroup) -> No
     first, second, third = three
     array = await second.zeros(1)
     assert three.place(near=array, backend=BACKEND, product=first.info.description.upper()) is second
-    for hints, reasons in (
+    refused: list[tuple[dict[str, Any], list[str]]] = [
         ({"backend": "toaster"}, [f"is of backend '{BACKEND}', and not 'toaster'"] * 3),
         ({"product": "toaster"}, [f"is a {first.info.description!r}, and no 'toaster'"] * 3),
         ({"exclude": three.devices}, ["is excluded"] * 3),
@@ -173,7 +173,8 @@ async def test_hints_that_nothing_meets_are_refused(three: ta.DeviceGroup) -> No
             {"near": array, "exclude": {second}},
             ["does not have the array", "is excluded", "does not have the array"],
         ),
-    ):
+    ]
+    for hints, reasons in refused:
         with pytest.raises(ta.PlacementError) as caught:
             three.place(**hints)
         assert list(caught.value.reasons.values()) == reasons
@@ -203,7 +204,10 @@ async def test_a_policy_of_your_own(system: ta.System) -> None:
         # A key has its place by itself.
         assert {group.place(key="a") for _ in range(3)} <= set(group)
         assert len(seen) == 2
-    bad: Any = lambda loads: loads[0].device  # noqa: E731
+
+    def bad(loads: Sequence[DeviceLoad]) -> Any:
+        return loads[0].device
+
     async with system.open_devices([BACKEND], policy=bad) as group:
         with pytest.raises(
             TypeError, match="place: the policy must return one of the loads that it is given"
@@ -230,7 +234,11 @@ async def test_readings_of_gpus_count_what_others_do(
 ) -> None:
     (info,) = CpuBackend().list_devices()
     gpus = tuple(attrs.evolve(info, index=index, uuid=f"GPU-{index}") for index in range(3))
-    monkeypatch.setattr(CpuBackend, "list_devices", lambda self: gpus)
+
+    def list_all(self: CpuBackend) -> tuple[ta.DeviceInfo, ...]:
+        return gpus
+
+    monkeypatch.setattr(CpuBackend, "list_devices", list_all)
     watch = Watch([Reading("gpu-0", 80), Reading("GPU-1", 30), Reading(None, 99), Reading("GPU-7", 99)])
     async with system.open_devices("cpu", readings=watch) as group:
         assert [load.utilization for load in group.loads()] == [80, 30, None]
@@ -355,12 +363,15 @@ async def test_of_devices_that_are_not_named_some_may_be_left_out(
     refused = {1}
     open_device = CpuBackend.open_device
 
+    def list_all(self: CpuBackend) -> tuple[ta.DeviceInfo, ...]:
+        return infos
+
     def open_some(self: CpuBackend, index: int, **options: Any) -> Any:
         if index in refused:
             raise ta.NotSupportedError(f"device {index} is another process's")
         return open_device(self, index, **options)
 
-    monkeypatch.setattr(CpuBackend, "list_devices", lambda self: infos)
+    monkeypatch.setattr(CpuBackend, "list_devices", list_all)
     monkeypatch.setattr(CpuBackend, "open_device", open_some)
     with caplog.at_level(logging.WARNING, "trio_accel.devices"):
         async with system.open_devices("cpu") as group:
@@ -422,7 +433,7 @@ async def test_bad_input(system: ta.System) -> None:
             async with system.open_devices([BACKEND]):
                 raise AssertionError
         array = await group.devices[0].zeros(1)
-        for hints, error, match in (
+        refused: list[tuple[dict[str, Any], type[Exception], str]] = [
             ({"backend": bad[0]}, TypeError, "backend must be a str or None, got 5"),
             ({"product": bad[0]}, TypeError, "product must be a str or None, got 5"),
             ({"memory": bad[5]}, TypeError, r"memory must be bytes, a whole number, got 3\.0"),
@@ -431,7 +442,8 @@ async def test_bad_input(system: ta.System) -> None:
             ({"exclude": group.devices[0]}, TypeError, "exclude must be open devices"),
             ({"exclude": ["cpu:0"]}, TypeError, r"exclude must be open devices, got \['cpu:0'\]"),
             ({"near": np.ones(1)}, TypeError, "near must be an array of a device"),
-        ):
+        ]
+        for hints, error, match in refused:
             with pytest.raises(error, match=f"place: {match}"):
                 group.place(**hints)
         with pytest.raises(TypeError, match=r"a key must be a str, bytes or an int, got 3\.0"):

@@ -81,7 +81,7 @@ def install(machine: list[dict[str, object]], folder: Path, monkeypatch: pytest.
 def told(number: int, **changes: object) -> dict[str, object]:
     """A GPU for NVML, as the stand-in counts."""
     uuid = f"GPU-57a4d14e-0000-4000-8000-{number:012x}"
-    usual = {
+    usual: dict[str, object] = {
         "uuid": uuid,
         "bus": 16 + number,
         "ends": [],

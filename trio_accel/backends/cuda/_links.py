@@ -59,7 +59,7 @@ def _understood(
         for info, width, shares in zip(infos, lanes, driver["shares_page_tables"], strict=True)
     ]
     for pair, more in zip(driver["pairs"], told, strict=True):
-        first, second = pair["devices"]
+        first, second = map(int, pair["devices"])
         names = infos[first].name, infos[second].name
         links.append(_between(names, pair, more, (lanes[first], lanes[second])))
     return tuple(links)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 
 from ...actors import named_arguments
@@ -55,4 +54,6 @@ async def measure_bandwidth(
             copy.release()
     finally:
         array.release()
-    return nbytes / statistics.median(seconds[1:])
+    ordered = sorted(seconds[1:])
+    median = (ordered[(repeats - 1) // 2] + ordered[repeats // 2]) / 2
+    return nbytes / median

@@ -276,7 +276,8 @@ def _check_group(specs: object, options: object, policy: object, readings: objec
     Raises:
         TypeError, ValueError: It is no such argument.
     """
-    if not isinstance(specs, str | Sequence | None) or not all(isinstance(each, str) for each in specs or ()):
+    names = cast("Sequence[object]", () if specs is None else specs)
+    if not isinstance(specs, str | Sequence | None) or not all(isinstance(each, str) for each in names):
         raise TypeError(
             "open_devices: specs must be the name of a backend such as 'cuda', a sequence of names such as "
             f"['cpu', 'cuda:1'], or None, got {specs!r}"
