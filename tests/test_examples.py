@@ -31,6 +31,7 @@ ISOLATED = (
     "decay.py",
     "jit_saxpy.py",
     "embeddings.py",
+    "data_parallel.py",
 )
 # Modules that a program beside them uses.
 USED = {
@@ -48,6 +49,8 @@ LONGEST = {
     # They explain a pattern, which has no page of its own.
     "mixture_of_experts.py": 130,
     "speculative_decoding.py": 135,
+    # It trains on one, two and four devices, and compares.
+    "data_parallel.py": 95,
 }
 
 # Program, arguments, and the whole output as a pattern.
@@ -97,6 +100,16 @@ digits as by NumPy: right
 2000 points, [67] steps on cpu:0
 right on 8[0-9][.][0-9]% of them
 largest difference of a weight [0-9]e-[01][0-9]: right
+""",
+    ),
+    (
+        "data_parallel.py",
+        "--steps 10 --every 0.3",
+        """
+1 devices, 0 workers lost: 1[.]59[0-9]+
+2 devices, [0-9]+ workers lost: 1[.]59[0-9]+
+4 devices, [0-9]+ workers lost: 1[.]59[0-9]+
+largest difference to one device [0-9]e-1[0-9]: right
 """,
     ),
     (
