@@ -41,7 +41,7 @@ OTHERS = (
     *("actors", "backends", "cli", "devices", "graphs", "interop", "jit"),
     *("patterns", "programs", "telemetry", "testing", "weights"),
 )
-OWN_CODE = re.compile(r"/_?(jit|programs?|graphs?|weights|_conditions|foreign)[._]|/memory\.")
+OWN_CODE = re.compile(r"/_?(jit|fused|programs?|graphs?|weights|_conditions|foreign)[._]|/memory\.")
 SPECIFICATIONS = re.compile(r"backends/base/(ops|declarations|operations)/")
 KERNELS = re.compile(r"backends/(cpu|cuda)/(libraries|kernels)/")
 SILENT = {
@@ -101,7 +101,7 @@ def count_lines() -> Lines:
         package = name.partition("/")[0]
         if path.suffix not in (".py", ".pyi", ".cu", ".cuh"):
             continue
-        if "/" in name and package not in OTHERS:
+        if "/" in name and package not in OTHERS and not OWN_CODE.search(name):
             lines["capabilities"] += code_lines(path)
             if path.suffix == ".py":
                 functions.setdefault(package, set()).update(_functions_of(path))

@@ -102,10 +102,11 @@ PAIRS = list(itertools.combinations(range(SIZE), 2))
 @given(st.sets(st.sampled_from(PAIRS)))
 def test_islands_against_all_groups(pairs: set[tuple[int, int]]) -> None:
     """The largest group whose members reach one another is taken out, again and again."""
-    left = list(range(SIZE))
+    left: list[int] = list(range(SIZE))
     expected: list[tuple[str, ...]] = []
     while left:
-        groups = (group for size in range(len(left), 0, -1) for group in itertools.combinations(left, size))
+        sizes = range(len(left), 0, -1)
+        groups = itertools.chain.from_iterable(itertools.combinations(left, size) for size in sizes)
         found = next(group for group in groups if pairs.issuperset(itertools.combinations(group, 2)))
         expected.append(tuple(f"gpu:{number}" for number in found))
         left = [number for number in left if number not in found]

@@ -512,6 +512,8 @@ class fused:  # noqa: N801  # a decorator, as `property` is
     """
 
     xp: ClassVar[Any] = _Namespace()
+    __name__: str
+    __wrapped__: Callable[..., Any]
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)

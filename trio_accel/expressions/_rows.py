@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -86,6 +86,7 @@ class Rowwise:
         self._message = served_by(ComputeRows, library)
         self.operation: str = operation
         # By the types of the arguments, and of a result that is given.
+        self.specialize: Callable[[tuple[str, ...], DType | None], tuple[SpecializedRows, str]]
         self.specialize = functools.lru_cache(256)(self._specialized)
         self._steps = functools.lru_cache(256)(self._made_steps)
 
