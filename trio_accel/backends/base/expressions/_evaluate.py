@@ -141,6 +141,7 @@ def evaluate(
     arguments: Sequence[Any],
     indices: Mapping[int, npt.NDArray[Any]] = _NOTHING,
     loaded: Mapping[int, npt.NDArray[Any]] = _NOTHING,
+    out: npt.NDArray[Any] | None = None,
 ) -> list[npt.NDArray[Any]]:
     """Compute the results for arrays that broadcast, and NumPy scalars.
 
@@ -150,6 +151,7 @@ def evaluate(
             Arguments that are only loaded from are not looked at.
         indices: By their axes, indices of the elements of the result.
         loaded: By their numbers, the arguments that elements are loaded from.
+        out: Where the only result is made, if the function that makes it can write there.
 
     Returns:
         The results, which may be arguments, or broadcast.
@@ -166,7 +168,8 @@ def evaluate(
             elif step.function == "load":
                 value = _load(expression, number, loaded[int(step.value.real)], values)
             else:
-                value = _value(step, values, arguments)
+                is_last = out is not None and number == expression.outputs[0]
+                value = _value(step, values, arguments, out if is_last else None)
             values.append(value)
             for used in left[number]:
                 # Large temporaries make way for the next ones.
@@ -197,7 +200,9 @@ def _load(expression: TypedExpression, number: int, array: npt.NDArray[Any], val
     return Places.of(array, at, [expression.steps[index] for index in steps]).load()
 
 
-def _value(step: Step, values: list[Any], arguments: Sequence[Any]) -> Any:
+def _value(
+    step: Step, values: list[Any], arguments: Sequence[Any], out: npt.NDArray[Any] | None
+) -> Any:
     dtype = step.dtype.dtype
     if step.function == "argument":
         return np.asarray(arguments[int(step.value.real)], dtype)
@@ -206,4 +211,9 @@ def _value(step: Step, values: list[Any], arguments: Sequence[Any]) -> Any:
     given = [values[number] for number in step.steps]
     if step.function == "cast":
         return given[0].astype(dtype)
-    return (_OTHERS.get(step.function) or _UFUNCS[step.function])(*given)
+    other = _OTHERS.get(step.function)
+    if other is not None:
+        return other(*given)
+    # Large arrays are not written twice.
+    is_fit = out is not None and out.dtype == dtype
+    return _UFUNCS[step.function](*given, out=out if is_fit else None)

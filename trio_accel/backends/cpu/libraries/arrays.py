@@ -47,12 +47,13 @@ def elementwise(spec: ElementwiseSpec, call: HostCall) -> None:
     expression = SpecializedExpression.decode(spec.expression).typed
     sources = dict(zip([number for number, _ in expression.loads], loaded, strict=True))
     for piece, given, here in _pieces(spec, call, results):
-        made = evaluate(expression, given, here, sources)
+        made = evaluate(expression, given, here, sources, piece[0] if len(results) == 1 else None)
         if len(made) > 1:
             # A result that is an argument unchanged may be in memory where another result is written.
             made = [value if value.flags.owndata else value.copy() for value in made]
         for out, value in zip(piece, made, strict=False):
-            np.copyto(out, value)
+            if value is not out:
+                np.copyto(out, value)
 
 
 @kernel(ScatterSpec, backend="cpu")
