@@ -1,9 +1,11 @@
 """Worlds of devices in workers: ``python -m benchmarks.worlds [LOSSES] [RANKS] [DEVICE]``.
 
-Prints how long copies and sums between workers take beside NumPy's, then loses a rank so many times in each way while
-a task asks for sums all the time. Each sum is right, or an error that names the rank; all arrays are compared at the
-end. Times of losses are from the loss to the first sum that was begun behind it and is right.
+Prints how long copies and sums between workers take beside NumPy's. Then a rank is lost so many times in each
+way, while a task asks for sums all the time. Each sum is right, or an error that names the rank. All arrays
+are compared at the end. Times of losses are from the loss to the first sum that was begun behind it and is right.
 """
+
+# ruff: noqa: T201
 
 from __future__ import annotations
 
@@ -56,9 +58,8 @@ async def compare(world: World) -> None:
         ("copy_to", lambda: arrays[0].copy_to(world.devices[1]), copy),
     ):
         mine, numpys = await seconds(ours), await seconds(theirs)
-        print(
-            f"{name} of {BYTES >> 20} MiB: {1e3 * mine:.1f} ms, NumPy {1e3 * numpys:.1f} ms: {numpys / mine:.2f}"
-        )
+        times = f"{1e3 * mine:.1f} ms, NumPy {1e3 * numpys:.1f} ms: {numpys / mine:.2f}"
+        print(f"{name} of {BYTES >> 20} MiB: {times}")
     print(f"all_reduce of 256 bytes: {1e6 * await seconds(lambda: world.all_reduce(small), 200):.0f} µs")
 
 
@@ -97,7 +98,7 @@ async def lose(world: World, how: str, losses: int) -> None:
                 ta.testing.poison(device)
             else:
                 os.kill(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
-            while device.generation == generation or not (ended and ended[-1][0] > lost):
+            while device.generation == generation or not (ended and ended[-1][0] > lost):  # noqa: ASYNC110
                 await trio.sleep(0.001)
             healed.append(next(end for start, end in ended if start > lost) - lost)
         nursery.cancel_scope.cancel()
@@ -112,7 +113,11 @@ async def lose(world: World, how: str, losses: int) -> None:
 async def run(losses: int, ranks: int, device: str) -> None:
     """Measure one world."""
     options = ta.DeviceOptions(
-        isolation="process", spares=1, stuck_after=0.5, intensity=ta.Intensity(10_000, 1.0)
+        isolation="process",
+        spares=1,
+        heartbeat_timeout=0.3,
+        stuck_after=0.3,
+        intensity=ta.Intensity(10_000, 1.0),
     )
     async with (
         ta.open_system("worlds") as system,

@@ -16,6 +16,7 @@ from chosen import BACKEND
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
+from trio_accel.devices import lend
 
 pytestmark = pytest.mark.filterwarnings("ignore:open_device:RuntimeWarning")
 
@@ -165,6 +166,17 @@ async def test_a_loss_at_the_end_gives_it_back(pair: Pair) -> None:
     with trio.fail_after(10):
         await pair.array.fill(1.0)
     np.testing.assert_array_equal(await (await pair.array.copy_to(pair.other)).to_host(), np.ones_like(HOST))
+
+
+async def test_what_was_given_back_at_a_loss_is_not_held_by_the_next_worker(pair: Pair) -> None:
+    """A device that has lent an array to itself, as collectives do, and dies before it hears of the end."""
+    pid = await pid_of(pair.owner)
+    async with lend("test", [pair.array], [pair.owner]) as lent, lent.to(pair.owner):
+        os.kill(pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    with trio.fail_after(10):
+        await pair.array.fill(1.0)
+    assert (await pair.array.to_host() == 1.0).all()
 
 
 async def test_a_cancelled_wait_leaves_nothing(pair: Pair) -> None:

@@ -200,9 +200,7 @@ def _load(expression: TypedExpression, number: int, array: npt.NDArray[Any], val
     return Places.of(array, at, [expression.steps[index] for index in steps]).load()
 
 
-def _value(
-    step: Step, values: list[Any], arguments: Sequence[Any], out: npt.NDArray[Any] | None
-) -> Any:
+def _value(step: Step, values: list[Any], arguments: Sequence[Any], out: npt.NDArray[Any] | None) -> Any:
     dtype = step.dtype.dtype
     if step.function == "argument":
         return np.asarray(arguments[int(step.value.real)], dtype)

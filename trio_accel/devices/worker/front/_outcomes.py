@@ -273,6 +273,11 @@ class OutcomePolicy:
             Those that the next worker gets.
         """
         requests = self._without_stuck(requests, link) if link.is_stuck else list(requests)
+        for request in requests:
+            if isinstance(request, LeaseRequest) and request.is_given_back:
+                # Before any is asked whether it goes to the next worker: the end of what was borrowed may be
+                # that of a lease of this device.
+                request.end()
         suspects = self._suspects(requests, link)
         if suspects is not None:
             # The likeliest last: if all others run without a fault, it need not run again.
@@ -349,8 +354,6 @@ class OutcomePolicy:
     ) -> bool:
         if isinstance(request, LeaseRequest):
             # The memory is still there, and so is the program's view of it.
-            if request.is_given_back:
-                request.end()
             return not request.is_given_back
         assert isinstance(request, OperationRequest)
         if _has_begun(request, link):
