@@ -160,6 +160,33 @@ async def test_the_next_worker_of_the_borrower_has_it(pair: Pair) -> None:
         await pair.array.fill(1.0)
 
 
+async def test_what_runs_again_finds_it(system: ta.System) -> None:
+    """Requests that are put back go to the next worker behind what they read, whatever is before them."""
+    options = ta.DeviceOptions(isolation="process", retry=2)
+    async with (
+        system.open_device(BACKEND, options=ta.DeviceOptions(isolation="process")) as owner,
+        system.open_device(BACKEND, options=options) as other,
+    ):
+        array, own = await owner.put(HOST), await other.put(HOST)
+        await ta.arrays.sum(own)
+        sums: list[float] = []
+
+        async def add(x: ta.AccelRef) -> None:
+            sums.append(await (await ta.arrays.sum(x)).item())
+
+        for _ in range(3):
+            async with trio.open_nursery() as nursery:
+                ta.testing.inject_fault(other, "arrays.sum", delay=1.0)
+                nursery.start_soon(add, own)
+                await wait_all_tasks_blocked()
+                async with other.borrow(array) as borrowed, trio.open_nursery() as readers:
+                    readers.start_soon(add, borrowed)
+                    readers.start_soon(add, borrowed[:])
+                    await wait_all_tasks_blocked()
+                    os.kill(await pid_of(other), signal.SIGKILL)
+        assert sums == pytest.approx([HOST.sum()] * 9)
+
+
 async def test_a_loss_at_the_end_gives_it_back(pair: Pair) -> None:
     async with pair.other.borrow(pair.array):
         os.kill(await pid_of(pair.other), signal.SIGKILL)

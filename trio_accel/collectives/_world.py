@@ -452,6 +452,7 @@ class _Call:
         has_rows: bool = False,
     ) -> None:
         self.name: str = f"collectives.{function}"
+        world.check_whole(self.name)
         self._world = world
         self._devices = world.devices
         self._size = world.size

@@ -275,7 +275,9 @@ class WorkerServer:
         place = PlacedBlock(block, nbytes, chunk, offset)
         try:
             if descriptor:
-                self.opened.map_chunk(chunk, size, *descriptor)
+                # Another request may have come with it: then it is there.
+                with suppress(ValueError):
+                    self.opened.map_chunk(chunk, size, *descriptor)
             self.opened.expect((place,))
         except Exception as error:  # noqa: BLE001  # the system or the driver refused it: the asker's error
             refused = NotSupportedError(

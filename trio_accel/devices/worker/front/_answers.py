@@ -214,7 +214,6 @@ class AnswerHandler:
     def _end_lease(self, link: WorkerLink, request: LeaseRequest, trouble: Any) -> None:
         """End a lease that the worker is done with."""
         if trouble is not None and isinstance(request, BorrowRequest):
-            request.chunk.borrowers.discard(link)
             self._outcomes.refuse(request, trouble[3])
         elif not request.granted.is_set():
             self._outcomes.end_lease(request)
@@ -278,7 +277,9 @@ class AnswerHandler:
             _expect(
                 address[0] == request.array.block, f"granted: another block than that of request {number}"
             )
-            if not isinstance(request, BorrowRequest):
+            if isinstance(request, BorrowRequest):
+                request.chunk.borrowers.add(link)
+            else:
                 self._chunks.check_address(address)
             request.address = address
             request.granted.set()

@@ -201,8 +201,10 @@ class Leases:
         array = attrs.evolve(loan.ref.spec, block=block.id)
         request = BorrowRequest(self._requests.next_number(), array, loan.place, loan.end, is_own=is_own)
         loan.users += 1
+        # Operations come behind it, and nothing keeps it from being known.
+        is_sure = is_own or self._sender.link in request.chunk.borrowers
         self._ask(request)
-        return Borrowed(AccelRef(block, array), request, self)
+        return Borrowed(AccelRef(block, array), request, self, is_sure)
 
     def _ask(self, request: LeaseRequest) -> None:
         if not self._device.availability.is_ended:
@@ -296,15 +298,17 @@ class Borrowed:
     array: AccelRef
     _request: BorrowRequest
     _leases: Leases
+    _is_sure: bool
 
     async def wait(self, verb: str) -> None:
-        """Wait until operations may read it.
+        """Wait until operations may read it: at once where the worker has its memory mapped.
 
         Raises:
             NotSupportedError: The worker cannot map the memory.
             DeviceLostError: The device is closed, or was given up.
         """
-        await self._leases.granted(self._request, self.array.block, verb)
+        if not self._is_sure:
+            await self._leases.granted(self._request, self.array.block, verb)
 
     def end(self) -> None:
         """End to read it: operations that do by now are awaited, and not by the caller."""

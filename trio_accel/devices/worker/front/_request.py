@@ -506,7 +506,8 @@ class BorrowRequest(LeaseRequest):
     def __init__(
         self, number: int, array: ArraySpec, place: Place, on_end: Callable[[], None], *, is_own: bool
     ) -> None:
-        super().__init__(number, array, write=False)
+        # As a writer: while requests wait, those that read it come behind.
+        super().__init__(number, array, write=True)
         self._place = place
         self._on_end: Callable[[], None] | None = on_end
         self._is_own = is_own
@@ -521,10 +522,8 @@ class BorrowRequest(LeaseRequest):
 
     def descriptors(self, worker: Borrower) -> tuple[int, ...]:
         """Return what the worker does not have of it: the descriptor of the chunk."""
-        if self._is_own or worker in self.chunk.borrowers:
-            return ()
-        self.chunk.borrowers.add(worker)
-        return (self.chunk.descriptor,)
+        is_known = self._is_own or worker in self.chunk.borrowers
+        return () if is_known else (self.chunk.descriptor,)
 
     def end(self) -> None:
         """End: no worker of this device reads it any more."""
