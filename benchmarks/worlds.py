@@ -47,15 +47,19 @@ async def compare(world: World) -> None:
     async def add() -> None:
         np.add(host, other, out=out)
 
-    async def copy() -> None:
-        np.copyto(out, host)
-
     arrays = [await device.put(host) for device in world.devices]
     small = [await device.put(np.ones(64, np.float32)) for device in world.devices]
+    large = await world.devices[0].put(np.ones(4 * BYTES, np.uint8))
+    source = np.ones(4 * BYTES, np.uint8)
+    target = np.zeros_like(source)
+
+    async def copy() -> None:
+        np.copyto(target, source)
+
     for name, ours, theirs in (
+        ("copy_to, four times as much", lambda: large.copy_to(world.devices[1]), copy),
         ("all_reduce", lambda: world.all_reduce(arrays), add),
         ("all_reduce in place", lambda: world.all_reduce(arrays, "mean", out=arrays), add),
-        ("copy_to", lambda: arrays[0].copy_to(world.devices[1]), copy),
     ):
         mine, numpys = await seconds(ours), await seconds(theirs)
         times = f"{1e3 * mine:.1f} ms, NumPy {1e3 * numpys:.1f} ms: {numpys / mine:.2f}"
