@@ -11,7 +11,7 @@ from typing import Any, cast
 import trio
 
 from ..actors import ActorError, Intensity, named_arguments
-from ..backends.base import AccelError, ContextLostError
+from ..backends.base import AccelError, ContextLostError, DeviceLostError
 from ..devices import AccelRef, Device, Lent, PeerCopy, check_device, lend
 from ._errors import RankFailedError, WorldBrokenError
 from ._operations import Join, Reduction, check_reduction, expression_of
@@ -40,8 +40,8 @@ async def open_world(
         devices: The devices, each once, at least one.
         retry: How often a rank computes again whose device lost its context meanwhile. What is written to
             `out` is not written again.
-        intensity: How many failures of collectives by losses the world bears before it breaks; without
-            progress counted. By default as many as come.
+        intensity: How many collectives may fail by losses within its window; one more breaks the world. By
+            default there is no bound.
 
     Raises:
         ValueError: No device, one twice, or a negative `retry`.
@@ -600,8 +600,12 @@ class _Call:
         made: dict[int, AccelRef] = {}
         chosen = list(range(self._size)) if ranks is None else list(ranks)
         devices = [self._devices[rank] for rank in chosen]
-        async with lend(self.name, lent, devices) as held:
-            await self._all(chosen, lambda rank: self._part(rank, held, compute, made))
+        try:
+            async with lend(self.name, lent, devices) as held:
+                await self._all(chosen, lambda rank: self._part(rank, held, compute, made))
+        except DeviceLostError as error:
+            ended = [rank for rank, device in enumerate(self._devices) if device.is_ended]
+            raise self._world.failed(self.name, ended[0], error) from error
         return {rank: made[rank] for rank in chosen}
 
     async def written(self, made: Iterable[AccelRef], ranks: Iterable[int] | None = None) -> list[AccelRef]:
