@@ -23,8 +23,8 @@ nox.options.error_on_missing_interpreters = True
 ROOT = Path(__file__).parent
 # What knows no backend by name.
 STAND_IN = (
-    *("arrays", "backends", "devices", "fft", "graphs", "interop", "jit", "linalg", "programs", "random"),
-    *("sparse", "testing", "weights"),
+    *("arrays", "backends", "collectives", "devices", "fft", "graphs", "interop", "jit", "linalg"),
+    *("programs", "random", "sparse", "testing", "weights"),
 )
 # What holds any backend to its protocols, and to the numbers.
 CONFORMANCE = (

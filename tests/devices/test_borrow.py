@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import cast
 
 import attrs
@@ -136,12 +136,12 @@ async def test_it_is_there_when_its_owner_is_lost(pair: Pair, loss: str) -> None
             os.kill(await pid_of(pair.owner), signal.SIGKILL)
         else:
             ta.testing.poison(pair.owner)
-            with pytest.raises(ta.ContextPoisonedError):
-                await pair.owner.zeros((1,))
         for _ in range(3):
             assert await (await ta.arrays.sum(borrowed)).item() == pytest.approx(HOST.sum())
-        await pair.owner.zeros((1,))
-        assert pair.owner.generation == 2
+        while pair.owner.generation == 1:
+            # One of them finds it.
+            with suppress(ta.ContextPoisonedError):
+                await pair.owner.zeros((1,))
         assert await (await ta.arrays.max(borrowed)).item() == HOST.max()
     # The hold is over in the next worker, too.
     with trio.fail_after(10):
@@ -207,7 +207,10 @@ async def test_what_was_given_back_at_a_loss_is_not_held_by_the_next_worker(pair
 
 
 async def test_a_cancelled_wait_leaves_nothing(pair: Pair) -> None:
-    async with pair.owner.lease(pair.array, write=True):
+    ta.testing.inject_fault(pair.owner, "devices.Fill", delay=0.5)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pair.array.fill, 1.0)
+        await wait_all_tasks_blocked()
         with trio.move_on_after(0.05) as scope:
             async with pair.other.borrow(pair.array):
                 pytest.fail("it is being written")
