@@ -126,12 +126,12 @@ def open_results(
                     try:
                         item = await anext(source)
                     except StopAsyncIteration:
-                        return
+                        break
                     except Exception as error:  # noqa: BLE001  # the reader's
                         end = _Slot(is_end=True)
                         end.set(outcome.Error(error))
                         send.send_nowait(end)
-                        return
+                        break
                     slot = _Slot()
                     send.send_nowait(slot)
                     nursery.start_soon(ask_for, item, slot)

@@ -181,7 +181,7 @@ class System(actors.System):
             group = DeviceGroup(self, scope, options, policy or by_load, readings)
             refusal = await _open_all(self, group, chosen, is_each_named=not isinstance(specs, str | None))
             if refusal is None:
-                yield group
+                yield group  # noqa: ASYNC119  # as that of `open_system`
         if refusal is not None:
             raise refusal
 
