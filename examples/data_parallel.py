@@ -26,7 +26,8 @@ descend = ta.jit.elementwise("w - 0.5 * g")
 async def train(rank: Rank, x: np.ndarray, y: np.ndarray, steps: int) -> tuple[list[float], np.ndarray]:
     """Train with the data of one rank; returns the mean losses of all the data, and the weights."""
     points, labels = await rank.device.put(x), await rank.device.put(y)
-    weights, losses = await rank.device.zeros((x.shape[1], y.shape[1])), []
+    weights = await rank.device.zeros((x.shape[1], y.shape[1]))
+    losses: list[float] = []
     for _ in range(steps):
         chances = await ta.arrays.softmax(await ta.linalg.matmul(points, weights), axis=1)
         slope = await ta.linalg.matmul(points.T, await difference(chances, labels, len(x)))
