@@ -17,7 +17,7 @@ from trio_accel.collectives import World
 
 pytestmark = pytest.mark.filterwarnings("ignore:open_device:RuntimeWarning")
 
-SIZES = (2, 1, 3) if BACKEND == "cpu" else (2,)
+SIZES: tuple[Any, ...] = (2, 1, 3, pytest.param(8, marks=pytest.mark.slow)) if BACKEND == "cpu" else (2,)
 SHAPES = ((), (1,), (0,), (7,), (6, 5), (12, 3, 2), (2, 0), (1030, 3))
 
 
