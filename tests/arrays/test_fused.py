@@ -502,6 +502,7 @@ async def test_any_function(draw: st.DataObject) -> None:
         np.testing.assert_allclose(await found.to_host(), want, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.skipif(BACKEND == "third", reason="it has no graphs")
 async def test_graphs_hold_what_was_recorded(device: ta.Device) -> None:
     x, y = numbers((4, 5), "float64"), numbers((4, 5), "float64", 4)
 
@@ -514,6 +515,7 @@ async def test_graphs_hold_what_was_recorded(device: ta.Device) -> None:
     np.testing.assert_allclose(found, scipy.special.softmax(np.hypot(2 * x, y), axis=1), rtol=1e-13)
 
 
+@pytest.mark.skipif(BACKEND == "third", reason="it has no workers")
 async def test_a_lost_context(system: ta.System) -> None:
     options = ta.DeviceOptions(isolation="process", retry=1, retry_suspects=True)
     async with system.open_device(BACKEND, options=options) as device:

@@ -60,6 +60,7 @@ TABLE: dict[type[Exception], Said] = {
     ta.CompilationError: "perhaps",
     ta.LinAlgError: "perhaps",
     ta.OutOfRangeError: "perhaps",
+    ta.PlacementError: "perhaps",
     ta.DriverError: "perhaps",
     ta.CompletionTimeoutError: "perhaps",
     ta.NotSupportedError: "perhaps",
