@@ -350,7 +350,7 @@ async def test_a_misspelled_option_of_a_call(device: ta.Device) -> None:
         ):
             with pytest.raises(TypeError, match=f"^{call.__name__}: {said}"):
                 await call(**{name: 3})
-    with pytest.raises(TypeError, match=r"^put: there is no option 'dtyp'; there are host$"):
+    with pytest.raises(TypeError, match=r"^put: there is no option 'dtyp'; there are host, pinned$"):
         await device.put(x, dtyp="float32")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"^cast: there is no option 'dtyp'; did you mean 'dtype'"):
         await x.cast(dtyp="float32")  # type: ignore[call-arg]

@@ -77,6 +77,9 @@ OF_THE_CALLER = (ValueError, TypeError, ta.NotSupportedError)
 EXTRA: dict[str, object] = {
     "path": "test/first",
     "retry_after": 1.0,
+    "index": 3,
+    "axis": 0,
+    "length": 2,
     "requested": 2,
     "free": 1,
     "total": 1,
