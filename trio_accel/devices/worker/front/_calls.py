@@ -170,6 +170,8 @@ class Leases:
     async def hold(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any, None]:
         """See `AccelRef.lease`."""
         await trio.lowlevel.checkpoint_if_cancelled()
+        if self._device.availability.is_ended:
+            raise await self._device.lost()
         self._check(ref, stream)
         request = LeaseRequest(self._requests.next_number(), ref.spec, write=write)
         try:
