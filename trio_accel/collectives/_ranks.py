@@ -7,13 +7,14 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 import attrs
 import trio
 
 from ..actors import named_arguments
-from ..devices import AccelRef, Device
+from ..devices import AccelRef, Device, run_together
 from ._errors import CollectiveMismatchError, RankFailedError, WorldBrokenError
 from ._operations import Reduction
 
@@ -387,26 +388,7 @@ class Group:
 
     async def run(self) -> None:
         """Make all calls at the same time; the first that fails ends all."""
-        errors: list[Exception] = []
-        async with trio.open_nursery() as nursery:
-
-            async def run(result: Result[Any], ask: Callable[[], Awaitable[Any]]) -> None:
-                try:
-                    await result.run(ask)
-                except Exception as error:  # noqa: BLE001  # raised below, as it is and not in a group
-                    errors.append(error)
-                    nursery.cancel_scope.cancel(reason="another member of the group has failed")
-
-            for result, ask in self._members:
-                nursery.start_soon(run, result, ask)
-        if errors:
-            first = errors[0]
-            errors.clear()
-            try:
-                raise first
-            finally:
-                # The error has this frame, which would have the error.
-                del first
+        await run_together(partial(result.run, ask) for result, ask in self._members)
 
 
 @asynccontextmanager

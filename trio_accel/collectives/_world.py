@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from typing import Any, cast
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
-import trio
-
-from ..actors import ActorError, Intensity, named_arguments
-from ..backends.base import AccelError, ContextLostError, DeviceLostError
-from ..devices import AccelRef, Device, Lent, PeerCopy, check_device, lend
-from ._errors import RankFailedError, WorldBrokenError
-from ._operations import Join, Reduction, check_reduction, expression_of
+from ..actors import Intensity, named_arguments
+from ..devices import AccelRef, Device, check_device
+from ._call import Arrays, Call, Turns
+from ._operations import Reduction, check_reduction, expression_of
 from ._ranks import Given, Group, Meetings, Rank, open_group
 
 __all__ = ["World", "open_world"]
-
-_logger = logging.getLogger("trio_accel.collectives")
-
-Arrays = Sequence[AccelRef]
-_Compute = Callable[[int, list[AccelRef]], Awaitable[AccelRef]]
 
 
 @named_arguments
@@ -95,11 +85,7 @@ class World:
             raise ValueError("open_world: devices must name at least one")
         if isinstance(retry, bool) or not isinstance(retry, int) or retry < 0:
             raise ValueError(f"open_world: retry must be a whole number of at least 0, got {retry!r}")
-        self._retry = retry
-        self._intensity = intensity
-        self._failures: deque[float] = deque()
-        self._broken: str | None = None
-        self._turn = trio.Lock()
+        self._turns = Turns(self.devices, retry, intensity)
         self._meetings = Meetings(self._ask)
         self.ranks: tuple[Rank, ...] = tuple(
             Rank(self._meetings, number, self.size, device) for number, device in enumerate(self.devices)
@@ -115,7 +101,7 @@ class World:
 
     def close(self) -> None:
         """Run no more collectives."""
-        self._broken = self._broken or "the world is closed"
+        self._turns.end("the world is closed")
         self._meetings.close()
 
     def group(self) -> AbstractAsyncContextManager[Group]:
@@ -148,7 +134,7 @@ class World:
             RankFailedError: It failed on a rank.
             WorldBrokenError: The world runs no collectives any more.
         """
-        call = _Call(self, "all_reduce", arrays, out)
+        call = Call(self._turns, "all_reduce", arrays, out)
         check_reduction(call.name, reduction, call.dtype)
         call.check_outputs([call.shape] * self.size)
         size = call.shape_size
@@ -183,7 +169,7 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = _Call(self, "reduce", arrays, None)
+        call = Call(self._turns, "reduce", arrays, None)
         check_reduction(call.name, reduction, call.dtype)
         call.check_root(root)
         call.out[root] = out
@@ -206,7 +192,7 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = _Call(self, "reduce_scatter", arrays, out)
+        call = Call(self._turns, "reduce_scatter", arrays, out)
         check_reduction(call.name, reduction, call.dtype)
         rows = call.rows()
         call.check_outputs([(rows, *call.shape[1:])] * self.size)
@@ -236,7 +222,7 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = _Call(self, "broadcast", [array], out, root=root)
+        call = Call(self._turns, "broadcast", [array], out, root=root)
         call.check_outputs([call.shape] * self.size)
         others = [rank for rank in range(self.size) if rank != root]
         async with call.begun():
@@ -257,7 +243,7 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = _Call(self, "scatter", [array], out, root=root)
+        call = Call(self._turns, "scatter", [array], out, root=root)
         rows = call.rows()
         call.check_outputs([(rows, *call.shape[1:])] * self.size)
 
@@ -279,7 +265,7 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = _Call(self, "gather", arrays, None)
+        call = Call(self._turns, "gather", arrays, None)
         call.check_root(root)
         call.out[root] = out
         call.check_outputs([call.joined_shape] * self.size)
@@ -299,7 +285,7 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = _Call(self, "all_gather", arrays, out)
+        call = Call(self._turns, "all_gather", arrays, out)
         call.check_outputs([call.joined_shape] * self.size)
         async with call.begun():
             made = await call.each(arrays, call.joined)
@@ -323,7 +309,7 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = _Call(self, "all_to_all", arrays, out, has_rows=splits is not None)
+        call = Call(self._turns, "all_to_all", arrays, out, has_rows=splits is not None)
         counts = [[call.rows()] * self.size] * self.size if splits is None else call.check_splits(splits)
         starts = [[sum(row[:rank]) for rank in range(self.size)] for row in counts]
         call.check_outputs([(sum(row[rank] for row in counts), *call.shape[1:]) for rank in range(self.size)])
@@ -351,7 +337,7 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = _Call(self, "send", [array], None, root=root)
+        call = Call(self._turns, "send", [array], None, root=root)
         call.check_root(to, "to")
         call.out[to] = out
         call.check_outputs([call.shape] * self.size)
@@ -380,298 +366,3 @@ class World:
             splits, outs = zip(*in_order[1], strict=True)
             return await ask(in_order[0], splits=splits if options["has_splits"] else None, out=outs)
         return await ask(in_order[0], **options, out=in_order[1])
-
-    # What calls need.
-
-    @property
-    def retry(self) -> int:
-        """How often the part of a rank runs again."""
-        return self._retry
-
-    @asynccontextmanager
-    async def turn(self, name: str) -> AsyncGenerator[None, None]:
-        """Hold the world for one collective.
-
-        Raises:
-            WorldBrokenError: It runs none any more.
-        """
-        self.check_whole(name)
-        async with self._turn:
-            self.check_whole(name)
-            yield
-
-    def check_whole(self, name: str) -> None:
-        """Refuse a collective of a world that runs none any more.
-
-        Raises:
-            WorldBrokenError: Always then.
-        """
-        if self._broken is not None:
-            raise WorldBrokenError(f"{name}: {self._broken}; open another one")
-
-    def failed(self, name: str, rank: int, error: AccelError | ActorError) -> RankFailedError:
-        """Note a failure, and make the error of all ranks."""
-        device = self.devices[rank]
-        _logger.warning("world: %s failed on rank %d, %s: %s", name, rank, device.path, error)
-        failed = RankFailedError(
-            f"it failed on rank {rank}, {device.path}: {error}", rank=rank, device=device.name, operation=name
-        )
-        if self._intensity is not None and isinstance(error, ContextLostError):
-            now = trio.current_time()
-            self._failures.append(now)
-            while self._failures[0] < now - self._intensity.within:
-                self._failures.popleft()
-            if len(self._failures) > self._intensity.restarts:
-                self._broken = (
-                    f"the world has broken: {len(self._failures)} collectives failed by losses within "
-                    f"{self._intensity.within:g} s, the last one on rank {rank}"
-                )
-        return failed
-
-
-class _Call:
-    """One collective: its arguments, and how it runs.
-
-    Args:
-        world: The world.
-        function: Name of the method.
-        arrays: The arrays that it reads.
-        out: Arrays to write to, one of each rank.
-        root: The rank that has the only array; None if each rank has one.
-        has_rows: Whether the arrays may differ in the extent of their first axis.
-    """
-
-    def __init__(
-        self,
-        world: World,
-        function: str,
-        arrays: Arrays,
-        out: Sequence[AccelRef | None] | None,
-        *,
-        root: int | None = None,
-        has_rows: bool = False,
-    ) -> None:
-        self.name: str = f"collectives.{function}"
-        world.check_whole(self.name)
-        self._world = world
-        self._devices = world.devices
-        self._size = world.size
-        if root is None:
-            ranks = range(self._size)
-        else:
-            self.check_root(root)
-            ranks = range(root, root + 1)
-        self._arrays = self._checked("arrays", arrays, ranks)
-        self.out: list[AccelRef | None] = [None] * self._size
-        if out is not None:
-            if len(out) != self._size:
-                raise ValueError(f"{self.name}: out must name {self._size} arrays, got {len(out)}")
-            self.out[:] = out
-        first = self._arrays[0]
-        self.shape: tuple[int, ...] = first.shape
-        self.shape_size: int = first.size
-        for rank, one in enumerate(self._arrays):
-            shapes = (first.shape[1:], one.shape[1:]) if has_rows else (first.shape, one.shape)
-            if shapes[0] != shapes[1] or first.ndim != one.ndim or first.dtype is not one.dtype:
-                raise ValueError(
-                    f"{self.name}: arrays must have one dtype and one shape, got {first.dtype} {first.shape} "
-                    f"of rank 0 and {one.dtype} {one.shape} of rank {rank}"
-                )
-        self.dtype: Any = first.dtype
-
-    def _checked(self, argument: str, arrays: Arrays, ranks: Sequence[int]) -> list[AccelRef]:
-        if isinstance(cast("object", arrays), AccelRef) or len(arrays) != len(ranks):
-            told = "one array" if isinstance(cast("object", arrays), AccelRef) else f"{len(arrays)}"
-            raise ValueError(f"{self.name}: {argument} must name {len(ranks)}, one of each rank, got {told}")
-        for rank, array in zip(ranks, arrays, strict=True):
-            self._check(f"{argument}[{rank}]" if len(ranks) > 1 else "array", array, rank)
-        return list(arrays)
-
-    def _check(self, argument: str, array: object, rank: int) -> None:
-        if not isinstance(array, AccelRef):
-            raise TypeError(f"{self.name}: {argument} must be an AccelRef, got {type(array).__name__}")
-        array.block.check(f"{self.name}: {argument}")
-        if array.device is not self._devices[rank]:
-            raise ValueError(
-                f"{self.name}: {argument} is on {array.device.path}, and rank {rank} is "
-                f"{self._devices[rank].path}"
-            )
-
-    def check_root(self, root: object, argument: str = "root") -> None:
-        """Refuse what is no rank.
-
-        Raises:
-            ValueError: It is none.
-        """
-        if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < self._size:
-            raise ValueError(f"{self.name}: {argument} must be a rank below {self._size}, got {root!r}")
-
-    def check_outputs(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """Refuse arrays that the results do not fit in.
-
-        Raises:
-            TypeError, ValueError, StaleRefError: They are.
-        """
-        for rank, (array, shape) in enumerate(zip(self.out, shapes, strict=True)):
-            if array is None:
-                continue
-            argument = f"out[{rank}]"
-            self._check(argument, array, rank)
-            array.block.check_writable(f"{self.name}: {argument}")
-            if array.shape != shape or array.dtype is not self.dtype:
-                raise ValueError(
-                    f"{self.name}: {argument} must have shape {shape} and dtype {self.dtype}, got shape "
-                    f"{array.shape} and dtype {array.dtype}"
-                )
-
-    def rows(self) -> int:
-        """Return the extent of each rank's part of the first axis.
-
-        Raises:
-            ValueError: The number of ranks does not divide it.
-        """
-        if not self.shape or self.shape[0] % self._size:
-            raise ValueError(
-                f"{self.name}: the first axis must have a multiple of {self._size} elements, one part for "
-                f"each rank, got shape {self.shape}"
-            )
-        return self.shape[0] // self._size
-
-    def check_splits(self, splits: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Return the rows that each rank gives to each.
-
-        Raises:
-            ValueError: They are not those of the arrays.
-        """
-        counts = [list(row) for row in splits]
-        if len(counts) != self._size or any(len(row) != self._size for row in counts):
-            raise ValueError(
-                f"{self.name}: splits must have {self._size} rows of {self._size}, got {splits!r}"
-            )
-        for rank, (row, array) in enumerate(zip(counts, self._arrays, strict=True)):
-            extent = array.shape[0] if array.shape else 0
-            if any(count < 0 for count in row) or sum(row) != extent:
-                raise ValueError(
-                    f"{self.name}: splits[{rank}] must be at least 0 and sum to {extent}, the rows of its "
-                    f"array, got {row}"
-                )
-        return counts
-
-    @property
-    def joined_shape(self) -> tuple[int, ...]:
-        """Shape of the arrays of all ranks, joined."""
-        rows, *others = self.shape or (1,)
-        return rows * self._size, *others
-
-    async def copied(self, rank: int, arrays: list[AccelRef]) -> AccelRef:
-        """Copy an array to a rank."""
-        return await self._devices[rank].ask(PeerCopy(arrays[0]))
-
-    async def joined(self, rank: int, arrays: list[AccelRef]) -> AccelRef:
-        """Join arrays on a rank."""
-        return await self._devices[rank].ask(Join([one if one.shape else one.reshape(1) for one in arrays]))
-
-    async def contiguous(self) -> list[AccelRef]:
-        """Return the arrays, those with gaps as copies."""
-        return [one if one.spec.is_contiguous else await one.copy() for one in self._arrays]
-
-    @asynccontextmanager
-    async def begun(self) -> AsyncGenerator[None, None]:
-        """Run the collective inside: it has the world for itself."""
-        async with self._world.turn(self.name):
-            yield
-
-    async def each(
-        self, lent: Arrays, compute: _Compute, ranks: Iterable[int] | None = None
-    ) -> dict[int, AccelRef]:
-        """Have ranks compute new arrays, all at the same time.
-
-        Args:
-            lent: Arrays that all of them read.
-            compute: What a rank computes of these, as its device has them.
-            ranks: The ranks; None for all.
-
-        Returns:
-            The results of the ranks that compute, in their order.
-
-        Raises:
-            RankFailedError: It failed on one of them.
-        """
-        made: dict[int, AccelRef] = {}
-        chosen = list(range(self._size)) if ranks is None else list(ranks)
-        devices = [self._devices[rank] for rank in chosen]
-        try:
-            async with lend(self.name, lent, devices) as held:
-                await self._all(chosen, lambda rank: self._part(rank, held, compute, made))
-        except DeviceLostError as error:
-            ended = [rank for rank, device in enumerate(self._devices) if device.is_ended]
-            raise self._world.failed(self.name, ended[0], error) from error
-        return {rank: made[rank] for rank in chosen}
-
-    async def written(self, made: Iterable[AccelRef], ranks: Iterable[int] | None = None) -> list[AccelRef]:
-        """Write results to the arrays of `out`, where there are any.
-
-        That waits for all that reads these, and nothing is held meanwhile. So two collectives cannot wait for
-        each other.
-        """
-        chosen = list(range(self._size)) if ranks is None else list(ranks)
-        results = dict(zip(chosen, made, strict=True))
-        outputs = {rank: out for rank in chosen if (out := self.out[rank]) is not None}
-
-        async def write(rank: int) -> None:
-            await outputs[rank].assign(results[rank])
-
-        is_whole = False
-        try:
-            await self._all(outputs, write)
-            is_whole = True
-        finally:
-            if not is_whole:
-                # They may be half written.
-                for array in outputs.values():
-                    array.block.spoil(self.name, None)
-        return [outputs.get(rank, results[rank]) for rank in chosen]
-
-    async def _all(self, ranks: Iterable[int], part: Callable[[int], Awaitable[None]]) -> None:
-        """Wait for the parts of ranks; the first that fails ends all."""
-        errors: list[RankFailedError] = []
-        async with trio.open_nursery() as nursery:
-
-            async def run(rank: int) -> None:
-                try:
-                    with self._told_of(rank):
-                        await part(rank)
-                except RankFailedError as error:
-                    errors.append(error)
-                    nursery.cancel_scope.cancel(reason="the collective has failed on another rank")
-
-            for rank in ranks:
-                nursery.start_soon(run, rank)
-        if errors:
-            first = errors[0]
-            errors.clear()
-            try:
-                raise first
-            finally:
-                # The error has this frame, which would have the error.
-                del first
-
-    async def _part(self, rank: int, held: Lent, compute: _Compute, made: dict[int, AccelRef]) -> None:
-        """Compute on one rank; once more where its context was lost."""
-        losses = 0
-        while rank not in made:
-            try:
-                async with held.to(self._devices[rank]) as arrays:
-                    made[rank] = await compute(rank, arrays)
-            except ContextLostError:
-                losses += 1
-                if losses > self._world.retry:
-                    raise
-
-    @contextmanager
-    def _told_of(self, rank: int) -> Generator[None, None, None]:
-        """Make an error inside that of the collective, which names the rank."""
-        try:
-            yield
-        except (AccelError, ActorError) as error:
-            raise self._world.failed(self.name, rank, error) from error

@@ -17,6 +17,7 @@ from .base._statistics import (
 )
 from .base._streams import *
 from .base._views import overlaps
+from .base._waits import run_together
 from .completion._port import CompletionPort, CompletionStrategy
 from .completion._strategies import (
     AdaptiveCompletion,
@@ -119,6 +120,7 @@ __all__: list[str] = [
     "operation_name",
     "overlaps",
     "refuse_recording",
+    "run_together",
 ]
 __all__ += _options.__all__
 __all__ += _pending.__all__

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable
 
 import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...actors import WOKEN
 
-__all__ = ["Alarms", "Arrival", "Availability", "SubmissionOrder", "TaskNotifier", "Turn"]
+__all__ = ["Alarms", "Arrival", "Availability", "SubmissionOrder", "TaskNotifier", "Turn", "run_together"]
 
 
 class Availability:
@@ -325,3 +325,27 @@ class SubmissionOrder:
                 del readers[block][turn]
                 if not readers[block]:
                     del readers[block]
+
+
+async def run_together(tasks: Iterable[Callable[[], Awaitable[object]]]) -> None:
+    """Run tasks at the same time; the first error ends the others, and is raised as it is, not in a group."""
+    errors: list[Exception] = []
+    async with trio.open_nursery() as nursery:
+
+        async def run(task: Callable[[], Awaitable[object]]) -> None:
+            try:
+                await task()
+            except Exception as error:  # noqa: BLE001  # raised below
+                errors.append(error)
+                nursery.cancel_scope.cancel(reason="one that runs at the same time has failed")
+
+        for task in tasks:
+            nursery.start_soon(run, task)
+    if errors:
+        first = errors[0]
+        errors.clear()
+        try:
+            raise first
+        finally:
+            # The error has this frame, which would have the error.
+            del first

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, ClassVar, TypeAlias, cast
 
 import attrs
 import numpy as np
 import numpy.typing as npt
-import trio
 
 from ...backends.base import AccelBackend, ContextLostError, CopyFromForeignSpec, DType, ForeignArray
 from ...backends.base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, JoinSpec
@@ -17,6 +17,7 @@ from ...backends.base.values import check_conversion, check_same_kind, element
 from ..arrays._ref import AccelRef, Device
 from ..base._refusals import what_to_do
 from ..base._views import broadcast, indexed, overlaps, overlaps_itself
+from ..base._waits import run_together
 from ..engine._library import LibraryActor
 from ..operations._operation import Operand, Operation, Planned, Planner, ReplyT_co
 
@@ -324,27 +325,12 @@ async def _copy(backend: AccelBackend, source: AccelRef, target: Device) -> Acce
 
 async def _copy_parts(readers: Iterable[_Shared | _Staged], out: AccelRef, parts: Iterable[_Part]) -> None:
     left = iter(parts)
-    errors: list[Exception] = []
-    async with trio.open_nursery() as nursery:
 
-        async def carry(reader: _Shared | _Staged) -> None:
-            try:
-                for part in left:
-                    await out.device.ask(PutPart(await reader.read(part), out, part))
-            except Exception as error:  # noqa: BLE001  # raised below, as it is and not in a group
-                errors.append(error)
-                nursery.cancel_scope.cancel(reason="another piece of the copy has failed")
+    async def carry(reader: _Shared | _Staged) -> None:
+        for part in left:
+            await out.device.ask(PutPart(await reader.read(part), out, part))
 
-        for reader in readers:
-            nursery.start_soon(carry, reader)
-    if errors:
-        first = errors[0]
-        errors.clear()
-        try:
-            raise first
-        finally:
-            # The error has this frame, which would have the error.
-            del first
+    await run_together(partial(carry, reader) for reader in readers)
 
 
 def _is_addressed(backend: AccelBackend) -> bool:

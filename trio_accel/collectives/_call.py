@@ -1,0 +1,322 @@
+"""How a collective runs: its turn in the world, its arguments, and the parts of ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+import trio
+
+from ..actors import ActorError, Intensity
+from ..backends.base import AccelError, ContextLostError, DeviceLostError
+from ..devices import AccelRef, Device, Lent, PeerCopy, lend, run_together
+from ._errors import RankFailedError, WorldBrokenError
+from ._operations import Join
+
+__all__ = ["Arrays", "Call", "Turns"]
+
+_logger = logging.getLogger("trio_accel.collectives")
+
+Arrays: TypeAlias = Sequence[AccelRef]
+_Compute: TypeAlias = Callable[[int, list[AccelRef]], Awaitable[AccelRef]]
+
+
+class Turns:
+    """Gives the collectives of a world their turns, and counts those that fail.
+
+    Args:
+        devices: The devices, in the order of the ranks.
+        retry: How often the part of a rank runs again.
+        intensity: How many may fail by losses; None for no bound.
+
+    Attributes:
+        devices: As given.
+        retry: As given.
+    """
+
+    def __init__(self, devices: Sequence[Device], retry: int, intensity: Intensity | None) -> None:
+        self.devices: Sequence[Device] = devices
+        self.retry: int = retry
+        self._intensity = intensity
+        self._failures: deque[float] = deque()
+        self._broken: str | None = None
+        self._turn = trio.Lock()
+
+    def end(self, why: str) -> None:
+        """Let no more run, for the first reason that is given."""
+        self._broken = self._broken or why
+
+    @asynccontextmanager
+    async def turn(self, name: str) -> AsyncGenerator[None, None]:
+        """Hold the world for one collective.
+
+        Raises:
+            WorldBrokenError: It runs none any more.
+        """
+        self.check_whole(name)
+        async with self._turn:
+            self.check_whole(name)
+            yield
+
+    def check_whole(self, name: str) -> None:
+        """Refuse a collective of a world that runs none any more.
+
+        Raises:
+            WorldBrokenError: Always then.
+        """
+        if self._broken is not None:
+            raise WorldBrokenError(f"{name}: {self._broken}; open another one")
+
+    def failed(self, name: str, rank: int, error: AccelError | ActorError) -> RankFailedError:
+        """Note a failure, and make the error of all ranks."""
+        device = self.devices[rank]
+        _logger.warning("world: %s failed on rank %d, %s: %s", name, rank, device.path, error)
+        failed = RankFailedError(
+            f"it failed on rank {rank}, {device.path}: {error}", rank=rank, device=device.name, operation=name
+        )
+        if self._intensity is not None and isinstance(error, ContextLostError):
+            now = trio.current_time()
+            self._failures.append(now)
+            while self._failures[0] < now - self._intensity.within:
+                self._failures.popleft()
+            if len(self._failures) > self._intensity.restarts:
+                self.end(
+                    f"the world has broken: {len(self._failures)} collectives failed by losses within "
+                    f"{self._intensity.within:g} s, the last one on rank {rank}"
+                )
+        return failed
+
+
+class Call:
+    """One collective: its arguments, and how it runs.
+
+    Args:
+        turns: The turns of its world.
+        function: Name of the method.
+        arrays: The arrays that it reads.
+        out: Arrays to write to, one of each rank.
+        root: The rank that has the only array; None if each rank has one.
+        has_rows: Whether the arrays may differ in the extent of their first axis.
+    """
+
+    def __init__(
+        self,
+        turns: Turns,
+        function: str,
+        arrays: Arrays,
+        out: Sequence[AccelRef | None] | None,
+        *,
+        root: int | None = None,
+        has_rows: bool = False,
+    ) -> None:
+        self.name: str = f"collectives.{function}"
+        turns.check_whole(self.name)
+        self._turns = turns
+        self._devices = turns.devices
+        self._size = len(turns.devices)
+        if root is None:
+            ranks = range(self._size)
+        else:
+            self.check_root(root)
+            ranks = range(root, root + 1)
+        self._arrays = self._checked("arrays", arrays, ranks)
+        self.out: list[AccelRef | None] = [None] * self._size
+        if out is not None:
+            if len(out) != self._size:
+                raise ValueError(f"{self.name}: out must name {self._size} arrays, got {len(out)}")
+            self.out[:] = out
+        first = self._arrays[0]
+        self.shape: tuple[int, ...] = first.shape
+        self.shape_size: int = first.size
+        for rank, one in enumerate(self._arrays):
+            shapes = (first.shape[1:], one.shape[1:]) if has_rows else (first.shape, one.shape)
+            if shapes[0] != shapes[1] or first.ndim != one.ndim or first.dtype is not one.dtype:
+                raise ValueError(
+                    f"{self.name}: arrays must have one dtype and one shape, got {first.dtype} {first.shape} "
+                    f"of rank 0 and {one.dtype} {one.shape} of rank {rank}"
+                )
+        self.dtype: Any = first.dtype
+
+    def _checked(self, argument: str, arrays: Arrays, ranks: Sequence[int]) -> list[AccelRef]:
+        if isinstance(cast("object", arrays), AccelRef) or len(arrays) != len(ranks):
+            told = "one array" if isinstance(cast("object", arrays), AccelRef) else f"{len(arrays)}"
+            raise ValueError(f"{self.name}: {argument} must name {len(ranks)}, one of each rank, got {told}")
+        for rank, array in zip(ranks, arrays, strict=True):
+            self._check(f"{argument}[{rank}]" if len(ranks) > 1 else "array", array, rank)
+        return list(arrays)
+
+    def _check(self, argument: str, array: object, rank: int) -> None:
+        if not isinstance(array, AccelRef):
+            raise TypeError(f"{self.name}: {argument} must be an AccelRef, got {type(array).__name__}")
+        array.block.check(f"{self.name}: {argument}")
+        if array.device is not self._devices[rank]:
+            raise ValueError(
+                f"{self.name}: {argument} is on {array.device.path}, and rank {rank} is "
+                f"{self._devices[rank].path}"
+            )
+
+    def check_root(self, root: object, argument: str = "root") -> None:
+        """Refuse what is no rank.
+
+        Raises:
+            ValueError: It is none.
+        """
+        if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < self._size:
+            raise ValueError(f"{self.name}: {argument} must be a rank below {self._size}, got {root!r}")
+
+    def check_outputs(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Refuse arrays that the results do not fit in.
+
+        Raises:
+            TypeError, ValueError, StaleRefError: They are.
+        """
+        for rank, (array, shape) in enumerate(zip(self.out, shapes, strict=True)):
+            if array is None:
+                continue
+            argument = f"out[{rank}]"
+            self._check(argument, array, rank)
+            array.block.check_writable(f"{self.name}: {argument}")
+            if array.shape != shape or array.dtype is not self.dtype:
+                raise ValueError(
+                    f"{self.name}: {argument} must have shape {shape} and dtype {self.dtype}, got shape "
+                    f"{array.shape} and dtype {array.dtype}"
+                )
+
+    def rows(self) -> int:
+        """Return the extent of each rank's part of the first axis.
+
+        Raises:
+            ValueError: The number of ranks does not divide it.
+        """
+        if not self.shape or self.shape[0] % self._size:
+            raise ValueError(
+                f"{self.name}: the first axis must have a multiple of {self._size} elements, one part for "
+                f"each rank, got shape {self.shape}"
+            )
+        return self.shape[0] // self._size
+
+    def check_splits(self, splits: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Return the rows that each rank gives to each.
+
+        Raises:
+            ValueError: They are not those of the arrays.
+        """
+        counts = [list(row) for row in splits]
+        if len(counts) != self._size or any(len(row) != self._size for row in counts):
+            raise ValueError(
+                f"{self.name}: splits must have {self._size} rows of {self._size}, got {splits!r}"
+            )
+        for rank, (row, array) in enumerate(zip(counts, self._arrays, strict=True)):
+            extent = array.shape[0] if array.shape else 0
+            if any(count < 0 for count in row) or sum(row) != extent:
+                raise ValueError(
+                    f"{self.name}: splits[{rank}] must be at least 0 and sum to {extent}, the rows of its "
+                    f"array, got {row}"
+                )
+        return counts
+
+    @property
+    def joined_shape(self) -> tuple[int, ...]:
+        """Shape of the arrays of all ranks, joined."""
+        rows, *others = self.shape or (1,)
+        return rows * self._size, *others
+
+    async def copied(self, rank: int, arrays: list[AccelRef]) -> AccelRef:
+        """Copy an array to a rank."""
+        return await self._devices[rank].ask(PeerCopy(arrays[0]))
+
+    async def joined(self, rank: int, arrays: list[AccelRef]) -> AccelRef:
+        """Join arrays on a rank."""
+        return await self._devices[rank].ask(Join([one if one.shape else one.reshape(1) for one in arrays]))
+
+    async def contiguous(self) -> list[AccelRef]:
+        """Return the arrays, those with gaps as copies."""
+        return [one if one.spec.is_contiguous else await one.copy() for one in self._arrays]
+
+    def begun(self) -> AbstractAsyncContextManager[None]:
+        """Run the collective inside: it has the world for itself."""
+        return self._turns.turn(self.name)
+
+    async def each(
+        self, lent: Arrays, compute: _Compute, ranks: Iterable[int] | None = None
+    ) -> dict[int, AccelRef]:
+        """Have ranks compute new arrays, all at the same time.
+
+        Args:
+            lent: Arrays that all of them read.
+            compute: What a rank computes of these, as its device has them.
+            ranks: The ranks; None for all.
+
+        Returns:
+            The results of the ranks that compute, in their order.
+
+        Raises:
+            RankFailedError: It failed on one of them.
+        """
+        made: dict[int, AccelRef] = {}
+        chosen = list(range(self._size)) if ranks is None else list(ranks)
+        devices = [self._devices[rank] for rank in chosen]
+        try:
+            async with lend(self.name, lent, devices) as held:
+                await self._all(chosen, lambda rank: self._part(rank, held, compute, made))
+        except DeviceLostError as error:
+            ended = [rank for rank, device in enumerate(self._devices) if device.is_ended]
+            raise self._turns.failed(self.name, ended[0], error) from error
+        return {rank: made[rank] for rank in chosen}
+
+    async def written(self, made: Iterable[AccelRef], ranks: Iterable[int] | None = None) -> list[AccelRef]:
+        """Write results to the arrays of `out`, where there are any.
+
+        That waits for all that reads these, and nothing is held meanwhile. So two collectives cannot wait for
+        each other.
+        """
+        chosen = list(range(self._size)) if ranks is None else list(ranks)
+        results = dict(zip(chosen, made, strict=True))
+        outputs = {rank: out for rank in chosen if (out := self.out[rank]) is not None}
+
+        async def write(rank: int) -> None:
+            await outputs[rank].assign(results[rank])
+
+        is_whole = False
+        try:
+            await self._all(outputs, write)
+            is_whole = True
+        finally:
+            if not is_whole:
+                # They may be half written.
+                for array in outputs.values():
+                    array.block.spoil(self.name, None)
+        return [outputs.get(rank, results[rank]) for rank in chosen]
+
+    async def _all(self, ranks: Iterable[int], part: Callable[[int], Awaitable[None]]) -> None:
+        """Wait for the parts of ranks; the first that fails ends all."""
+
+        async def run(rank: int) -> None:
+            with self._told_of(rank):
+                await part(rank)
+
+        await run_together(partial(run, rank) for rank in ranks)
+
+    async def _part(self, rank: int, held: Lent, compute: _Compute, made: dict[int, AccelRef]) -> None:
+        """Compute on one rank; once more where its context was lost."""
+        losses = 0
+        while rank not in made:
+            try:
+                async with held.to(self._devices[rank]) as arrays:
+                    made[rank] = await compute(rank, arrays)
+            except ContextLostError:
+                losses += 1
+                if losses > self._turns.retry:
+                    raise
+
+    @contextmanager
+    def _told_of(self, rank: int) -> Generator[None, None, None]:
+        """Make an error inside that of the collective, which names the rank."""
+        try:
+            yield
+        except (AccelError, ActorError) as error:
+            raise self._turns.failed(self.name, rank, error) from error
