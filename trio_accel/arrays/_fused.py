@@ -497,9 +497,9 @@ class fused:  # noqa: N801  # a decorator, as `property` is
     ``x.__array_namespace__()``, so that the function takes arrays of other libraries as well; or `fused.xp`.
     It has the functions of `ta.arrays` for each element, its reductions and normalizations, and ``astype``.
 
-    Without reductions it is one launch, and so it is where one reduction makes the result. Reductions along
-    the same axes are one launch together with what is computed of them (see `ta.arrays.softmax` for few long
-    rows). Others are a launch each, and one for the result.
+    A function without reductions is one launch, and so is one whose result is a reduction. Reductions along
+    the same axes, and functions of their results, are one launch too (see `ta.arrays.softmax` for few long
+    rows). Other reductions are a launch each, with one more for the result.
 
     Args:
         function: The function. It returns one array, and must do the same for the same types of arguments.

@@ -44,7 +44,7 @@ class DeclaredReduction(DeclaredFunction[ParametersP], Protocol[ParametersP]):
 
     @property
     def text(self) -> str:
-        """What it computes, as an expression of rows; see `Rowwise`."""
+        """The expression of rows that it computes; see `Rowwise`."""
         ...
 
     @property

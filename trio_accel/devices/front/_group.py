@@ -199,7 +199,7 @@ class DeviceGroup:
         return self._home.open_in(self, spec, options, adopt, _unknown)
 
     def loads(self) -> tuple[DeviceLoad, ...]:
-        """Return what is known of its open devices; asks none of them, and waits for nothing.
+        """Return the loads of its open devices, as this process knows them: no device is asked.
 
         Raises:
             RuntimeError: It is called in another thread or Trio run than the system's.

@@ -80,7 +80,7 @@ def _as_bytes(key: object) -> bytes:
 
 @attrs.frozen(kw_only=True)
 class DeviceLoad:
-    """What is known here of one device of a `DeviceGroup`, without asking it.
+    """The load of one device of a `DeviceGroup`, as this process knows it: the device is not asked.
 
     Attributes:
         device: The device.
