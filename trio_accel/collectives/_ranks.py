@@ -69,6 +69,8 @@ class _Meeting:
             self.error = error
             self.scope.cancel(reason="a rank has left the collective")
             if not self.is_whole:
+                # It stays until all have come, and one may never come: without their arrays.
+                self.given = dict.fromkeys(self.given, (None, None))
                 self.done.set()
 
 
@@ -116,7 +118,7 @@ class Meetings:
         self._counts[rank, *kind] += 1
         key = (*kind, "number", self._counts[rank, *kind])
         meeting = self._open.setdefault(key, _Meeting(function, options, ranks))
-        meeting.given[rank] = array, own
+        meeting.given[rank] = (array, own) if meeting.error is None else (None, None)
         if meeting.is_whole:
             # No rank comes to it any more.
             del self._open[key]
