@@ -212,7 +212,8 @@ async def test_a_rank_that_never_comes(world: World) -> None:
     assert isinstance(second, RankFailedError)
     assert second.rank == 0
     assert "the task of rank 0 was cancelled; ranks that had not come: 2" in str(second)
-    # Arrays of those that came are let go, though one rank has yet to come.
+    # Arrays of those that came are let go, though one rank has yet to come. The error's frames have some.
+    second.__traceback__ = None
     gc.collect()
     await world.devices[0].synchronize()
     assert (await world.devices[0].statistics()).memory.used == 0
