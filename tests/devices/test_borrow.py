@@ -258,6 +258,22 @@ async def test_no_mapping_and_no_descriptor_is_left(pair: Pair) -> None:
             await trio.sleep(0.01)
 
 
+async def test_its_memory_stays_while_it_is_borrowed_from_a_device_that_is_closed(pair: Pair) -> None:
+    async with pair.other.borrow(pair.array) as borrowed:
+        assert await (await ta.arrays.sum(borrowed)).item() == pytest.approx(HOST.sum())
+        await pair.owner.close()
+        # A file that is opened now may have the number of a descriptor that was closed.
+        opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(4)]
+        for _ in range(2):
+            assert await (await ta.arrays.sum(borrowed)).item() == pytest.approx(HOST.sum())
+            os.kill(await pid_of(pair.other), signal.SIGKILL)
+            await pair.other.zeros((1,))
+        for descriptor in opened:
+            os.close(descriptor)
+    with pytest.raises(ta.StaleRefError):
+        await borrowed.copy()
+
+
 async def test_many_borrow_it_at_once(pair: Pair) -> None:
     sums: list[float] = []
 

@@ -58,6 +58,7 @@ class Chunk:
         kept: Its name in the launcher.
         abroad: Its id in workers of other devices.
         borrowers: Those of them that have it mapped.
+        loans: How many arrays in it are being read there.
     """
 
     number: int
@@ -68,6 +69,25 @@ class Chunk:
     # Below those of a device's own chunks.
     abroad: int = attrs.field(factory=lambda: -next(_abroad), init=False)
     borrowers: weakref.WeakSet[Borrower] = attrs.field(factory=weakref.WeakSet["Borrower"], init=False)
+    loans: int = attrs.field(default=0, init=False)
+    _is_dropped: bool = attrs.field(default=False, init=False)
+
+    def drop(self) -> None:
+        """Give it back: now, or when nothing in it is read by another device any more."""
+        self._is_dropped = True
+        self._close_if_unused()
+
+    def end_loan(self) -> None:
+        """End to read an array in it."""
+        self.loans -= 1
+        self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        # The next worker of a reader may need the descriptor, too.
+        if self._is_dropped and not self.loans:
+            os.close(self.descriptor)
+            for borrower in tuple(self.borrowers):
+                borrower.send(("unchunk", self.abroad))
 
 
 class ChunkTable:
@@ -185,9 +205,7 @@ class ChunkTable:
         chunk = self.chunks.pop(number)
         if self._launcher is not None:
             self._launcher.forget_chunk(chunk.kept)
-        os.close(chunk.descriptor)
-        for borrower in tuple(chunk.borrowers):
-            borrower.send(("unchunk", chunk.abroad))
+        chunk.drop()
         self.on_drop(number)
 
     def drop_empty(self) -> None:

@@ -512,6 +512,7 @@ class BorrowRequest(LeaseRequest):
         self._on_end: Callable[[], None] | None = on_end
         self._is_own = is_own
         self.chunk: Chunk = place.chunk
+        self.chunk.loans += 1
 
     def message(self, word: int, released: tuple[int, ...], templates: TemplateTable) -> Message:
         """Make the message to the worker."""
@@ -529,4 +530,5 @@ class BorrowRequest(LeaseRequest):
         """End: no worker of this device reads it any more."""
         on_end, self._on_end = self._on_end, None
         if on_end is not None:
+            self.chunk.end_loan()
             on_end()
