@@ -203,8 +203,8 @@ async def test_collectives_at_the_same_time(world: World) -> None:
 
 
 async def test_two_worlds_with_the_same_devices_do_not_wait_for_each_other(world: World) -> None:
-    arrays = await put(world, [np.ones(64)] * world.size)
-    others = await put(world, [np.ones(64)] * world.size)
+    arrays = await put(world, [np.full(64, 1.0 + rank) for rank in range(world.size)])
+    others = await put(world, [np.zeros(64)] * world.size)
     async with ta.open_world(reversed(world.devices)) as other:
 
         async def forth() -> None:
@@ -221,6 +221,8 @@ async def test_two_worlds_with_the_same_devices_do_not_wait_for_each_other(world
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(forth)
                 nursery.start_soon(back)
+    for one in await contents([*arrays, *others]):
+        assert set(one) <= {0.0, *range(1, world.size + 1)}
 
 
 async def test_nothing_is_left(world: World) -> None:
