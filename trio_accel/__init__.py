@@ -8,19 +8,7 @@ import logging as _logging
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from . import (
-    arrays,
-    fft,
-    graphs,
-    interop,
-    jit,
-    linalg,
-    programs,
-    random,
-    sparse,
-    testing,
-    weights,
-)
+from . import arrays, fft, linalg, random, sparse
 from ._version import __version__
 from .actors import (
     Actor,
@@ -118,26 +106,36 @@ from .devices import (
     open_system,
     stream,
 )
-from .programs import open_program, run
 
 if _TYPE_CHECKING:
-    from . import collectives, patterns, telemetry
+    from . import collectives, graphs, interop, jit, patterns, programs, telemetry, testing, weights
     from .collectives import open_world
+    from .programs import open_program, run
     from .telemetry import open_dashboard
+
+# What only some programs need is imported at its first use: it would be a sixth of the import. Packages that
+# declare operations are not among them, so that the table of these is whole.
+_LATER = frozenset(
+    {"collectives", "graphs", "interop", "jit", "patterns", "programs", "telemetry", "testing", "weights"}
+)
+_NAMES_OF_LATER = {
+    "open_dashboard": "telemetry",
+    "open_program": "programs",
+    "open_world": "collectives",
+    "run": "programs",
+}
 
 
 def __getattr__(name: str) -> object:
-    """Import at its first use what only some programs need: it would be a tenth of the import."""
-    if name in {"collectives", "patterns", "telemetry"}:
+    """Import what is imported at its first use; tell where a name is that is not here."""
+    if name in _LATER:
         return _import_module(f"{__name__}.{name}")
-    if name == "open_world":
-        return _import_module(f"{__name__}.collectives").open_world
-    if name == "open_dashboard":
-        return _import_module(f"{__name__}.telemetry").open_dashboard
+    if name in _NAMES_OF_LATER:
+        return getattr(_import_module(f"{__name__}.{_NAMES_OF_LATER[name]}"), name)
     told = _instead_of(name)
     if not name.startswith("_"):
-        patterns = _import_module(f"{__name__}.patterns")
-        for part in (arrays, fft, graphs, jit, linalg, patterns, programs, random, sparse, weights):
+        later = [_import_module(f"{__name__}.{part}") for part in sorted(_LATER)]
+        for part in (arrays, fft, linalg, random, sparse, *later):
             if name in part.__all__:
                 told = f"; write ta.{part.__name__.rpartition('.')[2]}.{name}"
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{told}")

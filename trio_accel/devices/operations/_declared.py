@@ -40,6 +40,7 @@ from ...backends.base.ops import (
     StatusArray,
     check_index,
     exact,
+    field_repr,
     number,
     parse_shapes,
     reads,
@@ -498,8 +499,11 @@ class _Maker:
             "library": declaration.library,
             "not_recorded": not_recorded,
             "plan": plan,
+            "__repr__": field_repr,
         }
-        return attrs.define(eq=False, on_setattr=None, these=fields)(type(name, (Operation,), space))
+        return attrs.define(eq=False, repr=False, on_setattr=None, these=fields)(
+            type(name, (Operation,), space)
+        )
 
     def make_function(self, message: type[Any]) -> Any:
         """Make the function that asks."""

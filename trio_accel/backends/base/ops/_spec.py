@@ -34,8 +34,8 @@ from ._array import (
 )
 
 __all__ = [
-    "Descriptor", "OperationSpec", "SpecField", "array_key", "arrays_of", "map_arrays", "specification",
-    "value_key",
+    "Descriptor", "OperationSpec", "SpecField", "array_key", "arrays_of", "field_repr", "map_arrays",
+    "specification", "value_key",
 ]  # fmt: skip
 
 SpecT = TypeVar("SpecT")
@@ -143,9 +143,18 @@ def specification(cls: type[SpecT]) -> type[SpecT]:
     """Make a specification of a class whose fields have roles; it is a subclass of `OperationSpec`.
 
     An attrs class with slots. It is not frozen: one is made for each operation, and to have that enforced
-    would take twice as long as to make it.
+    would take twice as long as to make it. All have one `__repr__`: to compile one for each was a tenth of
+    the package's import.
     """
-    return attrs.define(on_setattr=None, unsafe_hash=True)(cls)
+    return attrs.define(on_setattr=None, unsafe_hash=True, repr=False)(cls)
+
+
+def field_repr(made: Any) -> str:
+    """Write a value of an attrs class as attrs does: its class, and its fields by name."""
+    fields = [
+        f"{field.name}={getattr(made, field.name)!r}" for field in attrs.fields(type(made)) if field.repr
+    ]
+    return f"{type(made).__qualname__.rpartition('>.')[2]}({', '.join(fields)})"
 
 
 class OperationSpec:
@@ -165,6 +174,7 @@ class OperationSpec:
     __slots__ = ()
 
     operation: ClassVar[str]
+    __repr__ = field_repr
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)

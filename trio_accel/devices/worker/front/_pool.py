@@ -51,6 +51,9 @@ _WINDOW = 0.5e-3
 _logger = logging.getLogger("trio_accel.devices")
 # Modules of a worker itself, for backends whose workers have them imported ahead.
 _PROGRAM = "trio_accel.devices.worker.back._process"
+# Packages with library actors that the program imports at their first use. A worker that takes over may need
+# one at once, so workers begin with them.
+_ACTORS = ("trio_accel.jit", "trio_accel.programs", "trio_accel.collectives")
 
 
 def check_options(device: DeviceState) -> None:
@@ -104,7 +107,7 @@ class WorkerPool:
         self._path = device.path
         self._options = options = device.options
         modules = device.backend.preload
-        self._preload = (*modules, _PROGRAM) if modules or options.preload else ()
+        self._preload = (*modules, *_ACTORS, _PROGRAM) if modules or options.preload else ()
         # Large results come by value only where nothing else is possible.
         is_by_value = isinstance(options.completion, SyncCompletion)
         self._limit = _MOST_BY_VALUE if is_by_value else _LARGEST_ANSWER
