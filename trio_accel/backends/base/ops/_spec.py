@@ -174,7 +174,9 @@ class OperationSpec:
     __slots__ = ()
 
     operation: ClassVar[str]
-    __repr__ = field_repr
+
+    def __repr__(self) -> str:
+        return field_repr(self)
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
