@@ -151,10 +151,10 @@ def specification(cls: type[SpecT]) -> type[SpecT]:
 
 def field_repr(made: Any) -> str:
     """Write a value of an attrs class as attrs does: its class, and its fields by name."""
-    fields = [
-        f"{field.name}={getattr(made, field.name)!r}" for field in attrs.fields(type(made)) if field.repr
-    ]
-    return f"{type(made).__qualname__.rpartition('>.')[2]}({', '.join(fields)})"
+    cls: type[Any] = type(made)
+    shown = [field.name for field in attrs.fields(cls) if field.repr]
+    fields = ", ".join([f"{name}={getattr(made, name)!r}" for name in shown])
+    return f"{cls.__qualname__.rpartition('>.')[2]}({fields})"
 
 
 class OperationSpec:
