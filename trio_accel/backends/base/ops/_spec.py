@@ -151,7 +151,7 @@ def specification(cls: type[SpecT]) -> type[SpecT]:
 
 def field_repr(made: Any) -> str:
     """Write a value of an attrs class as attrs does: its class, and its fields by name."""
-    cls: type[Any] = type(made)
+    cls = cast("type[attrs.AttrsInstance]", type(made))
     shown = [field.name for field in attrs.fields(cls) if field.repr]
     fields = ", ".join([f"{name}={getattr(made, name)!r}" for name in shown])
     return f"{cls.__qualname__.rpartition('>.')[2]}({fields})"
