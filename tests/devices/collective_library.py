@@ -316,3 +316,51 @@ class OtherDouble(Double):
 @attrs.frozen(eq=False)
 class OtherAllReduce(AllReduce):
     library: ClassVar[str] = f"{__name__}:OtherActor"
+
+
+@ops.specification
+class AccumulatePart(ops.OperationSpec):
+    """``total += sum of terms``; with `how`, the kernel fails."""
+
+    term: ops.ArraySpec = ops.reads()
+    total: ops.ArraySpec = ops.updates()
+    how: str = ops.exact()
+    terms: ops.Peers = ops.peers()
+
+
+@attrs.frozen(eq=False)
+class Accumulate(MultiDeviceOperation[None]):
+    """Add the arrays of all devices to one array of each."""
+
+    arrays: Sequence[Operand]
+    totals: Sequence[ta.AccelRef]
+    how: Sequence[str] = ("", "")
+    library: ClassVar[str] = PATH
+
+    @property
+    def devices(self) -> Sequence[ta.Device]:
+        return [total.device for total in self.totals]
+
+    def plan(self, planners: Sequence[PartPlanner]) -> PlannedParts[None]:
+        terms = [planner.read("arrays", array) for planner, array in zip(planners, self.arrays, strict=True)]
+        totals = [
+            planner.update("totals", total) for planner, total in zip(planners, self.totals, strict=True)
+        ]
+        lent = [planner.lend(term) for planner, term in zip(planners, terms, strict=True)]
+        return PlannedParts(
+            [
+                AccumulatePart(term, total, how, planner.peers(*lent))
+                for planner, term, total, how in zip(planners, terms, totals, self.how, strict=True)
+            ]
+        )
+
+
+@kernel(AccumulatePart, backend="cpu")
+def accumulate_cpu(spec: AccumulatePart, call: KernelCall) -> None:
+    if spec.how == "fails":
+        raise ta.LibraryError("failed on purpose", library="collective", code="how")
+    if spec.how == "crashes":
+        raise RuntimeError("crashed on purpose")
+    total = call.array(spec.total)
+    for term in call.peers(spec.terms):
+        total += term

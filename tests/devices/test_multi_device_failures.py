@@ -136,17 +136,6 @@ async def test_a_closed_device(pair: Pair, system: ta.System) -> None:
     await pair.check_usable()
 
 
-async def test_a_worker_process_takes_no_part(pair: Pair, system: ta.System) -> None:
-    async with system.open_device("cpu", options=ta.DeviceOptions(isolation="process")) as third:
-        before = (await pair.devices[0].statistics()).launched
-        with pytest.raises(
-            ta.NotSupportedError, match=r'worker process.*open it with isolation="inline"'
-        ) as seen:
-            await ta.ask_across(PeerCopy(pair.arrays[0], third))
-        assert (seen.value.device, seen.value.operation) == ("cpu:0", "collective_library.PeerCopy")
-        assert (await pair.devices[0].statistics()).launched == before
-
-
 async def test_sync_completion_takes_no_part(pair: Pair, system: ta.System) -> None:
     options = attrs.evolve(INLINE, completion=ta.SyncCompletion())
     async with system.open_device("cpu", options=options) as third:

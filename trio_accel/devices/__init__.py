@@ -29,7 +29,18 @@ from .engine import _library
 from .engine._completer import cancel_grace
 from .engine._context import ContextActor
 from .engine._library import *
-from .front import _across, _bandwidth, _device, _group, _opening, _placement, _recording, _stream, _system
+from .front import (
+    _across,
+    _bandwidth,
+    _device,
+    _group,
+    _opening,
+    _placement,
+    _recording,
+    _spanning,
+    _stream,
+    _system,
+)
 from .front._across import *
 from .front._bandwidth import *
 from .front._device import *
@@ -51,6 +62,7 @@ from .front._memory import (
 from .front._opening import *
 from .front._placement import *
 from .front._recording import *
+from .front._spanning import *
 from .front._stream import *
 from .front._system import *
 from .operations import _declared
@@ -127,6 +139,7 @@ __all__ += _pending.__all__
 __all__ += _streams.__all__
 __all__ += _library.__all__
 __all__ += _across.__all__
+__all__ += _spanning.__all__
 __all__ += _bandwidth.__all__
 __all__ += _device.__all__
 __all__ += _group.__all__

@@ -324,7 +324,12 @@ class ComputingCall:
 
     def peers(self, peers: Peers) -> list[npt.NDArray[Any]]:
         """Return the arrays that the other parts of an operation lend, in the order of `Peers.arrays`."""
-        return [cast("ComputingDevice", one.owner).host_view(one.array) for one in peers.arrays]
+        return [
+            self.array(one.array, write=False)
+            if one.owner is None
+            else cast("ComputingDevice", one.owner).host_view(one.array)
+            for one in peers.arrays
+        ]
 
     def workspace(self, nbytes: int) -> int:
         """Return the address of so many bytes of memory, until the kernel returns; 0 for none.

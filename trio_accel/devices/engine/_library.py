@@ -33,6 +33,9 @@ from ._stream_queues import MOST_ON_A_STREAM, StreamQueue
 
 __all__ = ["LibraryActor", "OwnSupervision"]
 
+SPANNING = "spanning"
+"""Argument of actors that run parts of operations that span devices in workers; it names no other library."""
+
 
 @attrs.frozen(kw_only=True)
 class OwnSupervision:
@@ -84,7 +87,7 @@ class LibraryActor(Actor):
     @classmethod
     def library_of(cls, argument: str | None) -> str:
         """Name the backend's library for an argument of the import path; None where it has none."""
-        return cls.library if argument is None else f"{cls.library}?{argument}"
+        return cls.library if argument in (None, SPANNING) else f"{cls.library}?{argument}"
 
     def __init__(self, engine: Engine, argument: str | None = None) -> None:
         self._library_name = self.library_of(argument)

@@ -1,37 +1,29 @@
-"""Operations that span several devices: how they are asked, and what an author of one writes."""
+"""How operations that span several devices are asked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, TypeVar
 
 import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...actors import named_arguments
-from ...backends.base import AccelDevice, ContextLostError, NotSupportedError
-from ...backends.base.ops import ArraySpec, OperationSpec, PeerArray, Peers
-from ..arrays._ref import Device
+from ...backends.base import ContextLostError, NotSupportedError
 from ..base._errors import WithdrawnError
 from ..completion._strategies import SyncCompletion
 from ..engine._completer import grace_in, leave_hosts
 from ..engine._context import Session
 from ..engine._rendezvous import PartFailedError, PartLaunch, Rendezvous
 from ..inline._dispatch import InlineDispatch
-from ..operations._operation import (
-    Launch,
-    Operation,
-    Planned,
-    PlannedFor,
-    Planner,
-    operation_name,
-    refuse_recording,
-)
+from ..operations._operation import Launch, Planned, operation_name, refuse_recording
+from ._apart import ask_apart
 from ._device import OpenDevice, opened
+from ._spanning import MultiDeviceOperation, PlannedParts, lent_by, peers_of, plan_parts
 
-__all__ = ["MultiDeviceOperation", "PartPlanner", "PlannedParts", "ask_across"]
+__all__ = ["ask_across"]
 
 ReplyT = TypeVar("ReplyT")
 
@@ -47,26 +39,30 @@ _FIELDS = tuple(field.name for field in attrs.fields(Launch) if field.init)
 async def ask_across(operation: MultiDeviceOperation[ReplyT], /) -> ReplyT:
     """Run an operation that spans devices; returns its reply when all parts are complete.
 
-    Each device runs one part, on the stream of the operation's library actor there. No kernel begins before
-    the streams of all parts have come to it, and no stream goes on behind its part before all kernels are
-    done. So a kernel may use the arrays that other parts lend. Operations that touch the same memory keep the
-    order in which they were asked for, on every device.
+    Each device runs one part, on the stream of the operation's library actor there. Everything is validated
+    on all devices before anything is launched. If one part fails, the whole operation has failed: its outputs
+    are not to be used, on any of the devices. The others stay healthy.
 
-    Everything is validated on all devices before anything is launched. If one part fails, the whole operation
-    has failed: its outputs are not to be used, on any of the devices. The others stay healthy.
+    Where all devices are inline, no kernel begins before the streams of all parts have come to it, and no
+    stream goes on behind its part before all kernels are done. So a kernel may use the arrays that other
+    parts lend, and write to them. Operations that touch the same memory keep the order in which they were
+    asked for, on every device.
+
+    Where a device has its context in a worker, what parts lend is held for the others as by `Device.borrow`,
+    and is only read. Such operations run one at a time on each device. A device that loses its context is
+    replaced alone, and with `retry` its part runs again.
 
     When cancelled, an operation that is not launched is taken back. One that runs is waited for as that of
     one device is, for the longest `cancel_grace` of the devices.
 
     Args:
-        operation: The operation. All its devices are of one backend and of one Trio run, and have
-            ``isolation="inline"``.
+        operation: The operation. All its devices are of one backend and of one Trio run.
 
     Raises:
         TypeError, ValueError: A wrong argument, no device, or one device twice; nothing was launched.
         StaleRefError: An array that must not be used; nothing was launched.
-        NotSupportedError: A device has no kernel for its part, has its context in a worker process, or waits
-            with `SyncCompletion`; nothing was launched.
+        NotSupportedError: A device has no kernel for its part. All are inline, and one waits with
+            `SyncCompletion`; or one is not, and a part lends what is written, or a host array.
         ContextLostError: The context of a device was lost meanwhile; the error names the device.
         DeviceLostError: A device is closed, or was given up.
         InputFailedError: An array was to be written by an operation that failed.
@@ -78,6 +74,51 @@ async def ask_across(operation: MultiDeviceOperation[ReplyT], /) -> ReplyT:
     refuse_recording(name, "it spans devices")
     devices = _devices_of(name, operation)
     await trio.lowlevel.checkpoint_if_cancelled()
+    inline = [(one, one.dispatch) for one in devices if isinstance(one.dispatch, InlineDispatch)]
+    if len(inline) == len(devices):
+        return await _ask_inline(name, operation, inline)
+    return await ask_apart(name, operation, devices)
+
+
+_Device = tuple[OpenDevice, InlineDispatch]
+
+
+def _devices_of(name: str, operation: MultiDeviceOperation[Any]) -> list[OpenDevice]:
+    """Return the devices that take part, in their order.
+
+    Raises:
+        TypeError, ValueError: None, no device, one twice, or devices of two backends.
+        RuntimeError: One of another Trio run.
+    """
+    found: list[OpenDevice] = []
+    for one in operation.devices:
+        device = opened(one)
+        device.state.check_run("ask_across")
+        if device in found:
+            raise ValueError(f"{name}: {device.path} takes part twice; each device has one part")
+        if found and found[0].info.backend != device.info.backend:
+            raise ValueError(
+                f"{name}: {found[0].path} and {device.path} are of two backends; copy the arrays "
+                "to devices of one: await array.copy_to(device)"
+            )
+        found.append(device)
+    if not found:
+        raise ValueError(f"{name}: no device takes part")
+    return found
+
+
+async def _ask_inline(name: str, operation: MultiDeviceOperation[ReplyT], devices: list[_Device]) -> ReplyT:
+    """Run it on devices whose contexts are here: their streams wait for one another."""
+    for device, _ in devices:
+        if isinstance(device.options.completion, SyncCompletion):
+            # It would block the loop, which must release the other parts if a device is lost.
+            raise NotSupportedError(
+                f"{device.path} waits with SyncCompletion, and takes no part in operations that span inline "
+                "devices; open it with another completion strategy",
+                device=device.name,
+                operation=name,
+                backend=device.info.backend,
+            )
     losses = 0
     while True:
         sessions = await _ready(devices)
@@ -95,49 +136,6 @@ async def ask_across(operation: MultiDeviceOperation[ReplyT], /) -> ReplyT:
             return planned.result()
         finally:
             parts.end()
-
-
-_Device = tuple[OpenDevice, InlineDispatch]
-
-
-def _devices_of(name: str, operation: MultiDeviceOperation[Any]) -> list[_Device]:
-    """Return the devices that take part, in their order.
-
-    Raises:
-        TypeError, ValueError: None, no device, one twice, or devices of two backends.
-        NotSupportedError: One that cannot take part.
-        RuntimeError: One of another Trio run.
-    """
-    found: list[_Device] = []
-    for one in operation.devices:
-        device = opened(one)
-        device.state.check_run("ask_across")
-        dispatch = device.dispatch
-        if not isinstance(dispatch, InlineDispatch):
-            raise _refused(name, device, "has its context in a worker process", 'isolation="inline"')
-        if isinstance(device.options.completion, SyncCompletion):
-            # It would block the loop, which must release the other parts if a device is lost.
-            raise _refused(name, device, "waits with SyncCompletion", "another completion strategy")
-        if any(device is other for other, _ in found):
-            raise ValueError(f"{name}: {device.path} takes part twice; each device has one part")
-        if found and found[0][0].info.backend != device.info.backend:
-            raise ValueError(
-                f"{name}: {found[0][0].path} and {device.path} are of two backends; copy the arrays "
-                "to devices of one: await array.copy_to(device)"
-            )
-        found.append((device, dispatch))
-    if not found:
-        raise ValueError(f"{name}: no device takes part")
-    return found
-
-
-def _refused(name: str, device: OpenDevice, why: str, instead: str) -> NotSupportedError:
-    return NotSupportedError(
-        f"{device.path} {why}, and takes no part in operations that span devices; open it with {instead}",
-        device=device.name,
-        operation=name,
-        backend=device.info.backend,
-    )
 
 
 async def _ready(devices: Sequence[_Device]) -> list[Session]:
@@ -158,12 +156,12 @@ def _plan(
     sessions: Sequence[Session],
 ) -> tuple[PlannedParts[ReplyT], list[PartLaunch]]:
     """Validate the operation on all devices; nothing is left where that fails."""
-    planners = [
-        PartPlanner(device.state, session.engine.device, number, operation)
-        for number, ((device, _), session) in enumerate(zip(devices, sessions, strict=True))
-    ]
-    planned = operation.plan(planners)
-    _check_parts(name, planned, [session.engine.device for session in sessions])
+    owners = [session.engine.device for session in sessions]
+    with_owners = [(device.state, owner) for (device, _), owner in zip(devices, owners, strict=True)]
+    planned, planners = plan_parts(name, operation, with_owners)
+    for spec, owner in zip(planned.specs, owners, strict=True):
+        for peer in lent_by([spec]):
+            owner.check_peer(owners[peer.part])
     rendezvous = Rendezvous(name, len(planners))
     launches: list[PartLaunch] = []
     try:
@@ -171,7 +169,7 @@ def _plan(
             launch = planner.launch(Planned(spec))
             fields = {field: getattr(launch, field) for field in _FIELDS}
             launches.append(PartLaunch(**fields, rendezvous=rendezvous, part=planner.part))
-            peers = _peers_of(spec)
+            peers = peers_of(spec)
             if peers is not None:
                 rendezvous.add_peers(peers)
         for (device, _), launch in zip(devices, launches, strict=True):
@@ -288,141 +286,3 @@ class _Parts:
         self._rendezvous.end()
         for session, launch in zip(self._sessions, self._launches, strict=True):
             session.engine.over(launch)
-
-
-ReplyT_co = TypeVar("ReplyT_co", covariant=True)
-
-
-@attrs.define(on_setattr=None)
-class PlannedParts(Generic[ReplyT_co]):
-    """A validated operation that spans devices: the specification of each device, and the reply.
-
-    Attributes:
-        specs: The specification of each device, in the order of `MultiDeviceOperation.devices`.
-        reply: The reply, if it is known before the operation runs; None otherwise.
-        finish: Makes the reply when all parts are complete and their status words are there. It runs in the
-            task that waits; an error of it is raised there.
-    """
-
-    specs: Sequence[OperationSpec]
-    reply: ReplyT_co | None = None
-    finish: Callable[[], ReplyT_co] | None = None
-
-    def result(self) -> ReplyT_co:
-        """Return the reply of an operation that is complete."""
-        return cast("ReplyT_co", self.reply) if self.finish is None else self.finish()
-
-
-class MultiDeviceOperation(Generic[ReplyT_co]):
-    """Base of operations that span devices, such as an all-reduce: attrs classes, asked by `ask_across`.
-
-    None is to be changed once it is made. Each device runs one part of it, in its library actor, as it runs
-    an `Operation`.
-
-    Attributes:
-        library: Import path of the library actor on each device, ``"package.module:Class"``.
-    """
-
-    __slots__ = ()
-    library: ClassVar[str]
-
-    @property
-    def operation(self) -> str:
-        """Its name; see `Operation.operation`."""
-        return operation_name(type(self))
-
-    @property
-    def devices(self) -> Sequence[Device]:
-        """The devices that take part, each once; usually those of its arrays."""
-        raise NotSupportedError(f"{type(self).__name__} does not say which devices take part")
-
-    def plan(self, planners: Sequence[PartPlanner]) -> PlannedParts[ReplyT_co]:
-        """Validate the operation and lower it to one specification per device. Runs in the caller's task.
-
-        Args:
-            planners: One for each device, in the order of `devices`: it takes the operands of that device
-                and makes its outputs.
-
-        Raises:
-            TypeError, ValueError: A wrong argument; the message names it.
-            StaleRefError: An array that must not be used.
-            NotSupportedError: The operation does not exist.
-        """
-        raise NotSupportedError(f"{type(self).__name__} lowers to no operation specifications")
-
-
-class PartPlanner(Planner):
-    """A `Planner` for one of the devices that an operation spans.
-
-    Attributes:
-        part: Number of the device among those of the operation.
-    """
-
-    def __init__(
-        self, device: PlannedFor, owner: AccelDevice, part: int, operation: MultiDeviceOperation[Any]
-    ) -> None:
-        super().__init__(device, cast("Operation[Any, Any]", operation))
-        self._owner = owner
-        self.part: int = part
-
-    def lend(self, array: ArraySpec) -> PeerArray:
-        """Lend an array of this device to the kernels of other parts; hand it to `peers` of their planners.
-
-        The specification of this part has the array in a field, too: in one that is written or updated, if
-        the others write to it.
-
-        Args:
-            array: An array that `read`, `update` or `output` of this planner have returned or named.
-        """
-        return PeerArray(array, self.part, self._owner)
-
-    def peers(self, *arrays: PeerArray) -> Peers:
-        """Take arrays that planners lend, for the `peers` field of this part's specification.
-
-        Args:
-            arrays: They may be of this part, too. Kernels see them in this order.
-        """
-        return Peers(arrays)
-
-
-def _check_parts(name: str, planned: PlannedParts[Any], owners: Sequence[AccelDevice]) -> None:
-    """Refuse specifications that do not fit the devices, or each other.
-
-    Args:
-        name: Name of the operation.
-        planned: The result of `MultiDeviceOperation.plan`.
-        owners: The open device of each part.
-
-    Raises:
-        TypeError, ValueError: They do not.
-        NotSupportedError: A device cannot reach the memory of another one.
-    """
-    count = len(owners)
-    if not isinstance(planned, PlannedParts):
-        raise TypeError(f"{name}: plan() must return PlannedParts(specs), got {type(planned).__name__}")
-    specs = planned.specs
-    if len(specs) != count:
-        raise ValueError(
-            f"{name}: plan() must return one specification per device ({count}), got {len(specs)}"
-        )
-    for spec in specs:
-        if not isinstance(spec, OperationSpec):
-            raise TypeError(f"{name}: plan() must return specifications, got {type(spec).__name__}")
-    for spec, owner in zip(specs, owners, strict=True):
-        peers = _peers_of(spec)
-        for peer in () if peers is None else peers.arrays:
-            owner.check_peer(owners[peer.part])
-            reads, writes = specs[peer.part].blocks()
-            if peer.array.block not in reads | writes:
-                raise ValueError(
-                    f"{name}: part {peer.part} lends an array that its own specification, "
-                    f"{type(specs[peer.part]).__name__}, has in no field"
-                )
-
-
-def _peers_of(spec: OperationSpec) -> Peers | None:
-    """Return the arrays of other devices that a part uses, if any."""
-    field = spec.descriptor().peers
-    peers: object = getattr(spec, field) if field else None
-    # A field of another type is refused with the other fields.
-    return peers if isinstance(peers, Peers) else None

@@ -73,6 +73,8 @@ class OpenDevice(Device):
         self.dispatch: InlineDispatch | WorkerDispatch = (
             WorkerDispatch(self.state, adopted) if self.isolation == "process" else InlineDispatch(self.state)
         )
+        # Operations that span devices, in workers: they have the device one after the other.
+        self.spanning = trio.Lock()
         self._around: list[Around] = []
         self._set_ask()
 

@@ -501,6 +501,10 @@ class Planner:
                     f"{self.name}: {argument} must not share memory with {name}; give one of them as a copy()"
                 )
 
+    def go_on_with(self, other: Planner) -> None:
+        """Have all that another planner of the device has taken and named, with its name and library."""
+        vars(self).update(vars(other))
+
     def launch(self, planned: Planned[Any]) -> Launch:
         """Put what was planned together.
 

@@ -75,7 +75,12 @@ class EnqueuingCall(Generic[DeviceT, StreamT]):
 
     def peers(self, peers: Peers) -> list[DeviceArray]:
         """Return the addresses of arrays that the other parts of an operation lend, in their order."""
-        return [cast("DeviceT", one.owner).lent_to(self.device, one.array) for one in peers.arrays]
+        return [
+            self.array(one.array)
+            if one.owner is None
+            else cast("DeviceT", one.owner).lent_to(self.device, one.array)
+            for one in peers.arrays
+        ]
 
     def workspace(self, nbytes: int) -> int:
         """Return the address of so many bytes of device memory, aligned to 256; 0 for none.

@@ -77,7 +77,8 @@ class PeerArray:
     Attributes:
         array: Its place and layout in the memory of its device.
         part: Number of the part that has it.
-        owner: Its open device, as the backend knows it.
+        owner: Its open device, as the backend knows it; None where the kernel's own device has borrowed
+            the array, and has it at that place.
     """
 
     array: ArraySpec

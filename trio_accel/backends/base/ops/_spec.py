@@ -303,6 +303,10 @@ def _blocks(fields: Iterable[SpecField], access: Access) -> str:
         for field in fields
         if field.is_array and field.role.access in (access, "update")
     ]
+    if access == "read":
+        # Of those that another device lends, these are on this one.
+        lent = "*[one.array.block for one in spec.{}.arrays if one.owner is None], "
+        items += [lent.format(field.name) for field in fields if field.role.kind == "peers"]
     return f"frozenset(({''.join(items)}))"
 
 
