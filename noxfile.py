@@ -43,7 +43,8 @@ NO_DEVICE = (
 # Tests mostly wait for workers that start. Those marked `alone` measure times, and run behind all others.
 TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
 # Of a test function, so many parameter sets are run, and none that takes long; `tests_full` runs all.
-SAMPLE, SAMPLE_ON_STAND_IN = ("--sample", "2"), ("--sample", "1")
+SAMPLE = ("--sample", "1")
+ALONE = "mark.alone"
 # Machines that tests/machines can make of this one, and the tests of what asks for processor, cores, memory.
 MACHINES = ("small", "large")
 OF_THE_MACHINE = (
@@ -199,7 +200,11 @@ def _test(session: nox.Session, backend: str, *sample: str) -> None:
     ignored = [f"--ignore={path}" for path in (*OF_DOCS, *OF_EXAMPLES)] if sample else []
     quick = " and not slow" if sample else ""
     _python(session, *pytest, f"not gpu and not alone{quick}", *sample, *ignored, *TWO_AT_A_TIME, env=env)
-    _python(session, *pytest, "not gpu and alone", *sample, *ignored, env=env)
+    # Only from their files: to collect all takes longer than they do.
+    alone = [
+        str(file) for file in sorted((ROOT / "tests").rglob("test_*.py")) if ALONE in file.read_text("utf-8")
+    ]
+    _python(session, *pytest, "not gpu and alone", *sample, *alone, env=env)
 
 
 @nox.session(venv_backend="none", requires=["env"])
@@ -218,7 +223,7 @@ def _test_on_machine(session: nox.Session, machine: str, *arguments: str) -> Non
 @nox.session(venv_backend="none", requires=["env"])
 def stand_in(session: nox.Session) -> None:
     """Run a sample of the tests of the CUDA backend without a GPU: on a driver that is compiled."""
-    _test_on_stand_in(session, *SAMPLE_ON_STAND_IN)
+    _test_on_stand_in(session, *SAMPLE)
 
 
 @nox.session(venv_backend="none", requires=["env"])
@@ -244,9 +249,11 @@ def _test_on_stand_in(session: nox.Session, *sample: str) -> None:
         "not gpu and not slow and not alone",
     )
     ignored = [f"--ignore-glob={path}" for path in NO_DEVICE]
-    tests = (*(f"tests/{folder}" for folder in STAND_IN), "tests/benchmarks/test_bandwidth_rows.py")
-    folders = session.posargs or [*sample, *TWO_AT_A_TIME, *tests]
-    _python(session, *command, *ignored, *folders, env={"TRIO_ACCEL_BACKEND": "cuda"})
+    # What programs do is the same on all backends, but for what tests/devices has of it.
+    folders = [folder for folder in STAND_IN if not sample or folder != "programs"]
+    tests = (*(f"tests/{folder}" for folder in folders), "tests/benchmarks/test_bandwidth_rows.py")
+    chosen = session.posargs or [*sample, *TWO_AT_A_TIME, *tests]
+    _python(session, *command, *ignored, *chosen, env={"TRIO_ACCEL_BACKEND": "cuda"})
 
 
 @nox.session(venv_backend="none", requires=["env"])

@@ -42,23 +42,8 @@ _CACHED = "Trio thread "
 _JOIN = 2.0
 _SELF = Path("/proc/self")
 _TESTS = Path(__file__).parent
-# Where test functions have many parameter sets: operations, dtypes, layouts, isolations, commands.
-SAMPLED = (
-    *(
-        "arrays",
-        "backends",
-        "cli",
-        "collectives",
-        "devices",
-        "fft",
-        "graphs",
-        "interop",
-        "jit",
-        "linalg",
-        "patterns",
-    ),
-    *("programs", "random", "sparse", "telemetry", "testing", "weights"),
-)
+# Where every test is a case of its own, and none has parameters for their number's sake.
+WHOLE = ("actors", "otp", "test_counts.py", "test_docs.py", "test_docs_examples.py", "test_reference.py")
 
 if BACKEND == third_backend.BACKEND:
     third_backend.register_third()
@@ -112,16 +97,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     size: int = config.getoption("--sample")
     if not size:
         return
-    # The same ones in each run and in each process: the hash is of the name alone.
+    # The same ones in each run and in each process, and others on another backend.
     functions: dict[str, list[pytest.Item]] = {}
     chosen: set[pytest.Item] = set()
     for item in items:
-        if item.path.relative_to(_TESTS).parts[0] in SAMPLED:
-            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
-        else:
+        if item.path.relative_to(_TESTS).parts[0] in WHOLE:
             chosen.add(item)
+        else:
+            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for those in functions.values():
-        chosen.update(sorted(those, key=lambda item: zlib.crc32(item.nodeid.encode()))[:size])
+        chosen.update(sorted(those, key=lambda item: zlib.crc32((BACKEND + item.nodeid).encode()))[:size])
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
 

@@ -55,6 +55,7 @@ def test_lines_without_code_do_not_count(tmp_path: Path) -> None:
     assert (code_lines(python), code_lines(cuda)) == (3, 1)
 
 
+@pytest.mark.slow
 def test_a_command_prints_the_counts() -> None:
     program = str(ROOT / "tests" / "counts.py")
     done = subprocess.run(

@@ -338,6 +338,7 @@ def test_a_key_has_a_bound_on_requests_at_once_and_another_key_goes_on(service: 
     )
 
 
+@pytest.mark.slow
 def test_connections_have_a_bound(service: Serving) -> None:
     address = urlsplit(service.url)
     before = descriptors_of(service.process.pid)
@@ -365,6 +366,7 @@ def test_clients_that_leave_after_their_answer_hold_nothing(service: Serving) ->
     eventually(lambda: descriptors_of(service.process.pid), lambda seen: seen < before + 5, within=2.0)
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_is_given_up(service: Serving) -> None:
     address = urlsplit(service.url)
     body = json.dumps({"texts": ["the worker process"] * 64})
@@ -390,6 +392,7 @@ def eventually(look: Callable[[], T], is_right: Callable[[T], bool], within: flo
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_a_deadline_is_kept_while_the_worker_is_stopped(service: Serving) -> None:
     late: list[float] = []
@@ -442,6 +445,7 @@ async def serving_here(folder: Path) -> AsyncGenerator[tuple[trio.SocketListener
             stop.set()
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 async def test_a_504_is_late_by_no_more_than_a_timer_of_the_same_loop(
     service: Serving, monkeypatch: pytest.MonkeyPatch

@@ -284,6 +284,7 @@ for child, reading in children:
 """
 
 
+@pytest.mark.slow
 def test_many_processes_compile_many_kernels_into_one_folder(tmp_path: Path) -> None:
     made = [int(line) for line in run(FARM, tmp_path / "kernels", 1000, 1 << 30)]
     assert len(made) == 8
@@ -302,6 +303,7 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
+@pytest.mark.slow
 def test_many_processes_stay_under_the_cap(tmp_path: Path) -> None:
     # All of it would be 0.6 MB.
     run(FARM, tmp_path / "kernels", 400, 250_000)

@@ -141,6 +141,7 @@ def test_a_quick_look_judges_no_goal(cli: Cli) -> None:
     assert [row["goal"] for row in document["results"]] == [None] * 4
 
 
+@pytest.mark.slow
 def test_benchmarks_of_a_quick_look_share_their_devices(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -167,6 +168,7 @@ def test_an_error_is_in_the_document(cli: Cli) -> None:
     assert document["error"].startswith("cannot open a device: 'bogus'")
 
 
+@pytest.mark.slow
 def test_a_benchmark_runs_from_the_command_line(start: Start) -> None:
     process = start("actors.ask", "--quick", "--json")
     out, err = process.communicate(timeout=30)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from benchmarks import programs, refusals
 
 
@@ -18,6 +20,7 @@ async def test_each_way_has_a_row() -> None:
     }
 
 
+@pytest.mark.slow
 async def test_each_isolation_has_a_share_beside_refusals() -> None:
     rows = await refusals.main("cpu", pairs=2, seconds=0.25)
     found = [

@@ -178,6 +178,7 @@ def test_output_that_nobody_reads(start: Start, command: str) -> None:
     assert (process.communicate(timeout=40)[1], process.returncode) == ("", 141)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device file is Linux's")
 @pytest.mark.parametrize("command", ["info", "demo recover --json"])
 def test_output_that_cannot_be_written(start: Start, command: str) -> None:

@@ -360,6 +360,7 @@ class TestTerminal:
         top.press("q")
         assert top.end() == 0
 
+    @pytest.mark.slow
     def test_the_program_ends(self, terminal: Open, alone: Path) -> None:
         with running(alone, "brief") as program:
             top = terminal("brief")
@@ -369,6 +370,7 @@ class TestTerminal:
             assert top.end() == 1
         assert top.output.endswith("trio-accel: brief has ended\r\n")
 
+    @pytest.mark.slow
     def test_the_program_is_held_and_goes_on(self, terminal: Open, alone: Path) -> None:
         with running(alone, "held") as program:
             top = terminal("held", "--interval", "0.1")

@@ -138,6 +138,7 @@ def test_times_beyond_all_calendars(cli: Cli, serve: Serve) -> None:
     assert "shop" in done.out.splitlines()[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pieces", "why"),
     [
@@ -180,6 +181,7 @@ def _deep(*parts: int) -> bytes:
 ENDLESS = [HELLO, *[GOOD * 50] * 2000]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pieces",
     [

@@ -29,6 +29,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trio_accel.cli._matmul._ROUND_SECONDS", 0.0)
 
 
+@pytest.mark.slow
 def test_the_tour_is_one_json_document(cli: Cli) -> None:
     done = cli("demo", "--json")
     assert (done.code, done.err) == (0, "")
@@ -82,6 +83,7 @@ def headers_of(text: str) -> list[str]:
     return re.findall(r"^(?:trio-accel \S+|now) on \S+ \((.+?)\)", text, re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("process" not in ISOLATIONS, reason="the device has no worker processes")
 def test_only_recover_has_a_worker_process_of_its_own(cli: Cli) -> None:
     done = cli("demo")
@@ -91,12 +93,14 @@ def test_only_recover_has_a_worker_process_of_its_own(cli: Cli) -> None:
     assert "now on " in between
 
 
+@pytest.mark.slow
 def test_a_chosen_isolation_holds_for_every_step_of_the_tour(cli: Cli) -> None:
     done = cli("demo", "--isolation", "inline")
     assert (done.code, done.err) == (0, "")
     assert headers_of(done.out) == ["inline", "inline"]
 
 
+@pytest.mark.slow
 def test_the_tour_goes_on_without_matplotlib(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -116,6 +120,7 @@ def test_the_tour_goes_on_without_matplotlib(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_tour_goes_on_where_no_picture_can_be_written(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "spectrogram.png").mkdir()
     done = cli("demo", "--json")
@@ -125,6 +130,7 @@ def test_the_tour_goes_on_where_no_picture_can_be_written(cli: Cli, tmp_path: Pa
     ]
 
 
+@pytest.mark.slow
 def test_a_failing_step_fails_the_tour_and_says_which(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ta.testing, "inject_fault", lambda *_, **__: None)
     done = cli("demo", "--isolation", "inline")
@@ -167,6 +173,7 @@ def test_an_error_of_the_device_is_one_line(cli: Cli, monkeypatch: pytest.Monkey
     assert document["error"] == "the device gave up (device cpu:0)"
 
 
+@pytest.mark.slow
 def test_on_a_terminal_the_progress_is_live(start: Start) -> None:
     controller, terminal = pty.openpty()
     process = start("demo", "recover", stdout=terminal, stderr=terminal)
@@ -195,6 +202,7 @@ def test_without_a_terminal_nothing_moves(start: Start) -> None:
     assert "putting arrays" not in out
 
 
+@pytest.mark.slow
 def test_a_dumb_terminal_gets_no_control_sequences(start: Start, environment: dict[str, str]) -> None:
     controller, terminal = pty.openpty()
     process = start("demo", "recover", stdout=terminal, stderr=terminal, env={**environment, "TERM": "dumb"})

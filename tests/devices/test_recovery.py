@@ -333,6 +333,7 @@ async def test_work_in_flight_at_the_loss_is_said_to_be_lost(
     assert fates.count() == {"ContextLostError": 1, "ActorFailedError": 4}
 
 
+@pytest.mark.slow
 async def test_who_closes_a_device_is_not_told_to_go_on(
     system: ta.System, backend: ManualBackend, nursery: trio.Nursery
 ) -> None:

@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 MODULES = ("test_basic", "test_multithreading")
 DEADLINE = 240
 # The first test waits for all of them.
-pytestmark = pytest.mark.timeout(DEADLINE + 30)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE + 30)]
 
 
 @attrs.frozen
@@ -97,7 +97,6 @@ def refused(name: str) -> Refused | None:
     return next((entry for entry in REFUSED if re.fullmatch(entry.tests, name)), None)
 
 
-@pytest.mark.slow
 def test_all_pass_but_those_that_are_listed(tests: Tests) -> None:
     failed = {
         name: test["error"]

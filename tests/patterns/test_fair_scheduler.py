@@ -263,6 +263,7 @@ async def test_clients_that_ask_again_and_again_leave_the_loop_to_others(
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_refusals_that_wait_are_those_of_their_tenant(
     system: ta.System, autojump_clock: MockClock, model: Model
 ) -> None:

@@ -178,6 +178,7 @@ def visits_of(draw: st.DrawFn, count: int, most: int = 12) -> list[Visit]:
 WORLDS = LINES.flatmap(lambda lines: visits_of(len(lines)).map(lambda visits: World(lines, visits)))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(world=WORLDS)
 def test_times_are_those_of_a_tandem_queue(world: World) -> None:

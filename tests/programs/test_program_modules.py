@@ -97,6 +97,7 @@ async def test_a_module_that_does_something_at_its_import(
     assert all(reason is not None and reason in message for message in told())
 
 
+@pytest.mark.slow
 async def test_a_module_whose_import_does_not_end_is_left(
     system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

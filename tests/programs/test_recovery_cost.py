@@ -62,6 +62,7 @@ def slow_module(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, obstac
     return importlib.import_module(name)
 
 
+@pytest.mark.slow
 @pytest.mark.own_launcher
 async def test_an_import_in_each_worker_is_told_with_its_seconds(
     system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -111,6 +112,7 @@ async def test_an_import_in_each_worker_is_told_with_its_seconds(
         assert device.recovery.programs == ()
 
 
+@pytest.mark.slow
 @pytest.mark.own_launcher
 async def test_what_is_imported_ahead_costs_no_recovery_its_import(
     system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -198,6 +198,7 @@ async def test_the_functions_used_last_stay_open(system: ta.System, device: ta.D
     assert len(programs_of(system, device)) <= 32
 
 
+@pytest.mark.slow
 async def test_ten_thousand_calls_grow_nothing(device: ta.Device) -> None:
     x = await device.put(np.ones(2))
 

@@ -66,6 +66,7 @@ def test_the_program_of_the_guide_prints_what_it_says(command: Run, tmp_path: Pa
     assert (done.returncode, done.stdout, done.stderr) == (0, output.text, "")
 
 
+@pytest.mark.slow
 def test_the_tests_of_a_user_run_on_it(command: Run, tmp_path: Path) -> None:
     (tmp_path / "test_own.py").write_text(
         "import numpy as np\n"
@@ -94,6 +95,7 @@ def test_the_tests_of_a_user_run_on_it(command: Run, tmp_path: Path) -> None:
     assert "1 passed" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("isolation", "line", "source", "refusal"),
     [
@@ -155,6 +157,7 @@ def test_what_it_does_not_have_is_refused_in_a_sentence(
     assert refusal in done.stderr
 
 
+@pytest.mark.slow
 def test_libraries_that_are_installed_beside_it_are_not_used(command: Run, tmp_path: Path) -> None:
     library = tmp_path / "libcusolver.so.12"
     source = "int cusolverGetProperty(int part, int *value) { *value = 12 * !part; return 0; }"

@@ -129,6 +129,7 @@ async def test_pages_beyond_the_limit_are_refused_and_those_that_left_count_no_m
             await trio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_connections_are_bounded(dashboard: Dashboard, system: ta.System) -> None:
     """A local user who opens 300 takes 64 descriptors, and those who left count no more."""
 

@@ -326,6 +326,7 @@ async def test_histograms_are_what_the_sdk_makes_of_the_same_values(
     assert (queued.count, queued.bucket_counts[0], queued.sum) == (4, 4, 0.0)
 
 
+@pytest.mark.slow
 async def test_another_exporter_is_refused(recorder: Recorder) -> None:
     with (
         pytest.raises(TypeError, match="add_histograms"),

@@ -195,6 +195,7 @@ LONG: dict[str, tuple[bytes, str | int]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("name", LONG)
 async def test_the_loop_goes_on_while_a_long_header_is_read(tmp_path: Path, name: str) -> None:

@@ -188,6 +188,7 @@ def test_axpy_needs_no_memory_of_its_own(device):
     assert peak < 100_000
 
 
+@pytest.mark.slow
 def test_a_worker_keeps_what_its_kernels_free():
     """In a thread the temporary arrays of each call cost a page fault for every 4 KiB otherwise."""
     program = """

@@ -44,6 +44,7 @@ trio.run(main)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [700, 719, 710, 214])
 def test_the_device_is_lost_and_a_worker_still_works(run_on_stand_in, code):
     first, *others = run_on_stand_in(PROGRAM.replace("{code}", str(code))).splitlines()

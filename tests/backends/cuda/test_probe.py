@@ -405,6 +405,7 @@ print(device.info.name)
         assert opened == "cuda:0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["poison=True", "kill=True"])
 def test_in_exclusive_mode_there_are_no_spares_and_workers_follow_one_another(
     equipped: Machine, variables: Callable[..., dict[str, str]], fault: str

@@ -80,6 +80,7 @@ async def test_the_end_of_a_worker_is_told_when_its_children_are_gone(
     os.close(reader)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fork", "system", "tree"])
 async def test_the_death_of_the_launcher_ends_children_of_workers(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -131,6 +132,7 @@ def test_children_are_found_without_the_kernels_lists(monkeypatch: pytest.Monkey
         os.waitpid(child, 0)
 
 
+@pytest.mark.slow
 async def test_a_fork_bomb_ends_with_its_worker(system: ta.System) -> None:
     """No signal for one process meets the last of a chain."""
     workshop = await open_launcher(system)

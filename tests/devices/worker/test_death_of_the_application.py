@@ -142,6 +142,7 @@ async def test_ctrl_c_in_the_middle_of_work(words: tuple[str, ...], seed: int) -
         await interrupted(app)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("hang",), ("stop",)], ids="+".join)
 async def test_ctrl_c_while_the_worker_does_not_answer(words: tuple[str, ...]) -> None:
     async with application(*words) as app:

@@ -597,6 +597,7 @@ async def test_a_class_is_rehearsed_before_workers_begin(workshop: Launcher, mod
     assert "rehearsal failed: ZeroDivisionError" in str(workshop.ahead.judgements["bad"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["LIBRARY.start_resting()\n", "import pyarrow\n"])
 async def test_a_module_with_a_thread_of_a_library_comes_back_without_its_import(
     system: ta.System, modules: Modules, library: str, start: str

@@ -32,6 +32,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_launcher_link, "_END", 0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("is_worker_dead", [False, True])
 async def test_a_stopped_launcher_is_replaced_when_it_is_needed(
@@ -117,6 +118,7 @@ async def test_deaths_of_the_launcher_end_no_system_and_wait_little() -> None:
     assert max(delays) <= 2.0
 
 
+@pytest.mark.slow
 async def test_a_launcher_that_does_not_start_fails_the_device_that_orders(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

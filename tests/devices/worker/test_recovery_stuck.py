@@ -197,6 +197,7 @@ async def test_a_stopped_worker_that_has_nothing_to_do_is_left_alone(system: ta.
         assert device.generation == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("holds", ["", "interpreter"])
 async def test_a_library_that_takes_long_to_open_is_not_stuck(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, holds: str

@@ -243,6 +243,7 @@ async def test_the_spares_of_a_closed_device_are_gone(system: ta.System) -> None
         assert workers(launcher()) == set()
 
 
+@pytest.mark.slow
 async def test_the_death_of_the_launcher_is_one_loss(system: ta.System) -> None:
     """All its workers die with it, spares too; a new one starts others."""
     async with system.open_device(BACKEND, options=options(spares=1)) as device:
