@@ -40,6 +40,14 @@ NO_DEVICE = (
     "*/test_channel.py",
     "*/test_wire*",
 )
+# What is the same with any backend: how processes start and end, and what Python does in them.
+OF_ANY_BACKEND = (
+    *("tests/programs", "tests/testing"),
+    *(
+        f"tests/devices/worker/test_{module}.py"
+        for module in ("children_of_workers", "death_of_the_application", "imports_ahead", "isolated_start")
+    ),
+)
 # Tests mostly wait for workers that start. Those marked `alone` measure times, and run behind all others.
 TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
 # Of a test function, so many parameter sets are run, and none that takes long; `tests_full` runs all.
@@ -248,10 +256,8 @@ def _test_on_stand_in(session: nox.Session, *sample: str) -> None:
         "-m",
         "not gpu and not slow and not alone",
     )
-    ignored = [f"--ignore-glob={path}" for path in NO_DEVICE]
-    # What programs do is the same on all backends, but for what tests/devices has of it.
-    folders = [folder for folder in STAND_IN if not sample or folder != "programs"]
-    tests = (*(f"tests/{folder}" for folder in folders), "tests/benchmarks/test_bandwidth_rows.py")
+    ignored = [f"--ignore-glob={path}" for path in (*NO_DEVICE, *(OF_ANY_BACKEND if sample else ()))]
+    tests = (*(f"tests/{folder}" for folder in STAND_IN), "tests/benchmarks/test_bandwidth_rows.py")
     chosen = session.posargs or [*sample, *TWO_AT_A_TIME, *tests]
     _python(session, *command, *ignored, *chosen, env={"TRIO_ACCEL_BACKEND": "cuda"})
 
