@@ -169,6 +169,25 @@ async def test_sums_are_the_same_on_all_ranks_and_each_time(world: World) -> Non
     assert seen == {reduced("sum", hosts).tobytes()}
 
 
+@pytest.mark.skipif(BACKEND != "cpu", reason="the same on any backend, and three ranks")
+async def test_small_arrays_are_reduced_in_one_step(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened_world(system, 3) as world:
+        hosts = [np.random.default_rng(seed).normal(size=999).astype(np.float32) for seed in range(3)]
+        arrays = await put(world, hosts)
+        seen, launched = set[bytes](), list[int]()
+        for small in (0, hosts[0].nbytes, hosts[0].nbytes - 1):
+            monkeypatch.setattr("trio_accel.collectives._world._SMALL", small)
+            before = [(await device.statistics()).launched for device in world.devices]
+            made = await world.all_reduce(arrays)
+            after = [(await device.statistics()).launched for device in world.devices]
+            launched.append(sum(after) - sum(before))
+            seen.update(one.tobytes() for one in await contents(made))
+        assert seen == {reduced("sum", hosts).tobytes()}
+        assert launched == [6, 3, 6]
+
+
 @pytest.mark.parametrize("isolations", [("inline", "process"), ("inline", "inline"), ("process", "inline")])
 async def test_any_mix_of_isolations(system: ta.System, isolations: tuple[ta.Isolation, ...]) -> None:
     async with opened_world(system, 3, *isolations) as world:
