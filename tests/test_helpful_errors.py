@@ -12,6 +12,7 @@ import pytest
 
 import trio_accel as ta
 from trio_accel import jit, linalg
+from trio_accel.backends.base import foreign_names
 from trio_accel.patterns import Batcher, Call
 
 SCALE = jit.Kernel(
@@ -164,6 +165,13 @@ MISTAKES: dict[str, tuple[Mistake, type[Exception], str]] = {
         AttributeError,
         "write ta.linalg.matmul",
     ),
+    "another name of NumPy": (
+        lambda _: untyped.linalg.norm,
+        AttributeError,
+        "write ta.linalg.vector_norm, or",
+    ),
+    "a name of PyTorch": (lambda _: untyped.arrays.cat, AttributeError, "write ta.arrays.concat"),
+    "another package": (lambda _: untyped.arrays.einsum, AttributeError, "write ta.linalg.einsum"),
     "a pattern": (lambda _: untyped.Batcher, AttributeError, "write ta.patterns.Batcher"),
     "an array without a device": (
         lambda _: untyped.zeros((2, 3)),
@@ -409,3 +417,13 @@ def test_an_error_of_a_property_is_not_taken_for_another() -> None:
 
     with pytest.raises(AttributeError, match="'Broken' object has no attribute 'missing'"):
         _ = Broken().other
+
+
+def test_every_name_that_is_told_of_is_there() -> None:
+    for name in foreign_names.OTHER_NAMES:
+        told = foreign_names.elsewhere(name).partition("write ta.")[2]
+        for path in (part.partition("ta.")[2] or part for part in told.split(", or ")):
+            package, _, function = path.partition(" ")[0].partition(".")
+            assert callable(getattr(getattr(ta, package), function)), name
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}'; write "):
+            getattr(ta.linalg, name)

@@ -80,7 +80,7 @@ from .backends.base import (
     StaleRefError,
     Topology,
 )
-from .backends.base.foreign_names import instead_of as _instead_of
+from .backends.base.foreign_names import elsewhere as _elsewhere
 from .devices import (
     AccelRef,
     AdaptiveCompletion,
@@ -126,19 +126,21 @@ _NAMES_OF_LATER = {
 }
 
 
-def __getattr__(name: str) -> object:
-    """Import what is imported at its first use; tell where a name is that is not here."""
-    if name in _LATER:
-        return _import_module(f"{__name__}.{name}")
-    if name in _NAMES_OF_LATER:
-        return getattr(_import_module(f"{__name__}.{_NAMES_OF_LATER[name]}"), name)
-    told = _instead_of(name)
-    if not name.startswith("_"):
-        later = [_import_module(f"{__name__}.{part}") for part in sorted(_LATER)]
-        for part in (arrays, fft, linalg, random, sparse, *later):
-            if name in part.__all__:
-                told = f"; write ta.{part.__name__.rpartition('.')[2]}.{name}"
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{told}")
+if not _TYPE_CHECKING:  # checkers would take every name for one that is there
+
+    def __getattr__(name: str) -> object:
+        """Import what is imported at its first use; tell where a name is that is not here."""
+        if name in _LATER:
+            return _import_module(f"{__name__}.{name}")
+        if name in _NAMES_OF_LATER:
+            return getattr(_import_module(f"{__name__}.{_NAMES_OF_LATER[name]}"), name)
+        told = ""
+        if not name.startswith("_"):
+            told = _elsewhere(name)
+            for part in sorted(_LATER):
+                if name in _import_module(f"{__name__}.{part}").__all__:
+                    told = f"; write ta.{part}.{name}"
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{told}")
 
 
 # Without this, `logging` would print warnings too where a program has configured nothing.

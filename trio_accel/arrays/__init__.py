@@ -4,6 +4,9 @@ A function asks the device of its array. See `Device.ask` for cancellation and t
 can end with.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
 from . import (
     _creation,
     _elementwise,
@@ -45,3 +48,6 @@ __all__ += _scans.__all__
 __all__ += _selection.__all__
 __all__ += _sorting.__all__
 __all__ += _views.__all__
+
+if not _TYPE_CHECKING:
+    __getattr__ = _tells_of_missing(__name__)

@@ -15,6 +15,9 @@ Refusals of all functions, before anything is launched:
 * `NotSupportedError`: the backend does not have it, or not for this dtype; of solvers, a `TypeError`.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
 from . import _contractions, _matrices, _norms, _spectra, _systems, _vectors, _views
 from ._actor import BlasActor, SolverActor
 from ._contractions import *
@@ -33,3 +36,6 @@ __all__ += _spectra.__all__
 __all__ += _systems.__all__
 __all__ += _vectors.__all__
 __all__ += _views.__all__
+
+if not _TYPE_CHECKING:
+    __getattr__ = _tells_of_missing(__name__)

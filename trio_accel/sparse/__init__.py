@@ -8,8 +8,14 @@ it was to change is damaged, and its use is refused. All functions raise:
 * `LibraryError`: a structure that was put together by hand and is wrong.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
 from . import _csr
 from ._csr import *
 
 __all__: list[str] = []
 __all__ += _csr.__all__
+
+if not _TYPE_CHECKING:
+    __getattr__ = _tells_of_missing(__name__)

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["instead_of"]
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+__all__ = ["OTHER_NAMES", "elsewhere", "instead_of", "tells_of_missing"]
+
+_ROOT = __name__.partition(".")[0]
+
+# Packages that declare operations, in the order in which a name is looked for.
+_CAPABILITIES = ("arrays", "linalg", "fft", "nn", "random", "sparse")
 
 _INSTEAD: dict[str, str] = {
     "open_device": 'async with ta.open_system("name") as system, system.open_device("cpu") as device',
@@ -28,6 +37,57 @@ _INSTEAD: dict[str, str] = {
 }
 
 
+OTHER_NAMES: dict[str, str] = {
+    **{f"arc{name}": f"arrays.a{name}" for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
+    "absolute": "arrays.abs",
+    "amax": "arrays.max",
+    "amin": "arrays.min",
+    "arctan2": "arrays.atan2",
+    **dict.fromkeys(("argpartition", "topk"), "arrays.top_k"),
+    **dict.fromkeys(("bitwise_not", "invert"), "arrays.bitwise_invert"),
+    **dict.fromkeys(("cat", "concatenate", "hstack", "vstack"), "arrays.concat"),
+    "clamp": "arrays.clip",
+    "conjugate": "arrays.conj",
+    **{f"cum{name}": f"arrays.cumulative_{name}" for name in ("sum", "prod")},
+    "gather": "arrays.take_along_axis",
+    "index_select": "arrays.take",
+    "inner": "linalg.vecdot",
+    "left_shift": "arrays.bitwise_left_shift",
+    "mod": "arrays.remainder",
+    "mm": "linalg.matmul",
+    "norm": "linalg.vector_norm, or ta.linalg.matrix_norm",
+    "power": "arrays.pow",
+    "right_shift": "arrays.bitwise_right_shift",
+    "scatter_add": 'arrays.scatter with reduce="add"',
+    **dict.fromkeys(("swapaxes", "permute"), "arrays.permute_dims"),
+    "true_divide": "arrays.divide",
+    "unique": "arrays.unique_values",
+}
+"""Of names of NumPy and PyTorch that have others here: the package and name."""
+
+
 def instead_of(name: str) -> str:
     """What to write in place of a name, as the end of a message; empty where that is not known."""
     return f"; write {_INSTEAD[name]}" if name in _INSTEAD else ""
+
+
+def elsewhere(name: str) -> str:
+    """Tell what to write for a name that a package has not; empty where that is not known."""
+    for package in _CAPABILITIES:
+        module = sys.modules.get(f"{_ROOT}.{package}")
+        if module is not None and name in module.__all__:
+            return f"; write ta.{package}.{name}"
+    return f"; write ta.{OTHER_NAMES[name]}" if name in OTHER_NAMES else instead_of(name)
+
+
+def tells_of_missing(package: str) -> Callable[[str], NoReturn]:
+    """Make the ``__getattr__`` of a package of operations, which tells where a name is that it has not.
+
+    Type checkers are not to see it: they would take every name for one that is there.
+    """
+
+    def missing(name: str) -> NoReturn:
+        told = "" if name.startswith("_") else elsewhere(name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}{told}")
+
+    return missing
