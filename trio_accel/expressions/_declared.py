@@ -80,7 +80,7 @@ def expression(
         text: The expression; see `jit.elementwise`.
         library: Import path of the library actor that serves it.
         promoted: The inputs that are promoted to one dtype by the array API standard, see `Elementwise`; all
-            by default.
+            but those with ``float`` by default.
         truths: The inputs that must be truth values.
         precision: See `Elementwise`.
 
@@ -99,7 +99,7 @@ def expression(
                 inputs=names,
                 operation=_operation(function),
                 library=library,
-                promoted=names if promoted is None else promoted,
+                promoted=[name for name in names if name not in numbers] if promoted is None else promoted,
                 truths=truths,
                 precision=precision,
             )

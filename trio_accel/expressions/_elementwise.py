@@ -76,10 +76,10 @@ class Elementwise(Generic[ReplyT]):
         truths: Names of the inputs that must be truth values.
         is_checked: Whether an index outside of an array that elements are loaded from fails the operation,
             with an `OutOfRangeError`. Otherwise it is the nearest one inside.
-        precision: The least that arrays are computed in, ``"float32"`` or ``"float64"``, as of `Rowwise`: each
-            result is rounded once, to the dtype that it would have without, and whole numbers become float64.
-            It is for statements that end in assignments. What elements are loaded from stays as it is. None
-            for the dtypes of the arguments.
+        precision: The least that arrays are computed in, ``"float32"`` or ``"float64"``, as of `Rowwise`.
+            Each result is rounded once, to the dtype that it would have without. Whole numbers become
+            float64. The text has assignments then. What elements are loaded from stays as it is. None for the
+            dtypes of the arguments.
 
     Raises:
         ValueError: The expression has something that is not allowed; the message shows where. Or results

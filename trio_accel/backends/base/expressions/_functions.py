@@ -75,7 +75,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "int": Function("int64", 1, "cast"),
     "float": Function("float64", 1, "cast"),
     "complex": Function("complex128", 1, "cast"),
-    # SciPy's: that is imported when one is computed. Their types are those of any function of floating numbers.
+    # SciPy's, which is imported when one is computed. Types are as of any function of floating numbers.
     "erf": Function("erf", 1, "ufunc", np.exp, _FLOATS),
     "erfc": Function("erfc", 1, "ufunc", np.exp, _FLOATS),
     "where": Function("where", 3, "where"),

@@ -1,0 +1,62 @@
+"""The actor that serves the functions which are expressions, and checks that several of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from ..devices import AccelRef
+from ..devices.base._refusals import what_to_do
+from ..devices.operations._plan_source import refuse_value
+
+__all__ = ["LIBRARY", "Axis", "Out", "check_array", "check_choice", "check_range"]
+
+# That of functions of arrays: these come before and after, and on one stream nothing waits in between.
+LIBRARY = "trio_accel.arrays:ArraysActor"
+"""Import path of the actor."""
+
+Axis: TypeAlias = "int | Sequence[int] | None"
+"""Axis or axes; None for all."""
+
+Out: TypeAlias = "AccelRef | None"
+"""An array to write to; None for a new one."""
+
+
+def check_array(name: str, **given: object) -> None:
+    """Require arrays.
+
+    Raises:
+        TypeError: One is none.
+    """
+    for argument, array in given.items():
+        if not isinstance(array, (AccelRef, np.ndarray)):
+            told = f"{type(array).__name__}{what_to_do(array)}"
+            raise TypeError(f"{name}: {argument} must be an AccelRef or a NumPy array, got {told}")
+
+
+def check_choice(name: str, argument: str, value: object, choices: Collection[str]) -> None:
+    """Require one of several texts.
+
+    Raises:
+        ValueError: It is another one.
+    """
+    if not isinstance(value, str) or value not in choices:
+        refuse_value(name, argument, tuple(choices), value)
+
+
+def check_range(name: str, least: float, below: float, *, is_closed: bool = False, **numbers: float) -> None:
+    """Require real numbers from `least` on, and below another one, or up to it.
+
+    Raises:
+        TypeError: One is no real number.
+        ValueError: One is outside, or NaN.
+    """
+    for argument, value in numbers.items():
+        given: object = value
+        if isinstance(given, bool) or not isinstance(given, (int, float, np.integer, np.floating)):
+            raise TypeError(f"{name}: {argument} must be a real number, got {value!r}")
+        if not (least <= value < below or (is_closed and value == below)):
+            told = f"up to {below}" if is_closed else f"below {below}"
+            raise ValueError(f"{name}: {argument} must be from {least} {told}, got {value!r}")
