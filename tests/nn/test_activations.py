@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.special as special
 from array_numbers import numbers
 from chosen import BACKEND
 from differences import gradient, widest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import special
 
 import trio_accel as ta
 from trio_accel import nn

@@ -4,8 +4,10 @@
 `Device.ask` for cancellation and the errors that any operation can end with.
 """
 
-from . import _activations
+from . import _activations, _norms
 from ._activations import *
+from ._norms import *
 
 __all__: list[str] = []
 __all__ += _activations.__all__
+__all__ += _norms.__all__

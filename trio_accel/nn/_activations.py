@@ -523,7 +523,7 @@ async def glu_grad(grad: Operand, x: Operand, axis: int = -1) -> AccelRef:
         axis: The axis that was halved.
 
     Returns:
-        The gradient of `x`, of its shape and dtype.
+        The gradient of `x`, of its shape.
 
     Raises:
         TypeError, ValueError, NotSupportedError: As of `glu`; or `grad` has another shape than its result.

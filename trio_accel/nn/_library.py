@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
+from ..backends.base import DType
 from ..devices import AccelRef
 from ..devices.base._refusals import what_to_do
 from ..devices.operations._plan_source import refuse_value
+from ..expressions import ExpressionArgument, Reduction
 
-__all__ = ["LIBRARY", "Axis", "Out", "check_array", "check_choice", "check_range"]
+__all__ = ["LIBRARY", "Axis", "Out", "check_array", "check_choice", "check_range", "check_real", "summing"]
 
 # That of functions of arrays: these come before and after, and on one stream nothing waits in between.
 LIBRARY = "trio_accel.arrays:ArraysActor"
@@ -34,6 +37,18 @@ def check_array(name: str, **given: object) -> None:
         if not isinstance(array, (AccelRef, np.ndarray)):
             told = f"{type(array).__name__}{what_to_do(array)}"
             raise TypeError(f"{name}: {argument} must be an AccelRef or a NumPy array, got {told}")
+
+
+def check_real(name: str, **given: ExpressionArgument) -> None:
+    """Refuse complex arrays and numbers: the formulas are those of real ones.
+
+    Raises:
+        TypeError: One is complex.
+    """
+    for argument, value in given.items():
+        dtype = getattr(value, "dtype", None)
+        if isinstance(value, complex) or (dtype is not None and DType.of(dtype).kind == "complex"):
+            raise TypeError(f"{name}: {argument} must be real, got {value!r}")
 
 
 def check_choice(name: str, argument: str, value: object, choices: Collection[str]) -> None:
@@ -60,3 +75,9 @@ def check_range(name: str, least: float, below: float, *, is_closed: bool = Fals
         if not (least <= value < below or (is_closed and value == below)):
             told = f"up to {below}" if is_closed else f"below {below}"
             raise ValueError(f"{name}: {argument} must be from {least} {told}, got {value!r}")
+
+
+@functools.cache
+def summing(name: str) -> Reduction:
+    """Make the sum along axes, by the name of the operation that it is a part of."""
+    return Reduction("x", "sum", inputs=["x"], operation=name, library=LIBRARY)
