@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import numpy as np
 
-from ..backends.base import DType
+from ..backends.base import DType, OutOfRangeError
 from ..devices import AccelRef
 from ..devices.base._refusals import what_to_do
 from ..devices.operations._plan_source import refuse_value
 from ..expressions import ExpressionArgument, Reduction
 
-__all__ = ["LIBRARY", "Axis", "Out", "check_array", "check_choice", "check_range", "check_real", "summing"]
+__all__ = [
+    "LIBRARY",
+    "Axis",
+    "Out",
+    "check_array",
+    "check_choice",
+    "check_range",
+    "check_real",
+    "naming",
+    "summing",
+]
 
 # That of functions of arrays: these come before and after, and on one stream nothing waits in between.
 LIBRARY = "trio_accel.arrays:ArraysActor"
@@ -81,3 +92,20 @@ def check_range(name: str, least: float, below: float, *, is_closed: bool = Fals
 def summing(name: str) -> Reduction:
     """Make the sum along axes, by the name of the operation that it is a part of."""
     return Reduction("x", "sum", inputs=["x"], operation=name, library=LIBRARY)
+
+
+@contextmanager
+def naming(name: str, what: str, length: int) -> Generator[None]:
+    """Have an error of an index tell of the number that was given.
+
+    Args:
+        name: Name of the operation.
+        what: What the index is.
+        length: How many there are. A number below 0 was moved down by it.
+    """
+    try:
+        yield
+    except OutOfRangeError as error:
+        error.index += length if error.index < 0 else 0
+        error.message = f"{name}: {what} {error.index} is not from 0 to {length - 1}"
+        raise
