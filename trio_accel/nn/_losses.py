@@ -1,7 +1,7 @@
 """Losses, and their gradients.
 
-Elements are computed in float32 at least, cross entropies in float64, and all are summed in float64. A result
-is rounded once, to the dtype of what was predicted; it is float64 for whole numbers.
+Elements are computed in float32 at least, and summed in float64. A result is rounded once, to the dtype of
+what was predicted; it is float64 for whole numbers.
 
 `reduction` is ``"none"`` for the loss of each element, ``"mean"`` or ``"sum"``.
 """
@@ -403,38 +403,33 @@ class _Case:
     has_weight: bool
     is_smoothed: bool
 
-    def place(self, *, is_kept: bool) -> str:
-        """Indices of the logit of a label, in a result with the axis of the classes or without."""
-        axes = range(self.ndim)
-        return ", ".join(
-            "at" if axis == self.axis else f"i({axis - (not is_kept and axis > self.axis)})" for axis in axes
-        )
+    @property
+    def logit(self) -> str:
+        """The logit of a label."""
+        axes = [axis for axis in range(self.ndim) if axis != self.axis]
+        places = {axis: f"i({number})" for number, axis in enumerate(axes)} | {self.axis: "at"}
+        return f"float64(logits[{', '.join(places[axis] for axis in range(self.ndim))}])"
 
     @property
     def weight(self) -> str:
         """The factor of the class of a label."""
         return "float64(weight[at])" if self.has_weight else "1.0"
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of what depends on the case."""
-        return (
-            *(("weight",) if self.has_weight else ()),
-            *(("smooth", "label_smoothing") if self.is_smoothed else ()),
-        )
-
 
 @functools.cache
-def _terms(case: _Case, is_nll: bool) -> Elementwise[Any]:
-    """Make the loss and the factor of each label."""
-    logit = f"float64(logits[{case.place(is_kept=False)}])"
-    inner = f"w * (-{logit})" if is_nll else f"w * (lse - {logit})"
-    if case.is_smoothed:
-        inner = f"(1 - label_smoothing) * {inner} + label_smoothing / classes * smooth"
+def _terms(case: _Case, loss: str, is_smoothed: bool) -> Elementwise[Any]:
+    """Make what a label has: of the logit ``t``, and the factor of its class; 0 where it is ignored."""
+    smoothed = "(1 - label_smoothing) * loss + label_smoothing / classes * smooth" if is_smoothed else "loss"
+    weights = ("weight",) if case.has_weight else ()
     return Elementwise(
-        f"{_AT}; w = {case.weight}; loss = where(k, 0.0, {inner}); factor = where(k, 0.0, w)",
-        inputs=("logits", *(() if is_nll else ("lse",)), "labels", "ignore_index", "classes", *case.inputs),
-        outputs=("loss", "factor"),
+        f"{_AT}; w = {case.weight}; t = {case.logit}; loss = {loss};"
+        f"first = where(k, 0.0, {smoothed}); factor = where(k, 0.0, w); counted = where(k, 0.0, 1.0)",
+        inputs=(
+            *("logits", "labels", "ignore_index", "classes", *weights),
+            *(("lse",) if "lse" in loss else ()),
+            *(("smooth", "label_smoothing") if is_smoothed else ()),
+        ),
+        outputs=("first", "factor", "counted"),
         operation=case.name,
         library=LIBRARY,
         is_checked=True,
@@ -442,42 +437,36 @@ def _terms(case: _Case, is_nll: bool) -> Elementwise[Any]:
 
 
 @functools.cache
-def _factors(case: _Case) -> Elementwise[AccelRef]:
-    """Make the factor of each label; see `cross_entropy_grad`."""
-    inputs = ("labels", "ignore_index", "classes", *(("weight",) if case.has_weight else ()))
-    text = (
-        f"{_AT}; y = where(k, 0.0, {case.weight})"
-        if case.has_weight
-        else ("y = where(int64(labels) == ignore_index, 0.0, 1.0) + 0 * classes")
-    )
-    return Elementwise(text, inputs=inputs, operation=case.name, library=LIBRARY, is_checked=case.has_weight)
-
-
-@functools.cache
-def _slopes(case: _Case) -> Elementwise[AccelRef]:
-    """Make the gradient of each logit: by `expm1` for that of the label, where 1 is subtracted."""
+def _slopes(case: _Case) -> Elementwise[tuple[AccelRef]]:
+    """Make the gradient of each logit. `rest` is the softmax less 1, for the class of the label."""
+    wide = DType.float64 if case.dtype is DType.float64 else DType.float32
     slope = (
-        "p = exp(logits - lse);"
-        f"s = w * where(i({case.axis}) == l, expm1(float64(logits[{case.place(is_kept=True)}]) - lse), p)"
+        f"p = exp({wide}(logits - lse)); scale = grad / total;"
+        f"s = {wide}(scale * factor) * where(i({case.axis}) == int64(labels), {wide}(rest), p)"
     )
+    more: tuple[str, ...] = ()
     if case.is_smoothed:
-        one = f"float64(weight[i({case.axis})])" if case.has_weight else "1.0"
-        slope += f"; s = (1 - label_smoothing) * s + label_smoothing / classes * (p * smooth - {one})"
+        slope += (
+            f"; s = {wide}(1 - label_smoothing) * s + {wide}(scale * counted * (label_smoothing / classes))"
+            f" * (p * {wide}(total_weight) - {wide}(weight))"
+        )
+        more = ("counted", "label_smoothing", "classes", "total_weight", "weight")
     return Elementwise(
-        f"{_AT}; w = {case.weight}; {slope}; y = where(k, 0.0, grad * s / total)",
-        inputs=("grad", "logits", "lse", "total", "labels", "ignore_index", "classes", *case.inputs),
+        f"{slope}; y = +s",
+        inputs=("grad", "logits", "lse", "labels", "rest", "factor", "total", *more),
+        outputs=("y",),
         dtypes=case.dtype,
         operation=case.name,
         library=LIBRARY,
-        is_checked=True,
     )
 
 
-_LSE = "v = float64(x); m = max(v); s = log(sum(exp(v - m))) + m"
+# Exponentials have the digits of x. Their sum and its logarithm have more, so that a small loss has some.
+_LSE = "m = max(x); s = log(sum(float64(exp(x - m)))) + float64(m)"
 _ROWS = {
     "lse": (f"{_LSE}; y = +s", ("x",)),
     # What smoothing adds: the sum of the losses of all classes.
-    "smooth": (f"{_LSE}; y = sum(weight * (s - v))", ("x", "weight")),
+    "smooth": (f"{_LSE}; y = sum(weight * (s - x))", ("x", "weight")),
     "sum": ("y = sum(x)", ("x",)),
     "mean": ("y = sum(x) / sum(factor)", ("x", "factor")),
 }
@@ -486,7 +475,7 @@ _ROWS = {
 @functools.cache
 def _row(name: str, part: str, dtype: DType = DType.float64) -> Rowwise:
     text, inputs = _ROWS[part]
-    return Rowwise(f"{text}; z = {dtype}(y)", inputs, precision=None, operation=name, library=LIBRARY)
+    return Rowwise(f"{text}; z = {dtype}(y)", inputs, precision="float32", operation=name, library=LIBRARY)
 
 
 async def _rowwise(
@@ -527,17 +516,18 @@ async def cross_entropy(
         NotSupportedError: float8.
     """
     case = _case("nn.cross_entropy", logits, labels, weight, reduction, ignore_index, label_smoothing)
-    classes, more = logits.shape[case.axis], list[ExpressionArgument]()
     logits, labels, weight = await _placed(case.name, logits, labels, weight)
     lse = await _rowwise(_row(case.name, "lse"), logits, axis=case.axis)
-    if weight is not None:
-        more.append(weight)
+    classes, more = logits.shape[case.axis], list[ExpressionArgument]([] if weight is None else [weight])
+    more.append(lse)
     if case.is_smoothed:
         factors = 1.0 if weight is None else _along(weight, case)
         more.append(await _rowwise(_row(case.name, "smooth"), logits, factors, axis=case.axis))
         more.append(float(label_smoothing))
     with naming(case.name, "label", classes):
-        loss, factor = await _terms(case, False)(logits, lse, labels, int(ignore_index), classes, *more)
+        loss, factor, _ = await _terms(case, "w * (lse - t)", case.is_smoothed)(
+            logits, labels, int(ignore_index), classes, *more
+        )
     return await _finished(case, reduction, loss, factor)
 
 
@@ -570,7 +560,9 @@ async def nll_loss(
     log_probs, labels, weight = await _placed(case.name, log_probs, labels, weight)
     classes, more = log_probs.shape[case.axis], [] if weight is None else [weight]
     with naming(case.name, "label", classes):
-        loss, factor = await _terms(case, True)(log_probs, labels, int(ignore_index), classes, *more)
+        loss, factor, _ = await _terms(case, "-(w * t)", False)(
+            log_probs, labels, int(ignore_index), classes, *more
+        )
     return await _finished(case, reduction, loss, factor)
 
 
@@ -586,7 +578,7 @@ async def cross_entropy_grad(
 ) -> AccelRef:
     """Compute the gradient of `cross_entropy` by the logits: the softmax, less 1 for the class of each label.
 
-    It is two launches, and two small ones more with ``"mean"``.
+    It is three launches, and with ``"mean"`` four.
 
     Args:
         grad: Gradient of the loss: a number, or an array of its shape.
@@ -608,21 +600,23 @@ async def cross_entropy_grad(
     case = _case(name, logits, labels, weight, reduction, ignore_index, label_smoothing)
     _check_grad(name, grad, labels.shape if reduction == "none" else ())
     logits, labels, weight = await _placed(name, logits, labels, weight)
-    classes, ignored = logits.shape[case.axis], int(ignore_index)
-    given = [] if weight is None else [weight]
-    lse = await _rowwise(_row(name, "lse"), logits, axis=case.axis, keepdims=True)
-    more: list[ExpressionArgument] = [*given]
+    classes, given = logits.shape[case.axis], [] if weight is None else [weight]
+    lse = await _rowwise(_row(name, "lse"), logits, axis=case.axis)
+    with naming(name, "label", classes):
+        rest, factor, counted = await _terms(case, "expm1(t - lse)", False)(
+            logits, labels, int(ignore_index), classes, *given, lse
+        )
+    total = await _rowwise(_row(name, "sum"), factor) if reduction == "mean" else 1.0
+    kept = (*(slice(None),) * case.axis, None)
+    more: list[ExpressionArgument] = []
     if case.is_smoothed:
         whole = classes if weight is None else await _rowwise(_row(name, "sum"), weight)
-        more += [whole, float(label_smoothing)]
-    kept = (*(slice(None),) * case.axis, None)
-    total: ExpressionArgument = 1.0
-    with naming(name, "label", classes):
-        if reduction == "mean":
-            total = await _rowwise(_row(name, "sum"), await _factors(case)(labels, ignored, classes, *given))
-        if reduction == "none" and isinstance(grad, (AccelRef, np.ndarray)):
-            grad = grad[kept]
-        made: AccelRef = await _slopes(case)(grad, logits, lse, total, labels[kept], ignored, classes, *more)
+        more += [counted[kept], float(label_smoothing), classes, whole]
+        more.append(1.0 if weight is None else _along(weight, case))
+    if isinstance(grad, (AccelRef, np.ndarray)) and reduction == "none":
+        grad = grad[kept]
+    apart = [each[kept] for each in (lse, labels, rest, factor)]
+    (made,) = await _slopes(case)(grad, logits, *apart, total, *more)
     return made
 
 
