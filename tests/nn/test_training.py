@@ -167,6 +167,23 @@ async def test_launches(device: ta.Device) -> None:
         assert (await device.statistics()).launched - before == count
 
 
+async def test_sgd_in_a_graph(device: ta.Device) -> None:
+    if "graphs" not in device.libraries:
+        pytest.skip("the backend has no graphs")
+    p, grad = numbers((4, 5), "float32"), numbers((4, 5), "float32", 4)
+    on, buffer = await device.put(p), await device.zeros((4, 5), "float32")
+    slope = await device.put(grad)
+
+    async def step() -> ta.AccelRef:
+        return await nn.sgd(on, slope, buffer, lr=0.1, momentum=0.9)
+
+    graph = await ta.graphs.capture(device, step)
+    for _ in range(3):
+        await graph()
+    want = sgd(widest(p), [widest(grad)] * 3, 0.1, 0.9, 0.0, 0.0, nesterov=False)
+    np.testing.assert_allclose(await on.to_host(), want, rtol=1e-5)
+
+
 async def test_what_is_refused(device: ta.Device) -> None:
     call: Any = nn
     p, g, m, v = [await device.zeros((3, 2)) for _ in range(4)]
