@@ -272,7 +272,7 @@ MISTAKES: dict[str, tuple[Mistake, type[Exception], str]] = {
     "a function of PyTorch": (
         lambda _: jit.elementwise("torch.relu(x)"),
         ValueError,
-        'write await ta.jit.elementwise("maximum(x, 0)")(x)',
+        "write await ta.nn.relu(x)",
     ),
     "softmax": (
         lambda _: jit.elementwise("softmax(x)"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.special
 from expression_cases import DTYPES, NUMPY_NAMES, Case, cases, data
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
@@ -396,3 +397,17 @@ def test_scalars_are_bytes_of_their_types() -> None:
     packed = pack_scalars(values, dtypes)
     assert len(packed) == 16 * len(values)
     assert [repr(each.item()) for each in unpack_scalars(packed, dtypes)] == [repr(each) for each in values]
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("function", ["erf", "erfc"])
+def test_error_functions_are_those_of_scipy(function: str, name: str) -> None:
+    dtype = DType(name)
+    found = typed(parse(f"{function}(x)"), (dtype,))
+    assert found.dtypes == (dtype,)
+    x = data(dtype, 50, 1)
+    (got,) = evaluate(found, [x])
+    want = getattr(scipy.special, function)(x.astype(np.float32 if x.itemsize < 4 else dtype.dtype))
+    assert_same(got, want.astype(dtype.dtype), function)
+    with pytest.raises(TypeError, match=function):
+        typed(parse(f"{function}(x)"), (DType.complex64,))

@@ -63,19 +63,26 @@ class DeclaredExpression(DeclaredFunction[ParametersP], Protocol[ParametersP]):
 
 
 def expression(
-    text: str, *, library: str, promoted: Sequence[str] | None = None, truths: Sequence[str] = ()
+    text: str,
+    *,
+    library: str,
+    promoted: Sequence[str] | None = None,
+    truths: Sequence[str] = (),
+    precision: str | None = None,
 ) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], DeclaredExpression[ParametersP]]:
     """Declare a function that computes an expression for each element.
 
     The parameters of the function, but for the keywords `out` and `shape`, are the inputs of the expression,
-    in order. Its body is a docstring alone.
+    in order. Its body is a docstring alone. Parameters with a default may be left out, and what is annotated
+    with ``float`` never widens the result.
 
     Args:
         text: The expression; see `jit.elementwise`.
         library: Import path of the library actor that serves it.
         promoted: The inputs that are promoted to one dtype by the array API standard, see `Elementwise`; all
-            by default.
+            but those with ``float`` by default.
         truths: The inputs that must be truth values.
+        precision: See `Elementwise`.
 
     Raises:
         TypeError: The expression contradicts the function. The message begins with file and line.
@@ -83,26 +90,45 @@ def expression(
 
     def declare(function: Any) -> Any:
         code = function.__code__
-        names = tuple(name for name in inspect.signature(function).parameters if name not in _OPTIONS)
+        parameters = inspect.signature(function).parameters
+        names = tuple(name for name in parameters if name not in _OPTIONS)
+        numbers = [name for name in names if parameters[name].annotation == "float"]
         try:
             made = Elementwise[AccelRef](
                 text,
                 inputs=names,
                 operation=_operation(function),
                 library=library,
-                promoted=names if promoted is None else promoted,
+                promoted=[name for name in names if name not in numbers] if promoted is None else promoted,
                 truths=truths,
+                precision=precision,
             )
         except (TypeError, ValueError) as error:
             place = f"{code.co_filename}:{code.co_firstlineno}"
             raise TypeError(f"{place}: {function.__name__}: {error}") from error
 
-        @functools.wraps(function)
+        def completed(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+            given = bound(arguments, named)
+            for name in numbers:
+                if isinstance(given[name], np.generic):
+                    given[name] = given[name].item()
+            return [given.pop(name) for name in names], given
+
         async def ask(*arguments: Any, **named: Any) -> AccelRef:
             return await made(*arguments, **named)
 
-        declared: Any = ask
-        declared.elementwise, declared.message = made, made.compute
+        async def ask_completed(*arguments: Any, **named: Any) -> AccelRef:
+            inputs, options = completed(arguments, named)
+            return await made(*inputs, **options)
+
+        def message(*arguments: Any, **named: Any) -> Any:
+            inputs, options = completed(arguments, named)
+            return made.compute(*inputs, **options)
+
+        is_plain = not numbers and all(parameters[name].default is inspect.Parameter.empty for name in names)
+        bound = binder(made.operation, function)
+        declared: Any = functools.wraps(function)(ask if is_plain else ask_completed)
+        declared.elementwise, declared.message = made, made.compute if is_plain else message
         return declared
 
     return declare

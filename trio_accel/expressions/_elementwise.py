@@ -9,6 +9,7 @@ import attrs
 
 from ..backends.base import DType, DTypeLike
 from ..backends.base.expressions import (
+    WIDE,
     Argument,
     ArgumentType,
     Expression,
@@ -75,6 +76,10 @@ class Elementwise(Generic[ReplyT]):
         truths: Names of the inputs that must be truth values.
         is_checked: Whether an index outside of an array that elements are loaded from fails the operation,
             with an `OutOfRangeError`. Otherwise it is the nearest one inside.
+        precision: The least that arrays are computed in, ``"float32"`` or ``"float64"``, as of `Rowwise`.
+            Each result is rounded once, to the dtype that it would have without. Whole numbers become
+            float64. The text has assignments then. What elements are loaded from stays as it is. None for the
+            dtypes of the arguments.
 
     Raises:
         ValueError: The expression has something that is not allowed; the message shows where. Or results
@@ -87,7 +92,7 @@ class Elementwise(Generic[ReplyT]):
 
     __slots__ = (
         "_dtypes", "_expression", "_is_checked", "_is_single", "_known", "_message", "_promoted", "_truths",
-        "operation",
+        "_wide", "operation",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +107,7 @@ class Elementwise(Generic[ReplyT]):
         promoted: Sequence[str] = (),
         truths: Sequence[str] = (),
         is_checked: bool = False,
+        precision: str | None = None,
     ) -> None:
         chosen = None if outputs is None else tuple(outputs)
         self._expression = expression = parse(text, None if inputs is None else tuple(inputs), chosen)
@@ -119,6 +125,7 @@ class Elementwise(Generic[ReplyT]):
         self._is_checked = is_checked
         self._message = served_by(ComputeElementwise, library)
         self._promoted, self._truths = tuple(promoted), tuple(truths)
+        self._wide: Mapping[str, DType] = {} if precision is None else WIDE[precision]
         self.operation: str = operation
         # By the types of the arguments, and of results that are given.
         self._known: dict[tuple[object, ...], _Known] = {}
@@ -254,7 +261,13 @@ class Elementwise(Generic[ReplyT]):
         kinds = {name: each.kind for name, each in zip(self.inputs, arguments, strict=True)}
         check_promotion(operation, {name: kinds[name] for name in self._promoted})
         check_truths(operation, {name: kinds[name] for name in self._truths})
-        specialized = SpecializedExpression(self._expression, arguments, self._dtypes, self._is_checked)
+        expression, casts = self._widened(kinds)
+        # Whole numbers are floating where they are widened: differences of unsigned ones would wrap around.
+        plain = [
+            attrs.evolve(each, kind=casts[name]) if name in casts and not each.dtype.is_inexact else each
+            for name, each in zip(self.inputs, arguments, strict=True)
+        ]
+        specialized = SpecializedExpression(self._expression, tuple(plain), self._dtypes, self._is_checked)
         try:
             found = specialized.typed.dtypes
         except (TypeError, ValueError) as error:
@@ -263,10 +276,25 @@ class Elementwise(Generic[ReplyT]):
             result_dtype(operation, name, dtype, declared, None if each is None else each.dtype)
             for name, dtype, declared, each in zip(self.outputs, found, self._dtypes, out, strict=True)
         )
-        specialized = attrs.evolve(specialized, dtypes=dtypes)
+        if casts:
+            dtypes = tuple(dtype or plain for dtype, plain in zip(dtypes, found, strict=True))
+        specialized = SpecializedExpression(expression, arguments, dtypes, self._is_checked)
         typed = specialized.typed
         has_places = bool(typed.axes or typed.loads)
         return _Known(specialized.encode(), typed.dtypes, typed, has_places)
+
+    def _widened(self, kinds: Mapping[str, ArgumentType]) -> tuple[Expression, dict[str, DType]]:
+        """Return the expression with arrays converted first, and what they are converted to."""
+        elements = self._expression.elements - self._expression.loads.keys()
+        casts = {
+            name: self._wide[kind.value]
+            for name, kind in kinds.items()
+            if name in elements and isinstance(kind, DType) and kind.value in self._wide
+        }
+        if not casts:
+            return self._expression, {}
+        text = "; ".join([*[f"{name} = {dtype}({name})" for name, dtype in casts.items()], self.text])
+        return parse(text, self.inputs, self.outputs), casts
 
     def _check_apart(self, planner: Planner, number: int, results: Sequence[AccelRef], taken: Taken) -> None:
         """Refuse a result over elements of an argument that are read for other elements of the result."""

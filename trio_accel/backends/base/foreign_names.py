@@ -32,8 +32,8 @@ _INSTEAD: dict[str, str] = {
     "ln": "log(x)",
     "norm": 'await ta.jit.reduction("abs(x) ** 2", "sum", post="sqrt(a)")(x)',
     "exp": 'await ta.jit.elementwise("exp(x)")(x)',
-    "relu": 'await ta.jit.elementwise("maximum(x, 0)")(x)',
-    "sigmoid": 'await ta.jit.elementwise("1 / (1 + exp(-x))")(x)',
+    "relu": "await ta.nn.relu(x)",
+    "sigmoid": "await ta.nn.sigmoid(x)",
 }
 
 

@@ -139,6 +139,15 @@ def test_functions_compute_what_numpy_computes(name: str, tmp_path: Path) -> Non
             assert_close(got, want, f"{text} of {name}")
 
 
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
+def test_error_functions_compute_what_scipy_computes(name: str, tmp_path: Path) -> None:
+    dtype = DType(name)
+    kernel = _of_many("o0 = erf(x); o1 = erfc(x)", dtype, [data(dtype, 64, 0)], 2)
+    compile_and_run([kernel], tmp_path)
+    for got, want in zip(kernel.results, kernel.wanted, strict=True):
+        assert_close(got, want, f"the error functions of {name}")
+
+
 def _is_there(text: str, dtype: DType, arity: int) -> bool:
     try:
         typed(parse(text), (dtype,) * arity)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -69,9 +70,19 @@ def _tan(x: Any) -> Any:
     return made
 
 
+def _special(name: str, x: Any) -> Any:
+    """Compute a function of SciPy's, which knows no type below float32."""
+    # It is slow to import, and rarely used.
+    import scipy.special
+
+    wide = x.astype(np.float32) if x.dtype.itemsize < 4 else x
+    return np.asarray(getattr(scipy.special, name)(wide)).astype(x.dtype, copy=False)
+
+
 _OTHERS: dict[str, Any] = {
     "where": np.where, "real": np.real, "imag": np.imag, "power": _power, "log1p": _log1p, "expm1": _expm1,
     "floor_divide": _floor_divide, "tanh": _tanh, "tan": _tan,
+    "erf": partial(_special, "erf"), "erfc": partial(_special, "erfc"),
 }  # fmt: skip
 
 

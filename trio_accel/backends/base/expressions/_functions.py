@@ -1,4 +1,4 @@
-"""Functions that an expression may call: NumPy's, by their names."""
+"""Functions that an expression may call: NumPy's, by their names; and the error function."""
 
 from __future__ import annotations
 
@@ -75,6 +75,9 @@ FUNCTIONS: Mapping[str, Function] = {
     "int": Function("int64", 1, "cast"),
     "float": Function("float64", 1, "cast"),
     "complex": Function("complex128", 1, "cast"),
+    # SciPy's, which is imported when one is computed. Types are as of any function of floating numbers.
+    "erf": Function("erf", 1, "ufunc", np.exp, _FLOATS),
+    "erfc": Function("erfc", 1, "ufunc", np.exp, _FLOATS),
     "where": Function("where", 3, "where"),
     "clip": Function("clip", 3, "clip"),
     "real": Function("real", 1, "part"),

@@ -324,7 +324,9 @@ template <class T> FUNCTION T quotient_of(T a, T b, T *rest)
     FUNCTION T f_tanh(T a) { return tanh##suffix(a); }                                              \
     FUNCTION T f_arcsinh(T a) { return asinh##suffix(a); }                                          \
     FUNCTION T f_arccosh(T a) { return acosh##suffix(a); }                                          \
-    FUNCTION T f_arctanh(T a) { return atanh##suffix(a); }
+    FUNCTION T f_arctanh(T a) { return atanh##suffix(a); }                                          \
+    FUNCTION T f_erf(T a) { return erf##suffix(a); }                                                \
+    FUNCTION T f_erfc(T a) { return erfc##suffix(a); }
 
 FLOATING(double, )
 FLOATING(float, f)

@@ -1,0 +1,21 @@
+"""Neural networks on a device: activations, normalizations, losses, gradients, and steps of optimizers.
+
+`ta.arrays` has `softmax`, `log_softmax`, `layer_norm`, `rms_norm` and `tanh`; their gradients are here. See
+`Device.ask` for cancellation and the errors that any operation can end with.
+"""
+
+from . import _activations, _dropout, _embedding, _losses, _norms, _optimizers
+from ._activations import *
+from ._dropout import *
+from ._embedding import *
+from ._losses import *
+from ._norms import *
+from ._optimizers import *
+
+__all__: list[str] = []
+__all__ += _activations.__all__
+__all__ += _dropout.__all__
+__all__ += _embedding.__all__
+__all__ += _losses.__all__
+__all__ += _norms.__all__
+__all__ += _optimizers.__all__

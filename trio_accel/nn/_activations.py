@@ -1,0 +1,555 @@
+"""Activations, and their gradients: one expression each, so one launch.
+
+All are computed in float32 at least, and rounded once to the dtype of the arguments: float16 and bfloat16
+lose nothing on the way. Whole numbers become float64, but for `relu` and `relu6`. No exponential overflows,
+as it is one of a number that is not positive. NaN stays NaN.
+
+A gradient is a function of `grad`, the gradient of what the activation has returned, and of `x`, the argument
+of that.
+"""
+
+from __future__ import annotations
+
+import functools
+from functools import partial
+from typing import Literal, TypeAlias
+
+from numpy.lib.array_utils import normalize_axis_index
+
+from ..devices import AccelRef, Operand
+from ..expressions import Elementwise, ExpressionArgument, expression, rows
+from ._library import LIBRARY, Axis, Out, check_array, check_choice
+
+__all__ = [
+    "celu", "celu_grad", "elu", "elu_grad", "gelu", "gelu_grad", "glu", "glu_grad", "hardsigmoid",
+    "hardsigmoid_grad", "hardswish", "hardswish_grad", "hardtanh", "hardtanh_grad", "leaky_relu",
+    "leaky_relu_grad", "log_sigmoid", "log_sigmoid_grad", "log_softmax_grad", "mish", "mish_grad",
+    "relu", "relu6", "relu6_grad", "relu_grad", "selu", "selu_grad", "sigmoid", "sigmoid_grad", "silu",
+    "silu_grad", "softmax_grad", "softplus", "softplus_grad", "softsign", "softsign_grad", "tanh_grad",
+    "tanhshrink", "tanhshrink_grad",
+]  # fmt: skip
+
+_expression = partial(expression, library=LIBRARY, precision="float32")
+_rows = partial(rows, library=LIBRARY)
+
+# The sigmoid of x, and 1 minus that, of the exponential of a number that is not positive.
+_SIGMOID = "e = exp(-abs(x)); s = where(x >= 0, 1, e) / (1 + e)"
+_OTHER = f"{_SIGMOID}; t = where(x >= 0, e, 1) / (1 + e)"
+# The hyperbolic tangent of the softplus of x.
+_MISH = (
+    "e = exp(-abs(x)); w = where(x >= 0, 1 + 2 * e, e * e + 2 * e)"
+    " / where(x >= 0, 1 + 2 * e + 2 * e * e, e * e + 2 * e + 2)"
+)
+# Klambauer et al., Self-Normalizing Neural Networks (2017).
+_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
+# sqrt(1/2), 1/sqrt(2 pi), and 2 sqrt(2/pi).
+_ROOT_HALF, _DENSITY, _TWICE = 0.7071067811865476, 0.3989422804014327, 1.5957691216057308
+
+
+@_expression("y = maximum(x, 0)", precision=None)
+async def relu(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Replace negative elements by 0, in the dtype of `x`.
+
+    Args:
+        x: Real numbers.
+        out: Array to write to; it may be `x`.
+
+    Returns:
+        The elements, of the shape of `x`.
+
+    Raises:
+        TypeError: `x` is neither an array nor a number, or complex; or `out` is of a dtype that the result
+            does not become.
+        ValueError: `out` has another shape, or shares memory with `x` and is not the same array.
+        NotSupportedError: float8.
+    """
+    ...
+
+
+@_expression("y = where(x <= 0, 0, grad)")
+async def relu_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute the gradient of `relu`: 0 where `x` is 0.
+
+    Args:
+        grad: Gradient of the result.
+        x: The argument of the function; both broadcast.
+        out: Array to write to; it may be `grad` or `x`.
+
+    Returns:
+        The gradient of `x`.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `relu`; or shapes that do not broadcast.
+    """
+    ...
+
+
+@_expression("y = minimum(maximum(x, 0), 6)", precision=None)
+async def relu6(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Bring elements between 0 and 6, in the dtype of `x`.
+
+    Arguments and errors are those of `relu`.
+    """
+    ...
+
+
+@_expression("y = where((x <= 0) or (x >= 6), 0, grad)")
+async def relu6_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute the gradient of `relu6`.
+
+    Arguments and errors are those of `relu_grad`.
+    """
+    ...
+
+
+@_expression("y = where(x > 0, x, x * negative_slope)")
+async def leaky_relu(x: ExpressionArgument, negative_slope: float = 0.01, *, out: Out = None) -> AccelRef:
+    """Multiply negative elements by `negative_slope`.
+
+    Arguments and errors are those of `relu`.
+    """
+    ...
+
+
+@_expression("y = where(x > 0, grad, grad * negative_slope)")
+async def leaky_relu_grad(
+    grad: ExpressionArgument, x: ExpressionArgument, negative_slope: float = 0.01, *, out: Out = None
+) -> AccelRef:
+    """Compute the gradient of `leaky_relu`.
+
+    Arguments and errors are those of `relu_grad`.
+    """
+    ...
+
+
+@_expression("y = where(x > 0, x, alpha * expm1(minimum(x, 0)))")
+async def elu(x: ExpressionArgument, alpha: float = 1.0, *, out: Out = None) -> AccelRef:
+    """Replace negative elements by ``alpha * (exp(x) - 1)``.
+
+    Arguments and errors are those of `relu`.
+    """
+    ...
+
+
+@_expression("y = where(x > 0, grad, grad * alpha * exp(minimum(x, 0)))")
+async def elu_grad(
+    grad: ExpressionArgument, x: ExpressionArgument, alpha: float = 1.0, *, out: Out = None
+) -> AccelRef:
+    """Compute the gradient of `elu`.
+
+    Arguments and errors are those of `relu_grad`.
+    """
+    ...
+
+
+@_expression(f"y = {_SELU_SCALE} * where(x > 0, x, {_SELU_ALPHA} * expm1(minimum(x, 0)))")
+async def selu(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute the scaled `elu` of self-normalizing networks (Klambauer et al., 2017).
+
+    Arguments and errors are those of `relu`.
+    """
+    ...
+
+
+@_expression(f"y = {_SELU_SCALE} * grad * where(x > 0, 1, {_SELU_ALPHA} * exp(minimum(x, 0)))")
+async def selu_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute the gradient of `selu`.
+
+    Arguments and errors are those of `relu_grad`.
+    """
+    ...
+
+
+@_expression("y = where(x > 0, x, alpha * expm1(minimum(x, 0) / alpha))")
+async def celu(x: ExpressionArgument, alpha: float = 1.0, *, out: Out = None) -> AccelRef:
+    """Replace negative elements by ``alpha * (exp(x / alpha) - 1)``.
+
+    Arguments and errors are those of `relu`.
+    """
+    ...
+
+
+@_expression("y = where(x > 0, grad, grad * exp(minimum(x, 0) / alpha))")
+async def celu_grad(
+    grad: ExpressionArgument, x: ExpressionArgument, alpha: float = 1.0, *, out: Out = None
+) -> AccelRef:
+    """Compute the gradient of `celu`.
+
+    Arguments and errors are those of `relu_grad`.
+    """
+    ...
+
+
+@_expression(f"{_SIGMOID}; y = x * s")
+async def silu(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute ``x * sigmoid(x)``, also known as swish.
+
+    Arguments and errors are those of `relu`.
+    """
+    ...
+
+
+@_expression(f"{_OTHER}; y = grad * s * (1 + x * t)")
+async def silu_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute the gradient of `silu`.
+
+    Arguments and errors are those of `relu_grad`.
+    """
+    ...
+
+
+@_expression(f"{_MISH}; y = x * w")
+async def mish(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute ``x * tanh(softplus(x))``.
+
+    Arguments and errors are those of `relu`.
+    """
+    ...
+
+
+@_expression(f"{_MISH}; y = grad * (w + x * (where(x >= 0, 1, e) / (1 + e)) * (1 - w * w))")
+async def mish_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute the gradient of `mish`.
+
+    Arguments and errors are those of `relu_grad`.
+    """
+    ...
+
+
+@_expression("b = beta * x; y = (maximum(b, 0) + log1p(exp(-abs(b)))) / beta")
+async def softplus(x: ExpressionArgument, beta: float = 1.0, *, out: Out = None) -> AccelRef:
+    """Compute ``log(1 + exp(beta * x)) / beta``.
+
+    It is exact for large elements, too, so that there is no `threshold`.
+
+    Arguments and errors are those of `relu`.
+    """
+    ...
+
+
+@_expression("b = beta * x; e = exp(-abs(b)); y = grad * where(b >= 0, 1, e) / (1 + e)")
+async def softplus_grad(
+    grad: ExpressionArgument, x: ExpressionArgument, beta: float = 1.0, *, out: Out = None
+) -> AccelRef:
+    """Compute the gradient of `softplus`.
+
+    Arguments and errors are those of `relu_grad`.
+    """
+    ...
+
+
+@_expression("y = x / (1 + abs(x))")
+async def softsign(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute ``x / (1 + abs(x))``.
+
+    Arguments and errors are those of `relu`.
+    """
+    ...
+
+
+@_expression("a = 1 + abs(x); y = grad / a / a")
+async def softsign_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute the gradient of `softsign`.
+
+    Arguments and errors are those of `relu_grad`.
+    """
+    ...
+
+
+@_expression("y = minimum(maximum(x, min_val), max_val)")
+async def hardtanh(
+    x: ExpressionArgument, min_val: float = -1.0, max_val: float = 1.0, *, out: Out = None
+) -> AccelRef:
+    """Bring elements between `min_val` and `max_val`.
+
+    Arguments and errors are those of `relu`.
+    """
+    ...
+
+
+@_expression("y = where((x <= min_val) or (x >= max_val), 0, grad)")
+async def hardtanh_grad(
+    grad: ExpressionArgument,
+    x: ExpressionArgument,
+    min_val: float = -1.0,
+    max_val: float = 1.0,
+    *,
+    out: Out = None,
+) -> AccelRef:
+    """Compute the gradient of `hardtanh`.
+
+    Arguments and errors are those of `relu_grad`.
+    """
+    ...
+
+
+@_expression("y = minimum(maximum(x + 3, 0), 6) / 6")
+async def hardsigmoid(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute ``relu6(x + 3) / 6``.
+
+    Arguments and errors are those of `relu`.
+    """
+    ...
+
+
+@_expression("y = where((x <= -3) or (x >= 3), 0, grad / 6)")
+async def hardsigmoid_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute the gradient of `hardsigmoid`.
+
+    Arguments and errors are those of `relu_grad`.
+    """
+    ...
+
+
+@_expression("y = x * (minimum(maximum(x + 3, 0), 6) / 6)")
+async def hardswish(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute ``x * relu6(x + 3) / 6``.
+
+    Arguments and errors are those of `relu`.
+    """
+    ...
+
+
+@_expression("y = where(x <= -3, 0, where(x >= 3, grad, grad * (x / 3 + 0.5)))")
+async def hardswish_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute the gradient of `hardswish`.
+
+    Arguments and errors are those of `relu_grad`.
+    """
+    ...
+
+
+@_expression(f"{_SIGMOID}; y = +s")
+async def sigmoid(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute ``1 / (1 + exp(-x))``.
+
+    Arguments and errors are those of `relu`.
+    """
+    ...
+
+
+@_expression("e = exp(-abs(x)); y = grad * (e / (1 + e) / (1 + e))")
+async def sigmoid_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute the gradient of `sigmoid`.
+
+    Arguments and errors are those of `relu_grad`.
+    """
+    ...
+
+
+@_expression("y = minimum(x, 0) - log1p(exp(-abs(x)))")
+async def log_sigmoid(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute the logarithm of `sigmoid`.
+
+    Arguments and errors are those of `relu`.
+    """
+    ...
+
+
+@_expression("e = exp(-abs(x)); y = grad * where(x >= 0, e, 1) / (1 + e)")
+async def log_sigmoid_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute the gradient of `log_sigmoid`.
+
+    Arguments and errors are those of `relu_grad`.
+    """
+    ...
+
+
+@_expression("y = x - tanh(x)", precision="float64")
+async def tanhshrink(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute ``x - tanh(x)``, in float64.
+
+    Arguments and errors are those of `relu`.
+    """
+    ...
+
+
+@_expression("t = tanh(x); y = grad * (t * t)")
+async def tanhshrink_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute the gradient of `tanhshrink`.
+
+    Arguments and errors are those of `relu_grad`.
+    """
+    ...
+
+
+@_expression("e = exp(-2 * abs(x)); y = grad * (4 * e / (1 + e) / (1 + e))")
+async def tanh_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Compute the gradient of `ta.arrays.tanh`.
+
+    Arguments and errors are those of `relu_grad`.
+    """
+    ...
+
+
+_Approximate: TypeAlias = Literal["none", "tanh"]
+
+# Hendrycks and Gimpel, Gaussian Error Linear Units (2016). Beyond 30 the derivative is 0 or 1 in any dtype.
+_INNER = f"{_TWICE} * (z + 0.044715 * z * z * z)"
+_GELU = {
+    "none": f"y = x * (0.5 * erfc(-{_ROOT_HALF} * x))",
+    "tanh": f"z = +x; u = {_INNER}; e = exp(-abs(u)); y = x * (where(u >= 0, 1, e) / (1 + e))",
+}
+_GELU_GRAD = {
+    "none": f"y = grad * (0.5 * erfc(-{_ROOT_HALF} * x) + x * ({_DENSITY} * exp(-0.5 * x * x)))",
+    "tanh": (
+        f"z = minimum(maximum(x, -30), 30); u = {_INNER}; e = exp(-abs(u));"
+        "s = where(u >= 0, 1, e) / (1 + e);"
+        f"y = grad * (s + z * (e / (1 + e) / (1 + e)) * ({_TWICE} * (1 + 0.134145 * z * z)))"
+    ),
+}
+
+
+def _chosen(name: str, inputs: tuple[str, ...], texts: dict[str, str]) -> dict[str, Elementwise[AccelRef]]:
+    return {
+        key: Elementwise[AccelRef](
+            text, inputs=inputs, operation=name, library=LIBRARY, promoted=inputs, precision="float32"
+        )
+        for key, text in texts.items()
+    }
+
+
+_gelus = _chosen("nn.gelu", ("x",), _GELU)
+_gelu_grads = _chosen("nn.gelu_grad", ("grad", "x"), _GELU_GRAD)
+
+
+async def gelu(x: ExpressionArgument, approximate: _Approximate = "none", *, out: Out = None) -> AccelRef:
+    """Multiply elements by the distribution function of the normal distribution there.
+
+    Args:
+        x: Real numbers.
+        approximate: ``"none"``, or ``"tanh"`` for the approximation by a hyperbolic tangent.
+        out: Array to write to; it may be `x`.
+
+    Returns:
+        The elements, of the shape of `x`.
+
+    Raises:
+        TypeError, NotSupportedError: As of `relu`.
+        ValueError: As of `relu`; or another `approximate`.
+    """
+    check_choice("nn.gelu", "approximate", approximate, _gelus)
+    return await _gelus[approximate](x, out=out)
+
+
+async def gelu_grad(
+    grad: ExpressionArgument,
+    x: ExpressionArgument,
+    approximate: _Approximate = "none",
+    *,
+    out: Out = None,
+) -> AccelRef:
+    """Compute the gradient of `gelu`.
+
+    Arguments and errors are those of `gelu` and `relu_grad`.
+    """
+    check_choice("nn.gelu_grad", "approximate", approximate, _gelu_grads)
+    return await _gelu_grads[approximate](grad, x, out=out)
+
+
+@_rows("e = exp(x - max(x)); p = e / sum(e); y = p * (grad - sum(p * grad))", precision="float64")
+async def softmax_grad(grad: Operand, x: Operand, axis: Axis = None, *, out: Out = None) -> AccelRef:
+    """Compute the gradient of `ta.arrays.softmax` along the same axes, in one launch.
+
+    Args:
+        grad: Gradient of the result.
+        x: The argument of the function; both broadcast.
+        axis: Axis or axes whose elements make 1; None for all.
+        out: Array to write to; it may be `grad` or `x`.
+
+    Returns:
+        The gradient of `x`.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `ta.arrays.softmax`.
+    """
+    ...
+
+
+@_rows("d = x - max(x); e = exp(d); s = sum(e); y = grad - e / s * sum(grad)", precision="float64")
+async def log_softmax_grad(grad: Operand, x: Operand, axis: Axis = None, *, out: Out = None) -> AccelRef:
+    """Compute the gradient of `ta.arrays.log_softmax` along the same axes, in one launch.
+
+    Arguments and errors are those of `softmax_grad`.
+    """
+    ...
+
+
+@_expression(f"{_SIGMOID}; y = a * s")
+async def _glu(a: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Multiply by a sigmoid; see `glu`."""
+    ...
+
+
+@functools.cache
+def _glu_grad(axis: int) -> Elementwise[AccelRef]:
+    """Make the gradient for halves along a new axis, which is counted from the end: one for each number."""
+    return Elementwise(
+        f"{_OTHER}; y = grad * s * where(i({axis}) == 0, 1, a * t)",
+        inputs=("grad", "a", "x"),
+        operation="nn.glu_grad",
+        library=LIBRARY,
+        promoted=("grad", "a", "x"),
+        precision="float32",
+    )
+
+
+async def glu(x: Operand, axis: int = -1, *, out: Out = None) -> AccelRef:
+    """Multiply the first half along an axis by the `sigmoid` of the second: one launch.
+
+    Args:
+        x: Real numbers.
+        axis: The axis; it has an even number of elements.
+        out: Array to write to.
+
+    Returns:
+        An array of the shape of `x`, with half as many elements along the axis.
+
+    Raises:
+        TypeError, NotSupportedError: As of `relu`.
+        ValueError: As of `relu`; or an axis that there is not, or has an odd number of elements.
+    """
+    at, half = _halves("nn.glu", x, axis)
+    before = (slice(None),) * at
+    return await _glu(x[(*before, slice(half))], x[(*before, slice(half, None))], out=out)
+
+
+async def glu_grad(grad: Operand, x: Operand, axis: int = -1) -> AccelRef:
+    """Compute the gradient of `glu`: one launch.
+
+    Args:
+        grad: Gradient of the result.
+        x: The argument of the function.
+        axis: The axis that was halved.
+
+    Returns:
+        The gradient of `x`, of its shape.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `glu`; or `grad` has another shape than its result.
+    """
+    at, half = _halves("nn.glu_grad", x, axis)
+    shape, given = x.shape, (*x.shape[:at], half, *x.shape[at + 1 :])
+    check_array("nn.glu_grad", grad=grad)
+    if grad.shape != given:
+        raise ValueError(f"nn.glu_grad: grad must have shape {given}, got shape {grad.shape}")
+    apart = (*shape[:at], 2, half, *shape[at + 1 :])
+    before, halves = (slice(None),) * at, x.reshape(apart)
+    first, second = halves[(*before, slice(0, 1))], halves[(*before, slice(1, 2))]
+    made = await _glu_grad(at - len(shape) - 1)(
+        grad.reshape((*shape[:at], 1, half, *shape[at + 1 :])), first, second, shape=apart
+    )
+    return made.reshape(shape)
+
+
+def _halves(name: str, x: Operand, axis: int) -> tuple[int, int]:
+    """Return the axis, and half of its length."""
+    check_array(name, x=x)
+    try:
+        at = normalize_axis_index(axis, x.ndim)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: axis {axis!r} of shape {x.shape}: {error}") from None
+    half, odd = divmod(x.shape[at], 2)
+    if odd:
+        raise ValueError(f"{name}: axis {axis} must have an even number of elements, got shape {x.shape}")
+    return at, half

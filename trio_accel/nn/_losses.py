@@ -1,0 +1,681 @@
+"""Losses, and their gradients.
+
+Elements are computed in float32 at least, and summed in float64. A result is rounded once, to the dtype of
+what was predicted; it is float64 for whole numbers.
+
+`reduction` is ``"none"`` for the loss of each element, ``"mean"`` or ``"sum"``.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Literal, TypeAlias, cast
+
+import attrs
+import numpy as np
+
+from ..backends.base import DType
+from ..devices import AccelRef, Operand, device_of
+from ..expressions import Elementwise, ExpressionArgument, Rowwise, promoted_dtype
+from ._library import LIBRARY, check_array, check_choice, check_range, check_real, naming
+
+__all__ = [
+    "binary_cross_entropy_with_logits", "binary_cross_entropy_with_logits_grad", "cross_entropy",
+    "cross_entropy_grad", "huber_loss", "huber_loss_grad", "kl_div", "kl_div_grad", "l1_loss", "l1_loss_grad",
+    "mse_loss", "mse_loss_grad", "nll_loss", "smooth_l1_loss", "smooth_l1_loss_grad",
+]  # fmt: skip
+
+_Reduction: TypeAlias = Literal["none", "mean", "sum"]
+_REDUCTIONS = ("none", "mean", "sum")
+
+
+@attrs.frozen(eq=False)
+class _Loss:
+    """A loss that is computed for each element.
+
+    Attributes:
+        name: Name of the operation.
+        value: Statements that make the loss of an element, ``v``.
+        slope: Statements that make its derivative by ``x``, ``v``.
+        options: What they read besides `x` and `target`.
+    """
+
+    name: str
+    value: str
+    slope: str
+    options: tuple[str, ...] = ()
+
+    async def reduced(
+        self, x: Operand, target: Operand, reduction: str, *options: ExpressionArgument
+    ) -> AccelRef:
+        """Compute the loss: one launch."""
+        _check_pair(self.name, x, target, **dict(zip(self.options, options, strict=True)))
+        check_choice(self.name, "reduction", reduction, _REDUCTIONS)
+        if reduction == "none":
+            return await self._each(x, target, *options)
+        rows = self._rows(reduction)
+        return await rows.ask(rows.compute(x, target, *options))
+
+    async def derived(
+        self,
+        grad: ExpressionArgument,
+        x: Operand,
+        target: Operand,
+        reduction: str,
+        *options: ExpressionArgument,
+    ) -> AccelRef:
+        """Compute the gradient of `x`: one launch."""
+        name = f"{self.name}_grad"
+        _check_pair(name, x, target, **dict(zip(self.options, options, strict=True)))
+        check_choice(name, "reduction", reduction, _REDUCTIONS)
+        _check_grad(name, grad, x.shape if reduction == "none" else ())
+        scale = 1.0 / x.size if reduction == "mean" and x.size else 1.0
+        return await self._slopes(grad, x, target, scale, *options)
+
+    @functools.cached_property
+    def _each(self) -> Elementwise[AccelRef]:
+        return Elementwise(
+            f"{self.value}; y = +v",
+            inputs=("x", "target", *self.options),
+            operation=self.name,
+            library=LIBRARY,
+            precision="float32",
+        )
+
+    @functools.cached_property
+    def _slopes(self) -> Elementwise[AccelRef]:
+        return Elementwise(
+            f"{self.slope}; y = grad * scale * v",
+            inputs=("grad", "x", "target", "scale", *self.options),
+            operation=f"{self.name}_grad",
+            library=LIBRARY,
+            precision="float32",
+        )
+
+    @functools.cache  # noqa: B019  there is one for each loss
+    def _rows(self, reduction: str) -> Rowwise:
+        return Rowwise(
+            f"{self.value}; y = {reduction}(v)",
+            ("x", "target", *self.options),
+            precision="float32",
+            operation=self.name,
+            library=LIBRARY,
+        )
+
+
+_MSE = _Loss("nn.mse_loss", "d = x - target; v = d * d", "v = 2 * (x - target)")
+_L1 = _Loss("nn.l1_loss", "v = abs(x - target)", "v = sign(x - target)")
+_SMOOTH_L1 = _Loss(
+    "nn.smooth_l1_loss",
+    "d = abs(x - target); v = where(d < beta, 0.5 * d * d / beta, d - 0.5 * beta)",
+    "d = x - target; v = where(abs(d) < beta, d / beta, sign(d))",
+    ("beta",),
+)
+_HUBER = _Loss(
+    "nn.huber_loss",
+    "d = abs(x - target); v = where(d <= delta, 0.5 * d * d, delta * (d - 0.5 * delta))",
+    "d = x - target; v = minimum(maximum(d, -delta), delta)",
+    ("delta",),
+)
+# Both exponentials are of numbers that are not positive, and nothing is subtracted.
+_BINARY = _Loss(
+    "nn.binary_cross_entropy_with_logits",
+    "a = log1p(exp(-abs(x))); v = weight * ((1 - target) * (maximum(x, 0) + a)"
+    " + pos_weight * target * (maximum(-x, 0) + a))",
+    "e = exp(-abs(x)); v = weight * ((1 - target) * (where(x >= 0, 1, e) / (1 + e))"
+    " - pos_weight * target * (where(x >= 0, e, 1) / (1 + e)))",
+    ("weight", "pos_weight"),
+)
+_DIVERGENCES = {
+    False: _Loss("nn.kl_div", "v = where(target == 0, 0, target * (log(target) - x))", "v = -target + 0 * x"),
+    True: _Loss("nn.kl_div", "v = exp(target) * (target - x)", "v = -exp(target) + 0 * x"),
+}
+
+
+async def mse_loss(x: Operand, target: Operand, *, reduction: _Reduction = "mean") -> AccelRef:
+    """Compute squares of differences, as `torch.nn.functional.mse_loss`: one launch.
+
+    Args:
+        x: What was predicted.
+        target: What it should be, of the same shape.
+        reduction: ``"none"``, ``"mean"`` or ``"sum"``.
+
+    Returns:
+        The loss: of shape () or, with ``"none"``, of that of `x`. The mean of no elements is NaN.
+
+    Raises:
+        TypeError: An argument is no array, complex, or dtypes that are not promoted to one.
+        ValueError: Other shapes, or another `reduction`.
+        NotSupportedError: float8.
+    """
+    return await _MSE.reduced(x, target, reduction)
+
+
+async def mse_loss_grad(
+    grad: ExpressionArgument, x: Operand, target: Operand, *, reduction: _Reduction = "mean"
+) -> AccelRef:
+    """Compute the gradient of `mse_loss` by `x`: one launch.
+
+    Args:
+        grad: Gradient of the result: a number, or an array of its shape.
+        x: What was predicted.
+        target: What it should be.
+        reduction: As it was there.
+
+    Returns:
+        The gradient, of the shape of `x`.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `mse_loss`; or `grad` has another shape.
+    """
+    return await _MSE.derived(grad, x, target, reduction)
+
+
+async def l1_loss(x: Operand, target: Operand, *, reduction: _Reduction = "mean") -> AccelRef:
+    """Compute sizes of differences, as `torch.nn.functional.l1_loss`: one launch.
+
+    Arguments and errors are those of `mse_loss`.
+    """
+    return await _L1.reduced(x, target, reduction)
+
+
+async def l1_loss_grad(
+    grad: ExpressionArgument, x: Operand, target: Operand, *, reduction: _Reduction = "mean"
+) -> AccelRef:
+    """Compute the gradient of `l1_loss` by `x`: 0 where there is no difference. One launch.
+
+    Arguments and errors are those of `mse_loss_grad`.
+    """
+    return await _L1.derived(grad, x, target, reduction)
+
+
+async def smooth_l1_loss(
+    x: Operand, target: Operand, *, reduction: _Reduction = "mean", beta: float = 1.0
+) -> AccelRef:
+    """Compute `l1_loss`, with a parabola below `beta`, as `torch.nn.functional.smooth_l1_loss`: one launch.
+
+    That is ``0.5 * d**2 / beta`` of differences d below `beta`, and ``d - 0.5 * beta`` of others. Arguments
+    and errors are those of `mse_loss`; `beta` is 0 at least.
+    """
+    check_range(_SMOOTH_L1.name, 0, np.inf, beta=beta)
+    return await _SMOOTH_L1.reduced(x, target, reduction, float(beta))
+
+
+async def smooth_l1_loss_grad(
+    grad: ExpressionArgument,
+    x: Operand,
+    target: Operand,
+    *,
+    reduction: _Reduction = "mean",
+    beta: float = 1.0,
+) -> AccelRef:
+    """Compute the gradient of `smooth_l1_loss` by `x`: one launch.
+
+    Arguments and errors are those of `mse_loss_grad` and `smooth_l1_loss`.
+    """
+    check_range(f"{_SMOOTH_L1.name}_grad", 0, np.inf, beta=beta)
+    return await _SMOOTH_L1.derived(grad, x, target, reduction, float(beta))
+
+
+async def huber_loss(
+    x: Operand, target: Operand, *, reduction: _Reduction = "mean", delta: float = 1.0
+) -> AccelRef:
+    """Compute Huber's loss, as `torch.nn.functional.huber_loss`: one launch.
+
+    That is ``0.5 * d**2`` of differences d up to `delta`, and ``delta * (d - 0.5 * delta)`` of others.
+    Arguments and errors are those of `mse_loss`; `delta` is 0 at least.
+    """
+    check_range(_HUBER.name, 0, np.inf, delta=delta)
+    return await _HUBER.reduced(x, target, reduction, float(delta))
+
+
+async def huber_loss_grad(
+    grad: ExpressionArgument,
+    x: Operand,
+    target: Operand,
+    *,
+    reduction: _Reduction = "mean",
+    delta: float = 1.0,
+) -> AccelRef:
+    """Compute the gradient of `huber_loss` by `x`: one launch.
+
+    Arguments and errors are those of `mse_loss_grad` and `huber_loss`.
+    """
+    check_range(f"{_HUBER.name}_grad", 0, np.inf, delta=delta)
+    return await _HUBER.derived(grad, x, target, reduction, float(delta))
+
+
+async def binary_cross_entropy_with_logits(
+    x: Operand,
+    target: Operand,
+    weight: ExpressionArgument = 1,
+    *,
+    reduction: _Reduction = "mean",
+    pos_weight: ExpressionArgument = 1,
+) -> AccelRef:
+    """Compute the cross entropy of truth values, of logits: one launch.
+
+    That is ``-weight * (pos_weight * target * log(sigmoid(x)) + (1 - target) * log(1 - sigmoid(x)))``, as
+    `torch.nn.functional.binary_cross_entropy_with_logits`, without the logarithm of a number that is 0.
+
+    Args:
+        x: Logits.
+        target: Probabilities, from 0 to 1, of the same shape.
+        weight: Factors of the elements: a number, or an array that broadcasts to `x`.
+        reduction: ``"none"``, ``"mean"`` or ``"sum"``.
+        pos_weight: Factors of what belongs to `target`, likewise.
+
+    Returns:
+        The loss: of shape () or, with ``"none"``, of that of `x`.
+
+    Raises:
+        TypeError, NotSupportedError: As of `mse_loss`.
+        ValueError: As of `mse_loss`; or a factor that does not broadcast to `x`.
+    """
+    return await _BINARY.reduced(x, target, reduction, weight, pos_weight)
+
+
+async def binary_cross_entropy_with_logits_grad(
+    grad: ExpressionArgument,
+    x: Operand,
+    target: Operand,
+    weight: ExpressionArgument = 1,
+    *,
+    reduction: _Reduction = "mean",
+    pos_weight: ExpressionArgument = 1,
+) -> AccelRef:
+    """Compute the gradient of `binary_cross_entropy_with_logits` by `x`: one launch.
+
+    Arguments and errors are those of that and of `mse_loss_grad`.
+    """
+    return await _BINARY.derived(grad, x, target, reduction, weight, pos_weight)
+
+
+async def kl_div(
+    x: Operand,
+    target: Operand,
+    *,
+    reduction: Literal["none", "mean", "sum", "batchmean"] = "mean",
+    log_target: bool = False,
+) -> AccelRef:
+    """Compute the divergence of Kullback and Leibler, as `torch.nn.functional.kl_div`.
+
+    That is ``target * (log(target) - x)`` of each element, and 0 where `target` is. It is one launch, and
+    with ``"batchmean"`` two.
+
+    Args:
+        x: Logarithms of probabilities.
+        target: Probabilities, of the same shape; or their logarithms.
+        reduction: ``"none"``, ``"mean"``, ``"sum"``, or ``"batchmean"`` for the sum, divided by the length of
+            the first axis: that is the divergence by its definition.
+        log_target: Whether `target` holds logarithms.
+
+    Returns:
+        The loss: of shape () or, with ``"none"``, of that of `x`.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `mse_loss`.
+    """
+    check_choice("nn.kl_div", "reduction", reduction, (*_REDUCTIONS, "batchmean"))
+    loss = _DIVERGENCES[bool(log_target)]
+    if reduction != "batchmean":
+        return await loss.reduced(x, target, reduction)
+    total = await loss.reduced(x, target, "sum")
+    return await _scaled(total, _batch("nn.kl_div", x))
+
+
+async def kl_div_grad(
+    grad: ExpressionArgument,
+    x: Operand,
+    target: Operand,
+    *,
+    reduction: Literal["none", "mean", "sum", "batchmean"] = "mean",
+    log_target: bool = False,
+) -> AccelRef:
+    """Compute the gradient of `kl_div` by `x`.
+
+    Arguments and errors are those of `kl_div` and `mse_loss_grad`.
+    """
+    name = "nn.kl_div_grad"
+    check_choice(name, "reduction", reduction, (*_REDUCTIONS, "batchmean"))
+    loss = _DIVERGENCES[bool(log_target)]
+    if reduction != "batchmean":
+        return await loss.derived(grad, x, target, reduction)
+    slopes = await loss.derived(grad, x, target, "sum")
+    return await _scaled(slopes, _batch(name, x))
+
+
+_scaled = Elementwise[AccelRef](
+    "y = x / count", inputs=("x", "count"), operation="nn.kl_div", library=LIBRARY
+)
+
+
+def _batch(name: str, x: Operand) -> float:
+    if not x.ndim or not x.shape[0]:
+        raise ValueError(f"{name}: batchmean needs a first axis with elements, got x of shape {x.shape}")
+    return float(x.shape[0])
+
+
+def _check_pair(name: str, x: Operand, target: Operand, **more: ExpressionArgument) -> None:
+    check_array(name, x=x, target=target)
+    check_real(name, x=x, target=target, **more)
+    promoted_dtype(name, {"x": DType.of(x.dtype), "target": DType.of(target.dtype)})
+    if x.shape != target.shape:
+        raise ValueError(f"{name}: x and target must have one shape, got shapes {x.shape} and {target.shape}")
+    for argument, value in more.items():
+        if not isinstance(value, (AccelRef, np.ndarray)):
+            continue
+        ends = zip(value.shape[::-1], x.shape[::-1], strict=False)
+        if value.ndim > x.ndim or any(extent not in (1, whole) for extent, whole in ends):
+            raise ValueError(
+                f"{name}: {argument} of shape {value.shape} does not broadcast to {x.shape} of x"
+            )
+
+
+def _check_grad(name: str, grad: ExpressionArgument, shape: tuple[int, ...]) -> None:
+    """Require a number, or an array of the shape of a result."""
+    check_real(name, grad=grad)
+    if isinstance(grad, (AccelRef, np.ndarray)) and grad.shape != shape:
+        raise ValueError(f"{name}: grad must have the shape {shape} of the loss, got shape {grad.shape}")
+
+
+# A label below 0 is moved so far down that no index from the end is meant; `naming` tells of the label.
+_AT = "l = int64(labels); k = l == ignore_index; at = where(k, 0, where(l < 0, l - classes, l))"
+
+
+@attrs.frozen
+class _Case:
+    """How a cross entropy is computed, apart from the elements.
+
+    Attributes:
+        name: Name of the operation.
+        ndim: Axes of the logits.
+        axis: That of the classes.
+        dtype: Dtype of the result.
+        has_weight: Whether classes have factors.
+        is_smoothed: Whether labels are smoothed.
+    """
+
+    name: str
+    ndim: int
+    axis: int
+    dtype: DType
+    has_weight: bool
+    is_smoothed: bool
+
+    @property
+    def logit(self) -> str:
+        """The logit of a label."""
+        axes = [axis for axis in range(self.ndim) if axis != self.axis]
+        places = {axis: f"i({number})" for number, axis in enumerate(axes)} | {self.axis: "at"}
+        return f"float64(logits[{', '.join(places[axis] for axis in range(self.ndim))}])"
+
+    @property
+    def weight(self) -> str:
+        """The factor of the class of a label."""
+        return "float64(weight[at])" if self.has_weight else "1.0"
+
+
+@functools.cache
+def _terms(case: _Case, loss: str, is_smoothed: bool) -> Elementwise[Any]:
+    """Make what a label has: of the logit ``t``, and the factor of its class; 0 where it is ignored."""
+    smoothed = "(1 - label_smoothing) * loss + label_smoothing / classes * smooth" if is_smoothed else "loss"
+    weights = ("weight",) if case.has_weight else ()
+    return Elementwise(
+        f"{_AT}; w = {case.weight}; t = {case.logit}; loss = {loss};"
+        f"first = where(k, 0.0, {smoothed}); factor = where(k, 0.0, w); counted = where(k, 0.0, 1.0)",
+        inputs=(
+            *("logits", "labels", "ignore_index", "classes", *weights),
+            *(("lse",) if "lse" in loss else ()),
+            *(("smooth", "label_smoothing") if is_smoothed else ()),
+        ),
+        outputs=("first", "factor", "counted"),
+        operation=case.name,
+        library=LIBRARY,
+        is_checked=True,
+    )
+
+
+@functools.cache
+def _slopes(case: _Case) -> Elementwise[tuple[AccelRef]]:
+    """Make the gradient of each logit. `rest` is the softmax less 1, for the class of the label."""
+    wide = DType.float64 if case.dtype is DType.float64 else DType.float32
+    slope = (
+        f"p = exp({wide}(logits - lse)); scale = grad / total;"
+        f"s = {wide}(scale * factor) * where(i({case.axis}) == int64(labels), {wide}(rest), p)"
+    )
+    more: tuple[str, ...] = ()
+    if case.is_smoothed:
+        slope += (
+            f"; s = {wide}(1 - label_smoothing) * s + {wide}(scale * counted * (label_smoothing / classes))"
+            f" * (p * {wide}(total_weight) - {wide}(weight))"
+        )
+        more = ("counted", "label_smoothing", "classes", "total_weight", "weight")
+    return Elementwise(
+        f"{slope}; y = +s",
+        inputs=("grad", "logits", "lse", "labels", "rest", "factor", "total", *more),
+        outputs=("y",),
+        dtypes=case.dtype,
+        operation=case.name,
+        library=LIBRARY,
+    )
+
+
+# Exponentials have the digits of x. Their sum and its logarithm have more, so that a small loss has some.
+_LSE = "m = max(x); s = log(sum(float64(exp(x - m)))) + float64(m)"
+_ROWS = {
+    "lse": (f"{_LSE}; y = +s", ("x",)),
+    # What smoothing adds: the sum of the losses of all classes.
+    "smooth": (f"{_LSE}; y = sum(weight * (s - x))", ("x", "weight")),
+    "sum": ("y = sum(x)", ("x",)),
+    "mean": ("y = sum(x) / sum(factor)", ("x", "factor")),
+}
+
+
+@functools.cache
+def _row(name: str, part: str, dtype: DType = DType.float64) -> Rowwise:
+    text, inputs = _ROWS[part]
+    return Rowwise(f"{text}; z = {dtype}(y)", inputs, precision="float32", operation=name, library=LIBRARY)
+
+
+async def _rowwise(
+    row: Rowwise, *given: ExpressionArgument, axis: int | None = None, keepdims: bool = False
+) -> AccelRef:
+    return await row.ask(row.compute(*given, axis=axis, keepdims=keepdims))
+
+
+async def cross_entropy(
+    logits: Operand,
+    labels: Operand,
+    weight: Operand | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: _Reduction = "mean",
+    label_smoothing: float = 0.0,
+) -> AccelRef:
+    """Compute the cross entropy of labels and the softmax of logits, as `torch.nn.functional.cross_entropy`.
+
+    The logarithm of the softmax is not made: it is three launches, four with `label_smoothing`, and one less
+    with ``"none"``. The device checks labels before it uses them.
+
+    Args:
+        logits: Array of shape (N, C, ...) with C classes; or (C,), for one label.
+        labels: Whole numbers from 0 to C - 1, of shape (N, ...); or ().
+        weight: Factors of the classes, of shape (C,). The mean is divided by the sum of those of the labels.
+        ignore_index: Label whose loss is 0, and that does not count for the mean.
+        reduction: ``"none"``, ``"mean"`` or ``"sum"``.
+        label_smoothing: Share of each label that goes to all classes, from 0 to 1.
+
+    Returns:
+        The loss: of shape () or, with ``"none"``, of that of `labels`. The mean is NaN where no label counts.
+
+    Raises:
+        TypeError: An argument is no array, `labels` are no whole numbers, or the others complex.
+        ValueError: Shapes that do not fit, no classes, or another `reduction` or `label_smoothing`.
+        OutOfRangeError: A label is not from 0 to C - 1, and not `ignore_index`. It is an `IndexError`, too.
+        NotSupportedError: float8.
+    """
+    case = _case("nn.cross_entropy", logits, labels, weight, reduction, ignore_index, label_smoothing)
+    logits, labels, weight = await _placed(case.name, logits, labels, weight)
+    lse = await _rowwise(_row(case.name, "lse"), logits, axis=case.axis)
+    classes, more = logits.shape[case.axis], list[ExpressionArgument]([] if weight is None else [weight])
+    more.append(lse)
+    if case.is_smoothed:
+        factors = 1.0 if weight is None else _along(weight, case)
+        more.append(await _rowwise(_row(case.name, "smooth"), logits, factors, axis=case.axis))
+        more.append(float(label_smoothing))
+    with naming(case.name, "label", classes):
+        loss, factor, _ = await _terms(case, "w * (lse - t)", case.is_smoothed)(
+            logits, labels, int(ignore_index), classes, *more
+        )
+    return await _finished(case, reduction, loss, factor)
+
+
+async def nll_loss(
+    log_probs: Operand,
+    labels: Operand,
+    weight: Operand | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: _Reduction = "mean",
+) -> AccelRef:
+    """Take the negative logarithms of the probabilities of labels, as `torch.nn.functional.nll_loss`.
+
+    It is two launches. `cross_entropy` computes it from logits, with fewer.
+
+    Args:
+        log_probs: Logarithms of probabilities, of shape (N, C, ...), or (C,).
+        labels: As of `cross_entropy`.
+        weight: As of `cross_entropy`.
+        ignore_index: As of `cross_entropy`.
+        reduction: As of `cross_entropy`.
+
+    Returns:
+        As of `cross_entropy`.
+
+    Raises:
+        TypeError, ValueError, OutOfRangeError, NotSupportedError: As of `cross_entropy`.
+    """
+    case = _case("nn.nll_loss", log_probs, labels, weight, reduction, ignore_index, 0.0)
+    log_probs, labels, weight = await _placed(case.name, log_probs, labels, weight)
+    classes, more = log_probs.shape[case.axis], [] if weight is None else [weight]
+    with naming(case.name, "label", classes):
+        loss, factor, _ = await _terms(case, "-(w * t)", False)(
+            log_probs, labels, int(ignore_index), classes, *more
+        )
+    return await _finished(case, reduction, loss, factor)
+
+
+async def cross_entropy_grad(
+    grad: ExpressionArgument,
+    logits: Operand,
+    labels: Operand,
+    weight: Operand | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: _Reduction = "mean",
+    label_smoothing: float = 0.0,
+) -> AccelRef:
+    """Compute the gradient of `cross_entropy` by the logits: the softmax, less 1 for the class of each label.
+
+    It is three launches, and with ``"mean"`` four.
+
+    Args:
+        grad: Gradient of the loss: a number, or an array of its shape.
+        logits: As there, and so are the others.
+        labels: The labels, which the device checks again.
+        weight: Factors of the classes.
+        ignore_index: Label whose gradient is 0.
+        reduction: As it was there.
+        label_smoothing: As it was there.
+
+    Returns:
+        The gradient, of the shape of `logits`.
+
+    Raises:
+        TypeError, OutOfRangeError, NotSupportedError: As of `cross_entropy`.
+        ValueError: As of `cross_entropy`; or `grad` has another shape.
+    """
+    name = "nn.cross_entropy_grad"
+    case = _case(name, logits, labels, weight, reduction, ignore_index, label_smoothing)
+    _check_grad(name, grad, labels.shape if reduction == "none" else ())
+    logits, labels, weight = await _placed(name, logits, labels, weight)
+    classes, given = logits.shape[case.axis], [] if weight is None else [weight]
+    lse = await _rowwise(_row(name, "lse"), logits, axis=case.axis)
+    with naming(name, "label", classes):
+        rest, factor, counted = await _terms(case, "expm1(t - lse)", False)(
+            logits, labels, int(ignore_index), classes, *given, lse
+        )
+    total = await _rowwise(_row(name, "sum"), factor) if reduction == "mean" else 1.0
+    kept = (*(slice(None),) * case.axis, None)
+    more: list[ExpressionArgument] = []
+    if case.is_smoothed:
+        whole = classes if weight is None else await _rowwise(_row(name, "sum"), weight)
+        more += [counted[kept], float(label_smoothing), classes, whole]
+        more.append(1.0 if weight is None else _along(weight, case))
+    if isinstance(grad, (AccelRef, np.ndarray)) and reduction == "none":
+        grad = grad[kept]
+    apart = [each[kept] for each in (lse, labels, rest, factor)]
+    (made,) = await _slopes(case)(grad, logits, *apart, total, *more)
+    return made
+
+
+async def _finished(case: _Case, reduction: str, loss: AccelRef, factor: AccelRef) -> AccelRef:
+    if reduction == "none":
+        return loss if loss.dtype is case.dtype else await loss.cast(case.dtype)
+    given = (loss, factor) if reduction == "mean" else (loss,)
+    return await _rowwise(_row(case.name, reduction, case.dtype), *given)
+
+
+def _case(
+    name: str,
+    logits: Operand,
+    labels: Operand,
+    weight: Operand | None,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
+) -> _Case:
+    """Check the arguments of a cross entropy."""
+    what = "log_probs" if name == "nn.nll_loss" else "logits"
+    check_array(name, **{what: logits}, labels=labels, **({} if weight is None else {"weight": weight}))
+    check_real(name, **{what: logits}, **({} if weight is None else {"weight": weight}))
+    check_choice(name, "reduction", reduction, _REDUCTIONS)
+    check_range(name, 0, 1, is_closed=True, label_smoothing=label_smoothing)
+    index: object = ignore_index
+    if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
+        raise TypeError(f"{name}: ignore_index must be a whole number, got {ignore_index!r}")
+    if DType.of(labels.dtype).kind not in ("int", "uint"):
+        raise TypeError(f"{name}: labels must be whole numbers, got {labels.dtype}")
+    if not logits.ndim:
+        raise ValueError(f"{name}: {what} must have shape (N, C, ...) or (C,), got shape ()")
+    axis = min(1, logits.ndim - 1)
+    classes, rest = logits.shape[axis], (*logits.shape[:axis], *logits.shape[axis + 1 :])
+    if labels.shape != rest:
+        raise ValueError(
+            f"{name}: labels must have shape {rest}, one for each place of {what} of shape {logits.shape}, "
+            f"got shape {labels.shape}"
+        )
+    if not classes:
+        raise ValueError(f"{name}: {what} of shape {logits.shape} has no classes")
+    if weight is not None and weight.shape != (classes,):
+        raise ValueError(f"{name}: weight must have shape {(classes,)}, got shape {weight.shape}")
+    dtype = DType.of(logits.dtype)
+    made = dtype if dtype.is_inexact else DType.float64
+    return _Case(name, logits.ndim, axis, made, weight is not None, label_smoothing > 0)
+
+
+async def _placed(
+    name: str, logits: Operand, labels: Operand, weight: Operand | None
+) -> tuple[AccelRef, AccelRef, AccelRef | None]:
+    """Bring arrays of NumPy to the device, as several operations read them."""
+    device = device_of(name, logits, labels, weight)
+    x, y, z = [
+        await device.put(each) if isinstance(each, np.ndarray) else each for each in (logits, labels, weight)
+    ]
+    return cast("AccelRef", x), cast("AccelRef", y), z
+
+
+def _along(weight: Operand, case: _Case) -> Operand:
+    """Spread factors of classes over the axes behind these."""
+    return weight.reshape((weight.shape[0], *(1,) * (case.ndim - case.axis - 1)))

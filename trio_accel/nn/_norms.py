@@ -1,0 +1,500 @@
+"""Normalizations of images and of groups of channels, and the gradients of all normalizations.
+
+Arrays have channels along axis 1: shape (N, C, ...). All is computed in float64, and rounded once. Whole
+numbers become float64. The counts of launches are those of float32 and float64: what float16 and bfloat16
+hold in between is an array of float32, which is made first. See `ta.arrays.softmax` for few long rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..backends.base import DType
+from ..devices import AccelRef, Operand, device_of
+from ..expressions import Elementwise, ExpressionArgument, Rowwise, reduced
+from ..expressions._arguments import axes_of
+from ._library import LIBRARY, Axis, Out, check_array, check_range, check_real, summing
+
+__all__ = [
+    "BatchNormResult", "NormGradients", "RMSNormGradients", "batch_norm", "batch_norm_training",
+    "batch_norm_training_grad", "group_norm", "group_norm_grad", "instance_norm", "instance_norm_grad",
+    "layer_norm_grad", "rms_norm_grad",
+]  # fmt: skip
+
+
+class BatchNormResult(NamedTuple):
+    """A batch that was normalized, and its statistics; see `batch_norm_training`."""
+
+    y: AccelRef
+    """The elements."""
+    mean: AccelRef
+    """Means of the channels, of float32 at least."""
+    var: AccelRef
+    """Variances of the channels: sums of squares, divided by the count."""
+
+
+class NormGradients(NamedTuple):
+    """Gradients of a normalization."""
+
+    x: AccelRef
+    """Of the array, with its shape."""
+    weight: AccelRef
+    """Of the factors."""
+    bias: AccelRef
+    """Of what is added behind them."""
+
+
+class RMSNormGradients(NamedTuple):
+    """Gradients of `ta.arrays.rms_norm`."""
+
+    x: AccelRef
+    """Of the array, with its shape."""
+    weight: AccelRef
+    """Of the factors."""
+
+
+# Ioffe and Szegedy, Batch Normalization (2015); Ba, Kiros and Hinton, Layer Normalization (2016).
+_CENTRED = "d = x - mean(x); r = 1 / sqrt(mean(d * d) + eps)"
+_ROOT = "d = +x; r = 1 / sqrt(mean(d * d) + eps)"
+_PARTS = {
+    "y": f"{_CENTRED}; y = d * r * weight + bias",
+    "mean": "y = mean(x)",
+    "var": "d = x - mean(x); y = mean(d * d)",
+    "x": f"{_CENTRED}; g = grad * weight; y = (g - mean(g) - d * r * (mean(g * d) * r)) * r",
+    "rms x": f"{_ROOT}; g = grad * weight; y = (g - d * r * (mean(g * d) * r)) * r",
+    "product": f"{_CENTRED}; y = grad * (d * r)",
+    "rms product": f"{_ROOT}; y = grad * (d * r)",
+    "weight": f"{_CENTRED}; y = sum(grad * d) * r",
+}
+_INPUTS = {
+    "y": ("x", "weight", "bias", "eps"),
+    "mean": ("x",),
+    "var": ("x",),
+    "x": ("grad", "x", "weight", "eps"),
+    "product": ("grad", "x", "eps"),
+    "weight": ("grad", "x", "eps"),
+}
+
+
+@functools.cache
+def _part(name: str, part: str) -> Rowwise:
+    inputs = _INPUTS[part.removeprefix("rms ")]
+    return Rowwise(_PARTS[part], inputs, precision="float64", operation=name, library=LIBRARY)
+
+
+async def _made(name: str, part: str, *given: ExpressionArgument, axis: Axis, out: Out = None) -> AccelRef:
+    rows = _part(name, part)
+    return await rows.ask(rows.compute(*given, axis=axis, out=out))
+
+
+_normalizing = Elementwise[AccelRef](
+    "y = (x - running_mean) / sqrt(running_var + eps) * weight + bias",
+    inputs=("x", "running_mean", "running_var", "weight", "bias", "eps"),
+    operation="nn.batch_norm",
+    library=LIBRARY,
+    precision="float64",
+)
+_moving = Elementwise[Any](
+    "new_mean = running_mean + momentum * (mean - running_mean);"
+    "new_var = running_var + momentum * (var * scale - running_var)",
+    inputs=("running_mean", "running_var", "mean", "var", "scale", "momentum"),
+    outputs=("new_mean", "new_var"),
+    operation="nn.batch_norm_training",
+    library=LIBRARY,
+)
+
+
+async def batch_norm(
+    x: Operand,
+    running_mean: Operand,
+    running_var: Operand,
+    weight: ExpressionArgument = 1,
+    bias: ExpressionArgument = 0,
+    *,
+    eps: float = 1e-5,
+    out: Out = None,
+) -> AccelRef:
+    """Normalize channels by given statistics, as `torch.nn.functional.batch_norm` without training.
+
+    That is ``(x - running_mean) / sqrt(running_var + eps) * weight + bias``: one launch.
+
+    Args:
+        x: Array of shape (N, C, ...).
+        running_mean: Means of the channels, of shape (C,).
+        running_var: Variances of the channels, of shape (C,).
+        weight: Factors, of shape (C,), or one for all.
+        bias: Added behind that, of shape (C,), or one for all.
+        eps: Added to the variances.
+        out: Array to write to; it may be `x`.
+
+    Returns:
+        An array of the shape of `x`, of the dtype that all are promoted to, at least a floating one.
+
+    Raises:
+        TypeError: `x` is no array, an argument is complex, or dtypes that do not become that of `out`.
+        ValueError: `x` has less than two axes, another one has not shape (C,), or `out` has another shape or
+            shares memory with an argument that is not the same array.
+        NotSupportedError: float8.
+    """
+    name = "nn.batch_norm"
+    check_array(name, running_mean=running_mean, running_var=running_var)
+    given = _by_channel(
+        name, x, 2, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias
+    )
+    check_range(name, 0, math.inf, eps=eps)
+    return await _normalizing(x, *given, float(eps), out=out)
+
+
+async def batch_norm_training(
+    x: Operand,
+    weight: ExpressionArgument = 1,
+    bias: ExpressionArgument = 0,
+    *,
+    running_mean: AccelRef | None = None,
+    running_var: AccelRef | None = None,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> BatchNormResult:
+    """Normalize channels by their own mean and variance, as `torch.nn.functional.batch_norm` with training.
+
+    It is one launch for each of the three results, and one for the running statistics.
+
+    Args:
+        x: Array of shape (N, C, ...).
+        weight: Factors, of shape (C,), or one for all.
+        bias: Added behind that, of shape (C,), or one for all.
+        running_mean: Array of shape (C,) that is changed in place, to
+            ``(1 - momentum) * running_mean + momentum * mean``; None for none.
+        running_var: Likewise, by the variance of a sample: divided by the count minus 1.
+        momentum: Share of this batch.
+        eps: Added to the variances.
+
+    Returns:
+        The elements as of `batch_norm`, and the statistics that they were normalized by.
+
+    Raises:
+        TypeError, NotSupportedError: As of `batch_norm`.
+        ValueError: As of `batch_norm`; a channel has less than two elements; or only one running array.
+    """
+    name = "nn.batch_norm_training"
+    check_range(name, 0, math.inf, eps=eps)
+    check_range(name, 0, 1, is_closed=True, momentum=momentum)
+    if (running_mean is None) != (running_var is None):
+        raise ValueError(f"{name}: running_mean and running_var must be given together, or not at all")
+    factors = _by_channel(name, x, 2, weight=weight, bias=bias)
+    axes, count = _others(x.shape), x.size // max(x.shape[1], 1)
+    if count < 2:
+        raise ValueError(f"{name}: a channel must have two elements at least, got x of shape {x.shape}")
+    if running_mean is not None and running_var is not None:
+        check_array(name, running_mean=running_mean, running_var=running_var)
+        _by_channel(name, x, 2, running_mean=running_mean, running_var=running_var)
+    y = await _made(name, "y", x, *factors, float(eps), axis=axes)
+    mean, var = [
+        await _made(name, part, x, axis=axes, out=await _wide(name, x, x.shape[1:2], x, *factors))
+        for part in ("mean", "var")
+    ]
+    if running_mean is not None and running_var is not None:
+        moved = running_mean, running_var
+        await _moving(*moved, mean, var, count / (count - 1), float(momentum), out=moved)
+    return BatchNormResult(y, mean, var)
+
+
+async def batch_norm_training_grad(
+    grad: Operand, x: Operand, weight: ExpressionArgument = 1, *, eps: float = 1e-5
+) -> NormGradients:
+    """Compute the gradients of `batch_norm_training`: one launch each.
+
+    Args:
+        grad: Gradient of the elements that it has returned.
+        x: The array that was normalized.
+        weight: The factors.
+        eps: As it was there.
+
+    Returns:
+        Those of `x`, and of `weight` and `bias`, of shape (C,).
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `batch_norm`; or `grad` has another shape than `x`.
+    """
+    name = "nn.batch_norm_training_grad"
+    _check_grad(name, grad, x, eps)
+    (factors,) = _by_channel(name, x, 2, weight=weight)
+    axes = _others(x.shape)
+    return NormGradients(
+        await _made(name, "x", grad, x, factors, float(eps), axis=axes),
+        await _made(name, "weight", grad, x, float(eps), axis=axes),
+        await summing(name)(grad, axis=axes),
+    )
+
+
+async def instance_norm(
+    x: Operand,
+    weight: ExpressionArgument = 1,
+    bias: ExpressionArgument = 0,
+    *,
+    eps: float = 1e-5,
+    out: Out = None,
+) -> AccelRef:
+    """Normalize each channel of each image by itself, as `torch.nn.functional.instance_norm`: one launch.
+
+    Args:
+        x: Array of shape (N, C, ...), of three axes at least.
+        weight: Factors, of shape (C,), or one for all.
+        bias: Added behind that, of shape (C,), or one for all.
+        eps: Added to the variances.
+        out: Array to write to; it may be `x`.
+
+    Returns:
+        As of `batch_norm`.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `batch_norm`.
+    """
+    name = "nn.instance_norm"
+    factors = _by_channel(name, x, 3, weight=weight, bias=bias)
+    check_range(name, 0, math.inf, eps=eps)
+    return await _made(name, "y", x, *factors, float(eps), axis=range(2, x.ndim), out=out)
+
+
+async def instance_norm_grad(
+    grad: Operand, x: Operand, weight: ExpressionArgument = 1, *, eps: float = 1e-5
+) -> NormGradients:
+    """Compute the gradients of `instance_norm`: four launches.
+
+    Arguments, results and errors are those of `batch_norm_training_grad`.
+    """
+    name = "nn.instance_norm_grad"
+    _check_grad(name, grad, x, eps)
+    (factors,) = _by_channel(name, x, 3, weight=weight)
+    axes = tuple(range(2, x.ndim))
+    return NormGradients(
+        await _made(name, "x", grad, x, factors, float(eps), axis=axes),
+        *await _sums(name, "product", grad, x, eps, axes, _others(x.shape)),
+    )
+
+
+async def group_norm(
+    x: Operand,
+    num_groups: int,
+    weight: ExpressionArgument = 1,
+    bias: ExpressionArgument = 0,
+    *,
+    eps: float = 1e-5,
+    out: Out = None,
+) -> AccelRef:
+    """Normalize groups of channels of each image, as `torch.nn.functional.group_norm`: one launch.
+
+    Args:
+        x: Array of shape (N, C, ...).
+        num_groups: Number of groups, which divides C.
+        weight: Factors, of shape (C,), or one for all.
+        bias: Added behind that, of shape (C,), or one for all.
+        eps: Added to the variances.
+        out: Array to write to; it may be `x`.
+
+    Returns:
+        As of `batch_norm`.
+
+    Raises:
+        TypeError: As of `batch_norm`; or `num_groups` is no whole number.
+        ValueError: As of `batch_norm`; or `num_groups` does not divide C.
+        NotSupportedError: float8.
+    """
+    name = "nn.group_norm"
+    _by_channel(name, x, 2, weight=weight, bias=bias)
+    check_range(name, 0, math.inf, eps=eps)
+    apart, factors = _apart(name, x, num_groups), [_in_groups(x, num_groups, each) for each in (weight, bias)]
+    if out is not None and out.shape != x.shape:
+        raise ValueError(f"{name}: out must have shape {x.shape}, got shape {out.shape}")
+    made = await _made(
+        name,
+        "y",
+        x.reshape(apart),
+        *factors,
+        float(eps),
+        axis=range(2, len(apart)),
+        out=None if out is None else out.reshape(apart),
+    )
+    return made.reshape(x.shape) if out is None else out
+
+
+async def group_norm_grad(
+    grad: Operand, x: Operand, num_groups: int, weight: ExpressionArgument = 1, *, eps: float = 1e-5
+) -> NormGradients:
+    """Compute the gradients of `group_norm`: four launches.
+
+    Args:
+        grad: Gradient of its result.
+        x: The array that was normalized.
+        num_groups: As it was there.
+        weight: The factors.
+        eps: As it was there.
+
+    Returns:
+        Those of `x`, and of `weight` and `bias`, of shape (C,).
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `group_norm`; or `grad` has another shape than `x`.
+    """
+    name = "nn.group_norm_grad"
+    _check_grad(name, grad, x, eps)
+    _by_channel(name, x, 2, weight=weight)
+    apart = _apart(name, x, num_groups)
+    given, axes = (grad.reshape(apart), x.reshape(apart)), tuple(range(2, len(apart)))
+    made = await _made(name, "x", *given, _in_groups(x, num_groups, weight), float(eps), axis=axes)
+    sums = await _sums(name, "product", *given, eps, axes, (0, *range(3, len(apart))))
+    weights, biases = [each.reshape((x.shape[1],)) for each in sums]
+    return NormGradients(made.reshape(x.shape), weights, biases)
+
+
+async def layer_norm_grad(
+    grad: Operand, x: Operand, weight: ExpressionArgument = 1, *, axis: Axis = -1, eps: float = 1e-5
+) -> NormGradients:
+    """Compute the gradients of `ta.arrays.layer_norm`: four launches.
+
+    Args:
+        grad: Gradient of its result, of the shape of `x`.
+        x: The array that was normalized.
+        weight: The factors: an array that broadcasts to `x`, or one for all.
+        axis: As it was there.
+        eps: As it was there.
+
+    Returns:
+        That of `x`, and those of `weight` and `bias`, which have the shape of `weight`. If that is a number,
+        they are for factors of each element along the axes.
+
+    Raises:
+        TypeError: An argument is no array where it must be one, or complex.
+        ValueError: Shapes that do not fit, or an axis that there is not.
+        NotSupportedError: float8.
+    """
+    name = "nn.layer_norm_grad"
+    axes, others, shape = _of_layer(name, grad, x, weight, axis, eps)
+    made = await _made(name, "x", grad, x, weight, float(eps), axis=axes)
+    sums = await _sums(name, "product", grad, x, eps, axes, others)
+    weights, biases = [each.reshape(shape) for each in sums]
+    return NormGradients(made, weights, biases)
+
+
+async def rms_norm_grad(
+    grad: Operand, x: Operand, weight: ExpressionArgument = 1, *, axis: Axis = -1, eps: float = 1e-6
+) -> RMSNormGradients:
+    """Compute the gradients of `ta.arrays.rms_norm`: three launches.
+
+    Arguments and errors are those of `layer_norm_grad`, and so are the results, without a bias.
+    """
+    name = "nn.rms_norm_grad"
+    axes, others, shape = _of_layer(name, grad, x, weight, axis, eps)
+    made = await _made(name, "rms x", grad, x, weight, float(eps), axis=axes)
+    product = await _product(name, "rms product", grad, x, eps, axes)
+    summed = await summing(name)(product, axis=others, out=await _narrow(name, product, x, others))
+    return RMSNormGradients(made, summed.reshape(shape))
+
+
+def _of_layer(
+    name: str, grad: Operand, x: Operand, weight: ExpressionArgument, axis: Axis, eps: float
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Check the arguments; return the axes, those that gradients of the factors are summed along, a shape."""
+    _check_grad(name, grad, x, eps)
+    check_real(name, weight=weight)
+    axes = axes_of(name, x.shape, axis)
+    if not isinstance(weight, (AccelRef, np.ndarray)):
+        others = tuple(place for place in range(x.ndim) if place not in axes)
+        return axes, others, reduced(x.shape, others)
+    extents = (1,) * (x.ndim - weight.ndim) + weight.shape
+    if len(extents) != x.ndim or any(
+        extent not in (1, whole) for extent, whole in zip(extents, x.shape, strict=True)
+    ):
+        raise ValueError(f"{name}: weight of shape {weight.shape} does not broadcast to x of shape {x.shape}")
+    return axes, tuple(place for place, extent in enumerate(extents) if extent == 1), weight.shape
+
+
+async def _sums(
+    name: str,
+    part: str,
+    grad: Operand,
+    x: Operand,
+    eps: float,
+    axes: Sequence[int],
+    others: Sequence[int],
+) -> tuple[AccelRef, AccelRef]:
+    """Sum the gradients of factors, and those of what is added behind them."""
+    product = await _product(name, part, grad, x, eps, axes)
+    weights = await summing(name)(product, axis=others, out=await _narrow(name, product, x, others))
+    biases = await summing(name)(grad, axis=others)
+    return weights, biases
+
+
+async def _product(
+    name: str, part: str, grad: Operand, x: Operand, eps: float, axes: Sequence[int]
+) -> AccelRef:
+    """Multiply by what was normalized, in float32 at least: sums of it are rounded once."""
+    out = await _wide(name, x, x.shape, grad)
+    return await _made(name, part, grad, x, float(eps), axis=axes, out=out)
+
+
+async def _narrow(name: str, product: AccelRef, x: Operand, others: Sequence[int]) -> Out:
+    """Make an array for a sum, of the dtype of `x`; None where the sum has that by itself."""
+    dtype = DType.of(x.dtype)
+    if dtype is product.dtype or not dtype.is_inexact:
+        return None
+    return await device_of(name, product).empty(reduced(x.shape, others), dtype)
+
+
+async def _wide(name: str, x: Operand, shape: tuple[int, ...], *operands: object) -> Out:
+    """Make an array of float32 for an intermediate result; None where that has as many digits by itself."""
+    dtype = DType.of(x.dtype)
+    if not dtype.is_inexact or dtype.itemsize >= DType.float32.itemsize:
+        return None
+    return await device_of(name, x, *operands).empty(shape, DType.float32)
+
+
+def _check_grad(name: str, grad: Operand, x: Operand, eps: float) -> None:
+    check_array(name, grad=grad, x=x)
+    check_real(name, grad=grad, x=x)
+    check_range(name, 0, math.inf, eps=eps)
+    if grad.shape != x.shape:
+        raise ValueError(f"{name}: grad must have the shape {x.shape} of x, got shape {grad.shape}")
+
+
+def _others(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return all axes but that of the channels."""
+    return (0, *range(2, len(shape)))
+
+
+def _by_channel(name: str, x: Operand, least: int, **given: ExpressionArgument) -> list[ExpressionArgument]:
+    """Check arrays of one element for each channel, and spread them over the axes of `x` behind these."""
+    check_array(name, x=x)
+    check_real(name, x=x, **given)
+    if x.ndim < least:
+        raise ValueError(f"{name}: x must have shape (N, C{', ...' * (least > 2)}), got shape {x.shape}")
+    for argument, value in given.items():
+        if isinstance(value, (AccelRef, np.ndarray)) and value.shape != (x.shape[1],):
+            raise ValueError(
+                f"{name}: {argument} must have shape {(x.shape[1],)}, one element for each channel of x, "
+                f"got shape {value.shape}"
+            )
+    return [_spread(value, (x.shape[1], *(1,) * (x.ndim - 2))) for value in given.values()]
+
+
+def _spread(value: ExpressionArgument, shape: tuple[int, ...]) -> ExpressionArgument:
+    return value.reshape(shape) if isinstance(value, (AccelRef, np.ndarray)) else value
+
+
+def _apart(name: str, x: Operand, groups: int) -> tuple[int, ...]:
+    """Return the shape of `x` with its channels in groups."""
+    channels, given = x.shape[1], groups
+    if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
+        raise TypeError(f"{name}: num_groups must be a whole number, got {groups!r}")
+    if groups < 1 or channels % groups:
+        raise ValueError(f"{name}: num_groups must divide the {channels} channels of x, got {groups}")
+    return (x.shape[0], int(groups), channels // int(groups), *x.shape[2:])
+
+
+def _in_groups(x: Operand, groups: int, value: ExpressionArgument) -> ExpressionArgument:
+    return _spread(value, (groups, x.shape[1] // groups, *(1,) * (x.ndim - 2)))
