@@ -1,7 +1,13 @@
-"""Random numbers on a device: a generator, its messages, and the actor that serves them."""
+"""Random numbers on a device: generators, their messages, Sobol points, and the actor that serves them."""
 
-from . import _generator
+from . import _actor, _generator, _messages, _sobol
+from ._actor import *
 from ._generator import *
+from ._messages import *
+from ._sobol import *
 
 __all__: list[str] = []
+__all__ += _actor.__all__
 __all__ += _generator.__all__
+__all__ += _messages.__all__
+__all__ += _sobol.__all__
