@@ -46,7 +46,9 @@ class Continuous(WordStream):
             return await self._device.ask(Uniform(*self._placed(extents), kind, low, high, out))
         kind, first, last = checked_dtype("uniform", kind), _number("uniform", "low", low), float(high)
         if not (first <= last and math.isfinite(last - first)):
-            raise ValueError(f"random.uniform: low must not be above high, and both finite, got {low} and {high}")
+            raise ValueError(
+                f"random.uniform: low must not be above high, and both finite, got {low} and {high}"
+            )
         return await self._computed(
             "uniform", "low + width * u", extents, kind, out, low=first, width=np.float64(last - first)
         )
@@ -94,7 +96,10 @@ class Continuous(WordStream):
         extents, kind = self._extents(shape), DType.of(dtype)
         if self._kind == "philox4x32_10":
             return await self._device.ask(Exponential(*self._placed(extents), kind, scale, out))
-        kind, factor = checked_dtype("exponential", kind), _number("exponential", "scale", scale, least=">= 0")
+        kind, factor = (
+            checked_dtype("exponential", kind),
+            _number("exponential", "scale", scale, least=">= 0"),
+        )
         return await self._computed("exponential", "-scale * log(u)", extents, kind, out, scale=factor)
 
     async def lognormal(
@@ -144,7 +149,8 @@ class Continuous(WordStream):
             self._extents(shape),
             checked_dtype("cauchy", dtype),
             out,
-            loc=real("cauchy", "loc", loc), scale=real("cauchy", "scale", scale, least=">= 0"),
+            loc=real("cauchy", "loc", loc),
+            scale=real("cauchy", "scale", scale, least=">= 0"),
         )
 
     async def gumbel(
@@ -171,7 +177,8 @@ class Continuous(WordStream):
             self._extents(shape),
             checked_dtype("gumbel", dtype),
             out,
-            loc=real("gumbel", "loc", loc), scale=real("gumbel", "scale", scale, least=">= 0"),
+            loc=real("gumbel", "loc", loc),
+            scale=real("gumbel", "scale", scale, least=">= 0"),
         )
 
     async def laplace(
@@ -198,7 +205,8 @@ class Continuous(WordStream):
             self._extents(shape),
             checked_dtype("laplace", dtype),
             out,
-            loc=real("laplace", "loc", loc), scale=real("laplace", "scale", scale, least=">= 0"),
+            loc=real("laplace", "loc", loc),
+            scale=real("laplace", "scale", scale, least=">= 0"),
         )
 
     async def logistic(
@@ -225,7 +233,8 @@ class Continuous(WordStream):
             self._extents(shape),
             checked_dtype("logistic", dtype),
             out,
-            loc=real("logistic", "loc", loc), scale=real("logistic", "scale", scale, least=">= 0"),
+            loc=real("logistic", "loc", loc),
+            scale=real("logistic", "scale", scale, least=">= 0"),
         )
 
     async def pareto(
@@ -304,7 +313,9 @@ class Continuous(WordStream):
             self._extents(shape),
             checked_dtype("triangular", dtype),
             out,
-            left=real("triangular", "left", left), mode=real("triangular", "mode", mode), right=real("triangular", "right", right),
+            left=real("triangular", "left", left),
+            mode=real("triangular", "mode", mode),
+            right=real("triangular", "right", right),
         )
 
     async def weibull(

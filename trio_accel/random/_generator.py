@@ -158,7 +158,9 @@ class Generator(Rejections):
         wanted = math.prod(extents)
         there = count if weights is None else int(np.count_nonzero(weights))
         if wanted and (not there or (not replace and wanted > there)):
-            raise ValueError(f"random.choice: {wanted} must be drawn of only {there}, replace={bool(replace)}")
+            raise ValueError(
+                f"random.choice: {wanted} must be drawn of only {there}, replace={bool(replace)}"
+            )
         if not replace:
             places = (await self._without(count, wanted, weights)).reshape(extents)
         elif weights is None:
@@ -189,7 +191,9 @@ class Generator(Rejections):
             ValueError: Shapes that do not fit, or `cov` is no covariance.
         """
         kind = checked_dtype("multivariate_normal", dtype)
-        middle, matrix = (np.asarray(real("multivariate_normal", *one)) for one in (("mean", mean), ("cov", cov)))
+        middle, matrix = (
+            np.asarray(real("multivariate_normal", *one)) for one in (("mean", mean), ("cov", cov))
+        )
         if middle.ndim != 1 or matrix.shape != 2 * middle.shape:
             raise ValueError(
                 "random.multivariate_normal: mean must be a vector of n numbers and cov n x n, got "
@@ -219,9 +223,7 @@ class Generator(Rejections):
         spread = places.reshape((*places.shape, *[1] * others))
         return await made(rows, spread, shape=(*places.shape, *rows.shape[1:]))
 
-    async def _without(
-        self, count: int, wanted: int, weights: npt.NDArray[np.float64] | None
-    ) -> AccelRef:
+    async def _without(self, count: int, wanted: int, weights: npt.NDArray[np.float64] | None) -> AccelRef:
         """Draw places without replacement: those of the largest keys."""
         if weights is None:
             return await self._device.ask(Order(await self._keys(count), wanted, True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,11 @@ __all__ = ["Rejections"]
 # Means and counts up to here are whole numbers of float64, with room for the next ones.
 _LARGEST = 1 << 52
 _SHARES = Rowwise(
-    "e = exp(x - max(x)); y = e / sum(e)", ["x"], operation="random.dirichlet", library=ARRAYS, precision="float64"
+    "e = exp(x - max(x)); y = e / sum(e)",
+    ["x"],
+    operation="random.dirichlet",
+    library=ARRAYS,
+    precision="float64",
 )
 
 
@@ -48,7 +53,9 @@ class Rejections(Continuous):
         """
         kind, factor = checked_dtype("gamma", dtype), real("gamma", "scale", scale, least=">= 0")
         if isinstance(factor, np.generic) and factor == 1:
-            return await self._drawn("gamma", "gamma", shape, kind, real("gamma", "a", a, least=">= 0"), out=out)
+            return await self._drawn(
+                "gamma", "gamma", shape, kind, real("gamma", "a", a, least=">= 0"), out=out
+            )
         x = await self._drawn("gamma", "gamma", shape, DType.float64, real("gamma", "a", a, least=">= 0"))
         made = after("gamma", "where(scale >= 0, scale * x, nan)", kind.value, "x", "scale")
         return await made(x, factor, shape=x.shape, out=out)
@@ -121,9 +128,7 @@ class Rejections(Continuous):
         y = await self._drawn("beta", "log_gamma", shape, DType.float64, second)
         return await after("beta", "1.0 / (1.0 + exp(y - x))", kind.value, "x", "y")(x, y, out=out)
 
-    async def dirichlet(
-        self, shape: Shape, alpha: npt.ArrayLike, dtype: DTypeLike = "float32"
-    ) -> AccelRef:
+    async def dirichlet(self, shape: Shape, alpha: npt.ArrayLike, dtype: DTypeLike = "float32") -> AccelRef:
         """Draw shares that add up to 1, of a Dirichlet distribution.
 
         Args:
@@ -190,19 +195,19 @@ class Rejections(Continuous):
                 "use kind='philox4x32_10'"
             )
         extents = self._extents(shape)
+        # A number has a counter, and with it the 2**32 blocks of that.
+        seed, row = self._rows(4 * math.prod(extents))
         first = await self._parameter(name, a, extents, factor)
         second = None if b is None else await self._parameter(name, b, extents, 1.0)
-        # A number has a counter, and with it the 2**32 blocks of that.
-        seed, row = self._rows(4 * int(np.prod(extents, dtype=object)))
         return await self._device.ask(Rejected(distribution, seed, row, extents, dtype, first, second, out))
 
     async def _parameter(self, name: str, value: Any, extents: tuple[int, ...], factor: float) -> Operand:
         """Bring a checked parameter into float64, one number or one for each element."""
         if isinstance(value, AccelRef):
             return await after(name, "factor * x", "float64", "x", "factor")(value, factor, shape=extents)
-        numbers: npt.NDArray[np.float64] = np.asarray(value) * factor
+        numbers: npt.NDArray[np.float64] = np.asarray(value * factor)
         if not numbers.ndim:
-            return numbers
+            return np.reshape(numbers, 1)
         try:
             return np.ascontiguousarray(np.broadcast_to(numbers, extents))
         except ValueError:

@@ -73,7 +73,9 @@ class Sobol:
         sampler: Any = qmc.Sobol(self._d, scramble=bool(scramble), bits=self._bits, rng=self._seed)
         numbers: object = getattr(sampler, "_sv", None)
         shift: object = getattr(sampler, "_shift", None)
-        if np.shape(cast("Any", numbers)) != (self._d, self._bits) or np.shape(cast("Any", shift)) != (self._d,):
+        if np.shape(cast("Any", numbers)) != (self._d, self._bits) or np.shape(cast("Any", shift)) != (
+            self._d,
+        ):
             raise NotSupportedError("Sobol: this SciPy has no direction numbers where they are looked for")
         # In Gray's code a bit of a point's number stands for two bits: then points need no such code.
         directions = np.ascontiguousarray(cast("npt.NDArray[np.uint32]", numbers).T)
@@ -163,7 +165,9 @@ class Sobol:
             raise ValueError(f"Sobol.{name}: n must be at least 0, got {n!r}")
         first, most = self._position, 1 << self._bits
         if first + operator.index(n) > most:
-            raise ValueError(f"Sobol.{name}: there are 2**{self._bits} points, and {first} are used; got n={n}")
+            raise ValueError(
+                f"Sobol.{name}: there are 2**{self._bits} points, and {first} are used; got n={n}"
+            )
         self._position += operator.index(n)
         return first
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import secrets
 from collections.abc import Mapping, Sequence
@@ -161,7 +162,7 @@ class Stream:
             out: uint32 array of this shape to write to; by default a new one.
         """
         extents = self._extents(shape)
-        count = int(np.prod(extents, dtype=object))
+        count = math.prod(extents)
         if self._kind == "philox4x32_10":
             return await self._device.ask(Bits(*self._rows(count), extents, out))
         self._take(count)

@@ -20,11 +20,11 @@ ARRAYS: Final = "trio_accel.arrays:ArraysActor"
 
 _Range: TypeAlias = tuple[float, float]
 
-# A uniform number between 0 and 1, neither of which it is, of the words `a` and `b`: 52 bits, and a half. The words of
+# A uniform number between 0 and 1, neither of which it is, of two words: 52 bits, and a half. The words of
 # MRG32k3a are below 2**32 - 209: two make a digit each.
 _UNIT: Mapping[str, str] = {
-    "philox4x32_10": "u = (float64(uint64(b) << 20 | uint64(a) >> 12) + 0.5) * 2.220446049250313e-16",
-    "mrg32k3a": "u = (float64(uint64(b) * 4294967087 + uint64(a) >> 12) + 0.5) / 4503599189065739.0",
+    "philox4x32_10": "u = (float64(uint64(upper) << 20 | uint64(lower) >> 12) + 0.5) * 2.220446049250313e-16",
+    "mrg32k3a": "u = (float64(uint64(upper) * 4294967087 + uint64(lower) >> 12) + 0.5) / 4503599189065739.0",
 }
 # 64 bits. Of MRG32k3a four digits, modulo 2**64: of these numbers none is more frequent than another by 2**-64.
 _LONG: Mapping[str, tuple[str, int]] = {
@@ -101,10 +101,12 @@ class WordStream(Stream):
 
 
 @functools.lru_cache(256)
-def _transform(name: str, kind: str, text: str, arguments: tuple[str, ...], dtype: str) -> Elementwise[AccelRef]:
+def _transform(
+    name: str, kind: str, text: str, arguments: tuple[str, ...], dtype: str
+) -> Elementwise[AccelRef]:
     return Elementwise(
         f"{_UNIT[kind]}; y = {text}",
-        inputs=("a", "b", *arguments),
+        inputs=("lower", "upper", *arguments),
         dtypes=dtype,
         operation=f"random.{name}",
         library=ARRAYS,
@@ -114,9 +116,11 @@ def _transform(name: str, kind: str, text: str, arguments: tuple[str, ...], dtyp
 @functools.cache
 def _normal(kind: str) -> Elementwise[AccelRef]:
     first = _UNIT[kind]
-    second = first.replace("(a)", "(c)").replace("(b)", "(d)").replace("u =", "t =")
+    second = first.replace("lower", "lower2").replace("upper", "upper2").replace("u =", "t =")
     text = f"{first}; {second}; y = sqrt(-2.0 * log(u)) * cos(2.0 * pi * t)"
-    return Elementwise(text, inputs="abcd", operation="random.normal", library=ARRAYS)
+    return Elementwise(
+        text, inputs=("lower", "upper", "lower2", "upper2"), operation="random.normal", library=ARRAYS
+    )
 
 
 @functools.cache

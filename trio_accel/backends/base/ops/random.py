@@ -11,7 +11,16 @@ from ..errors import LibraryError
 from ._array import ArraySpec, StatusArray, exact, packed, reads, status, writes
 from ._spec import OperationSpec, specification
 
-__all__ = ["FIRST", "JUMP_WORDS", "PLACE", "Rejection", "RejectionSpec", "Sequence", "SequenceSpec", "SobolSpec"]
+__all__ = [
+    "FIRST",
+    "JUMP_WORDS",
+    "PLACE",
+    "Rejection",
+    "RejectionSpec",
+    "Sequence",
+    "SequenceSpec",
+    "SobolSpec",
+]
 
 PLACE = Struct("<QQ")
 """Key and first row in a Philox sequence: a plan does not depend on them."""

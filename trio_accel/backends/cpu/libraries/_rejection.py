@@ -97,7 +97,9 @@ def _are_in_range(distribution: str, a: _Doubles, b: _Doubles) -> bool:
 
 
 def _propose(
-    numbers: _Numbers, result: _Doubles, attempt: Callable[[_Numbers, HostArray, int], tuple[_Doubles, HostArray]]
+    numbers: _Numbers,
+    result: _Doubles,
+    attempt: Callable[[_Numbers, HostArray, int], tuple[_Doubles, HostArray]],
 ) -> _Doubles:
     """Ask for proposals until all are accepted."""
     waiting: HostArray = np.arange(len(result))
@@ -197,9 +199,7 @@ def _many_trials(numbers: _Numbers, n: _Doubles, p: _Doubles) -> _Doubles:
     return _propose(numbers, mode.copy(), attempt)
 
 
-def _inverted(
-    numbers: _Numbers, first: _Doubles, ratio: Callable[[float, HostArray], _Doubles]
-) -> _Doubles:
+def _inverted(numbers: _Numbers, first: _Doubles, ratio: Callable[[float, HostArray], _Doubles]) -> _Doubles:
     """Look one uniform number up in a distribution, of which the first probability is known, and the ratios."""
     sought, result = numbers.uniform(0)[0], np.zeros(first.shape)
     probability, total = first.copy(), first.copy()
