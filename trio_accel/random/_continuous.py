@@ -1,4 +1,4 @@
-"""Distributions that take as many words for each number: uniform and normal numbers, and functions of these."""
+"""Distributions with a fixed count of words for each number: uniform, normal, and functions of these."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ from ._stream import Shape
 from ._words import ARRAYS, WordStream, checked_dtype, real
 
 __all__ = ["Continuous", "after"]
+
+
+_TRIANGULAR = (
+    "w = right - left; below = left + sqrt(u * w * (mode - left));"
+    "above = right - sqrt((1.0 - u) * w * (right - mode)); t = below if u * w < mode - left else above;"
+    "y = t if (left <= mode) & (mode <= right) & (left < right) else nan"
+)
 
 
 class Continuous(WordStream):
@@ -50,7 +57,7 @@ class Continuous(WordStream):
                 f"random.uniform: low must not be above high, and both finite, got {low} and {high}"
             )
         return await self._computed(
-            "uniform", "low + width * u", extents, kind, out, low=first, width=np.float64(last - first)
+            "uniform", "y = low + width * u", extents, kind, out, low=first, width=np.float64(last - first)
         )
 
     @named_arguments
@@ -100,7 +107,7 @@ class Continuous(WordStream):
             checked_dtype("exponential", kind),
             _number("exponential", "scale", scale, least=">= 0"),
         )
-        return await self._computed("exponential", "-scale * log(u)", extents, kind, out, scale=factor)
+        return await self._computed("exponential", "y = -scale * log(u)", extents, kind, out, scale=factor)
 
     async def lognormal(
         self,
@@ -145,7 +152,7 @@ class Continuous(WordStream):
         """
         return await self._computed(
             "cauchy",
-            "where(scale >= 0, loc + scale * tan(pi * (u - 0.5)), nan)",
+            "y = where(scale >= 0, loc + scale * tan(pi * (u - 0.5)), nan)",
             self._extents(shape),
             checked_dtype("cauchy", dtype),
             out,
@@ -173,7 +180,7 @@ class Continuous(WordStream):
         """
         return await self._computed(
             "gumbel",
-            "where(scale >= 0, loc - scale * log(-log(u)), nan)",
+            "y = where(scale >= 0, loc - scale * log(-log(u)), nan)",
             self._extents(shape),
             checked_dtype("gumbel", dtype),
             out,
@@ -201,7 +208,7 @@ class Continuous(WordStream):
         """
         return await self._computed(
             "laplace",
-            "where(scale >= 0, loc - scale * sign(u - 0.5) * log1p(-2.0 * abs(u - 0.5)), nan)",
+            "y = where(scale >= 0, loc - scale * sign(u - 0.5) * log1p(-2.0 * abs(u - 0.5)), nan)",
             self._extents(shape),
             checked_dtype("laplace", dtype),
             out,
@@ -229,7 +236,7 @@ class Continuous(WordStream):
         """
         return await self._computed(
             "logistic",
-            "where(scale >= 0, loc + scale * log(u / (1.0 - u)), nan)",
+            "y = where(scale >= 0, loc + scale * log(u / (1.0 - u)), nan)",
             self._extents(shape),
             checked_dtype("logistic", dtype),
             out,
@@ -245,7 +252,7 @@ class Continuous(WordStream):
         a: ExpressionArgument,
         out: AccelRef | None = None,
     ) -> AccelRef:
-        """Draw numbers of a Pareto distribution of the second kind (Lomax), as `numpy.random.Generator.pareto`.
+        """Draw numbers of a Lomax distribution, as `numpy.random.Generator.pareto`.
 
         Args:
             shape: Shape of the result.
@@ -255,7 +262,7 @@ class Continuous(WordStream):
         """
         return await self._computed(
             "pareto",
-            "where(a > 0, expm1(-log(u) / a), nan)",
+            "y = where(a > 0, expm1(-log(u) / a), nan)",
             self._extents(shape),
             checked_dtype("pareto", dtype),
             out,
@@ -280,7 +287,7 @@ class Continuous(WordStream):
         """
         return await self._computed(
             "rayleigh",
-            "where(scale >= 0, scale * sqrt(-2.0 * log(u)), nan)",
+            "y = where(scale >= 0, scale * sqrt(-2.0 * log(u)), nan)",
             self._extents(shape),
             checked_dtype("rayleigh", dtype),
             out,
@@ -307,16 +314,18 @@ class Continuous(WordStream):
             right: Upper bound, above `left`.
             out: Array of this shape and dtype to write to; by default a new one.
         """
-        return await self._computed(
-            "triangular",
-            "where((left <= mode) & (mode <= right) & (left < right), where(u * (right - left) < mode - left, left + sqrt(u * (right - left) * (mode - left)), right - sqrt((1.0 - u) * (right - left) * (right - mode))), nan)",
-            self._extents(shape),
-            checked_dtype("triangular", dtype),
-            out,
-            left=real("triangular", "left", left),
-            mode=real("triangular", "mode", mode),
-            right=real("triangular", "right", right),
-        )
+        bounds = {
+            name: real("triangular", name, one)
+            for name, one in (("left", left), ("mode", mode), ("right", right))
+        }
+        here = [one for one in bounds.values() if not isinstance(one, AccelRef)]
+        if len(here) == len(bounds) and not _ascend(*here):
+            raise ValueError(
+                "random.triangular: mode must be from left to right, and right above left, got "
+                f"{left}, {mode} and {right}"
+            )
+        kind, extents = checked_dtype("triangular", dtype), self._extents(shape)
+        return await self._computed("triangular", _TRIANGULAR, extents, kind, out, **bounds)
 
     async def weibull(
         self,
@@ -336,7 +345,7 @@ class Continuous(WordStream):
         """
         return await self._computed(
             "weibull",
-            "where(a > 0, (-log(u)) ** (1.0 / a), nan)",
+            "y = where(a > 0, (-log(u)) ** (1.0 / a), nan)",
             self._extents(shape),
             checked_dtype("weibull", dtype),
             out,
@@ -370,8 +379,13 @@ def after(name: str, text: str, dtype: str, *inputs: str) -> Elementwise[AccelRe
     return Elementwise(text, inputs=inputs, dtypes=dtype, operation=f"random.{name}", library=ARRAYS)
 
 
+def _ascend(left: Any, mode: Any, right: Any) -> bool:
+    return bool(np.all((left <= mode) & (mode <= right) & (left < right)))
+
+
 def _number(name: str, argument: str, value: Any, *, least: str = "") -> np.float64:
     """Return one number, checked as `real` does."""
-    if np.ndim(value):
+    found = real(name, argument, value, least=least)
+    if not isinstance(found, np.float64):
         raise TypeError(f"random.{name}: {argument} must be one number, got {value!r}")
-    return np.float64(real(name, argument, value, least=least))
+    return found

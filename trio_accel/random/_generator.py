@@ -167,7 +167,7 @@ class Generator(Rejections):
             places = await self.integers(extents, 0, max(count, 1))
         else:
             edges = np.cumsum(weights)
-            u = await self._computed("choice", "u", extents, DType.float64, None)
+            u = await self._computed("choice", "y = u", extents, DType.float64, None)
             places = await self._device.ask(Search(edges / edges[-1], u))
         return places if rows is None else await self._taken("choice", rows, places)
 
@@ -229,7 +229,9 @@ class Generator(Rejections):
             return await self._device.ask(Order(await self._keys(count), wanted, True))
         with np.errstate(divide="ignore"):
             logs = np.log(weights)
-        keys = await self._computed("choice", "logs - log(-log(u))", (count,), DType.float64, None, logs=logs)
+        keys = await self._computed(
+            "choice", "y = logs - log(-log(u))", (count,), DType.float64, None, logs=logs
+        )
         return await self._device.ask(Order(keys, wanted, True))
 
 

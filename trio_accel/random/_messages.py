@@ -14,8 +14,8 @@ from ..backends.base.ops import (
     FIRST,
     PLACE,
     RANDOM_DTYPES,
-    ArraySpec,
     Distribution,
+    LinearSequence,
     MatmulSpec,
     PhiloxSpec,
     Rejection,
@@ -25,14 +25,13 @@ from ..backends.base.ops import (
     SobolSpec,
     SortSpec,
 )
-from ..backends.base.ops import Sequence as SequenceKind
 from ..devices import AccelRef, Declared, Operand, Planned, Planner, operation
 from ._actor import RngActor
 from ._sequences import State, powers
 
 __all__ = [
-    "Bits", "Exponential", "Integers", "Lognormal", "Multiply", "Normal", "Order", "Rejected", "Search",
-    "SequenceBits", "SobolPoints", "Uniform",
+    "Bits", "Exponential", "Integers", "Lognormal", "Normal", "Rejected", "SequenceBits", "SobolPoints",
+    "Uniform",
 ]  # fmt: skip
 
 ParametersP = ParamSpec("ParametersP")
@@ -194,7 +193,7 @@ def _plan_sequence(message: Any, planner: Planner) -> Planned[AccelRef]:
 
 @operation(actor=RngActor, plan=_plan_sequence, not_recorded=_NOT_RECORDED)
 async def _sequence_bits(
-    sequence: SequenceKind, state: State, shape: _Shape, out: AccelRef | None = None
+    sequence: LinearSequence, state: State, shape: _Shape, out: AccelRef | None = None
 ) -> AccelRef:
     """Draw words of a linear sequence from a state on; see `Generator.bits` and `SequenceSpec`."""
     ...

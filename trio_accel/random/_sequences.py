@@ -9,8 +9,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..backends.base.ops import JUMP_WORDS
-from ..backends.base.ops import Sequence as SequenceKind
+from ..backends.base.ops import JUMP_WORDS, LinearSequence
 
 __all__ = ["PERIOD_BITS", "State", "moved", "powers", "seeded"]
 
@@ -35,7 +34,7 @@ _STEPS = (
 )
 
 
-def seeded(sequence: SequenceKind, seed: int) -> State:
+def seeded(sequence: LinearSequence, seed: int) -> State:
     """Make the first state of NumPy's `SeedSequence`, which spreads every bit of a seed over all words."""
     words = [int(word) for word in np.random.SeedSequence(seed).generate_state(6)]
     if sequence == "xorwow":
@@ -46,7 +45,7 @@ def seeded(sequence: SequenceKind, seed: int) -> State:
     return tuple(state or 1 for state in states)
 
 
-def moved(sequence: SequenceKind, state: State, words: int) -> State:
+def moved(sequence: LinearSequence, state: State, words: int) -> State:
     """Move a state on over so many words, fewer than two to the power of `PERIOD_BITS`."""
     counter = (state[5] + _STEP * words) & _WORD
     for bit, matrix in enumerate(powers(sequence)[: words.bit_length()]):
@@ -55,7 +54,7 @@ def moved(sequence: SequenceKind, state: State, words: int) -> State:
     return state if sequence == "mrg32k3a" else (*state[:5], counter)
 
 
-def _jumped(sequence: SequenceKind, matrix: _Words, state: State) -> State:
+def _jumped(sequence: LinearSequence, matrix: _Words, state: State) -> State:
     if sequence == "mrg32k3a":
         rows = matrix.reshape(2, 3, 3).tolist()
         return tuple(
@@ -70,7 +69,7 @@ def _jumped(sequence: SequenceKind, matrix: _Words, state: State) -> State:
 
 
 @functools.cache
-def powers(sequence: SequenceKind) -> _Words:
+def powers(sequence: LinearSequence) -> _Words:
     """Return the matrices that jump over one word, two, four and so on, up to half of `PERIOD_BITS`'s words."""
     made = _powers_mrg() if sequence == "mrg32k3a" else _powers_xorwow()
     table = np.array(made, np.uint32).reshape(PERIOD_BITS, JUMP_WORDS[sequence])

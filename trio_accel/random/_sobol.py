@@ -14,6 +14,7 @@ from scipy.stats import qmc
 
 from ..backends.base import DTypeLike, NotSupportedError
 from ..devices import AccelRef, Device, check_device
+from ..expressions import Elementwise
 from ._continuous import after
 from ._messages import SobolPoints
 from ._words import checked_dtype
@@ -173,5 +174,5 @@ class Sobol:
 
 
 @functools.cache
-def _scaled(dtype: str) -> Any:
+def _scaled(dtype: str) -> Elementwise[AccelRef]:
     return after("Sobol", "float64(x >> left) * scale", dtype, "x", "left", "scale")

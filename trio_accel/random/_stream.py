@@ -7,13 +7,12 @@ import operator
 import secrets
 from collections.abc import Mapping, Sequence
 from types import NoneType
-from typing import Literal, Self, TypeAlias, get_args
+from typing import Literal, Self, TypeAlias, cast, get_args
 
 import numpy as np
 
 from ..backends.base import NotSupportedError
-from ..backends.base.ops import PHILOX_ROW
-from ..backends.base.ops import Sequence as SequenceKind
+from ..backends.base.ops import PHILOX_ROW, LinearSequence
 from ..devices import AccelRef, Device, check_device
 from ._messages import Bits, SequenceBits
 from ._sequences import PERIOD_BITS, State, moved, seeded
@@ -91,7 +90,7 @@ class Stream:
         for name, number, limit in zip(_FIELDS[1:], numbers, limits, strict=True):
             if type(number) is not int or not 0 <= number < limit:
                 raise ValueError(f"Generator.state: {name} must be from 0 below {limit}, got {number!r}")
-        seed, position, spawned = (operator.index(number) for number in numbers)  # type: ignore[call-overload]
+        seed, position, spawned = cast("list[int]", numbers)
         if self._kind == "philox4x32_10" and position % (2 * _ROW):
             raise ValueError(f"Generator.state: position must be a multiple of {2 * _ROW}, got {position}")
         self._seed = seed
@@ -126,7 +125,7 @@ class Stream:
         ahead = self._position + operator.index(jumps) * _JUMP[self._kind]
         self._check_end(ahead)
         other = type(self)(self._device, self._kind, self._seed)
-        other._begin(ahead)
+        other.state = {**self.state, "position": ahead, "spawned": 0}
         return other
 
     def spawn(self, n_children: int) -> list[Self]:
@@ -200,7 +199,7 @@ class Stream:
 
     def _before(self, count: int) -> State:
         """Find the state before the words that were just taken."""
-        kind: SequenceKind = "mrg32k3a" if self._kind == "mrg32k3a" else "xorwow"
+        kind: LinearSequence = "mrg32k3a" if self._kind == "mrg32k3a" else "xorwow"
         begin = self._position - count
         place, state = self._known or (0, seeded(kind, self._seed))
         state = moved(kind, state, begin - place)

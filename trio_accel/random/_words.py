@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,20 +18,18 @@ __all__ = ["ARRAYS", "WordStream", "checked_dtype", "real"]
 ARRAYS: Final = "trio_accel.arrays:ArraysActor"
 """Serves expressions."""
 
-_Range: TypeAlias = tuple[float, float]
-
 # A uniform number between 0 and 1, neither of which it is, of two words: 52 bits, and a half. The words of
 # MRG32k3a are below 2**32 - 209: two make a digit each.
 _UNIT: Mapping[str, str] = {
     "philox4x32_10": "u = (float64(uint64(upper) << 20 | uint64(lower) >> 12) + 0.5) * 2.220446049250313e-16",
     "mrg32k3a": "u = (float64(uint64(upper) * 4294967087 + uint64(lower) >> 12) + 0.5) / 4503599189065739.0",
 }
-# 64 bits. Of MRG32k3a four digits, modulo 2**64: of these numbers none is more frequent than another by 2**-64.
+# 64 bits. Of MRG32k3a four digits, modulo 2**64: the probabilities of two of these numbers differ by 2**-127 at most.
 _LONG: Mapping[str, tuple[str, int]] = {
     "philox4x32_10": ("{v} = uint64({w[1]}) << 32 | uint64({w[0]})", 2),
     "mrg32k3a": (
-        "{v} = ((uint64({w[3]}) * 4294967087 + uint64({w[2]})) * 4294967087 + uint64({w[1]})) * 4294967087"
-        " + uint64({w[0]})",
+        "{v} = uint64({w[3]}) * 4294967087 + uint64({w[2]}); {v} = {v} * 4294967087 + uint64({w[1]});"
+        "{v} = {v} * 4294967087 + uint64({w[0]})",
         4,
     ),
 }
@@ -56,7 +54,7 @@ class WordStream(Stream):
         out: AccelRef | None,
         **arguments: ExpressionArgument,
     ) -> AccelRef:
-        """Compute an expression of a uniform number `u`, and of arguments, for each element."""
+        """Compute `y` of a uniform number `u` and of arguments, for each element."""
         words = await self.bits((*extents, 2))
         made = _transform(name, self._alike(), text, tuple(arguments), dtype.value)
         return await self._device.ask(
@@ -105,7 +103,7 @@ def _transform(
     name: str, kind: str, text: str, arguments: tuple[str, ...], dtype: str
 ) -> Elementwise[AccelRef]:
     return Elementwise(
-        f"{_UNIT[kind]}; y = {text}",
+        f"{_UNIT[kind]}; {text}",
         inputs=("lower", "upper", *arguments),
         dtypes=dtype,
         operation=f"random.{name}",

@@ -413,6 +413,6 @@ class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
         out, directions = spec.out, spec.directions
         if out.size:
             call.plan.run(
-                call.handle, out.size, _SOBOL, call.at(out), call.at(directions), call.at(spec.shift), out.size,
-                out.shape[1], *ops.FIRST.unpack(spec.first), directions.shape[0],
+                call.handle, out.size, _SOBOL, call.at(out), call.at(directions), call.at(spec.shift),
+                out.size, out.shape[1], *ops.FIRST.unpack(spec.first), directions.shape[0],
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Specifications of random numbers beside those of `PhiloxSpec`: linear sequences, rejection, and Sobol points."""
+"""Specifications of random numbers beside `PhiloxSpec`: linear sequences, rejection, and Sobol points."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ __all__ = [
     "PLACE",
     "Rejection",
     "RejectionSpec",
-    "Sequence",
     "SequenceSpec",
     "SobolSpec",
 ]
@@ -28,11 +27,11 @@ PLACE = Struct("<QQ")
 FIRST = Struct("<Q")
 """Number of the first point of a Sobol sequence."""
 
-Sequence: TypeAlias = Literal["mrg32k3a", "xorwow"]
+LinearSequence: TypeAlias = Literal["mrg32k3a", "xorwow"]
 """A generator whose next state is a linear function of its state."""
 
-JUMP_WORDS: Mapping[Sequence, int] = {"mrg32k3a": 18, "xorwow": 800}
-"""Words of a matrix that jumps: two of 3 x 3 numbers; and for each of 160 bits the 5 words that it changes."""
+JUMP_WORDS: Mapping[LinearSequence, int] = {"mrg32k3a": 18, "xorwow": 800}
+"""Words of a matrix that jumps: two of 3 x 3 numbers; for each of 160 bits the 5 words that it changes."""
 
 Rejection: TypeAlias = Literal["gamma", "log_gamma", "poisson", "binomial"]
 """A distribution whose numbers take as many uniform ones as it happens."""
@@ -56,7 +55,7 @@ class SequenceSpec(OperationSpec):
         out: The words, of uint32.
     """
 
-    sequence: Sequence = exact()
+    sequence: LinearSequence = exact()
     piece: int = exact()
     state: ArraySpec = reads()
     jumps: ArraySpec = reads()

@@ -1,4 +1,4 @@
-"""Numbers that are proposed until one is accepted, by NumPy: all that are not accepted propose again at once."""
+"""Numbers that are proposed until one is accepted, by NumPy: all others propose again at once."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def _many_trials(numbers: _Numbers, n: _Doubles, p: _Doubles) -> _Doubles:
 
 
 def _inverted(numbers: _Numbers, first: _Doubles, ratio: Callable[[float, HostArray], _Doubles]) -> _Doubles:
-    """Look one uniform number up in a distribution, of which the first probability is known, and the ratios."""
+    """Look a uniform number up in a distribution, of which the first probability and the ratios are known."""
     sought, result = numbers.uniform(0)[0], np.zeros(first.shape)
     probability, total = first.copy(), first.copy()
     waiting, k = np.flatnonzero(sought > total), 0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -12,9 +11,6 @@ from ...base.ops import FIRST, SequenceSpec, SobolSpec
 from ..runtime._memory import HostArray
 
 __all__ = ["linear_sequence", "sobol_points"]
-
-# Of a matrix, the words that it jumps over, and states.
-_Jump: TypeAlias = Callable[[HostArray, int, HostArray], HostArray]
 
 _M1, _M2 = np.uint64(2**32 - 209), np.uint64(2**32 - 22853)
 _BITS = np.arange(32, dtype=np.uint32)
@@ -68,7 +64,7 @@ def _draw_mrg(states: HostArray) -> Iterator[HostArray]:
 
 
 def _jump_xorwow(matrix: HostArray, words: int, states: HostArray) -> HostArray:
-    """Combine the columns of the bits that are set: sums of bits, of which the last bit counts; d counts on."""
+    """Combine the columns of the bits that are set: sums of bits modulo 2; d counts on."""
     bits = (states[:, :5, np.newaxis] >> _BITS & np.uint32(1)).reshape(-1, 160).astype(np.float32)
     columns = (matrix.reshape(160, 5, 1) >> _BITS & np.uint32(1)).reshape(160, 160).astype(np.float32)
     odd = (bits @ columns).astype(np.uint32).reshape(-1, 5, 32) & np.uint32(1)

@@ -82,7 +82,7 @@ class JitLibrary(_ExpressionLibrary):
 
 
 class RandomLibrary(PhiloxLibrary, CudaLibrary):
-    """Philox-4x32-10 by a kernel of the backend's own, in cuRAND's order and with its arithmetic; and others."""
+    """Kernels of the backend's own; that of Philox-4x32-10 has cuRAND's order and arithmetic."""
 
     name = "random"
 
