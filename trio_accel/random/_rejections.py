@@ -191,8 +191,8 @@ class Rejections(Continuous):
         """Draw numbers by rejection."""
         if self._kind != "philox4x32_10":
             raise NotSupportedError(
-                f"random.{name}: {self._kind} has no words of its own for each number, which rejection needs; "
-                "use kind='philox4x32_10'"
+                f"random.{name}: {self._kind} has no words of its own for each number, which rejection "
+                "needs; use kind='philox4x32_10'"
             )
         extents = self._extents(shape)
         # A number has a counter, and with it the 2**32 blocks of that.

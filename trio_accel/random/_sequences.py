@@ -70,7 +70,7 @@ def _jumped(sequence: LinearSequence, matrix: _Words, state: State) -> State:
 
 @functools.cache
 def powers(sequence: LinearSequence) -> _Words:
-    """Return the matrices that jump over one word, two, four and so on, up to half of `PERIOD_BITS`'s words."""
+    """Return the matrices that jump over one word, two, four and so on, as far as a sequence goes."""
     made = _powers_mrg() if sequence == "mrg32k3a" else _powers_xorwow()
     table = np.array(made, np.uint32).reshape(PERIOD_BITS, JUMP_WORDS[sequence])
     table.flags.writeable = False
@@ -101,7 +101,7 @@ def _squared(matrix: Sequence[Sequence[int]], modulus: int) -> list[list[int]]:
 
 
 def _powers_xorwow() -> list[_Words]:
-    """Sums of bits, of which the last bit counts: a row for each bit of x, y, z, w and v, the lowest first."""
+    """Sums of bits modulo 2: a row for each bit of x, y, z, w and v, the lowest first."""
     # A step of each state that has one bit.
     x, y, z, w, v = np.packbits(np.eye(160, dtype=np.uint8), axis=1, bitorder="little").view("<u4").T
     t = x ^ x >> np.uint32(2)

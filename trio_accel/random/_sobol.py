@@ -28,8 +28,8 @@ _SINGLE_BITS = 24
 class Sobol:
     """Points of a Sobol sequence, as `scipy.stats.qmc.Sobol` makes them: the same ones for the same seed.
 
-    SciPy has the direction numbers (Joe and Kuo 2008) and scrambles them, when this is made; a device makes the
-    points. Each point is a function of its number, so any part of the sequence is made at once. As with
+    SciPy has the direction numbers (Joe and Kuo 2008), and scrambles them when this is made. A device makes
+    the points. Each point is a function of its number, so any part of the sequence is made at once. As with
     `Generator`, the place in the sequence is kept here: no point is made twice.
 
     >>> import trio, trio_accel as ta

@@ -24,14 +24,15 @@ _UNIT: Mapping[str, str] = {
     "philox4x32_10": "u = (float64(uint64(upper) << 20 | uint64(lower) >> 12) + 0.5) * 2.220446049250313e-16",
     "mrg32k3a": "u = (float64(uint64(upper) * 4294967087 + uint64(lower) >> 12) + 0.5) / 4503599189065739.0",
 }
-# 64 bits. Of MRG32k3a four digits, modulo 2**64: the probabilities of two of these numbers differ by 2**-127 at most.
+# 64 bits. Of MRG32k3a four digits, modulo 2**64: the probabilities of two of these numbers differ by 2**-127 at
+# most.
+_MRG_LONG = (
+    "{v} = uint64({w[3]}) * 4294967087 + uint64({w[2]}); {v} = {v} * 4294967087 + uint64({w[1]});"
+    "{v} = {v} * 4294967087 + uint64({w[0]})"
+)
 _LONG: Mapping[str, tuple[str, int]] = {
     "philox4x32_10": ("{v} = uint64({w[1]}) << 32 | uint64({w[0]})", 2),
-    "mrg32k3a": (
-        "{v} = uint64({w[3]}) * 4294967087 + uint64({w[2]}); {v} = {v} * 4294967087 + uint64({w[1]});"
-        "{v} = {v} * 4294967087 + uint64({w[0]})",
-        4,
-    ),
+    "mrg32k3a": (_MRG_LONG, 4),
 }
 # The upper half of a product of 64 bits each: {h} of {a} and {b}.
 _UPPER = (
