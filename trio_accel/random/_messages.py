@@ -185,7 +185,7 @@ def _plan_sequence(message: Any, planner: Planner) -> Planned[AccelRef]:
     # Pieces are as long as there are of them, up to a length at which a jump costs less than the draws.
     level = min(_LONGEST_PIECE, size.bit_length() // 2)
     pieces = -(-size // (1 << level))
-    jumps = powers(message.sequence)[level : level + max(pieces - 1, 0).bit_length()]
+    jumps = powers(message.sequence, level, max(pieces - 1, 0).bit_length())
     state = planner.read("state", np.array(message.state, np.uint32))
     spec = SequenceSpec(message.sequence, 1 << level, state, planner.read("jumps", jumps), out.spec)
     return Planned(spec, out, is_checked=True)

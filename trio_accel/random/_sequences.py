@@ -48,10 +48,18 @@ def seeded(sequence: LinearSequence, seed: int) -> State:
 def moved(sequence: LinearSequence, state: State, words: int) -> State:
     """Move a state on over so many words, fewer than two to the power of `PERIOD_BITS`."""
     counter = (state[5] + _STEP * words) & _WORD
-    for bit, matrix in enumerate(powers(sequence)[: words.bit_length()]):
+    for bit in range(words.bit_length()):
         if words >> bit & 1:
-            state = _jumped(sequence, matrix, state)
+            state = _jumped(sequence, _power(sequence, bit), state)
     return state if sequence == "mrg32k3a" else (*state[:5], counter)
+
+
+def powers(sequence: LinearSequence, first: int, count: int) -> _Words:
+    """Return so many matrices: they jump over two to the power of `first` words, over twice as many, and so on."""
+    table = np.empty((count, JUMP_WORDS[sequence]), np.uint32)
+    for row, level in zip(table, range(first, first + count), strict=True):
+        row[...] = _power(sequence, level)
+    return table
 
 
 def _jumped(sequence: LinearSequence, matrix: _Words, state: State) -> State:
@@ -69,27 +77,19 @@ def _jumped(sequence: LinearSequence, matrix: _Words, state: State) -> State:
 
 
 @functools.cache
-def powers(sequence: LinearSequence) -> _Words:
-    """Return the matrices that jump over one word, two, four and so on, as far as a sequence goes."""
-    made = _powers_mrg() if sequence == "mrg32k3a" else _powers_xorwow()
-    table = np.array(made, np.uint32).reshape(PERIOD_BITS, JUMP_WORDS[sequence])
-    table.flags.writeable = False
-    return table
-
-
-def _powers_mrg() -> list[list[int]]:
-    found: list[list[int]] = []
-    matrices: list[Sequence[Sequence[int]]] = [*_STEPS]
-    for _ in range(PERIOD_BITS):
-        both = [
+def _power(sequence: LinearSequence, level: int) -> _Words:
+    """Return the matrix that jumps over two to this power of words; squared when it is first needed."""
+    if sequence == "mrg32k3a":
+        both = _STEPS if not level else tuple(map(_squared, _recurrences(level - 1), MODULI))
+        numbers = [
             number % modulus
-            for matrix, modulus in zip(matrices, MODULI, strict=True)
-            for row in matrix
+            for one, modulus in zip(both, MODULI, strict=True)
+            for row in one
             for number in row
         ]
-        found.append(both)
-        matrices = [_squared(matrix, modulus) for matrix, modulus in zip(matrices, MODULI, strict=True)]
-    return found
+        return np.array(numbers, np.uint32)
+    columns = _step_columns() if not level else _squared_columns(_power(sequence, level - 1))
+    return np.array(columns, np.uint32)
 
 
 def _squared(matrix: Sequence[Sequence[int]], modulus: int) -> list[list[int]]:
@@ -100,17 +100,30 @@ def _squared(matrix: Sequence[Sequence[int]], modulus: int) -> list[list[int]]:
     ]
 
 
-def _powers_xorwow() -> list[_Words]:
-    """Sums of bits modulo 2: a row for each bit of x, y, z, w and v, the lowest first."""
-    # A step of each state that has one bit.
-    x, y, z, w, v = np.packbits(np.eye(160, dtype=np.uint8), axis=1, bitorder="little").view("<u4").T
-    t = x ^ x >> np.uint32(2)
-    last = v ^ v << np.uint32(4) ^ t ^ t << np.uint32(1)
-    bits = np.unpackbits(np.stack([y, z, w, v, last], axis=1).view(np.uint8), axis=1, bitorder="little")
-    found: list[_Words] = []
-    for _ in range(PERIOD_BITS):
-        found.append(np.packbits(bits, axis=1, bitorder="little").view("<u4"))
-        # Sums of up to 160 ones are exact in float32, which the BLAS multiplies.
-        one = bits.astype(np.float32)
-        bits = (one @ one).astype(np.uint8) & np.uint8(1)
+def _recurrences(level: int) -> list[list[list[int]]]:
+    """Return the matrices of both recurrences."""
+    made: list[list[list[int]]] = _power("mrg32k3a", level).reshape(2, 3, 3).tolist()
+    return made
+
+
+def _step_columns() -> list[int]:
+    """Step each state of XORWOW that has one bit: of x, y, z, w and v, the lowest first."""
+    found: list[int] = []
+    for bit in range(160):
+        x, y, z, w, v = ((1 << bit) >> 32 * word & _WORD for word in range(5))
+        t = x ^ x >> 2
+        found += y, z, w, v, (v ^ v << 4 ^ t ^ t << 1) & _WORD
+    return found
+
+
+def _squared_columns(columns: _Words) -> list[int]:
+    """Multiply a matrix of bits by itself: a bit becomes the sum, modulo 2, of what its bits become."""
+    wide = [int.from_bytes(one.tobytes(), "little") for one in columns.astype("<u4").reshape(160, 5)]
+    found: list[int] = []
+    for number in wide:
+        total = 0
+        for bit, other in enumerate(wide):
+            if number >> bit & 1:
+                total ^= other
+        found += ((total >> 32 * word) & _WORD for word in range(5))
     return found

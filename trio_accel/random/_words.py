@@ -24,8 +24,8 @@ _UNIT: Mapping[str, str] = {
     "philox4x32_10": "u = (float64(uint64(upper) << 20 | uint64(lower) >> 12) + 0.5) * 2.220446049250313e-16",
     "mrg32k3a": "u = (float64(uint64(upper) * 4294967087 + uint64(lower) >> 12) + 0.5) / 4503599189065739.0",
 }
-# 64 bits. Of MRG32k3a four digits, modulo 2**64: the probabilities of two of these numbers differ by 2**-127 at
-# most.
+# 64 bits. Of MRG32k3a four digits, modulo 2**64: two of these numbers differ by 2**-127 at most in their
+# probability.
 _MRG_LONG = (
     "{v} = uint64({w[3]}) * 4294967087 + uint64({w[2]}); {v} = {v} * 4294967087 + uint64({w[1]});"
     "{v} = {v} * 4294967087 + uint64({w[0]})"

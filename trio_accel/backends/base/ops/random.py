@@ -12,7 +12,8 @@ from ._array import ArraySpec, StatusArray, exact, packed, reads, status, writes
 from ._spec import OperationSpec, specification
 
 __all__ = [
-    "FIRST", "JUMP_WORDS", "PLACE", "LinearSequence", "Rejection", "RejectionSpec", "SequenceSpec", "SobolSpec",
+    "FIRST", "JUMP_WORDS", "PLACE", "LinearSequence", "Rejection", "RejectionSpec", "SequenceSpec",
+    "SobolSpec",
 ]  # fmt: skip
 
 PLACE = Struct("<QQ")

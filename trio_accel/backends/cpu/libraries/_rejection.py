@@ -72,8 +72,8 @@ def rejection(spec: RejectionSpec, call: HostCall) -> None:
         np.zeros(1) if array is None else call.array(array, write=False).reshape(-1)
         for array in (spec.a, spec.b)
     ]
-    if not _are_in_range(spec.distribution, *parameters):
-        spec.fault[0] = 1
+    spec.fault[0] = not _are_in_range(spec.distribution, *parameters)
+    if spec.fault[0]:
         return
     seed, row = PLACE.unpack(spec.place)
     for first in range(0, out.size, _PIECE):
