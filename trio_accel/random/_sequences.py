@@ -55,7 +55,7 @@ def moved(sequence: LinearSequence, state: State, words: int) -> State:
 
 
 def powers(sequence: LinearSequence, first: int, count: int) -> _Words:
-    """Return so many matrices: they jump over two to the power of `first` words, over twice as many, and so on."""
+    """Return so many matrices: over two to the power of `first` words, over twice as many, and so on."""
     table = np.empty((count, JUMP_WORDS[sequence]), np.uint32)
     for row, level in zip(table, range(first, first + count), strict=True):
         row[...] = _power(sequence, level)

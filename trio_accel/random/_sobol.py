@@ -6,11 +6,11 @@ import functools
 import operator
 import secrets
 from types import NoneType
-from typing import Any, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import qmc
+import trio
 
 from ..backends.base import DTypeLike, NotSupportedError
 from ..devices import AccelRef, Device, check_device
@@ -21,6 +21,10 @@ from ._words import checked_dtype
 
 __all__ = ["Sobol"]
 
+_Words: TypeAlias = npt.NDArray[np.uint32]
+
+# As many as SciPy's table has.
+_MOST_DIMENSIONS = 21201
 _MOST_BITS = 32
 _SINGLE_BITS = 24
 
@@ -28,9 +32,9 @@ _SINGLE_BITS = 24
 class Sobol:
     """Points of a Sobol sequence, as `scipy.stats.qmc.Sobol` makes them: the same ones for the same seed.
 
-    SciPy has the direction numbers (Joe and Kuo 2008), and scrambles them when this is made. A device makes
-    the points. Each point is a function of its number, so any part of the sequence is made at once. As with
-    `Generator`, the place in the sequence is kept here: no point is made twice.
+    SciPy has the direction numbers (Joe and Kuo 2008), and scrambles them, in a thread when the first points
+    are made. A device makes the points. Each point is a function of its number, so any part of the sequence is
+    made at once. As with `Generator`, the place in the sequence is kept here: no point is made twice.
 
     >>> import trio, trio_accel as ta
     >>> async def main() -> None:
@@ -53,15 +57,14 @@ class Sobol:
     Raises:
         ValueError: Dimensions or bits out of range, or a negative seed.
         TypeError: No whole number, or no device.
-        NotSupportedError: This SciPy keeps its direction numbers in another way.
     """
 
     def __init__(
         self, device: Device, d: int, *, scramble: bool = True, bits: int = 30, seed: int | None = None
     ) -> None:
         check_device("Sobol", device)
-        if not 1 <= operator.index(d) <= qmc.Sobol.MAXDIM:
-            raise ValueError(f"Sobol: d must be from 1 to {qmc.Sobol.MAXDIM}, got {d}")
+        if not 1 <= operator.index(d) <= _MOST_DIMENSIONS:
+            raise ValueError(f"Sobol: d must be from 1 to {_MOST_DIMENSIONS}, got {d}")
         if not 1 <= operator.index(bits) <= _MOST_BITS:
             raise ValueError(f"Sobol: bits must be from 1 to {_MOST_BITS}, got {bits}")
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer, NoneType)):
@@ -70,19 +73,8 @@ class Sobol:
         self._seed = secrets.randbits(64) if seed is None else int(seed)
         if self._seed < 0:
             raise ValueError(f"Sobol: seed must be at least 0, got {seed}")
-        # Typed by hand: these two are SciPy's own, and their shapes are checked.
-        sampler: Any = qmc.Sobol(self._d, scramble=bool(scramble), bits=self._bits, rng=self._seed)
-        numbers: object = getattr(sampler, "_sv", None)
-        shift: object = getattr(sampler, "_shift", None)
-        if np.shape(cast("Any", numbers)) != (self._d, self._bits) or np.shape(cast("Any", shift)) != (
-            self._d,
-        ):
-            raise NotSupportedError("Sobol: this SciPy has no direction numbers where they are looked for")
-        # In Gray's code a bit of a point's number stands for two bits: then points need no such code.
-        directions = np.ascontiguousarray(cast("npt.NDArray[np.uint32]", numbers).T)
-        directions[1:] ^= directions[:-1].copy()
-        self._directions = directions
-        self._shift = np.array(cast("npt.NDArray[np.uint32]", shift))
+        self._scramble = bool(scramble)
+        self._numbers: tuple[_Words, _Words] | None = None
         self._position = 0
 
     def __repr__(self) -> str:
@@ -117,12 +109,16 @@ class Sobol:
 
         Raises:
             ValueError: A negative number, or there are not so many points.
+            NotSupportedError: Another dtype; or this SciPy keeps its direction numbers in another way.
         """
         kind, first = checked_dtype("Sobol", dtype), self._skip("random", n)
         levels = max(1, (self._position - 1).bit_length())
-        points = await self._device.ask(
-            SobolPoints(first, operator.index(n), self._directions[:levels], self._shift)
-        )
+        if self._numbers is None:
+            self._numbers = await trio.to_thread.run_sync(
+                _direction_numbers, self._d, self._scramble, self._bits, self._seed
+            )
+        directions, shift = self._numbers
+        points = await self._device.ask(SobolPoints(first, operator.index(n), directions[:levels], shift))
         left = max(0, self._bits - _SINGLE_BITS) if kind.itemsize == 4 else 0
         scale = np.float64(2.0 ** (left - self._bits))
         return await _scaled(kind.value)(points, np.uint32(left), scale)
@@ -171,6 +167,21 @@ class Sobol:
             )
         self._position += operator.index(n)
         return first
+
+
+def _direction_numbers(d: int, scramble: bool, bits: int, seed: int) -> tuple[_Words, _Words]:
+    """Have SciPy make direction numbers and a shift; takes as long as to import it."""
+    from scipy.stats import qmc
+
+    sampler: Any = qmc.Sobol(d, scramble=scramble, bits=bits, rng=seed)
+    # These two are SciPy's own.
+    numbers, shift = np.array(getattr(sampler, "_sv", None)), np.array(getattr(sampler, "_shift", None))
+    if (numbers.shape, shift.shape) != ((d, bits), (d,)):
+        raise NotSupportedError("Sobol: this SciPy has no direction numbers where they are looked for")
+    # In Gray's code a bit of a point's number stands for two bits: by these, points need no such code.
+    directions = np.ascontiguousarray(numbers.T)
+    directions[1:] ^= directions[:-1].copy()
+    return directions, shift
 
 
 @functools.cache
