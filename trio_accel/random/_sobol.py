@@ -33,8 +33,8 @@ class Sobol:
     """Points of a Sobol sequence, as `scipy.stats.qmc.Sobol` makes them: the same ones for the same seed.
 
     SciPy has the direction numbers (Joe and Kuo 2008), and scrambles them, in a thread when the first points
-    are made. A device makes the points. Each point is a function of its number, so any part of the sequence is
-    made at once. As with `Generator`, the place in the sequence is kept here: no point is made twice.
+    are made. A device makes the points. Each point is a function of its number, so any part of the sequence
+    is made at once. As with `Generator`, the place in the sequence is kept here: no point is made twice.
 
     >>> import trio, trio_accel as ta
     >>> async def main() -> None:
