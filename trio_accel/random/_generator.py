@@ -54,6 +54,8 @@ class Generator(Rejections):
     ...         generator.state = saved
     ...         print(await (await generator.integers(8, 1, 6, endpoint=True)).to_host())
     >>> trio.run(main)
+    [6 5 6 4 2 3 6 3]
+    [6 5 6 4 2 3 6 3]
 
     Args:
         device: Where the numbers are made.
