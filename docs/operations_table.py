@@ -46,7 +46,7 @@ def public_functions() -> Mapping[str, tuple[Any, Any]]:
         names = {name: getattr(module, name) for name in module.__all__}
         owners = [
             (module, names),
-            *[(cls, vars(cls)) for cls in names.values() if cls is ta.random.Generator],
+            *[(cls, dict(inspect.getmembers(cls))) for cls in names.values() if cls is ta.random.Generator],
         ]
         for owner, those in owners:
             for name, function in those.items():

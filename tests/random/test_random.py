@@ -113,7 +113,7 @@ async def test_whole_numbers_of_the_widest_range(device: ta.Device) -> None:
 
 async def test_wrong_parameters_of_the_others(device: ta.Device) -> None:
     generator = ta.random.Generator(device, seed=1)
-    for low, high in ((3, 3), (4, 3), (0, (1 << 32) + 1), (-(1 << 60), 0), (0, 1 << 60)):
+    for low, high in ((3, 3), (4, 3), (0, (1 << 63) + 1), (-(1 << 64), 0)):
         with pytest.raises(ValueError, match=rf"Integers: high must be above low.* got {low} and {high}"):
             await generator.integers(3, low, high)
     with pytest.raises(TypeError):
@@ -169,10 +169,10 @@ async def test_no_part_of_the_sequence_is_drawn_twice(device: ta.Device) -> None
 
 async def test_single_and_double_precision_draw_different_counters(device: ta.Device) -> None:
     generator = ta.random.Generator(device, seed=11)
-    before = generator._row
+    before = generator.state["position"]
     await generator.uniform(3 * 262_144, "float64")
     # Three times 65536 counters, each with the one of the next row.
-    assert generator._row - before == 6
+    assert int(generator.state["position"]) - int(before) == 6 * 262_144
 
 
 async def test_a_restart_does_not_repeat_the_stream(device: ta.Device) -> None:

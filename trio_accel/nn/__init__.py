@@ -4,6 +4,9 @@
 `Device.ask` for cancellation and the errors that any operation can end with.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
 from . import _activations, _dropout, _embedding, _losses, _norms, _optimizers
 from ._activations import *
 from ._dropout import *
@@ -19,3 +22,6 @@ __all__ += _embedding.__all__
 __all__ += _losses.__all__
 __all__ += _norms.__all__
 __all__ += _optimizers.__all__
+
+if not _TYPE_CHECKING:
+    __getattr__ = _tells_of_missing(__name__)

@@ -1,13 +1,19 @@
-"""Random numbers on a device: a generator, its messages, and the actor that serves them."""
+"""Random numbers on a device: generators, their messages, Sobol points, and the actor that serves them."""
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
-from . import _generator
+from . import _actor, _generator, _messages, _sobol
+from ._actor import *
 from ._generator import *
+from ._messages import *
+from ._sobol import *
 
 __all__: list[str] = []
+__all__ += _actor.__all__
 __all__ += _generator.__all__
+__all__ += _messages.__all__
+__all__ += _sobol.__all__
 
 if not _TYPE_CHECKING:
     __getattr__ = _tells_of_missing(__name__)

@@ -1,202 +1,69 @@
-"""Generators of random numbers, and the draws that they ask for: which part of a sequence, and as what."""
+"""Generators of random numbers, and the draws that they ask for."""
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
-import secrets
-from collections.abc import Callable, Coroutine, Sequence
-from types import NoneType
-from typing import Any, Final, Literal, ParamSpec, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
+import trio
 
-from ..actors import named_arguments
-from ..backends.base import DType, DTypeLike, NotSupportedError
-from ..backends.base.ops import PHILOX_ROW, RANDOM_DTYPES, Distribution, PhiloxSpec
-from ..devices import AccelRef, Declared, Device, LibraryActor, Planned, Planner, check_device, operation
+from ..backends.base import DType, DTypeLike
+from ..devices import AccelRef, Operand
+from ..expressions import Elementwise
+from ._continuous import after
+from ._messages import Integers, Multiply, Order, Search
+from ._rejections import Rejections
+from ._stream import Shape
+from ._words import ARRAYS, checked_dtype, real
 
-__all__ = [
-    "Bits", "Exponential", "Generator", "Integers", "Lognormal", "Normal", "RngActor", "Uniform",
-]  # fmt: skip
+__all__ = ["Generator"]
 
-ParametersP = ParamSpec("ParametersP")
-
-_Shape: TypeAlias = tuple[int, ...]
-# Checked parameters of a distribution: the dtype, and `PhiloxSpec.low` and `PhiloxSpec.width`.
-_Checked: TypeAlias = tuple[DType, float, float]
-
-# Whole numbers from here on are not all floats.
-_EXACT = 1 << 53
+# Whole numbers up to here are floats, and rows of this many are multiplied by 64 bits.
+_EXACT, _NARROW = 1 << 53, 1 << 32
 
 
-def rows_of(size: int) -> int:
-    """Count the rows of counters that an array of this size may use, whatever its dtype: an even number."""
-    return 2 * -(-size // (4 * PHILOX_ROW))
-
-
-class RngActor(LibraryActor):
-    """Serves random numbers, on a stream of its own.
-
-    It has no state that a restart could lose or repeat: every message says which part of which
-    sequence it draws. CPU backend: NumPy. CUDA: a kernel of the
-    backend's own.
-    """
-
-    library = "random"
-
-
-def _draws(
-    distribution: Distribution, check: Callable[[Any, Planner], _Checked]
-) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], Declared[ParametersP, AccelRef]]:
-    """Declare a draw, whose message says the seed, and from which row on how much is drawn."""
-
-    def plan(message: Any, planner: Planner) -> Planned[AccelRef]:
-        """Plan by hand: no line of shapes says a shape and a dtype that are arguments."""
-        dtype, low, width = check(message, planner)
-        out = planner.output(message.shape, dtype, message.out)
-        spec = PhiloxSpec(distribution, message.seed, message.row, low, width, out.spec)
-        return Planned(spec, out, is_checked=True)
-
-    not_recorded = (
-        "the program counts how much is drawn, so that each replay would draw the same numbers; draw them "
-        "outside, and give the array to the graph"
-    )
-    return operation(actor=RngActor, plan=plan, not_recorded=not_recorded)
-
-
-def _check_integers(message: Any, planner: Planner) -> _Checked:
-    low, high = operator.index(message.low), operator.index(message.high)
-    if not (-_EXACT <= low < high <= _EXACT and high - low <= 1 << 32):
-        raise ValueError(
-            f"{planner.name}: high must be above low, by at most 2**32, and both from -2**53 to 2**53, "
-            f"got {low} and {high}"
-        )
-    return DType.int64, float(low), float(high - low)
-
-
-def _check_uniform(message: Any, planner: Planner) -> _Checked:
-    dtype = message.dtype
-    low, high = _reals(planner, dtype, low=message.low, high=message.high)
-    if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-        raise ValueError(f"{planner.name}: low must not be above high, and both finite, got {low} and {high}")
-    width = high - low
-    if math.isinf(width):
-        raise ValueError(f"{planner.name}: high - low is outside the range of {dtype}")
-    _reals(planner, dtype, **{"high - low": width})
-    return dtype, low, width
-
-
-def _deviation(*names: str) -> Callable[[Any, Planner], _Checked]:
-    """Check finite parameters, of which the last is a deviation; the first is 0 where there is only one."""
-
-    def check(message: Any, planner: Planner) -> _Checked:
-        given = {name: getattr(message, name) for name in names}
-        numbers = _reals(planner, message.dtype, **given)
-        if not all(map(math.isfinite, numbers)) or numbers[-1] < 0:
-            said = " and ".join(f"{name} {value}" for name, value in given.items())
-            raise ValueError(f"{planner.name}: {names[-1]} must be at least 0, and finite, got {said}")
-        return message.dtype, sum(numbers[:-1], 0.0), numbers[-1]
-
-    return check
-
-
-def _reals(planner: Planner, dtype: DType, **arguments: float) -> list[float]:
-    """Return the numbers that the dtype can hold; complex ones are refused, because the dtype is real."""
-    if dtype not in RANDOM_DTYPES["uniform"]:
-        raise NotSupportedError(f"{planner.name} makes float32 or float64, not {dtype}; use cast()")
-    return [planner.factor(name, value, dtype).real for name, value in arguments.items()]
-
-
-@_draws("bits", lambda message, planner: (DType.uint32, 0.0, 1.0))
-async def _bits(seed: int, row: int, shape: _Shape, out: AccelRef | None = None) -> AccelRef:
-    """Draw words of a Philox sequence as they are; see `Generator.bits`."""
-    ...
-
-
-@_draws("integers", _check_integers)
-async def _integers(
-    seed: int, row: int, shape: _Shape, low: int, high: int, out: AccelRef | None = None
-) -> AccelRef:
-    """Draw whole numbers of a range; see `Generator.integers`."""
-    ...
-
-
-@_draws("uniform", _check_uniform)
-async def _uniform(
-    seed: int,
-    row: int,
-    shape: _Shape,
-    dtype: DType = DType.float32,
-    low: float = 0.0,
-    high: float = 1.0,
-    out: AccelRef | None = None,
-) -> AccelRef:
-    """Draw uniform numbers of a Philox sequence; see `Generator.uniform`."""
-    ...
-
-
-@_draws("normal", _deviation("loc", "scale"))
-async def _normal(
-    seed: int,
-    row: int,
-    shape: _Shape,
-    dtype: DType = DType.float32,
-    loc: float = 0.0,
-    scale: float = 1.0,
-    out: AccelRef | None = None,
-) -> AccelRef:
-    """Draw normal numbers of a Philox sequence; see `Generator.normal`."""
-    ...
-
-
-@_draws("lognormal", _deviation("mean", "sigma"))
-async def _lognormal(
-    seed: int,
-    row: int,
-    shape: _Shape,
-    dtype: DType = DType.float32,
-    mean: float = 0.0,
-    sigma: float = 1.0,
-    out: AccelRef | None = None,
-) -> AccelRef:
-    """Draw numbers whose logarithms are normal; see `Generator.lognormal`."""
-    ...
-
-
-@_draws("exponential", _deviation("scale"))
-async def _exponential(
-    seed: int,
-    row: int,
-    shape: _Shape,
-    dtype: DType = DType.float32,
-    scale: float = 1.0,
-    out: AccelRef | None = None,
-) -> AccelRef:
-    """Draw exponentially distributed numbers; see `Generator.exponential`."""
-    ...
-
-
-class Generator:
+class Generator(Rejections):
     """Draws random numbers on a device from one sequence.
 
     The position in the sequence is kept here and not on the device, and each draw takes its part of
     it before anything is sent: no part is drawn twice, also when draws run concurrently, fail, are
     cancelled, or the device is rebuilt in between. The same seed and the same draws in the same
-    order give the same numbers, on every backend that has the generator.
+    order give the same numbers, on every backend that has the generator: bits and whole numbers to the last
+    bit, floating ones up to rounding.
 
-    Each draw begins a new row of the sequence, so that two draws of 10 numbers are other numbers
-    than one draw of 20.
+    Each draw of Philox begins a new row of the sequence, so that two draws of 10 numbers are other numbers
+    than one draw of 20. The other kinds go on with the next word. They have no gamma, Poisson and binomial
+    numbers, nor what is made of these: rejection needs words of its own for each number.
 
     A draw raises `ValueError` for a negative size, bounds in the wrong order, a negative deviation, values
     that the dtype cannot hold, and an `out` of another shape or dtype. It raises `TypeError` for a parameter
     that is no real number, or no whole one, and `NotSupportedError` for another dtype than float32 and
-    float64. See `Device.ask` for cancellation and the errors that any operation can end with.
+    float64. Parameters in an array on the device are not known here: one out of range fails the draws by
+    rejection with a `LibraryError`, and is NaN in the result of the others. See `Device.ask` for cancellation
+    and the errors that any operation can end with.
+
+    >>> import trio, trio_accel as ta
+    >>> async def main() -> None:
+    ...     async with ta.open_system("dice") as system, system.open_device("cpu") as device:
+    ...         generator = ta.random.Generator(device, seed=1)
+    ...         saved = generator.state
+    ...         print(await (await generator.integers(8, 1, 6, endpoint=True)).to_host())
+    ...         generator.state = saved
+    ...         print(await (await generator.integers(8, 1, 6, endpoint=True)).to_host())
+    >>> trio.run(main)
+    [6 5 6 4 2 3 6 3]
+    [6 5 6 4 2 3 6 3]
 
     Args:
         device: Where the numbers are made.
-        kind: ``"philox4x32_10"`` (Salmon et al., SC 2011; cuRAND ``PHILOX4_32_10``).
-        seed: Whole number of 64 bits; by default a fresh one from the operating system.
+        kind: ``"philox4x32_10"`` (Salmon et al., SC 2011; cuRAND ``PHILOX4_32_10``), ``"mrg32k3a"``
+            (L'Ecuyer, Operations Research 47, 1999) or ``"xorwow"`` (Marsaglia, Journal of Statistical
+            Software 8, 2003).
+        seed: Whole number of 64 bits; by default a fresh one from the operating system. It is the key of
+            Philox; the states of the others are made of it by NumPy's `SeedSequence`.
 
     Raises:
         NotSupportedError: There is no such generator.
@@ -204,151 +71,199 @@ class Generator:
         TypeError: The seed is no whole number, or `device` is no device.
     """
 
-    def __init__(
-        self, device: Device, kind: Literal["philox4x32_10"] = "philox4x32_10", seed: int | None = None
-    ) -> None:
-        if kind != "philox4x32_10":
-            raise NotSupportedError(f"Generator: kind {kind!r} is not there; it has 'philox4x32_10'")
-        check_device("Generator", device)
-        self._device = device
-        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer, NoneType)):
-            raise TypeError(f"Generator: seed must be a whole number or None, got {seed!r}")
-        self._seed = secrets.randbits(64) if seed is None else int(seed)
-        self._row = 0
-        if not 0 <= self._seed < 1 << 64:
-            raise ValueError(f"Generator: seed must be from 0 to 2**64 - 1, got {seed}")
-
-    def __repr__(self) -> str:
-        return f"<Generator philox4x32_10, seed {self._seed}, row {self._row}, on {self._device.name}>"
-
-    @property
-    def device(self) -> Device:
-        """Where the numbers are made."""
-        return self._device
-
-    @property
-    def seed(self) -> int:
-        """Seed of its sequence, also where the operating system drew it."""
-        return self._seed
-
-    async def bits(self, shape: int | Sequence[int], *, out: AccelRef | None = None) -> AccelRef:
-        """Draw 32-bit words, an array of uint32 (cuRAND ``curandGenerate``).
-
-        Args:
-            shape: Shape of the result.
-            out: uint32 array of this shape to write to; by default a new one.
-        """
-        return await self._device.ask(Bits(*self._take(shape), out))
-
-    @named_arguments
-    async def uniform(
-        self,
-        shape: int | Sequence[int],
-        dtype: DTypeLike = "float32",
-        *,
-        low: float = 0.0,
-        high: float = 1.0,
-        out: AccelRef | None = None,
-    ) -> AccelRef:
-        """Draw numbers that are uniform over an interval (cuRAND ``curandGenerateUniform``).
-
-        Args:
-            shape: Shape of the result.
-            dtype: float32 (24 random bits a number) or float64 (53).
-            low: Lower bound, not drawn itself but by rounding.
-            high: Upper bound, which may be drawn: the numbers come from above 0 up to 1, as in cuRAND.
-            out: Array of this shape and dtype to write to; by default a new one.
-        """
-        return await self._device.ask(Uniform(*self._take(shape), DType.of(dtype), low, high, out))
-
-    @named_arguments
-    async def normal(
-        self,
-        shape: int | Sequence[int],
-        dtype: DTypeLike = "float32",
-        *,
-        loc: float = 0.0,
-        scale: float = 1.0,
-        out: AccelRef | None = None,
-    ) -> AccelRef:
-        """Draw normally distributed numbers by Box and Muller (cuRAND ``curandGenerateNormal``).
-
-        Args:
-            shape: Shape of the result.
-            dtype: float32 or float64.
-            loc: Mean.
-            scale: Standard deviation.
-            out: Array of this shape and dtype to write to; by default a new one.
-        """
-        return await self._device.ask(Normal(*self._take(shape), DType.of(dtype), loc, scale, out))
-
-    async def exponential(
-        self,
-        shape: int | Sequence[int],
-        dtype: DTypeLike = "float32",
-        *,
-        scale: float = 1.0,
-        out: AccelRef | None = None,
-    ) -> AccelRef:
-        """Draw exponentially distributed numbers: minus the logarithms of uniform ones.
-
-        Args:
-            shape: Shape of the result.
-            dtype: float32 or float64.
-            scale: Mean.
-            out: Array of this shape and dtype to write to; by default a new one.
-        """
-        return await self._device.ask(Exponential(*self._take(shape), DType.of(dtype), scale, out))
-
-    async def lognormal(
-        self,
-        shape: int | Sequence[int],
-        dtype: DTypeLike = "float32",
-        *,
-        mean: float = 0.0,
-        sigma: float = 1.0,
-        out: AccelRef | None = None,
-    ) -> AccelRef:
-        """Draw numbers whose logarithms are normally distributed (cuRAND ``curandGenerateLogNormal``).
-
-        Args:
-            shape: Shape of the result.
-            dtype: float32 or float64.
-            mean: Mean of the logarithms.
-            sigma: Standard deviation of the logarithms.
-            out: Array of this shape and dtype to write to; by default a new one.
-        """
-        return await self._device.ask(Lognormal(*self._take(shape), DType.of(dtype), mean, sigma, out))
-
     async def integers(
-        self, shape: int | Sequence[int], low: int, high: int, *, out: AccelRef | None = None
+        self,
+        shape: Shape,
+        low: int,
+        high: int,
+        dtype: DTypeLike = "int64",
+        *,
+        endpoint: bool = False,
+        out: AccelRef | None = None,
     ) -> AccelRef:
-        """Draw whole numbers that are uniform from `low` on, below `high`: an array of int64.
+        """Draw whole numbers that are uniform from `low` on, below `high`.
 
-        Each is made of 64 bits without rejection, so that of a range of n numbers none is drawn more often
-        than another by more than n in 2**64.
+        Each is the upper part of a product, without rejection: with 64 random bits where there are at most
+        2**32 numbers, and with 128 where there are more. So the probability of each differs from that of the
+        others by at most 2**-64.
 
         Args:
             shape: Shape of the result.
             low: The least number.
-            high: The number above the greatest; by at most 2**32 above `low`.
-            out: int64 array of this shape to write to; by default a new one.
+            high: The number above the greatest.
+            dtype: A dtype of whole numbers that holds all of them.
+            endpoint: Whether `high` itself is drawn, too.
+            out: Array of this shape and dtype to write to; by default a new one.
         """
-        return await self._device.ask(Integers(*self._take(shape), low, high, out))
+        kind = DType.of(dtype)
+        if kind.kind not in ("int", "uint"):
+            raise TypeError(f"random.integers: dtype must be one of whole numbers, got {kind}")
+        first, end, info = operator.index(low), operator.index(high) + bool(endpoint), np.iinfo(kind.dtype)
+        if not info.min <= first < end <= int(info.max) + 1:
+            raise ValueError(
+                f"Integers: high must be above low, and both within {kind}, got {low} and {high}"
+            )
+        width, extents = end - first, self._extents(shape)
+        is_old = self._kind == "philox4x32_10" and kind is DType.int64 and width <= _NARROW
+        if is_old and -_EXACT <= first < end <= _EXACT:
+            return await self._device.ask(Integers(*self._placed(extents), first, end, out))
+        return await self._whole("integers", extents, width, first, kind, out)
 
-    def _take(self, shape: int | Sequence[int]) -> tuple[int, int, tuple[int, ...]]:
-        """Read a shape, and take the rows for it out of the sequence: seed, first row and extents."""
-        extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
-        if any(isinstance(extent, bool) or operator.index(extent) < 0 for extent in extents):
-            raise ValueError(f"shape must hold sizes of at least 0, got {shape!r}")
-        row = self._row
-        self._row += rows_of(int(np.prod(extents, dtype=object)) if extents else 1)
-        return self._seed, row, tuple(int(extent) for extent in extents)
+    async def permutation(self, x: int | Operand) -> AccelRef:
+        """Bring numbers or rows into a random order, as `numpy.random.Generator.permutation`.
+
+        They are sorted by 64 random bits each. Equal ones keep their order, so that of n numbers some order
+        is more frequent by n**2 in 2**65 at most.
+
+        Args:
+            x: An array, whose elements along the first axis are put in order; or n for the numbers below n.
+
+        Returns:
+            A new array, of int64 for a number.
+
+        Raises:
+            ValueError: A negative number, or an array without axes.
+            NotSupportedError: The device has no sorting; on CUDA it is that of the package ``cuda-cccl``.
+        """
+        count, rows = self._source("permutation", x)
+        order = await self._device.ask(Order(await self._keys(count), count, False))
+        return order if rows is None else await self._taken("permutation", rows, order)
+
+    async def choice(
+        self,
+        a: int | Operand,
+        shape: Shape = (),
+        replace: bool = True,
+        p: npt.ArrayLike | None = None,
+    ) -> AccelRef:
+        """Draw numbers or rows, as `numpy.random.Generator.choice`.
+
+        Args:
+            a: An array, whose elements along the first axis are drawn from; or n for the numbers below n.
+            shape: Shape of what is drawn.
+            replace: Whether the same may be drawn again. Otherwise the largest of random keys are taken; with
+                weights these are Gumbel numbers, moved by the logarithms of the weights (Efraimidis and
+                Spirakis 2006), so that it is as if one were drawn after another.
+            p: Probability of each, in host memory; by default all are equal.
+
+        Returns:
+            A new array, of int64 for a number.
+
+        Raises:
+            ValueError: There are none to draw from, or too few; or `p` is no distribution over them.
+            TypeError: `a` or `p` is no array of this kind.
+            NotSupportedError: The device has no sorting, which draws without replacement and searches with
+                weights need; on CUDA it is that of the package ``cuda-cccl``.
+        """
+        count, rows = self._source("choice", a)
+        extents, weights = self._extents(shape), None if p is None else _weights(p, count)
+        wanted = math.prod(extents)
+        there = count if weights is None else int(np.count_nonzero(weights))
+        if wanted and (not there or (not replace and wanted > there)):
+            raise ValueError(
+                f"random.choice: {wanted} must be drawn of only {there}, replace={bool(replace)}"
+            )
+        if not replace:
+            places = (await self._without(count, wanted, weights)).reshape(extents)
+        elif weights is None:
+            places = await self.integers(extents, 0, max(count, 1))
+        else:
+            edges = np.cumsum(weights)
+            u = await self._computed("choice", "y = u", extents, DType.float64, None)
+            places = await self._device.ask(Search(edges / edges[-1], u))
+        return places if rows is None else await self._taken("choice", rows, places)
+
+    async def multivariate_normal(
+        self, mean: npt.ArrayLike, cov: npt.ArrayLike, shape: Shape = (), dtype: DTypeLike = "float32"
+    ) -> AccelRef:
+        """Draw vectors of normal numbers that depend on each other.
+
+        The root of the covariance is made of its eigenvalues, in a thread; it may be singular.
+
+        Args:
+            mean: Mean, a vector in host memory.
+            cov: Covariance, a symmetric matrix in host memory, without negative eigenvalues.
+            shape: Shape of the result, without its last axis.
+            dtype: float32 or float64.
+
+        Returns:
+            An array whose last axis is as long as `mean`.
+
+        Raises:
+            ValueError: Shapes that do not fit, or `cov` is no covariance.
+        """
+        kind = checked_dtype("multivariate_normal", dtype)
+        middle, matrix = (
+            np.asarray(real("multivariate_normal", *one)) for one in (("mean", mean), ("cov", cov))
+        )
+        if middle.ndim != 1 or matrix.shape != 2 * middle.shape:
+            raise ValueError(
+                "random.multivariate_normal: mean must be a vector of n numbers and cov n x n, got "
+                f"{middle.shape} and {matrix.shape}"
+            )
+        root = await trio.to_thread.run_sync(_root, matrix)
+        extents = self._extents(shape)
+        z = await self.normal((math.prod(extents), middle.size), kind)
+        x = (await self._device.ask(Multiply(z, root.astype(kind.dtype)))).reshape((*extents, middle.size))
+        return await after("multivariate_normal", "x + mean", kind.value, "x", "mean")(x, middle)
+
+    def _source(self, name: str, x: int | Operand) -> tuple[int, Operand | None]:
+        """Read what is drawn from: how many there are, and their rows."""
+        if isinstance(x, (AccelRef, np.ndarray)):
+            if not x.ndim:
+                raise ValueError(f"random.{name}: an array must have an axis, got one without")
+            return x.shape[0], x
+        if isinstance(x, bool) or operator.index(x) < 0:
+            raise ValueError(f"random.{name}: the number must be at least 0, got {x!r}")
+        return operator.index(x), None
+
+    async def _taken(self, name: str, rows: Operand, places: AccelRef) -> AccelRef:
+        if not math.prod((*places.shape, *rows.shape[1:])):
+            return await self._device.empty((*places.shape, *rows.shape[1:]), rows.dtype)
+        others = len(rows.shape) - 1
+        made = _take(name, places.ndim, others)
+        spread = places.reshape((*places.shape, *[1] * others))
+        return await made(rows, spread, shape=(*places.shape, *rows.shape[1:]))
+
+    async def _without(self, count: int, wanted: int, weights: npt.NDArray[np.float64] | None) -> AccelRef:
+        """Draw places without replacement: those of the largest keys."""
+        if weights is None:
+            return await self._device.ask(Order(await self._keys(count), wanted, True))
+        with np.errstate(divide="ignore"):
+            logs = np.log(weights)
+        keys = await self._computed(
+            "choice", "y = logs - log(-log(u))", (count,), DType.float64, None, logs=logs
+        )
+        return await self._device.ask(Order(keys, wanted, True))
 
 
-Bits: Final = _bits.message
-Exponential: Final = _exponential.message
-Integers: Final = _integers.message
-Lognormal: Final = _lognormal.message
-Normal: Final = _normal.message
-Uniform: Final = _uniform.message
+@functools.cache
+def _take(name: str, axes: int, others: int) -> Elementwise[AccelRef]:
+    """Make the expression that takes rows at places with so many axes."""
+    text = ", ".join(["places", *[f"i({axes + axis})" for axis in range(others)]])
+    return Elementwise(f"x[{text}]", inputs=("x", "places"), operation=f"random.{name}", library=ARRAYS)
+
+
+def _weights(p: npt.ArrayLike, count: int) -> npt.NDArray[np.float64]:
+    if isinstance(p, AccelRef):
+        raise TypeError("random.choice: p must be in host memory, got an AccelRef; use p.to_host()")
+    weights = np.asarray(real("choice", "p", p, least=">= 0"))
+    if weights.shape != (count,):
+        raise ValueError(f"random.choice: p must have shape {(count,)}, got {weights.shape}")
+    if count and abs(weights.sum() - 1) > math.sqrt(np.finfo(np.float64).eps):
+        raise ValueError(f"random.choice: p must add up to 1, got {weights.sum()}")
+    return weights
+
+
+def _root(cov: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return a matrix whose transpose times itself is a covariance."""
+    largest = np.abs(cov).max(initial=0)
+    if not np.allclose(cov, cov.T, rtol=0, atol=1e-8 * largest):
+        raise ValueError("random.multivariate_normal: cov must be symmetric")
+    values, vectors = np.linalg.eigh(cov)
+    if values.min(initial=0) < -1e-8 * largest:
+        raise ValueError(
+            f"random.multivariate_normal: cov must have no negative eigenvalue, got {values.min()}"
+        )
+    root: npt.NDArray[np.float64] = (vectors * np.sqrt(np.maximum(values, 0))).T
+    return root

@@ -342,11 +342,22 @@ _ALIGNMENT = 16
 _MASK = (1 << 64) - 1
 
 
+_SEQUENCE = struct.Struct("<3Q2q2i")
+_SEQUENCES = "mrg32k3a", "xorwow"
+_REJECTION = struct.Struct("<6Q3q2i")
+_REJECTIONS = "gamma", "log_gamma", "poisson", "binomial"
+_SOBOL = struct.Struct("<3Q2qQq")
+
+
 class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
-    """One kernel, told for each array which part of which sequence it draws. Compiled when it is made."""
+    """One kernel, told for each array which part of which sequence it draws. Compiled when it is made.
+
+    Those of the other sequences and of rejection are compiled when they are first used.
+    """
 
     def __init__(self, device: _Device) -> None:
         super().__init__(device)
+        self._load = device.kernels.function
         self._fill = device.kernels.function("philox", "philox_fill", _ARGUMENTS.size)
 
     def plan(self, spec: ops.PhiloxSpec, device: _Device) -> int:
@@ -365,3 +376,43 @@ class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
             call.handle, -(-size // _FOUR), _ARGUMENTS, out.address, spec.seed, spec.row & _MASK, size,
             spec.low, spec.width, call.plan, is_moved, is_aligned,
         )  # fmt: skip
+
+    def plan_sequence(self, spec: ops.SequenceSpec, device: _Device) -> Function:
+        """Compile and load the kernel, which blocks."""
+        return self._load("sequences", "draw_sequence", _SEQUENCE.size)
+
+    def sequence(self, spec: ops.SequenceSpec, call: _Call) -> None:
+        """Draw words, one thread for a piece."""
+        if size := spec.out.size:
+            call.plan.run(
+                call.handle, -(-size // spec.piece), _SEQUENCE, call.at(spec.out), call.at(spec.state),
+                call.at(spec.jumps), size, spec.piece, spec.jumps.shape[0], _SEQUENCES.index(spec.sequence),
+            )  # fmt: skip
+
+    def plan_rejection(self, spec: ops.RejectionSpec, device: _Device) -> Function:
+        """Compile and load the kernel, which blocks."""
+        return self._load("rejection", "reject", _REJECTION.size)
+
+    def rejection(self, spec: ops.RejectionSpec, call: _Call) -> None:
+        """Draw numbers, one thread for each."""
+        a, b, out = spec.a, spec.b, spec.out
+        seed, row = ops.PLACE.unpack(spec.place)
+        if size := out.size:
+            call.plan.run(
+                call.handle, size, _REJECTION, call.at(out), call.at(a), 0 if b is None else call.at(b),
+                call.status(spec.fault), seed, row, size, a.size > 1, b is not None and b.size > 1,
+                _REJECTIONS.index(spec.distribution), out.dtype.itemsize == 4,
+            )  # fmt: skip
+
+    def plan_sobol(self, spec: ops.SobolSpec, device: _Device) -> Function:
+        """Compile and load the kernel, which blocks."""
+        return self._load("sequences", "sobol_points", _SOBOL.size)
+
+    def sobol(self, spec: ops.SobolSpec, call: _Call) -> None:
+        """Make points, one thread for each number."""
+        out, directions = spec.out, spec.directions
+        if out.size:
+            call.plan.run(
+                call.handle, out.size, _SOBOL, call.at(out), call.at(directions), call.at(spec.shift),
+                out.size, out.shape[1], *ops.FIRST.unpack(spec.first), directions.shape[0],
+            )  # fmt: skip

@@ -1,6 +1,6 @@
 """Operation specifications: what crosses from an actor to a backend, or to a worker process."""
 
-from . import _array, _signature, _spec, arrays, graphs, jit, memory, numeric
+from . import _array, _signature, _spec, arrays, graphs, jit, memory, numeric, random
 from ._array import *
 from ._signature import *
 from ._spec import *
@@ -9,6 +9,7 @@ from .graphs import *
 from .jit import *
 from .memory import *
 from .numeric import *
+from .random import *
 
 __all__: list[str] = []
 __all__ += _array.__all__
@@ -19,3 +20,4 @@ __all__ += graphs.__all__
 __all__ += jit.__all__
 __all__ += memory.__all__
 __all__ += numeric.__all__
+__all__ += random.__all__

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from ...base.kernels import HostCall, kernel
-from ...base.ops import PHILOX_ROW, PhiloxSpec
+from ...base.ops import PHILOX_ROW, PhiloxSpec, RejectionSpec, SequenceSpec, SobolSpec
 from ..runtime._memory import HostArray
+from ._philox import philox4x32, unit64
+from ._rejection import rejection
+from ._sequences import linear_sequence, sobol_points
 
 __all__ = ["philox", "philox4x32"]
-
-_Words = npt.NDArray[np.uint64]
 
 _Draw: TypeAlias = Callable[[PhiloxSpec, int, int], HostArray]
 _Transform: TypeAlias = Callable[[PhiloxSpec, HostArray], HostArray]
@@ -27,25 +27,8 @@ _Unit: TypeAlias = Callable[[HostArray], HostArray]
 
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
-_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_WEYL = (0x9E3779B9, 0xBB67AE85)
 # Counters of one piece: its arrays stay in the caches, and the stream's thread lets others run in between.
 _PIECE = 1 << 14
-
-
-def philox4x32(counter: tuple[_Words, _Words, _Words, _Words], key: tuple[int, int]) -> list[_Words]:
-    """Ten rounds of Philox on arrays of 32-bit words, each in a uint64."""
-    first, second, third, fourth = counter
-    key0, key1 = key
-    for _ in range(10):
-        upper = first * _MULTIPLIERS[0]
-        lower = third * _MULTIPLIERS[1]
-        first = (lower >> _SHIFT) ^ second ^ np.uint64(key0)
-        second = lower & _LOW
-        third = (upper >> _SHIFT) ^ fourth ^ np.uint64(key1)
-        fourth = upper & _LOW
-        key0, key1 = (key0 + _WEYL[0]) & 0xFFFFFFFF, (key1 + _WEYL[1]) & 0xFFFFFFFF
-    return [first, second, third, fourth]
 
 
 def _plan(spec: PhiloxSpec, device: object) -> tuple[_Draw, _Transform]:
@@ -64,6 +47,11 @@ def philox(spec: PhiloxSpec, call: HostCall[tuple[_Draw, _Transform]]) -> None:
         count = min(_PIECE, counters - first)
         piece = out[4 * first : 4 * (first + count)]
         piece[...] = transform(spec, draw(spec, first, count))[: piece.size]
+
+
+kernel(SequenceSpec, backend="cpu")(linear_sequence)
+kernel(RejectionSpec, backend="cpu")(rejection)
+kernel(SobolSpec, backend="cpu")(sobol_points)
 
 
 def _words(seed: int, row: int, first: int, count: int, step: int) -> HostArray:
@@ -93,10 +81,7 @@ def _unit32(words: HostArray) -> HostArray:
 
 def _unit64(words: HostArray) -> HostArray:
     """Return the numbers above 0 up to 1, as cuRAND makes them of two words."""
-    numbers: HostArray = (words[0::2] ^ (words[1::2] << np.uint64(21))).astype(np.float64)
-    numbers *= 2.0**-53
-    numbers += 2.0**-54
-    return numbers
+    return unit64(words[0::2], words[1::2])
 
 
 def _box_muller(unit: HostArray, angle: HostArray) -> HostArray:

@@ -82,8 +82,11 @@ class JitLibrary(_ExpressionLibrary):
 
 
 class RandomLibrary(PhiloxLibrary, CudaLibrary):
-    """Philox-4x32-10 by a kernel of the backend's own, in cuRAND's order and with its arithmetic."""
+    """Kernels of the backend's own; that of Philox-4x32-10 has cuRAND's order and arithmetic."""
 
     name = "random"
 
     kernel(ops.PhiloxSpec, backend="cuda", plan=PhiloxLibrary.plan, is_quick=True)(PhiloxLibrary.philox)
+    kernel(ops.SequenceSpec, backend="cuda", plan=PhiloxLibrary.plan_sequence)(PhiloxLibrary.sequence)
+    kernel(ops.RejectionSpec, backend="cuda", plan=PhiloxLibrary.plan_rejection)(PhiloxLibrary.rejection)
+    kernel(ops.SobolSpec, backend="cuda", plan=PhiloxLibrary.plan_sobol)(PhiloxLibrary.sobol)

@@ -1,0 +1,391 @@
+"""Distributions with a fixed count of words for each number: uniform, normal, and functions of these."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from ..actors import named_arguments
+from ..backends.base import DType, DTypeLike
+from ..devices import AccelRef
+from ..expressions import Elementwise, ExpressionArgument
+from ._messages import Exponential, Lognormal, Normal, Uniform
+from ._stream import Shape
+from ._words import ARRAYS, WordStream, checked_dtype, real
+
+__all__ = ["Continuous", "after"]
+
+
+_TRIANGULAR = (
+    "w = right - left; below = left + sqrt(u * w * (mode - left));"
+    "above = right - sqrt((1.0 - u) * w * (right - mode)); t = below if u * w < mode - left else above;"
+    "y = t if (left <= mode) & (mode <= right) & (left < right) else nan"
+)
+
+
+class Continuous(WordStream):
+    """Floating numbers of distributions that are functions of uniform and normal ones."""
+
+    @named_arguments
+    async def uniform(
+        self,
+        shape: Shape,
+        dtype: DTypeLike = "float32",
+        *,
+        low: float = 0.0,
+        high: float = 1.0,
+        out: AccelRef | None = None,
+    ) -> AccelRef:
+        """Draw numbers that are uniform over an interval (cuRAND ``curandGenerateUniform``).
+
+        Args:
+            shape: Shape of the result.
+            dtype: float32 (24 random bits a number) or float64 (53).
+            low: Lower bound, not drawn itself but by rounding.
+            high: Upper bound, which may be drawn: the numbers come from above 0 up to 1, as in cuRAND.
+            out: Array of this shape and dtype to write to; by default a new one.
+        """
+        extents, kind = self._extents(shape), DType.of(dtype)
+        if self._kind == "philox4x32_10":
+            return await self._device.ask(Uniform(*self._placed(extents), kind, low, high, out))
+        kind, first, last = checked_dtype("uniform", kind), _number("uniform", "low", low), float(high)
+        if not (first <= last and math.isfinite(last - first)):
+            raise ValueError(
+                f"random.uniform: low must not be above high, and both finite, got {low} and {high}"
+            )
+        return await self._computed(
+            "uniform", "y = low + width * u", extents, kind, out, low=first, width=np.float64(last - first)
+        )
+
+    @named_arguments
+    async def normal(
+        self,
+        shape: Shape,
+        dtype: DTypeLike = "float32",
+        *,
+        loc: float = 0.0,
+        scale: float = 1.0,
+        out: AccelRef | None = None,
+    ) -> AccelRef:
+        """Draw normally distributed numbers by Box and Muller (cuRAND ``curandGenerateNormal``).
+
+        Args:
+            shape: Shape of the result.
+            dtype: float32 or float64.
+            loc: Mean.
+            scale: Standard deviation.
+            out: Array of this shape and dtype to write to; by default a new one.
+        """
+        extents, kind = self._extents(shape), DType.of(dtype)
+        if self._kind == "philox4x32_10":
+            return await self._device.ask(Normal(*self._placed(extents), kind, loc, scale, out))
+        return await self._moved_normals("normal", "loc + scale * x", extents, kind, loc, scale, out)
+
+    async def exponential(
+        self,
+        shape: Shape,
+        dtype: DTypeLike = "float32",
+        *,
+        scale: float = 1.0,
+        out: AccelRef | None = None,
+    ) -> AccelRef:
+        """Draw exponentially distributed numbers: minus the logarithms of uniform ones.
+
+        Args:
+            shape: Shape of the result.
+            dtype: float32 or float64.
+            scale: Mean.
+            out: Array of this shape and dtype to write to; by default a new one.
+        """
+        extents, kind = self._extents(shape), DType.of(dtype)
+        if self._kind == "philox4x32_10":
+            return await self._device.ask(Exponential(*self._placed(extents), kind, scale, out))
+        kind, factor = (
+            checked_dtype("exponential", kind),
+            _number("exponential", "scale", scale, least=">= 0"),
+        )
+        return await self._computed("exponential", "y = -scale * log(u)", extents, kind, out, scale=factor)
+
+    async def lognormal(
+        self,
+        shape: Shape,
+        dtype: DTypeLike = "float32",
+        *,
+        mean: float = 0.0,
+        sigma: float = 1.0,
+        out: AccelRef | None = None,
+    ) -> AccelRef:
+        """Draw numbers whose logarithms are normally distributed (cuRAND ``curandGenerateLogNormal``).
+
+        Args:
+            shape: Shape of the result.
+            dtype: float32 or float64.
+            mean: Mean of the logarithms.
+            sigma: Standard deviation of the logarithms.
+            out: Array of this shape and dtype to write to; by default a new one.
+        """
+        extents, kind = self._extents(shape), DType.of(dtype)
+        if self._kind == "philox4x32_10":
+            return await self._device.ask(Lognormal(*self._placed(extents), kind, mean, sigma, out))
+        return await self._moved_normals("lognormal", "exp(loc + scale * x)", extents, kind, mean, sigma, out)
+
+    async def cauchy(
+        self,
+        shape: Shape,
+        dtype: DTypeLike = "float32",
+        *,
+        loc: ExpressionArgument = 0.0,
+        scale: ExpressionArgument = 1.0,
+        out: AccelRef | None = None,
+    ) -> AccelRef:
+        """Draw numbers of a Cauchy distribution, which has no mean.
+
+        Args:
+            shape: Shape of the result.
+            dtype: float32 or float64. It is computed in float64.
+            loc: Where its middle is.
+            scale: Its width, of at least 0.
+            out: Array of this shape and dtype to write to; by default a new one.
+        """
+        return await self._computed(
+            "cauchy",
+            "y = where(scale >= 0, loc + scale * tan(pi * (u - 0.5)), nan)",
+            self._extents(shape),
+            checked_dtype("cauchy", dtype),
+            out,
+            loc=real("cauchy", "loc", loc),
+            scale=real("cauchy", "scale", scale, least=">= 0"),
+        )
+
+    async def gumbel(
+        self,
+        shape: Shape,
+        dtype: DTypeLike = "float32",
+        *,
+        loc: ExpressionArgument = 0.0,
+        scale: ExpressionArgument = 1.0,
+        out: AccelRef | None = None,
+    ) -> AccelRef:
+        """Draw numbers of a Gumbel distribution of largest values, as `numpy.random.Generator.gumbel`.
+
+        Args:
+            shape: Shape of the result.
+            dtype: float32 or float64. It is computed in float64.
+            loc: Where it is largest.
+            scale: Its width, of at least 0.
+            out: Array of this shape and dtype to write to; by default a new one.
+        """
+        return await self._computed(
+            "gumbel",
+            "y = where(scale >= 0, loc - scale * log(-log(u)), nan)",
+            self._extents(shape),
+            checked_dtype("gumbel", dtype),
+            out,
+            loc=real("gumbel", "loc", loc),
+            scale=real("gumbel", "scale", scale, least=">= 0"),
+        )
+
+    async def laplace(
+        self,
+        shape: Shape,
+        dtype: DTypeLike = "float32",
+        *,
+        loc: ExpressionArgument = 0.0,
+        scale: ExpressionArgument = 1.0,
+        out: AccelRef | None = None,
+    ) -> AccelRef:
+        """Draw numbers of a Laplace distribution, exponential to both sides.
+
+        Args:
+            shape: Shape of the result.
+            dtype: float32 or float64. It is computed in float64.
+            loc: Where its middle is.
+            scale: Its width, of at least 0.
+            out: Array of this shape and dtype to write to; by default a new one.
+        """
+        return await self._computed(
+            "laplace",
+            "y = where(scale >= 0, loc - scale * sign(u - 0.5) * log1p(-2.0 * abs(u - 0.5)), nan)",
+            self._extents(shape),
+            checked_dtype("laplace", dtype),
+            out,
+            loc=real("laplace", "loc", loc),
+            scale=real("laplace", "scale", scale, least=">= 0"),
+        )
+
+    async def logistic(
+        self,
+        shape: Shape,
+        dtype: DTypeLike = "float32",
+        *,
+        loc: ExpressionArgument = 0.0,
+        scale: ExpressionArgument = 1.0,
+        out: AccelRef | None = None,
+    ) -> AccelRef:
+        """Draw numbers of a logistic distribution.
+
+        Args:
+            shape: Shape of the result.
+            dtype: float32 or float64. It is computed in float64.
+            loc: Where its middle is.
+            scale: Its width, of at least 0.
+            out: Array of this shape and dtype to write to; by default a new one.
+        """
+        return await self._computed(
+            "logistic",
+            "y = where(scale >= 0, loc + scale * log(u / (1.0 - u)), nan)",
+            self._extents(shape),
+            checked_dtype("logistic", dtype),
+            out,
+            loc=real("logistic", "loc", loc),
+            scale=real("logistic", "scale", scale, least=">= 0"),
+        )
+
+    async def pareto(
+        self,
+        shape: Shape,
+        dtype: DTypeLike = "float32",
+        *,
+        a: ExpressionArgument,
+        out: AccelRef | None = None,
+    ) -> AccelRef:
+        """Draw numbers of a Lomax distribution, as `numpy.random.Generator.pareto`.
+
+        Args:
+            shape: Shape of the result.
+            dtype: float32 or float64. It is computed in float64.
+            a: Shape, above 0.
+            out: Array of this shape and dtype to write to; by default a new one.
+        """
+        return await self._computed(
+            "pareto",
+            "y = where(a > 0, expm1(-log(u) / a), nan)",
+            self._extents(shape),
+            checked_dtype("pareto", dtype),
+            out,
+            a=real("pareto", "a", a, least="> 0"),
+        )
+
+    async def rayleigh(
+        self,
+        shape: Shape,
+        dtype: DTypeLike = "float32",
+        *,
+        scale: ExpressionArgument = 1.0,
+        out: AccelRef | None = None,
+    ) -> AccelRef:
+        """Draw numbers of a Rayleigh distribution.
+
+        Args:
+            shape: Shape of the result.
+            dtype: float32 or float64. It is computed in float64.
+            scale: Where it is largest, at least 0.
+            out: Array of this shape and dtype to write to; by default a new one.
+        """
+        return await self._computed(
+            "rayleigh",
+            "y = where(scale >= 0, scale * sqrt(-2.0 * log(u)), nan)",
+            self._extents(shape),
+            checked_dtype("rayleigh", dtype),
+            out,
+            scale=real("rayleigh", "scale", scale, least=">= 0"),
+        )
+
+    async def triangular(
+        self,
+        shape: Shape,
+        dtype: DTypeLike = "float32",
+        *,
+        left: ExpressionArgument,
+        mode: ExpressionArgument,
+        right: ExpressionArgument,
+        out: AccelRef | None = None,
+    ) -> AccelRef:
+        """Draw numbers whose density is a triangle, as `numpy.random.Generator.triangular`.
+
+        Args:
+            shape: Shape of the result.
+            dtype: float32 or float64. It is computed in float64.
+            left: Lower bound.
+            mode: Where it is largest, from `left` to `right`.
+            right: Upper bound, above `left`.
+            out: Array of this shape and dtype to write to; by default a new one.
+        """
+        bounds = {
+            name: real("triangular", name, one)
+            for name, one in (("left", left), ("mode", mode), ("right", right))
+        }
+        here = [one for one in bounds.values() if not isinstance(one, AccelRef)]
+        if len(here) == len(bounds) and not _ascend(*here):
+            raise ValueError(
+                "random.triangular: mode must be from left to right, and right above left, got "
+                f"{left}, {mode} and {right}"
+            )
+        kind, extents = checked_dtype("triangular", dtype), self._extents(shape)
+        return await self._computed("triangular", _TRIANGULAR, extents, kind, out, **bounds)
+
+    async def weibull(
+        self,
+        shape: Shape,
+        dtype: DTypeLike = "float32",
+        *,
+        a: ExpressionArgument,
+        out: AccelRef | None = None,
+    ) -> AccelRef:
+        """Draw numbers of a Weibull distribution of the scale 1, as `numpy.random.Generator.weibull`.
+
+        Args:
+            shape: Shape of the result.
+            dtype: float32 or float64. It is computed in float64.
+            a: Shape, above 0.
+            out: Array of this shape and dtype to write to; by default a new one.
+        """
+        return await self._computed(
+            "weibull",
+            "y = where(a > 0, (-log(u)) ** (1.0 / a), nan)",
+            self._extents(shape),
+            checked_dtype("weibull", dtype),
+            out,
+            a=real("weibull", "a", a, least="> 0"),
+        )
+
+    async def _moved_normals(
+        self,
+        name: str,
+        text: str,
+        extents: tuple[int, ...],
+        dtype: DType,
+        loc: float,
+        scale: float,
+        out: AccelRef | None,
+    ) -> AccelRef:
+        """Compute an expression of normal numbers `x`, of a mean and of a deviation."""
+        kind, mean = checked_dtype(name, dtype), _number(name, "mean" if name == "lognormal" else "loc", loc)
+        deviation = _number(name, "sigma" if name == "lognormal" else "scale", scale, least=">= 0")
+        numbers = await self._normals(extents)
+        return await after(name, text, kind.value, "x", "loc", "scale")(numbers, mean, deviation, out=out)
+
+    def _placed(self, extents: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
+        """Take a part of Philox's sequence for an array: seed, first row and shape."""
+        return *self._rows(math.prod(extents)), extents
+
+
+@functools.lru_cache(256)
+def after(name: str, text: str, dtype: str, *inputs: str) -> Elementwise[AccelRef]:
+    """Make an expression of what was drawn."""
+    return Elementwise(text, inputs=inputs, dtypes=dtype, operation=f"random.{name}", library=ARRAYS)
+
+
+def _ascend(left: Any, mode: Any, right: Any) -> bool:
+    return bool(np.all((left <= mode) & (mode <= right) & (left < right)))
+
+
+def _number(name: str, argument: str, value: Any, *, least: str = "") -> np.float64:
+    """Return one number, checked as `real` does."""
+    found = real(name, argument, value, least=least)
+    if not isinstance(found, np.float64):
+        raise TypeError(f"random.{name}: {argument} must be one number, got {value!r}")
+    return found

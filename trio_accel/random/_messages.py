@@ -1,0 +1,285 @@
+"""Messages that draw random numbers: which part of which sequence, and as what."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, ParamSpec, TypeAlias
+
+import numpy as np
+
+from ..backends.base import DType, NotSupportedError
+from ..backends.base.ops import (
+    FIRST,
+    PLACE,
+    RANDOM_DTYPES,
+    Distribution,
+    LinearSequence,
+    MatmulSpec,
+    PhiloxSpec,
+    Rejection,
+    RejectionSpec,
+    SearchSpec,
+    SequenceSpec,
+    SobolSpec,
+    SortSpec,
+)
+from ..devices import AccelRef, Declared, Operand, Planned, Planner, operation
+from ._actor import RngActor
+from ._sequences import State, powers
+
+__all__ = [
+    "Bits", "Exponential", "Integers", "Lognormal", "Normal", "Rejected", "SequenceBits", "SobolPoints",
+    "Uniform",
+]  # fmt: skip
+
+ParametersP = ParamSpec("ParametersP")
+
+_Shape: TypeAlias = tuple[int, ...]
+# Checked parameters of a distribution: the dtype, and `PhiloxSpec.low` and `PhiloxSpec.width`.
+_Checked: TypeAlias = tuple[DType, float, float]
+
+# Whole numbers from here on are not all floats.
+_EXACT = 1 << 53
+# Words of a piece at most, as a power of two; and of the pieces of a sequence.
+_LONGEST_PIECE = 8
+_NOT_RECORDED = (
+    "the program counts how much is drawn, so that each replay would draw the same numbers; draw them "
+    "outside, and give the array to the graph"
+)
+# Served by other capabilities.
+_ARRAYS, _BLAS = "trio_accel.arrays:ArraysActor", "trio_accel.linalg:BlasActor"
+
+
+def _draws(
+    distribution: Distribution, check: Callable[[Any, Planner], _Checked]
+) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], Declared[ParametersP, AccelRef]]:
+    """Declare a draw, whose message says the seed, and from which row on how much is drawn."""
+
+    def plan(message: Any, planner: Planner) -> Planned[AccelRef]:
+        """Plan by hand: no line of shapes says a shape and a dtype that are arguments."""
+        dtype, low, width = check(message, planner)
+        out = planner.output(message.shape, dtype, message.out)
+        spec = PhiloxSpec(distribution, message.seed, message.row, low, width, out.spec)
+        return Planned(spec, out, is_checked=True)
+
+    return operation(actor=RngActor, plan=plan, not_recorded=_NOT_RECORDED)
+
+
+def _check_integers(message: Any, planner: Planner) -> _Checked:
+    low, high = operator.index(message.low), operator.index(message.high)
+    if not (-_EXACT <= low < high <= _EXACT and high - low <= 1 << 32):
+        raise ValueError(
+            f"{planner.name}: high must be above low, by at most 2**32, and both from -2**53 to 2**53, "
+            f"got {low} and {high}"
+        )
+    return DType.int64, float(low), float(high - low)
+
+
+def _check_uniform(message: Any, planner: Planner) -> _Checked:
+    dtype = message.dtype
+    low, high = _reals(planner, dtype, low=message.low, high=message.high)
+    if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+        raise ValueError(f"{planner.name}: low must not be above high, and both finite, got {low} and {high}")
+    width = high - low
+    if math.isinf(width):
+        raise ValueError(f"{planner.name}: high - low is outside the range of {dtype}")
+    _reals(planner, dtype, **{"high - low": width})
+    return dtype, low, width
+
+
+def _deviation(*names: str) -> Callable[[Any, Planner], _Checked]:
+    """Check finite parameters, of which the last is a deviation; the first is 0 where there is only one."""
+
+    def check(message: Any, planner: Planner) -> _Checked:
+        given = {name: getattr(message, name) for name in names}
+        numbers = _reals(planner, message.dtype, **given)
+        if not all(map(math.isfinite, numbers)) or numbers[-1] < 0:
+            said = " and ".join(f"{name} {value}" for name, value in given.items())
+            raise ValueError(f"{planner.name}: {names[-1]} must be at least 0, and finite, got {said}")
+        return message.dtype, sum(numbers[:-1], 0.0), numbers[-1]
+
+    return check
+
+
+def _reals(planner: Planner, dtype: DType, **arguments: float) -> list[float]:
+    """Return the numbers that the dtype can hold; complex ones are refused, because the dtype is real."""
+    if dtype not in RANDOM_DTYPES["uniform"]:
+        raise NotSupportedError(f"{planner.name} makes float32 or float64, not {dtype}; use cast()")
+    return [planner.factor(name, value, dtype).real for name, value in arguments.items()]
+
+
+@_draws("bits", lambda message, planner: (DType.uint32, 0.0, 1.0))
+async def _bits(seed: int, row: int, shape: _Shape, out: AccelRef | None = None) -> AccelRef:
+    """Draw words of a Philox sequence as they are; see `Generator.bits`."""
+    ...
+
+
+@_draws("integers", _check_integers)
+async def _integers(
+    seed: int, row: int, shape: _Shape, low: int, high: int, out: AccelRef | None = None
+) -> AccelRef:
+    """Draw whole numbers of a range; see `Generator.integers`."""
+    ...
+
+
+@_draws("uniform", _check_uniform)
+async def _uniform(
+    seed: int,
+    row: int,
+    shape: _Shape,
+    dtype: DType = DType.float32,
+    low: float = 0.0,
+    high: float = 1.0,
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Draw uniform numbers of a Philox sequence; see `Generator.uniform`."""
+    ...
+
+
+@_draws("normal", _deviation("loc", "scale"))
+async def _normal(
+    seed: int,
+    row: int,
+    shape: _Shape,
+    dtype: DType = DType.float32,
+    loc: float = 0.0,
+    scale: float = 1.0,
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Draw normal numbers of a Philox sequence; see `Generator.normal`."""
+    ...
+
+
+@_draws("lognormal", _deviation("mean", "sigma"))
+async def _lognormal(
+    seed: int,
+    row: int,
+    shape: _Shape,
+    dtype: DType = DType.float32,
+    mean: float = 0.0,
+    sigma: float = 1.0,
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Draw numbers whose logarithms are normal; see `Generator.lognormal`."""
+    ...
+
+
+@_draws("exponential", _deviation("scale"))
+async def _exponential(
+    seed: int,
+    row: int,
+    shape: _Shape,
+    dtype: DType = DType.float32,
+    scale: float = 1.0,
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Draw exponentially distributed numbers; see `Generator.exponential`."""
+    ...
+
+
+def _plan_sequence(message: Any, planner: Planner) -> Planned[AccelRef]:
+    out = planner.output(message.shape, DType.uint32, message.out)
+    size = math.prod(message.shape)
+    # Pieces are as long as there are of them, up to a length at which a jump costs less than the draws.
+    level = min(_LONGEST_PIECE, size.bit_length() // 2)
+    pieces = -(-size // (1 << level))
+    jumps = powers(message.sequence, level, max(pieces - 1, 0).bit_length())
+    state = planner.read("state", np.array(message.state, np.uint32))
+    spec = SequenceSpec(message.sequence, 1 << level, state, planner.read("jumps", jumps), out.spec)
+    return Planned(spec, out, is_checked=True)
+
+
+@operation(actor=RngActor, plan=_plan_sequence, not_recorded=_NOT_RECORDED)
+async def _sequence_bits(
+    sequence: LinearSequence, state: State, shape: _Shape, out: AccelRef | None = None
+) -> AccelRef:
+    """Draw words of a linear sequence from a state on; see `Generator.bits` and `SequenceSpec`."""
+    ...
+
+
+def _plan_rejection(message: Any, planner: Planner) -> Planned[AccelRef]:
+    """Plan by hand, as `_draws` does. Parameters are arrays of float64 by now."""
+    out = planner.output(message.shape, message.dtype, message.out)
+    a = planner.read("a", message.a)
+    b = None if message.b is None else planner.read("b", message.b)
+    place = PLACE.pack(message.seed, message.row)
+    return Planned(RejectionSpec(message.distribution, place, a, b, out.spec, planner.status(1)), out)
+
+
+@operation(actor=RngActor, plan=_plan_rejection, not_recorded=_NOT_RECORDED)
+async def _rejected(
+    distribution: Rejection,
+    seed: int,
+    row: int,
+    shape: _Shape,
+    dtype: DType,
+    a: Operand,
+    b: Operand | None = None,
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Draw numbers of a distribution by rejection; see `RejectionSpec`."""
+    ...
+
+
+def _plan_sobol(message: Any, planner: Planner) -> Planned[AccelRef]:
+    directions, shift = planner.read("directions", message.directions), planner.read("shift", message.shift)
+    out = planner.output((message.count, directions.shape[1]), DType.uint32)
+    return Planned(SobolSpec(FIRST.pack(message.first), directions, shift, out.spec), out)
+
+
+@operation(actor=RngActor, plan=_plan_sobol, not_recorded=_NOT_RECORDED)
+async def _sobol_points(first: int, count: int, directions: Operand, shift: Operand) -> AccelRef:
+    """Make points of a Sobol sequence, as whole numbers; see `SobolSpec`."""
+    ...
+
+
+def _plan_order(message: Any, planner: Planner) -> Planned[AccelRef]:
+    keys = planner.read("keys", message.keys)
+    out = planner.output((message.count,), DType.int64)
+    return Planned(SortSpec(0, message.descending, keys, None, out.spec), out)
+
+
+@operation(actor=_ARRAYS, plan=_plan_order)
+async def _order(keys: Operand, count: int, descending: bool) -> AccelRef:
+    """Find the indices of the first keys in order, as `arrays.argsort` does."""
+    ...
+
+
+def _plan_search(message: Any, planner: Planner) -> Planned[AccelRef]:
+    edges, x = planner.read("edges", message.edges), planner.read("x", message.x)
+    out = planner.output(x.shape, DType.int64)
+    return Planned(SearchSpec("right", edges, x, None, out.spec, planner.status(1)), out)
+
+
+@operation(actor=_ARRAYS, plan=_plan_search)
+async def _search(edges: Operand, x: Operand) -> AccelRef:
+    """Find the first edge above each number, as `arrays.searchsorted` does."""
+    ...
+
+
+def _plan_multiply(message: Any, planner: Planner) -> Planned[AccelRef]:
+    a, b = planner.read("a", message.a), planner.read("b", message.b)
+    out = planner.output((*a.shape[:-1], *b.shape[1:]), a.dtype)
+    return Planned(MatmulSpec(a, b, out.spec), out)
+
+
+@operation(actor=_BLAS, plan=_plan_multiply)
+async def _multiply(a: Operand, b: Operand) -> AccelRef:
+    """Multiply by a matrix, as `linalg.matmul` does."""
+    ...
+
+
+Bits: Final = _bits.message
+Exponential: Final = _exponential.message
+Integers: Final = _integers.message
+Lognormal: Final = _lognormal.message
+Multiply: Final = _multiply.message
+Normal: Final = _normal.message
+Order: Final = _order.message
+Rejected: Final = _rejected.message
+Search: Final = _search.message
+SequenceBits: Final = _sequence_bits.message
+SobolPoints: Final = _sobol_points.message
+Uniform: Final = _uniform.message

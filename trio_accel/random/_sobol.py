@@ -1,0 +1,189 @@
+"""Sobol points: numbers that fill a cube more evenly than random ones."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import secrets
+from types import NoneType
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from ..backends.base import DTypeLike, NotSupportedError
+from ..devices import AccelRef, Device, check_device
+from ..expressions import Elementwise
+from ._continuous import after
+from ._messages import SobolPoints
+from ._words import checked_dtype
+
+__all__ = ["Sobol"]
+
+_Words: TypeAlias = npt.NDArray[np.uint32]
+
+# As many as SciPy's table has.
+_MOST_DIMENSIONS = 21201
+_MOST_BITS = 32
+_SINGLE_BITS = 24
+
+
+class Sobol:
+    """Points of a Sobol sequence, as `scipy.stats.qmc.Sobol` makes them: the same ones for the same seed.
+
+    SciPy has the direction numbers (Joe and Kuo 2008), and scrambles them, in a thread when the first points
+    are made. A device makes the points. Each point is a function of its number, so any part of the sequence
+    is made at once. As with `Generator`, the place in the sequence is kept here: no point is made twice.
+
+    >>> import trio, trio_accel as ta
+    >>> async def main() -> None:
+    ...     async with ta.open_system("points") as system, system.open_device("cpu") as device:
+    ...         print(await (await ta.random.Sobol(device, 2, scramble=False).random(4)).to_host())
+    >>> trio.run(main)
+    [[0.   0.  ]
+     [0.5  0.5 ]
+     [0.75 0.25]
+     [0.25 0.75]]
+
+    Args:
+        device: Where the points are made.
+        d: Dimensions: at most as many as SciPy has, 21201.
+        scramble: Whether the numbers are scrambled (Matoušek 1998), so that the points are random, and none
+            is zero for sure.
+        bits: Bits of each number, from 1 to 32. There are two to the power of this points.
+        seed: Whole number that scrambles, SciPy's `rng`; by default a fresh one.
+
+    Raises:
+        ValueError: Dimensions or bits out of range, or a negative seed.
+        TypeError: No whole number, or no device.
+    """
+
+    def __init__(
+        self, device: Device, d: int, *, scramble: bool = True, bits: int = 30, seed: int | None = None
+    ) -> None:
+        check_device("Sobol", device)
+        if not 1 <= operator.index(d) <= _MOST_DIMENSIONS:
+            raise ValueError(f"Sobol: d must be from 1 to {_MOST_DIMENSIONS}, got {d}")
+        if not 1 <= operator.index(bits) <= _MOST_BITS:
+            raise ValueError(f"Sobol: bits must be from 1 to {_MOST_BITS}, got {bits}")
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer, NoneType)):
+            raise TypeError(f"Sobol: seed must be a whole number or None, got {seed!r}")
+        self._device, self._d, self._bits = device, operator.index(d), operator.index(bits)
+        self._seed = secrets.randbits(64) if seed is None else int(seed)
+        if self._seed < 0:
+            raise ValueError(f"Sobol: seed must be at least 0, got {seed}")
+        self._scramble = bool(scramble)
+        self._numbers: tuple[_Words, _Words] | None = None
+        self._position = 0
+
+    def __repr__(self) -> str:
+        return f"<Sobol in {self._d} dimensions, seed {self._seed}, point {self._position}>"
+
+    @property
+    def device(self) -> Device:
+        """Where the points are made."""
+        return self._device
+
+    @property
+    def seed(self) -> int:
+        """The seed, also where the operating system drew it."""
+        return self._seed
+
+    @property
+    def num_generated(self) -> int:
+        """Number of the next point: another one goes on from there by `fast_forward`."""
+        return self._position
+
+    async def random(self, n: int = 1, dtype: DTypeLike = "float64") -> AccelRef:
+        """Make the next points.
+
+        The points up to a power of two are balanced; SciPy warns of another number of them.
+
+        Args:
+            n: How many.
+            dtype: float64; or float32, of the upper 24 bits.
+
+        Returns:
+            An array of shape (n, d), from 0 on, below 1.
+
+        Raises:
+            ValueError: A negative number, or there are not so many points.
+            NotSupportedError: Another dtype; or this SciPy keeps its direction numbers in another way.
+        """
+        kind, first = checked_dtype("Sobol", dtype), self._skip("random", n)
+        levels = max(1, (self._position - 1).bit_length())
+        if self._numbers is None:
+            self._numbers = await trio.to_thread.run_sync(
+                _direction_numbers, self._d, self._scramble, self._bits, self._seed
+            )
+        directions, shift = self._numbers
+        points = await self._device.ask(SobolPoints(first, operator.index(n), directions[:levels], shift))
+        left = max(0, self._bits - _SINGLE_BITS) if kind.itemsize == 4 else 0
+        scale = np.float64(2.0 ** (left - self._bits))
+        return await _scaled(kind.value)(points, np.uint32(left), scale)
+
+    async def random_base2(self, m: int, dtype: DTypeLike = "float64") -> AccelRef:
+        """Make the next 2**m points, which end at a power of two.
+
+        Args:
+            m: Logarithm of how many.
+            dtype: See `random`.
+
+        Raises:
+            ValueError: The points so far and these would be no power of two, or there are not so many.
+        """
+        if operator.index(m) < 0:
+            raise ValueError(f"Sobol.random_base2: m must be at least 0, got {m}")
+        total = self._position + (1 << operator.index(m))
+        if total & (total - 1):
+            raise ValueError(
+                f"Sobol.random_base2: {self._position} points and 2**{m} are no power of two; use random()"
+            )
+        return await self.random(1 << operator.index(m), dtype)
+
+    def fast_forward(self, n: int) -> Sobol:
+        """Skip points, however many, at once; returns this object.
+
+        Raises:
+            ValueError: A negative number, or there are not so many points.
+        """
+        self._skip("fast_forward", n)
+        return self
+
+    def reset(self) -> Sobol:
+        """Go back to the first point; returns this object."""
+        self._position = 0
+        return self
+
+    def _skip(self, name: str, n: int) -> int:
+        """Take points, and return the number of the first one."""
+        if isinstance(n, bool) or operator.index(n) < 0:
+            raise ValueError(f"Sobol.{name}: n must be at least 0, got {n!r}")
+        first, most = self._position, 1 << self._bits
+        if first + operator.index(n) > most:
+            raise ValueError(
+                f"Sobol.{name}: there are 2**{self._bits} points, and {first} are used; got n={n}"
+            )
+        self._position += operator.index(n)
+        return first
+
+
+def _direction_numbers(d: int, scramble: bool, bits: int, seed: int) -> tuple[_Words, _Words]:
+    """Have SciPy make direction numbers and a shift; takes as long as to import it."""
+    from scipy.stats import qmc
+
+    sampler: Any = qmc.Sobol(d, scramble=scramble, bits=bits, rng=seed)
+    # These two are SciPy's own.
+    numbers, shift = np.array(getattr(sampler, "_sv", None)), np.array(getattr(sampler, "_shift", None))
+    if (numbers.shape, shift.shape) != ((d, bits), (d,)):
+        raise NotSupportedError("Sobol: this SciPy has no direction numbers where they are looked for")
+    # In Gray's code a bit of a point's number stands for two bits: by these, points need no such code.
+    directions = np.ascontiguousarray(numbers.T)
+    directions[1:] ^= directions[:-1].copy()
+    return directions, shift
+
+
+@functools.cache
+def _scaled(dtype: str) -> Elementwise[AccelRef]:
+    return after("Sobol", "float64(x >> left) * scale", dtype, "x", "left", "scale")
