@@ -8,20 +8,43 @@ it was to change is damaged, and its use is refused. All functions raise:
 * `LibraryError`: a structure that was put together by hand and is wrong.
 """
 
-from . import _conversions, _elements, _formats, _multiplications, _products, _structures, _systems
+from . import (
+    _conversions,
+    _eigen,
+    _elements,
+    _formats,
+    _gmres,
+    _iterations,
+    _krylov,
+    _multiplications,
+    _preconditioners,
+    _products,
+    _structures,
+    _systems,
+)
 from ._conversions import *
+from ._eigen import *
 from ._elements import *
 from ._formats import *
+from ._gmres import *
+from ._iterations import *
+from ._krylov import *
 from ._multiplications import *
+from ._preconditioners import *
 from ._products import *
 from ._structures import *
 from ._systems import *
 
 __all__: list[str] = []
 __all__ += _conversions.__all__
+__all__ += _eigen.__all__
 __all__ += _elements.__all__
 __all__ += _formats.__all__
+__all__ += _gmres.__all__
+__all__ += _iterations.__all__
+__all__ += _krylov.__all__
 __all__ += _multiplications.__all__
+__all__ += _preconditioners.__all__
 __all__ += _products.__all__
 __all__ += _structures.__all__
 __all__ += _systems.__all__

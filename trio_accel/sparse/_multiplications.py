@@ -196,7 +196,9 @@ def _product(of: str, place: str, axis: int, is_conjugated: bool) -> Elementwise
 @functools.cache
 def _scatter(indices: tuple[str, ...], row: str, col: str) -> Scatter:
     """Add values at places that expressions of indices tell."""
-    return Scatter(f"out[{row}, {col}]", "add", inputs=("out", *indices), operation="sparse.spmm", library=ARRAYS)
+    return Scatter(
+        f"out[{row}, {col}]", "add", inputs=("out", *indices), operation="sparse.spmm", library=ARRAYS
+    )
 
 
 # The messages and specifications are those of the operations that take rows, under the functions' names.
