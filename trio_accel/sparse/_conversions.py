@@ -183,7 +183,7 @@ async def tocsc(matrix: SparseMatrix) -> CscMatrix:
 async def tocoo(matrix: SparseMatrix) -> CooMatrix:
     """Convert a matrix to coordinates, as SciPy's ``tocoo``: the columns and values are those of `matrix`.
 
-    Rows and columns of compressed ones are found on every backend. A matrix of blocks is converted by `tocsr`.
+    Every backend finds those of compressed rows and columns. A matrix of blocks is converted by `tocsr`.
 
     Args:
         matrix: Matrix of any format.
@@ -225,9 +225,9 @@ async def transpose(matrix: SparseMatrix) -> CsrMatrix:
     Raises:
         TypeError, ValueError, LibraryError, NotSupportedError: As of `tocsr`.
     """
-    return await tocsr(
-        (await tocsr(matrix)).T if isinstance(matrix, BsrMatrix) else _check("transpose", matrix).T
-    )
+    rows = await tocsr(matrix) if isinstance(matrix, BsrMatrix) else matrix
+    _check("transpose", rows)
+    return await tocsr(rows.T)
 
 
 async def add(a: CsrMatrix, b: CsrMatrix, alpha: complex = 1.0, beta: complex = 1.0) -> CsrMatrix:
@@ -262,7 +262,6 @@ async def add(a: CsrMatrix, b: CsrMatrix, alpha: complex = 1.0, beta: complex = 
 _SCALED = Elementwise[AccelRef]("x * y", operation="sparse.add", library=ARRAYS)
 
 
-def _check(name: str, matrix: SparseMatrix) -> SparseMatrix:
+def _check(name: str, matrix: SparseMatrix) -> None:
     if not isinstance(cast("object", matrix), (BsrMatrix, CooMatrix, CscMatrix, CsrMatrix)):
         raise TypeError(f"sparse.{name}: matrix must be a sparse matrix, got {type(matrix).__name__}")
-    return matrix

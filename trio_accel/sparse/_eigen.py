@@ -38,7 +38,7 @@ class EigshResult(NamedTuple):
 class _Lanczos:
     """Lanczos' method with full orthogonalization and thick restarts (Wu and Simon, 2000).
 
-    The first `kept` vectors are Ritz vectors, or an invariant subspace. Products with the others fill the upper
+    The first vectors are Ritz vectors, or an invariant subspace. Products with the others fill the upper
     triangle of the projected matrix, because all parts along the basis are taken off and noted.
     """
 
@@ -83,7 +83,11 @@ class _Lanczos:
             await problem.ask(NORM.compute(w, out=wholes[step]))
             w = await orthogonalize(problem, self._basis[: step + 1], w, h[step, : step + 1])
             await problem.ask(NORM.compute(w, out=sizes[step]))
-            await problem.ask(_UNIT.compute(size=sizes[step], least=least, whole=wholes[step], w=w, out=self._basis[step + 1]))
+            await problem.ask(
+                _UNIT.compute(
+                    size=sizes[step], least=least, whole=wholes[step], w=w, out=self._basis[step + 1]
+                )
+            )
         await problem.settle()
         columns, found, all_of_it = await h.to_host(), await sizes.to_host(), await wholes.to_host()
         if not (np.isfinite(columns).all() and np.isfinite(found).all()):
@@ -145,8 +149,8 @@ async def eigsh(
     residual of each pair is computed from its vector. As of `gmres`, a loss ends it.
 
     Args:
-        A: Hermitian matrix of shape (n, n) and any format; or an async function that multiplies by one, and then
-            `v0` must be given.
+        A: Hermitian matrix of shape (n, n) and any format; or an async function that multiplies a vector by
+            one, and then `v0` must be given.
         k: How many: from 1, and below n.
         which: ``"LM"``: the largest absolute values. ``"LA"``: the largest ones. ``"SA"``: the smallest ones.
         v0: Vector of shape (n,) to begin with; by default random numbers, the same at each call.
@@ -155,7 +159,8 @@ async def eigsh(
         tol: How large a residual may be, relative to the eigenvalue; 0 for the accuracy of the dtype.
 
     Returns:
-        The eigenvalues, of shape (k,) and the real dtype, the smallest first; and the vectors, of shape (n, k).
+        The eigenvalues, of shape (k,) and the real dtype, the smallest first; and the eigenvectors, as
+        columns, of shape (n, k).
 
     Raises:
         ConvergenceError: Not all residuals are small enough after `maxiter` rounds.
@@ -178,6 +183,7 @@ async def eigsh(
     wanted = check_bound("eigsh", "tol", tol) or epsilon
     lanczos, scale, before = _Lanczos(problem, steps, k, which), 0.0, np.full(k, np.nan)
     await lanczos.start(problem.b)
+    places = np.arange(k)
     while True:
         values, vectors, left, count = await lanczos.cycle()
         rounds += 1
@@ -192,7 +198,7 @@ async def eigsh(
                 break
             if rounds >= most:
                 raise ConvergenceError(
-                    f"eigsh: a residual is {off.max():.3g} after {rounds} rounds; give a larger ncv or maxiter",
+                    f"eigsh: a residual is {off.max():.3g} after {rounds} rounds; give a larger ncv",
                     library="sparse", code="not_converged", iterations=rounds, residual=float(off.max()),
                 )  # fmt: skip
             before = values[places]
@@ -221,7 +227,9 @@ async def _result(
     sizes = await device.zeros(len(vectors), values.dtype)
     for place, vector in enumerate(vectors):
         await problem.ask(
-            _UNIT.compute(size=await problem.ask(NORM.compute(vector)), least=0.0, whole=1.0, w=vector, out=out[place])
+            _UNIT.compute(
+                size=await problem.ask(NORM.compute(vector)), least=0.0, whole=1.0, w=vector, out=out[place]
+            )
         )
         product = await problem.multiply(out[place])
         off = await problem.ask(_OFF.compute(w=product, theta=float(values[place]), v=out[place]))
@@ -232,7 +240,7 @@ async def _result(
     epsilon = float(np.finfo(values.dtype).eps)
     if not largest <= (wanted + 32 * epsilon * math.sqrt(n)) * scale:
         raise ConvergenceError(
-            f"eigsh: the largest residual is {largest:.3g}; A is not Hermitian, or its products are not accurate",
+            f"eigsh: the largest residual is {largest:.3g}; A is not Hermitian, or inaccurate",
             library="sparse", code="not_converged", iterations=0, residual=largest,
         )  # fmt: skip
     return EigshResult(await device.put(values), out.T)

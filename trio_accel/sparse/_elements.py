@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from numbers import Number
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 
@@ -91,9 +90,9 @@ async def multiply(matrix: CsrMatrix, x: Operand | complex) -> CsrMatrix:
         LibraryError: A wrong structure.
     """
     check_csr("multiply", matrix)
-    if isinstance(x, (Number, np.number)):
+    if isinstance(x, (int, float, complex, np.number)):
         return CsrMatrix(matrix.shape, matrix.indptr, matrix.indices, await _TIMES(matrix.data, x))
-    if not isinstance(x, (AccelRef, np.ndarray)):
+    if not isinstance(cast("object", x), (AccelRef, np.ndarray)):
         raise TypeError(f"sparse.multiply: x must be a number or a dense array, got {type(x).__name__}")
     shape = (1,) * (2 - x.ndim) + tuple(x.shape)
     if x.ndim > 2 or any(given not in (1, extent) for given, extent in zip(shape, matrix.shape, strict=True)):
@@ -168,7 +167,7 @@ async def rows(matrix: CsrMatrix, start: int, stop: int) -> CsrMatrix:
     first, behind, _ = slice(
         whole("sparse.rows", "start", start), whole("sparse.rows", "stop", stop)
     ).indices(matrix.shape[0])
-    behind = behind if behind > first else first
+    behind = int(np.maximum(first, behind))
     await matrix.device.ask(CheckStructure(matrix))
     low, high = int(await matrix.indptr[first].item()), int(await matrix.indptr[behind].item())
     indptr = await _MINUS(matrix.indptr[first : behind + 1], matrix.indptr[first])
@@ -264,7 +263,7 @@ _ORDERS = (None, "fro", 1, -1, math.inf, -math.inf)
 
 async def norm(
     matrix: CsrMatrix,
-    ord: float | Literal["fro"] | None = None,  # noqa: A002  # SciPy's name
+    ord: float | Literal["fro"] | None = None,  # SciPy's name
     axis: _Axis = None,
 ) -> AccelRef:
     """Compute a norm, as `scipy.sparse.linalg.norm`.

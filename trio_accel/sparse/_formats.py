@@ -71,7 +71,7 @@ class CsrMatrix(_Arrays):
     @property
     def T(self) -> CscMatrix:  # noqa: N802  # SciPy's name
         """The transpose, of the same arrays: no copy."""
-        return CscMatrix(self.shape[::-1], self.indptr, self.indices, self.data)
+        return CscMatrix((self.shape[1], self.shape[0]), self.indptr, self.indices, self.data)
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -97,7 +97,7 @@ class CscMatrix(_Arrays):
     @property
     def T(self) -> CsrMatrix:  # noqa: N802  # SciPy's name
         """The transpose, of the same arrays: no copy."""
-        return CsrMatrix(self.shape[::-1], self.indptr, self.indices, self.data)
+        return CsrMatrix((self.shape[1], self.shape[0]), self.indptr, self.indices, self.data)
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -124,7 +124,7 @@ class CooMatrix(_Arrays):
     @property
     def T(self) -> CooMatrix:  # noqa: N802  # SciPy's name
         """The transpose, of the same arrays: no copy."""
-        return CooMatrix(self.shape[::-1], self.col, self.row, self.data)
+        return CooMatrix((self.shape[1], self.shape[0]), self.col, self.row, self.data)
 
 
 @attrs.frozen(eq=False, repr=False)

@@ -39,7 +39,7 @@ def coefficients(kind: str) -> Reduction:
 
 
 async def orthogonalize(problem: Problem, basis: AccelRef, w: AccelRef, out: AccelRef) -> AccelRef:
-    """Take from a vector its parts along others, twice (classical Gram-Schmidt), and note how much that was."""
+    """Take from a vector its parts along others, twice (classical Gram-Schmidt), and note what they were."""
     kind, parts = problem.dtype.kind, list[AccelRef]()
     for _ in range(2):
         h = await problem.ask(coefficients(kind).compute(v=basis, w=w, axis=1))
@@ -102,7 +102,7 @@ class _Gmres:
 async def gmres(
     A: SparseMatrix | LinearMap,  # noqa: N803  # SciPy's name
     b: Operand,
-    x0: AccelRef | None = None,
+    x0: Operand | None = None,
     *,
     rtol: float = 1e-5,
     atol: float = 0.0,
@@ -113,9 +113,9 @@ async def gmres(
 ) -> SolveResult:
     """Solve ``A @ x = b`` by generalized minimal residuals, as `scipy.sparse.linalg.gmres`.
 
-    `A` is any square matrix. The host reads a small matrix and the residual once in each cycle of `restart` steps.
-    Vectors of a cycle are orthogonalized twice, by two reductions each time. They are rows of one array, which
-    steps write to: `DeviceOptions.retry` does not have these run again, and a loss ends the solver.
+    `A` is any square matrix. The host reads a small matrix and the residual once in each cycle of `restart`
+    steps. Vectors of a cycle are orthogonalized twice, by two reductions each time. They are rows of one
+    array that steps write to. `DeviceOptions.retry` does not have these run again: a loss ends the solver.
 
     Args:
         A: As for `cg`, but any matrix.

@@ -1,7 +1,7 @@
 """What iterative solvers share: the problem, the look at its residual, and steps that nobody waits for.
 
-Operations of a step are handed over one behind the other, with the replies of those before. Only the residual is
-waited for. All of them write new arrays, so that each can run again after a loss.
+Operations of a step are handed over one behind the other, with the replies of those before. Only the residual
+is waited for. Those of methods with short recurrences write new arrays, so each can run again after a loss.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Awaitable, Callable
 from numbers import Real
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import attrs
 import numpy as np
@@ -161,38 +161,42 @@ class Problem:
 
 
 async def make_problem(
-    name: str, a: SparseMatrix | LinearMap, b: Operand, m: LinearMap | None, x0: AccelRef | None
+    name: str, a: SparseMatrix | LinearMap, b: Operand, m: LinearMap | None, x0: Operand | None
 ) -> Problem:
     """Check the arguments of a solver, and the structure of the matrix."""
-    where = f"sparse.{name}"
     is_matrix = isinstance(a, (BsrMatrix, CooMatrix, CscMatrix, CsrMatrix))
-    if not is_matrix and not callable(a):
-        raise TypeError(f"{where}: A must be a sparse matrix or an async function, got {type(a).__name__}")
-    if m is not None and not callable(m):
-        raise TypeError(f"{where}: M must be an async function or None, got {type(m).__name__}")
-    for argument, vector in (("b", b), ("x0", x0)):
-        if vector is not None and not isinstance(vector, (AccelRef, np.ndarray)):
-            raise TypeError(f"{where}: {argument} must be an array, got {type(vector).__name__}")
-    device = device_of(where, *([a] if is_matrix else []), b, x0)
-    dtype, n = DType.of(b.dtype), b.shape[0] if len(b.shape) == 1 else -1
-    if dtype not in NATIVE:
-        raise TypeError(f"{where}: b has dtype {dtype}; allowed: {', '.join(map(str, NATIVE))} (use cast())")
-    if n < 0 or (is_matrix and cast("SparseMatrix", a).shape != (n, n)):
-        shape = cast("SparseMatrix", a).shape if is_matrix else ("n", "n")
-        raise ValueError(
-            f"{where}: A must be square and b a vector as long, got shapes {shape} and {b.shape}"
-        )
-    if x0 is not None and x0.shape != b.shape:
-        raise ValueError(f"{where}: x0 must have shape {b.shape}, got {x0.shape}")
-    for argument, other in (("A", a), ("x0", x0)):
-        given = getattr(other, "dtype", None)
-        if given is not None and DType.of(given) is not dtype:
-            refuse_dtypes(where, {argument: DType.of(given), "b": dtype}, argument)
+    _check_kinds(f"sparse.{name}", a, b, m, x0)
+    device, dtype = device_of(f"sparse.{name}", *([a] if is_matrix else []), b, x0), DType.of(b.dtype)
+    _check_shapes(f"sparse.{name}", a if is_matrix else None, b, x0, dtype)
     if isinstance(a, CscMatrix):
         await device.ask(CheckStructure(a.T))
     elif isinstance(a, CsrMatrix):
         await device.ask(CheckStructure(a))
     return Problem(name, device, a, m, b if isinstance(b, AccelRef) else await device.put(b), dtype)
+
+
+def _check_kinds(where: str, a: object, b: object, m: object, x0: object) -> None:
+    if not isinstance(a, (BsrMatrix, CooMatrix, CscMatrix, CsrMatrix)) and not callable(a):
+        raise TypeError(f"{where}: A must be a sparse matrix or an async function, got {type(a).__name__}")
+    if m is not None and not callable(m):
+        raise TypeError(f"{where}: M must be an async function or None, got {type(m).__name__}")
+    for argument, vector in (("b", b), ("x0", x0)):
+        if not isinstance(vector, (AccelRef, np.ndarray)) and not (vector is None and argument == "x0"):
+            raise TypeError(f"{where}: {argument} must be an array, got {type(vector).__name__}")
+
+
+def _check_shapes(where: str, a: Any, b: Operand, x0: Operand | None, dtype: DType) -> None:
+    if dtype not in NATIVE:
+        raise TypeError(f"{where}: b has dtype {dtype}; allowed: {', '.join(map(str, NATIVE))} (use cast())")
+    shape = tuple(b.shape)
+    if len(shape) != 1 or (a is not None and a.shape != shape * 2):
+        told = "" if a is None else f"A of shape {a.shape} and "
+        raise ValueError(f"{where}: A must be square and b a vector as long, got {told}b of shape {shape}")
+    if x0 is not None and x0.shape != shape:
+        raise ValueError(f"{where}: x0 must have shape {shape}, got {x0.shape}")
+    for argument, other in (("A", a), ("x0", x0)):
+        if other is not None and DType.of(other.dtype) is not dtype:
+            refuse_dtypes(where, {argument: DType.of(other.dtype), "b": dtype}, argument)
 
 
 def check_bound(name: str, argument: str, value: object, *, is_whole: bool = False) -> Any:
@@ -207,18 +211,19 @@ def check_bound(name: str, argument: str, value: object, *, is_whole: bool = Fal
         if whole(where, argument, value) < 1:
             raise ValueError(f"{where}: {argument} must be at least 1, got {value!r}")
         return value
-    if not isinstance(value, (Real, np.floating)) or isinstance(value, bool):
+    given: Any = value
+    if isinstance(value, bool) or not isinstance(value, (Real, np.floating)):
         raise TypeError(f"{where}: {argument} must be a real number, got {value!r}")
-    if not float(value) >= 0 or math.isinf(float(value)):
+    if not 0 <= float(given) < math.inf:
         raise ValueError(f"{where}: {argument} must be finite and not negative, got {value!r}")
-    return float(value)
+    return float(given)
 
 
 async def run(
     problem: Problem,
     start: Callable[[Problem, AccelRef, AccelRef], Method],
     *,
-    x0: AccelRef | None,
+    x0: Operand | None,
     rtol: float,
     atol: float,
     maxiter: int | None,
@@ -236,35 +241,29 @@ async def run(
     if not length:
         return SolveResult(await problem.device.zeros(n, problem.dtype), 0, 0.0)
     wanted = max(rtol * length, atol)
-    if x0 is not None and not isinstance(x0, AccelRef):
-        x0 = await problem.device.put(x0)
-    r = await problem.residual(x0)
-    method = start(problem, await problem.device.zeros(n, problem.dtype) if x0 is None else x0, r)
+    if x0 is None:
+        begin = await problem.device.zeros(n, problem.dtype)
+    else:
+        begin = x0 if isinstance(x0, AccelRef) else await problem.device.put(x0)
+    r = await problem.residual(None if x0 is None else begin)
+    method = start(problem, begin, r)
     residual, rounds, iterations = await problem.size(r), 0, 0
     while not residual <= wanted:
-        previous = residual
-        turns = min(check_every, most - rounds)
+        previous, turns = residual, min(check_every, most - rounds)
         for _ in range(turns):
             iterations += await method.step()
         rounds += turns
-        residual = await problem.size(await problem.residual(method.x)) if turns else residual
-        if callback is not None and turns:
-            told = callback(method.x)
-            if told is not None:
-                await told
-        if residual <= wanted:
-            break
-        if rounds >= most or residual == previous or not math.isfinite(residual):
-            why = (
-                ""
-                if rounds >= most
-                else ": it goes no further"
-                if residual == previous
-                else ": it broke down"
-            )
+        residual = await problem.size(await problem.residual(method.x))
+        told = None if callback is None else callback(method.x)
+        if told is not None:
+            await told
+        if residual > wanted and rounds < most and residual != previous and math.isfinite(residual):
+            continue
+        if not residual <= wanted:
+            why = "it stands still" if residual == previous else "no more steps were allowed"
             raise ConvergenceError(
-                f"{name}: the residual is {residual:.3g} after {iterations} steps, and {wanted:.3g} was asked "
-                f"for{why}",
+                f"{name}: the residual is {residual:.3g} after {iterations} steps, and {wanted:.3g} was "
+                f"asked for: {why if math.isfinite(residual) else 'it broke down'}",
                 library="sparse", code="not_converged", iterations=iterations, residual=residual, x=method.x,
             )  # fmt: skip
     return SolveResult(method.x, iterations, residual)

@@ -45,7 +45,7 @@ class _Cg:
 async def cg(
     A: SparseMatrix | LinearMap,  # noqa: N803  # SciPy's name
     b: Operand,
-    x0: AccelRef | None = None,
+    x0: Operand | None = None,
     *,
     rtol: float = 1e-5,
     atol: float = 0.0,
@@ -56,9 +56,10 @@ async def cg(
 ) -> SolveResult:
     """Solve ``A @ x = b`` by conjugate gradients, as `scipy.sparse.linalg.cg`, on every backend.
 
-    All numbers stay on the device. Each `check_every` steps, ``b - A @ x`` is computed anew and its norm read by
-    the host: so a solution may have some steps more than it needs, and its residual is the true one. Steps write new
-    arrays only. With `DeviceOptions.retry` the solver goes on after the loss of a worker, with the same numbers.
+    All numbers stay on the device. Each `check_every` steps, ``b - A @ x`` is computed anew, and the host
+    reads its norm. So a solution may have some steps more than it needs, and its residual is the true one.
+    Steps write new arrays only, where `A` is of rows: with `DeviceOptions.retry` the solver goes on after the
+    loss of a worker, with the same numbers.
 
     Args:
         A: Hermitian positive definite matrix of shape (n, n) and any format, or an async function that
@@ -115,7 +116,9 @@ class _BiCgStab:
         rho, p = await problem.dot(self._shadow, r), r
         if self._last:
             rho0, alpha, omega, p, v = self._last
-            p = await problem.ask(_BI_TURN.compute(r=r, rho0=rho0, omega=omega, rho=rho, alpha=alpha, p=p, v=v))
+            p = await problem.ask(
+                _BI_TURN.compute(r=r, rho0=rho0, omega=omega, rho=rho, alpha=alpha, p=p, v=v)
+            )
         towards = await problem.precondition(p)
         v = await problem.multiply(towards)
         alpha = await problem.ask(_QUOTIENT.compute(y=await problem.dot(self._shadow, v), x=rho))
@@ -133,7 +136,7 @@ class _BiCgStab:
 async def bicgstab(
     A: SparseMatrix | LinearMap,  # noqa: N803  # SciPy's name
     b: Operand,
-    x0: AccelRef | None = None,
+    x0: Operand | None = None,
     *,
     rtol: float = 1e-5,
     atol: float = 0.0,
@@ -198,7 +201,10 @@ class _Minres:
         y = await problem.multiply(v)
         y = await problem.ask(_FIRST.compute(y=y, oldb=self._oldb, beta=beta, r1=self._r1))
         alpha = await problem.ask(_REAL_DOT.compute(v, y))
-        self._r1, self._r2 = self._r2, await problem.ask(_SECOND.compute(y=y, beta=beta, alpha=alpha, r2=self._r2))
+        self._r1, self._r2 = (
+            self._r2,
+            await problem.ask(_SECOND.compute(y=y, beta=beta, alpha=alpha, r2=self._r2)),
+        )
         self._y = await problem.precondition(self._r2)
         self._oldb, self._beta = (
             beta,
@@ -214,7 +220,7 @@ class _Minres:
                 beta=self._beta,
                 least=self._least,
                 phibar=self._phibar,
-            )  # fmt: skip
+            )
         )
         w, self.x = await problem.ask(
             _MINRES_STEP.compute(
@@ -228,7 +234,7 @@ class _Minres:
 async def minres(
     A: SparseMatrix | LinearMap,  # noqa: N803  # SciPy's name
     b: Operand,
-    x0: AccelRef | None = None,
+    x0: Operand | None = None,
     *,
     rtol: float = 1e-5,
     atol: float = 0.0,
@@ -239,8 +245,8 @@ async def minres(
 ) -> SolveResult:
     """Solve ``A @ x = b`` by minimal residuals, as `scipy.sparse.linalg.minres`.
 
-    `A` is Hermitian, and may be indefinite; `M` is positive definite. Arguments, result, errors and the looks at
-    the residual are those of `cg`. So `rtol` is that of `cg` too, and not of the norm of `A`, as in SciPy.
+    `A` is Hermitian, and may be indefinite; `M` is positive definite. Arguments, result, errors and the looks
+    at the residual are those of `cg`. So is `rtol`: SciPy's is relative to the norm of `A`, too.
     """
     return await run(
         await make_problem("minres", A, b, M, x0), _Minres,

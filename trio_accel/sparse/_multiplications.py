@@ -23,8 +23,8 @@ _SCALE = _make("x * y", operation="sparse.spmm")
 async def spmv(matrix: SparseMatrix, x: Operand, *, out: AccelRef | None = None) -> AccelRef:
     """Product of a sparse matrix and a vector (cuSPARSE ``SpMV``).
 
-    A matrix of columns is one of rows, transposed: one product (``SpMM``). Coordinates and blocks are taken as
-    they are too, by an expression and a sum at computed places. On CUDA, that adds in any order.
+    A matrix of columns is one of rows, transposed: one product (``SpMM``). Coordinates and blocks are taken
+    as they are, too: by an expression, and a sum at computed places. CUDA adds there in any order.
 
     Args:
         matrix: Matrix of shape (m, n), of any format.

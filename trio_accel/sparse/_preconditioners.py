@@ -51,7 +51,8 @@ class Preconditioner:
         """Apply it to a vector of shape (n,)."""
         if self._diagonal is not None:
             return await x.device.ask(_DIVIDE.compute(x, self._diagonal))
-        assert self._lower is not None and self._upper is not None
+        assert self._lower is not None
+        assert self._upper is not None
         first = SpsolveTriangular(self._lower, x, True, unit_diagonal=self.kind == "ilu0")
         half = x.device.submit(first)
         solution = await x.device.ask(SpsolveTriangular(self._upper, half.value, False))
@@ -64,7 +65,7 @@ async def precondition(matrix: CsrMatrix, kind: _Kind = "jacobi") -> Preconditio
 
     Args:
         matrix: Square matrix of shape (n, n).
-        kind: ``"jacobi"``: division by the diagonal, which is read by the host once, and runs on every backend.
+        kind: ``"jacobi"``: division by the diagonal, which the host reads once; it runs on every backend.
             ``"ilu0"``: the triangular solves of `ilu0`. ``"ic0"``: those of `ic0`, of a Hermitian matrix.
 
     Returns:

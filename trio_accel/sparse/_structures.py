@@ -1,13 +1,13 @@
 """Operations that make sparse matrices of others: conversions, sums, products, and parts of them.
 
-How many values are stored is known only afterwards. Where there is a bound that is not much larger, the arrays
-are made as large, and the matrix has views of what is filled. Otherwise a first operation counts.
+How many values are stored is known only afterwards. Where there is a bound that is not much larger, the
+arrays are made as large, and the matrix has views of what is filled. Otherwise a first operation counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
@@ -184,8 +184,8 @@ def _plan_from_bsr(message: Any, planner: Planner) -> Planned[Any]:
 
 def _plan_to_bsr(message: Any, planner: Planner) -> Planned[Any]:
     matrix, arrays = message.matrix, _read(planner, "matrix", message.matrix, CsrMatrix)
-    block = message.blocksize
-    if not isinstance(block, tuple) or len(block) != 2:
+    block = cast("tuple[object, ...]", message.blocksize)
+    if type(block) is not tuple or len(block) != 2:
         raise TypeError(f"{planner.name}: blocksize must be a pair of whole numbers, got {block!r}")
     rows, columns = (whole(planner.name, "blocksize", one) for one in block)
     if rows < 1 or columns < 1 or matrix.shape[0] % rows or matrix.shape[1] % columns:
@@ -227,7 +227,8 @@ def _plan_rows(message: Any, planner: Planner) -> Planned[Any]:
     wanted = planner.read("indices", message.indices)
     if wanted.ndim != 1 or wanted.dtype not in (DType.int32, DType.int64):
         raise TypeError(
-            f"{planner.name}: indices must be a vector of int32 or int64, got shape {wanted.shape} of {wanted.dtype}"
+            f"{planner.name}: indices must be a vector of int32 or int64, got shape {wanted.shape} of "
+            f"{wanted.dtype}"
         )
     shape = wanted.size, matrix.shape[1]
     return _plan(planner, "take_rows", matrix.shape, (*arrays, wanted), shape=shape, size=message.size)
@@ -333,7 +334,7 @@ async def sum_duplicates(matrix: CsrMatrix) -> CsrMatrix:
 
 @operation(actor=SparseActor, plan=_of_one("eliminate_zeros"))
 async def eliminate_zeros(matrix: CsrMatrix) -> CsrMatrix:
-    """Leave stored zeros out, as SciPy's ``eliminate_zeros``; arguments and result are as of `sum_duplicates`."""
+    """Leave stored zeros out, as SciPy's ``eliminate_zeros``; see `sum_duplicates`."""
     ...
 
 

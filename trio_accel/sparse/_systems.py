@@ -106,9 +106,10 @@ async def _ic0(matrix: CsrMatrix) -> AccelRef:
 
 
 async def ilu0(matrix: CsrMatrix) -> CsrMatrix:
-    """Compute incomplete LU factors that have the structure of the matrix, ILU(0) (Saad 2003, algorithm 10.4).
+    """Compute incomplete LU factors that have the structure of the matrix: ILU(0).
 
-    The CPU computes it row by row in Python: about a microsecond for each multiplication.
+    That is algorithm 10.4 of Saad, Iterative Methods for Sparse Linear Systems, second edition. The CPU
+    computes it row by row in Python: about a microsecond for each multiplication.
 
     Args:
         matrix: Matrix of shape (n, n), of float32, float64, complex64 or complex128; the columns of each row

@@ -66,7 +66,7 @@ def _coo_to_csr(spec: Any, row: HostArray, col: HostArray, data: HostArray) -> _
 
 
 def _sum_duplicates(spec: Any, *arrays: HostArray) -> _Made:
-    checked(*arrays[:2], spec.numbers)
+    checked(arrays[0], arrays[1], spec.numbers)
     return _canonical(spec.numbers, *[array.copy() for array in arrays])
 
 
@@ -110,8 +110,8 @@ def _csr_to_bsr(spec: Any, indptr: HostArray, indices: HostArray, data: HostArra
 
 def _add(spec: Any, *arrays: HostArray) -> _Made:
     first, second = arrays[:3], arrays[3:]
-    checked(*first[:2], spec.numbers)
-    checked(*second[:2], spec.numbers)
+    checked(first[0], first[1], spec.numbers)
+    checked(second[0], second[1], spec.numbers)
     size = len(first[1]) + len(second[1])
     made = np.empty_like(first[0]), np.empty(size, first[1].dtype), np.empty(size, first[2].dtype)
     _tools.csr_plus_csr(*spec.numbers, *first, *second, *made)
@@ -121,8 +121,8 @@ def _add(spec: Any, *arrays: HostArray) -> _Made:
 def _spgemm(spec: Any, *arrays: HostArray) -> _Made:
     rows, inner, columns = spec.numbers
     first, second = arrays[:3], arrays[3:]
-    checked(*first[:2], (rows, inner))
-    checked(*second[:2], (inner, columns))
+    checked(first[0], first[1], (rows, inner))
+    checked(second[0], second[1], (inner, columns))
     if spec.indptr is None:
         return int(_tools.csr_matmat_maxnnz(rows, columns, *first[:2], *second[:2]))
     size = spec.indices.size
@@ -163,16 +163,28 @@ def _selection(
     return select
 
 
+def _is_not_zero(rows: HostArray, columns: HostArray, data: HostArray) -> Any:
+    return data != 0
+
+
+def _is_below(rows: HostArray, columns: HostArray, data: HostArray, k: int) -> Any:
+    return columns - rows <= k
+
+
+def _is_above(rows: HostArray, columns: HostArray, data: HostArray, k: int) -> Any:
+    return columns - rows >= k
+
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "add": _add,
     "bsr_to_csr": _bsr_to_csr,
     "coo_to_csr": _coo_to_csr,
     "csr_to_bsr": _csr_to_bsr,
     "csr_to_csc": _csr_to_csc,
-    "eliminate_zeros": _selection(lambda rows, columns, data: data != 0),
+    "eliminate_zeros": _selection(_is_not_zero),
     "spgemm": _spgemm,
     "sum_duplicates": _sum_duplicates,
     "take_rows": _take_rows,
-    "tril": _selection(lambda rows, columns, data, k: columns - rows <= k),
-    "triu": _selection(lambda rows, columns, data, k: columns - rows >= k),
+    "tril": _selection(_is_below),
+    "triu": _selection(_is_above),
 }

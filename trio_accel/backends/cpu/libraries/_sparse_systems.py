@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,7 @@ def incomplete(spec: Any, call: HostCall) -> None:
     call.status(spec.info)
     is_cholesky, out = spec.operation == "sparse.ic0", call.array(spec.out)
     indptr, indices = checked(call.array(spec.matrix_indptr), call.array(spec.matrix_indices), spec.matrix)
-    rows = np.repeat(np.arange(spec.matrix[0]), np.diff(indptr))
+    rows: HostArray = np.repeat(np.arange(int(spec.matrix[0])), np.diff(indptr))
     bad = np.flatnonzero((np.diff(indices) <= 0) & (rows[1:] == rows[:-1]))
     if bad.size:
         raise LibraryError(
@@ -99,12 +100,13 @@ def incomplete(spec: Any, call: HostCall) -> None:
     )
     if spec.info[0]:
         return
-    made = np.array(values, data.dtype)
+    made: Any = np.array(values, data.dtype)
+    factor: Any = made
     if is_cholesky:
         # The pivots: U is D @ L^H.
         roots = np.sqrt(made[rows == indices].real)
-        made = np.where(indices < rows, made * roots[indices], made / roots[rows])
-    np.copyto(out, made, casting="same_kind")
+        factor = np.where(indices < rows, made * roots[indices], made / roots[rows])
+    np.copyto(out, factor, casting="same_kind")
 
 
 def _eliminate(
@@ -112,7 +114,7 @@ def _eliminate(
 ) -> tuple[list[complex], int]:
     """Eliminate row by row in place; returns the values, and the number of a row without a pivot, from 1."""
     diagonal: list[int] = []
-    for row, (start, end) in enumerate(zip(indptr[:-1], indptr[1:], strict=True)):
+    for row, (start, end) in enumerate(pairwise(indptr)):
         places = {indices[place]: place for place in range(start, end)}
         for place in range(start, end):
             column = indices[place]
