@@ -100,13 +100,14 @@ def incomplete(spec: Any, call: HostCall) -> None:
     )
     if spec.info[0]:
         return
-    made: Any = np.array(values, data.dtype)
-    factor: Any = made
+    made: HostArray = np.array(values, data.dtype)
     if is_cholesky:
         # The pivots: U is D @ L^H.
-        roots = np.sqrt(made[rows == indices].real)
-        factor = np.where(indices < rows, made * roots[indices], made / roots[rows])
-    np.copyto(out, factor, casting="same_kind")
+        roots: HostArray = np.sqrt(np.real(made[rows == indices]))
+        is_below = indices < rows
+        made[is_below] *= roots[indices[is_below]]
+        made[~is_below] /= roots[rows[~is_below]]
+    np.copyto(out, made)
 
 
 def _eliminate(
