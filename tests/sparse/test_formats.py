@@ -20,7 +20,12 @@ MAKERS = {"csr": sparse.csr, "csc": sparse.csc, "coo": sparse.coo, "bsr": sparse
 WIDE = {"float32": "float64", "complex64": "complex128"}
 
 
-@given(case=cases, columns=st.integers(0, 4), transpose=st.sampled_from("NTC"), layout=st.sampled_from(sorted(MAKERS)))
+@given(
+    case=cases,
+    columns=st.integers(0, 4),
+    transpose=st.sampled_from("NTC"),
+    layout=st.sampled_from(sorted(MAKERS)),
+)
 @settings(max_examples=60, deadline=None)
 def test_products_of_every_format(case: Any, columns: int, transpose: Any, layout: str) -> None:
     if IS_STAND_IN and layout in ("csr", "csc"):
@@ -154,10 +159,26 @@ async def test_products_refuse_coordinates_outside(device: ta.Device, row: list[
 REFUSED: dict[str, tuple[Callable[[Any, Any], Awaitable[object]], type[Exception], str]] = {
     "a dense matrix": (lambda a, _: sparse.tocsr(a.data), TypeError, "tocsr: matrix must be a sparse matrix"),
     "a vector's length": (lambda a, _: sparse.spmv(a, np.ones(2)), ValueError, r"x must have shape \(3,\)"),
-    "a matrix of coordinates": (lambda a, _: sparse.tril(a), TypeError, r"must be a CsrMatrix, got CooMatrix; use await"),
-    "another dtype": (lambda a, _: sparse.spmm(a, np.ones((3, 1), np.float32)), TypeError, "b must have dtype"),
-    "a letter": (lambda a, _: sparse.spmm(a, np.ones((3, 1)), transpose="X"), ValueError, "transpose must be"),  # type: ignore[arg-type]
-    "beta": (lambda a, _: sparse.spmm(a, np.ones((3, 1)), beta=1.0), ValueError, "beta must be 0 without out"),
+    "a matrix of coordinates": (
+        lambda a, _: sparse.tril(a),
+        TypeError,
+        r"must be a CsrMatrix, got CooMatrix; use await",
+    ),
+    "another dtype": (
+        lambda a, _: sparse.spmm(a, np.ones((3, 1), np.float32)),
+        TypeError,
+        "b must have dtype",
+    ),
+    "a letter": (
+        lambda a, _: sparse.spmm(a, np.ones((3, 1)), transpose="X"),
+        ValueError,
+        "transpose must be",
+    ),  # type: ignore[arg-type]
+    "beta": (
+        lambda a, _: sparse.spmm(a, np.ones((3, 1)), beta=1.0),
+        ValueError,
+        "beta must be 0 without out",
+    ),
     "blocks": (lambda a, d: sparse.bsr(d, random_matrix(3, 3), (2, 2)), ValueError, "blocks that do not fit"),
     "no matrix": (lambda a, d: sparse.coo(d, np.ones(2)), TypeError, "coo: matrix must be a SciPy"),  # type: ignore[arg-type]
 }

@@ -115,20 +115,24 @@ class _Lanczos:
         return made
 
     async def restart(
-        self, values: npt.NDArray[Any], vectors: npt.NDArray[Any], left: float, count: int
+        self, values: npt.NDArray[Any], vectors: npt.NDArray[Any], left: float, count: int, *, is_found: bool
     ) -> None:
-        """Begin the next cycle: with the best Ritz vectors, or behind an invariant subspace."""
+        """Begin the next cycle.
+
+        Behind an invariant subspace, another direction joins it. If the wanted vectors are found, they are kept,
+        and another direction follows. Otherwise the best Ritz vectors are kept, and the last vector goes on.
+        """
         if not left and count < self._steps:
             self._kept = count
             await self._put(count, None)
             return
-        kept = self.chosen(values, max(min(self._k + (self._steps - self._k) // 2, self._steps - 1), self._k))
-        made, last = await self.combine(vectors[:, kept]), self._basis[count]
-        last = await last.copy()
+        more = 0 if is_found else (self._steps - self._k) // 2
+        kept = self.chosen(values, min(self._k + more, self._steps - 1))
+        made, last = await self.combine(vectors[:, kept]), await self._basis[count].copy()
         for place, vector in enumerate(made):
             await self._basis[place].assign(vector)
         self._kept = len(made)
-        await self._put(self._kept, last if left else None)
+        await self._put(self._kept, None if is_found else last)
         self._projected[:] = 0
         self._projected[range(self._kept), range(self._kept)] = values[kept]
 
@@ -144,7 +148,8 @@ async def eigsh(
 ) -> EigshResult:
     """Find some eigenvalues of a Hermitian matrix, as `scipy.sparse.linalg.eigsh`, on every backend.
 
-    By Lanczos' method with full orthogonalization and thick restarts. The basis of `ncv` vectors stays on the
+    By Lanczos' method with full orthogonalization and thick restarts. Eigenvalues that are found must stand a
+    round that begins with random numbers, because one direction sees equal ones once. The basis of `ncv` vectors stays on the
     device; in each round the host reads a small matrix, whose eigenvalues it finds by LAPACK. At the end, the
     residual of each pair is computed from its vector. As of `gmres`, a loss ends it.
 
@@ -183,18 +188,19 @@ async def eigsh(
     wanted = check_bound("eigsh", "tol", tol) or epsilon
     lanczos, scale, before = _Lanczos(problem, steps, k, which), 0.0, np.full(k, np.nan)
     await lanczos.start(problem.b)
-    places = np.arange(k)
+    places, is_fresh = np.arange(k), False
     while True:
         values, vectors, left, count = await lanczos.cycle()
-        rounds += 1
-        scale = max(scale, float(np.abs(values).max()))
+        rounds, is_found = rounds + 1, False
         if count >= k:
+            scale = max(scale, float(np.abs(values).max()))
             places = lanczos.chosen(values, k)
             limit = np.maximum(wanted * np.abs(values[places]), epsilon * scale)
             off = np.abs(left * vectors[-1, places])
-            # An invariant subspace may lack equal eigenvalues, which another direction finds.
-            is_whole = left > 0 or count == n or bool((np.abs(values[places] - before) <= 8 * limit).all())
-            if is_whole and (off <= limit).all():
+            is_found = bool((off <= limit).all())
+            # Of equal eigenvalues one direction sees a single one: so another one has the last word.
+            is_same = is_fresh and bool((np.abs(values[places] - before) <= 8 * limit).all())
+            if is_found and (count == n or is_same or rounds >= most):
                 break
             if rounds >= most:
                 raise ConvergenceError(
@@ -202,7 +208,8 @@ async def eigsh(
                     library="sparse", code="not_converged", iterations=rounds, residual=float(off.max()),
                 )  # fmt: skip
             before = values[places]
-        await lanczos.restart(values, vectors, left, count)
+        is_fresh = is_found or not left
+        await lanczos.restart(values, vectors, left, count, is_found=is_found)
     return await _result(problem, await lanczos.combine(vectors[:, places]), values[places], scale, wanted)
 
 

@@ -106,6 +106,12 @@ class Problem:
     dtype: DType
     pending: list[Pending[Any]] = attrs.field(factory=list[Pending[Any]])
 
+    @property
+    def least(self) -> float:
+        """The smallest divisor that has all its digits."""
+        facts = np.finfo(self.dtype.dtype)
+        return float(facts.tiny / facts.eps)
+
     async def ask(self, operation: Operation[Any, ReplyT]) -> ReplyT:
         """Hand an operation over, and return its reply; wait only where too many are not done."""
         if len(self.pending) >= _MOST_PENDING:

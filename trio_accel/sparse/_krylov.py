@@ -10,13 +10,13 @@ from ._iterations import Callback, LinearMap, Problem, SolveResult, make, make_p
 
 __all__ = ["bicgstab", "cg", "minres"]
 
-# Where a divisor is 0 nothing is left to do, and the step changes nothing.
+# Where a divisor is 0, or has lost its digits, nothing is left to do, and the step changes nothing.
 _CG_STEP = make(
-    "s = where(pq != 0, rz / pq, 0 * pq); x1 = x + s * p; r1 = r - s * q",
+    "s = where(abs(pq) > least, rz / pq, 0 * pq); x1 = x + s * p; r1 = r - s * q",
     outputs=("x1", "r1"),
     operation="sparse.cg",
 )
-_CG_TURN = make("z + where(rz != 0, new / rz, 0 * rz) * p", operation="sparse.cg")
+_CG_TURN = make("z + where(abs(rz) > least, new / rz, 0 * rz) * p", operation="sparse.cg")
 
 
 class _Cg:
@@ -35,10 +35,12 @@ class _Cg:
         p, rz = self._p, self._rz
         q = await problem.multiply(p)
         pq = await problem.dot(p, q)
-        self.x, self._r = await problem.ask(_CG_STEP.compute(pq=pq, rz=rz, x=self.x, p=p, r=self._r, q=q))
+        self.x, self._r = await problem.ask(
+            _CG_STEP.compute(least=problem.least, pq=pq, rz=rz, x=self.x, p=p, r=self._r, q=q)
+        )
         z = await problem.precondition(self._r)
         self._rz = await problem.dot(self._r, z)
-        self._p = await problem.ask(_CG_TURN.compute(z=z, rz=rz, new=self._rz, p=p))
+        self._p = await problem.ask(_CG_TURN.compute(least=problem.least, z=z, rz=rz, new=self._rz, p=p))
         return 1
 
 
@@ -92,10 +94,10 @@ async def cg(
 
 
 _BI_TURN = make(
-    "r + where(rho0 * omega != 0, (rho / rho0) * (alpha / omega), 0 * rho) * (p - omega * v)",
+    "r + where(abs(rho0 * omega) > least, (rho / rho0) * (alpha / omega), 0 * rho) * (p - omega * v)",
     operation="sparse.bicgstab",
 )
-_QUOTIENT = make("where(y != 0, x / y, 0 * x)", operation="sparse.bicgstab")
+_QUOTIENT = make("where(abs(y) > least, x / y, 0 * x)", operation="sparse.bicgstab")
 _BI_HALF = make("r - alpha * v", operation="sparse.bicgstab")
 _BI_STEP = make(
     "x1 = x + alpha * p + omega * s; r1 = half - omega * t",
@@ -117,15 +119,21 @@ class _BiCgStab:
         if self._last:
             rho0, alpha, omega, p, v = self._last
             p = await problem.ask(
-                _BI_TURN.compute(r=r, rho0=rho0, omega=omega, rho=rho, alpha=alpha, p=p, v=v)
+                _BI_TURN.compute(
+                    least=problem.least, r=r, rho0=rho0, omega=omega, rho=rho, alpha=alpha, p=p, v=v
+                )
             )
         towards = await problem.precondition(p)
         v = await problem.multiply(towards)
-        alpha = await problem.ask(_QUOTIENT.compute(y=await problem.dot(self._shadow, v), x=rho))
+        alpha = await problem.ask(
+            _QUOTIENT.compute(least=problem.least, y=await problem.dot(self._shadow, v), x=rho)
+        )
         half = await problem.ask(_BI_HALF.compute(r=r, alpha=alpha, v=v))
         s = await problem.precondition(half)
         t = await problem.multiply(s)
-        omega = await problem.ask(_QUOTIENT.compute(y=await problem.dot(t, t), x=await problem.dot(t, half)))
+        omega = await problem.ask(
+            _QUOTIENT.compute(least=problem.least, y=await problem.dot(t, t), x=await problem.dot(t, half))
+        )
         self.x, self._r = await problem.ask(
             _BI_STEP.compute(x=self.x, alpha=alpha, p=towards, omega=omega, s=s, half=half, t=t)
         )
