@@ -39,10 +39,11 @@ async def check_solution(found: sparse.SolveResult, matrix: Any, b: Any, rtol: f
     assert abs(found.residual - residual) <= 0.05 * rtol * np.linalg.norm(b) + 1e-300
 
 
-@pytest.mark.parametrize("dtype", RTOL)
 @pytest.mark.parametrize("name", SOLVERS)
-@given(n=st.integers(1, 25), seed=st.integers(0, 99), begins=st.booleans())
-@settings(max_examples=6, deadline=None)
+@given(
+    dtype=st.sampled_from(sorted(RTOL)), n=st.integers(1, 25), seed=st.integers(0, 99), begins=st.booleans()
+)
+@settings(max_examples=12, deadline=None)
 def test_random_systems(name: str, dtype: str, n: int, seed: int, begins: bool) -> None:
     matrix, generator = hermitian(n, dtype, seed), np.random.default_rng(seed)
     if name in ("bicgstab", "gmres"):
@@ -186,18 +187,18 @@ async def wrong(x: ta.AccelRef) -> ta.AccelRef:
 
 
 REFUSED: dict[str, tuple[Callable[[Any], Awaitable[object]], type[Exception], str]] = {
-    "not square": (lambda a: sparse.cg(sparse.CsrMatrix((9, 8), *arrays_of(a)), np.ones(9)), ValueError, "A must be square"),
-    "a length": (lambda a: sparse.cg(a, np.ones(8)), ValueError, r"got A of shape \(9, 9\) and b of shape \(8,\)"),
-    "no matrix": (lambda a: sparse.cg(a.data, np.ones(9)), TypeError, "A must be a sparse matrix or an async function"),  # type: ignore[arg-type]
+    "not square": (lambda a: sparse.cg(wider(a), np.ones(9)), ValueError, "A must be square"),
+    "a length": (lambda a: sparse.cg(a, np.ones(8)), ValueError, r"A of shape \(9, 9\) and b of shape \(8,\)"),
+    "no matrix": (lambda a: sparse.cg(a.data, np.ones(9)), TypeError, "A must be a sparse matrix or"),  # type: ignore[arg-type]
     "no array": (lambda a: sparse.cg(a, [1.0]), TypeError, "b must be an array, got list"),  # type: ignore[arg-type]
     "a dtype": (lambda a: sparse.cg(a, np.ones(9, np.float32)), TypeError, "float32"),
     "whole numbers": (lambda a: sparse.cg(a, np.ones(9, np.int64)), TypeError, "b has dtype int64"),
     "x0": (lambda a: sparse.cg(a, np.ones(9), np.ones(8)), ValueError, r"x0 must have shape \(9,\)"),
     "M": (lambda a: sparse.cg(a, np.ones(9), M=1), TypeError, "M must be an async function"),  # type: ignore[arg-type]
-    "what M returns": (lambda a: sparse.cg(a, np.ones(9), M=wrong), TypeError, r"M must return an AccelRef of shape \(9,\)"),
+    "what M returns": (lambda a: sparse.cg(a, np.ones(9), M=wrong), TypeError, "M must return an AccelRef"),
     "rtol": (lambda a: sparse.cg(a, np.ones(9), rtol=-1), ValueError, "rtol must be finite and not negative"),
     "maxiter": (lambda a: sparse.cg(a, np.ones(9), maxiter=0), ValueError, "maxiter must be at least 1"),
-    "restart": (lambda a: sparse.gmres(a, np.ones(9), restart=1.5), TypeError, "restart must be a whole number"),  # type: ignore[arg-type]
+    "restart": (lambda a: sparse.gmres(a, np.ones(9), restart=1.5), TypeError, "restart must be"),  # type: ignore[arg-type]
     "k": (lambda a: sparse.eigsh(a, 9), ValueError, "k must be above 0 and below 9"),
     "which": (lambda a: sparse.eigsh(a, 2, "SM"), ValueError, "which must be"),  # type: ignore[arg-type]
     "ncv": (lambda a: sparse.eigsh(a, 2, ncv=2), ValueError, "ncv must be above 2"),
@@ -205,8 +206,8 @@ REFUSED: dict[str, tuple[Callable[[Any], Awaitable[object]], type[Exception], st
 }  # fmt: skip
 
 
-def arrays_of(a: sparse.CsrMatrix) -> tuple[ta.AccelRef, ta.AccelRef, ta.AccelRef]:
-    return a.indptr, a.indices, a.data
+def wider(a: sparse.CsrMatrix) -> sparse.CsrMatrix:
+    return sparse.CsrMatrix((9, 10), a.indptr, a.indices, a.data)
 
 
 @pytest.mark.parametrize(("ask", "error", "message"), REFUSED.values(), ids=REFUSED.keys())
@@ -241,22 +242,22 @@ async def test_a_worker_killed_in_the_middle_changes_no_number(system: ta.System
 @pytest.mark.parametrize("which", ["LM", "LA", "SA"])
 @pytest.mark.parametrize("dtype", RTOL)
 async def test_eigenvalues(device: ta.Device, dtype: str, which: Any) -> None:
-    matrix = hermitian(60, dtype, 7, shift=-8.0)
+    matrix = hermitian(40, dtype, 7, shift=-8.0)
     wide = matrix.astype(complex if dtype.startswith("complex") else float)
     # There are equal ones among the smallest, which ARPACK does not always find.
     everything = np.linalg.eigvalsh(wide.toarray())
     order = {"LM": -np.abs(everything), "LA": -everything, "SA": everything}[which]
-    expected = np.sort(everything[np.argsort(order)[:4]])
+    expected = np.sort(everything[np.argsort(order)[:3]])
     if which != "SA":
-        theirs = scipy.sparse.linalg.eigsh(wide, 4, which=which, return_eigenvectors=False)
-        np.testing.assert_allclose(np.sort(theirs), expected, rtol=1e-10)
-    found = await sparse.eigsh(await sparse.csr(device, matrix), 4, which)
+        theirs = scipy.sparse.linalg.eigsh(wide, 3, which=which, return_eigenvectors=False)
+        np.testing.assert_allclose(np.sort(theirs), expected, rtol=1e-6)
+    found = await sparse.eigsh(await sparse.csr(device, matrix), 3, which)
     w, v = await found.eigenvalues.to_host(), await found.eigenvectors.to_host()
     tolerance = (1e-5 if dtype in ("float32", "complex64") else 1e-12) * np.abs(expected).max()
-    assert (w.dtype.kind, v.dtype, v.shape) == ("f", np.dtype(dtype), (60, 4))
+    assert (w.dtype.kind, v.dtype, v.shape) == ("f", np.dtype(dtype), (40, 3))
     np.testing.assert_allclose(w, expected, atol=tolerance)
     np.testing.assert_allclose(wide @ v, v * w, atol=10 * tolerance)
-    np.testing.assert_allclose(v.conj().T @ v, np.eye(4), atol=10 * tolerance)
+    np.testing.assert_allclose(v.conj().T @ v, np.eye(3), atol=10 * tolerance)
 
 
 async def test_a_laplacians_smallest_eigenvalues(device: ta.Device) -> None:
@@ -279,7 +280,7 @@ async def test_equal_eigenvalues(device: ta.Device, values: list[float]) -> None
 
 async def test_eigenvalues_that_are_not_found(device: ta.Device) -> None:
     a = await sparse.csr(device, laplacian(15))
-    with pytest.raises(sparse.ConvergenceError, match="eigsh: a residual is .* after 1 rounds"):
+    with pytest.raises(sparse.ConvergenceError, match=r"eigsh: a residual is .* after 1 rounds"):
         await sparse.eigsh(a, 2, "SA", ncv=4, maxiter=1)
     skew = await sparse.csr(device, scipy.sparse.csr_array(np.triu(np.ones((9, 9)))))
     with pytest.raises(sparse.ConvergenceError, match="A is not Hermitian"):

@@ -119,8 +119,8 @@ class _Lanczos:
     ) -> None:
         """Begin the next cycle.
 
-        Behind an invariant subspace, another direction joins it. If the wanted vectors are found, they are kept,
-        and another direction follows. Otherwise the best Ritz vectors are kept, and the last vector goes on.
+        Behind an invariant subspace, another direction joins it. If the wanted vectors are found, they are
+        kept, and another direction follows. Otherwise the best Ritz vectors are kept, and the last vector.
         """
         if not left and count < self._steps:
             self._kept = count
@@ -149,9 +149,9 @@ async def eigsh(
     """Find some eigenvalues of a Hermitian matrix, as `scipy.sparse.linalg.eigsh`, on every backend.
 
     By Lanczos' method with full orthogonalization and thick restarts. Eigenvalues that are found must stand a
-    round that begins with random numbers, because one direction sees equal ones once. The basis of `ncv` vectors stays on the
-    device; in each round the host reads a small matrix, whose eigenvalues it finds by LAPACK. At the end, the
-    residual of each pair is computed from its vector. As of `gmres`, a loss ends it.
+    round that begins with random numbers, because one direction sees equal ones once. The basis of `ncv`
+    vectors stays on the device. In each round the host reads a small matrix, whose eigenvalues it finds by
+    LAPACK. At the end, the residual of each pair is computed from its vector. As of `gmres`, a loss ends it.
 
     Args:
         A: Hermitian matrix of shape (n, n) and any format; or an async function that multiplies a vector by

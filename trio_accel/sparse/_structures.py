@@ -286,8 +286,8 @@ async def spgemm(a: CsrMatrix, b: CsrMatrix) -> CsrMatrix:
         b: Matrix of shape (k, n), and of the same dtypes.
 
     Returns:
-        The product, of shape (m, n): columns of a row in ascending order. Where products cancel out, a zero
-        is stored.
+        The product, of shape (m, n): columns of a row in ascending order. Elements that cancel out are
+        not stored.
 
     Raises:
         NotSupportedError: CUDA has no such operation.
