@@ -1,7 +1,7 @@
-"""Heat on a plate, step by step: each step is a sparse system that conjugate gradients solve in a worker process.
+"""Heat on a plate: each step is a sparse system, which conjugate gradients solve in a worker process.
 
-In the middle of it the worker is killed. The device starts another one, the operation in flight runs again, and the
-numbers stay the same.
+In the middle of it the worker is killed. The device starts another one, the operation in flight runs again,
+and the numbers stay the same.
 
 Run it with: python heat.py --points 24
 """

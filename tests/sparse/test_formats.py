@@ -11,7 +11,7 @@ import scipy.sparse
 from chosen import IS_STAND_IN
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sparse_matrices import CPU_ONLY, cases, check, dense, on_device, random_matrix
+from sparse_matrices import CPU_ONLY, EXAMPLES, cases, check, dense, on_device, random_matrix
 
 import trio_accel as ta
 from trio_accel import sparse
@@ -26,7 +26,7 @@ WIDE = {"float32": "float64", "complex64": "complex128"}
     transpose=st.sampled_from("NTC"),
     layout=st.sampled_from(sorted(MAKERS)),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_products_of_every_format(case: Any, columns: int, transpose: Any, layout: str) -> None:
     if IS_STAND_IN and layout in ("csr", "csc"):
         pytest.skip("the stand-in has no products of matrices")
@@ -57,7 +57,7 @@ def test_products_of_every_format(case: Any, columns: int, transpose: Any, layou
 
 @CPU_ONLY
 @given(case=cases, source=st.sampled_from(sorted(MAKERS)))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_conversions(case: Any, source: str) -> None:
     matrix, dtype = random_matrix(**case), case["dtype"]
     full = matrix.toarray()
@@ -81,7 +81,7 @@ def test_conversions(case: Any, source: str) -> None:
 
 @CPU_ONLY
 @given(rows=st.integers(1, 8), columns=st.integers(1, 8), count=st.integers(0, 40), seed=st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_coordinates_in_any_order_and_of_one_place(rows: int, columns: int, count: int, seed: int) -> None:
     generator = np.random.default_rng(seed)
     row, col = generator.integers(0, rows, count), generator.integers(0, columns, count)

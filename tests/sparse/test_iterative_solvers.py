@@ -12,7 +12,7 @@ import scipy.sparse.linalg
 from chosen import BACKEND
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sparse_matrices import CPU_ONLY, laplacian, on_device, random_matrix
+from sparse_matrices import CPU_ONLY, EXAMPLES, laplacian, on_device, random_matrix
 
 import trio_accel as ta
 from trio_accel import sparse
@@ -43,7 +43,7 @@ async def check_solution(found: sparse.SolveResult, matrix: Any, b: Any, rtol: f
 @given(
     dtype=st.sampled_from(sorted(RTOL)), n=st.integers(1, 25), seed=st.integers(0, 99), begins=st.booleans()
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=EXAMPLES // 3, deadline=None)
 def test_random_systems(name: str, dtype: str, n: int, seed: int, begins: bool) -> None:
     matrix, generator = hermitian(n, dtype, seed), np.random.default_rng(seed)
     if name in ("bicgstab", "gmres"):
@@ -189,7 +189,7 @@ async def wrong(x: ta.AccelRef) -> ta.AccelRef:
 REFUSED: dict[str, tuple[Callable[[Any], Awaitable[object]], type[Exception], str]] = {
     "not square": (lambda a: sparse.cg(wider(a), np.ones(9)), ValueError, "A must be square"),
     "a length": (lambda a: sparse.cg(a, np.ones(8)), ValueError, r"A of shape \(9, 9\) and b of shape \(8,\)"),
-    "no matrix": (lambda a: sparse.cg(a.data, np.ones(9)), TypeError, "A must be a sparse matrix or"),  # type: ignore[arg-type]
+    "no matrix": (lambda a: sparse.cg(a.data, np.ones(9)), TypeError, "A must be a sparse"),  # type: ignore[arg-type]
     "no array": (lambda a: sparse.cg(a, [1.0]), TypeError, "b must be an array, got list"),  # type: ignore[arg-type]
     "a dtype": (lambda a: sparse.cg(a, np.ones(9, np.float32)), TypeError, "float32"),
     "whole numbers": (lambda a: sparse.cg(a, np.ones(9, np.int64)), TypeError, "b has dtype int64"),

@@ -12,7 +12,7 @@ import scipy.sparse.linalg
 from chosen import BACKEND, IS_STAND_IN
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sparse_matrices import CPU_ONLY, cases, check, dense, on_device, random_matrix
+from sparse_matrices import CPU_ONLY, EXAMPLES, cases, check, dense, on_device, random_matrix
 
 import trio_accel as ta
 from trio_accel import sparse
@@ -22,7 +22,7 @@ NO_SPMM = pytest.mark.skipif(IS_STAND_IN, reason="the stand-in has no products o
 
 @CPU_ONLY
 @given(case=cases, columns=st.integers(0, 8), factors=st.sampled_from([(1.0, 1.0), (2.0, -0.5), (1.0, -1.0)]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_sums_and_products_of_two(case: Any, columns: int, factors: tuple[float, float]) -> None:
     dtype, other = case["dtype"], {**case, "seed": case["seed"] + 1}
     a, b = random_matrix(**case), random_matrix(**other)
@@ -46,7 +46,7 @@ def test_sums_and_products_of_two(case: Any, columns: int, factors: tuple[float,
 
 @CPU_ONLY
 @given(case=cases, k=st.integers(-14, 14), wanted=st.lists(st.integers(0, 11), max_size=6))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_parts(case: Any, k: int, wanted: list[int]) -> None:
     matrix, dtype = random_matrix(**case), case["dtype"]
     full, wanted = matrix.toarray(), [row for row in wanted if row < case["rows"]]
@@ -67,7 +67,7 @@ def test_parts(case: Any, k: int, wanted: list[int]) -> None:
 
 
 @given(case=cases, start=st.integers(-14, 14), stop=st.integers(-14, 14), k=st.integers(-11, 11))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_elements(case: Any, start: int, stop: int, k: int) -> None:
     matrix, dtype = random_matrix(**case), case["dtype"]
     full, (m, n) = matrix.toarray(), matrix.shape
@@ -90,7 +90,7 @@ def test_elements(case: Any, start: int, stop: int, k: int) -> None:
 
 
 @given(case=cases)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_extremes(case: Any) -> None:
     dtype = {"complex64": "float32", "complex128": "float64"}.get(case["dtype"], case["dtype"])
     matrix = random_matrix(**{**case, "dtype": dtype})
@@ -111,7 +111,7 @@ def test_extremes(case: Any) -> None:
 
 @NO_SPMM
 @given(case=cases)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_norms(case: Any) -> None:
     matrix, dtype = random_matrix(**case), case["dtype"]
     real = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)

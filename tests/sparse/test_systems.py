@@ -11,7 +11,7 @@ import scipy.sparse
 from chosen import BACKEND
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sparse_matrices import CPU_ONLY, TOLERANCE, check, dense, laplacian, on_device, random_matrix
+from sparse_matrices import CPU_ONLY, EXAMPLES, TOLERANCE, check, dense, laplacian, on_device, random_matrix
 
 import trio_accel as ta
 from trio_accel import sparse
@@ -41,7 +41,7 @@ def sides(n: int, columns: int | None, dtype: str) -> Any:
 
 
 @given(case=systems, columns=st.sampled_from([None, 0, 1, 3]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_direct_solutions(case: Any, columns: int | None) -> None:
     matrix, dtype = well_conditioned(**case), case["dtype"]
     b = sides(case["n"], columns, dtype)
@@ -58,7 +58,7 @@ def test_direct_solutions(case: Any, columns: int | None) -> None:
     case=systems, columns=st.sampled_from([None, 0, 2]), lower=st.booleans(), unit_diagonal=st.booleans(),
     trans=st.sampled_from("NTC"),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_triangular_solutions(
     case: Any, columns: int | None, lower: bool, unit_diagonal: bool, trans: Any
 ) -> None:
@@ -99,7 +99,7 @@ async def test_solutions_in_both_isolations(system: ta.System, isolation: Any) -
 
 
 @given(case=systems)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_incomplete_factors_of_a_full_structure_are_complete(case: Any) -> None:
     matrix, dtype = well_conditioned(**{**case, "density": 1.0}), case["dtype"]
     wide = complex if dtype.startswith("complex") else float
