@@ -32,6 +32,7 @@ ISOLATED = (
     "jit_saxpy.py",
     "embeddings.py",
     "data_parallel.py",
+    "heat.py",
 )
 # Modules that a program beside them uses.
 USED = {
@@ -81,6 +82,17 @@ relative error [0-9.]+e-0[78]: right
 576 unknowns, [0-9]{2} iterations on cpu:0
 largest value 0[.]073[0-9]{2} [(]0[.]07367 on ever finer grids[)]
 relative residual [0-9.]+e-1[12]: right
+""",
+    ),
+    (
+        "heat.py",
+        "--points 24",
+        """
+step 0: [0-9]{2} iterations, generation 1
+step 1: [0-9]{2} iterations, generation 1
+step 2: [0-9]{2} iterations, generation 2
+step 3: [0-9]{2} iterations, generation 2
+largest error [0-9.]+e-[01][0-9]: right
 """,
     ),
     (

@@ -3,7 +3,7 @@
 See `Device.ask` for cancellation and the errors that any operation can end with. If one fails, the array that
 it was to change is damaged, and its use is refused. All functions raise:
 
-* `TypeError`: dtypes differ, or a factor is complex and the arrays are real.
+* `TypeError`: dtypes differ, a factor is complex and the arrays are real, or a matrix has another format.
 * `ValueError`: shapes that do not fit, an unknown letter, or an `out` that shares memory with an operand.
 * `LibraryError`: a structure that was put together by hand and is wrong.
 """
@@ -11,11 +11,46 @@ it was to change is damaged, and its use is refused. All functions raise:
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
-from . import _csr
-from ._csr import *
+from . import (
+    _conversions,
+    _eigen,
+    _elements,
+    _formats,
+    _gmres,
+    _iterations,
+    _krylov,
+    _multiplications,
+    _preconditioners,
+    _products,
+    _structures,
+    _systems,
+)
+from ._conversions import *
+from ._eigen import *
+from ._elements import *
+from ._formats import *
+from ._gmres import *
+from ._iterations import *
+from ._krylov import *
+from ._multiplications import *
+from ._preconditioners import *
+from ._products import *
+from ._structures import *
+from ._systems import *
 
 __all__: list[str] = []
-__all__ += _csr.__all__
+__all__ += _conversions.__all__
+__all__ += _eigen.__all__
+__all__ += _elements.__all__
+__all__ += _formats.__all__
+__all__ += _gmres.__all__
+__all__ += _iterations.__all__
+__all__ += _krylov.__all__
+__all__ += _multiplications.__all__
+__all__ += _preconditioners.__all__
+__all__ += _products.__all__
+__all__ += _structures.__all__
+__all__ += _systems.__all__
 
 if not _TYPE_CHECKING:
     __getattr__ = _tells_of_missing(__name__)

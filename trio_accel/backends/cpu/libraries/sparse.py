@@ -13,11 +13,16 @@ from typing import Any
 import numpy as np
 from scipy.sparse import _sparsetools
 
-from ...base.checks import NATIVE, check_structure, scalar_of
+from ...base.checks import NATIVE, scalar_of
 from ...base.kernels import HostCall, kernel
 from ..runtime._memory import HostArray
+from ._sparse_structures import checked, make
+from ._sparse_systems import check_structure_only, incomplete, solve, solve_triangular
 
-__all__ = ["sddmm", "spmm", "spmv", "to_dense"]
+__all__ = [
+    "check_structure_only", "incomplete", "make", "sddmm", "solve", "solve_triangular", "spmm", "spmv",
+    "to_dense",
+]  # fmt: skip
 
 _tools: Any = _sparsetools
 _DTYPES = {"out": NATIVE}
@@ -92,14 +97,4 @@ def _contiguous(out: HostArray) -> Generator[HostArray]:
 def _structure(spec: Any, call: HostCall, *, may_end_before: bool = False) -> tuple[HostArray, HostArray]:
     """Take the row pointers and columns, once they are found to lead nowhere outside of the arrays."""
     indptr, indices = call.array(spec.matrix_indptr), call.array(spec.matrix_indices)
-    used = indices[: max(int(indptr[-1]), 0)]
-    if indptr[0] != 0 or not 0 <= indptr[-1] <= len(indices):
-        fault = 1
-    elif not may_end_before and indptr[-1] != len(indices):
-        fault = 4
-    elif np.any(indptr[1:] < indptr[:-1]):
-        fault = 2
-    else:
-        fault = 3 if used.size and not 0 <= used.min() <= used.max() < spec.matrix[1] else 0
-    check_structure(fault, spec.matrix, len(indices))
-    return indptr, indices
+    return checked(indptr, indices, spec.matrix, may_end_before=may_end_before)

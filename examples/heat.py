@@ -1,0 +1,70 @@
+"""Heat on a plate: each step is a sparse system, which conjugate gradients solve in a worker process.
+
+In the middle of it the worker is killed. The device starts another one, the operation in flight runs again,
+and the numbers stay the same.
+
+Run it with: python heat.py --points 24
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+
+import numpy as np
+import trio
+from scipy import sparse
+
+import trio_accel as ta
+
+
+def laplacian(points: int) -> sparse.csr_array:
+    """The five-point Laplacian of a square whose edges are cold."""
+    line = sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(points, points))
+    eye = sparse.eye_array(points)
+    return sparse.csr_array(sparse.kron(line, eye) + sparse.kron(eye, line))
+
+
+async def cool(device: ta.Device, matrix: sparse.csr_array, heat: np.ndarray, steps: int) -> np.ndarray:
+    """Implicit steps: each solves (1 + dt * Laplacian) @ new = old."""
+    a = await ta.sparse.csr(device, matrix)
+    jacobi = await ta.sparse.precondition(a, "jacobi")
+    x = await device.put(heat)
+    for step in range(steps):
+        if step == steps // 2:
+            # The next product takes its worker along.
+            ta.testing.inject_fault(device, ta.sparse.Spmv, kill=True)
+        found = await ta.sparse.cg(a, x, rtol=1e-10, M=jacobi)
+        print(f"step {step}: {found.iterations} iterations, generation {device.generation}")
+        x = found.x
+    return await x.to_host()
+
+
+async def run(points: int, steps: int) -> float:
+    """Returns the largest error: each wave on a plate decays by a known factor in each step."""
+    start = expected = np.zeros(points**2)
+    for number in range(1, points + 1):
+        angle = number * np.pi / (points + 1)
+        wave = np.sin(angle * np.arange(1, points + 1))
+        start = start + np.outer(wave, wave).ravel()
+        expected = expected + np.outer(wave, wave).ravel() / (5 - 4 * np.cos(angle)) ** steps
+    matrix = sparse.csr_array(sparse.eye_array(points**2) + laplacian(points))
+    options = ta.DeviceOptions(isolation="process", retry=1)
+    async with ta.open_system("plate") as system, system.open_device("cpu", options=options) as device:
+        found = await cool(device, matrix, start, steps)
+    return float(np.abs(found - expected).max())
+
+
+def main() -> int:
+    """Returns the exit code: 0 if the heat is right."""
+    parser = argparse.ArgumentParser(description="Heat on a plate, by conjugate gradients in a worker.")
+    parser.add_argument("--points", type=int, default=24, help="inner points of the grid in each direction")
+    parser.add_argument("--steps", type=int, default=4, help="steps of time")
+    arguments = parser.parse_args()
+    error = trio.run(partial(run, arguments.points, arguments.steps))
+    print(f"largest error {error:.1e}: {'right' if error < 1e-8 else 'WRONG'}")
+    return 0 if error < 1e-8 else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,290 @@
+"""Iterative solvers and Lanczos' method, against SciPy, and a Laplacian whose solution is known."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+import scipy.sparse.linalg
+from chosen import BACKEND
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sparse_matrices import CPU_ONLY, EXAMPLES, laplacian, on_device, random_matrix
+
+import trio_accel as ta
+from trio_accel import sparse
+
+SOLVERS: dict[str, Any] = {
+    "cg": sparse.cg, "bicgstab": sparse.bicgstab, "gmres": sparse.gmres, "minres": sparse.minres,
+}  # fmt: skip
+RTOL = {"float64": 1e-10, "float32": 1e-4, "complex128": 1e-10, "complex64": 1e-4}
+
+
+def hermitian(n: int, dtype: str, seed: int, *, shift: float = 1.0) -> Any:
+    """Make a Hermitian matrix: positive definite unless the shift is negative."""
+    full = random_matrix(n, n, 0.3, dtype, seed=seed).toarray()
+    made = full @ full.conj().T + shift * np.eye(n)
+    return scipy.sparse.csr_array(made.astype(dtype))
+
+
+async def check_solution(found: sparse.SolveResult, matrix: Any, b: Any, rtol: float) -> None:
+    x = await found.x.to_host()
+    assert x.dtype == b.dtype
+    wide = np.result_type(b.dtype, np.float64)
+    residual = np.linalg.norm(b.astype(wide) - matrix.astype(wide) @ x.astype(wide))
+    assert residual <= rtol * np.linalg.norm(b) * (1 + 1e-2)
+    assert abs(found.residual - residual) <= 0.05 * rtol * np.linalg.norm(b) + 1e-300
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@given(
+    dtype=st.sampled_from(sorted(RTOL)), n=st.integers(1, 25), seed=st.integers(0, 99), begins=st.booleans()
+)
+@settings(max_examples=EXAMPLES // 3, deadline=None)
+def test_random_systems(name: str, dtype: str, n: int, seed: int, begins: bool) -> None:
+    matrix, generator = hermitian(n, dtype, seed), np.random.default_rng(seed)
+    if name in ("bicgstab", "gmres"):
+        matrix = scipy.sparse.csr_array((matrix.toarray() + np.triu(np.ones((n, n)), 1) * 0.1).astype(dtype))
+    b, x0 = (generator.normal(size=n).astype(dtype) for _ in range(2))
+
+    async def test(device: ta.Device) -> None:
+        a = await sparse.csr(device, matrix)
+        found = await SOLVERS[name](a, b, x0 if begins else None, rtol=RTOL[dtype], maxiter=40 * n)
+        await check_solution(found, matrix, b, RTOL[dtype])
+
+    on_device(test)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+async def test_a_laplacian_with_a_known_solution(device: ta.Device, name: str) -> None:
+    points = 16
+    matrix = laplacian(points)
+    # An eigenvector: sines. Its eigenvalue is known.
+    wave = np.sin(np.pi * np.arange(1, points + 1) / (points + 1))
+    x = np.outer(wave, wave).ravel()
+    eigenvalue = 4 - 4 * np.cos(np.pi / (points + 1))
+    found = await SOLVERS[name](await sparse.csr(device, matrix), eigenvalue * x, rtol=1e-12)
+    np.testing.assert_allclose(await found.x.to_host(), x, atol=1e-11)
+    assert found.iterations <= 20
+    b = np.random.default_rng(2).normal(size=points**2)
+    found = await SOLVERS[name](await sparse.csr(device, matrix), b, rtol=1e-9)
+    np.testing.assert_allclose(
+        await found.x.to_host(), scipy.sparse.linalg.spsolve(matrix.tocsc(), b), atol=1e-6
+    )
+
+
+async def test_as_many_steps_as_scipy(device: ta.Device) -> None:
+    matrix, b = laplacian(12), np.random.default_rng(3).normal(size=144)
+    a = await sparse.csr(device, matrix)
+    for name in ("cg", "bicgstab"):
+        steps: list[int] = []
+        expected, info = getattr(scipy.sparse.linalg, name)(matrix, b, rtol=1e-8, callback=steps.append)
+        found = await SOLVERS[name](a, b, rtol=1e-8, check_every=1)
+        assert info == 0
+        assert abs(found.iterations - len(steps)) <= 2
+        np.testing.assert_allclose(await found.x.to_host(), expected, atol=1e-6)
+
+
+@CPU_ONLY
+@pytest.mark.parametrize("kind", ["jacobi", "ilu0", "ic0"])
+@pytest.mark.parametrize("name", SOLVERS)
+async def test_preconditioners(device: ta.Device, name: str, kind: Any) -> None:
+    scale = np.geomspace(1, 1e3, 100)
+    matrix = scipy.sparse.csr_array(laplacian(10) * np.sqrt(scale)[:, None] * np.sqrt(scale)[None, :])
+    b, a = np.random.default_rng(4).normal(size=100), await sparse.csr(device, matrix)
+    m = await sparse.precondition(a, kind)
+    assert repr(m) == f"<Preconditioner {kind} (100, 100)>"
+    found = await SOLVERS[name](a, b, rtol=1e-9, M=m)
+    await check_solution(found, matrix, b, 1e-9)
+    rounds = -(-found.iterations // 20) if name == "gmres" else found.iterations
+    with pytest.raises(sparse.ConvergenceError):
+        await SOLVERS[name](a, b, rtol=1e-9, maxiter=rounds)
+
+
+async def test_jacobi_is_a_division(device: ta.Device) -> None:
+    a = await sparse.csr(device, scipy.sparse.diags_array(np.array([1.0, 2.0, 4.0])).tocsr())
+    m = await sparse.precondition(a)
+    assert (await (await m(await device.put(np.ones(3)))).to_host()).tolist() == [1.0, 0.5, 0.25]
+    found = await sparse.cg(a, np.ones(3), M=m, rtol=1e-14, check_every=1)
+    assert found.iterations == 1
+
+
+async def test_functions_in_place_of_matrices(device: ta.Device) -> None:
+    matrix, seen = laplacian(5), list[float]()
+    a, b = await sparse.csr(device, matrix), np.ones(25)
+
+    async def product(x: ta.AccelRef) -> ta.AccelRef:
+        return await sparse.spmv(a, x)
+
+    async def note(x: ta.AccelRef) -> None:
+        seen.append(float((await x.to_host()).sum()))
+
+    found = await sparse.cg(product, await device.put(b), rtol=1e-10, callback=note, check_every=4)
+    await check_solution(found, matrix, b, 1e-10)
+    assert len(seen) == -(-found.iterations // 4)
+    np.testing.assert_allclose(seen[-1], np.linalg.solve(matrix.toarray(), b).sum(), rtol=1e-8)
+    w = (await sparse.eigsh(product, 2, "LA", v0=await device.put(np.arange(25.0)))).eigenvalues
+    np.testing.assert_allclose(await w.to_host(), np.linalg.eigvalsh(matrix.toarray())[-2:], rtol=1e-12)
+
+
+@pytest.mark.parametrize("layout", [sparse.coo, sparse.bsr])
+async def test_other_formats(device: ta.Device, layout: Any) -> None:
+    matrix, b = laplacian(4), np.arange(16.0)
+    found = await sparse.cg(await layout(device, matrix), b, rtol=1e-10)
+    await check_solution(found, matrix, b, 1e-10)
+
+
+async def test_an_indefinite_matrix_is_solved_by_minres(device: ta.Device) -> None:
+    matrix = scipy.sparse.csr_array(laplacian(6) - 2.9 * scipy.sparse.eye_array(36))
+    b = np.random.default_rng(1).normal(size=36)
+    found = await sparse.minres(await sparse.csr(device, matrix), b, rtol=1e-10)
+    await check_solution(found, matrix, b, 1e-10)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+async def test_nothing_to_do(device: ta.Device, name: str) -> None:
+    a = await sparse.csr(device, laplacian(3))
+    found = await SOLVERS[name](a, np.zeros(9))
+    assert (found.iterations, found.residual, (await found.x.to_host()).any()) == (0, 0.0, False)
+    x0 = np.arange(9.0)
+    found = await SOLVERS[name](a, laplacian(3) @ x0, x0)
+    assert (found.iterations, (await found.x.to_host()).tolist()) == (0, x0.tolist())
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+async def test_no_convergence(device: ta.Device, name: str) -> None:
+    matrix, b = laplacian(12), np.random.default_rng(0).normal(size=144)
+    more = {"restart": 3} if name == "gmres" else {"check_every": 2}
+    with pytest.raises(
+        sparse.ConvergenceError, match=rf"{name}: the residual is .* after \d+ steps"
+    ) as caught:
+        await SOLVERS[name](await sparse.csr(device, matrix), b, rtol=1e-12, maxiter=2, **more)
+    error = caught.value
+    assert isinstance(error, ta.LinAlgError)
+    assert error.iterations == (6 if name == "gmres" else 2)
+    assert error.x is not None
+    residual = np.linalg.norm(b - matrix @ await error.x.to_host())
+    np.testing.assert_allclose(error.residual, residual, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+async def test_a_singular_matrix_ends_it_soon(device: ta.Device, name: str) -> None:
+    a = await sparse.csr(device, scipy.sparse.diags_array(np.array([1.0, 2.0, 0.0])).tocsr())
+    with pytest.raises(sparse.ConvergenceError):
+        await SOLVERS[name](a, np.ones(3), maxiter=30)
+    with pytest.raises(ta.LinAlgError, match="b holds a NaN or an infinity"):
+        await SOLVERS[name](a, np.array([1.0, np.nan, 0.0]))
+    nan = await sparse.csr(device, scipy.sparse.diags_array(np.array([1.0, np.nan, 3.0])).tocsr())
+    with pytest.raises(sparse.ConvergenceError, match="it broke down"):
+        await SOLVERS[name](nan, np.ones(3), maxiter=30)
+
+
+async def wrong(x: ta.AccelRef) -> ta.AccelRef:
+    return x[:1]
+
+
+REFUSED: dict[str, tuple[Callable[[Any], Awaitable[object]], type[Exception], str]] = {
+    "not square": (lambda a: sparse.cg(wider(a), np.ones(9)), ValueError, "A must be square"),
+    "a length": (lambda a: sparse.cg(a, np.ones(8)), ValueError, r"A of shape \(9, 9\) and b of shape \(8,\)"),
+    "no matrix": (lambda a: sparse.cg(a.data, np.ones(9)), TypeError, "A must be a sparse"),  # type: ignore[arg-type]
+    "no array": (lambda a: sparse.cg(a, [1.0]), TypeError, "b must be an array, got list"),  # type: ignore[arg-type]
+    "a dtype": (lambda a: sparse.cg(a, np.ones(9, np.float32)), TypeError, "float32"),
+    "whole numbers": (lambda a: sparse.cg(a, np.ones(9, np.int64)), TypeError, "b has dtype int64"),
+    "x0": (lambda a: sparse.cg(a, np.ones(9), np.ones(8)), ValueError, r"x0 must have shape \(9,\)"),
+    "M": (lambda a: sparse.cg(a, np.ones(9), M=1), TypeError, "M must be an async function"),  # type: ignore[arg-type]
+    "what M returns": (lambda a: sparse.cg(a, np.ones(9), M=wrong), TypeError, "M must return an AccelRef"),
+    "rtol": (lambda a: sparse.cg(a, np.ones(9), rtol=-1), ValueError, "rtol must be finite and not negative"),
+    "maxiter": (lambda a: sparse.cg(a, np.ones(9), maxiter=0), ValueError, "maxiter must be at least 1"),
+    "restart": (lambda a: sparse.gmres(a, np.ones(9), restart=1.5), TypeError, "restart must be"),  # type: ignore[arg-type]
+    "k": (lambda a: sparse.eigsh(a, 9), ValueError, "k must be above 0 and below 9"),
+    "which": (lambda a: sparse.eigsh(a, 2, "SM"), ValueError, "which must be"),  # type: ignore[arg-type]
+    "ncv": (lambda a: sparse.eigsh(a, 2, ncv=2), ValueError, "ncv must be above 2"),
+    "no v0": (lambda a: sparse.eigsh(wrong, 2), TypeError, "v0 must be given"),
+}  # fmt: skip
+
+
+def wider(a: sparse.CsrMatrix) -> sparse.CsrMatrix:
+    return sparse.CsrMatrix((9, 10), a.indptr, a.indices, a.data)
+
+
+@pytest.mark.parametrize(("ask", "error", "message"), REFUSED.values(), ids=REFUSED.keys())
+async def test_what_is_refused(
+    device: ta.Device, ask: Callable[[Any], Awaitable[object]], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        await ask(await sparse.csr(device, laplacian(3)))
+
+
+@pytest.mark.parametrize("name", ["cg", "bicgstab", "minres"])
+async def test_a_worker_killed_in_the_middle_changes_no_number(system: ta.System, name: str) -> None:
+    matrix, b = laplacian(10), np.random.default_rng(6).normal(size=100)
+    options = ta.DeviceOptions(isolation="process", retry=2)
+    async with system.open_device(BACKEND, options=options) as device:
+        a = await sparse.csr(device, matrix)
+        undisturbed = await SOLVERS[name](a, b, rtol=1e-9)
+        looks = 0
+
+        def kill(x: ta.AccelRef) -> None:
+            nonlocal looks
+            looks += 1
+            if looks == 1:
+                ta.testing.inject_fault(device, sparse.Spmv, kill=True)
+
+        found = await SOLVERS[name](a, b, rtol=1e-9, callback=kill)
+        assert device.generation == 2
+        assert found[1:] == undisturbed[1:]
+        assert (await found.x.to_host()).tolist() == (await undisturbed.x.to_host()).tolist()
+
+
+@pytest.mark.parametrize("which", ["LM", "LA", "SA"])
+@pytest.mark.parametrize("dtype", RTOL)
+async def test_eigenvalues(device: ta.Device, dtype: str, which: Any) -> None:
+    matrix = hermitian(40, dtype, 7, shift=-8.0)
+    wide = matrix.astype(complex if dtype.startswith("complex") else float)
+    # There are equal ones among the smallest, which ARPACK does not always find.
+    everything = np.linalg.eigvalsh(wide.toarray())
+    order = {"LM": -np.abs(everything), "LA": -everything, "SA": everything}[which]
+    expected = np.sort(everything[np.argsort(order)[:3]])
+    if which != "SA":
+        theirs = scipy.sparse.linalg.eigsh(wide, 3, which=which, return_eigenvectors=False)
+        np.testing.assert_allclose(np.sort(theirs), expected, rtol=1e-6)
+    found = await sparse.eigsh(await sparse.csr(device, matrix), 3, which)
+    w, v = await found.eigenvalues.to_host(), await found.eigenvectors.to_host()
+    tolerance = (1e-5 if dtype in ("float32", "complex64") else 1e-12) * np.abs(expected).max()
+    assert (w.dtype.kind, v.dtype, v.shape) == ("f", np.dtype(dtype), (40, 3))
+    np.testing.assert_allclose(w, expected, atol=tolerance)
+    np.testing.assert_allclose(wide @ v, v * w, atol=10 * tolerance)
+    np.testing.assert_allclose(v.conj().T @ v, np.eye(3), atol=10 * tolerance)
+
+
+async def test_a_laplacians_smallest_eigenvalues(device: ta.Device) -> None:
+    points = 12
+    one = 2 - 2 * np.cos(np.pi * np.arange(1, points + 1) / (points + 1))
+    expected = np.sort((one[:, None] + one[None, :]).ravel())[:5]
+    found = await sparse.eigsh(await sparse.csr(device, laplacian(points)), 5, "SA")
+    np.testing.assert_allclose(await found.eigenvalues.to_host(), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1.0] * 30, [1.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 3.0, 0.0, 0.0, -5.0], [0.0] * 5, [2.0, -2.0] * 20],
+)
+async def test_equal_eigenvalues(device: ta.Device, values: list[float]) -> None:
+    a = await sparse.csr(device, scipy.sparse.diags_array(np.array(values)).tocsr())
+    found = await sparse.eigsh(a, 4, "LA")
+    np.testing.assert_allclose(await found.eigenvalues.to_host(), sorted(values)[-4:], atol=1e-13)
+
+
+async def test_eigenvalues_that_are_not_found(device: ta.Device) -> None:
+    a = await sparse.csr(device, laplacian(15))
+    with pytest.raises(sparse.ConvergenceError, match=r"eigsh: a residual is .* after 1 rounds"):
+        await sparse.eigsh(a, 2, "SA", ncv=4, maxiter=1)
+    skew = await sparse.csr(device, scipy.sparse.csr_array(np.triu(np.ones((9, 9)))))
+    with pytest.raises(sparse.ConvergenceError, match="A is not Hermitian"):
+        await sparse.eigsh(skew, 2, "LA")
+    nan = await sparse.csr(device, scipy.sparse.diags_array(np.array([1.0, np.nan, 3.0])).tocsr())
+    with pytest.raises(ta.LinAlgError, match="holds a NaN or an infinity"):
+        await sparse.eigsh(nan, 1)

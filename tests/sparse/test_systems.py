@@ -1,0 +1,205 @@
+"""Systems of equations with sparse matrices, and incomplete factors, against SciPy and NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+from chosen import BACKEND
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sparse_matrices import CPU_ONLY, EXAMPLES, TOLERANCE, check, dense, laplacian, on_device, random_matrix
+
+import trio_accel as ta
+from trio_accel import sparse
+
+pytestmark = CPU_ONLY
+ISOLATIONS = ["inline", "process"]
+
+systems = st.fixed_dictionaries({
+    "n": st.integers(0, 12), "density": st.floats(0.0, 0.6), "dtype": st.sampled_from(sorted(TOLERANCE)),
+    "index": st.sampled_from(["int32", "int64"]), "seed": st.integers(0, 99),
+})  # fmt: skip
+
+
+def well_conditioned(n: int, density: float, dtype: str, index: str, seed: int) -> Any:
+    """Make a matrix whose diagonal is larger than all else of a row together."""
+    matrix = random_matrix(n, n, density, dtype, index, seed)
+    full = matrix.toarray()
+    np.fill_diagonal(full, 1 + 2 * np.abs(full).sum(1))
+    made = scipy.sparse.csr_array(full)
+    made.indptr, made.indices = made.indptr.astype(index), made.indices.astype(index)
+    return made
+
+
+def sides(n: int, columns: int | None, dtype: str) -> Any:
+    made = np.random.default_rng(5).normal(size=(n,) if columns is None else (n, columns))
+    return (made + 1j * made[::-1] if dtype.startswith("complex") else made).astype(dtype)
+
+
+@given(case=systems, columns=st.sampled_from([None, 0, 1, 3]))
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_direct_solutions(case: Any, columns: int | None) -> None:
+    matrix, dtype = well_conditioned(**case), case["dtype"]
+    b = sides(case["n"], columns, dtype)
+    expected = np.linalg.solve(matrix.toarray().astype(complex if "complex" in dtype else float), b)
+
+    async def test(device: ta.Device) -> None:
+        found = await sparse.spsolve(await sparse.csr(device, matrix), b)
+        check(await found.to_host(), expected, dtype, case["n"])
+
+    on_device(test)
+
+
+@given(
+    case=systems, columns=st.sampled_from([None, 0, 2]), lower=st.booleans(), unit_diagonal=st.booleans(),
+    trans=st.sampled_from("NTC"),
+)  # fmt: skip
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_triangular_solutions(
+    case: Any, columns: int | None, lower: bool, unit_diagonal: bool, trans: Any
+) -> None:
+    matrix, dtype = well_conditioned(**case), case["dtype"]
+    b, full = (
+        sides(case["n"], columns, dtype),
+        matrix.toarray().astype(complex if "complex" in dtype else float),
+    )
+    if unit_diagonal:
+        full /= 1 + 2 * np.abs(full).max(initial=1)
+        matrix = scipy.sparse.csr_array(full.astype(dtype))
+    triangle = np.tril(full) if lower else np.triu(full)
+    if unit_diagonal:
+        np.fill_diagonal(triangle, 1)
+    expected = np.linalg.solve({"N": triangle, "T": triangle.T, "C": triangle.conj().T}[trans], b)
+
+    async def test(device: ta.Device) -> None:
+        a = await sparse.csr(device, matrix)
+        found = await sparse.spsolve_triangular(a, b, lower, unit_diagonal=unit_diagonal, trans=trans)
+        check(await found.to_host(), expected, dtype, 10 * case["n"])
+
+    on_device(test)
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+async def test_solutions_in_both_isolations(system: ta.System, isolation: Any) -> None:
+    options = ta.DeviceOptions(isolation=isolation)
+    matrix, b = laplacian(6), np.arange(36.0)
+    async with system.open_device(BACKEND, options=options) as device:
+        a = await sparse.csr(device, matrix)
+        found = await (await sparse.spsolve(a, b)).to_host()
+        np.testing.assert_allclose(matrix @ found, b, atol=1e-11)
+        product = await sparse.spgemm(a, a)
+        np.testing.assert_allclose(await dense(product), (matrix @ matrix).toarray(), atol=1e-12)
+        with pytest.raises(ta.LinAlgError, match="is singular") as caught:
+            await sparse.spsolve(await sparse.csr(device, scipy.sparse.csr_array((3, 3))), np.ones(3))
+        assert caught.value.operation == "sparse.Spsolve"
+
+
+@given(case=systems)
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_incomplete_factors_of_a_full_structure_are_complete(case: Any) -> None:
+    matrix, dtype = well_conditioned(**{**case, "density": 1.0}), case["dtype"]
+    wide = complex if dtype.startswith("complex") else float
+    full, eye = matrix.toarray().astype(wide), np.eye(case["n"])
+    hermitian = full @ full.conj().T + eye
+
+    async def test(device: ta.Device) -> None:
+        made = await dense(await sparse.ilu0(await sparse.csr(device, matrix)))
+        product = (np.tril(made, -1) + eye) @ np.triu(made)
+        np.testing.assert_allclose(product, full, rtol=TOLERANCE[dtype] * 10, atol=TOLERANCE[dtype] * 100)
+        a = await sparse.csr(device, scipy.sparse.csr_array(hermitian.astype(dtype)))
+        made = await dense(await sparse.ic0(a))
+        scale = np.abs(hermitian).max(initial=1)
+        np.testing.assert_allclose(
+            np.tril(made) / scale, np.linalg.cholesky(hermitian) / scale, atol=TOLERANCE[dtype] * 100
+        )
+        np.testing.assert_allclose(np.triu(made), np.tril(made).conj().T, atol=TOLERANCE[dtype] * 100 * scale)
+
+    on_device(test)
+
+
+async def test_incomplete_factors_are_right_where_something_is_stored(device: ta.Device) -> None:
+    matrix = laplacian(7)
+    made = await dense(await sparse.ilu0(await sparse.csr(device, matrix)))
+    product = (np.tril(made, -1) + np.eye(49)) @ np.triu(made)
+    is_stored = matrix.toarray() != 0
+    np.testing.assert_allclose(product[is_stored], matrix.toarray()[is_stored], rtol=1e-13)
+    assert not made[~is_stored].any()
+    factor = np.tril(await dense(await sparse.ic0(await sparse.csr(device, matrix))))
+    np.testing.assert_allclose((factor @ factor.T)[is_stored], matrix.toarray()[is_stored], rtol=1e-13)
+
+
+def changed(row: int, column: int, value: float) -> Any:
+    full = np.eye(3) * 2
+    full[row, column] = value
+    made = scipy.sparse.csr_array(full)
+    made.eliminate_zeros()
+    return made
+
+
+ONES = np.ones(3)
+REFUSED: dict[str, tuple[Any, Callable[[Any], Awaitable[object]], type[Exception], str]] = {
+    "no diagonal": (
+        changed(1, 1, 0),
+        lambda a: sparse.spsolve_triangular(a, ONES),
+        ta.LinAlgError,
+        "missing or zero in row 1",
+    ),
+    "singular": (changed(2, 2, 0), lambda a: sparse.spsolve(a, ONES), ta.LinAlgError, "matrix is singular"),
+    "a NaN": (changed(0, 1, np.nan), lambda a: sparse.spsolve(a, ONES), ta.LinAlgError, "NaN or an infinity"),
+    "no pivot": (changed(1, 1, 0), sparse.ilu0, ta.LinAlgError, "its pivot of row 1 is missing or zero"),
+    "a negative pivot": (changed(2, 2, -1), sparse.ic0, ta.LinAlgError, "its pivot of row 2 is missing or"),
+    "not Hermitian": (changed(0, 1, 1), sparse.ic0, ta.LinAlgError, "is not Hermitian"),
+    "a NaN to factor": (changed(0, 1, np.nan), sparse.ilu0, ta.LinAlgError, "NaN or an infinity"),
+    "not square": (random_matrix(3, 4), lambda a: sparse.spsolve(a, ONES), ValueError, "must be square"),
+    "too short": (changed(0, 1, 1), lambda a: sparse.spsolve(a, np.ones(2)), ValueError, "b"),
+    "a dtype": (
+        changed(0, 1, 1),
+        lambda a: sparse.spsolve(a, np.ones(3, np.float32)),
+        TypeError,
+        "float32",
+    ),
+    "a letter": (
+        changed(0, 1, 1),
+        lambda a: sparse.spsolve_triangular(a, ONES, trans="X"),  # type: ignore[arg-type]
+        ValueError,
+        "trans must be",
+    ),
+    "a kind": (changed(0, 1, 1), lambda a: sparse.precondition(a, "ssor"), ValueError, "kind must be"),  # type: ignore[arg-type]
+    "a zero for Jacobi": (changed(1, 1, 0), sparse.precondition, ta.LinAlgError, "not finite in row 1"),
+    "Jacobi of rows": (random_matrix(3, 4), sparse.precondition, ValueError, "must be square"),
+}
+
+
+@pytest.mark.parametrize(("matrix", "ask", "error", "message"), REFUSED.values(), ids=REFUSED.keys())
+async def test_what_is_refused(
+    device: ta.Device,
+    matrix: Any,
+    ask: Callable[[Any], Awaitable[object]],
+    error: type[Exception],
+    message: str,
+) -> None:
+    with pytest.raises(error, match=message):
+        await ask(await sparse.csr(device, matrix))
+
+
+async def test_columns_that_do_not_ascend(device: ta.Device) -> None:
+    arrays = [await device.put(np.array(one)) for one in ([0, 2, 3], [1, 0, 1], [1.0, 2.0, 3.0])]
+    a = sparse.CsrMatrix((2, 2), *arrays)
+    with pytest.raises(
+        ta.LibraryError, match=r"the columns of row 0 do not ascend; .*sparse\.sum_duplicates"
+    ):
+        await sparse.ilu0(a)
+    made = await dense(await sparse.ilu0(await sparse.sum_duplicates(a)))
+    assert made.tolist() == [[2.0, 1.0], [0.0, 3.0]]
+    found = await (await sparse.spsolve(a, np.array([3.0, 3.0]))).to_host()
+    np.testing.assert_allclose(found, [1.0, 1.0], rtol=1e-15)
+
+
+async def test_a_zero_on_the_diagonal_that_is_not_read(device: ta.Device) -> None:
+    a = await sparse.csr(device, scipy.sparse.csr_array(np.array([[0.0, 5.0], [2.0, 0.0]])))
+    found = await sparse.spsolve_triangular(a, np.array([1.0, 3.0]), unit_diagonal=True)
+    assert (await found.to_host()).tolist() == [1.0, 1.0]

@@ -1,0 +1,87 @@
+"""What the tests of sparse matrices share: random matrices, and what only the CPU has."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+import trio
+from chosen import BACKEND, INLINE
+from hypothesis import strategies as st
+
+import trio_accel as ta
+from trio_accel import sparse
+
+CPU_ONLY = pytest.mark.skipif(BACKEND != "cpu", reason="only the CPU has this operation")
+
+# The stand-in driver compiles each expression for each dtype, a second each.
+EXAMPLES = 30 if BACKEND == "cpu" else 3
+
+TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "complex128": 1e-12, "complex64": 1e-5}
+
+cases = st.fixed_dictionaries({
+    "rows": st.integers(0, 12),
+    "columns": st.integers(0, 12),
+    "density": st.floats(0.0, 1.0),
+    "dtype": st.sampled_from(sorted(TOLERANCE)),
+    "index": st.sampled_from(["int32", "int64"]),
+    "seed": st.integers(0, 1000),
+})  # fmt: skip
+
+
+def random_matrix(
+    rows: int, columns: int, density: float = 0.3, dtype: str = "float64", index: str = "int32", seed: int = 0
+) -> Any:
+    """Make a matrix with values of both signs; some rows are empty, and some values are stored zeros."""
+    generator = np.random.default_rng(seed)
+    values = generator.normal(size=(rows, columns))
+    if dtype.startswith("complex"):
+        values = values + 1j * generator.normal(size=(rows, columns))
+    is_stored = generator.random((rows, columns)) < density
+    matrix = scipy.sparse.csr_array(np.where(is_stored, values, 0).astype(dtype))
+    matrix.data[: matrix.nnz // 5] = 0
+    matrix.indptr, matrix.indices = matrix.indptr.astype(index), matrix.indices.astype(index)
+    return matrix
+
+
+def laplacian(points: int, dtype: str = "float64") -> Any:
+    """Make the five-point Laplacian of a square."""
+    line = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(points, points))
+    eye = scipy.sparse.eye_array(points)
+    return (scipy.sparse.kron(line, eye) + scipy.sparse.kron(eye, line)).tocsr().astype(dtype)
+
+
+def on_device(test: Callable[[ta.Device], Awaitable[None]]) -> None:
+    """Run a test of one example on a device of its own."""
+
+    async def main() -> None:
+        async with ta.open_system("test") as system, system.open_device(BACKEND, options=INLINE) as device:
+            await test(device)
+
+    trio.run(main)
+
+
+async def dense(matrix: sparse.SparseMatrix) -> Any:
+    """Read a matrix by its arrays, without the operations that are tested."""
+    if isinstance(matrix, sparse.CooMatrix):
+        row, col, data = [await one.to_host() for one in (matrix.row, matrix.col, matrix.data)]
+        return scipy.sparse.coo_array((data, (row, col)), shape=matrix.shape).toarray()
+    data, indices, indptr = [await one.to_host() for one in (matrix.data, matrix.indices, matrix.indptr)]
+    makers = {
+        sparse.CsrMatrix: scipy.sparse.csr_array,
+        sparse.CscMatrix: scipy.sparse.csc_array,
+        sparse.BsrMatrix: scipy.sparse.bsr_array,
+    }
+    made = makers[type(matrix)]((data, indices, indptr), shape=matrix.shape)
+    made.check_format(full_check=True)
+    return made.toarray()
+
+
+def check(found: Any, expected: Any, dtype: str, terms: int = 1) -> None:
+    """Compare with numbers of double precision."""
+    assert (found.shape, found.dtype) == (np.shape(expected), np.dtype(dtype))
+    tolerance = TOLERANCE[dtype] * max(terms, 1) ** 0.5
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * max(terms, 1))

@@ -1,0 +1,307 @@
+"""Functions of the elements of sparse matrices, made of expressions: they run on every backend."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Literal, TypeAlias, cast
+
+import numpy as np
+
+from ..backends.base import DType
+from ..backends.base.ops import SearchSpec
+from ..devices import AccelRef, Operand, Planned, Planner, operation
+from ..devices.operations._plan_source import refuse_value
+from ..expressions import Elementwise, Reduction, Scatter
+from ._formats import CsrMatrix
+from ._products import CheckStructure, Spmm, Spmv
+from ._structures import whole
+
+__all__ = ["FindRows", "diagonal", "max", "min", "multiply", "norm", "rows", "sum"]
+
+ARRAYS = "trio_accel.arrays:ArraysActor"
+
+_Axis: TypeAlias = Literal[0, 1] | None
+
+_make = functools.partial(Elementwise[AccelRef], library=ARRAYS)
+_PLACES = _make("i(0)", operation="sparse.find_rows")
+_MINUS = _make("x - y", operation="sparse.rows")
+_TIMES = _make("x * y", operation="sparse.multiply")
+_ON_DIAGONAL = _make("where(col - row == k, data, 0 * data)", operation="sparse.diagonal")
+_WITH_ZEROS = {
+    name: _make(f"where(count < n, {name}imum(x, 0.0), x)", operation=f"sparse.{name}")
+    for name in ("max", "min")
+}
+_ROOT = _make("sqrt(x)", operation="sparse.norm")
+
+
+def _plan_find_rows(message: Any, planner: Planner) -> Planned[AccelRef]:
+    indptr, places = planner.read("indptr", message.indptr), planner.read("places", message.places)
+    out = planner.output(places.shape, DType.int64)
+    return Planned(SearchSpec("right", indptr, places, None, out.spec, planner.status(1)), out)
+
+
+@operation(actor=ARRAYS, plan=_plan_find_rows)
+async def _find_rows(indptr: AccelRef, places: AccelRef) -> AccelRef:
+    """Find the row of each place, from 1."""
+    ...
+
+
+async def row_indices(matrix: CsrMatrix) -> AccelRef:
+    """Find the row of each value, of the dtype of `indices`, once the structure is found right."""
+    device, index = matrix.device, matrix.indices.dtype
+    await device.ask(CheckStructure(matrix))
+    places = await device.ask(_PLACES.compute(shape=(matrix.nnz,)))
+    found = await _MINUS(await device.ask(FindRows(matrix.indptr, places)), 1)
+    return found if index is DType.int64 else await found.cast(index)
+
+
+def check_csr(name: str, matrix: object) -> None:
+    """Refuse what is no CSR matrix.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not isinstance(matrix, CsrMatrix):
+        raise TypeError(f"sparse.{name}: matrix must be a CsrMatrix, got {type(matrix).__name__}")
+
+
+def _check_axis(name: str, axis: object) -> None:
+    if axis not in (None, 0, 1) or isinstance(axis, bool):
+        refuse_value(f"sparse.{name}", "axis", (None, 0, 1), axis)
+
+
+async def multiply(matrix: CsrMatrix, x: Operand | complex) -> CsrMatrix:
+    """Multiply elements by a number, or by those of a dense array, as SciPy's ``matrix.multiply(x)``.
+
+    With an array of shape (m, 1) rows are scaled, with one of shape (n,) or (1, n) columns.
+
+    Args:
+        matrix: Matrix of shape (m, n).
+        x: A number, or an array that broadcasts to that shape. Where nothing is stored, there stays a zero,
+            whatever is in `x`.
+
+    Returns:
+        A matrix of the same structure, which shares the arrays of it.
+
+    Raises:
+        TypeError: `x` is neither.
+        ValueError: It does not broadcast to the shape.
+        LibraryError: A wrong structure.
+    """
+    check_csr("multiply", matrix)
+    if isinstance(x, (int, float, complex, np.number)):
+        return CsrMatrix(matrix.shape, matrix.indptr, matrix.indices, await _TIMES(matrix.data, x))
+    if not isinstance(cast("object", x), (AccelRef, np.ndarray)):
+        raise TypeError(f"sparse.multiply: x must be a number or a dense array, got {type(x).__name__}")
+    shape = (1,) * (2 - x.ndim) + tuple(x.shape)
+    if x.ndim > 2 or any(given not in (1, extent) for given, extent in zip(shape, matrix.shape, strict=True)):
+        raise ValueError(f"sparse.multiply: x must broadcast to {matrix.shape}, got shape {x.shape}")
+    row = await row_indices(matrix)
+    if not matrix.nnz:
+        return matrix
+    by = ["0" if shape[0] == 1 else "row", "0" if shape[1] == 1 else "col"]
+    expression = _scaled(", ".join(by))
+    named = {"row": row, "col": matrix.indices}
+    given = {name: named[name] for name in expression.inputs if name in named}
+    factors = x if isinstance(x, AccelRef) else await matrix.device.put(x)
+    data = await expression(data=matrix.data, x=factors.reshape(shape), **given, shape=(matrix.nnz,))
+    return CsrMatrix(matrix.shape, matrix.indptr, matrix.indices, data)
+
+
+@functools.cache
+def _scaled(by: str) -> Elementwise[AccelRef]:
+    return _make(f"data * x[{by}]", operation="sparse.multiply", is_checked=True)
+
+
+async def diagonal(matrix: CsrMatrix, k: int = 0) -> AccelRef:
+    """Take a diagonal, as SciPy's ``matrix.diagonal(k)``; values of one place are added up.
+
+    Args:
+        matrix: Matrix of shape (m, n).
+        k: Which one: 0 is the main one, positive ones are above it.
+
+    Returns:
+        A vector of the diagonal's length, with zeros where nothing is stored.
+
+    Raises:
+        ValueError: There is no such diagonal.
+        LibraryError: A wrong structure.
+    """
+    check_csr("diagonal", matrix)
+    k, (m, n) = whole("sparse.diagonal", "k", k), matrix.shape
+    if not -m < k < n and (k or (m and n)):
+        raise ValueError(f"sparse.diagonal: k must be above {-m} and below {n}, got {k}")
+    first, device = -k if k < 0 else 0, matrix.device
+    row = await row_indices(matrix)
+    length = np.minimum(m - first, n - first - k)
+    out = await device.zeros(int(length), matrix.dtype)
+    if length and matrix.nnz:
+        values = await _ON_DIAGONAL(col=matrix.indices, row=row, k=k, data=matrix.data)
+        place = Scatter(
+            "out[clip(row - first, 0, last)]",
+            "add",
+            inputs=("out", "row", "first", "last"),
+            operation="sparse.diagonal",
+            library=ARRAYS,
+        )
+        await place(out, row, first, int(length) - 1, values, shape=(matrix.nnz,))
+    return out
+
+
+async def rows(matrix: CsrMatrix, start: int, stop: int) -> CsrMatrix:
+    """Take neighbouring rows: SciPy's ``matrix[start:stop]``. Two row pointers cross to the host.
+
+    Args:
+        matrix: Matrix of shape (m, n).
+        start: The first row, from the end for a negative one.
+        stop: The row behind the last one, likewise.
+
+    Returns:
+        A matrix of those rows, whose columns and values are views of those of `matrix`.
+
+    Raises:
+        LibraryError: A wrong structure.
+    """
+    check_csr("rows", matrix)
+    first, behind, _ = slice(
+        whole("sparse.rows", "start", start), whole("sparse.rows", "stop", stop)
+    ).indices(matrix.shape[0])
+    behind = int(np.maximum(first, behind))
+    await matrix.device.ask(CheckStructure(matrix))
+    low, high = int(await matrix.indptr[first].item()), int(await matrix.indptr[behind].item())
+    indptr = await _MINUS(matrix.indptr[first : behind + 1], matrix.indptr[first])
+    shape = behind - first, matrix.shape[1]
+    return CsrMatrix(shape, indptr, matrix.indices[low:high], matrix.data[low:high])
+
+
+async def sum(matrix: CsrMatrix, axis: _Axis = None) -> AccelRef:
+    """Add elements up, as SciPy's ``matrix.sum(axis)``.
+
+    Args:
+        matrix: Matrix of shape (m, n).
+        axis: 0: of each column. 1: of each row. None: all.
+
+    Returns:
+        The sums, of shape (n,), (m,) or ().
+    """
+    check_csr("sum", matrix)
+    _check_axis("sum", axis)
+    device = matrix.device
+    if axis is None:
+        await device.ask(CheckStructure(matrix))
+        return await _TOTAL(matrix.data)
+    if axis == 1:
+        return await device.ask(Spmv(matrix, await device.full(matrix.shape[1], 1, matrix.dtype)))
+    ones = await device.full((matrix.shape[0], 1), 1, matrix.dtype)
+    return (await device.ask(Spmm(matrix, ones, transpose="T")))[:, 0]
+
+
+_reduce = functools.partial(Reduction, library=ARRAYS)
+_TOTAL = _reduce("x", "sum", operation="sparse.sum")
+_MOST = {name: _reduce("x", name, operation=f"sparse.{name}") for name in ("max", "min")}
+_SQUARES = _reduce("real(x) * real(x) + imag(x) * imag(x)", "sum", post="sqrt(a)", operation="sparse.norm")
+_SQUARE = _make("real(x) * real(x) + imag(x) * imag(x)", operation="sparse.norm")
+_ABS = _make("abs(x)", operation="sparse.norm")
+
+
+async def max(matrix: CsrMatrix, axis: _Axis = None) -> AccelRef:
+    """Find the largest elements, as SciPy's ``matrix.max(axis)``: an element that is not stored is 0.
+
+    Values that are stored twice count each by itself; `sum_duplicates` adds them up.
+
+    Args:
+        matrix: Matrix of shape (m, n), of float32 or float64.
+        axis: 0: of each column. 1: of each row. None: of all.
+
+    Returns:
+        The largest elements, of shape (n,), (m,) or ().
+
+    Raises:
+        TypeError: The matrix is complex.
+        ValueError: There is nothing to choose from.
+        LibraryError: A wrong structure.
+    """
+    return await _extreme("max", matrix, axis)
+
+
+async def min(matrix: CsrMatrix, axis: _Axis = None) -> AccelRef:
+    """Find the smallest elements, as SciPy's ``matrix.min(axis)``; see `max`."""
+    return await _extreme("min", matrix, axis)
+
+
+async def _extreme(name: Literal["max", "min"], matrix: CsrMatrix, axis: _Axis) -> AccelRef:
+    check_csr(name, matrix)
+    _check_axis(name, axis)
+    if matrix.dtype.kind != "float":
+        raise TypeError(f"sparse.{name}: {matrix.dtype} has no order")
+    (m, n), device, nnz = matrix.shape, matrix.device, matrix.nnz
+    extent = m * n if axis is None else matrix.shape[axis]
+    if not extent:
+        raise ValueError(f"sparse.{name}: shape {matrix.shape} has no elements along axis {axis}")
+    row, lowest = await row_indices(matrix), -math.inf if name == "max" else math.inf
+    if axis is None:
+        if not nnz:
+            return await device.zeros((), matrix.dtype)
+        return await _WITH_ZEROS[name](count=nnz, n=extent, x=await _MOST[name](matrix.data))
+    index, length = (row, m) if axis == 1 else (matrix.indices, n)
+    found, count = await device.full(length, lowest, matrix.dtype), await device.zeros(length, "int64")
+    if nnz:
+        one = np.ones(1, np.int64)
+        await _scatter(name)(found, index, matrix.data, shape=(nnz,))
+        await _scatter("add")(count, index, one, shape=(nnz,))
+    return await _WITH_ZEROS[name](count=count, n=extent, x=found)
+
+
+@functools.cache
+def _scatter(reduce: Literal["add", "max", "min"]) -> Scatter:
+    return Scatter("out[at]", reduce, inputs=("out", "at"), operation=f"sparse.{reduce}", library=ARRAYS)
+
+
+_ORDERS = (None, "fro", 1, -1, math.inf, -math.inf)
+
+
+async def norm(
+    matrix: CsrMatrix,
+    ord: float | Literal["fro"] | None = None,  # SciPy's name
+    axis: _Axis = None,
+) -> AccelRef:
+    """Compute a norm, as `scipy.sparse.linalg.norm`.
+
+    Values that are stored twice count each by itself; `sum_duplicates` adds them up.
+
+    Args:
+        matrix: Matrix of shape (m, n).
+        ord: Of a matrix: None or ``"fro"``, 1, -1, ``inf`` or ``-inf``. Of rows or columns: None, 1, 2 or
+            ``inf``.
+        axis: 0: norms of columns. 1: norms of rows. None: that of the matrix.
+
+    Returns:
+        A real array of shape (n,), (m,) or ().
+
+    Raises:
+        ValueError: Another `ord`, or an empty matrix where a largest or smallest sum is wanted.
+        LibraryError: A wrong structure.
+    """
+    check_csr("norm", matrix)
+    _check_axis("norm", axis)
+    allowed = _ORDERS if axis is None else (None, 1, 2, math.inf)
+    if ord not in allowed or isinstance(ord, bool):
+        refuse_value("sparse.norm", "ord", allowed, ord)
+    if axis is None and ord in (None, "fro"):
+        await matrix.device.ask(CheckStructure(matrix))
+        return await _SQUARES(matrix.data)
+    squared = axis is not None and ord in (None, 2)
+    sizes = await (_SQUARE if squared else _ABS)(matrix.data)
+    made = CsrMatrix(matrix.shape, matrix.indptr, matrix.indices, sizes)
+    if axis is not None:
+        if ord == math.inf:
+            return await max(made, axis)
+        return await _ROOT(await sum(made, axis)) if squared else await sum(made, axis)
+    if 0 in matrix.shape:
+        raise ValueError(f"sparse.norm: shape {matrix.shape} has no largest or smallest sum")
+    sums = await sum(made, 0 if ord in (1, -1) else 1)
+    return await _MOST["max" if ord in (1, math.inf) else "min"](sums)
+
+
+FindRows = _find_rows.message

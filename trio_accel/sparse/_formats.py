@@ -1,0 +1,156 @@
+"""Sparse matrices on a device: the formats, as arrays and a shape."""
+
+from __future__ import annotations
+
+from typing import ClassVar, TypeAlias
+
+import attrs
+
+from ..backends.base import DType
+from ..devices import AccelRef, Device
+
+__all__ = ["BsrMatrix", "CooMatrix", "CscMatrix", "CsrMatrix", "SparseMatrix"]
+
+
+class _Arrays:
+    """What all formats share. A matrix is as good as its arrays: operations look at these, see D26."""
+
+    __slots__ = ()
+    operand_fields: ClassVar[tuple[str, ...]] = ("indptr", "indices", "data")
+
+    shape: tuple[int, int]
+    data: AccelRef
+
+    def __repr__(self) -> str:
+        what = f"{type(self).__name__} {self.dtype} {self.shape}, {self.nnz} stored"
+        return f"<{what}, on {self.device.name}>"
+
+    @property
+    def device(self) -> Device:
+        """The device whose memory holds it."""
+        return self.data.device
+
+    @property
+    def dtype(self) -> DType:
+        """Element type of the values."""
+        return self.data.dtype
+
+    @property
+    def nnz(self) -> int:
+        """Stored values, explicit zeros included."""
+        return self.data.size
+
+    def release(self) -> None:
+        """Give the memory of all three arrays back, whoever else has it."""
+        for name in self.operand_fields:
+            ref: AccelRef = getattr(self, name)
+            ref.release()
+
+
+@attrs.frozen(eq=False, repr=False)
+class CsrMatrix(_Arrays):
+    """A sparse matrix on a device, as compressed sparse rows. Made by `csr` and `tocsr`.
+
+    Row i has its values at ``data[indptr[i]:indptr[i + 1]]``, in the columns that `indices` names.
+    The structure was checked when it was made. A program that changes the arrays in place keeps it right.
+
+    Attributes:
+        shape: Rows and columns.
+        indptr: int32 or int64 of shape (rows + 1,).
+        indices: Same dtype, shape (nnz,): columns.
+        data: Shape (nnz,): values.
+    """
+
+    made_by: ClassVar[str] = "sparse.csr"
+
+    shape: tuple[int, int]
+    indptr: AccelRef
+    indices: AccelRef
+    data: AccelRef
+
+    @property
+    def T(self) -> CscMatrix:  # noqa: N802  # SciPy's name
+        """The transpose, of the same arrays: no copy."""
+        return CscMatrix((self.shape[1], self.shape[0]), self.indptr, self.indices, self.data)
+
+
+@attrs.frozen(eq=False, repr=False)
+class CscMatrix(_Arrays):
+    """A sparse matrix on a device, as compressed sparse columns. Made by `csc` and `tocsc`.
+
+    Column j has its values at ``data[indptr[j]:indptr[j + 1]]``, in the rows that `indices` names.
+
+    Attributes:
+        shape: Rows and columns.
+        indptr: int32 or int64 of shape (columns + 1,).
+        indices: Same dtype, shape (nnz,): rows.
+        data: Shape (nnz,): values.
+    """
+
+    made_by: ClassVar[str] = "sparse.csc"
+
+    shape: tuple[int, int]
+    indptr: AccelRef
+    indices: AccelRef
+    data: AccelRef
+
+    @property
+    def T(self) -> CsrMatrix:  # noqa: N802  # SciPy's name
+        """The transpose, of the same arrays: no copy."""
+        return CsrMatrix((self.shape[1], self.shape[0]), self.indptr, self.indices, self.data)
+
+
+@attrs.frozen(eq=False, repr=False)
+class CooMatrix(_Arrays):
+    """A sparse matrix on a device, as coordinates in any order. Made by `coo` and `tocoo`.
+
+    Values of one place are added up.
+
+    Attributes:
+        shape: Rows and columns.
+        row: int32 or int64 of shape (nnz,): row of each value.
+        col: Same dtype and shape: its column.
+        data: Shape (nnz,): values.
+    """
+
+    operand_fields: ClassVar[tuple[str, ...]] = ("row", "col", "data")
+    made_by: ClassVar[str] = "sparse.coo"
+
+    shape: tuple[int, int]
+    row: AccelRef
+    col: AccelRef
+    data: AccelRef
+
+    @property
+    def T(self) -> CooMatrix:  # noqa: N802  # SciPy's name
+        """The transpose, of the same arrays: no copy."""
+        return CooMatrix((self.shape[1], self.shape[0]), self.col, self.row, self.data)
+
+
+@attrs.frozen(eq=False, repr=False)
+class BsrMatrix(_Arrays):
+    """A sparse matrix on a device, as compressed rows of dense blocks. Made by `bsr` and `tobsr`.
+
+    Attributes:
+        shape: Rows and columns, multiples of those of a block.
+        indptr: int32 or int64 of shape (rows of blocks + 1,).
+        indices: Same dtype, shape (blocks,): columns of blocks.
+        data: Shape (blocks, rows of a block, columns of a block): values.
+    """
+
+    made_by: ClassVar[str] = "sparse.bsr"
+
+    shape: tuple[int, int]
+    indptr: AccelRef
+    indices: AccelRef
+    data: AccelRef
+
+    @property
+    def blocksize(self) -> tuple[int, int]:
+        """Rows and columns of a block."""
+        _, rows, columns = self.data.shape
+        return rows, columns
+
+
+SparseMatrix: TypeAlias = BsrMatrix | CooMatrix | CscMatrix | CsrMatrix
+"""A matrix of any format."""

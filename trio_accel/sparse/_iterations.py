@@ -1,0 +1,275 @@
+"""What iterative solvers share: the problem, the look at its residual, and steps that nobody waits for.
+
+Operations of a step are handed over one behind the other, with the replies of those before. Only the residual
+is waited for. Those of methods with short recurrences write new arrays, so each can run again after a loss.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Awaitable, Callable
+from numbers import Real
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import attrs
+import numpy as np
+
+from ..backends.base import DType, LinAlgError, QueueFullError
+from ..backends.base.checks import NATIVE
+from ..devices import AccelRef, Device, Operand, Operation, Pending, device_of
+from ..devices.base._refusals import refuse_dtypes
+from ..expressions import Elementwise, Reduction
+from ._elements import ARRAYS
+from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
+from ._multiplications import spmv
+from ._products import CheckStructure, Spmv
+from ._structures import whole
+
+__all__ = ["ConvergenceError", "LinearMap", "SolveResult"]
+
+ReplyT = TypeVar("ReplyT")
+
+LinearMap: TypeAlias = Callable[[AccelRef], Awaitable[AccelRef]]
+"""An async function of a vector on the device, which returns another one: a product, or a preconditioner."""
+
+Callback: TypeAlias = Callable[[AccelRef], Awaitable[object] | None]
+
+make = functools.partial(Elementwise[Any], library=ARRAYS)
+reduce = functools.partial(Reduction, library=ARRAYS)
+
+# Well below what `DeviceOptions.in_flight` allows by default.
+_MOST_PENDING = 24
+
+_SQUARES = "real(x) * real(x) + imag(x) * imag(x)"
+NORM = reduce(_SQUARES, "sum", post="sqrt(a)", operation="sparse.norm")
+_REAL_DOT = reduce("x * y", "sum", operation="sparse.dot")
+_COMPLEX_DOT = reduce("conj(x) * y", "sum", operation="sparse.dot")
+_MINUS = make("x - y", operation="sparse.residual")
+
+
+class SolveResult(NamedTuple):
+    """The solution of an iterative solver."""
+
+    x: AccelRef
+    """The solution."""
+    iterations: int
+    """How many steps were made."""
+    residual: float
+    """The norm of ``b - A @ x``, computed from `x`."""
+
+
+@attrs.define(eq=False, slots=False)
+class ConvergenceError(LinAlgError):
+    """An iteration did not come to the accuracy that was asked for.
+
+    Attributes:
+        iterations: How many steps were made.
+        residual: The norm of ``b - A @ x`` there; of `eigsh`, the largest of ``A @ v - w * v``.
+        x: The last solution; None where there is none.
+    """
+
+    iterations: int = attrs.field(kw_only=True)
+    residual: float = attrs.field(kw_only=True)
+    x: AccelRef | None = attrs.field(default=None, kw_only=True, repr=False)
+
+
+class Method(Protocol):
+    """A method: `x` is the solution so far."""
+
+    x: AccelRef
+
+    async def step(self) -> int:
+        """Make it better; returns the number of steps."""
+        ...
+
+
+@attrs.define(eq=False)
+class Problem:
+    """A system of equations ``A @ x = b``, and how accurately it is to be solved.
+
+    Attributes:
+        name: Name of the solver.
+        device: Where its arrays are.
+        a: The matrix, or a function that multiplies by it.
+        m: The preconditioner; None for none.
+        b: The right-hand side.
+        dtype: Its dtype.
+        pending: Operations that were handed over since the last look.
+    """
+
+    name: str
+    device: Device
+    a: SparseMatrix | LinearMap
+    m: LinearMap | None
+    b: AccelRef
+    dtype: DType
+    pending: list[Pending[Any]] = attrs.field(factory=list[Pending[Any]])
+
+    @property
+    def least(self) -> float:
+        """The smallest divisor that has all its digits."""
+        facts = np.finfo(self.dtype.dtype)
+        return float(facts.tiny / facts.eps)
+
+    async def ask(self, operation: Operation[Any, ReplyT]) -> ReplyT:
+        """Hand an operation over, and return its reply; wait only where too many are not done."""
+        if len(self.pending) >= _MOST_PENDING:
+            await self.pending.pop(0).wait()
+        try:
+            pending = self.device.submit(operation)
+        except QueueFullError:
+            # Others have handed over many, or `in_flight` is small.
+            await self.settle()
+            return await self.device.ask(operation)
+        self.pending.append(pending)
+        return pending.value
+
+    async def settle(self) -> None:
+        """Wait for what was handed over; the first failure is raised."""
+        pending, self.pending = self.pending, []
+        for one in pending:
+            await one.wait()
+
+    async def dot(self, x: AccelRef, y: AccelRef) -> AccelRef:
+        """Compute ``conj(x) @ y``."""
+        return await self.ask((_COMPLEX_DOT if self.dtype.kind == "complex" else _REAL_DOT).compute(x, y))
+
+    async def multiply(self, x: AccelRef) -> AccelRef:
+        """Compute ``A @ x``."""
+        if isinstance(self.a, CsrMatrix):
+            return await self.ask(Spmv(self.a, x))
+        if isinstance(self.a, (BsrMatrix, CooMatrix, CscMatrix)):
+            return await spmv(self.a, x)
+        return self._checked("A", await self.a(x))
+
+    async def precondition(self, x: AccelRef) -> AccelRef:
+        """Apply the preconditioner."""
+        return x if self.m is None else self._checked("M", await self.m(x))
+
+    def _checked(self, argument: str, made: object) -> AccelRef:
+        if not isinstance(made, AccelRef) or made.shape != self.b.shape or made.dtype is not self.dtype:
+            raise TypeError(
+                f"sparse.{self.name}: {argument} must return an AccelRef of shape {self.b.shape} and dtype "
+                f"{self.dtype}, got {made!r}"
+            )
+        return made
+
+    async def residual(self, x: AccelRef | None) -> AccelRef:
+        """Compute ``b - A @ x``."""
+        return self.b if x is None else await self.ask(_MINUS.compute(self.b, await self.multiply(x)))
+
+    async def size(self, x: AccelRef) -> float:
+        """Compute the norm of a vector, and wait for it."""
+        norm = await self.ask(NORM.compute(x))
+        await self.settle()
+        return float(await norm.item())
+
+
+async def make_problem(
+    name: str, a: SparseMatrix | LinearMap, b: Operand, m: LinearMap | None, x0: Operand | None
+) -> Problem:
+    """Check the arguments of a solver, and the structure of the matrix."""
+    is_matrix = isinstance(a, (BsrMatrix, CooMatrix, CscMatrix, CsrMatrix))
+    _check_kinds(f"sparse.{name}", a, b, m, x0)
+    device, dtype = device_of(f"sparse.{name}", *([a] if is_matrix else []), b, x0), DType.of(b.dtype)
+    _check_shapes(f"sparse.{name}", a if is_matrix else None, b, x0, dtype)
+    if isinstance(a, CscMatrix):
+        await device.ask(CheckStructure(a.T))
+    elif isinstance(a, CsrMatrix):
+        await device.ask(CheckStructure(a))
+    return Problem(name, device, a, m, b if isinstance(b, AccelRef) else await device.put(b), dtype)
+
+
+def _check_kinds(where: str, a: object, b: object, m: object, x0: object) -> None:
+    if not isinstance(a, (BsrMatrix, CooMatrix, CscMatrix, CsrMatrix)) and not callable(a):
+        raise TypeError(f"{where}: A must be a sparse matrix or an async function, got {type(a).__name__}")
+    if m is not None and not callable(m):
+        raise TypeError(f"{where}: M must be an async function or None, got {type(m).__name__}")
+    for argument, vector in (("b", b), ("x0", x0)):
+        if not isinstance(vector, (AccelRef, np.ndarray)) and not (vector is None and argument == "x0"):
+            raise TypeError(f"{where}: {argument} must be an array, got {type(vector).__name__}")
+
+
+def _check_shapes(where: str, a: Any, b: Operand, x0: Operand | None, dtype: DType) -> None:
+    if dtype not in NATIVE:
+        raise TypeError(f"{where}: b has dtype {dtype}; allowed: {', '.join(map(str, NATIVE))} (use cast())")
+    shape = tuple(b.shape)
+    if len(shape) != 1 or (a is not None and a.shape != shape * 2):
+        told = "" if a is None else f"A of shape {a.shape} and "
+        raise ValueError(f"{where}: A must be square and b a vector as long, got {told}b of shape {shape}")
+    if x0 is not None and x0.shape != shape:
+        raise ValueError(f"{where}: x0 must have shape {shape}, got {x0.shape}")
+    for argument, other in (("A", a), ("x0", x0)):
+        if other is not None and DType.of(other.dtype) is not dtype:
+            refuse_dtypes(where, {argument: DType.of(other.dtype), "b": dtype}, argument)
+
+
+def check_bound(name: str, argument: str, value: object, *, is_whole: bool = False) -> Any:
+    """Take a number that is not negative, or a whole one from 1.
+
+    Raises:
+        TypeError: It is no such number.
+        ValueError: It is too small.
+    """
+    where = f"sparse.{name}"
+    if is_whole:
+        if whole(where, argument, value) < 1:
+            raise ValueError(f"{where}: {argument} must be at least 1, got {value!r}")
+        return value
+    given: Any = value
+    if isinstance(value, bool) or not isinstance(value, (Real, np.floating)):
+        raise TypeError(f"{where}: {argument} must be a real number, got {value!r}")
+    if not 0 <= float(given) < math.inf:
+        raise ValueError(f"{where}: {argument} must be finite and not negative, got {value!r}")
+    return float(given)
+
+
+async def run(
+    problem: Problem,
+    start: Callable[[Problem, AccelRef, AccelRef], Method],
+    *,
+    x0: Operand | None,
+    rtol: float,
+    atol: float,
+    maxiter: int | None,
+    callback: Callback | None,
+    check_every: int,
+) -> SolveResult:
+    """Make steps until the residual is small enough: looked at once in `check_every` rounds."""
+    name, n = problem.name, len(problem.b)
+    rtol, atol = check_bound(name, "rtol", rtol), check_bound(name, "atol", atol)
+    most = 10 * n if maxiter is None else check_bound(name, "maxiter", maxiter, is_whole=True)
+    check_bound(name, "check_every", check_every, is_whole=True)
+    length = await problem.size(problem.b)
+    if not math.isfinite(length):
+        raise LinAlgError(f"{name}: b holds a NaN or an infinity", library="sparse", code=-1)
+    if not length:
+        return SolveResult(await problem.device.zeros(n, problem.dtype), 0, 0.0)
+    wanted = max(rtol * length, atol)
+    if x0 is None:
+        begin = await problem.device.zeros(n, problem.dtype)
+    else:
+        begin = x0 if isinstance(x0, AccelRef) else await problem.device.put(x0)
+    r = await problem.residual(None if x0 is None else begin)
+    method = start(problem, begin, r)
+    residual, rounds, iterations = await problem.size(r), 0, 0
+    while not residual <= wanted:
+        previous, turns = residual, min(check_every, most - rounds)
+        for _ in range(turns):
+            iterations += await method.step()
+        rounds += turns
+        residual = await problem.size(await problem.residual(method.x))
+        told = None if callback is None else callback(method.x)
+        if told is not None:
+            await told
+        if residual > wanted and rounds < most and residual != previous and math.isfinite(residual):
+            continue
+        if not residual <= wanted:
+            why = "it stands still" if residual == previous else "no more steps were allowed"
+            raise ConvergenceError(
+                f"{name}: the residual is {residual:.3g} after {iterations} steps, and {wanted:.3g} was "
+                f"asked for: {why if math.isfinite(residual) else 'it broke down'}",
+                library="sparse", code="not_converged", iterations=iterations, residual=residual, x=method.x,
+            )  # fmt: skip
+    return SolveResult(method.x, iterations, residual)

@@ -1,0 +1,262 @@
+"""Iterative solvers of systems with short recurrences."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..devices import AccelRef, Operand
+from ._formats import SparseMatrix
+from ._iterations import Callback, LinearMap, Problem, SolveResult, make, make_problem, reduce, run
+
+__all__ = ["bicgstab", "cg", "minres"]
+
+# Where a divisor is 0, or has lost its digits, nothing is left to do, and the step changes nothing.
+_CG_STEP = make(
+    "s = where(abs(pq) > least, rz / pq, 0 * pq); x1 = x + s * p; r1 = r - s * q",
+    outputs=("x1", "r1"),
+    operation="sparse.cg",
+)
+_CG_TURN = make("z + where(abs(rz) > least, new / rz, 0 * rz) * p", operation="sparse.cg")
+
+
+class _Cg:
+    """Conjugate gradients (Hestenes and Stiefel, 1952)."""
+
+    def __init__(self, problem: Problem, x: AccelRef, r: AccelRef) -> None:
+        self._problem, self.x, self._r = problem, x, r
+        self._p: AccelRef | None = None
+        self._rz: AccelRef = r
+
+    async def step(self) -> int:
+        problem = self._problem
+        if self._p is None:
+            self._p = await problem.precondition(self._r)
+            self._rz = await problem.dot(self._r, self._p)
+        p, rz = self._p, self._rz
+        q = await problem.multiply(p)
+        pq = await problem.dot(p, q)
+        self.x, self._r = await problem.ask(
+            _CG_STEP.compute(least=problem.least, pq=pq, rz=rz, x=self.x, p=p, r=self._r, q=q)
+        )
+        z = await problem.precondition(self._r)
+        self._rz = await problem.dot(self._r, z)
+        self._p = await problem.ask(_CG_TURN.compute(least=problem.least, z=z, rz=rz, new=self._rz, p=p))
+        return 1
+
+
+async def cg(
+    A: SparseMatrix | LinearMap,  # noqa: N803  # SciPy's name
+    b: Operand,
+    x0: Operand | None = None,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 0.0,
+    maxiter: int | None = None,
+    M: LinearMap | None = None,  # noqa: N803  # SciPy's name
+    callback: Callback | None = None,
+    check_every: int = 10,
+) -> SolveResult:
+    """Solve ``A @ x = b`` by conjugate gradients, as `scipy.sparse.linalg.cg`, on every backend.
+
+    All numbers stay on the device. Each `check_every` steps, ``b - A @ x`` is computed anew, and the host
+    reads its norm. So a solution may have some steps more than it needs, and its residual is the true one.
+    Steps write new arrays only, where `A` is of rows: with `DeviceOptions.retry` the solver goes on after the
+    loss of a worker, with the same numbers.
+
+    Args:
+        A: Hermitian positive definite matrix of shape (n, n) and any format, or an async function that
+            multiplies a vector by one.
+        b: Vector of shape (n,), of float32, float64, complex64 or complex128.
+        x0: Where to begin; by default zeros. It is not changed.
+        rtol: The residual may be as large as `rtol` times the norm of `b`,
+        atol: or as large as this.
+        maxiter: The largest number of steps; by default ``10 * n``.
+        M: Preconditioner: an async function that approximates the product with the inverse of `A`, such as
+            `precondition` makes.
+        callback: Called with the solution so far at each look; if it is async, it is awaited.
+        check_every: Steps from one look to the next.
+
+    Returns:
+        The solution, the number of steps, and the residual.
+
+    Raises:
+        ConvergenceError: The residual is too large after `maxiter` steps, is not a number, or is the same at
+            two looks; that has the last solution.
+        LinAlgError: `b` holds a NaN or an infinity.
+        TypeError: `A` or `M` is no matrix or function, or dtypes differ.
+        ValueError: `A` is not square, shapes do not fit, or a bound is negative.
+        LibraryError: A wrong structure.
+    """
+    return await run(
+        await make_problem("cg", A, b, M, x0), _Cg,
+        x0=x0, rtol=rtol, atol=atol, maxiter=maxiter, callback=callback, check_every=check_every,
+    )  # fmt: skip
+
+
+_BI_TURN = make(
+    "r + where(abs(rho0 * omega) > least, (rho / rho0) * (alpha / omega), 0 * rho) * (p - omega * v)",
+    operation="sparse.bicgstab",
+)
+_QUOTIENT = make("where(abs(y) > least, x / y, 0 * x)", operation="sparse.bicgstab")
+_BI_HALF = make("r - alpha * v", operation="sparse.bicgstab")
+_BI_STEP = make(
+    "x1 = x + alpha * p + omega * s; r1 = half - omega * t",
+    outputs=("x1", "r1"),
+    operation="sparse.bicgstab",
+)
+
+
+class _BiCgStab:
+    """Stabilized biconjugate gradients (van der Vorst, 1992)."""
+
+    def __init__(self, problem: Problem, x: AccelRef, r: AccelRef) -> None:
+        self._problem, self.x, self._r, self._shadow = problem, x, r, r
+        self._last: tuple[AccelRef, ...] = ()
+
+    async def step(self) -> int:
+        problem, r = self._problem, self._r
+        rho, p = await problem.dot(self._shadow, r), r
+        if self._last:
+            rho0, alpha, omega, p, v = self._last
+            p = await problem.ask(
+                _BI_TURN.compute(
+                    least=problem.least, r=r, rho0=rho0, omega=omega, rho=rho, alpha=alpha, p=p, v=v
+                )
+            )
+        towards = await problem.precondition(p)
+        v = await problem.multiply(towards)
+        alpha = await problem.ask(
+            _QUOTIENT.compute(least=problem.least, y=await problem.dot(self._shadow, v), x=rho)
+        )
+        half = await problem.ask(_BI_HALF.compute(r=r, alpha=alpha, v=v))
+        s = await problem.precondition(half)
+        t = await problem.multiply(s)
+        omega = await problem.ask(
+            _QUOTIENT.compute(least=problem.least, y=await problem.dot(t, t), x=await problem.dot(t, half))
+        )
+        self.x, self._r = await problem.ask(
+            _BI_STEP.compute(x=self.x, alpha=alpha, p=towards, omega=omega, s=s, half=half, t=t)
+        )
+        self._last = rho, alpha, omega, p, v
+        return 1
+
+
+async def bicgstab(
+    A: SparseMatrix | LinearMap,  # noqa: N803  # SciPy's name
+    b: Operand,
+    x0: Operand | None = None,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 0.0,
+    maxiter: int | None = None,
+    M: LinearMap | None = None,  # noqa: N803  # SciPy's name
+    callback: Callback | None = None,
+    check_every: int = 10,
+) -> SolveResult:
+    """Solve ``A @ x = b`` by stabilized biconjugate gradients, as `scipy.sparse.linalg.bicgstab`.
+
+    `A` is any square matrix. Each step has two products, and two calls of `M`. Arguments, result, errors and
+    the looks at the residual are those of `cg`.
+    """
+    return await run(
+        await make_problem("bicgstab", A, b, M, x0), _BiCgStab,
+        x0=x0, rtol=rtol, atol=atol, maxiter=maxiter, callback=callback, check_every=check_every,
+    )  # fmt: skip
+
+
+_REAL_DOT = reduce("real(conj(x) * y)", "sum", operation="sparse.minres")
+_LENGTH = make("sqrt(maximum(x, 0.0))", operation="sparse.minres")
+_UNIT = make("where(beta != 0, y / beta, 0 * y)", operation="sparse.minres")
+_FIRST = make("y - where(oldb != 0, beta / oldb, 0 * beta) * r1", operation="sparse.minres")
+_SECOND = make("y - where(beta != 0, alpha / beta, 0 * beta) * r2", operation="sparse.minres")
+_ROTATION = make(
+    "delta = cs * dbar + sn * alpha; gbar = sn * dbar - cs * alpha; epsilon1 = sn * beta; dbar1 = -cs * beta;"
+    "gamma = maximum(hypot(gbar, beta), least); cs1 = gbar / gamma; sn1 = beta / gamma;"
+    "phi = cs1 * phibar; phibar1 = sn1 * phibar",
+    outputs=("delta", "epsilon1", "dbar1", "gamma", "cs1", "sn1", "phi", "phibar1"),
+    operation="sparse.minres",
+)
+_MINRES_STEP = make(
+    "w = (v - epsilon * w1 - delta * w2) / gamma; x1 = where(phi != 0, x + phi * w, x)",
+    outputs=("w", "x1"),
+    operation="sparse.minres",
+)
+
+
+class _Minres:
+    """Minimal residuals (Paige and Saunders, 1975), with the names of that paper's program."""
+
+    def __init__(self, problem: Problem, x: AccelRef, r: AccelRef) -> None:
+        self._problem, self.x, self._r1, self._r2 = problem, x, r, r
+        self._y: AccelRef | None = None
+        self._w1 = self._w2 = r
+
+    async def _begin(self) -> AccelRef:
+        problem, device = self._problem, self._problem.device
+        y = await problem.precondition(self._r2)
+        self._beta = await problem.ask(_LENGTH.compute(await problem.ask(_REAL_DOT.compute(self._r2, y))))
+        zero = await device.zeros((), self._beta.dtype)
+        self._w1 = self._w2 = self._r1 = await device.zeros(len(y), problem.dtype)
+        self._oldb = self._sn = self._dbar = self._epsilon = zero
+        self._cs, self._phibar = await device.full((), -1, self._beta.dtype), self._beta
+        self._least = float(np.finfo(self._beta.dtype.dtype).tiny)
+        return y
+
+    async def step(self) -> int:
+        problem = self._problem
+        y, beta = await self._begin() if self._y is None else self._y, self._beta
+        v = await problem.ask(_UNIT.compute(beta=beta, y=y))
+        y = await problem.multiply(v)
+        y = await problem.ask(_FIRST.compute(y=y, oldb=self._oldb, beta=beta, r1=self._r1))
+        alpha = await problem.ask(_REAL_DOT.compute(v, y))
+        self._r1, self._r2 = (
+            self._r2,
+            await problem.ask(_SECOND.compute(y=y, beta=beta, alpha=alpha, r2=self._r2)),
+        )
+        self._y = await problem.precondition(self._r2)
+        self._oldb, self._beta = (
+            beta,
+            await problem.ask(_LENGTH.compute(await problem.ask(_REAL_DOT.compute(self._r2, self._y)))),
+        )
+        epsilon = self._epsilon
+        delta, self._epsilon, self._dbar, gamma, self._cs, self._sn, phi, self._phibar = await problem.ask(
+            _ROTATION.compute(
+                cs=self._cs,
+                dbar=self._dbar,
+                sn=self._sn,
+                alpha=alpha,
+                beta=self._beta,
+                least=self._least,
+                phibar=self._phibar,
+            )
+        )
+        w, self.x = await problem.ask(
+            _MINRES_STEP.compute(
+                v=v, epsilon=epsilon, w1=self._w1, delta=delta, w2=self._w2, gamma=gamma, phi=phi, x=self.x
+            )
+        )
+        self._w1, self._w2 = self._w2, w
+        return 1
+
+
+async def minres(
+    A: SparseMatrix | LinearMap,  # noqa: N803  # SciPy's name
+    b: Operand,
+    x0: Operand | None = None,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 0.0,
+    maxiter: int | None = None,
+    M: LinearMap | None = None,  # noqa: N803  # SciPy's name
+    callback: Callback | None = None,
+    check_every: int = 10,
+) -> SolveResult:
+    """Solve ``A @ x = b`` by minimal residuals, as `scipy.sparse.linalg.minres`.
+
+    `A` is Hermitian, and may be indefinite; `M` is positive definite. Arguments, result, errors and the looks
+    at the residual are those of `cg`. So is `rtol`: SciPy's is relative to the norm of `A`, too.
+    """
+    return await run(
+        await make_problem("minres", A, b, M, x0), _Minres,
+        x0=x0, rtol=rtol, atol=atol, maxiter=maxiter, callback=callback, check_every=check_every,
+    )  # fmt: skip

@@ -1,0 +1,374 @@
+"""Operations that make sparse matrices of others: conversions, sums, products, and parts of them.
+
+How many values are stored is known only afterwards. Where there is a bound that is not much larger, the
+arrays are made as large, and the matrix has views of what is filled. Otherwise a first operation counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias, cast
+
+import numpy as np
+
+from ..backends.base import DType
+from ..backends.base.checks import NATIVE
+from ..backends.base.ops import (
+    ArraySpec,
+    OperationSpec,
+    StatusArray,
+    check_index,
+    exact,
+    number_of,
+    reads,
+    specification,
+    status,
+    writes,
+)
+from ..devices import Operand, Planned, Planner, operation
+from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
+from ._products import SparseActor
+
+__all__ = [
+    "BsrToCsr", "CooToCsr", "CsrToBsr", "CsrToCsc", "EliminateZeros", "Spgemm", "SumDuplicates", "SumOfTwo",
+    "TakeRows", "Tril", "Triu", "eliminate_zeros", "spgemm", "sum_duplicates", "take_rows", "tril", "triu",
+]  # fmt: skip
+
+_Compressed: TypeAlias = type[BsrMatrix] | type[CscMatrix] | type[CsrMatrix]
+
+
+@specification
+class MadeSpec(OperationSpec):
+    """A sparse matrix that is made of others, or the count of its values.
+
+    Attributes:
+        function: What is made, by the name of the function.
+        numbers: Rows and columns of what is read, and what else the function is told.
+        arrays: The arrays that are read: those of each matrix, in the order of its fields, and then others.
+        indptr: Row pointers of the result; None where values are only counted, as the next two.
+        indices: Its columns, with a place for each value, or block, that there may be.
+        data: Its values.
+        count: How many are stored, an int64 in two words.
+    """
+
+    operation = "sparse.make"
+
+    function: str = exact()
+    numbers: tuple[int, ...] = exact()
+    arrays: tuple[ArraySpec, ...] = reads(many=True)
+    indptr: ArraySpec | None = writes(optional=True)
+    indices: ArraySpec | None = writes(optional=True)
+    data: ArraySpec | None = writes(optional=True)
+    count: StatusArray = status()
+
+
+def _read(planner: Planner, argument: str, matrix: Any, wanted: type[Any]) -> tuple[ArraySpec, ...]:
+    """Take the arrays of a matrix of one format.
+
+    Raises:
+        TypeError: It has another format, or wrong dtypes.
+        ValueError: Shapes that do not fit.
+    """
+    name = planner.name
+    if not isinstance(matrix, wanted):
+        told = _advice(matrix, wanted)
+        raise TypeError(
+            f"{name}: {argument} must be a {wanted.__name__}, got {type(matrix).__name__}; use {told}"
+        )
+    fields = wanted.operand_fields
+    arrays = tuple([planner.read(f"{argument}.{one}", getattr(matrix, one)) for one in fields])
+    first, second, data = arrays
+    check_index(name, [(f"{argument}.{one}", array) for one, array in zip(fields, arrays[:2], strict=False)])
+    if data.dtype not in NATIVE:
+        allowed = ", ".join(map(str, NATIVE))
+        raise TypeError(f"{name}: {argument}.data has dtype {data.dtype}; allowed: {allowed} (use cast())")
+    rows, columns = matrix.shape[::-1] if wanted is CscMatrix else matrix.shape
+    if wanted is BsrMatrix:
+        if data.ndim != 3 or rows % data.shape[1] or columns % data.shape[2]:
+            raise ValueError(f"{name}: blocks of shape {data.shape[1:]} do not fit into {argument}")
+        rows //= data.shape[1]
+    shapes = (
+        (first.shape, second.shape),
+        ((data.shape[0] if wanted is CooMatrix else rows + 1,), data.shape[:1]),
+    )
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            f"{name}: {argument} of shape {matrix.shape} must have {fields[0]} and {fields[1]} of shapes "
+            f"{shapes[1][0]} and {shapes[1][1]}, got {shapes[0][0]} and {shapes[0][1]}"
+        )
+    return arrays
+
+
+def _advice(matrix: object, wanted: type[Any]) -> str:
+    known = (BsrMatrix, CooMatrix, CscMatrix, CsrMatrix)
+    name = str(wanted.made_by).rpartition(".")[2]
+    return f"await sparse.to{name}(...)" if isinstance(matrix, known) else f"sparse.{name}"
+
+
+def _plan(
+    planner: Planner,
+    function: str,
+    numbers: Sequence[int],
+    arrays: Sequence[ArraySpec],
+    *,
+    made: _Compressed = CsrMatrix,
+    shape: tuple[int, int],
+    size: int | None,
+    block: tuple[int, int] | None = None,
+) -> Planned[Any]:
+    """Plan the matrix of so many values at most; or without a size the count of them."""
+    (index, dtype), count = (arrays[0].dtype, arrays[2].dtype), planner.status(2)
+    numbers = tuple([int(number) for number in numbers])
+    if size is None:
+        spec = MadeSpec(function, numbers, tuple(arrays), None, None, None, count)
+        return Planned(spec, finish=lambda: number_of(count))
+    limit = int(np.iinfo(index.dtype).max)
+    if size > limit:
+        raise ValueError(
+            f"{planner.name}: up to {size} values need indices of int64, got {index}; cast indptr and indices"
+        )
+    lines = shape[1] if made is CscMatrix else shape[0] // (block or (1, 1))[0]
+    indptr, indices = planner.output((lines + 1,), index), planner.output((size,), index)
+    data = planner.output((size, *(block or ())), dtype)
+    spec = MadeSpec(function, numbers, tuple(arrays), indptr.spec, indices.spec, data.spec, count)
+
+    def finish() -> SparseMatrix:
+        stored = number_of(count)
+        return made(
+            shape, indptr, *([indices, data] if stored == size else [indices[:stored], data[:stored]])
+        )
+
+    return Planned(spec, finish=finish)
+
+
+def _of_one(function: str, *numbers: str) -> Callable[[Any, Planner], Planned[Any]]:
+    """Return the plan of what leaves values of a matrix out."""
+
+    def plan(message: Any, planner: Planner) -> Planned[Any]:
+        matrix, arrays = message.matrix, _read(planner, "matrix", message.matrix, CsrMatrix)
+        more = [whole(planner.name, one, getattr(message, one)) for one in numbers]
+        return _plan(
+            planner, function, (*matrix.shape, *more), arrays, shape=matrix.shape, size=arrays[2].size
+        )
+
+    return plan
+
+
+def whole(name: str, argument: str, value: object) -> int:
+    """Take a whole number.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: {argument} must be a whole number, got {value!r}")
+    number: Any = value
+    return int(number.__index__())
+
+
+def _plan_coo(message: Any, planner: Planner) -> Planned[Any]:
+    matrix, arrays = message.matrix, _read(planner, "matrix", message.matrix, CooMatrix)
+    return _plan(planner, "coo_to_csr", matrix.shape, arrays, shape=matrix.shape, size=arrays[2].size)
+
+
+def _plan_csc(message: Any, planner: Planner) -> Planned[Any]:
+    matrix, arrays = message.matrix, _read(planner, "matrix", message.matrix, CsrMatrix)
+    size = arrays[2].size
+    return _plan(planner, "csr_to_csc", matrix.shape, arrays, made=CscMatrix, shape=matrix.shape, size=size)
+
+
+def _plan_from_bsr(message: Any, planner: Planner) -> Planned[Any]:
+    matrix, arrays = message.matrix, _read(planner, "matrix", message.matrix, BsrMatrix)
+    return _plan(planner, "bsr_to_csr", matrix.shape, arrays, shape=matrix.shape, size=arrays[2].size)
+
+
+def _plan_to_bsr(message: Any, planner: Planner) -> Planned[Any]:
+    matrix, arrays = message.matrix, _read(planner, "matrix", message.matrix, CsrMatrix)
+    block = cast("tuple[object, ...]", message.blocksize)
+    if type(block) is not tuple or len(block) != 2:
+        raise TypeError(f"{planner.name}: blocksize must be a pair of whole numbers, got {block!r}")
+    rows, columns = (whole(planner.name, "blocksize", one) for one in block)
+    if rows < 1 or columns < 1 or matrix.shape[0] % rows or matrix.shape[1] % columns:
+        raise ValueError(f"{planner.name}: blocks of shape {block} do not fit into shape {matrix.shape}")
+    numbers = (*matrix.shape, rows, columns)
+    return _plan(
+        planner, "csr_to_bsr", numbers, arrays, made=BsrMatrix, shape=matrix.shape, size=message.size,
+        block=(rows, columns),
+    )  # fmt: skip
+
+
+def _plan_two(message: Any, planner: Planner, argument: str) -> tuple[tuple[ArraySpec, ...], Any, Any]:
+    """Take two matrices of one dtype, and of one for their indices."""
+    a, b = message.a, message.b
+    first, second = _read(planner, "a", a, CsrMatrix), _read(planner, "b", b, CsrMatrix)
+    if first[2].dtype is not second[2].dtype:
+        planner.refuse_dtypes(a=first[2], b=second[2])
+    check_index(planner.name, [("a.indptr", first[0]), ("b.indptr", second[0])])
+    is_sum = argument == "shape"
+    if (a.shape != b.shape) if is_sum else (a.shape[1] != b.shape[0]):
+        rule = "one shape" if is_sum else "shapes (m, k) and (k, n)"
+        raise ValueError(f"{planner.name}: a and b must have {rule}, got {a.shape} and {b.shape}")
+    return (*first, *second), a, b
+
+
+def _plan_sum(message: Any, planner: Planner) -> Planned[Any]:
+    arrays, a, _ = _plan_two(message, planner, "shape")
+    return _plan(planner, "add", a.shape, arrays, shape=a.shape, size=arrays[2].size + arrays[5].size)
+
+
+def _plan_product(message: Any, planner: Planner) -> Planned[Any]:
+    arrays, a, b = _plan_two(message, planner, "columns")
+    shape = a.shape[0], b.shape[1]
+    return _plan(planner, "spgemm", (*a.shape, b.shape[1]), arrays, shape=shape, size=message.size)
+
+
+def _plan_rows(message: Any, planner: Planner) -> Planned[Any]:
+    matrix, arrays = message.matrix, _read(planner, "matrix", message.matrix, CsrMatrix)
+    wanted = planner.read("indices", message.indices)
+    if wanted.ndim != 1 or wanted.dtype not in (DType.int32, DType.int64):
+        raise TypeError(
+            f"{planner.name}: indices must be a vector of int32 or int64, got shape {wanted.shape} of "
+            f"{wanted.dtype}"
+        )
+    shape = wanted.size, matrix.shape[1]
+    return _plan(planner, "take_rows", matrix.shape, (*arrays, wanted), shape=shape, size=message.size)
+
+
+@operation(actor=SparseActor, plan=_plan_coo)
+async def _coo_to_csr(matrix: CooMatrix) -> CsrMatrix:
+    """Bring coordinates into rows, in order of the columns; values of one place are added up."""
+    ...
+
+
+@operation(actor=SparseActor, plan=_plan_csc)
+async def _csr_to_csc(matrix: CsrMatrix) -> CscMatrix:
+    """Bring the values of rows into columns."""
+    ...
+
+
+@operation(actor=SparseActor, plan=_plan_from_bsr)
+async def _bsr_to_csr(matrix: BsrMatrix) -> CsrMatrix:
+    """Bring the values of blocks into rows; zeros of a block are stored."""
+    ...
+
+
+@operation(actor=SparseActor, plan=_plan_to_bsr)
+async def _csr_to_bsr(matrix: CsrMatrix, blocksize: tuple[int, int], size: int | None = None) -> Any:
+    """Bring values into blocks; without a size, count the blocks."""
+    ...
+
+
+@operation(actor=SparseActor, plan=_plan_sum)
+async def _sum_of_two(a: CsrMatrix, b: CsrMatrix) -> CsrMatrix:
+    """Add two matrices."""
+    ...
+
+
+@operation(actor=SparseActor, plan=_plan_product)
+async def _spgemm(a: CsrMatrix, b: CsrMatrix, size: int | None = None) -> Any:
+    """Multiply two matrices; without a size, count the values of the product."""
+    ...
+
+
+@operation(actor=SparseActor, plan=_plan_rows)
+async def _take_rows(matrix: CsrMatrix, indices: Operand, size: int | None = None) -> Any:
+    """Take rows; without a size, count their values."""
+    ...
+
+
+async def spgemm(a: CsrMatrix, b: CsrMatrix) -> CsrMatrix:
+    """Multiply two sparse matrices: SciPy's ``a @ b`` (Gustavson's algorithm; one product for each pair).
+
+    A first operation counts the values, which the host reads.
+
+    Args:
+        a: Matrix of shape (m, k).
+        b: Matrix of shape (k, n), and of the same dtypes.
+
+    Returns:
+        The product, of shape (m, n): columns of a row in ascending order. Elements that cancel out are
+        not stored.
+
+    Raises:
+        NotSupportedError: CUDA has no such operation.
+    """
+    size: int = await _spgemm(a, b)
+    product: CsrMatrix = await _spgemm(a, b, size)
+    return product
+
+
+async def take_rows(matrix: CsrMatrix, indices: Operand) -> CsrMatrix:
+    """Take rows by their indices: SciPy's ``matrix[indices]``. A first operation counts, as of `spgemm`.
+
+    Args:
+        matrix: Matrix of shape (m, n).
+        indices: Vector of int32 or int64; a row may be taken several times. None is negative.
+
+    Returns:
+        The rows, of shape (len(indices), n).
+
+    Raises:
+        LibraryError: There is no such row.
+        NotSupportedError: CUDA has no such operation; `rows` takes neighbours.
+    """
+    size: int = await _take_rows(matrix, indices)
+    taken: CsrMatrix = await _take_rows(matrix, indices, size)
+    return taken
+
+
+@operation(actor=SparseActor, plan=_of_one("sum_duplicates"))
+async def sum_duplicates(matrix: CsrMatrix) -> CsrMatrix:
+    """Bring columns of each row into ascending order, and add values of one place up, as SciPy does.
+
+    Args:
+        matrix: The matrix, which is not changed.
+
+    Returns:
+        A new matrix. Its arrays are as large as those of `matrix`, or views of such.
+
+    Raises:
+        NotSupportedError: CUDA has no such operation.
+    """
+    ...
+
+
+@operation(actor=SparseActor, plan=_of_one("eliminate_zeros"))
+async def eliminate_zeros(matrix: CsrMatrix) -> CsrMatrix:
+    """Leave stored zeros out, as SciPy's ``eliminate_zeros``; see `sum_duplicates`."""
+    ...
+
+
+@operation(actor=SparseActor, plan=_of_one("tril", "k"))
+async def tril(matrix: CsrMatrix, k: int = 0) -> CsrMatrix:
+    """Take the lower triangle, as `scipy.sparse.tril`.
+
+    Args:
+        matrix: The matrix, which is not changed.
+        k: The last diagonal that is kept: 0 is the main one, positive ones are above it.
+
+    Returns:
+        A new matrix of the same shape. Its arrays are as large as those of `matrix`, or views of such.
+
+    Raises:
+        NotSupportedError: CUDA has no such operation.
+    """
+    ...
+
+
+@operation(actor=SparseActor, plan=_of_one("triu", "k"))
+async def triu(matrix: CsrMatrix, k: int = 0) -> CsrMatrix:
+    """Take the upper triangle, as `scipy.sparse.triu`: from diagonal `k` up. See `tril`."""
+    ...
+
+
+BsrToCsr: Final = _bsr_to_csr.message
+CooToCsr: Final = _coo_to_csr.message
+CsrToBsr: Final = _csr_to_bsr.message
+CsrToCsc: Final = _csr_to_csc.message
+EliminateZeros: Final = eliminate_zeros.message
+Spgemm: Final = _spgemm.message
+SumDuplicates: Final = sum_duplicates.message
+SumOfTwo: Final = _sum_of_two.message
+TakeRows: Final = _take_rows.message
+Tril: Final = tril.message
+Triu: Final = triu.message

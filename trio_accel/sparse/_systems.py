@@ -1,0 +1,150 @@
+"""Systems of equations with sparse matrices, and incomplete factors of them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..backends.base import LibraryError, LinAlgError
+from ..backends.base.checks import NATIVE
+from ..backends.base.ops import Transpose
+from ..devices import AccelRef, DeclaredSpec, Operand, operation
+from ._formats import CsrMatrix
+from ._products import SparseActor
+
+__all__ = [
+    "Ic0", "Ilu0", "Spsolve", "SpsolveTriangular", "ic0", "ilu0", "spsolve", "spsolve_triangular",
+]  # fmt: skip
+
+_SQUARE = "matrix(n, n), matrix.indptr: index(n+1), matrix.indices: index(e), matrix.data(e)"
+_NOT_FINITE, _NOT_HERMITIAN = -1, -2
+
+
+def _failure(spec: DeclaredSpec, where: str, code: int, index: tuple[int, ...]) -> LibraryError:
+    """Name the row, from 0, whose element of the diagonal, or pivot, is wrong: the word is one more."""
+    function, row = spec.declaration.function, code - 1
+    if code == _NOT_FINITE:
+        trouble = "holds a NaN or an infinity"
+    elif code == _NOT_HERMITIAN:
+        trouble = "is not Hermitian"
+    elif function == "spsolve":
+        trouble = "is singular"
+    elif function == "ic0":
+        trouble = f"has no incomplete Cholesky factor: its pivot of row {row} is missing or not positive"
+    elif function == "ilu0":
+        trouble = f"has no incomplete factors: its pivot of row {row} is missing or zero"
+    else:
+        trouble = f"is singular: its diagonal is missing or zero in row {row}"
+    return LinAlgError(f"{function}: the matrix {trouble}", library="sparse", code=code)
+
+
+@operation(
+    f"{_SQUARE}, b(n, c?) -> out(n, c?)",
+    actor=SparseActor,
+    dtypes=NATIVE,
+    status=_failure,
+)
+async def spsolve_triangular(
+    matrix: CsrMatrix,
+    b: Operand,
+    lower: bool = True,
+    *,
+    unit_diagonal: bool = False,
+    trans: Transpose = "N",
+) -> AccelRef:
+    """Solve ``op(matrix) @ x = b`` with one triangle, as `scipy.sparse.linalg.spsolve_triangular` (SuperLU).
+
+    Values of the other triangle are not looked at. Values of one place are added up.
+
+    Args:
+        matrix: Matrix of shape (n, n), of float32, float64, complex64 or complex128.
+        b: Vector of shape (n,), or dense matrix of shape (n, k), of the same dtype.
+        lower: Whether the lower triangle of `matrix` is read, instead of the upper one.
+        unit_diagonal: Whether the diagonal counts as ones, and is not read.
+        trans: ``"N"``: op(matrix) is that triangle; ``"T"``: its transpose; ``"C"``: its conjugate transpose.
+
+    Returns:
+        The solution, of the shape of `b`.
+
+    Raises:
+        LinAlgError: An element of the diagonal is not stored or zero; it names the row.
+        NotSupportedError: CUDA has no such operation.
+    """
+    ...
+
+
+@operation(f"{_SQUARE}, b(n, c?) -> out(n, c?)", actor=SparseActor, dtypes=NATIVE, status=_failure)
+async def spsolve(matrix: CsrMatrix, b: Operand) -> AccelRef:
+    """Solve ``matrix @ x = b`` by LU factors, as `scipy.sparse.linalg.spsolve` (SuperLU, COLAMD).
+
+    Factors are made and used in one operation, because they would be lost with a worker process. So give all
+    right-hand sides together, as the columns of `b`.
+
+    Args:
+        matrix: Matrix of shape (n, n), of float32, float64, complex64 or complex128.
+        b: Vector of shape (n,), or dense matrix of shape (n, k), of the same dtype.
+
+    Returns:
+        The solution, of the shape of `b`.
+
+    Raises:
+        LinAlgError: The matrix is singular, or holds a NaN or an infinity.
+        NotSupportedError: CUDA has no such operation.
+    """
+    ...
+
+
+@operation(f"{_SQUARE} -> out(e)", actor=SparseActor, dtypes=NATIVE, status=_failure)
+async def _ilu0(matrix: CsrMatrix) -> AccelRef:
+    """Compute the values of incomplete LU factors."""
+    ...
+
+
+@operation(f"{_SQUARE} -> out(e)", actor=SparseActor, dtypes=NATIVE, status=_failure)
+async def _ic0(matrix: CsrMatrix) -> AccelRef:
+    """Compute the values of an incomplete Cholesky factor."""
+    ...
+
+
+async def ilu0(matrix: CsrMatrix) -> CsrMatrix:
+    """Compute incomplete LU factors that have the structure of the matrix: ILU(0).
+
+    That is algorithm 10.4 of Saad, Iterative Methods for Sparse Linear Systems, second edition. The CPU
+    computes it row by row in Python: about a microsecond for each multiplication.
+
+    Args:
+        matrix: Matrix of shape (n, n), of float32, float64, complex64 or complex128; the columns of each row
+            ascend, as of `csr` and `sum_duplicates`.
+
+    Returns:
+        Both factors in one matrix of the same structure, which shares the arrays of it: U in the upper
+        triangle with the diagonal, and L below, without its diagonal of ones.
+
+    Raises:
+        LinAlgError: A pivot is not stored or zero; it names the row.
+        LibraryError: Columns of a row do not ascend.
+        NotSupportedError: CUDA has no such operation.
+    """
+    return CsrMatrix(matrix.shape, matrix.indptr, matrix.indices, await _ilu0(matrix))
+
+
+async def ic0(matrix: CsrMatrix) -> CsrMatrix:
+    """Compute an incomplete Cholesky factor that has the structure of the matrix, IC(0).
+
+    Args:
+        matrix: Hermitian matrix, as for `ilu0`, with both triangles.
+
+    Returns:
+        A matrix of the same structure, which shares the arrays of it: L with the diagonal, and L^H above.
+
+    Raises:
+        LinAlgError: The matrix is not Hermitian, or a pivot is not stored or not positive, which happens for
+            positive definite matrices too; it names the row.
+        LibraryError, NotSupportedError: As of `ilu0`.
+    """
+    return CsrMatrix(matrix.shape, matrix.indptr, matrix.indices, await _ic0(matrix))
+
+
+Ic0: Final = _ic0.message
+Ilu0: Final = _ilu0.message
+Spsolve: Final = spsolve.message
+SpsolveTriangular: Final = spsolve_triangular.message
