@@ -26,6 +26,7 @@ CAPABILITIES = {
     "fft": "Fourier transforms",
     "random": "Random numbers",
     "sparse": "Sparse matrices",
+    "nn": "Neural networks",
 }
 """Packages with a table, and their titles."""
 

@@ -29,6 +29,7 @@ CAPABILITIES = (
     "graphs",
     "jit",
     "linalg",
+    "nn",
     "programs",
     "random",
     "sparse",

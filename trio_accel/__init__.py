@@ -108,7 +108,7 @@ from .devices import (
 )
 
 if _TYPE_CHECKING:
-    from . import collectives, graphs, interop, jit, patterns, programs, telemetry, testing, weights
+    from . import collectives, graphs, interop, jit, nn, patterns, programs, telemetry, testing, weights
     from .collectives import open_world
     from .programs import open_program, run
     from .telemetry import open_dashboard
@@ -116,7 +116,7 @@ if _TYPE_CHECKING:
 # What only some programs need is imported at its first use: it would be a sixth of the import. Packages that
 # declare operations are not among them, so that the table of these is whole.
 _LATER = frozenset(
-    {"collectives", "graphs", "interop", "jit", "patterns", "programs", "telemetry", "testing", "weights"}
+    {"collectives", "graphs", "interop", "jit", "nn", "patterns", "programs", "telemetry", "testing", "weights"}
 )
 _NAMES_OF_LATER = {
     "open_dashboard": "telemetry",
@@ -239,6 +239,7 @@ __all__ = [
     "linalg",
     "list_devices",
     "measure_bandwidth",
+    "nn",
     "open_dashboard",
     "open_program",
     "open_system",
