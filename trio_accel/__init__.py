@@ -116,7 +116,18 @@ if _TYPE_CHECKING:
 # What only some programs need is imported at its first use: it would be a sixth of the import. Packages that
 # declare operations are not among them, so that the table of these is whole.
 _LATER = frozenset(
-    {"collectives", "graphs", "interop", "jit", "nn", "patterns", "programs", "telemetry", "testing", "weights"}
+    {
+        "collectives",
+        "graphs",
+        "interop",
+        "jit",
+        "nn",
+        "patterns",
+        "programs",
+        "telemetry",
+        "testing",
+        "weights",
+    }
 )
 _NAMES_OF_LATER = {
     "open_dashboard": "telemetry",

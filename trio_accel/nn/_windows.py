@@ -92,7 +92,9 @@ def pairs(name: str, value: object, dims: int) -> tuple[tuple[int, ...], tuple[i
         ValueError: Another count of numbers, or a negative one.
     """
     given: Any = value
-    if isinstance(value, (Sequence, np.ndarray)) and any(isinstance(one, (Sequence, np.ndarray)) for one in given):
+    if isinstance(value, (Sequence, np.ndarray)) and any(
+        isinstance(one, (Sequence, np.ndarray)) for one in given
+    ):
         both = [sizes(name, "padding", one, 2, 0) for one in given]
         if len(both) != dims:
             raise ValueError(f"{name}: padding must have a pair for each of {dims} axes, got {value!r}")

@@ -99,9 +99,9 @@ class MaxPoolSpec(OperationSpec):
     """The greatest element of each window. NaN counts as greater than every number; of several, the first.
 
     Attributes:
-        window: Elements of a window along each spatial axis. Where it is empty, the pooling is adaptive:
+        window: Elements of a window along each spatial axis. Where they are 0, the pooling is adaptive:
             window i of n takes the elements from ``i * length // n`` to below ``ceil((i + 1) * length / n)``.
-        stride: Steps from window to window; empty where the pooling is adaptive, as the next two.
+        stride: Steps from window to window; 0 where the pooling is adaptive, as the next two.
         padding: Elements before the first one, which are not looked at. Every window has an element.
         dilation: Steps between the elements of a window.
         x: ``(n, c, *spatial)``.
