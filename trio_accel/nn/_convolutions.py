@@ -29,7 +29,7 @@ __all__ = [
 
 _Sizes: TypeAlias = int | Sequence[int]
 _Padding: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]]
-_NamedPadding: TypeAlias = _Padding | Literal['same', 'valid']
+_NamedPadding: TypeAlias = _Padding | Literal["same", "valid"]
 _Plan: TypeAlias = Callable[[Any, Planner], Planned[AccelRef]]
 
 _summed = Reduction(

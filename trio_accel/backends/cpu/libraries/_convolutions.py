@@ -123,7 +123,9 @@ def convolution(spec: ConvolutionSpec, call: HostCall) -> None:
         buffer = windows.padded(widened(x[images]))
         for lines in windows.lines():
             here = out[images, :, lines]
-            made = np.matmul(factors, _matrices(windows.of(buffer, lines), groups, factors.shape[-1]))
+            made = np.matmul(
+                factors, _matrices(windows.of(buffer, lines), groups, factors.shape[-1], axes - 2)
+            )
             made = made.reshape(here.shape)
             convert(made if bias is None else np.add(made, bias, out=made), here)
 
@@ -139,7 +141,7 @@ def convolution_input_grad(spec: ConvolutionInputGradSpec, call: HostCall) -> No
     for images in windows.images():
         buffer = windows.zeros(len(out[images]), out.shape[1], weight.dtype)
         for lines in windows.lines():
-            here = _matrices(widened(grad[images, :, lines]), groups, factors.shape[-1])
+            here = _matrices(widened(grad[images, :, lines]), groups, factors.shape[-1], axes - 2)
             view = windows.of(buffer, lines)
             columns = np.matmul(factors, here).reshape(view.shape)
             for place in np.ndindex(windows.window):
@@ -161,8 +163,8 @@ def convolution_weight_grad(spec: ConvolutionWeightGradSpec, call: HostCall) -> 
     for images in windows.images():
         buffer = windows.padded(widened(x[images]))
         for lines in windows.lines():
-            here = _matrices(widened(grad[images, :, lines]), groups, rows)
-            taken = _matrices(windows.of(buffer, lines), groups, columns)
+            here = _matrices(widened(grad[images, :, lines]), groups, rows, axes - 2)
+            taken = _matrices(windows.of(buffer, lines), groups, columns, axes - 2)
             total += np.matmul(here, taken.swapaxes(-1, -2)).sum(0)
     convert(total.reshape(out.shape), out)
 
@@ -172,9 +174,9 @@ def _by_groups(weight: HostArray, groups: int) -> HostArray:
     return np.ascontiguousarray(weight).reshape(groups, len(weight) // groups, math.prod(weight.shape[1:]))
 
 
-def _matrices(array: HostArray, groups: int, rows: int) -> HostArray:
-    """Return matrices of an array of images: image, group, row, column; a copy where that is needed."""
-    return array.reshape(len(array), groups, rows, array[:1].size // max(groups * rows, 1))
+def _matrices(array: HostArray, groups: int, rows: int, axes: int) -> HostArray:
+    """Return matrices of images, with the last axes as their columns; a copy where that is needed."""
+    return array.reshape(len(array), groups, rows, math.prod(array.shape[array.ndim - axes :]))
 
 
 def _bias(spec: ConvolutionSpec | ConvolutionInputGradSpec, call: HostCall) -> HostArray | None:
