@@ -136,7 +136,8 @@ class _Attention:
             return widened(array[part.stack][part.head, part.columns])
         block, columns = array.shape[-2], part.columns
         first, stop = columns.start // block, -(-columns.stop // block)
-        taken = array[self._table[part.stack][first:stop], part.head].reshape(-1, array.shape[-1])
+        taken = array[self._table[part.stack][first:stop], part.head]
+        taken = taken.reshape(len(taken) * block, array.shape[-1])
         return widened(taken[columns.start - first * block : columns.stop - first * block])
 
 
@@ -182,7 +183,7 @@ def attention(spec: AttentionSpec, call: HostCall) -> None:
         np.exp(np.subtract(scores, most, out=scores), out=scores)
         total = scores.sum(-1, keepdims=True)
         value = of.of(part, of.value)
-        made = np.matmul(scores.reshape(-1, len(value)), value).reshape(*query.shape[:2], -1)
+        made = np.matmul(scores.reshape(-1, len(value)), value).reshape(*query.shape[:2], value.shape[-1])
         if lse is not None:
             lse[part.stack][part.heads, part.rows] = (most + np.log(total))[..., 0]
         total[total == 0] = 1
@@ -201,6 +202,8 @@ def attention_grad(spec: AttentionGradSpec, call: HostCall) -> None:
     for stack, head in of.heads():
         keys, values = (np.zeros(one[stack][head].shape, lse.dtype) for one in (of.key, of.value))
         for part in of.parts(stack, head):
+            if part.columns.start == part.columns.stop:
+                continue
             query = widened(of.query[stack][part.heads, part.rows])
             key, value = of.of(part, of.key), of.of(part, of.value)
             logs = lse[stack][part.heads, part.rows][..., None]
