@@ -29,8 +29,17 @@ MODULES = (
     *("attention", "averagepool", "conv", "convtranspose", "globalaveragepool", "globalmaxpool"),
     *("lppool", "maxpool"),
 )
-# By operator: how many pass; then how many need what there is not, by the reason.
-COUNTS: dict[str, tuple[int, dict[str, int]]] = {}
+# Of onnx 1.23.2, by operator: how many pass; then how many need what there is not, by the reason.
+COUNTS: dict[str, tuple[int, dict[str, int]]] = {
+    "Attention": (66, {"queries that are not the last ones": 1, "scores as a result": 15, "softcap": 11}),
+    "AveragePool": (12, {"dilations of avg_pool": 6, "padding of more than half of a window": 2}),
+    "Conv": (6, {}),
+    "ConvTranspose": (11, {}),
+    "GlobalAveragePool": (2, {}),
+    "GlobalMaxPool": (2, {}),
+    "LpPool": (6, {"dilations of lp_pool": 1, "padding of more than half of a window": 1}),
+    "MaxPool": (17, {"padding of more than half of a window": 1, "whole numbers": 1}),
+}
 
 Run = Callable[
     [ta.Device, Sequence[Array | None], Mapping[str, Any]], Coroutine[Any, Any, list[Array | None]]
@@ -159,6 +168,9 @@ async def attend(device: ta.Device, inputs: Sequence[Any], given: Mapping[str, A
     if past_key is not None:
         key, value = np.concatenate([past_key, key], 2), np.concatenate([past_value, value], 2)
     window = given.get("left_window_size", -1), given.get("right_window_size", -1)
+    is_banded = given.get("is_causal", 0) or max(window) >= 0
+    if is_banded and past_key is not None and key.shape[2] - past_key.shape[2] != query.shape[2]:
+        raise NotThereError("queries that are not the last ones")
     if mask is not None:
         missing = key.shape[2] - mask.shape[-1]
         if missing:

@@ -10,7 +10,7 @@ __all__ = ["DnnActor"]
 class DnnActor(LibraryActor):
     """Serves convolutions, pooling and attention, on a stream of its own.
 
-    CPU backend: NumPy's BLAS on windows of strides. CUDA has no such library yet.
+    CPU backend: NumPy's BLAS on windows of strides. CUDA has no kernels for it yet, and raises `NotSupportedError`.
     """
 
     library = "dnn"
