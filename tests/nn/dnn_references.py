@@ -19,7 +19,7 @@ TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-
 NUMPYS: dict[str, Any] = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in TOLERANCE}
 
 # What the vendors' library is to compute one day; see D156.
-on_cpu = pytest.mark.skipif(BACKEND != "cpu", reason="this backend has no library dnn")
+has_dnn = pytest.mark.skipif(BACKEND == "cuda", reason="CUDA has no kernels of dnn")
 
 
 def numbers(shape: Sequence[int], dtype: str = "float64", seed: int = 0) -> Array:

@@ -117,7 +117,7 @@ def _read_mask(planner: Planner, message: Any, query: ArraySpec, key: ArraySpec)
 
 def _read(
     planner: Planner, message: Any, **more: Operand
-) -> tuple[list[ArraySpec], tuple[Any, ...], list[Any]]:
+) -> tuple[list[ArraySpec], tuple[int, int, Alignment, float], list[ArraySpec | None]]:
     """Take what attention and its gradients have in common.
 
     Returns:
@@ -158,9 +158,11 @@ def _plan_attention(message: Any, planner: Planner) -> Planned[Any]:
         given = {argument: array for argument, array in named if array is not None}
         planner.distinct("out", out.spec, query=query, key=key, value=value, **given)
     lse = planner.output(query.shape[:-1], _log_dtype(query.dtype)) if message.return_lse else None
+    (left, right, alignment, scale), (mask, query_lengths, key_lengths) = numbers, others
     spec = AttentionSpec(
-        *numbers, query, key, value, *others, None, out.spec, None if lse is None else lse.spec
-    )
+        left, right, alignment, scale, query, key, value, mask, query_lengths, key_lengths, None, out.spec,
+        None if lse is None else lse.spec,
+    )  # fmt: skip
     return Planned(spec, out if lse is None else AttentionResult(out, lse), is_checked=True)
 
 
@@ -271,9 +273,11 @@ def _plan_attention_grad(message: Any, planner: Planner) -> Planned[AttentionGra
             f"{planner.name}: logsumexp must have dtype {_log_dtype(query.dtype)}, got {lse.dtype}"
         )
     made = AttentionGradResult(*[planner.output(one.shape, one.dtype) for one in (query, key, value)])
+    (left, right, alignment, scale), (mask, query_lengths, key_lengths) = numbers, others
     spec = AttentionGradSpec(
-        *numbers, grad, query, key, value, output, lse, *others, *[one.spec for one in made]
-    )
+        left, right, alignment, scale, grad, query, key, value, output, lse, mask, query_lengths, key_lengths,
+        made.query.spec, made.key.spec, made.value.spec,
+    )  # fmt: skip
     return Planned(spec, made, is_checked=True)
 
 
@@ -287,9 +291,9 @@ async def scaled_dot_product_attention_grad(
     logsumexp: Operand,
     attn_mask: Operand | None = None,
     is_causal: bool = False,
+    *,
     scale: float | None = None,
     enable_gqa: bool = False,
-    *,
     causal_alignment: Alignment = "upper_left",
     window_size: tuple[int, int] = (-1, -1),
     query_lengths: Operand | None = None,
@@ -350,7 +354,10 @@ def _plan_paged(message: Any, planner: Planner) -> Planned[AccelRef]:
     out = planner.output((*query.shape[:3], value.shape[3]), query.dtype, message.out)
     if message.out is not None:
         planner.distinct("out", out.spec, query=query, key_cache=key, value_cache=value)
-    spec = AttentionSpec(*numbers, query, key, value, None, None, lengths, table, out.spec, None)
+    left, right, alignment, scale = numbers
+    spec = AttentionSpec(
+        left, right, alignment, scale, query, key, value, None, None, lengths, table, out.spec, None
+    )
     return Planned(spec, out, is_checked=True)
 
 

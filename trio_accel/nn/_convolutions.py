@@ -64,34 +64,29 @@ class _Geometry:
         if min(window) < 1:
             raise ValueError(f"{name}: weight must have at least one element along each axis, got {window}")
         reach = tuple([step * (extent - 1) for step, extent in zip(dilation, window, strict=True)])
-        if padding == "same":
+        if not isinstance(padding, str):
+            before, behind = pairs(name, padding, dims)
+        elif padding == "same":
             if max(stride) > 1:
                 raise ValueError(f"{name}: padding 'same' needs a stride of 1, got {message.stride!r}")
             before = tuple([extent // 2 for extent in reach])
             behind = tuple([extent - first for extent, first in zip(reach, before, strict=True)])
-        elif isinstance(padding, str):
-            if padding != "valid":
-                raise ValueError(f"{name}: padding must be numbers, 'same' or 'valid', got {padding!r}")
+        elif padding == "valid":
             before = behind = (0,) * dims
         else:
-            before, behind = pairs(name, padding, dims)
+            raise ValueError(f"{name}: padding must be numbers, 'same' or 'valid', got {padding!r}")
         return cls(stride, before, behind, dilation, reach)
 
     def windows(self, name: str, argument: str, spatial: tuple[int, ...]) -> tuple[int, ...]:
         """Count the windows along each axis."""
-        padded = [sum(three) for three in zip(spatial, self.before, self.behind, strict=True)]
-        for extent, reach in zip(padded, self.reach, strict=True):
-            if reach >= extent:
-                raise ValueError(
-                    f"{name}: windows must fit into the padded {argument}: they have "
-                    f"{tuple(one + 1 for one in self.reach)} elements with their gaps, and it has {tuple(padded)}"
-                )
-        return tuple(
-            [
-                (extent - reach - 1) // stride + 1
-                for extent, reach, stride in zip(padded, self.reach, self.stride, strict=True)
-            ]
-        )
+        padded = tuple([sum(three) for three in zip(spatial, self.before, self.behind, strict=True)])
+        if any(reach >= extent for extent, reach in zip(padded, self.reach, strict=True)):
+            raise ValueError(
+                f"{name}: windows must fit into the padded {argument}: they have "
+                f"{tuple(one + 1 for one in self.reach)} elements with their gaps, and it has {padded}"
+            )
+        sizes = zip(padded, self.reach, self.stride, strict=True)
+        return tuple([(extent - reach - 1) // stride + 1 for extent, reach, stride in sizes])
 
     def spread(self, name: str, windows: tuple[int, ...], more: tuple[int, ...]) -> tuple[int, ...]:
         """Find the extents that so many windows cover, without the paddings, and with `more` elements."""
@@ -183,7 +178,7 @@ def _convolves_transposed(dims: int) -> _Plan:
         groups = _check_channels(
             name, weight.shape, message.groups, bias, input=x.shape[-dims - 1], result=-1
         )
-        if isinstance(message.padding, str):
+        if type(message.padding) is str:
             raise ValueError(f"{name}: padding must be numbers, got {message.padding!r}")
         geometry = _Geometry.of(name, message, window)
         more = sizes(name, "output_padding", message.output_padding, dims, 0)

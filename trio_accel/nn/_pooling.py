@@ -30,7 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 _Sizes: TypeAlias = int | Sequence[int]
-_Targets: TypeAlias = int | None | Sequence[int | None]
+_Targets: TypeAlias = int | Sequence[int | None] | None
 _Padding: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]]
 
 
@@ -85,7 +85,8 @@ def _count(
     reach = dilation * (window - 1) + 1
     if max(before, behind) > reach // 2:
         raise ValueError(
-            f"{name}: padding must be at most half of a window, got {message.padding!r} for windows of {reach}"
+            f"{name}: padding must be at most half of a window, got "
+            f"{message.padding!r} for windows of {reach}"
         )
     free = extent + before + behind - reach
     if free < 0 or not extent:
@@ -128,7 +129,10 @@ def _max_pools(dims: int, *, is_adaptive: bool = False) -> Callable[[Any, Planne
         shape = (*x.shape[:-dims], *counts)
         out = planner.output(shape, x.dtype)
         indices = planner.output(shape, DType.int64) if message.return_indices else None
-        spec = MaxPoolSpec(*numbers, x, out.spec, None if indices is None else indices.spec)
+        window, stride, before, dilation = numbers
+        spec = MaxPoolSpec(
+            window, stride, before, dilation, x, out.spec, None if indices is None else indices.spec
+        )
         return Planned(spec, out if indices is None else MaxPoolResult(out, indices), is_checked=True)
 
     return plan
@@ -162,7 +166,9 @@ def _avg_pools(dims: int, *, is_adaptive: bool = False) -> Callable[[Any, Planne
         out = planner.output((*x.shape[:-dims], *counts), x.dtype, message.out)
         if message.out is not None:
             planner.distinct("out", out.spec, input=x)
-        return Planned(AvgPoolSpec(*numbers, x, out.spec), out, is_checked=True)
+        window, stride, before, behind, divisor, counts_pad = numbers
+        spec = AvgPoolSpec(window, stride, before, behind, divisor, counts_pad, x, out.spec)
+        return Planned(spec, out, is_checked=True)
 
     return plan
 
@@ -212,7 +218,7 @@ async def max_pool1d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> AccelRef | MaxPoolResult:
-    """Find the greatest element of each window of sequences of shape (n, c, length), as `torch.nn.functional.max_pool1d`; see `max_pool2d`."""
+    """Find maxima of windows of sequences, as `torch.nn.functional.max_pool1d`; see `max_pool2d`."""
     ...
 
 
@@ -259,7 +265,7 @@ async def max_pool2d(
         padding: Places on both sides that count as less than every number: a number, or one for each axis, or
             for each axis a pair.
         dilation: Steps between the elements of a window.
-        ceil_mode: Whether a window counts that reaches beyond the padding, as long as it does not begin there.
+        ceil_mode: Whether a window counts that reaches beyond the padding, and does not begin there.
         return_indices: Whether to tell where the elements were: `max_pool_grad` needs that.
 
     Returns:
@@ -305,7 +311,7 @@ async def max_pool3d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> AccelRef | MaxPoolResult:
-    """Find the greatest element of each window of volumes of shape (n, c, d, h, w), as `torch.nn.functional.max_pool3d`; see `max_pool2d`."""
+    """Find maxima of windows of volumes, as `torch.nn.functional.max_pool3d`; see `max_pool2d`."""
     ...
 
 
@@ -321,7 +327,7 @@ async def avg_pool1d(
     *,
     out: AccelRef | None = None,
 ) -> AccelRef:
-    """Compute the mean of each window of sequences of shape (n, c, length), as `torch.nn.functional.avg_pool1d`; see `avg_pool2d`."""
+    """Compute means of windows of sequences, as `torch.nn.functional.avg_pool1d`; see `avg_pool2d`."""
     ...
 
 
@@ -374,7 +380,7 @@ async def avg_pool3d(
     *,
     out: AccelRef | None = None,
 ) -> AccelRef:
-    """Compute the mean of each window of volumes of shape (n, c, d, h, w), as `torch.nn.functional.avg_pool3d`; see `avg_pool2d`."""
+    """Compute means of windows of volumes, as `torch.nn.functional.avg_pool3d`; see `avg_pool2d`."""
     ...
 
 
@@ -382,7 +388,7 @@ async def avg_pool3d(
 async def adaptive_avg_pool1d(
     input: Operand, output_size: _Targets, *, out: AccelRef | None = None
 ) -> AccelRef:
-    """Compute means of so many windows of sequences of shape (n, c, length), as `torch.nn.functional.adaptive_avg_pool1d`; see `adaptive_avg_pool2d`."""
+    """Compute means of sequences, as `torch.nn.functional.adaptive_avg_pool1d`; see `adaptive_avg_pool2d`."""
     ...
 
 
@@ -412,7 +418,7 @@ async def adaptive_avg_pool2d(
 async def adaptive_avg_pool3d(
     input: Operand, output_size: _Targets, *, out: AccelRef | None = None
 ) -> AccelRef:
-    """Compute means of so many windows of volumes of shape (n, c, d, h, w), as `torch.nn.functional.adaptive_avg_pool3d`; see `adaptive_avg_pool2d`."""
+    """Compute means of volumes, as `torch.nn.functional.adaptive_avg_pool3d`; see `adaptive_avg_pool2d`."""
     ...
 
 
@@ -428,7 +434,7 @@ async def adaptive_max_pool1d(
 async def adaptive_max_pool1d(
     input: Operand, output_size: _Targets, return_indices: bool = False
 ) -> AccelRef | MaxPoolResult:
-    """Find the greatest element of so many windows of sequences of shape (n, c, length), as `torch.nn.functional.adaptive_max_pool1d`; see `adaptive_max_pool2d`."""
+    """Find maxima of sequences, as `torch.nn.functional.adaptive_max_pool1d`; see `adaptive_max_pool2d`."""
     ...
 
 
@@ -474,7 +480,7 @@ async def adaptive_max_pool3d(
 async def adaptive_max_pool3d(
     input: Operand, output_size: _Targets, return_indices: bool = False
 ) -> AccelRef | MaxPoolResult:
-    """Find the greatest element of so many windows of volumes of shape (n, c, d, h, w), as `torch.nn.functional.adaptive_max_pool3d`; see `adaptive_max_pool2d`."""
+    """Find maxima of volumes, as `torch.nn.functional.adaptive_max_pool3d`; see `adaptive_max_pool2d`."""
     ...
 
 
@@ -502,7 +508,8 @@ def _check_images(name: str, shape: tuple[int, ...], grad: ArraySpec) -> tuple[i
         raise ValueError(f"{name}: input_size must be (n, c, ...) with one to three axes behind, got {shape}")
     if grad.ndim != len(shape) or grad.shape[:2] != shape[:2]:
         raise ValueError(
-            f"{name}: grad_output must have shape {(*shape[:2], *['...'] * (len(shape) - 2))}, got {grad.shape}"
+            f"{name}: grad_output must have shape {shape[:2]} and then as many axes as input_size, "
+            f"got {grad.shape}"
         )
     return shape[2:]
 
@@ -542,7 +549,9 @@ def _plan_avg_grad(message: Any, planner: Planner) -> Planned[AccelRef]:
         if 0 in grad.shape[2:]:
             raise ValueError(f"{name}: grad_output must have an element along each axis, got {grad.shape}")
     out = planner.output(shape, grad.dtype)
-    return Planned(AvgPoolGradSpec(*numbers, grad, out.spec), out, is_checked=True)
+    window, stride, before, behind, divisor, counts_pad = numbers
+    spec = AvgPoolGradSpec(window, stride, before, behind, divisor, counts_pad, grad, out.spec)
+    return Planned(spec, out, is_checked=True)
 
 
 @operation(actor=DnnActor, plan=_plan_avg_grad)

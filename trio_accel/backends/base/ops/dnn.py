@@ -22,8 +22,8 @@ class ConvolutionSpec(OperationSpec):
     """Sums of products of windows with weights: a cross-correlation, of each group of channels by itself.
 
     Element ``i`` of the result has the window that begins at ``i * stride - padding`` and takes every
-    ``dilation``-th element; there are zeros outside of `x`. How far the last window reaches behind `x` follows
-    from the shapes.
+    ``dilation``-th element; there are zeros outside of `x`. How far the last window reaches behind `x`
+    follows from the shapes.
 
     Attributes:
         stride: Steps from window to window, along each spatial axis.

@@ -44,7 +44,7 @@ class _Part:
     def scores(self, query: HostArray, key: HostArray, scale: float) -> HostArray:
         """Compute scores, of shape (heads, rows, columns): minus infinity where none counts."""
         given = query.reshape(-1, query.shape[-1])
-        scores = np.matmul(given, key.T).reshape(*query.shape[:2], len(key))
+        scores: HostArray = np.matmul(given, key.T).reshape(*query.shape[:2], len(key))
         scores *= scale
         if self.bias is not None:
             if self.bias.dtype == np.bool_:

@@ -73,7 +73,7 @@ class _Windows:
 
     def padded(self, images: HostArray) -> HostArray:
         """Copy images into zeros, which hold all windows."""
-        buffer = self.zeros(*images.shape[:2], images.dtype)
+        buffer = self.zeros(len(images), images.shape[1], images.dtype)
         np.copyto(self.inner(buffer), images)
         return buffer
 

@@ -8,7 +8,6 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ...base.dtypes import DType
 from ...base.errors import OutOfRangeError
 from ...base.kernels import HostCall, kernel
 from ...base.ops import AvgPoolGradSpec, AvgPoolSpec, MaxPoolGradSpec, MaxPoolSpec
@@ -82,7 +81,7 @@ class _Windows:
         padded[self.inner(axis)] = array
         return padded
 
-    def inner(self, axis: int) -> tuple[slice, ...]:
+    def inner(self, axis: int) -> tuple[int | slice, ...]:
         """Return the index of the array within a padded one."""
         return _along(axis, slice(self.before, self.before + self.extent))
 
