@@ -71,7 +71,7 @@ def _check_options(name: str, message: Any) -> tuple[int, int, Alignment]:
     if message.is_causal not in (False, True):
         raise ValueError(f"{name}: is_causal must be False or True, got {message.is_causal!r}")
     window: Any = message.window_size
-    is_pair = isinstance(window, (tuple, list)) and len(window) == 2
+    is_pair = type(window) in (tuple, list) and len(window) == 2
     if not is_pair or not all(type(one) is int and one >= -1 for one in window):
         raise ValueError(f"{name}: window_size must be two whole numbers of at least -1, got {window!r}")
     alignment = getattr(message, "causal_alignment", "lower_right")

@@ -17,7 +17,7 @@ from ..backends.base.ops import ArraySpec, AvgPoolGradSpec, AvgPoolSpec, MaxPool
 from ..devices import AccelRef, Operand, Operation, Planned, Planner, message_of, operation
 from ..expressions import Elementwise
 from ._actor import DnnActor
-from ._windows import FLOATS, check_axes, check_dtypes, pairs, shape_of, sizes, whole
+from ._windows import FLOATS, check_axes, check_dtypes, is_several, pairs, shape_of, sizes, whole
 
 __all__ = [
     "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AdaptiveAvgPoolGrad",
@@ -141,7 +141,7 @@ def _max_pools(dims: int, *, is_adaptive: bool = False) -> Callable[[Any, Planne
 def _targets(name: str, message: Any, spatial: tuple[int, ...]) -> tuple[int, ...]:
     """Take the sizes of the result of an adaptive pooling; None keeps one."""
     given: Any = message.output_size
-    if not isinstance(given, Sequence):
+    if not is_several(given):
         given = (given,) * len(spatial)
     wanted = [extent if one is None else one for one, extent in zip(given, spatial, strict=False)]
     if len(given) != len(spatial):

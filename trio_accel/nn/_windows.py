@@ -12,7 +12,7 @@ from ..backends.base import DType
 from ..backends.base.ops import ArraySpec
 from ..devices import Planner
 
-__all__ = ["FLOATS", "check_axes", "check_dtypes", "pairs", "shape_of", "sizes", "whole"]
+__all__ = ["FLOATS", "check_axes", "check_dtypes", "is_several", "pairs", "shape_of", "sizes", "whole"]
 
 FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 """Those of the arrays; the first two are computed in float32 and rounded once."""
@@ -63,6 +63,11 @@ def whole(name: str, argument: str, value: object, least: int) -> int:
     return number
 
 
+def is_several(value: object) -> bool:
+    """Tell whether an argument is several numbers, and not one."""
+    return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
+
+
 def sizes(name: str, argument: str, value: object, dims: int, least: int) -> tuple[int, ...]:
     """Take a whole number for each spatial axis, or one for all.
 
@@ -71,7 +76,7 @@ def sizes(name: str, argument: str, value: object, dims: int, least: int) -> tup
         ValueError: Another count of numbers, or one is too small.
     """
     given: Any = value
-    if not isinstance(value, (Sequence, np.ndarray)) or isinstance(value, str):
+    if not is_several(value):
         return (whole(name, argument, value, least),) * dims
     numbers = tuple([whole(name, argument, one, least) for one in given])
     if len(numbers) == 1:
@@ -92,9 +97,7 @@ def pairs(name: str, value: object, dims: int) -> tuple[tuple[int, ...], tuple[i
         ValueError: Another count of numbers, or a negative one.
     """
     given: Any = value
-    if isinstance(value, (Sequence, np.ndarray)) and any(
-        isinstance(one, (Sequence, np.ndarray)) for one in given
-    ):
+    if is_several(value) and any(map(is_several, given)):
         both = [sizes(name, "padding", one, 2, 0) for one in given]
         if len(both) != dims:
             raise ValueError(f"{name}: padding must have a pair for each of {dims} axes, got {value!r}")
@@ -111,6 +114,6 @@ def shape_of(name: str, argument: str, value: object) -> tuple[int, ...]:
         ValueError: A negative number.
     """
     given: Any = value
-    if not isinstance(value, Sequence) or isinstance(value, str):
+    if not is_several(value):
         raise TypeError(f"{name}: {argument} must be a shape, got {value!r}")
     return tuple([whole(name, argument, one, 0) for one in given])

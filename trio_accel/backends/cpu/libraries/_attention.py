@@ -88,7 +88,8 @@ class _Attention:
     def _check_blocks(self, table: HostArray, block: int) -> None:
         """Refuse blocks that there are not, before one is read."""
         count = len(self.key)
-        is_used = np.arange(table.shape[1]) * block < self._key_lengths[:, None]
+        firsts: HostArray = np.arange(int(table.shape[1])) * block
+        is_used: HostArray = firsts < self._key_lengths[:, None]
         is_outside = is_used & ((table < 0) | (table >= count))
         if is_outside.any():
             index = int(table[is_outside][0])
@@ -119,7 +120,9 @@ class _Attention:
         seen = slice(min(first, columns), max(min(first, columns), stop))
         hidden = None
         if spec.left >= 0 or spec.right >= 0:
-            places = np.arange(seen.start, seen.stop) - np.arange(rows.start, rows.stop)[:, None] - offset
+            own: HostArray = np.arange(int(rows.start), int(rows.stop)) + offset
+            keys: HostArray = np.arange(int(seen.start), int(seen.stop))
+            places: HostArray = keys - own[:, None]
             hidden = np.zeros(places.shape, np.bool_)
             hidden |= places < -spec.left if spec.left >= 0 else False
             hidden |= places > spec.right if spec.right >= 0 else False
@@ -208,7 +211,7 @@ def attention_grad(spec: AttentionGradSpec, call: HostCall) -> None:
             key, value = of.of(part, of.key), of.of(part, of.value)
             logs = lse[stack][part.heads, part.rows][..., None]
             weights = part.scores(query, key, spec.scale)
-            np.exp(np.subtract(weights, np.where(np.isneginf(logs), 0, logs), out=weights), out=weights)
+            np.exp(np.subtract(weights, np.where(logs == -np.inf, 0, logs), out=weights), out=weights)
             weights = weights.reshape(-1, len(key))
             slope = widened(grad[stack][part.heads, part.rows])
             mean = (slope * widened(out[stack][part.heads, part.rows])).sum(-1).reshape(-1, 1)
