@@ -23,19 +23,18 @@ add = ta.jit.elementwise("x + b")
 
 async def scores(weights: list[ta.AccelRef], x: ta.AccelRef) -> tuple[ta.AccelRef, ...]:
     """Scores of the digits, and what the gradients need."""
-    kernels, shifts, last, bias = weights
-    made = await nn.conv2d(x, kernels, shifts, padding=1)
+    made = await nn.conv2d(x, weights[0], weights[1], padding=1)
     pooled = await nn.max_pool2d(await relu(made), 2, return_indices=True)
     flat = pooled.output.reshape((len(x), -1))
-    return await add(await linalg.matmul(flat, last), bias), made, flat, pooled.indices
+    return await add(await linalg.matmul(flat, weights[2]), weights[3]), made, flat, pooled.indices
 
 
 async def step(weights: list[ta.AccelRef], x: ta.AccelRef, y: ta.AccelRef, rate: float) -> list[ta.AccelRef]:
     """Go down the gradient of the cross-entropy; returns new weights."""
     guess, made, flat, indices = await scores(weights, x)
     slope = await difference(await ta.arrays.softmax(guess, axis=1), y, len(x))
-    back = (await linalg.matmul(slope, weights[2].T)).reshape(indices.shape)
-    back = await pass_on(await nn.max_pool_grad(back, indices, made.shape), made)
+    spread = (await linalg.matmul(slope, weights[2].T)).reshape(indices.shape)
+    back = await pass_on(await nn.max_pool_grad(spread, indices, made.shape), made)
     gradients = [
         await nn.conv_weight_grad(x, weights[0].shape, back, padding=1),
         await nn.conv_bias_grad(back),
@@ -58,11 +57,10 @@ async def train(rounds: int, is_killed: bool, backend: str | None) -> list[np.nd
         for first in [*range(0, 1500, 100)] * rounds:
             if is_killed and first == 700 and not device.losses:
                 ta.testing.inject_fault(device, nn.ConvWeightGrad, kill=True)
-            part = slice(first, first + 100)
-            weights = await step(weights, images[part], labels[part], 1.0)
+            weights = await step(weights, images[first : first + 100], labels[first : first + 100], 1.0)
         best = await ta.arrays.argmax((await scores(weights, images[1500:]))[0], axis=1)
-        share = (await best.to_host() == y[1500:]).mean()
-        print(f"{device.losses} workers lost, {share:.1%} are told right")
+        is_right = await best.to_host() == y[1500:]
+        print(f"{device.losses} workers lost, {is_right.mean():.1%} are told right")
         return [await one.to_host() for one in weights]
 
 
