@@ -96,7 +96,7 @@ def problems(draw: st.DrawFn) -> tuple[Any, ...]:
 
 
 @given(problem=problems())
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 def test_any_sizes(problem: tuple[Array, Array, dict[str, Any]]) -> None:
     x, weight, sizes = problem
     dims = x.ndim - 2

@@ -275,12 +275,12 @@ ATTENTION: list[tuple[Any, type[Exception], str]] = [
     (
         lambda q: nn.paged_attention(q, BLOCKS, BLOCKS, TABLE[:1], LENGTHS),
         ValueError,
-        "block_table must have shape (2, 3)",
+        "block_table must have shape (2, most)",
     ),
     (
         lambda q: nn.paged_attention(q, BLOCKS, BLOCKS, LENGTHS, LENGTHS),
         ValueError,
-        "block_table must be (n, most)",
+        "block_table must have shape (2, most)",
     ),
     (
         lambda q: nn.paged_attention(q, BLOCKS, BLOCKS, TABLE * 1.0, LENGTHS),

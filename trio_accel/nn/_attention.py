@@ -89,15 +89,21 @@ def _check_scale(name: str, scale: Any, query: ArraySpec) -> float:
     return float(scale)
 
 
+def _read_wholes(planner: Planner, argument: str, operand: Operand) -> ArraySpec:
+    """Take an array of whole numbers."""
+    array = planner.read(argument, operand)
+    if array.dtype not in (DType.int32, DType.int64):
+        raise TypeError(f"{planner.name}: {argument} must be int32 or int64, got {array.dtype}")
+    return array
+
+
 def _read_lengths(
     planner: Planner, argument: str, lengths: Operand | None, shape: tuple[int, ...]
 ) -> ArraySpec | None:
-    """Take an array of whole numbers of this shape."""
+    """Take lengths of this shape."""
     if lengths is None:
         return None
-    array = planner.read(argument, lengths)
-    if array.dtype not in (DType.int32, DType.int64):
-        raise TypeError(f"{planner.name}: {argument} must be int32 or int64, got {array.dtype}")
+    array = _read_wholes(planner, argument, lengths)
     if array.shape != shape:
         raise ValueError(f"{planner.name}: {argument} must have shape {shape}, got {array.shape}")
     return array
@@ -345,10 +351,9 @@ def _plan_paged(message: Any, planner: Planner) -> Planned[AccelRef]:
         raise ValueError(f"{name}: query and key_cache must have the same last axis, got {shapes}")
     if query.shape[1] % key.shape[1]:
         raise ValueError(f"{name}: the heads of key_cache must divide those of query, got {shapes}")
-    if message.block_table.ndim != 2:
-        raise ValueError(f"{name}: block_table must be (n, most), got shape {message.block_table.shape}")
-    most = message.block_table.shape[1]
-    table = _read_lengths(planner, "block_table", message.block_table, (query.shape[0], most))
+    table = _read_wholes(planner, "block_table", message.block_table)
+    if table.ndim != 2 or table.shape[0] != query.shape[0]:
+        raise ValueError(f"{name}: block_table must have shape ({query.shape[0]}, most), got {table.shape}")
     lengths = _read_lengths(planner, "key_lengths", message.key_lengths, query.shape[:1])
     numbers = (*_check_options(name, message), _check_scale(name, message.scale, query))
     out = planner.output((*query.shape[:3], value.shape[3]), query.dtype, message.out)
