@@ -33,6 +33,7 @@ ISOLATED = (
     "embeddings.py",
     "data_parallel.py",
     "heat.py",
+    "digits_cnn.py",
 )
 # Modules that a program beside them uses.
 USED = {
@@ -103,6 +104,15 @@ largest error [0-9.]+e-[01][0-9]: right
 200 images, 1597 known ones on cpu:0
 95[.]0% are told right
 digits as by NumPy: right
+""",
+    ),
+    (
+        "digits_cnn.py",
+        "--rounds 2 --backend cpu",
+        """
+0 workers lost, 9[0-9][.][0-9]% are told right
+1 workers lost, 9[0-9][.][0-9]% are told right
+largest difference of a weight [0-9]e[-+][0-9]+: right
 """,
     ),
     (

@@ -52,6 +52,8 @@ def test_every_specification_belongs_to_one_library(rig):
     if rig.device.info.backend == "cuda":
         # Eigenvalues of general matrices are on the CPU only.
         specs -= {linalg.eig.spec, linalg.eigvals.spec}
+        # cuDNN's kernels are not there yet (D156).
+        specs -= {getattr(ops, name) for name in ops.dnn.__all__ if name.endswith("Spec")}
     else:
         # What a kernel may use of a GPU.
         specs -= {ops.KernelInfoSpec}

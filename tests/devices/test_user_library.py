@@ -108,7 +108,7 @@ NOWHERE: list[tuple[str, type[Exception], str]] = [
         ModuleNotFoundError,
         r"\.Message: library: 'no_such_module_anywhere:MyActor' cannot be imported: No module",
     ),
-    (f"{__name__}:NoSuchLibrary", ta.NotSupportedError, r"has no library 'abacus'; it has arrays, blas, fft"),
+    (f"{__name__}:NoSuchLibrary", ta.NotSupportedError, r"has no library 'abacus'; it has arrays, blas, dnn"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Neural networks on a device: activations, normalizations, losses, gradients, and steps of optimizers.
+"""Neural networks on a device: layers' functions, losses, gradients, and steps of optimizers.
 
 `ta.arrays` has `softmax`, `log_softmax`, `layer_norm`, `rms_norm` and `tanh`; their gradients are here. See
 `Device.ask` for cancellation and the errors that any operation can end with.
@@ -7,21 +7,40 @@
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
-from . import _activations, _dropout, _embedding, _losses, _norms, _optimizers
+from . import (
+    _activations,
+    _actor,
+    _attention,
+    _convolutions,
+    _dropout,
+    _embedding,
+    _losses,
+    _norms,
+    _optimizers,
+    _pooling,
+)
 from ._activations import *
+from ._actor import *
+from ._attention import *
+from ._convolutions import *
 from ._dropout import *
 from ._embedding import *
 from ._losses import *
 from ._norms import *
 from ._optimizers import *
+from ._pooling import *
 
 __all__: list[str] = []
 __all__ += _activations.__all__
+__all__ += _actor.__all__
+__all__ += _attention.__all__
+__all__ += _convolutions.__all__
 __all__ += _dropout.__all__
 __all__ += _embedding.__all__
 __all__ += _losses.__all__
 __all__ += _norms.__all__
 __all__ += _optimizers.__all__
+__all__ += _pooling.__all__
 
 if not _TYPE_CHECKING:
     __getattr__ = _tells_of_missing(__name__)

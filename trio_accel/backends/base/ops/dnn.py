@@ -1,0 +1,251 @@
+"""Specifications of neural networks: convolutions, pooling and attention, as vendors' libraries divide them.
+
+Arrays of images are ``(n, channels, *spatial)``; without the axis n, they are one image.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from ._array import ArraySpec, exact, reads, scalar, writes
+from ._spec import OperationSpec, specification
+
+__all__ = [
+    "Alignment", "AttentionGradSpec", "AttentionSpec", "AvgPoolGradSpec", "AvgPoolSpec",
+    "ConvolutionInputGradSpec", "ConvolutionSpec", "ConvolutionWeightGradSpec", "MaxPoolGradSpec",
+    "MaxPoolSpec",
+]  # fmt: skip
+
+
+@specification
+class ConvolutionSpec(OperationSpec):
+    """Sums of products of windows with weights: a cross-correlation, of each group of channels by itself.
+
+    Element ``i`` of the result has the window that begins at ``i * stride - padding`` and takes every
+    ``dilation``-th element; there are zeros outside of `x`. How far the last window reaches behind `x`
+    follows from the shapes.
+
+    Attributes:
+        stride: Steps from window to window, along each spatial axis.
+        padding: Zeros before the first element.
+        dilation: Steps between the elements of a window.
+        groups: Groups of channels.
+        x: ``(n, c, *spatial)``.
+        weight: ``(o, c / groups, *window)``.
+        bias: ``(o,)``, added to each element of a channel.
+        out: ``(n, o, *windows)``.
+    """
+
+    stride: tuple[int, ...] = exact()
+    padding: tuple[int, ...] = exact()
+    dilation: tuple[int, ...] = exact()
+    groups: int = exact()
+    x: ArraySpec = reads()
+    weight: ArraySpec = reads()
+    bias: ArraySpec | None = reads(optional=True)
+    out: ArraySpec = writes()
+
+
+@specification
+class ConvolutionInputGradSpec(OperationSpec):
+    """The transposed map of `ConvolutionSpec` for its `x`: its gradient, and a transposed convolution.
+
+    Attributes:
+        stride: See `ConvolutionSpec`, as all fields without a word here.
+        padding: Zeros before the first element of `out`.
+        dilation: Steps between the elements of a window.
+        groups: Groups of channels.
+        grad: ``(n, o, *windows)``.
+        weight: ``(o, c / groups, *window)``.
+        bias: ``(c,)``, added to each element of a channel.
+        out: ``(n, c, *spatial)``.
+    """
+
+    stride: tuple[int, ...] = exact()
+    padding: tuple[int, ...] = exact()
+    dilation: tuple[int, ...] = exact()
+    groups: int = exact()
+    grad: ArraySpec = reads()
+    weight: ArraySpec = reads()
+    bias: ArraySpec | None = reads(optional=True)
+    out: ArraySpec = writes()
+
+
+@specification
+class ConvolutionWeightGradSpec(OperationSpec):
+    """The transposed map of `ConvolutionSpec` for its `weight`.
+
+    Attributes:
+        stride: See `ConvolutionSpec`, as all fields without a word here.
+        padding: Zeros before the first element of `x`.
+        dilation: Steps between the elements of a window.
+        groups: Groups of channels.
+        x: ``(n, c, *spatial)``.
+        grad: ``(n, o, *windows)``.
+        out: ``(o, c / groups, *window)``.
+    """
+
+    stride: tuple[int, ...] = exact()
+    padding: tuple[int, ...] = exact()
+    dilation: tuple[int, ...] = exact()
+    groups: int = exact()
+    x: ArraySpec = reads()
+    grad: ArraySpec = reads()
+    out: ArraySpec = writes()
+
+
+@specification
+class MaxPoolSpec(OperationSpec):
+    """The greatest element of each window. NaN counts as greater than every number; of several, the first.
+
+    Attributes:
+        window: Elements of a window along each spatial axis. Where they are 0, the pooling is adaptive:
+            window i of n takes the elements from ``i * length // n`` to below ``ceil((i + 1) * length / n)``.
+        stride: Steps from window to window; 0 where the pooling is adaptive, as the next two.
+        padding: Elements before the first one, which are not looked at. Every window has an element.
+        dilation: Steps between the elements of a window.
+        x: ``(n, c, *spatial)``.
+        out: ``(n, c, *windows)``.
+        indices: Where the elements were, counted over the spatial axes in C order: int64.
+    """
+
+    window: tuple[int, ...] = exact()
+    stride: tuple[int, ...] = exact()
+    padding: tuple[int, ...] = exact()
+    dilation: tuple[int, ...] = exact()
+    x: ArraySpec = reads()
+    out: ArraySpec = writes()
+    indices: ArraySpec | None = writes(optional=True)
+
+
+@specification
+class MaxPoolGradSpec(OperationSpec):
+    """The transposed map of `MaxPoolSpec`: each value is added to the element that was the greatest.
+
+    An index outside fails the operation.
+
+    Attributes:
+        grad: ``(n, c, *windows)``.
+        indices: Of `MaxPoolSpec`, of the shape of `grad`: int32 or int64.
+        out: ``(n, c, *spatial)``.
+    """
+
+    grad: ArraySpec = reads()
+    indices: ArraySpec = reads()
+    out: ArraySpec = writes()
+
+
+@specification
+class AvgPoolSpec(OperationSpec):
+    """The mean of each window; elements outside of `x` are zeros.
+
+    Attributes:
+        window: See `MaxPoolSpec`, as all fields without a word here.
+        stride: Steps from window to window.
+        padding: Zeros before the first element.
+        behind: Zeros behind the last element; a window may reach beyond these, too.
+        divisor: What sums are divided by; 0 for the count of the window's elements.
+        count_include_pad: Whether that count has the zeros of `padding` and `behind` in it.
+        x: ``(n, c, *spatial)``.
+        out: ``(n, c, *windows)``.
+    """
+
+    window: tuple[int, ...] = exact()
+    stride: tuple[int, ...] = exact()
+    padding: tuple[int, ...] = exact()
+    behind: tuple[int, ...] = exact()
+    divisor: int = exact()
+    count_include_pad: bool = exact()
+    x: ArraySpec = reads()
+    out: ArraySpec = writes()
+
+
+@specification
+class AvgPoolGradSpec(OperationSpec):
+    """The transposed map of `AvgPoolSpec`, whose fields say the same.
+
+    Attributes:
+        grad: ``(n, c, *windows)``.
+        out: ``(n, c, *spatial)``.
+    """
+
+    window: tuple[int, ...] = exact()
+    stride: tuple[int, ...] = exact()
+    padding: tuple[int, ...] = exact()
+    behind: tuple[int, ...] = exact()
+    divisor: int = exact()
+    count_include_pad: bool = exact()
+    grad: ArraySpec = reads()
+    out: ArraySpec = writes()
+
+
+Alignment: TypeAlias = Literal["upper_left", "lower_right"]
+"""Where the diagonal of the scores begins, or ends."""
+
+
+@specification
+class AttentionSpec(OperationSpec):
+    """``softmax(scale * query @ key^T + mask) @ value``, of each head by itself.
+
+    A score counts where the mask, the band and the lengths allow it. A row without one is zeros. An integer
+    outside of its range, a length or a block, fails the operation before it is used.
+
+    Attributes:
+        left: How many keys before its own each query sees; -1 for all.
+        right: How many behind it; -1 for all, and 0 for a causal attention.
+        alignment: Whether query i stands at key i; or the last query at the last key.
+        scale: Factor of the products.
+        query: ``(..., heads, rows, e)``, where the heads may be missing, as those of the others.
+        key: ``(..., kv_heads, columns, e)``, of which each head serves as many of the query; with
+            `block_table` the blocks ``(count, kv_heads, block, e)``.
+        value: ``(..., kv_heads, columns, f)``, or likewise blocks.
+        mask: Broadcasts to ``(..., heads, rows, columns)``: whether a score counts, or what is added to it.
+        query_lengths: ``(...)``: how many of the rows there are. int32 or int64, as the next two.
+        key_lengths: ``(...)``: how many of the columns there are.
+        block_table: ``(n, most)``: which blocks have the keys of a sequence, in order.
+        out: ``(..., heads, rows, f)``.
+        lse: ``(..., heads, rows)``: logarithms of the sums of exponentials, at least float32.
+    """
+
+    left: int = exact()
+    right: int = exact()
+    alignment: Alignment = exact()
+    scale: float = scalar()
+    query: ArraySpec = reads()
+    key: ArraySpec = reads()
+    value: ArraySpec = reads()
+    mask: ArraySpec | None = reads(optional=True)
+    query_lengths: ArraySpec | None = reads(optional=True)
+    key_lengths: ArraySpec | None = reads(optional=True)
+    block_table: ArraySpec | None = reads(optional=True)
+    out: ArraySpec = writes()
+    lse: ArraySpec | None = writes(optional=True)
+
+
+@specification
+class AttentionGradSpec(OperationSpec):
+    """The gradients of `AttentionSpec` without blocks, whose fields say the same.
+
+    Attributes:
+        grad: Of the shape of `out`.
+        out: The result of `AttentionSpec`.
+        lse: Its logarithms of sums.
+        grad_query: Of the shape of `query`, and so on.
+    """
+
+    left: int = exact()
+    right: int = exact()
+    alignment: Alignment = exact()
+    scale: float = scalar()
+    grad: ArraySpec = reads()
+    query: ArraySpec = reads()
+    key: ArraySpec = reads()
+    value: ArraySpec = reads()
+    out: ArraySpec = reads()
+    lse: ArraySpec = reads()
+    mask: ArraySpec | None = reads(optional=True)
+    query_lengths: ArraySpec | None = reads(optional=True)
+    key_lengths: ArraySpec | None = reads(optional=True)
+    grad_query: ArraySpec = writes()
+    grad_key: ArraySpec = writes()
+    grad_value: ArraySpec = writes()

@@ -1,0 +1,414 @@
+"""Attention of queries over keys: forward, its gradients, and over keys in blocks.
+
+All are planned by hand: no line of shapes says that a head of the keys serves several of the queries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final, Literal, NamedTuple, overload
+
+from ..backends.base import DType, NotSupportedError
+from ..backends.base.ops import Alignment, ArraySpec, AttentionGradSpec, AttentionSpec, common_shape
+from ..devices import AccelRef, Operand, Operation, Planned, Planner, message_of, operation
+from ._actor import DnnActor
+from ._windows import check_dtypes
+
+__all__ = [
+    "AttentionGradResult", "AttentionResult", "PagedAttention", "ScaledDotProductAttention",
+    "ScaledDotProductAttentionGrad", "paged_attention", "scaled_dot_product_attention",
+    "scaled_dot_product_attention_grad",
+]  # fmt: skip
+
+_ALIGNMENTS: tuple[Alignment, ...] = ("upper_left", "lower_right")
+
+
+class AttentionResult(NamedTuple):
+    """The result of an attention, with what its gradients need; see `scaled_dot_product_attention`."""
+
+    output: AccelRef
+    """Means of the values."""
+    logsumexp: AccelRef
+    """For each query the logarithm of the sum of exponentials of its scores, at least float32."""
+
+
+class AttentionGradResult(NamedTuple):
+    """Gradients of an attention; see `scaled_dot_product_attention_grad`."""
+
+    query: AccelRef
+    """For the queries."""
+    key: AccelRef
+    """For the keys."""
+    value: AccelRef
+    """For the values."""
+
+
+def _check_heads(
+    name: str, query: ArraySpec, key: ArraySpec, value: ArraySpec, *, enable_gqa: object
+) -> None:
+    """Require queries, keys and values that fit, of which the leading axes are the same but for the heads."""
+    if enable_gqa not in (False, True):
+        raise ValueError(f"{name}: enable_gqa must be False or True, got {enable_gqa!r}")
+    shapes = f"query {query.shape}, key {key.shape} and value {value.shape}"
+    if min(query.ndim, key.ndim, value.ndim) < 2:
+        raise ValueError(f"{name}: arrays must have at least two axes, got {shapes}")
+    if not query.shape[-1] == key.shape[-1] or not key.shape[-1]:
+        raise ValueError(f"{name}: query and key must have the same last axis, with an element, got {shapes}")
+    if key.shape[:-1] != value.shape[:-1]:
+        raise ValueError(f"{name}: key and value must have the same axes but for the last one, got {shapes}")
+    if enable_gqa and min(query.ndim, key.ndim) > 2 and query.shape[:-3] == key.shape[:-3]:
+        heads, served = query.shape[-3], key.shape[-3]
+        if heads % served if served else heads:
+            raise ValueError(f"{name}: the heads of key must divide those of query, got {shapes}")
+    elif query.shape[:-2] != key.shape[:-2]:
+        hint = "" if enable_gqa else "; enable_gqa=True shares the heads of key out among those of query"
+        raise ValueError(f"{name}: query and key must have the same leading axes, got {shapes}{hint}")
+
+
+def _check_options(name: str, message: Any) -> tuple[int, int, Alignment]:
+    """Check which keys a query sees: how many before and behind its own, and where that stands."""
+    if message.is_causal not in (False, True):
+        raise ValueError(f"{name}: is_causal must be False or True, got {message.is_causal!r}")
+    window: Any = message.window_size
+    is_pair = type(window) in (tuple, list) and len(window) == 2
+    if not is_pair or not all(type(one) is int and one >= -1 for one in window):
+        raise ValueError(f"{name}: window_size must be two whole numbers of at least -1, got {window!r}")
+    alignment = getattr(message, "causal_alignment", "lower_right")
+    if alignment not in _ALIGNMENTS:
+        raise ValueError(f"{name}: causal_alignment must be 'upper_left' or 'lower_right', got {alignment!r}")
+    left, right = window
+    return left, 0 if message.is_causal else right, alignment
+
+
+def _check_scale(name: str, scale: Any, query: ArraySpec) -> float:
+    if scale is None:
+        return 1 / math.sqrt(query.shape[-1])
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):
+        raise ValueError(f"{name}: scale must be a finite number or None, got {scale!r}")
+    return float(scale)
+
+
+def _read_wholes(planner: Planner, argument: str, operand: Operand) -> ArraySpec:
+    """Take an array of whole numbers."""
+    array = planner.read(argument, operand)
+    if array.dtype not in (DType.int32, DType.int64):
+        raise TypeError(f"{planner.name}: {argument} must be int32 or int64, got {array.dtype}")
+    return array
+
+
+def _read_lengths(
+    planner: Planner, argument: str, lengths: Operand | None, shape: tuple[int, ...]
+) -> ArraySpec | None:
+    """Take lengths of this shape."""
+    if lengths is None:
+        return None
+    array = _read_wholes(planner, argument, lengths)
+    if array.shape != shape:
+        raise ValueError(f"{planner.name}: {argument} must have shape {shape}, got {array.shape}")
+    return array
+
+
+def _read_mask(planner: Planner, message: Any, query: ArraySpec, key: ArraySpec) -> ArraySpec | None:
+    if message.attn_mask is None:
+        return None
+    mask = planner.read("attn_mask", message.attn_mask)
+    if mask.dtype not in (DType.bool, query.dtype):
+        raise TypeError(f"{planner.name}: attn_mask must be bool or {query.dtype}, got {mask.dtype}")
+    shape = (*query.shape[:-1], key.shape[-2])
+    if common_shape(mask.shape, shape) != shape:
+        raise ValueError(f"{planner.name}: attn_mask must broadcast to {shape}, got {mask.shape}")
+    return mask
+
+
+def _read(
+    planner: Planner, message: Any, **more: Operand
+) -> tuple[list[ArraySpec], tuple[int, int, Alignment, float], list[ArraySpec | None]]:
+    """Take what attention and its gradients have in common.
+
+    Returns:
+        The arrays of `more`, and queries, keys and values; then numbers; then mask and lengths.
+    """
+    name = planner.name
+    given = {**more, "query": message.query, "key": message.key, "value": message.value}
+    arrays = {argument: planner.read(argument, array) for argument, array in given.items()}
+    check_dtypes(planner, **arrays)
+    query, key, value = list(arrays.values())[-3:]
+    _check_heads(name, query, key, value, enable_gqa=message.enable_gqa)
+    numbers = (*_check_options(name, message), _check_scale(name, message.scale, query))
+    stack = query.shape[:-3]
+    others = [
+        _read_mask(planner, message, query, key),
+        _read_lengths(planner, "query_lengths", message.query_lengths, stack),
+        _read_lengths(planner, "key_lengths", message.key_lengths, stack),
+    ]
+    return list(arrays.values()), numbers, others
+
+
+def _log_dtype(dtype: DType) -> DType:
+    return DType.float32 if dtype.is_half else dtype
+
+
+def _plan_attention(message: Any, planner: Planner) -> Planned[Any]:
+    name = planner.name
+    if message.dropout_p != 0:
+        raise NotSupportedError(
+            f"{name}: dropout_p must be 0, got {message.dropout_p!r}: there is no dropout"
+        )
+    if message.return_lse not in (False, True):
+        raise ValueError(f"{name}: return_lse must be False or True, got {message.return_lse!r}")
+    (query, key, value), numbers, others = _read(planner, message)
+    out = planner.output((*query.shape[:-1], value.shape[-1]), query.dtype, message.out)
+    if message.out is not None:
+        named = zip(("attn_mask", "query_lengths", "key_lengths"), others, strict=True)
+        given = {argument: array for argument, array in named if array is not None}
+        planner.distinct("out", out.spec, query=query, key=key, value=value, **given)
+    lse = planner.output(query.shape[:-1], _log_dtype(query.dtype)) if message.return_lse else None
+    (left, right, alignment, scale), (mask, query_lengths, key_lengths) = numbers, others
+    spec = AttentionSpec(
+        left, right, alignment, scale, query, key, value, mask, query_lengths, key_lengths, None, out.spec,
+        None if lse is None else lse.spec,
+    )  # fmt: skip
+    return Planned(spec, out if lse is None else AttentionResult(out, lse), is_checked=True)
+
+
+@overload
+async def scaled_dot_product_attention(
+    query: Operand,
+    key: Operand,
+    value: Operand,
+    attn_mask: Operand | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    causal_alignment: Alignment = "upper_left",
+    window_size: tuple[int, int] = (-1, -1),
+    query_lengths: Operand | None = None,
+    key_lengths: Operand | None = None,
+    return_lse: Literal[False] = False,
+    out: AccelRef | None = None,
+) -> AccelRef: ...
+@overload
+async def scaled_dot_product_attention(
+    query: Operand,
+    key: Operand,
+    value: Operand,
+    attn_mask: Operand | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    causal_alignment: Alignment = "upper_left",
+    window_size: tuple[int, int] = (-1, -1),
+    query_lengths: Operand | None = None,
+    key_lengths: Operand | None = None,
+    return_lse: Literal[True],
+    out: AccelRef | None = None,
+) -> AttentionResult: ...
+@operation(actor=DnnActor, plan=_plan_attention)
+async def scaled_dot_product_attention(
+    query: Operand,
+    key: Operand,
+    value: Operand,
+    attn_mask: Operand | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    causal_alignment: Alignment = "upper_left",
+    window_size: tuple[int, int] = (-1, -1),
+    query_lengths: Operand | None = None,
+    key_lengths: Operand | None = None,
+    return_lse: bool = False,
+    out: AccelRef | None = None,
+) -> AccelRef | AttentionResult:
+    """Compute ``softmax(query @ key^T * scale) @ value`` as `torch.nn.functional` does.
+
+    The scores of some rows of one head are in memory at a time. A query that sees no key has zeros, and minus
+    infinity as its logarithm. What hides keys may be combined: a key counts that all of it allow.
+
+    Args:
+        query: Array of shape (..., heads, rows, e), of float16, bfloat16, float32 or float64.
+        key: Array of shape (..., heads, columns, e), of the same dtype.
+        value: Array of shape (..., heads, columns, f), of the same dtype.
+        attn_mask: Array that broadcasts to (..., heads, rows, columns). Truth values: whether a key counts.
+            Of the dtype of `query`: what is added to the scores.
+        dropout_p: 0: there is no dropout.
+        is_causal: Whether each query sees its own key and those before it alone.
+        scale: Factor of the products; None for ``1 / sqrt(e)``.
+        enable_gqa: Whether a head of `key` and `value` may serve several of `query`, one behind the other.
+        causal_alignment: Which key is a query's own: ``"upper_left"``: that of the same number, as in
+            PyTorch; ``"lower_right"``: the last query has the last key, as where earlier keys were kept.
+        window_size: How many keys before and behind its own a query sees; -1 for all.
+        query_lengths: Array of shape (...), int32 or int64: how many of the rows are there. The results of
+            others are zeros.
+        key_lengths: Likewise, how many of the columns are there. Others are not looked at.
+        return_lse: Whether to tell the logarithms too: `scaled_dot_product_attention_grad` needs them.
+        out: Array to write to.
+
+    Returns:
+        The result, of shape (..., heads, rows, f); with `return_lse` an `AttentionResult`.
+
+    Raises:
+        TypeError: Dtypes differ, or are not among these.
+        ValueError: Shapes that do not fit, a mask of another shape, an option that there is not, or `out` has
+            another shape or dtype, or shares memory with an argument.
+        OutOfRangeError: A length is negative, or larger than the array.
+        NotSupportedError: `dropout_p` is not 0; or the CUDA backend, which has no such operation.
+    """
+    ...
+
+
+def _plan_attention_grad(message: Any, planner: Planner) -> Planned[AttentionGradResult]:
+    (grad, output, query, key, value), numbers, others = _read(
+        planner, message, grad_output=message.grad_output, output=message.output
+    )
+    lse = planner.read("logsumexp", message.logsumexp)
+    shape = (*query.shape[:-1], value.shape[-1])
+    for argument, array, wanted in (
+        ("grad_output", grad, shape), ("output", output, shape), ("logsumexp", lse, shape[:-1])
+    ):  # fmt: skip
+        if array.shape != wanted:
+            raise ValueError(f"{planner.name}: {argument} must have shape {wanted}, got {array.shape}")
+    if lse.dtype is not _log_dtype(query.dtype):
+        raise TypeError(
+            f"{planner.name}: logsumexp must have dtype {_log_dtype(query.dtype)}, got {lse.dtype}"
+        )
+    made = AttentionGradResult(*[planner.output(one.shape, one.dtype) for one in (query, key, value)])
+    (left, right, alignment, scale), (mask, query_lengths, key_lengths) = numbers, others
+    spec = AttentionGradSpec(
+        left, right, alignment, scale, grad, query, key, value, output, lse, mask, query_lengths, key_lengths,
+        made.query.spec, made.key.spec, made.value.spec,
+    )  # fmt: skip
+    return Planned(spec, made, is_checked=True)
+
+
+@operation(actor=DnnActor, plan=_plan_attention_grad)
+async def scaled_dot_product_attention_grad(
+    grad_output: Operand,
+    query: Operand,
+    key: Operand,
+    value: Operand,
+    output: Operand,
+    logsumexp: Operand,
+    attn_mask: Operand | None = None,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    causal_alignment: Alignment = "upper_left",
+    window_size: tuple[int, int] = (-1, -1),
+    query_lengths: Operand | None = None,
+    key_lengths: Operand | None = None,
+) -> AttentionGradResult:
+    """Compute the gradients of an attention for queries, keys and values.
+
+    The scores are computed anew, for some rows of one head at a time (Dao et al., FlashAttention; NeurIPS
+    2022). There is no gradient for the mask.
+
+    Args:
+        grad_output: The gradient for the result, of its shape.
+        query: As of `scaled_dot_product_attention`, as all arguments without a word here.
+        key: The keys.
+        value: The values.
+        output: The result.
+        logsumexp: Its logarithms, as `return_lse` tells them.
+        attn_mask: The mask.
+        is_causal: Whether each query sees its own key and those before it alone.
+        scale: Factor of the products.
+        enable_gqa: Whether a head of `key` and `value` may serve several of `query`.
+        causal_alignment: Which key is a query's own.
+        window_size: How many keys before and behind its own a query sees.
+        query_lengths: How many of the rows are there.
+        key_lengths: How many of the columns are there.
+
+    Returns:
+        The gradients, of the shapes of `query`, `key` and `value`.
+
+    Raises:
+        TypeError, ValueError, OutOfRangeError, NotSupportedError: As of `scaled_dot_product_attention`.
+    """
+    ...
+
+
+def _plan_paged(message: Any, planner: Planner) -> Planned[AccelRef]:
+    name = planner.name
+    given = {"query": message.query, "key_cache": message.key_cache, "value_cache": message.value_cache}
+    arrays = {argument: planner.read(argument, array) for argument, array in given.items()}
+    check_dtypes(planner, **arrays)
+    query, key, value = arrays.values()
+    shapes = f"query {query.shape}, key_cache {key.shape} and value_cache {value.shape}"
+    if {query.ndim, key.ndim, value.ndim} != {4} or key.shape[:3] != value.shape[:3]:
+        raise ValueError(
+            f"{name}: query must be (n, heads, rows, e), key_cache and value_cache (blocks, kv_heads, block, "
+            f"...), got {shapes}"
+        )
+    if query.shape[3] != key.shape[3] or 0 in key.shape[1:]:
+        raise ValueError(f"{name}: query and key_cache must have the same last axis, got {shapes}")
+    if query.shape[1] % key.shape[1]:
+        raise ValueError(f"{name}: the heads of key_cache must divide those of query, got {shapes}")
+    table = _read_wholes(planner, "block_table", message.block_table)
+    if table.ndim != 2 or table.shape[0] != query.shape[0]:
+        raise ValueError(f"{name}: block_table must have shape ({query.shape[0]}, most), got {table.shape}")
+    lengths = _read_lengths(planner, "key_lengths", message.key_lengths, query.shape[:1])
+    numbers = (*_check_options(name, message), _check_scale(name, message.scale, query))
+    out = planner.output((*query.shape[:3], value.shape[3]), query.dtype, message.out)
+    if message.out is not None:
+        planner.distinct("out", out.spec, query=query, key_cache=key, value_cache=value)
+    left, right, alignment, scale = numbers
+    spec = AttentionSpec(
+        left, right, alignment, scale, query, key, value, None, None, lengths, table, out.spec, None
+    )
+    return Planned(spec, out, is_checked=True)
+
+
+@operation(actor=DnnActor, plan=_plan_paged)
+async def paged_attention(
+    query: Operand,
+    key_cache: Operand,
+    value_cache: Operand,
+    block_table: Operand,
+    key_lengths: Operand,
+    is_causal: bool = True,
+    scale: float | None = None,
+    *,
+    window_size: tuple[int, int] = (-1, -1),
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Compute an attention over keys and values that are kept in blocks (Kwon et al., PagedAttention; 2023).
+
+    The queries are the last ones of their sequence: query i of m has key ``length - m + i`` as its own.
+
+    Args:
+        query: Array of shape (n, heads, rows, e), of float16, bfloat16, float32 or float64.
+        key_cache: Blocks of shape (blocks, kv_heads, block, e), of the same dtype. Each head serves as many
+            heads of `query`, one behind the other.
+        value_cache: Blocks of shape (blocks, kv_heads, block, f).
+        block_table: Array of shape (n, most), int32 or int64: which blocks have the keys of a sequence, in
+            order. Those behind its length are not looked at.
+        key_lengths: Array of shape (n,), int32 or int64: how many keys there are.
+        is_causal: Whether each query sees its own key and those before it alone.
+        scale: Factor of the products; None for ``1 / sqrt(e)``.
+        window_size: How many keys before and behind its own a query sees; -1 for all.
+        out: Array to write to.
+
+    Returns:
+        The result, of shape (n, heads, rows, f).
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `scaled_dot_product_attention`.
+        OutOfRangeError: A length is negative, or more than the blocks of a row hold; or there is no such
+            block. Both are looked at before they are used.
+    """
+    ...
+
+
+PagedAttention: Final = paged_attention.message
+ScaledDotProductAttention: Callable[..., Operation[DnnActor, AccelRef | AttentionResult]] = message_of(
+    scaled_dot_product_attention
+)
+ScaledDotProductAttentionGrad: Final = scaled_dot_product_attention_grad.message

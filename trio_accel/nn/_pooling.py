@@ -1,0 +1,723 @@
+"""Pooling along one to three axes, and its gradients.
+
+All but `lp_pool` are planned by hand: no line of shapes says how many windows there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, overload
+
+import attrs
+import numpy as np
+
+from ..backends.base import DType
+from ..backends.base.ops import ArraySpec, AvgPoolGradSpec, AvgPoolSpec, MaxPoolGradSpec, MaxPoolSpec
+from ..devices import AccelRef, Operand, Operation, Planned, Planner, message_of, operation
+from ..expressions import Elementwise
+from ._actor import DnnActor
+from ._windows import FLOATS, check_axes, check_dtypes, is_several, pairs, shape_of, sizes, whole
+
+__all__ = [
+    "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AdaptiveAvgPoolGrad",
+    "AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "AdaptiveMaxPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d",
+    "AvgPoolGrad", "MaxPool1d", "MaxPool2d", "MaxPool3d", "MaxPoolGrad", "MaxPoolResult",
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_avg_pool_grad",
+    "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "avg_pool1d", "avg_pool2d",
+    "avg_pool3d", "avg_pool_grad", "lp_pool1d", "lp_pool2d", "lp_pool3d", "max_pool1d", "max_pool2d",
+    "max_pool3d", "max_pool_grad",
+]  # fmt: skip
+
+_Sizes: TypeAlias = int | Sequence[int]
+_Targets: TypeAlias = int | Sequence[int | None] | None
+_Padding: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]]
+
+
+class MaxPoolResult(NamedTuple):
+    """The greatest elements of windows, and where they were; see `max_pool2d`."""
+
+    output: AccelRef
+    """The elements."""
+    indices: AccelRef
+    """Their places in the input, counted over its spatial axes in C order: int64."""
+
+
+@attrs.frozen
+class _Pool:
+    """Checked sizes of a pooling, along each spatial axis.
+
+    Attributes:
+        window: Elements of a window.
+        stride: Steps from window to window.
+        before: Elements before the first one, that are not there.
+        behind: Those behind the last one.
+        dilation: Steps between the elements of a window.
+        counts: How many windows there are.
+    """
+
+    window: tuple[int, ...]
+    stride: tuple[int, ...]
+    before: tuple[int, ...]
+    behind: tuple[int, ...]
+    dilation: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, name: str, message: Any, spatial: tuple[int, ...]) -> _Pool:
+        """Check those of a message, for arrays of these extents."""
+        dims = len(spatial)
+        window = sizes(name, "kernel_size", message.kernel_size, dims, 1)
+        stride = window if message.stride is None else sizes(name, "stride", message.stride, dims, 1)
+        before, behind = pairs(name, message.padding, dims)
+        dilation = sizes(name, "dilation", getattr(message, "dilation", 1), dims, 1)
+        if message.ceil_mode not in (False, True):
+            raise ValueError(f"{name}: ceil_mode must be False or True, got {message.ceil_mode!r}")
+        of = zip(spatial, window, stride, before, behind, dilation, strict=True)
+        counts = tuple([_count(name, message, *numbers) for numbers in of])
+        return cls(window, stride, before, behind, dilation, counts)
+
+
+def _count(
+    name: str, message: Any, extent: int, window: int, stride: int, before: int, behind: int, dilation: int
+) -> int:
+    """Count the windows along an axis."""
+    reach = dilation * (window - 1) + 1
+    if max(before, behind) > reach // 2:
+        raise ValueError(
+            f"{name}: padding must be at most half of a window, got "
+            f"{message.padding!r} for windows of {reach}"
+        )
+    free = extent + before + behind - reach
+    if free < 0 or not extent:
+        raise ValueError(
+            f"{name}: windows must fit into the padded input: they have {reach} elements along an axis "
+            f"of {extent}, with padding {message.padding!r}"
+        )
+    count = (-(-free // stride) if message.ceil_mode else free // stride) + 1
+    if message.ceil_mode and (count - 1) * stride >= extent + before:
+        # The last window begins in the input, or before it.
+        count -= 1
+    for start in range(-before, 0, stride):
+        if start + -(start // dilation) * dilation >= extent:
+            raise ValueError(f"{name}: each window must have an element, got {message.padding!r} for padding")
+    return count
+
+
+def _read(planner: Planner, message: Any, dims: int) -> ArraySpec:
+    x = planner.read("input", message.input)
+    check_dtypes(planner, input=x)
+    check_axes(planner.name, "input", x, dims)
+    return x
+
+
+def _max_pools(dims: int, *, is_adaptive: bool = False) -> Callable[[Any, Planner], Planned[Any]]:
+    """Return the plan of a pooling by maxima along so many axes."""
+
+    def plan(message: Any, planner: Planner) -> Planned[Any]:
+        x = _read(planner, message, dims)
+        if message.return_indices not in (False, True):
+            raise ValueError(
+                f"{planner.name}: return_indices must be False or True, got {message.return_indices!r}"
+            )
+        numbers: tuple[tuple[int, ...], ...] = ((0,) * dims,) * 4
+        if is_adaptive:
+            counts = _targets(planner.name, message, x.shape[-dims:])
+        else:
+            pool = _Pool.of(planner.name, message, x.shape[-dims:])
+            counts, numbers = pool.counts, (pool.window, pool.stride, pool.before, pool.dilation)
+        shape = (*x.shape[:-dims], *counts)
+        out = planner.output(shape, x.dtype)
+        indices = planner.output(shape, DType.int64) if message.return_indices else None
+        window, stride, before, dilation = numbers
+        spec = MaxPoolSpec(
+            window, stride, before, dilation, x, out.spec, None if indices is None else indices.spec
+        )
+        return Planned(spec, out if indices is None else MaxPoolResult(out, indices), is_checked=True)
+
+    return plan
+
+
+def _targets(name: str, message: Any, spatial: tuple[int, ...]) -> tuple[int, ...]:
+    """Take the sizes of the result of an adaptive pooling; None keeps one."""
+    given: Any = message.output_size
+    if not is_several(given):
+        given = (given,) * len(spatial)
+    wanted = [extent if one is None else one for one, extent in zip(given, spatial, strict=False)]
+    if len(given) != len(spatial):
+        raise ValueError(
+            f"{name}: output_size must have a number for each of {len(spatial)} axes, got {given!r}"
+        )
+    if 0 in spatial:
+        raise ValueError(f"{name}: input must have an element along each spatial axis, got {spatial}")
+    return sizes(name, "output_size", wanted, len(spatial), 1)
+
+
+def _avg_pools(dims: int, *, is_adaptive: bool = False) -> Callable[[Any, Planner], Planned[AccelRef]]:
+    """Return the plan of a pooling by means along so many axes."""
+
+    def plan(message: Any, planner: Planner) -> Planned[AccelRef]:
+        x = _read(planner, message, dims)
+        if is_adaptive:
+            counts = _targets(planner.name, message, x.shape[-dims:])
+            numbers: tuple[Any, ...] = (*((0,) * dims,) * 4, 0, False)
+        else:
+            counts, numbers = _means(planner.name, message, x.shape[-dims:])
+        out = planner.output((*x.shape[:-dims], *counts), x.dtype, message.out)
+        if message.out is not None:
+            planner.distinct("out", out.spec, input=x)
+        window, stride, before, behind, divisor, counts_pad = numbers
+        spec = AvgPoolSpec(window, stride, before, behind, divisor, counts_pad, x, out.spec)
+        return Planned(spec, out, is_checked=True)
+
+    return plan
+
+
+def _means(name: str, message: Any, spatial: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+    """Check the sizes of a pooling by means: how many windows there are, and fields of `AvgPoolSpec`."""
+    pool = _Pool.of(name, message, spatial)
+    if message.count_include_pad not in (False, True):
+        raise ValueError(
+            f"{name}: count_include_pad must be False or True, got {message.count_include_pad!r}"
+        )
+    divisor = getattr(message, "divisor_override", None)
+    divisor = 0 if divisor is None else whole(name, "divisor_override", divisor, 1)
+    return pool.counts, (
+        pool.window, pool.stride, pool.before, pool.behind, divisor, bool(message.count_include_pad)
+    )  # fmt: skip
+
+
+@overload
+async def max_pool1d(
+    input: Operand,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = None,
+    padding: _Padding = 0,
+    dilation: _Sizes = 1,
+    ceil_mode: bool = False,
+    return_indices: Literal[False] = False,
+) -> AccelRef: ...
+@overload
+async def max_pool1d(
+    input: Operand,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = None,
+    padding: _Padding = 0,
+    dilation: _Sizes = 1,
+    ceil_mode: bool = False,
+    *,
+    return_indices: Literal[True],
+) -> MaxPoolResult: ...
+@operation(actor=DnnActor, plan=_max_pools(1))
+async def max_pool1d(
+    input: Operand,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = None,
+    padding: _Padding = 0,
+    dilation: _Sizes = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> AccelRef | MaxPoolResult:
+    """Find maxima of windows of sequences, as `torch.nn.functional.max_pool1d`; see `max_pool2d`."""
+    ...
+
+
+@overload
+async def max_pool2d(
+    input: Operand,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = None,
+    padding: _Padding = 0,
+    dilation: _Sizes = 1,
+    ceil_mode: bool = False,
+    return_indices: Literal[False] = False,
+) -> AccelRef: ...
+@overload
+async def max_pool2d(
+    input: Operand,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = None,
+    padding: _Padding = 0,
+    dilation: _Sizes = 1,
+    ceil_mode: bool = False,
+    *,
+    return_indices: Literal[True],
+) -> MaxPoolResult: ...
+@operation(actor=DnnActor, plan=_max_pools(2))
+async def max_pool2d(
+    input: Operand,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = None,
+    padding: _Padding = 0,
+    dilation: _Sizes = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> AccelRef | MaxPoolResult:
+    """Find the greatest element of each window, as `torch.nn.functional.max_pool2d`.
+
+    NaN counts as greater than every number. Of several the first one is taken.
+
+    Args:
+        input: Array of shape (n, c, height, width), or (c, height, width), of float16, bfloat16, float32 or
+            float64.
+        kernel_size: Elements of a window: a number, or one for each axis.
+        stride: Steps from window to window; None for `kernel_size`.
+        padding: Places on both sides that count as less than every number: a number, or one for each axis, or
+            for each axis a pair.
+        dilation: Steps between the elements of a window.
+        ceil_mode: Whether a window counts that reaches beyond the padding, and does not begin there.
+        return_indices: Whether to tell where the elements were: `max_pool_grad` needs that.
+
+    Returns:
+        The elements, of shape (n, c, windows, windows); with `return_indices` a `MaxPoolResult`.
+
+    Raises:
+        TypeError: Another dtype, or an argument is no whole number.
+        ValueError: Another count of axes, a stride or dilation of 0, a padding of more than half of a window,
+            or a window that is larger than the padded input.
+        NotSupportedError: The CUDA backend has no such operation.
+    """
+    ...
+
+
+@overload
+async def max_pool3d(
+    input: Operand,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = None,
+    padding: _Padding = 0,
+    dilation: _Sizes = 1,
+    ceil_mode: bool = False,
+    return_indices: Literal[False] = False,
+) -> AccelRef: ...
+@overload
+async def max_pool3d(
+    input: Operand,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = None,
+    padding: _Padding = 0,
+    dilation: _Sizes = 1,
+    ceil_mode: bool = False,
+    *,
+    return_indices: Literal[True],
+) -> MaxPoolResult: ...
+@operation(actor=DnnActor, plan=_max_pools(3))
+async def max_pool3d(
+    input: Operand,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = None,
+    padding: _Padding = 0,
+    dilation: _Sizes = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> AccelRef | MaxPoolResult:
+    """Find maxima of windows of volumes, as `torch.nn.functional.max_pool3d`; see `max_pool2d`."""
+    ...
+
+
+@operation(actor=DnnActor, plan=_avg_pools(1))
+async def avg_pool1d(
+    input: Operand,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = None,
+    padding: _Padding = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    *,
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Compute means of windows of sequences, as `torch.nn.functional.avg_pool1d`; see `avg_pool2d`."""
+    ...
+
+
+@operation(actor=DnnActor, plan=_avg_pools(2))
+async def avg_pool2d(
+    input: Operand,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = None,
+    padding: _Padding = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    *,
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Compute the mean of each window, as `torch.nn.functional.avg_pool2d`.
+
+    It is made in float32 at least, and rounded once.
+
+    Args:
+        input: Array of shape (n, c, height, width), or (c, height, width), of float16, bfloat16, float32 or
+            float64.
+        kernel_size: As of `max_pool2d`, as the next three.
+        stride: Steps from window to window; None for `kernel_size`.
+        padding: Zeros on both sides.
+        ceil_mode: Whether a window counts that reaches beyond the padding.
+        count_include_pad: Whether the zeros of the padding count as elements.
+        divisor_override: What sums are divided by; None for the count of elements.
+        out: Array to write to.
+
+    Returns:
+        The means, of shape (n, c, windows, windows).
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `max_pool2d`; a divisor below 1; or `out` has another
+            shape or dtype, or shares memory with `input`.
+    """
+    ...
+
+
+@operation(actor=DnnActor, plan=_avg_pools(3))
+async def avg_pool3d(
+    input: Operand,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = None,
+    padding: _Padding = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    *,
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Compute means of windows of volumes, as `torch.nn.functional.avg_pool3d`; see `avg_pool2d`."""
+    ...
+
+
+@operation(actor=DnnActor, plan=_avg_pools(1, is_adaptive=True))
+async def adaptive_avg_pool1d(
+    input: Operand, output_size: _Targets, *, out: AccelRef | None = None
+) -> AccelRef:
+    """Compute means of sequences, as `torch.nn.functional.adaptive_avg_pool1d`; see `adaptive_avg_pool2d`."""
+    ...
+
+
+@operation(actor=DnnActor, plan=_avg_pools(2, is_adaptive=True))
+async def adaptive_avg_pool2d(
+    input: Operand, output_size: _Targets, *, out: AccelRef | None = None
+) -> AccelRef:
+    """Compute means of so many windows, as `torch.nn.functional.adaptive_avg_pool2d`.
+
+    Window i of n takes the elements from ``i * length // n`` to below ``ceil((i + 1) * length / n)``.
+
+    Args:
+        input: Array of shape (n, c, height, width), or (c, height, width).
+        output_size: How many windows there are: a number, or one for each axis; None for as many as elements.
+        out: Array to write to.
+
+    Returns:
+        The means, of shape (n, c, *output_size).
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `avg_pool2d`; or the input has no elements.
+    """
+    ...
+
+
+@operation(actor=DnnActor, plan=_avg_pools(3, is_adaptive=True))
+async def adaptive_avg_pool3d(
+    input: Operand, output_size: _Targets, *, out: AccelRef | None = None
+) -> AccelRef:
+    """Compute means of volumes, as `torch.nn.functional.adaptive_avg_pool3d`; see `adaptive_avg_pool2d`."""
+    ...
+
+
+@overload
+async def adaptive_max_pool1d(
+    input: Operand, output_size: _Targets, return_indices: Literal[False] = False
+) -> AccelRef: ...
+@overload
+async def adaptive_max_pool1d(
+    input: Operand, output_size: _Targets, return_indices: Literal[True]
+) -> MaxPoolResult: ...
+@operation(actor=DnnActor, plan=_max_pools(1, is_adaptive=True))
+async def adaptive_max_pool1d(
+    input: Operand, output_size: _Targets, return_indices: bool = False
+) -> AccelRef | MaxPoolResult:
+    """Find maxima of sequences, as `torch.nn.functional.adaptive_max_pool1d`; see `adaptive_max_pool2d`."""
+    ...
+
+
+@overload
+async def adaptive_max_pool2d(
+    input: Operand, output_size: _Targets, return_indices: Literal[False] = False
+) -> AccelRef: ...
+@overload
+async def adaptive_max_pool2d(
+    input: Operand, output_size: _Targets, return_indices: Literal[True]
+) -> MaxPoolResult: ...
+@operation(actor=DnnActor, plan=_max_pools(2, is_adaptive=True))
+async def adaptive_max_pool2d(
+    input: Operand, output_size: _Targets, return_indices: bool = False
+) -> AccelRef | MaxPoolResult:
+    """Find the greatest element of so many windows, as `torch.nn.functional.adaptive_max_pool2d`.
+
+    The windows are those of `adaptive_avg_pool2d`, and the order of elements that of `max_pool2d`.
+
+    Args:
+        input: Array of shape (n, c, height, width), or (c, height, width).
+        output_size: How many windows there are: a number, or one for each axis; None for as many as elements.
+        return_indices: Whether to tell where the elements were.
+
+    Returns:
+        The elements, of shape (n, c, *output_size); with `return_indices` a `MaxPoolResult`.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `max_pool2d`; or the input has no elements.
+    """
+    ...
+
+
+@overload
+async def adaptive_max_pool3d(
+    input: Operand, output_size: _Targets, return_indices: Literal[False] = False
+) -> AccelRef: ...
+@overload
+async def adaptive_max_pool3d(
+    input: Operand, output_size: _Targets, return_indices: Literal[True]
+) -> MaxPoolResult: ...
+@operation(actor=DnnActor, plan=_max_pools(3, is_adaptive=True))
+async def adaptive_max_pool3d(
+    input: Operand, output_size: _Targets, return_indices: bool = False
+) -> AccelRef | MaxPoolResult:
+    """Find maxima of volumes, as `torch.nn.functional.adaptive_max_pool3d`; see `adaptive_max_pool2d`."""
+    ...
+
+
+def _plan_max_grad(message: Any, planner: Planner) -> Planned[AccelRef]:
+    name, shape = planner.name, shape_of(planner.name, "input_size", message.input_size)
+    grad, indices = planner.read("grad_output", message.grad_output), planner.read("indices", message.indices)
+    check_dtypes(planner, grad_output=grad)
+    if indices.dtype not in (DType.int32, DType.int64):
+        raise TypeError(f"{name}: indices must be int32 or int64, got {indices.dtype}")
+    if indices.shape != grad.shape:
+        raise ValueError(
+            f"{name}: grad_output and indices must have one shape, got {grad.shape} and {indices.shape}"
+        )
+    _check_images(name, shape, grad)
+    out = planner.output(shape, grad.dtype)
+    return Planned(MaxPoolGradSpec(grad, indices, out.spec), out, is_checked=True)
+
+
+def _check_images(name: str, shape: tuple[int, ...], grad: ArraySpec) -> tuple[int, ...]:
+    """Require the same images of gradients and of an input; returns the spatial extents of the input.
+
+    Without an axis for a batch nothing would say how many axes are spatial.
+    """
+    if not 3 <= len(shape) <= 5 or 0 in shape[2:]:
+        raise ValueError(f"{name}: input_size must be (n, c, ...) with one to three axes behind, got {shape}")
+    if grad.ndim != len(shape) or grad.shape[:2] != shape[:2]:
+        raise ValueError(
+            f"{name}: grad_output must have shape {shape[:2]} and then as many axes as input_size, "
+            f"got {grad.shape}"
+        )
+    return shape[2:]
+
+
+@operation(actor=DnnActor, plan=_plan_max_grad)
+async def max_pool_grad(grad_output: Operand, indices: Operand, input_size: Sequence[int]) -> AccelRef:
+    """Compute the gradient of `max_pool2d` and its like for the input; also of adaptive pooling.
+
+    Args:
+        grad_output: The gradient for the result, of its shape (n, c, ...); there is an axis for the batch.
+        indices: Where the greatest elements were, as `return_indices` tells it: int32 or int64.
+        input_size: Shape of the input.
+
+    Returns:
+        The gradient, of shape `input_size`.
+
+    Raises:
+        TypeError: Other dtypes.
+        ValueError: Shapes that do not fit.
+        OutOfRangeError: An index is outside of the input.
+        NotSupportedError: The CUDA backend has no such operation.
+    """
+    ...
+
+
+def _plan_avg_grad(message: Any, planner: Planner) -> Planned[AccelRef]:
+    name, shape = planner.name, shape_of(planner.name, "input_size", message.input_size)
+    grad = planner.read("grad_output", message.grad_output)
+    check_dtypes(planner, grad_output=grad)
+    spatial = _check_images(name, shape, grad)
+    if hasattr(message, "kernel_size"):
+        counts, numbers = _means(name, message, spatial)
+        if grad.shape[2:] != counts:
+            raise ValueError(f"{name}: grad_output must have shape {(*shape[:2], *counts)}, got {grad.shape}")
+    else:
+        numbers = (*((0,) * len(spatial),) * 4, 0, False)
+        if 0 in grad.shape[2:]:
+            raise ValueError(f"{name}: grad_output must have an element along each axis, got {grad.shape}")
+    out = planner.output(shape, grad.dtype)
+    window, stride, before, behind, divisor, counts_pad = numbers
+    spec = AvgPoolGradSpec(window, stride, before, behind, divisor, counts_pad, grad, out.spec)
+    return Planned(spec, out, is_checked=True)
+
+
+@operation(actor=DnnActor, plan=_plan_avg_grad)
+async def avg_pool_grad(
+    grad_output: Operand,
+    input_size: Sequence[int],
+    kernel_size: _Sizes,
+    stride: _Sizes | None = None,
+    padding: _Padding = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> AccelRef:
+    """Compute the gradient of `avg_pool2d` and its like for the input.
+
+    Args:
+        grad_output: The gradient for the result, of its shape (n, c, ...); there is an axis for the batch.
+        input_size: Shape of the input.
+        kernel_size: As of the pooling, as all that follow.
+        stride: Steps from window to window.
+        padding: Zeros on both sides.
+        ceil_mode: Whether a window counts that reaches beyond the padding.
+        count_include_pad: Whether the zeros of the padding count as elements.
+        divisor_override: What sums are divided by.
+
+    Returns:
+        The gradient, of shape `input_size`.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `avg_pool2d`; or `grad_output` has another shape than
+            the result.
+    """
+    ...
+
+
+@operation(actor=DnnActor, plan=_plan_avg_grad)
+async def adaptive_avg_pool_grad(grad_output: Operand, input_size: Sequence[int]) -> AccelRef:
+    """Compute the gradient of `adaptive_avg_pool2d` and its like for the input.
+
+    Args:
+        grad_output: The gradient for the result, of its shape (n, c, ...); there is an axis for the batch.
+        input_size: Shape of the input.
+
+    Returns:
+        The gradient, of shape `input_size`.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `avg_pool_grad`.
+    """
+    ...
+
+
+# float16 and bfloat16 would not hold the sums of powers.
+_powers, _roots = (
+    {
+        dtype: Elementwise[AccelRef](
+            text,
+            inputs=("x", "p"),
+            dtypes=made or dtype,
+            operation="nn.lp_pool",
+            library="trio_accel.arrays:ArraysActor",
+        )
+        for dtype in FLOATS
+        for made in [wide if dtype.is_half else None]
+    }
+    for text, wide in (("abs(x) ** p", DType.float32), ("x ** (1 / p)", None))
+)
+
+
+async def _lp_pool(dims: int, input: Operand, norm_type: float, *sizes: Any) -> AccelRef:
+    """Pool powers, and take the roots."""
+    name = f"nn.lp_pool{dims}d"
+    if isinstance(norm_type, bool) or not isinstance(norm_type, (int, float)) or not 0 < norm_type < math.inf:
+        raise ValueError(f"{name}: norm_type must be a number above 0, got {norm_type!r}")
+    if not isinstance(input, (AccelRef, np.ndarray)):
+        raise TypeError(f"{name}: input must be an AccelRef or a NumPy array, got {type(input).__name__}")
+    dtype = DType.of(input.dtype)
+    if dtype not in FLOATS:
+        raise TypeError(
+            f"{name}: input has dtype {dtype}; allowed: {', '.join(map(str, FLOATS))} (use cast())"
+        )
+    kernel_size, stride, ceil_mode, padding = sizes
+    pool = (avg_pool1d, avg_pool2d, avg_pool3d)[dims - 1]
+    # The window is divided by 1, so that the mean is the sum.
+    sums = await pool(
+        await _powers[dtype](input, float(norm_type)), kernel_size, stride, padding, ceil_mode, True, 1
+    )
+    return await _roots[dtype](sums, float(norm_type))
+
+
+async def lp_pool1d(
+    input: Operand,
+    norm_type: float,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = None,
+    ceil_mode: bool = False,
+    *,
+    padding: _Padding = 0,
+) -> AccelRef:
+    """Compute the p-norm of each window of sequences, as `torch.nn.functional.lp_pool1d`; see `lp_pool2d`."""
+    return await _lp_pool(1, input, norm_type, kernel_size, stride, ceil_mode, padding)
+
+
+async def lp_pool2d(
+    input: Operand,
+    norm_type: float,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = None,
+    ceil_mode: bool = False,
+    *,
+    padding: _Padding = 0,
+) -> AccelRef:
+    """Compute the p-norm of each window, as `torch.nn.functional.lp_pool2d` (ONNX ``LpPool``).
+
+    That is ``sum(abs(x) ** p) ** (1 / p)``. PyTorch leaves out the absolute values, so that odd powers of
+    negative numbers differ. It is three operations: powers, `avg_pool2d`, and roots.
+
+    Args:
+        input: Array of shape (n, c, height, width), or (c, height, width), of float16, bfloat16, float32 or
+            float64.
+        norm_type: The p.
+        kernel_size: As of `max_pool2d`, as the next two.
+        stride: Steps from window to window; None for `kernel_size`.
+        ceil_mode: Whether a window counts that reaches beyond the padding.
+        padding: Zeros on both sides.
+
+    Returns:
+        The norms, of shape (n, c, windows, windows).
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `max_pool2d`; or p is not above 0.
+    """
+    return await _lp_pool(2, input, norm_type, kernel_size, stride, ceil_mode, padding)
+
+
+async def lp_pool3d(
+    input: Operand,
+    norm_type: float,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = None,
+    ceil_mode: bool = False,
+    *,
+    padding: _Padding = 0,
+) -> AccelRef:
+    """Compute the p-norm of each window of volumes, as `torch.nn.functional.lp_pool3d`; see `lp_pool2d`."""
+    return await _lp_pool(3, input, norm_type, kernel_size, stride, ceil_mode, padding)
+
+
+AdaptiveAvgPool1d: Final = adaptive_avg_pool1d.message
+AdaptiveAvgPool2d: Final = adaptive_avg_pool2d.message
+AdaptiveAvgPool3d: Final = adaptive_avg_pool3d.message
+AdaptiveAvgPoolGrad: Final = adaptive_avg_pool_grad.message
+AdaptiveMaxPool1d: Callable[..., Operation[DnnActor, AccelRef | MaxPoolResult]] = message_of(
+    adaptive_max_pool1d
+)
+AdaptiveMaxPool2d: Callable[..., Operation[DnnActor, AccelRef | MaxPoolResult]] = message_of(
+    adaptive_max_pool2d
+)
+AdaptiveMaxPool3d: Callable[..., Operation[DnnActor, AccelRef | MaxPoolResult]] = message_of(
+    adaptive_max_pool3d
+)
+AvgPool1d: Final = avg_pool1d.message
+AvgPool2d: Final = avg_pool2d.message
+AvgPool3d: Final = avg_pool3d.message
+AvgPoolGrad: Final = avg_pool_grad.message
+MaxPool1d: Callable[..., Operation[DnnActor, AccelRef | MaxPoolResult]] = message_of(max_pool1d)
+MaxPool2d: Callable[..., Operation[DnnActor, AccelRef | MaxPoolResult]] = message_of(max_pool2d)
+MaxPool3d: Callable[..., Operation[DnnActor, AccelRef | MaxPoolResult]] = message_of(max_pool3d)
+MaxPoolGrad: Final = max_pool_grad.message

@@ -1,0 +1,119 @@
+"""Checks that convolutions, pooling and attention share: dtypes, and sizes along axes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from ..backends.base import DType
+from ..backends.base.ops import ArraySpec
+from ..devices import Planner
+
+__all__ = ["FLOATS", "check_axes", "check_dtypes", "is_several", "pairs", "shape_of", "sizes", "whole"]
+
+FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
+"""Those of the arrays; the first two are computed in float32 and rounded once."""
+
+
+def check_dtypes(planner: Planner, **arrays: ArraySpec | None) -> None:
+    """Require one floating dtype of all arrays.
+
+    Raises:
+        TypeError: They differ, or are of another dtype.
+    """
+    given = {name: array for name, array in arrays.items() if array is not None}
+    if len({array.dtype for array in given.values()}) > 1:
+        planner.refuse_dtypes(**given)
+    for name, array in given.items():
+        if array.dtype not in FLOATS:
+            raise TypeError(
+                f"{planner.name}: {name} has dtype {array.dtype}; allowed: {', '.join(map(str, FLOATS))} "
+                "(use cast())"
+            )
+
+
+def check_axes(name: str, argument: str, array: ArraySpec, dims: int) -> None:
+    """Require spatial axes, one for channels, and perhaps one for a batch before it.
+
+    Raises:
+        ValueError: There are more or fewer.
+    """
+    if array.ndim not in (dims + 1, dims + 2):
+        raise ValueError(
+            f"{name}: {argument} must have {dims + 2} axes, or {dims + 1} without a batch, "
+            f"got shape {array.shape}"
+        )
+
+
+def whole(name: str, argument: str, value: object, least: int) -> int:
+    """Take a whole number that is not too small.
+
+    Raises:
+        TypeError: It is no whole number.
+        ValueError: It is too small.
+    """
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(f"{name}: {argument} must be a whole number, got {value!r}")
+    number = operator.index(value)
+    if number < least:
+        raise ValueError(f"{name}: {argument} must be at least {least}, got {value!r}")
+    return number
+
+
+def is_several(value: object) -> bool:
+    """Tell whether an argument is several numbers, and not one."""
+    return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
+
+
+def sizes(name: str, argument: str, value: object, dims: int, least: int) -> tuple[int, ...]:
+    """Take a whole number for each spatial axis, or one for all.
+
+    Raises:
+        TypeError: Not whole numbers.
+        ValueError: Another count of numbers, or one is too small.
+    """
+    given: Any = value
+    if not is_several(value):
+        return (whole(name, argument, value, least),) * dims
+    numbers = tuple([whole(name, argument, one, least) for one in given])
+    if len(numbers) == 1:
+        return numbers * dims
+    if len(numbers) != dims:
+        raise ValueError(f"{name}: {argument} must have a number for each of {dims} axes, got {value!r}")
+    return numbers
+
+
+def pairs(name: str, value: object, dims: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Take paddings: a number for all sides, one for each axis, or for each axis a pair.
+
+    Returns:
+        Those before the axes, and those behind.
+
+    Raises:
+        TypeError: Not whole numbers.
+        ValueError: Another count of numbers, or a negative one.
+    """
+    given: Any = value
+    if is_several(value) and any(map(is_several, given)):
+        both = [sizes(name, "padding", one, 2, 0) for one in given]
+        if len(both) != dims:
+            raise ValueError(f"{name}: padding must have a pair for each of {dims} axes, got {value!r}")
+        return tuple([first for first, _ in both]), tuple([second for _, second in both])
+    numbers = sizes(name, "padding", value, dims, 0)
+    return numbers, numbers
+
+
+def shape_of(name: str, argument: str, value: object) -> tuple[int, ...]:
+    """Take a shape.
+
+    Raises:
+        TypeError: No sequence of whole numbers.
+        ValueError: A negative number.
+    """
+    given: Any = value
+    if not is_several(value):
+        raise TypeError(f"{name}: {argument} must be a shape, got {value!r}")
+    return tuple([whole(name, argument, one, 0) for one in given])
