@@ -1,7 +1,13 @@
-"""Fourier transforms on a device: messages, functions, and the actor that serves them."""
+"""Fourier transforms on a device, and what is made of them: messages, functions, and the actor."""
 
-from . import _functions
+from . import _convolutions, _functions, _helpers, _real
+from ._convolutions import *
 from ._functions import *
+from ._helpers import *
+from ._real import *
 
 __all__: list[str] = []
+__all__ += _convolutions.__all__
 __all__ += _functions.__all__
+__all__ += _helpers.__all__
+__all__ += _real.__all__
