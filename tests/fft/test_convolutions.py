@@ -10,7 +10,7 @@ import pytest
 import scipy.fft
 import scipy.signal
 import trio
-from chosen import BACKEND, INLINE
+from chosen import BACKEND, INLINE, IS_STAND_IN
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from reference_transforms import COMPLEX, TOLERANCE, Array, normal
@@ -19,6 +19,7 @@ import trio_accel as ta
 from trio_accel import fft
 
 WIDE = {"float32": "float64", "complex64": "complex128"}
+no_stand_in = pytest.mark.skipif(IS_STAND_IN, reason="it compiles each kernel for a second")
 
 
 async def check(result: ta.AccelRef, expected: Array, dtype: str) -> None:
@@ -31,6 +32,7 @@ def wide(array: Array) -> Array:
     return array.astype(WIDE.get(str(array.dtype), array.dtype))
 
 
+@no_stand_in
 @given(
     name=st.sampled_from(["fftconvolve", "convolve", "correlate"]),
     shapes=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=3),
@@ -91,6 +93,7 @@ async def test_hilbert(device: ta.Device, n: int, dtype: str) -> None:
         await check(await fft.hilbert(await device.put(a), length, 1), expected, COMPLEX[dtype])
 
 
+@no_stand_in
 @given(
     n=st.integers(1, 12),
     m=st.none() | st.integers(1, 20),

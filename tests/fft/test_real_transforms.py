@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.fft
 import trio
-from chosen import BACKEND, INLINE
+from chosen import BACKEND, INLINE, IS_STAND_IN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_transforms import Array, check, normal
@@ -20,6 +20,7 @@ from trio_accel import fft
 
 NAMES = ["dct", "idct", "dst", "idst"]
 NORMS = [None, "backward", "ortho", "forward"]
+no_stand_in = pytest.mark.skipif(IS_STAND_IN, reason="it compiles each kernel for a second")
 
 
 def reference(name: str, a: Array, *arguments: Any, **options: Any) -> Array:
@@ -46,6 +47,7 @@ async def test_lengths(device: ta.Device, name: str, kind: Any, n: int) -> None:
         check(await result.to_host(), reference(name, a, kind, norm=norm), "float64")
 
 
+@no_stand_in
 @given(
     name=st.sampled_from(NAMES),
     kind=st.sampled_from([1, 2, 3, 4]),
@@ -81,6 +83,7 @@ def test_random_arguments(
     trio.run(main)
 
 
+@no_stand_in
 @given(
     name=st.sampled_from([f"{name}n" for name in NAMES]),
     kind=st.sampled_from([1, 2, 3, 4]),

@@ -113,15 +113,20 @@ class _Transform:
         n = x.shape[axis]
         count, is_complex, transformed = self._steps(n)
         given = {"n": n, "edge": self._edge, "scale": self._scale(n)}
-        shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
         before, behind = self._texts(n)
         wide = "complex64" if x.dtype is DType.float32 else "complex128"
-        first = _expression(self.name, before, x.ndim, axis, wide if is_complex else x.dtype.value)
-        last = _expression(self.name, behind, x.ndim, axis, x.dtype.value)
+        first = _expression(self.name, before, wide if is_complex else x.dtype.value)
+        last = _expression(self.name, behind, x.dtype.value)
         with intermediates() as made:
-            ready = made(await first(shape=shape, **_read(first, given, x=x)))
-            spectrum = made(await transformed(ready, axis))
-            return await last(shape=x.shape, out=out, **_read(last, given, v=spectrum))
+            source = await _in_three(x, axis, made)
+            rows, _, columns = source.shape
+            ready = made(await first(shape=(rows, count, columns), **_read(first, given, x=source)))
+            spectrum = made(await transformed(ready, 1))
+            result = out.reshape(source.shape) if out is not None and out.spec.is_contiguous else None
+            result = await last(shape=source.shape, out=result, **_read(last, given, v=spectrum))
+            if out is None or out.spec.is_contiguous:
+                return result.reshape(x.shape) if out is None else out
+            return await _COPY(made(result).reshape(x.shape), out=out)
 
     def _texts(self, n: int) -> tuple[str, str]:
         if self.type == 4 and n % 2:
@@ -162,22 +167,22 @@ def _read(expression: Elementwise[AccelRef], numbers: dict[str, Any], **arrays: 
     return {name: value for name, value in {**numbers, **arrays}.items() if name in expression.inputs}
 
 
-@functools.lru_cache(512)
-def _expression(name: str, text: str, ndim: int, axis: int, dtype: str) -> Elementwise[AccelRef]:
-    """Make an expression along one axis: indices along the others are those of the result."""
-    places = [f"i({place})" for place in range(ndim)]
-    before, behind = places[:axis], places[axis + 1 :]
+async def _in_three(x: AccelRef, axis: int, made: Callable[[AccelRef], AccelRef]) -> AccelRef:
+    """View an array, or a copy, with three axes: then one kernel serves all shapes and axes."""
+    flat = x if x.spec.is_contiguous else made(await x.copy())
+    return flat.reshape((math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :])))
 
-    def widen(load: re.Match[str]) -> str:
-        return f"{load[1]}[{', '.join([*before, load[2], *behind])}]"
 
-    text = re.sub(r"\b([xv])\[([^]]*)\]", widen, f"j = i({axis}); {text}")
+@functools.cache
+def _expression(name: str, text: str, dtype: str) -> Elementwise[AccelRef]:
+    """Make an expression along the second of three axes."""
+    text = re.sub(r"\b([xv])\[([^]]*)\]", r"\1[i(0), \2, i(2)]", f"j = i(1); {text}")
     return Elementwise(text, dtypes=dtype, operation=f"fft.{name}", library=ARRAYS)
 
 
-_REAL, _IMAGINARY, _COMPLEX = (
+_REAL, _IMAGINARY, _COMPLEX, _COPY = (
     Elementwise[AccelRef](text, operation="fft.dct", library=ARRAYS)
-    for text in ("real(x)", "imag(x)", "x + 1j * y")
+    for text in ("real(x)", "imag(x)", "x + 1j * y", "x")
 )
 _FITTED = "y = x[minimum(j, n - 1)] if j < n else 0"
 
@@ -230,7 +235,10 @@ async def _fit(
     shape = (*x.shape[:axis], length, *x.shape[axis + 1 :])
     if not x.size:
         return made(await x.device.zeros(shape, x.dtype))
-    return made(await _expression(name, _FITTED, x.ndim, axis, x.dtype.value)(x=x, n=extent, shape=shape))
+    source = await _in_three(x, axis, made)
+    rows, _, columns = source.shape
+    fitted = _expression(name, _FITTED, x.dtype.value)
+    return made(await fitted(x=source, n=extent, shape=(rows, length, columns))).reshape(shape)
 
 
 async def _one(
