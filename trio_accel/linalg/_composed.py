@@ -38,6 +38,9 @@ _DEGREES = {
 }
 
 
+_ORDERS: tuple[MatrixOrder, ...] = ("fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf)
+
+
 class PolarResult(NamedTuple):
     """A polar decomposition; see `polar`."""
 
@@ -211,6 +214,8 @@ async def cond(x: Operand, p: MatrixOrder | None = None) -> AccelRef:
         ValueError: No elements, or another `p`.
         LinAlgError: As `svd`; for others than 2 and -2 a matrix is singular. NumPy has infinity then.
     """
+    if p is not None and p not in _ORDERS:
+        raise ValueError(f"cond: p must be None, {', '.join(map(repr, _ORDERS))}, got {p!r}")
     check_operands("cond", x=x)
     check_matrices("cond", x, square=p not in (None, 2, -2))
     if 0 in x.shape[-2:]:
@@ -253,7 +258,7 @@ async def multi_dot(arrays: Sequence[Operand]) -> AccelRef:
         left[1] != right[0] for left, right in itertools.pairwise(rows)
     ):
         raise ValueError(
-            f"multi_dot: arrays must be matrices that fit, with vectors at the ends, got {shapes}"
+            f"multi_dot: arrays must be matrices that fit, with vectors at the ends, got shapes {shapes}"
         )
     order = _order((*[shape[0] for shape in rows], rows[-1][1]))
     with intermediates() as made:

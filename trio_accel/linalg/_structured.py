@@ -6,6 +6,7 @@ from typing import Final
 
 from ..backends.base.checks import NATIVE
 from ..devices import AccelRef, DeclaredSpec, Operand, operation
+from ..expressions import intermediates
 from ._actor import SolverActor
 from ._systems import SINGULAR, solve_triangular
 
@@ -89,7 +90,8 @@ async def solveh_banded(ab: Operand, b: Operand, lower: bool = False) -> AccelRe
 
     Raises:
         ValueError: `ab` has no row.
-        LinAlgError: A matrix is not positive definite, or holds a NaN; `LinAlgError.index` says which one.
+        LinAlgError: A matrix is not positive definite, or holds a NaN or an infinity; `LinAlgError.index`
+            says which one.
         NotSupportedError: The CUDA backend has no such operation.
     """
     ...
@@ -172,11 +174,11 @@ async def cho_solve(c_and_lower: tuple[Operand, bool], b: Operand) -> AccelRef:
         LinAlgError: A factor has a zero on its diagonal; `LinAlgError.index` says which one.
     """
     c, lower = c_and_lower
-    first = await solve_triangular(c, b, "N" if lower else "C", lower)
-    try:
-        return await solve_triangular(c, first, "C" if lower else "N", lower)
-    finally:
-        first.release()
+    columns = b[:, None] if len(b.shape) == 1 else b
+    with intermediates() as made:
+        first = made(await solve_triangular(c, columns, "N" if lower else "C", lower))
+        x = await solve_triangular(c, first, "C" if lower else "N", lower)
+    return x if columns is b else x[..., 0]
 
 
 SolveBanded: Final = _solve_banded.message

@@ -72,10 +72,14 @@ def cholesky(spec: Any, lapack: Lapack, a: HostArray, out: HostArray) -> None:
         return
     lapack("potrf", b"L" if spec.upper else b"U", n, each(out), n, each(spec.info, 0))
     _clear(out, is_lower=spec.upper)
-    # A NaN or an infinity comes to the diagonal of its row.
-    is_bad = ~np.isfinite(np.diagonal(out, axis1=-2, axis2=-1)).reshape(-1, n)
-    lost = np.flatnonzero(is_bad.any(1) & (spec.info == 0))
-    spec.info[lost] = is_bad[lost].argmax(1) + 1
+    _note_lost(np.diagonal(out, axis1=-2, axis2=-1), spec.info)
+
+
+def _note_lost(diagonals: HostArray, info: StatusArray) -> None:
+    """Note where Cholesky factors have lost their numbers: a NaN or an infinity comes to the diagonal."""
+    is_bad = ~np.isfinite(diagonals).reshape(len(info), -1)
+    lost = np.flatnonzero(is_bad.any(1) & (info == 0))
+    info[lost] = is_bad[lost].argmax(1) + 1
 
 
 @_solver("lu", "a", "lu", "piv")
@@ -298,6 +302,7 @@ def solveh_banded(spec: Any, lapack: Lapack, ab: HostArray, b: HostArray, out: H
     packed, x, triangle = _packed(ab), _packed(b), b"L" if spec.lower else b"U"
     rows = ab.shape[-2]
     lapack("pbsv", triangle, n, rows - 1, columns, each(packed), rows, each(x), n, each(spec.info, 0))
+    _note_lost(packed[..., 0 if spec.lower else -1], spec.info)
     np.copyto(out, x.swapaxes(-1, -2))
 
 
