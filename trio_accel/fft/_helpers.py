@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-import scipy.fft
-
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, Device, check_device
 from ..devices.base._refusals import what_to_do
@@ -89,7 +87,10 @@ def next_fast_len(target: int, real: bool = False) -> int:
     >>> next_fast_len(1021, real=True)
     1024
     """
-    return scipy.fft.next_fast_len(target, real)
+    # It takes longer to import than the package.
+    from scipy.fft import next_fast_len as found
+
+    return found(target, real)
 
 
 async def _frequencies(name: str, device: Device, n: int, count: int, d: float, dtype: DTypeLike) -> AccelRef:
