@@ -34,7 +34,7 @@ def wide(array: Array) -> Array:
 
 @no_stand_in
 @given(
-    name=st.sampled_from(["fftconvolve", "convolve", "correlate"]),
+    name=st.sampled_from(["fftconvolve", "oaconvolve", "convolve", "correlate"]),
     shapes=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=3),
     mode=st.sampled_from(["full", "same", "valid"]),
     dtype=st.sampled_from(list(TOLERANCE)),
@@ -71,6 +71,29 @@ async def test_some_axes(
     one, two = normal(first, dtype), normal(second, dtype, 1)
     expected = scipy.signal.fftconvolve(wide(one), wide(two), mode, axes)
     await check(await fft.fftconvolve(one, await device.put(two), mode, axes), expected, dtype)
+
+
+@pytest.mark.parametrize("mode", ["full", "same", "valid"])
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+@pytest.mark.parametrize(
+    ("first", "second", "axes"),
+    [
+        ((100,), (3,), None), ((3,), (100,), None), ((31,), (3,), None), ((40,), (2,), None),
+        ((4, 90), (4, 5), 1), ((60, 5), (3, 4), None), ((60, 5), (3, 4), (1, 0)), ((15,), (2,), 0),
+        ((2, 70, 3), (1, 4, 2), (1, 2)), ((1, 80), (3, 4), 1),
+    ],
+)  # fmt: skip
+async def test_in_blocks(
+    device: ta.Device, first: tuple[int, ...], second: tuple[int, ...], axes: Any, mode: Any, dtype: str
+) -> None:
+    one, two = normal(first, dtype), normal(second, dtype, 1)
+    expected = scipy.signal.fftconvolve(wide(one), wide(two), mode, axes)
+    await check(await fft.oaconvolve(await device.put(one), two, mode, axes), expected, dtype)
+    # A view with gaps, and an array to write to.
+    gaps = await device.put(np.repeat(one, 2, -1))
+    out = await device.zeros(expected.shape, dtype)
+    assert await fft.oaconvolve(gaps[..., ::2], await device.put(two), mode, axes, out=out) is out
+    await check(out, expected, dtype)
 
 
 async def test_out_and_memory(device: ta.Device) -> None:

@@ -21,7 +21,7 @@ import scipy
 
 HERE = Path(__file__).parent
 MODULES = ("test_basic", "test_multithreading", "test_real_transforms")
-DEADLINE = 240
+DEADLINE = 400
 # The first test waits for all of them.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE + 30)]
 

@@ -217,7 +217,7 @@ async def _along(
     with intermediates() as made:
         result = a if isinstance(a, AccelRef) else made(await device_of(name, out).put(a))
         for place, (axis, length) in enumerate(zip(axes, lengths, strict=True), 1):
-            fitted = await _fit(name, result, axis, length, made)
+            fitted = await fit(name, result, axis, length, made)
             is_last = place == len(axes)
             result = await transform(fitted, axis, out if is_last else None)
             if not is_last:
@@ -225,7 +225,7 @@ async def _along(
     return result
 
 
-async def _fit(
+async def fit(
     name: str, x: AccelRef, axis: int, length: int, made: Callable[[AccelRef], AccelRef]
 ) -> AccelRef:
     """Cut an axis, or pad it with zeros."""
