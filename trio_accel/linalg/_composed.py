@@ -91,11 +91,13 @@ async def expm(x: Operand, /) -> AccelRef:
         scaled = made(await _SCALED(x, np.exp2(-counts).astype(real.dtype)))
         upper, lower = await _approximants(scaled, degree, made)
         result = await solve(lower, upper)
-        for step in range(int(halvings.max())):
-            made(result)
-            square = await matmul(result, result)
+    for step in range(int(halvings.max())):
+        with intermediates() as old:
+            before = old(result)
+            result = await matmul(before, before)
             is_done = step >= counts
-            result = await _CHOSEN(is_done, result, square, out=square) if is_done.any() else square
+            if is_done.any():
+                await _CHOSEN(is_done, before, result, out=result)
     return result
 
 
@@ -147,9 +149,11 @@ async def polar(a: Operand, side: _Side = "right") -> PolarResult:
         raise ValueError(f"polar: side must be 'right' or 'left', got {side!r}")
     with intermediates() as made:
         w, s, vh = map(made, await svd(a, full_matrices=False))
-        vectors = vh if side == "right" else made(await _ADJOINT(matrix_transpose(w)))
-        scaled = made(await _SCALED(vectors, s[..., None]))
-        p = await matmul(matrix_transpose(made(await _CONJUGATE(vectors))), scaled)
+        # Rows are vectors, and columns their conjugates: of the left ones it is the other way about.
+        vectors = vh if side == "right" else matrix_transpose(w)
+        others = made(await _CONJUGATE(vectors)) if vectors.dtype.kind == "complex" else vectors
+        rows, columns = (vectors, others) if side == "right" else (others, vectors)
+        p = await matmul(matrix_transpose(columns), made(await _SCALED(rows, s[..., None])))
         return PolarResult(await matmul(w, vh), p)
 
 
@@ -311,5 +315,5 @@ def _polynomial(count: int, dtype: DType) -> Elementwise[AccelRef]:
 
 _ADDED, _SUBTRACTED = _elementwise("x + y", "expm"), _elementwise("x - y", "expm")
 _SCALED, _CHOSEN = _elementwise("x * s", "expm"), _elementwise("x if done else y", "expm")
-_CONJUGATE, _ADJOINT = _elementwise("conj(x)", "null_space"), _elementwise("conj(x)", "polar")
+_CONJUGATE = _elementwise("conj(x)", "null_space")
 _DIVIDED, _MULTIPLIED = _elementwise("x / y", "cond"), _elementwise("x * y", "cond")
