@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 import scipy.linalg
 import trio
-from chosen import BACKEND, INLINE
+from chosen import BACKEND, INLINE, IS_STAND_IN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -323,7 +323,8 @@ async def test_cuda_refuses_them(device: ta.Device) -> None:
             await solving()
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.skipif(IS_STAND_IN, reason="the stand-in has no cuSOLVER")
+@dtypes
 async def test_cho_solve(device: ta.Device, dtype: str) -> None:
     for lower in (True, False):
         a = normal((3, 5, 5), dtype)
