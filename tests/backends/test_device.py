@@ -50,10 +50,12 @@ def test_every_specification_belongs_to_one_library(rig):
     own = [one for one in DECLARED.values() if one.__module__.startswith("trio_accel.")]
     specs |= {function.spec for function in own if function.spec is not None}
     if rig.device.info.backend == "cuda":
-        # Eigenvalues of general matrices are on the CPU only.
+        # Eigenvalues and forms of general matrices are on the CPU only, and systems with a structure.
         specs -= {linalg.eig.spec, linalg.eigvals.spec}
         # cuDNN's kernels are not there yet (D156).
         specs -= {getattr(ops, name) for name in ops.dnn.__all__ if name.endswith("Spec")}
+        names = "hessenberg ldl schur solve_banded solve_toeplitz solve_tridiagonal solveh_banded sqrtm"
+        specs -= {DECLARED[f"linalg.{name}"].spec for name in names.split()}
     else:
         # What a kernel may use of a GPU.
         specs -= {ops.KernelInfoSpec}

@@ -175,12 +175,12 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "whole numbers": (
         lambda x, z: fft.fft(np.ones(8, np.int64), out=z),
         TypeError,
-        r"Fft: a must be float32, float64, complex64 or complex128, got int64; use cast\(\)",
+        r"Fft: a must be float32, .*, got int64; convert it first: a\.astype\('float64'\)",
     ),
     "half precision": (
         lambda x, z: fft.rfft(np.ones(8, np.float16), out=z),
         TypeError,
-        r"Rfft: a must be float32 or float64, got float16; use cast\(\)",
+        r"Rfft: a must be float32 or float64, got float16; convert it first: a\.astype\('float32'\)",
     ),
     "out of another shape": (
         lambda x, z: fft.rfft(x, out=z),

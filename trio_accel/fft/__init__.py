@@ -1,13 +1,19 @@
-"""Fourier transforms on a device: messages, functions, and the actor that serves them."""
+"""Fourier transforms on a device, and what is made of them: messages, functions, and the actor."""
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
-from . import _functions
+from . import _convolutions, _functions, _helpers, _real
+from ._convolutions import *
 from ._functions import *
+from ._helpers import *
+from ._real import *
 
 __all__: list[str] = []
+__all__ += _convolutions.__all__
 __all__ += _functions.__all__
+__all__ += _helpers.__all__
+__all__ += _real.__all__
 
 if not _TYPE_CHECKING:
     __getattr__ = _tells_of_missing(__name__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from numbers import Number
 from typing import Any, TypeAlias, cast
@@ -13,12 +13,36 @@ import numpy.typing as npt
 
 from ..backends.base.ops import FftNorm
 from ..devices import AccelRef, Device, Operation
-from ..fft import Fft, FftActor, Fftn, Hfft, Hfftn, Ifft, Ifftn, Ihfft, Ihfftn, Irfft, Irfftn, Rfft, Rfftn
+from ..fft import (
+    Fft,
+    FftActor,
+    Fftn,
+    Hfft,
+    Hfftn,
+    Ifft,
+    Ifftn,
+    Ihfft,
+    Ihfftn,
+    Irfft,
+    Irfftn,
+    Rfft,
+    Rfftn,
+    dct,
+    dctn,
+    dst,
+    dstn,
+    idct,
+    idctn,
+    idst,
+    idstn,
+)  # fmt: skip
 from ._blocking import Blocking
 
 __all__ = ["ScipyFftBackend", "scipy_fft"]
 
-_Transform: TypeAlias = Operation[FftActor, AccelRef]
+_Message: TypeAlias = Operation[FftActor, AccelRef]
+_Transform: TypeAlias = Callable[[Device], Awaitable[AccelRef]]
+"""A transform with its arguments, to be asked of a device."""
 
 
 class ScipyFftBackend:
@@ -52,7 +76,7 @@ class ScipyFftBackend:
 
     async def _transform(self, transform: _Transform) -> npt.NDArray[Any]:
         self._calls += 1
-        result = await self._device.ask(transform)
+        result = await transform(self._device)
         try:
             return await result.to_host()
         finally:
@@ -63,8 +87,8 @@ def scipy_fft(device: Device) -> ScipyFftBackend:
     """Make a backend for `scipy.fft.set_backend` that runs its transforms on a device.
 
     For code that calls `scipy.fft` itself, in worker threads: a call blocks its thread until the
-    device has the result. All transforms that `ta.fft` has are there; for the others (``dct``,
-    ``dst``, ``fht`` ...) the backend says so, and SciPy uses the next one or, with ``only=True``,
+    device has the result. All transforms of SciPy are there but the Hankel transforms (``fht``,
+    ``ifht``): of these the backend says so, and SciPy uses the next one or, with ``only=True``,
     refuses. Input is what `scipy.fft` takes: float16 is transformed in float32, integers in float64,
     and results are NumPy arrays of SciPy's dtypes. ``workers=`` and ``overwrite_x=`` are
     accepted and change nothing: the device decides how it computes.
@@ -91,7 +115,7 @@ def scipy_fft(device: Device) -> ScipyFftBackend:
 
 
 def _one_axis(
-    message: Callable[..., _Transform],
+    message: Callable[..., _Message],
     x: object,
     n: int | None = None,
     axis: int = -1,
@@ -102,11 +126,12 @@ def _one_axis(
     plan: object = None,
 ) -> _Transform:
     _check_options(workers, plan)
-    return message(_host_array(x), n, axis, norm)
+    asked = message(_host_array(x), n, axis, norm)
+    return lambda device: device.ask(asked)
 
 
 def _several_axes(
-    message: Callable[..., _Transform],
+    message: Callable[..., _Message],
     x: object,
     s: int | Iterable[int] | None = None,
     axes: int | Iterable[int] | None = None,
@@ -117,11 +142,12 @@ def _several_axes(
     plan: object = None,
 ) -> _Transform:
     _check_options(workers, plan)
-    return message(_host_array(x), _sequence(s), _sequence(axes), norm)
+    asked = message(_host_array(x), _sequence(s), _sequence(axes), norm)
+    return lambda device: device.ask(asked)
 
 
 def _two_axes(
-    message: Callable[..., _Transform],
+    message: Callable[..., _Message],
     x: object,
     s: int | Iterable[int] | None = None,
     axes: int | Iterable[int] | None = (-2, -1),
@@ -129,6 +155,50 @@ def _two_axes(
     **named: Any,
 ) -> _Transform:
     return _several_axes(message, x, s, axes, *rest, **named)
+
+
+def _real_axis(
+    function: Callable[..., Awaitable[AccelRef]],
+    x: object,
+    type: object = 2,  # noqa: A002  # SciPy's name
+    n: int | None = None,
+    axis: int = -1,
+    norm: FftNorm | None = None,
+    overwrite_x: bool = False,
+    workers: int | None = None,
+    *,
+    orthogonalize: bool | None = None,
+) -> _Transform:
+    _check_options(workers, None)
+    return _put(function, x, type, n, axis, norm, orthogonalize=orthogonalize)
+
+
+def _real_axes(
+    function: Callable[..., Awaitable[AccelRef]],
+    x: object,
+    type: object = 2,  # noqa: A002  # SciPy's name
+    s: int | Iterable[int] | None = None,
+    axes: int | Iterable[int] | None = None,
+    norm: FftNorm | None = None,
+    overwrite_x: bool = False,
+    workers: int | None = None,
+    *,
+    orthogonalize: bool | None = None,
+) -> _Transform:
+    _check_options(workers, None)
+    return _put(function, x, type, _sequence(s), _sequence(axes), norm, orthogonalize=orthogonalize)
+
+
+def _put(
+    function: Callable[..., Awaitable[AccelRef]], x: object, *options: object, orthogonalize: object
+) -> _Transform:
+    """Have a function of several steps take an array from the host."""
+    array = _host_array(x)
+
+    async def transform(device: Device) -> AccelRef:
+        return await function(await device.put(array), *options, orthogonalize=orthogonalize)
+
+    return transform
 
 
 _FUNCTIONS: Mapping[str, Callable[..., _Transform]] = {
@@ -150,6 +220,14 @@ _FUNCTIONS: Mapping[str, Callable[..., _Transform]] = {
     "irfftn": partial(_several_axes, Irfftn),
     "hfftn": partial(_several_axes, Hfftn),
     "ihfftn": partial(_several_axes, Ihfftn),
+    "dct": partial(_real_axis, dct),
+    "idct": partial(_real_axis, idct),
+    "dst": partial(_real_axis, dst),
+    "idst": partial(_real_axis, idst),
+    "dctn": partial(_real_axes, dctn),
+    "idctn": partial(_real_axes, idctn),
+    "dstn": partial(_real_axes, dstn),
+    "idstn": partial(_real_axes, idstn),
 }
 
 

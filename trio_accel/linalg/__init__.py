@@ -18,21 +18,38 @@ Refusals of all functions, before anything is launched:
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
-from . import _contractions, _matrices, _norms, _spectra, _systems, _vectors, _views
+from . import (
+    _composed,
+    _contractions,
+    _forms,
+    _matrices,
+    _norms,
+    _spectra,
+    _structured,
+    _systems,
+    _vectors,
+    _views,
+)  # fmt: skip
 from ._actor import BlasActor, SolverActor
+from ._composed import *
 from ._contractions import *
+from ._forms import *
 from ._matrices import *
 from ._norms import *
 from ._spectra import *
+from ._structured import *
 from ._systems import *
 from ._vectors import *
 from ._views import *
 
 __all__: list[str] = ["BlasActor", "SolverActor"]
+__all__ += _composed.__all__
 __all__ += _contractions.__all__
+__all__ += _forms.__all__
 __all__ += _matrices.__all__
 __all__ += _norms.__all__
 __all__ += _spectra.__all__
+__all__ += _structured.__all__
 __all__ += _systems.__all__
 __all__ += _vectors.__all__
 __all__ += _views.__all__

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +12,7 @@ from ..backends.base import DType
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import refuse_dtypes, what_to_do
 from ..devices.base._views import seen
+from ..expressions import intermediates as intermediates  # noqa: PLC0414  # neighbours have it from here
 
 __all__ = ["diagonal", "matrix_transpose"]
 
@@ -111,26 +111,3 @@ def real_of(name: str, dtype: DType) -> DType:
     if not dtype.is_inexact:
         raise TypeError(f"{name}: x must be of a floating or complex dtype, got {dtype}; await x.cast(...)")
     return {DType.complex64: DType.float32, DType.complex128: DType.float64}.get(dtype, dtype)
-
-
-@contextmanager
-def intermediates() -> Generator[Callable[[AccelRef], AccelRef]]:
-    """Release the arrays that a function makes on its way, however it ends.
-
-    An error keeps the frames that it came through, and the arrays in them: what they refer to would stay as
-    long as the error does.
-
-    Yields:
-        Takes such an array, and returns it.
-    """
-    made: list[AccelRef] = []
-
-    def take(array: AccelRef) -> AccelRef:
-        made.append(array)
-        return array
-
-    try:
-        yield take
-    finally:
-        for array in made:
-            array.release()

@@ -196,7 +196,9 @@ class DeclaredSpec(OperationSpec):
         info: StatusArray | None = getattr(self, "info", None)
         if info is None or not info.any():
             return
-        declaration, place, stack = self.declaration, int(info.nonzero()[0][0]), self.inputs()[0].shape[:-2]
+        declaration, place = self.declaration, int(info.nonzero()[0][0])
+        axes = len(next(iter(declaration.variants.values())).inputs[0].dims)
+        stack = self.inputs()[0].shape[:-axes]
         index = tuple(int(one) for one in np.unravel_index(place, stack)) if stack else ()
         where = f"matrix {index[0] if len(index) == 1 else index} of the stack" if index else "the matrix"
         said, code = declaration.status, int(info[place])

@@ -7,10 +7,11 @@ triangle, LQ for QR, and a singular value decomposition with U and V exchanged.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias, cast
 
 import numpy as np
+import scipy.linalg
 
 from ...base import DType
 from ...base.checks import NATIVE
@@ -19,9 +20,15 @@ from ...base.ops import ArraySpec, OperationSpec, StatusArray
 from ..runtime._memory import HostArray
 from ._fortran import Lapack, check_size, each
 
-__all__ = ["check_diagonal", "cholesky", "det", "eig", "eigh", "lu", "lu_solve", "qr", "solve", "svd"]
+__all__ = [
+    "check_diagonal", "cholesky", "det", "eig", "eigh", "hessenberg", "ldl", "lu", "lu_solve", "qr", "schur",
+    "solve", "solve_banded", "solve_toeplitz", "solve_tridiagonal", "solveh_banded", "sqrtm", "svd",
+]  # fmt: skip
 
 _Run: TypeAlias = Callable[..., None]
+
+# Not all of its stubs know the types of what it returns.
+_SCIPY = cast("Any", scipy.linalg)
 
 
 def _solver(names: str, *fields: str, workspace: Callable[[int, int], int] = max) -> Callable[[_Run], _Run]:
@@ -65,10 +72,14 @@ def cholesky(spec: Any, lapack: Lapack, a: HostArray, out: HostArray) -> None:
         return
     lapack("potrf", b"L" if spec.upper else b"U", n, each(out), n, each(spec.info, 0))
     _clear(out, is_lower=spec.upper)
-    # A NaN or an infinity comes to the diagonal of its row.
-    is_bad = ~np.isfinite(np.diagonal(out, axis1=-2, axis2=-1)).reshape(-1, n)
-    lost = np.flatnonzero(is_bad.any(1) & (spec.info == 0))
-    spec.info[lost] = is_bad[lost].argmax(1) + 1
+    _note_lost(np.diagonal(out, axis1=-2, axis2=-1), spec.info)
+
+
+def _note_lost(diagonals: HostArray, info: StatusArray) -> None:
+    """Note where Cholesky factors have lost their numbers: a NaN or an infinity comes to the diagonal."""
+    is_bad = ~np.isfinite(diagonals).reshape(len(info), -1)
+    lost = np.flatnonzero(is_bad.any(1) & (info == 0))
+    info[lost] = is_bad[lost].argmax(1) + 1
 
 
 @_solver("lu", "a", "lu", "piv")
@@ -266,6 +277,113 @@ def eig(spec: Any, lapack: Lapack, a: HostArray, w: HostArray, v: HostArray | No
             pair = vectors[first] + 1j * vectors[second]
             rows = v.swapaxes(-1, -2)
             rows[first], rows[second] = pair, pair.conj()
+
+
+@_solver("solve_banded", "ab", "b", "out")
+def solve_banded(spec: Any, lapack: Lapack, ab: HostArray, b: HostArray, out: HostArray) -> None:
+    """Solutions, with rows of zeros above the diagonals, which exchanges of rows fill."""
+    n, columns = out.shape[-2:]
+    if not out.size:
+        return
+    packed, x = np.zeros((*ab.shape[:-2], n, 2 * spec.l + spec.u + 1), ab.dtype), _packed(b)
+    np.copyto(packed[..., spec.l :], ab.swapaxes(-1, -2))
+    piv, rows = np.empty((*ab.shape[:-2], n), np.int32), packed.shape[-1]
+    info = each(spec.info, 0)
+    lapack("gbsv", n, spec.l, spec.u, columns, each(packed), rows, each(piv, 1), each(x), n, info)
+    np.copyto(out, x.swapaxes(-1, -2))
+
+
+@_solver("solveh_banded", "ab", "b", "out")
+def solveh_banded(spec: Any, lapack: Lapack, ab: HostArray, b: HostArray, out: HostArray) -> None:
+    """Solutions by Cholesky factors of the band."""
+    n, columns = out.shape[-2:]
+    if not out.size:
+        return
+    packed, x, triangle = _packed(ab), _packed(b), b"L" if spec.lower else b"U"
+    rows = ab.shape[-2]
+    lapack("pbsv", triangle, n, rows - 1, columns, each(packed), rows, each(x), n, each(spec.info, 0))
+    _note_lost(packed[..., 0 if spec.lower else -1], spec.info)
+    np.copyto(out, x.swapaxes(-1, -2))
+
+
+@_solver("solve_tridiagonal", "b", "dl", "d", "du", "out")
+def solve_tridiagonal(
+    spec: Any, lapack: Lapack, b: HostArray, dl: HostArray, d: HostArray, du: HostArray, out: HostArray
+) -> None:
+    """Solutions by elimination, of copies of the diagonals."""
+    n, columns = out.shape[-2:]
+    if out.size:
+        diagonals = [np.array(one, order="C") for one in (dl[..., 1:], d, du)]
+        x = _packed(b)
+        addresses = [each(one, 1) for one in diagonals]
+        lapack("gtsv", n, columns, *addresses, each(x), n, each(spec.info, 0))
+        np.copyto(out, x.swapaxes(-1, -2))
+
+
+@_solver("solve_toeplitz", "b", "c", "r", "out")
+def solve_toeplitz(
+    spec: Any, _: Lapack, b: HostArray, c: HostArray, r: HostArray | None, out: HostArray
+) -> None:
+    """Solutions by SciPy's recursion, one after another."""
+    if not out.size:
+        return
+    for place, index in enumerate(np.ndindex(c.shape[:-1])):
+        first = c[index] if r is None else (c[index], r[index])
+        try:
+            np.copyto(out[index], _SCIPY.solve_toeplitz(first, b[index]), casting="same_kind")
+        except (ValueError, np.linalg.LinAlgError):
+            spec.info[place] = 1
+
+
+@_solver("schur", "a", "t", "z")
+def schur(spec: Any, _: Lapack, a: HostArray, t: HostArray, z: HostArray) -> None:
+    """Forms by SciPy, one after another."""
+    for place, index in _matrices(a, spec.info):
+        try:
+            t[index], z[index] = _SCIPY.schur(a[index], output=spec.output)
+        except np.linalg.LinAlgError:
+            spec.info[place] = 1
+
+
+@_solver("hessenberg", "a", "h", "q")
+def hessenberg(spec: Any, _: Lapack, a: HostArray, h: HostArray, q: HostArray | None) -> None:
+    """Forms by SciPy, one after another."""
+    for _place, index in _matrices(a, spec.info):
+        if q is None:
+            h[index] = _SCIPY.hessenberg(a[index])
+        else:
+            h[index], q[index] = _SCIPY.hessenberg(a[index], calc_q=True)
+
+
+@_solver("ldl", "a", "lu", "d", "perm")
+def ldl(spec: Any, _: Lapack, a: HostArray, lu: HostArray, d: HostArray, perm: HostArray) -> None:
+    """Factors by SciPy, one after another."""
+    for _place, index in _matrices(a, spec.info):
+        found = _SCIPY.ldl(a[index], lower=spec.lower, hermitian=spec.hermitian)
+        lu[index], d[index], perm[index] = found
+
+
+@_solver("sqrtm", "a", "out")
+def sqrtm(spec: Any, _: Lapack, a: HostArray, out: HostArray) -> None:
+    """Square roots of triangular forms, by SciPy, which only warns of singular ones: they are found first."""
+    for place, index in _matrices(a, spec.info):
+        try:
+            t, z = _SCIPY.schur(a[index].astype(out.dtype), output="complex")
+        except np.linalg.LinAlgError:
+            spec.info[place] = -2
+            continue
+        size = np.abs(np.diagonal(t))
+        is_zero = size <= len(size) * np.finfo(size.dtype).eps * size.max()
+        if is_zero.any():
+            spec.info[place] = is_zero.argmax() + 1
+        else:
+            out[index] = z @ _SCIPY.sqrtm(t) @ z.conj().T
+
+
+def _matrices(a: HostArray, info: StatusArray) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Give number and index of the matrices of a stack, if they have elements and all of these are finite."""
+    if _is_finite(a, info) and a.size:
+        yield from enumerate(np.ndindex(a.shape[:-2]))
 
 
 def _clear(matrices: HostArray, *, is_lower: bool) -> None:

@@ -1,0 +1,448 @@
+"""Convolutions, correlations and other functions of signals that transforms make fast.
+
+Names and arguments are those of `scipy.signal`. They are here, because each is transforms, and an expression
+between them; a package of its own would have no kernels, and nothing to say that this one does not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias, cast
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ..backends.base import DType, NotSupportedError
+from ..backends.base.ops import complex_of
+from ..devices import AccelRef, Operand, device_of
+from ..devices.base._refusals import refuse_dtypes
+from ..expressions import Elementwise, intermediates
+from ._arguments import ARRAYS, all_whole, axis_of, check_floating, check_out, extent_of, whole
+from ._functions import Fft, Fftn, Rfftn, fft, ifft, ifftn, irfftn
+from ._helpers import next_fast_len
+from ._real import fit
+
+__all__ = ["ConvolveMode", "convolve", "correlate", "czt", "fftconvolve", "hilbert", "oaconvolve", "zoom_fft"]
+
+ConvolveMode: TypeAlias = Literal["full", "same", "valid"]
+"""Which part of a convolution: all of it; the middle, of the shape of the first array; or what depends on no
+elements outside of the arrays."""
+
+_Axes: TypeAlias = "int | Sequence[int] | None"
+_Out: TypeAlias = "AccelRef | None"
+
+
+async def fftconvolve(
+    in1: Operand, in2: Operand, mode: ConvolveMode = "full", axes: _Axes = None, *, out: _Out = None
+) -> AccelRef:
+    """Convolve two arrays by transforms along axes, as `scipy.signal.fftconvolve`.
+
+    Args:
+        in1: Array of float32, float64, complex64 or complex128.
+        in2: Array of the same dtype and number of axes. Along the other axes, shapes broadcast.
+        mode: See `ConvolveMode`.
+        axes: Axes to convolve along; None for all.
+        out: Array to write to; by default a new one.
+
+    Returns:
+        The convolution. In ``"valid"``, one of the arrays may be the larger one, whichever comes first.
+
+    Raises:
+        TypeError: Neither is on a device, other dtypes, or two of them.
+        ValueError: Another number of axes or mode, an axis that is not there or is named twice, shapes that
+            do not broadcast, no elements, in ``"valid"`` neither array is the larger one along all axes, or a
+            wrong `out`.
+    """
+    return await _convolve("fftconvolve", in1, in2, mode, axes, out)
+
+
+async def oaconvolve(
+    in1: Operand, in2: Operand, mode: ConvolveMode = "full", axes: _Axes = None, *, out: _Out = None
+) -> AccelRef:
+    """Convolve a long array with a short one in blocks, as `scipy.signal.oaconvolve`: overlap and add.
+
+    The array is cut along the axis where one is longest against the other; along other axes it is transformed
+    as a whole. With a short filter it takes less time than `fftconvolve`. Where no axis is long enough to be
+    cut, it is `fftconvolve`.
+
+    Arguments, result and errors are those of `fftconvolve`.
+    """
+    return await _convolve("oaconvolve", in1, in2, mode, axes, out)
+
+
+async def convolve(
+    in1: Operand,
+    in2: Operand,
+    mode: ConvolveMode = "full",
+    method: Literal["auto", "fft"] = "auto",
+    *,
+    out: _Out = None,
+) -> AccelRef:
+    """Convolve two arrays, as `scipy.signal.convolve`: by `fftconvolve` along all axes.
+
+    Errors are relative to the largest element of the result, as those of transforms are.
+
+    Args:
+        in1: As for `fftconvolve`.
+        in2: As for `fftconvolve`.
+        mode: See `ConvolveMode`.
+        method: ``"auto"`` and ``"fft"`` are the same.
+        out: As for `fftconvolve`.
+
+    Raises:
+        NotSupportedError: The method ``"direct"``.
+        TypeError, ValueError: As `fftconvolve`.
+    """
+    _check_method("convolve", method)
+    return await _convolve("convolve", in1, in2, mode, None, out)
+
+
+async def correlate(
+    in1: Operand,
+    in2: Operand,
+    mode: ConvolveMode = "full",
+    method: Literal["auto", "fft"] = "auto",
+    *,
+    out: _Out = None,
+) -> AccelRef:
+    """Correlate two arrays, as `scipy.signal.correlate`: `in2` in reverse, and conjugated, is convolved.
+
+    Arguments and errors are those of `convolve`.
+    """
+    _check_method("correlate", method)
+    _check_pair("correlate", in1, in2)
+    reverse = in2[(slice(None, None, -1),) * len(in2.shape)]
+    if DType.of(in2.dtype).kind != "complex":
+        return await _convolve("correlate", in1, reverse, mode, None, out)
+    with intermediates() as made:
+        taken = await device_of("correlate", in1, in2).ask(_CONJUGATE.compute(reverse))
+        return await _convolve("correlate", in1, made(taken), mode, None, out)
+
+
+async def hilbert(
+    x: Operand,
+    N: int | None = None,  # noqa: N803  # SciPy's name
+    axis: int = -1,
+    *,
+    out: _Out = None,
+) -> AccelRef:
+    """Make the analytic signal of a real one, as `scipy.signal.hilbert`: its imaginary part is the transform.
+
+    Args:
+        x: Array of float32 or float64.
+        N: Length of the transform; the axis is cut or padded with zeros to it. By default its length.
+        axis: Axis of time; the others are a batch.
+        out: Array to write to; by default a new one.
+
+    Returns:
+        The shape of `x` with `N` elements along `axis`, in the complex dtype of the same precision.
+
+    Raises:
+        TypeError: Not on a device, or another dtype.
+        ValueError: A length below 1, an axis that is not there, or a wrong `out`.
+    """
+    name = "hilbert"
+    device_of(name, x, out)
+    check_floating(name, "x", x, is_real=True)
+    place = axis_of(name, "axis", whole(name, "axis", axis, "a whole number"), x)
+    n = extent_of(name, place, x, "x") if N is None else whole(name, "N", N, "a whole number or None")
+    if n < 1:
+        raise ValueError(f"{name}: N must be at least 1, got {N}")
+    shape = (*x.shape[:place], n, *x.shape[place + 1 :])
+    check_out(name, out, shape, complex_of(DType.of(x.dtype)))
+    # Positive frequencies count twice, negative ones not, and what is its own opposite once.
+    factors = np.zeros(n, DType.of(x.dtype).dtype)
+    factors[1 : n // 2 + 1], factors[[0, n // 2] if n % 2 == 0 else 0] = 2, 1
+    with intermediates() as made:
+        spectrum = made(await device_of(name, x, out).ask(Fft(x, n, place)))
+        await _PRODUCT(spectrum, _along(factors, place, spectrum.ndim), out=spectrum)
+        return await ifft(spectrum, axis=place, out=out)
+
+
+async def czt(
+    x: Operand,
+    m: int | None = None,
+    w: complex | None = None,
+    a: complex = 1 + 0j,
+    *,
+    axis: int = -1,
+    out: _Out = None,
+) -> AccelRef:
+    """Compute the chirp z-transform, as `scipy.signal.czt`: the z-transform along a spiral (Bluestein).
+
+    Args:
+        x: Array of float32, float64, complex64 or complex128.
+        m: How many points; by default as many as the axis has elements.
+        w: Ratio from one point to the next; by default ``exp(-2j * pi / m)``, with which all points are on
+            the unit circle.
+        a: The first point.
+        axis: Axis to transform; the others are a batch.
+        out: Array to write to; by default a new one.
+
+    Returns:
+        The shape of `x` with `m` elements along `axis`, in the complex dtype of the same precision.
+
+    Raises:
+        TypeError: Not on a device, or another dtype.
+        ValueError: No points or elements, an axis that is not there, or a wrong `out`.
+    """
+    place, n, count = _points("czt", x, m, axis, out)
+    k = np.arange(max(n, count))
+    # As SciPy has it: whole numbers are reduced before the angle is made.
+    chirp = np.exp(-1j * np.pi * (k**2 % (2 * count)) / count) if w is None else complex(w) ** (k**2 / 2)
+    return await _chirped(x, place, n, count, complex(a) ** -k[:n], chirp, out)
+
+
+async def zoom_fft(
+    x: Operand,
+    fn: float | Sequence[float],
+    m: int | None = None,
+    *,
+    fs: float = 2,
+    endpoint: bool = False,
+    axis: int = -1,
+    out: _Out = None,
+) -> AccelRef:
+    """Compute the spectrum in a range of frequencies, as `scipy.signal.zoom_fft`; by `czt`.
+
+    Args:
+        x: As for `czt`.
+        fn: The first and the last frequency; or the last one, where the first is 0.
+        m: As for `czt`.
+        fs: Samples for each unit of time.
+        endpoint: Whether the last frequency is one of the points.
+        axis: As for `czt`.
+        out: As for `czt`.
+
+    Returns:
+        As of `czt`.
+
+    Raises:
+        TypeError, ValueError: As `czt`; or `fn` is neither a number nor two.
+    """
+    place, n, count = _points("zoom_fft", x, m, axis, out)
+    ends = np.atleast_1d(np.asarray(fn, float))
+    if ends.shape not in ((1,), (2,)):
+        raise ValueError(f"zoom_fft: fn must be a frequency or two, got {fn!r}")
+    first, last = (0.0, *ends)[-2:]
+    if endpoint and count == 1:
+        raise ValueError("zoom_fft: one point has no end; m must be at least 2 with endpoint")
+    step = (last - first) / fs / (count - endpoint)
+    k = np.arange(max(n, count), dtype=float)
+    return await _chirped(
+        x, place, n, count, np.exp(-2j * np.pi * first / fs * k[:n]), np.exp(-1j * np.pi * step * k**2), out
+    )
+
+
+def _points(name: str, x: Operand, m: int | None, axis: int, out: _Out) -> tuple[int, int, int]:
+    """Check the arguments of a transform by chirps, and return axis, elements and points."""
+    device_of(name, x, out)
+    check_floating(name, "x", x)
+    place = axis_of(name, "axis", whole(name, "axis", axis, "a whole number"), x)
+    n = extent_of(name, place, x, "x")
+    count = n if m is None else whole(name, "m", m, "a whole number or None")
+    if count < 1:
+        raise ValueError(f"{name}: m must be at least 1, got {m}")
+    check_out(name, out, (*x.shape[:place], count, *x.shape[place + 1 :]), complex_of(DType.of(x.dtype)))
+    return place, n, count
+
+
+async def _chirped(
+    x: Operand, axis: int, n: int, m: int, factors: npt.NDArray[Any], chirp: npt.NDArray[Any], out: _Out
+) -> AccelRef:
+    """Transform by a convolution with a chirp: L. Bluestein, 1970. Chirps are made on the host, in double."""
+    length, ndim = next_fast_len(n + m - 1), len(x.shape)
+    dtype = np.complex64 if DType.of(x.dtype) in (DType.float32, DType.complex64) else np.complex128
+    kernel = np.fft.fft(1 / np.concatenate([chirp[n - 1 : 0 : -1], chirp[:m]]), length)
+    ahead, kernel, behind = (
+        _along(values.astype(dtype), axis, ndim) for values in (factors * chirp[:n], kernel, chirp[:m])
+    )
+    device = device_of("czt", x, out)
+    with intermediates() as made:
+        ready = made(await device.ask(_PRODUCT.compute(x, ahead)))
+        spectrum = made(await fft(ready, length, axis))
+        await _PRODUCT(spectrum, kernel, out=spectrum)
+        points = made(await ifft(spectrum, axis=axis))
+        return await _PRODUCT(points[(*(slice(None),) * axis, slice(n - 1, n + m - 1))], behind, out=out)
+
+
+def _along(values: npt.NDArray[Any], axis: int, ndim: int) -> npt.NDArray[Any]:
+    """View numbers along one of so many axes."""
+    return values.reshape(-1, *(1,) * (ndim - 1 - axis))
+
+
+_PRODUCT = Elementwise[AccelRef]("a * b", operation="fft.convolve", library=ARRAYS)
+_CONJUGATE = Elementwise[AccelRef]("conj(x)", operation="fft.correlate", library=ARRAYS)
+
+
+def _check_method(name: str, method: object) -> None:
+    if method == "direct":
+        raise NotSupportedError(f"{name}: there is no method 'direct'; transforms are 'fft' or 'auto'")
+    if method not in ("auto", "fft"):
+        raise ValueError(f"{name}: method must be 'auto' or 'fft', got {method!r}")
+
+
+def _check_pair(name: str, in1: Operand, in2: Operand) -> None:
+    """Refuse arrays that cannot be convolved, whatever along."""
+    device_of(name, in1, in2)
+    check_floating(name, "in1", in1)
+    check_floating(name, "in2", in2)
+    dtypes = {"in1": DType.of(in1.dtype), "in2": DType.of(in2.dtype)}
+    if dtypes["in1"] is not dtypes["in2"]:
+        hosts = [key for key, array in (("in1", in1), ("in2", in2)) if not isinstance(array, AccelRef)]
+        refuse_dtypes(name, dtypes, hosts)
+    if len(in1.shape) != len(in2.shape) or 0 in (*in1.shape, *in2.shape):
+        raise ValueError(
+            f"{name}: in1 and in2 must have elements, and as many axes, got shapes {in1.shape} and "
+            f"{in2.shape}"
+        )
+
+
+@attrs.frozen
+class _Convolution:
+    """Two arrays that are convolved, and what is kept.
+
+    Attributes:
+        name: The function.
+        in1: The first array; in ``"valid"`` the larger one.
+        in2: The other one.
+        wide: Axes along which both have several elements; along the others they are multiplied.
+        full: Shape of the whole convolution.
+        kept: Shape of the part that is kept.
+    """
+
+    name: str
+    in1: Operand
+    in2: Operand
+    wide: list[int]
+    full: list[int]
+    kept: list[int]
+
+    @property
+    def starts(self) -> list[int]:
+        """Where the part that is kept starts."""
+        return [(most - least) // 2 for most, least in zip(self.full, self.kept, strict=True)]
+
+    async def by_transforms(self, out: _Out) -> AccelRef:
+        """Transform both arrays, multiply, and transform back."""
+        part = tuple([slice(one, one + more) for one, more in zip(self.starts, self.kept, strict=True)])
+        is_complex = DType.of(self.in1.dtype).kind == "complex"
+        lengths = [next_fast_len(self.full[axis], real=not is_complex) for axis in self.wide]
+        with intermediates() as made:
+            arrays = self.in1, self.in2
+            if self.wide:
+                result = made(await _product_of(self.name, arrays, lengths, self.wide, is_complex))
+            else:
+                result = made(await device_of(self.name, *arrays).ask(_PRODUCT.compute(*arrays)))
+            return await _COPY(result[part], out=out)
+
+    async def by_blocks(self, out: _Out) -> AccelRef:
+        """Cut the longer array along the axis where that saves most, and add where results overlap."""
+        ratios = [self.in1.shape[axis] / self.in2.shape[axis] for axis in self.wide]
+        place = int(np.argmax([max(ratio, 1 / ratio) for ratio in ratios])) if ratios else 0
+        axis = self.wide[place] if ratios else 0
+        long, short = (self.in1, self.in2) if not ratios or ratios[place] > 1 else (self.in2, self.in1)
+        is_complex, width = DType.of(long.dtype).kind == "complex", short.shape[axis]
+        length = next_fast_len(_BLOCK * width, real=not is_complex)
+        if not ratios or length >= self.full[axis]:
+            return await self.by_transforms(out)
+        step = length - width + 1
+        count = -(-long.shape[axis] // step)
+        inner = [one + (one >= axis) for one in self.wide]
+        lengths = [next_fast_len(self.full[one], real=not is_complex) for one in self.wide]
+        lengths[place] = length
+        with intermediates() as made:
+            source = long if isinstance(long, AccelRef) else made(await device_of(self.name, short).put(long))
+            cut = await fit(self.name, source, axis, count * step, made)
+            cut = cut if cut.spec.is_contiguous else made(await cut.copy())
+            blocks = cut.reshape((*cut.shape[:axis], count, step, *cut.shape[axis + 1 :]))
+            kernel = short[(*(slice(None),) * axis, None)]
+            result = made(await _product_of(self.name, (blocks, kernel), lengths, inner, is_complex))
+            given = {f"s{number}": start for number, start in enumerate(self.starts)}
+            given |= {"step": step, "count": count, "length": length}
+            return await _added(len(self.full), axis)(b=result, shape=self.kept, out=out, **given)
+
+
+# Blocks of so many times the shorter array: the steps for an element change little from 4 to 16.
+_BLOCK = 8
+
+
+async def _product_of(
+    name: str, arrays: tuple[Operand, Operand], lengths: Sequence[int], axes: Sequence[int], is_complex: bool
+) -> AccelRef:
+    """Multiply the spectra of two arrays, and transform back."""
+    device, ask = device_of(name, *arrays), Fftn if is_complex else Rfftn
+    with intermediates() as made:
+        spectra = [made(await device.ask(ask(array, lengths, axes))) for array in arrays]
+        product = made(await _PRODUCT(*spectra))
+        return await (ifftn if is_complex else irfftn)(product, lengths, axes)
+
+
+@functools.cache
+def _added(ndim: int, axis: int) -> Elementwise[AccelRef]:
+    """Add the end of each block along an axis to the begin of the next one."""
+    places = [f"i({one}) + s{one}" for one in range(ndim)]
+    before, behind = (
+        "".join(f"{one}, " for one in places[:axis]),
+        "".join(f", {one}" for one in places[axis + 1 :]),
+    )
+    text = (
+        f"j = {places[axis]}; q = j // step; r = j - q * step;"
+        f"y = (b[{before}q, r{behind}] if q < count else 0)"
+        f" + (b[{before}q - 1, r + step{behind}] if q > 0 and r + step < length else 0)"
+    )
+    return Elementwise(text, operation="fft.oaconvolve", library=ARRAYS)
+
+
+async def _convolve(
+    name: str, in1: Operand, in2: Operand, mode: ConvolveMode, axes: _Axes, out: _Out
+) -> AccelRef:
+    """Check the arguments, and convolve along axes."""
+    _check_pair(name, in1, in2)
+    if mode not in ("full", "same", "valid"):
+        raise ValueError(f"{name}: mode must be 'full', 'same' or 'valid', got {mode!r}")
+    chosen = _chosen(name, in1, in2, axes)
+    wide = [axis for axis in chosen if in1.shape[axis] > 1 < in2.shape[axis]]
+    # As SciPy has it: `fftconvolve` lets either array be the longer one along the others.
+    compared = wide if name in ("fftconvolve", "oaconvolve") else chosen
+    if mode == "valid" and any(in1.shape[axis] < in2.shape[axis] for axis in compared):
+        in1, in2 = in2, in1
+        if any(in1.shape[axis] < in2.shape[axis] for axis in compared):
+            raise ValueError(
+                f"{name}: for 'valid', one array must be the larger one along all axes, got shapes "
+                f"{in2.shape} and {in1.shape}"
+            )
+    full = list(
+        np.broadcast_shapes(*[[1 if n in wide else e for n, e in enumerate(a.shape)] for a in (in1, in2)])
+    )
+    for axis in wide:
+        full[axis] = in1.shape[axis] + in2.shape[axis] - 1
+    kept = list(in1.shape) if mode == "same" else list(full)
+    if mode == "valid":
+        kept = [in1.shape[n] - in2.shape[n] + 1 if n in wide else extent for n, extent in enumerate(full)]
+    check_out(name, out, kept, DType.of(in1.dtype))
+    convolution = _Convolution(name, in1, in2, wide, full, kept)
+    return await (convolution.by_blocks if name == "oaconvolve" else convolution.by_transforms)(out)
+
+
+def _chosen(name: str, in1: Operand, in2: Operand, axes: _Axes) -> list[int]:
+    """Return the axes to convolve along, and hold the shapes along the others against each other."""
+    ndim = len(in1.shape)
+    given = range(ndim) if axes is None else axes if isinstance(axes, Sequence) else (axes,)
+    chosen = [
+        axis_of(name, "axes:", axis, in1) for axis in cast("tuple[int, ...]", all_whole(name, "axes", given))
+    ]
+    if len(set(chosen)) < len(chosen):
+        raise ValueError(f"{name}: axes must be distinct, got {axes!r}")
+    for axis, pair in enumerate(zip(in1.shape, in2.shape, strict=True)):
+        if axis not in chosen and 1 not in pair and pair[0] != pair[1]:
+            raise ValueError(
+                f"{name}: in1 of shape {in1.shape} and in2 of shape {in2.shape} do not broadcast along axis "
+                f"{axis}"
+            )
+    return chosen
+
+
+_COPY = Elementwise[AccelRef]("x", operation="fft.convolve", library=ARRAYS)

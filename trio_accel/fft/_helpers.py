@@ -1,0 +1,130 @@
+"""Frequencies of transforms, their order, and lengths that are fast."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from ..backends.base import DType, DTypeLike
+from ..devices import AccelRef, Device, check_device
+from ..devices.base._refusals import what_to_do
+from ..expressions import Elementwise
+from ._arguments import ARRAYS, axis_of, whole
+
+__all__ = ["fftfreq", "fftshift", "ifftshift", "next_fast_len", "rfftfreq"]
+
+
+async def fftfreq(device: Device, n: int, d: float = 1.0, *, dtype: DTypeLike = "float64") -> AccelRef:
+    """Make the frequencies of the elements of `fft`, as `numpy.fft.fftfreq`.
+
+    Args:
+        device: The device.
+        n: Length of the transform.
+        d: Time from one sample to the next.
+        dtype: float32 or float64.
+
+    Returns:
+        `n` frequencies, in cycles for each unit of `d`: 0 and the positive ones, then the negative ones.
+
+    Raises:
+        ValueError: A length below 1, or `d` is 0.
+        TypeError: `device` is none, or another dtype.
+    """
+    return await _frequencies("fftfreq", device, n, n, d, dtype)
+
+
+async def rfftfreq(device: Device, n: int, d: float = 1.0, *, dtype: DTypeLike = "float64") -> AccelRef:
+    """Make the frequencies of the elements of `rfft`, as `numpy.fft.rfftfreq`.
+
+    Arguments and errors are those of `fftfreq`.
+
+    Returns:
+        ``n // 2 + 1`` frequencies, none of them negative.
+    """
+    return await _frequencies("rfftfreq", device, n, n // 2 + 1 if isinstance(n, int) else n, d, dtype)
+
+
+async def fftshift(
+    x: AccelRef, axes: int | Sequence[int] | None = None, *, out: AccelRef | None = None
+) -> AccelRef:
+    """Move frequency 0 to the middle of axes, as `numpy.fft.fftshift`; one launch.
+
+    Args:
+        x: The array, of any dtype that expressions have.
+        axes: The axes; None for all.
+        out: Array to write to; it may not share memory with `x`.
+
+    Returns:
+        A new array of the shape and dtype of `x`.
+
+    Raises:
+        TypeError: `x` is no array on a device.
+        ValueError: An axis that there is not, or a wrong `out`.
+    """
+    return await _shifted("fftshift", x, axes, 0, out)
+
+
+async def ifftshift(
+    x: AccelRef, axes: int | Sequence[int] | None = None, *, out: AccelRef | None = None
+) -> AccelRef:
+    """Invert `fftshift`, as `numpy.fft.ifftshift`; arguments and errors are those of `fftshift`."""
+    return await _shifted("ifftshift", x, axes, 1, out)
+
+
+def next_fast_len(target: int, real: bool = False) -> int:
+    """Find a length of at least `target` whose transforms are fast, as `scipy.fft.next_fast_len`.
+
+    cuFFT prefers the lengths with the prime factors 2, 3, 5 and 7. SciPy's have 11 too, without `real`, and
+    neither 7 nor 11 with it.
+
+    Args:
+        target: The least length.
+        real: Whether the transform is one of real numbers.
+
+    Returns:
+        The length.
+
+    >>> next_fast_len(1021, real=True)
+    1024
+    """
+    # It takes longer to import than the package.
+    from scipy.fft import next_fast_len as found
+
+    return found(target, real)
+
+
+async def _frequencies(name: str, device: Device, n: int, count: int, d: float, dtype: DTypeLike) -> AccelRef:
+    check_device(f"fft.{name}", device)
+    if whole(name, "n", n, "a whole number") < 1 or d == 0:
+        raise ValueError(f"{name}: n must be at least 1, and d not 0, got n {n} and d {d}")
+    chosen = DType.of(dtype)
+    if chosen not in (DType.float32, DType.float64):
+        raise TypeError(f"{name}: dtype must be float32 or float64, got {chosen}")
+    return await device.ask(_frequency(name, chosen.value).compute(n=n, count=n * d, shape=count))
+
+
+@functools.cache
+def _frequency(name: str, dtype: str) -> Elementwise[AccelRef]:
+    last = "(n - 1) // 2" if name == "fftfreq" else "n"
+    text = f"j = i(0); y = (j if j <= {last} else j - n) / float64(count)"
+    return Elementwise(text, dtypes=dtype, operation=f"fft.{name}", library=ARRAYS)
+
+
+async def _shifted(
+    name: str, x: AccelRef, axes: int | Sequence[int] | None, more: int, out: AccelRef | None
+) -> AccelRef:
+    if not isinstance(x, AccelRef):
+        raise TypeError(f"{name}: x must be an AccelRef, got {type(x).__name__}{what_to_do(x)}")
+    given = range(x.ndim) if axes is None else axes if isinstance(axes, Sequence) else (axes,)
+    chosen = {axis_of(name, "axes:", whole(name, "axes", axis, "whole numbers"), x) for axis in given}
+    shifts = {
+        f"s{axis}": (extent + more) // 2 if axis in chosen else 0 for axis, extent in enumerate(x.shape)
+    }
+    return await _moved(name, x.ndim)(x=x, **shifts, shape=x.shape, out=out)
+
+
+@functools.cache
+def _moved(name: str, ndim: int) -> Elementwise[AccelRef]:
+    # A negative index counts from the end.
+    places = ", ".join(f"i({axis}) - s{axis}" for axis in range(ndim))
+    return Elementwise(f"x[{places}]" if ndim else "x", operation=f"fft.{name}", library=ARRAYS)

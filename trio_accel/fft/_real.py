@@ -1,0 +1,446 @@
+"""Cosine and sine transforms: an expression ahead of a Fourier transform, and one behind it.
+
+Types II and III are a real transform of the same length (J. Makhoul, "A fast cosine transform in one and two
+dimensions", 1980), type I is one of the extended array, and type IV a complex one of half the length, or of
+twice the length where that is odd. A sine transform is a cosine transform with signs changed, or in reverse.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal, TypeAlias, cast
+
+import attrs
+
+from ..backends.base import DType
+from ..backends.base.ops import FftNorm
+from ..devices import AccelRef, Operand, device_of
+from ..expressions import Elementwise, intermediates
+from ._arguments import (
+    ARRAYS,
+    all_whole,
+    axes_of,
+    axis_of,
+    check_floating,
+    check_norm,
+    check_out,
+    extent_of,
+    whole,
+)
+from ._functions import fft, irfft, rfft
+
+__all__ = ["TransformType", "dct", "dctn", "dst", "dstn", "idct", "idctn", "idst", "idstn"]
+
+TransformType: TypeAlias = Literal[1, 2, 3, 4]
+"""Which symmetry an array has at its ends; see `scipy.fft.dct`."""
+
+# Of each type the elements that a Fourier transform takes, and those of the result, by the index `j` along
+# the axis; there are `n` of the latter. `x` is the array, and `v` what the Fourier transform has made of it.
+# `edge` multiplies elements at the ends, so that the matrix of the transform is orthogonal.
+_COSINES = {
+    1: (
+        "y = x[j if j < n else 2 * n - 2 - j] * (edge if j % (n - 1) == 0 else 1)",
+        "y = scale * real(v[j]) / (edge if j % (n - 1) == 0 else 1)",
+    ),
+    2: (
+        "y = x[2 * j if 2 * j < n else 2 * n - 1 - 2 * j]",
+        (
+            "k = minimum(j, n - j); t = pi / 2 * j / n; s = sin(t) if 2 * j <= n else -sin(t);"
+            "y = 2 * scale / (edge if j == 0 else 1) * (cos(t) * real(v[k]) + s * imag(v[k]))"
+        ),
+    ),
+    3: (
+        (
+            "a = x[j] * (edge if j == 0 else 1); b = x[n - j] if j > 0 else 0; t = pi / 2 * j / n;"
+            "y = cos(t) * a + sin(t) * b + 1j * (sin(t) * a - cos(t) * b)"
+        ),
+        "y = scale * v[j // 2 if j % 2 == 0 else n - 1 - j // 2]",
+    ),
+    4: (
+        (
+            "a = x[2 * j]; b = x[n - 1 - 2 * j]; t = pi * j / n;"
+            "y = cos(t) * a + sin(t) * b + 1j * (cos(t) * b - sin(t) * a)"
+        ),
+        (
+            "k = j // 2 if j % 2 == 0 else (n - 1 - j) // 2; t = pi / 4 * (4 * k + 1) / n;"
+            "c = cos(t) * real(v[k]) + sin(t) * imag(v[k]); s = sin(t) * real(v[k]) - cos(t) * imag(v[k]);"
+            "y = 2 * scale * (c if j % 2 == 0 else s)"
+        ),
+    ),
+}
+_SIGN = " * (1 - 2 * (j % 2))"
+_SINES = {
+    1: (
+        "y = 0 if j % (n + 1) == 0 else x[j - 1] if j <= n else -x[2 * n + 1 - j]",
+        "y = -scale * imag(v[j + 1])",
+    ),
+    2: (
+        f"{_COSINES[2][0]} * (1 if 2 * j < n else -1)",
+        re.sub(r"\bj\b", "(n - 1 - j)", _COSINES[2][1]),
+    ),
+    3: (
+        _COSINES[3][0].replace("x[j]", "x[n - 1 - j]").replace("x[n - j]", "x[j - 1]"),
+        _COSINES[3][1] + _SIGN,
+    ),
+    4: (_COSINES[4][0].replace("a = x", "b = x").replace("b = x[n", "a = x[n"), _COSINES[4][1] + _SIGN),
+}
+# Of type IV, where the length is odd.
+_ODD = (
+    ("t = pi / 2 * j / n; y = (cos(t) - 1j * sin(t)) * x[{}]"),
+    ("t = pi / 4 * (2 * j + 1) / n; y = 2 * scale * (cos(t) * real(v[j]) + sin(t) * imag(v[j]))"),
+)
+_INVERSE: dict[TransformType, TransformType] = {1: 1, 2: 3, 3: 2, 4: 4}
+_OPPOSITE: dict[FftNorm, FftNorm] = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
+
+
+@attrs.frozen
+class _Transform:
+    """A transform along any axis."""
+
+    name: str
+    is_sine: bool
+    type: TransformType
+    norm: FftNorm
+    is_orthogonal: bool
+
+    async def __call__(self, x: AccelRef, axis: int, out: AccelRef | None = None) -> AccelRef:
+        """Transform along an axis, whose length is checked."""
+        if x.dtype.kind == "complex":
+            return await self._of_parts(x, axis, out)
+        n = x.shape[axis]
+        count, is_complex, transformed = self._steps(n)
+        given = {"n": n, "edge": self._edge, "scale": self._scale(n)}
+        before, behind = self._texts(n)
+        wide = "complex64" if x.dtype is DType.float32 else "complex128"
+        first = _expression(self.name, before, wide if is_complex else x.dtype.value)
+        last = _expression(self.name, behind, x.dtype.value)
+        with intermediates() as made:
+            source = await _in_three(x, axis, made)
+            rows, _, columns = source.shape
+            ready = made(await first(shape=(rows, count, columns), **_read(first, given, x=source)))
+            spectrum = made(await transformed(ready, 1))
+            result = out.reshape(source.shape) if out is not None and out.spec.is_contiguous else None
+            result = await last(shape=source.shape, out=result, **_read(last, given, v=spectrum))
+            if out is None or out.spec.is_contiguous:
+                return result.reshape(x.shape) if out is None else out
+            return await _COPY(made(result).reshape(x.shape), out=out)
+
+    def _texts(self, n: int) -> tuple[str, str]:
+        if self.type == 4 and n % 2:
+            return _ODD[0].format("n - 1 - j" if self.is_sine else "j"), _ODD[1] + _SIGN * self.is_sine
+        return (_SINES if self.is_sine else _COSINES)[self.type]
+
+    def _steps(self, n: int) -> tuple[int, bool, Callable[[AccelRef, int], Awaitable[AccelRef]]]:
+        """Return how many elements a Fourier transform takes, whether they are complex, and the transform."""
+        if self.type < 3:
+            return self._length(n) // (1 if self.type == 1 else 2), False, lambda a, axis: rfft(a, axis=axis)
+        if self.type == 3:
+            return n // 2 + 1, True, lambda a, axis: irfft(a, n, axis, "forward")
+        if n % 2:
+            return n, True, lambda a, axis: fft(a, 2 * n, axis)
+        return n // 2, True, lambda a, axis: fft(a, axis=axis)
+
+    def _length(self, n: int) -> int:
+        """Return the length of the array with all that its symmetry adds."""
+        return 2 * (n if self.type > 1 else n + 1 if self.is_sine else n - 1)
+
+    def _scale(self, n: int) -> float:
+        length = self._length(n)
+        return {"backward": 1.0, "ortho": 1 / math.sqrt(length), "forward": 1 / length}[self.norm]
+
+    @property
+    def _edge(self) -> float:
+        return math.sqrt(2) if self.is_orthogonal else 1.0
+
+    async def _of_parts(self, x: AccelRef, axis: int, out: AccelRef | None) -> AccelRef:
+        """Transform the real and the imaginary parts."""
+        with intermediates() as made:
+            parts = [made(await self(made(await part(x)), axis)) for part in (_REAL, _IMAGINARY)]
+            return await _COMPLEX(*parts, out=out)
+
+
+def _read(expression: Elementwise[AccelRef], numbers: dict[str, Any], **arrays: Any) -> dict[str, Any]:
+    """Return the arguments that an expression reads."""
+    return {name: value for name, value in {**numbers, **arrays}.items() if name in expression.inputs}
+
+
+async def _in_three(x: AccelRef, axis: int, made: Callable[[AccelRef], AccelRef]) -> AccelRef:
+    """View an array, or a copy, with three axes: then one kernel serves all shapes and axes."""
+    flat = x if x.spec.is_contiguous else made(await x.copy())
+    return flat.reshape((math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :])))
+
+
+@functools.cache
+def _expression(name: str, text: str, dtype: str) -> Elementwise[AccelRef]:
+    """Make an expression along the second of three axes."""
+    text = re.sub(r"\b([xv])\[([^]]*)\]", r"\1[i(0), \2, i(2)]", f"j = i(1); {text}")
+    return Elementwise(text, dtypes=dtype, operation=f"fft.{name}", library=ARRAYS)
+
+
+_REAL, _IMAGINARY, _COMPLEX, _COPY = (
+    Elementwise[AccelRef](text, operation="fft.dct", library=ARRAYS)
+    for text in ("real(x)", "imag(x)", "x + 1j * y", "x")
+)
+_FITTED = "y = x[minimum(j, n - 1)] if j < n else 0"
+
+
+async def _along(
+    name: str,
+    a: Operand,
+    kind: TransformType,
+    lengths: Sequence[int] | None,
+    axes: tuple[int, ...],
+    norm: FftNorm | None,
+    orthogonalize: bool | None,
+    out: AccelRef | None,
+) -> AccelRef:
+    """Check what all functions check, and transform along one axis after the other."""
+    if cast("object", kind) not in _INVERSE or isinstance(kind, bool):
+        raise ValueError(f"{name}: type must be 1, 2, 3 or 4, got {kind!r}")
+    check_norm(name, norm)
+    lengths = [a.shape[axis] for axis in axes] if lengths is None else lengths
+    least = 2 if kind == 1 and "dct" in name else 1
+    if min(lengths) < least:
+        raise ValueError(f"{name}: type {kind} takes at least {least} elements along an axis, got {lengths}")
+    chosen: FftNorm = norm or "backward"
+    is_orthogonal = chosen == "ortho" if orthogonalize is None else orthogonalize
+    if name.startswith("i"):
+        kind, chosen = _INVERSE[kind], _OPPOSITE[chosen]
+    shape = list(a.shape)
+    for axis, length in zip(axes, lengths, strict=True):
+        shape[axis] = length
+    check_out(name, out, shape, DType.of(a.dtype))
+    transform = _Transform(name, "dst" in name, kind, chosen, is_orthogonal)
+    with intermediates() as made:
+        result = a if isinstance(a, AccelRef) else made(await device_of(name, out).put(a))
+        for place, (axis, length) in enumerate(zip(axes, lengths, strict=True), 1):
+            fitted = await fit(name, result, axis, length, made)
+            is_last = place == len(axes)
+            result = await transform(fitted, axis, out if is_last else None)
+            if not is_last:
+                made(result)
+    return result
+
+
+async def fit(
+    name: str, x: AccelRef, axis: int, length: int, made: Callable[[AccelRef], AccelRef]
+) -> AccelRef:
+    """Cut an axis, or pad it with zeros."""
+    extent = x.shape[axis]
+    if length <= extent:
+        return x[(*(slice(None),) * axis, slice(length))]
+    shape = (*x.shape[:axis], length, *x.shape[axis + 1 :])
+    if not x.size:
+        return made(await x.device.zeros(shape, x.dtype))
+    source = await _in_three(x, axis, made)
+    rows, _, columns = source.shape
+    fitted = _expression(name, _FITTED, x.dtype.value)
+    return made(await fitted(x=source, n=extent, shape=(rows, length, columns))).reshape(shape)
+
+
+async def _one(
+    name: str,
+    a: Operand,
+    kind: TransformType,
+    n: int | None,
+    axis: int,
+    norm: FftNorm | None,
+    orthogonalize: bool | None,
+    out: AccelRef | None,
+) -> AccelRef:
+    """Check the arguments of a function of one axis."""
+    device_of(name, a, out)
+    check_floating(name, "a", a)
+    place = axis_of(name, "axis", whole(name, "axis", axis, "a whole number"), a)
+    given = extent_of(name, place, a) if n is None else whole(name, "n", n, "a whole number or None")
+    return await _along(name, a, kind, [given], (place,), norm, orthogonalize, out)
+
+
+async def _several(
+    name: str,
+    a: Operand,
+    kind: TransformType,
+    s: Sequence[int] | None,
+    axes: Sequence[int] | None,
+    norm: FftNorm | None,
+    orthogonalize: bool | None,
+    out: AccelRef | None,
+) -> AccelRef:
+    """Check the arguments of a function of several axes."""
+    device_of(name, a, out)
+    check_floating(name, "a", a)
+    given = all_whole(name, "s", s)
+    places = axes_of(name, a, all_whole(name, "axes", axes), given)
+    lengths = [
+        extent_of(name, place, a) if n in (None, -1) else n
+        for place, n in zip(places, given or (None,) * len(places), strict=True)
+    ]
+    return await _along(name, a, kind, lengths, places, norm, orthogonalize, out)
+
+
+async def dct(
+    a: Operand,
+    type: TransformType = 2,  # noqa: A002  # SciPy's name
+    n: int | None = None,
+    axis: int = -1,
+    norm: FftNorm | None = None,
+    *,
+    orthogonalize: bool | None = None,
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Discrete cosine transform along one axis, as `scipy.fft.dct`.
+
+    It is made of expressions and a Fourier transform: three launches. Factors are computed in float64, and
+    rounded with each step.
+
+    Args:
+        a: Array of float32, float64, complex64 or complex128; real and imaginary parts are transformed apart.
+        type: 1, 2, 3 or 4; see `scipy.fft.dct`.
+        n: Length of the transform; the axis is cut or padded with zeros to it. By default its length.
+        axis: Axis to transform; the others are a batch.
+        norm: ``"backward"`` (default), ``"ortho"`` or ``"forward"``, as in SciPy.
+        orthogonalize: Whether elements at the ends are scaled so that the matrix of the transform is
+            orthogonal with ``"ortho"``. None for whether `norm` is that.
+        out: Array of the result's shape and dtype to write to; it may be `a`. By default a new one.
+
+    Returns:
+        The coefficients: the shape of `a` with `n` elements along `axis`, in its dtype.
+
+    Raises:
+        ValueError: A length below 1, or below 2 for type 1; another type; an axis that is not there, an
+            unknown norm, or a wrong `out`.
+        TypeError: Not on a device, or another dtype.
+    """
+    return await _one("dct", a, type, n, axis, norm, orthogonalize, out)
+
+
+async def idct(
+    a: Operand,
+    type: TransformType = 2,  # noqa: A002  # SciPy's name
+    n: int | None = None,
+    axis: int = -1,
+    norm: FftNorm | None = None,
+    *,
+    orthogonalize: bool | None = None,
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Inverse discrete cosine transform along one axis, as `scipy.fft.idct`.
+
+    Arguments, result and errors are those of `dct`; `type` is that of the transform that it inverts.
+    """
+    return await _one("idct", a, type, n, axis, norm, orthogonalize, out)
+
+
+async def dst(
+    a: Operand,
+    type: TransformType = 2,  # noqa: A002  # SciPy's name
+    n: int | None = None,
+    axis: int = -1,
+    norm: FftNorm | None = None,
+    *,
+    orthogonalize: bool | None = None,
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Discrete sine transform along one axis, as `scipy.fft.dst`.
+
+    Arguments, result and errors are those of `dct`; type 1 takes a single element, too.
+    """
+    return await _one("dst", a, type, n, axis, norm, orthogonalize, out)
+
+
+async def idst(
+    a: Operand,
+    type: TransformType = 2,  # noqa: A002  # SciPy's name
+    n: int | None = None,
+    axis: int = -1,
+    norm: FftNorm | None = None,
+    *,
+    orthogonalize: bool | None = None,
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Inverse discrete sine transform along one axis, as `scipy.fft.idst`.
+
+    Arguments, result and errors are those of `dst`; `type` is that of the transform that it inverts.
+    """
+    return await _one("idst", a, type, n, axis, norm, orthogonalize, out)
+
+
+async def dctn(
+    a: Operand,
+    type: TransformType = 2,  # noqa: A002  # SciPy's name
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] | None = None,
+    norm: FftNorm | None = None,
+    *,
+    orthogonalize: bool | None = None,
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Discrete cosine transform along several axes, as `scipy.fft.dctn`: one after the other.
+
+    Arguments, result and errors are those of `dct`, and as in `fftn`:
+
+    Args:
+        a: As for `dct`.
+        type: As for `dct`.
+        s: Length of the transform along each of `axes`; -1 is the length that `a` has there. By default the
+            shape of `a`. Without `axes` it is for the last axes.
+        axes: Axes to transform, distinct. By default all, or the last ``len(s)``.
+        norm: As for `dct`.
+        orthogonalize: As for `dct`.
+        out: As for `dct`.
+    """
+    return await _several("dctn", a, type, s, axes, norm, orthogonalize, out)
+
+
+async def idctn(
+    a: Operand,
+    type: TransformType = 2,  # noqa: A002  # SciPy's name
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] | None = None,
+    norm: FftNorm | None = None,
+    *,
+    orthogonalize: bool | None = None,
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Inverse discrete cosine transform along several axes, as `scipy.fft.idctn`.
+
+    Arguments, result and errors are those of `dctn`; `type` is that of the transform that it inverts.
+    """
+    return await _several("idctn", a, type, s, axes, norm, orthogonalize, out)
+
+
+async def dstn(
+    a: Operand,
+    type: TransformType = 2,  # noqa: A002  # SciPy's name
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] | None = None,
+    norm: FftNorm | None = None,
+    *,
+    orthogonalize: bool | None = None,
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Discrete sine transform along several axes, as `scipy.fft.dstn`.
+
+    Arguments, result and errors are those of `dctn`; type 1 takes a single element, too.
+    """
+    return await _several("dstn", a, type, s, axes, norm, orthogonalize, out)
+
+
+async def idstn(
+    a: Operand,
+    type: TransformType = 2,  # noqa: A002  # SciPy's name
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] | None = None,
+    norm: FftNorm | None = None,
+    *,
+    orthogonalize: bool | None = None,
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Inverse discrete sine transform along several axes, as `scipy.fft.idstn`.
+
+    Arguments, result and errors are those of `dstn`; `type` is that of the transform that it inverts.
+    """
+    return await _several("idstn", a, type, s, axes, norm, orthogonalize, out)
