@@ -29,6 +29,10 @@ from kept_launcher import KeptLink
 from recorded import OperationRecorder
 
 import trio_accel as ta
+import trio_accel.fft
+import trio_accel.nn
+import trio_accel.random
+import trio_accel.sparse  # so that what they declare is known to all tests
 from trio_accel.actors._cell import Cell
 from trio_accel.backends import resolve
 from trio_accel.backends.base import AccelDevice, Isolation

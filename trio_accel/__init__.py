@@ -8,7 +8,7 @@ import logging as _logging
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from . import arrays, fft, linalg, random, sparse
+from . import arrays, linalg
 from ._version import __version__
 from .actors import (
     Actor,
@@ -108,22 +108,38 @@ from .devices import (
 )
 
 if _TYPE_CHECKING:
-    from . import collectives, graphs, interop, jit, nn, patterns, programs, telemetry, testing, weights
+    from . import (
+        collectives,
+        fft,
+        graphs,
+        interop,
+        jit,
+        nn,
+        patterns,
+        programs,
+        random,
+        sparse,
+        telemetry,
+        testing,
+        weights,
+    )
     from .collectives import open_world
     from .programs import open_program, run
     from .telemetry import open_dashboard
 
-# What only some programs need is imported at its first use: it would be a sixth of the import. Packages that
-# declare operations are not among them, so that the table of these is whole.
+# What only some programs need is imported at its first use: it would be a third of the import.
 _LATER = frozenset(
     {
         "collectives",
+        "fft",
         "graphs",
         "interop",
         "jit",
         "nn",
         "patterns",
         "programs",
+        "random",
+        "sparse",
         "telemetry",
         "testing",
         "weights",
