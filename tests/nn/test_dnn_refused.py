@@ -288,11 +288,40 @@ ATTENTION: list[tuple[Any, type[Exception], str]] = [
         "block_table must be int32 or",
     ),
     (
+        lambda q: nn.paged_attention(q, BLOCKS, BLOCKS, TABLE, None),
+        TypeError,
+        "key_lengths must be an AccelRef or a NumPy array, got NoneType",
+    ),
+    (
         lambda q: nn.paged_attention(q, BLOCKS, BLOCKS, TABLE, LENGTHS[:1]),
         ValueError,
         "key_lengths must have shape (2,)",
     ),
 ]
+
+
+@pytest.mark.skipif(BACKEND == "cuda", reason="CUDA has no kernels of dnn")
+async def test_arrays_without_elements(device: ta.Device) -> None:
+    x, q = await device.put(X), await device.put(Q)
+    for empty in (x[:0], x[:, :0]):
+        weight = W[:, : empty.shape[1]]
+        made = await nn.conv2d(empty, weight, np.ones(6, np.float32))
+        np.testing.assert_array_equal(await made.to_host(), np.ones((len(empty), 6, 6, 6)))
+        back = await nn.conv_weight_grad(empty, weight.shape, GRAD[: len(empty)])
+        np.testing.assert_array_equal(await back.to_host(), np.zeros(weight.shape))
+        found = await nn.max_pool2d(empty, 2, return_indices=True)
+        assert found.indices.shape == (*empty.shape[:2], 4, 4)
+        back = await nn.max_pool_grad(found.output, found.indices, empty.shape)
+        assert back.shape == (await nn.avg_pool2d(empty, 1)).shape == empty.shape
+    for rows, keys in ((q[:, :, :0], K), (q[:, :0], K[:, :0]), (q, K[:, :, :0]), (q, K)):
+        values = keys[..., :0] if keys is K else keys
+        found = await nn.scaled_dot_product_attention(rows, keys, values, enable_gqa=True, return_lse=True)
+        assert found.output.shape == (*rows.shape[:3], values.shape[3])
+        np.testing.assert_array_equal(await found.output.to_host(), np.zeros(found.output.shape))
+        grad = await nn.scaled_dot_product_attention_grad(
+            found.output, rows, keys, values, *found, enable_gqa=True
+        )
+        np.testing.assert_array_equal(await grad.key.to_host(), np.zeros(keys.shape))
 
 
 async def test_wrong_arguments(device: ta.Device) -> None:

@@ -97,12 +97,8 @@ def _read_wholes(planner: Planner, argument: str, operand: Operand) -> ArraySpec
     return array
 
 
-def _read_lengths(
-    planner: Planner, argument: str, lengths: Operand | None, shape: tuple[int, ...]
-) -> ArraySpec | None:
+def _read_lengths(planner: Planner, argument: str, lengths: Operand, shape: tuple[int, ...]) -> ArraySpec:
     """Take lengths of this shape."""
-    if lengths is None:
-        return None
     array = _read_wholes(planner, argument, lengths)
     if array.shape != shape:
         raise ValueError(f"{planner.name}: {argument} must have shape {shape}, got {array.shape}")
@@ -139,8 +135,13 @@ def _read(
     stack = query.shape[:-3]
     others = [
         _read_mask(planner, message, query, key),
-        _read_lengths(planner, "query_lengths", message.query_lengths, stack),
-        _read_lengths(planner, "key_lengths", message.key_lengths, stack),
+        *[
+            None if lengths is None else _read_lengths(planner, argument, lengths, stack)
+            for argument, lengths in (
+                ("query_lengths", message.query_lengths),
+                ("key_lengths", message.key_lengths),
+            )
+        ],
     ]
     return list(arrays.values()), numbers, others
 

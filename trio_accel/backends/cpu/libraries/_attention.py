@@ -215,7 +215,7 @@ def attention_grad(spec: AttentionGradSpec, call: HostCall) -> None:
             weights = weights.reshape(-1, len(key))
             slope = widened(grad[stack][part.heads, part.rows])
             mean = (slope * widened(out[stack][part.heads, part.rows])).sum(-1).reshape(-1, 1)
-            slope = slope.reshape(-1, value.shape[-1])
+            slope = slope.reshape(len(weights), value.shape[-1])
             values[part.columns] += np.matmul(weights.T, slope)
             weights *= (np.matmul(slope, value.T) - mean) * spec.scale
             keys[part.columns] += np.matmul(weights.T, query.reshape(-1, query.shape[-1]))

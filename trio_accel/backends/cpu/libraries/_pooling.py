@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -174,7 +175,7 @@ def max_pool(spec: MaxPoolSpec, call: HostCall) -> None:
         values = widened(x[images])
         places = None
         if indices is not None:
-            size = values[:1, :1].size
+            size = math.prod(values.shape[2:])
             places = np.broadcast_to(np.arange(size).reshape(values.shape[2:]), values.shape)
         for axis in reversed(range(2, axes)):
             values, places = windows[axis - 2].most(values, places, axis)
@@ -198,7 +199,7 @@ def _windows(
 def max_pool_grad(spec: MaxPoolGradSpec, call: HostCall) -> None:
     """Add each value to its element, in the order of the windows."""
     grad, indices, out = call.array(spec.grad), call.array(spec.indices), call.array(spec.out)
-    size = int(np.prod(out.shape[2:]))
+    size = math.prod(out.shape[2:])
     is_outside = (indices < 0) | (indices >= size)
     if is_outside.any():
         index = int(indices[is_outside][0])
@@ -213,7 +214,7 @@ def max_pool_grad(spec: MaxPoolGradSpec, call: HostCall) -> None:
         here, values = out[images], widened(grad[images])
         total: HostArray = np.zeros((here.shape[0] * here.shape[1], size), values.dtype)
         rows = np.arange(len(total))[:, None]
-        places = indices[images].reshape(len(total), values[:1, :1].size)
+        places = indices[images].reshape(len(total), math.prod(values.shape[2:]))
         np.add.at(total.reshape(-1), (places + rows * size).ravel(), values.ravel())
         convert(total.reshape(here.shape), here)
 
