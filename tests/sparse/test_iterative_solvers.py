@@ -243,7 +243,9 @@ async def test_a_device_that_takes_few_operations(system: ta.System, in_flight: 
         await check_solution(found, laplacian(5), np.ones(25), 1e-10)
 
 
-@pytest.mark.parametrize("name", ["cg", "bicgstab", "minres"])
+@pytest.mark.parametrize(
+    "name", ["cg", *[pytest.param(one, marks=pytest.mark.slow) for one in ("bicgstab", "minres")]]
+)
 async def test_a_worker_killed_in_the_middle_changes_no_number(system: ta.System, name: str) -> None:
     matrix, b = laplacian(10), np.random.default_rng(6).normal(size=100)
     options = ta.DeviceOptions(isolation="process", retry=2)
