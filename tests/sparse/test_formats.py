@@ -17,6 +17,8 @@ import trio_accel as ta
 from trio_accel import sparse
 
 MAKERS = {"csr": sparse.csr, "csc": sparse.csc, "coo": sparse.coo, "bsr": sparse.bsr}
+# The stand-in has no cuSPARSE products with matrices.
+LAYOUTS = ["bsr", "coo"] if IS_STAND_IN else sorted(MAKERS)
 WIDE = {"float32": "float64", "complex64": "complex128"}
 
 
@@ -24,12 +26,10 @@ WIDE = {"float32": "float64", "complex64": "complex128"}
     case=cases,
     columns=st.integers(0, 4),
     transpose=st.sampled_from("NTC"),
-    layout=st.sampled_from(sorted(MAKERS)),
+    layout=st.sampled_from(LAYOUTS),
 )
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_products_of_every_format(case: Any, columns: int, transpose: Any, layout: str) -> None:
-    if IS_STAND_IN and layout in ("csr", "csc"):
-        pytest.skip("the stand-in has no products of matrices")
     matrix, dtype = random_matrix(**case), case["dtype"]
     full = matrix.toarray().astype(WIDE.get(dtype, dtype))
     op = {"N": full, "T": full.T, "C": full.conj().T}[transpose]

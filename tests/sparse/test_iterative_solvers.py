@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import scipy.sparse.linalg
+import trio
 from chosen import BACKEND
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -188,7 +189,7 @@ async def wrong(x: ta.AccelRef) -> ta.AccelRef:
 
 REFUSED: dict[str, tuple[Callable[[Any], Awaitable[object]], type[Exception], str]] = {
     "not square": (lambda a: sparse.cg(wider(a), np.ones(9)), ValueError, "A must be square"),
-    "a length": (lambda a: sparse.cg(a, np.ones(8)), ValueError, r"A of shape \(9, 9\) and b of shape \(8,\)"),
+    "a length": (lambda a: sparse.cg(a, np.ones(8)), ValueError, r"A of shape \(9, 9\) and b of shape"),
     "no matrix": (lambda a: sparse.cg(a.data, np.ones(9)), TypeError, "A must be a sparse"),  # type: ignore[arg-type]
     "no array": (lambda a: sparse.cg(a, [1.0]), TypeError, "b must be an array, got list"),  # type: ignore[arg-type]
     "a dtype": (lambda a: sparse.cg(a, np.ones(9, np.float32)), TypeError, "float32"),
@@ -218,7 +219,33 @@ async def test_what_is_refused(
         await ask(await sparse.csr(device, laplacian(3)))
 
 
-@pytest.mark.parametrize("name", ["cg", "bicgstab", "minres"])
+async def test_a_cancelled_solver_leaves_nothing(device: ta.Device) -> None:
+    a, b = await sparse.csr(device, laplacian(10)), np.random.default_rng(6).normal(size=100)
+    with trio.CancelScope() as scope:
+
+        async def product(x: ta.AccelRef) -> ta.AccelRef:
+            made = await sparse.spmv(a, x)
+            scope.cancel()
+            return made
+
+        await sparse.cg(product, await device.put(b))
+    assert scope.cancelled_caught
+    await device.synchronize()
+    assert device.pending == 0
+    assert (await sparse.cg(a, b)).iterations > 0
+
+
+@pytest.mark.parametrize("in_flight", [1, 4])
+async def test_a_device_that_takes_few_operations(system: ta.System, in_flight: int) -> None:
+    options = ta.DeviceOptions(isolation="inline", in_flight=in_flight)
+    async with system.open_device(BACKEND, options=options) as device:
+        found = await sparse.cg(await sparse.csr(device, laplacian(5)), np.ones(25), rtol=1e-10)
+        await check_solution(found, laplacian(5), np.ones(25), 1e-10)
+
+
+@pytest.mark.parametrize(
+    "name", ["cg", *[pytest.param(one, marks=pytest.mark.slow) for one in ("bicgstab", "minres")]]
+)
 async def test_a_worker_killed_in_the_middle_changes_no_number(system: ta.System, name: str) -> None:
     matrix, b = laplacian(10), np.random.default_rng(6).normal(size=100)
     options = ta.DeviceOptions(isolation="process", retry=2)

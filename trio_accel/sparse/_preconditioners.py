@@ -53,11 +53,9 @@ class Preconditioner:
             return await x.device.ask(_DIVIDE.compute(x, self._diagonal))
         assert self._lower is not None
         assert self._upper is not None
-        first = SpsolveTriangular(self._lower, x, True, unit_diagonal=self.kind == "ilu0")
-        half = x.device.submit(first)
-        solution = await x.device.ask(SpsolveTriangular(self._upper, half.value, False))
-        await half.wait()
-        return solution
+        is_unit = self.kind == "ilu0"
+        half = await x.device.ask(SpsolveTriangular(self._lower, x, True, unit_diagonal=is_unit))
+        return await x.device.ask(SpsolveTriangular(self._upper, half, False))
 
 
 async def precondition(matrix: CsrMatrix, kind: _Kind = "jacobi") -> Preconditioner:
