@@ -32,7 +32,8 @@ class Generator(Rejections):
     it before anything is sent: no part is drawn twice, also when draws run concurrently, fail, are
     cancelled, or the device is rebuilt in between. The same seed and the same draws in the same
     order give the same numbers, on every backend that has the generator: bits and whole numbers to the last
-    bit, floating ones up to rounding.
+    bit, floating ones up to rounding. A number by rejection is another one where the last bit of a logarithm
+    decides.
 
     Each draw of Philox begins a new row of the sequence, so that two draws of 10 numbers are other numbers
     than one draw of 20. The other kinds go on with the next word. They have no gamma, Poisson and binomial
