@@ -10,6 +10,7 @@ from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
 from . import (
     _activations,
     _actor,
+    _adaptive_pooling,
     _attention,
     _convolutions,
     _dropout,
@@ -21,6 +22,7 @@ from . import (
 )
 from ._activations import *
 from ._actor import *
+from ._adaptive_pooling import *
 from ._attention import *
 from ._convolutions import *
 from ._dropout import *
@@ -33,6 +35,7 @@ from ._pooling import *
 __all__: list[str] = []
 __all__ += _activations.__all__
 __all__ += _actor.__all__
+__all__ += _adaptive_pooling.__all__
 __all__ += _attention.__all__
 __all__ += _convolutions.__all__
 __all__ += _dropout.__all__

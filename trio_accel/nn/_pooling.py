@@ -7,184 +7,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, overload
+from typing import Any, Final, Literal, TypeAlias, overload
 
-import attrs
 import numpy as np
 
 from ..backends.base import DType
-from ..backends.base.ops import ArraySpec, AvgPoolGradSpec, AvgPoolSpec, MaxPoolGradSpec, MaxPoolSpec
+from ..backends.base.ops import AvgPoolGradSpec, MaxPoolGradSpec
 from ..devices import AccelRef, Operand, Operation, Planned, Planner, message_of, operation
 from ..expressions import Elementwise
 from ._actor import DnnActor
-from ._windows import FLOATS, check_axes, check_dtypes, is_several, pairs, shape_of, sizes, whole
+from ._pool_plans import MaxPoolResult, avg_pools, check_images, max_pools, means
+from ._windows import FLOATS, check_dtypes, shape_of
 
 __all__ = [
-    "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AdaptiveAvgPoolGrad",
-    "AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "AdaptiveMaxPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d",
-    "AvgPoolGrad", "MaxPool1d", "MaxPool2d", "MaxPool3d", "MaxPoolGrad", "MaxPoolResult",
-    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_avg_pool_grad",
-    "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "avg_pool1d", "avg_pool2d",
+    "AdaptiveAvgPoolGrad", "AvgPool1d", "AvgPool2d", "AvgPool3d", "AvgPoolGrad", "MaxPool1d", "MaxPool2d",
+    "MaxPool3d", "MaxPoolGrad", "MaxPoolResult", "adaptive_avg_pool_grad", "avg_pool1d", "avg_pool2d",
     "avg_pool3d", "avg_pool_grad", "lp_pool1d", "lp_pool2d", "lp_pool3d", "max_pool1d", "max_pool2d",
     "max_pool3d", "max_pool_grad",
 ]  # fmt: skip
 
 _Sizes: TypeAlias = int | Sequence[int]
-_Targets: TypeAlias = int | Sequence[int | None] | None
 _Padding: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]]
-
-
-class MaxPoolResult(NamedTuple):
-    """The greatest elements of windows, and where they were; see `max_pool2d`."""
-
-    output: AccelRef
-    """The elements."""
-    indices: AccelRef
-    """Their places in the input, counted over its spatial axes in C order: int64."""
-
-
-@attrs.frozen
-class _Pool:
-    """Checked sizes of a pooling, along each spatial axis.
-
-    Attributes:
-        window: Elements of a window.
-        stride: Steps from window to window.
-        before: Elements before the first one, that are not there.
-        behind: Those behind the last one.
-        dilation: Steps between the elements of a window.
-        counts: How many windows there are.
-    """
-
-    window: tuple[int, ...]
-    stride: tuple[int, ...]
-    before: tuple[int, ...]
-    behind: tuple[int, ...]
-    dilation: tuple[int, ...]
-    counts: tuple[int, ...]
-
-    @classmethod
-    def of(cls, name: str, message: Any, spatial: tuple[int, ...]) -> _Pool:
-        """Check those of a message, for arrays of these extents."""
-        dims = len(spatial)
-        window = sizes(name, "kernel_size", message.kernel_size, dims, 1)
-        stride = window if message.stride is None else sizes(name, "stride", message.stride, dims, 1)
-        before, behind = pairs(name, message.padding, dims)
-        dilation = sizes(name, "dilation", getattr(message, "dilation", 1), dims, 1)
-        if message.ceil_mode not in (False, True):
-            raise ValueError(f"{name}: ceil_mode must be False or True, got {message.ceil_mode!r}")
-        of = zip(spatial, window, stride, before, behind, dilation, strict=True)
-        counts = tuple([_count(name, message, *numbers) for numbers in of])
-        return cls(window, stride, before, behind, dilation, counts)
-
-
-def _count(
-    name: str, message: Any, extent: int, window: int, stride: int, before: int, behind: int, dilation: int
-) -> int:
-    """Count the windows along an axis."""
-    reach = dilation * (window - 1) + 1
-    if max(before, behind) > reach // 2:
-        raise ValueError(
-            f"{name}: padding must be at most half of a window, got "
-            f"{message.padding!r} for windows of {reach}"
-        )
-    free = extent + before + behind - reach
-    if free < 0 or not extent:
-        raise ValueError(
-            f"{name}: windows must fit into the padded input: they have {reach} elements along an axis "
-            f"of {extent}, with padding {message.padding!r}"
-        )
-    count = (-(-free // stride) if message.ceil_mode else free // stride) + 1
-    if message.ceil_mode and (count - 1) * stride >= extent + before:
-        # The last window begins in the input, or before it.
-        count -= 1
-    for start in range(-before, 0, stride):
-        if start + -(start // dilation) * dilation >= extent:
-            raise ValueError(f"{name}: each window must have an element, got {message.padding!r} for padding")
-    return count
-
-
-def _read(planner: Planner, message: Any, dims: int) -> ArraySpec:
-    x = planner.read("input", message.input)
-    check_dtypes(planner, input=x)
-    check_axes(planner.name, "input", x, dims)
-    return x
-
-
-def _max_pools(dims: int, *, is_adaptive: bool = False) -> Callable[[Any, Planner], Planned[Any]]:
-    """Return the plan of a pooling by maxima along so many axes."""
-
-    def plan(message: Any, planner: Planner) -> Planned[Any]:
-        x = _read(planner, message, dims)
-        if message.return_indices not in (False, True):
-            raise ValueError(
-                f"{planner.name}: return_indices must be False or True, got {message.return_indices!r}"
-            )
-        numbers: tuple[tuple[int, ...], ...] = ((0,) * dims,) * 4
-        if is_adaptive:
-            counts = _targets(planner.name, message, x.shape[-dims:])
-        else:
-            pool = _Pool.of(planner.name, message, x.shape[-dims:])
-            counts, numbers = pool.counts, (pool.window, pool.stride, pool.before, pool.dilation)
-        shape = (*x.shape[:-dims], *counts)
-        out = planner.output(shape, x.dtype)
-        indices = planner.output(shape, DType.int64) if message.return_indices else None
-        window, stride, before, dilation = numbers
-        spec = MaxPoolSpec(
-            window, stride, before, dilation, x, out.spec, None if indices is None else indices.spec
-        )
-        return Planned(spec, out if indices is None else MaxPoolResult(out, indices), is_checked=True)
-
-    return plan
-
-
-def _targets(name: str, message: Any, spatial: tuple[int, ...]) -> tuple[int, ...]:
-    """Take the sizes of the result of an adaptive pooling; None keeps one."""
-    given: Any = message.output_size
-    if not is_several(given):
-        given = (given,) * len(spatial)
-    wanted = [extent if one is None else one for one, extent in zip(given, spatial, strict=False)]
-    if len(given) != len(spatial):
-        raise ValueError(
-            f"{name}: output_size must have a number for each of {len(spatial)} axes, got {given!r}"
-        )
-    if 0 in spatial:
-        raise ValueError(f"{name}: input must have an element along each spatial axis, got {spatial}")
-    return sizes(name, "output_size", wanted, len(spatial), 1)
-
-
-def _avg_pools(dims: int, *, is_adaptive: bool = False) -> Callable[[Any, Planner], Planned[AccelRef]]:
-    """Return the plan of a pooling by means along so many axes."""
-
-    def plan(message: Any, planner: Planner) -> Planned[AccelRef]:
-        x = _read(planner, message, dims)
-        if is_adaptive:
-            counts = _targets(planner.name, message, x.shape[-dims:])
-            numbers: tuple[Any, ...] = (*((0,) * dims,) * 4, 0, False)
-        else:
-            counts, numbers = _means(planner.name, message, x.shape[-dims:])
-        out = planner.output((*x.shape[:-dims], *counts), x.dtype, message.out)
-        if message.out is not None:
-            planner.distinct("out", out.spec, input=x)
-        window, stride, before, behind, divisor, counts_pad = numbers
-        spec = AvgPoolSpec(window, stride, before, behind, divisor, counts_pad, x, out.spec)
-        return Planned(spec, out, is_checked=True)
-
-    return plan
-
-
-def _means(name: str, message: Any, spatial: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-    """Check the sizes of a pooling by means: how many windows there are, and fields of `AvgPoolSpec`."""
-    pool = _Pool.of(name, message, spatial)
-    if message.count_include_pad not in (False, True):
-        raise ValueError(
-            f"{name}: count_include_pad must be False or True, got {message.count_include_pad!r}"
-        )
-    divisor = getattr(message, "divisor_override", None)
-    divisor = 0 if divisor is None else whole(name, "divisor_override", divisor, 1)
-    return pool.counts, (
-        pool.window, pool.stride, pool.before, pool.behind, divisor, bool(message.count_include_pad)
-    )  # fmt: skip
 
 
 @overload
@@ -208,7 +51,7 @@ async def max_pool1d(
     *,
     return_indices: Literal[True],
 ) -> MaxPoolResult: ...
-@operation(actor=DnnActor, plan=_max_pools(1))
+@operation(actor=DnnActor, plan=max_pools(1))
 async def max_pool1d(
     input: Operand,
     kernel_size: _Sizes,
@@ -243,7 +86,7 @@ async def max_pool2d(
     *,
     return_indices: Literal[True],
 ) -> MaxPoolResult: ...
-@operation(actor=DnnActor, plan=_max_pools(2))
+@operation(actor=DnnActor, plan=max_pools(2))
 async def max_pool2d(
     input: Operand,
     kernel_size: _Sizes,
@@ -301,7 +144,7 @@ async def max_pool3d(
     *,
     return_indices: Literal[True],
 ) -> MaxPoolResult: ...
-@operation(actor=DnnActor, plan=_max_pools(3))
+@operation(actor=DnnActor, plan=max_pools(3))
 async def max_pool3d(
     input: Operand,
     kernel_size: _Sizes,
@@ -315,7 +158,7 @@ async def max_pool3d(
     ...
 
 
-@operation(actor=DnnActor, plan=_avg_pools(1))
+@operation(actor=DnnActor, plan=avg_pools(1))
 async def avg_pool1d(
     input: Operand,
     kernel_size: _Sizes,
@@ -331,7 +174,7 @@ async def avg_pool1d(
     ...
 
 
-@operation(actor=DnnActor, plan=_avg_pools(2))
+@operation(actor=DnnActor, plan=avg_pools(2))
 async def avg_pool2d(
     input: Operand,
     kernel_size: _Sizes,
@@ -368,7 +211,7 @@ async def avg_pool2d(
     ...
 
 
-@operation(actor=DnnActor, plan=_avg_pools(3))
+@operation(actor=DnnActor, plan=avg_pools(3))
 async def avg_pool3d(
     input: Operand,
     kernel_size: _Sizes,
@@ -384,106 +227,6 @@ async def avg_pool3d(
     ...
 
 
-@operation(actor=DnnActor, plan=_avg_pools(1, is_adaptive=True))
-async def adaptive_avg_pool1d(
-    input: Operand, output_size: _Targets, *, out: AccelRef | None = None
-) -> AccelRef:
-    """Compute means of sequences, as `torch.nn.functional.adaptive_avg_pool1d`; see `adaptive_avg_pool2d`."""
-    ...
-
-
-@operation(actor=DnnActor, plan=_avg_pools(2, is_adaptive=True))
-async def adaptive_avg_pool2d(
-    input: Operand, output_size: _Targets, *, out: AccelRef | None = None
-) -> AccelRef:
-    """Compute means of so many windows, as `torch.nn.functional.adaptive_avg_pool2d`.
-
-    Window i of n takes the elements from ``i * length // n`` to below ``ceil((i + 1) * length / n)``.
-
-    Args:
-        input: Array of shape (n, c, height, width), or (c, height, width).
-        output_size: How many windows there are: a number, or one for each axis; None for as many as elements.
-        out: Array to write to.
-
-    Returns:
-        The means, of shape (n, c, *output_size).
-
-    Raises:
-        TypeError, ValueError, NotSupportedError: As of `avg_pool2d`; or the input has no elements.
-    """
-    ...
-
-
-@operation(actor=DnnActor, plan=_avg_pools(3, is_adaptive=True))
-async def adaptive_avg_pool3d(
-    input: Operand, output_size: _Targets, *, out: AccelRef | None = None
-) -> AccelRef:
-    """Compute means of volumes, as `torch.nn.functional.adaptive_avg_pool3d`; see `adaptive_avg_pool2d`."""
-    ...
-
-
-@overload
-async def adaptive_max_pool1d(
-    input: Operand, output_size: _Targets, return_indices: Literal[False] = False
-) -> AccelRef: ...
-@overload
-async def adaptive_max_pool1d(
-    input: Operand, output_size: _Targets, return_indices: Literal[True]
-) -> MaxPoolResult: ...
-@operation(actor=DnnActor, plan=_max_pools(1, is_adaptive=True))
-async def adaptive_max_pool1d(
-    input: Operand, output_size: _Targets, return_indices: bool = False
-) -> AccelRef | MaxPoolResult:
-    """Find maxima of sequences, as `torch.nn.functional.adaptive_max_pool1d`; see `adaptive_max_pool2d`."""
-    ...
-
-
-@overload
-async def adaptive_max_pool2d(
-    input: Operand, output_size: _Targets, return_indices: Literal[False] = False
-) -> AccelRef: ...
-@overload
-async def adaptive_max_pool2d(
-    input: Operand, output_size: _Targets, return_indices: Literal[True]
-) -> MaxPoolResult: ...
-@operation(actor=DnnActor, plan=_max_pools(2, is_adaptive=True))
-async def adaptive_max_pool2d(
-    input: Operand, output_size: _Targets, return_indices: bool = False
-) -> AccelRef | MaxPoolResult:
-    """Find the greatest element of so many windows, as `torch.nn.functional.adaptive_max_pool2d`.
-
-    The windows are those of `adaptive_avg_pool2d`, and the order of elements that of `max_pool2d`.
-
-    Args:
-        input: Array of shape (n, c, height, width), or (c, height, width).
-        output_size: How many windows there are: a number, or one for each axis; None for as many as elements.
-        return_indices: Whether to tell where the elements were.
-
-    Returns:
-        The elements, of shape (n, c, *output_size); with `return_indices` a `MaxPoolResult`.
-
-    Raises:
-        TypeError, ValueError, NotSupportedError: As of `max_pool2d`; or the input has no elements.
-    """
-    ...
-
-
-@overload
-async def adaptive_max_pool3d(
-    input: Operand, output_size: _Targets, return_indices: Literal[False] = False
-) -> AccelRef: ...
-@overload
-async def adaptive_max_pool3d(
-    input: Operand, output_size: _Targets, return_indices: Literal[True]
-) -> MaxPoolResult: ...
-@operation(actor=DnnActor, plan=_max_pools(3, is_adaptive=True))
-async def adaptive_max_pool3d(
-    input: Operand, output_size: _Targets, return_indices: bool = False
-) -> AccelRef | MaxPoolResult:
-    """Find maxima of volumes, as `torch.nn.functional.adaptive_max_pool3d`; see `adaptive_max_pool2d`."""
-    ...
-
-
 def _plan_max_grad(message: Any, planner: Planner) -> Planned[AccelRef]:
     name, shape = planner.name, shape_of(planner.name, "input_size", message.input_size)
     grad, indices = planner.read("grad_output", message.grad_output), planner.read("indices", message.indices)
@@ -494,24 +237,9 @@ def _plan_max_grad(message: Any, planner: Planner) -> Planned[AccelRef]:
         raise ValueError(
             f"{name}: grad_output and indices must have one shape, got {grad.shape} and {indices.shape}"
         )
-    _check_images(name, shape, grad)
+    check_images(name, shape, grad)
     out = planner.output(shape, grad.dtype)
     return Planned(MaxPoolGradSpec(grad, indices, out.spec), out, is_checked=True)
-
-
-def _check_images(name: str, shape: tuple[int, ...], grad: ArraySpec) -> tuple[int, ...]:
-    """Require the same images of gradients and of an input; returns the spatial extents of the input.
-
-    Without an axis for a batch nothing would say how many axes are spatial.
-    """
-    if not 3 <= len(shape) <= 5 or 0 in shape[2:]:
-        raise ValueError(f"{name}: input_size must be (n, c, ...) with one to three axes behind, got {shape}")
-    if grad.ndim != len(shape) or grad.shape[:2] != shape[:2]:
-        raise ValueError(
-            f"{name}: grad_output must have shape {shape[:2]} and then as many axes as input_size, "
-            f"got {grad.shape}"
-        )
-    return shape[2:]
 
 
 @operation(actor=DnnActor, plan=_plan_max_grad)
@@ -539,9 +267,9 @@ def _plan_avg_grad(message: Any, planner: Planner) -> Planned[AccelRef]:
     name, shape = planner.name, shape_of(planner.name, "input_size", message.input_size)
     grad = planner.read("grad_output", message.grad_output)
     check_dtypes(planner, grad_output=grad)
-    spatial = _check_images(name, shape, grad)
+    spatial = check_images(name, shape, grad)
     if hasattr(message, "kernel_size"):
-        counts, numbers = _means(name, message, spatial)
+        counts, numbers = means(name, message, spatial)
         if grad.shape[2:] != counts:
             raise ValueError(f"{name}: grad_output must have shape {(*shape[:2], *counts)}, got {grad.shape}")
     else:
@@ -700,19 +428,7 @@ async def lp_pool3d(
     return await _lp_pool(3, input, norm_type, kernel_size, stride, ceil_mode, padding)
 
 
-AdaptiveAvgPool1d: Final = adaptive_avg_pool1d.message
-AdaptiveAvgPool2d: Final = adaptive_avg_pool2d.message
-AdaptiveAvgPool3d: Final = adaptive_avg_pool3d.message
 AdaptiveAvgPoolGrad: Final = adaptive_avg_pool_grad.message
-AdaptiveMaxPool1d: Callable[..., Operation[DnnActor, AccelRef | MaxPoolResult]] = message_of(
-    adaptive_max_pool1d
-)
-AdaptiveMaxPool2d: Callable[..., Operation[DnnActor, AccelRef | MaxPoolResult]] = message_of(
-    adaptive_max_pool2d
-)
-AdaptiveMaxPool3d: Callable[..., Operation[DnnActor, AccelRef | MaxPoolResult]] = message_of(
-    adaptive_max_pool3d
-)
 AvgPool1d: Final = avg_pool1d.message
 AvgPool2d: Final = avg_pool2d.message
 AvgPool3d: Final = avg_pool3d.message
