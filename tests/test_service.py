@@ -495,6 +495,7 @@ def test_metrics_health_and_readiness(service: Serving) -> None:
     assert service.get("health").json()["process"] == service.process.pid
     ready = service.get("ready").json()
     assert ready["status"] == "ready"
+    assert service.post("embed", {"texts": ["a"]}).status_code == 200
     families = {family.name: family for family in text_string_to_metric_families(service.get("metrics").text)}
     messages = families["trio_accel_messages"]
     paths = {sample.labels["path"] for sample in messages.samples}

@@ -43,6 +43,8 @@ CALLS: dict[str, Mapping[str, Any]] = {
     "random.integers": {**DRAWS, "low": 0, "high": 9},
     "random.lognormal": FLOATS,
     "random.normal": FLOATS,
+    "random.sequence_bits": {"sequence": "xorwow", "state": (1, 2, 3, 4, 5, 6), "shape": (3, 5)},
+    "random.rejected": {**FLOATS, "distribution": "gamma", "a": np.full((3, 5), 2.5)},
     "random.uniform": FLOATS,
     "sparse.sddmm": {"matrix": SPARSE, "a": SQUARE, "b": OTHER},
     "sparse.spmm": {"matrix": SPARSE, "b": OTHER},

@@ -10,8 +10,8 @@ __all__ = ["OTHER_NAMES", "elsewhere", "instead_of", "tells_of_missing"]
 
 _ROOT = __name__.partition(".")[0]
 
-# Packages that declare operations, in the order in which a name is looked for.
-_CAPABILITIES = ("arrays", "linalg", "fft", "nn", "random", "sparse")
+# Packages with functions of arrays, in the order in which a name is looked for.
+_CAPABILITIES = ("arrays", "linalg", "fft", "nn")
 
 _INSTEAD: dict[str, str] = {
     "open_device": 'async with ta.open_system("name") as system, system.open_device("cpu") as device',
