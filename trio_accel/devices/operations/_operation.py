@@ -519,11 +519,11 @@ class Planner:
             )
         spec = planned.spec
         described = spec.descriptor()
-        if not planned.is_checked:
-            described.check(self.name, spec)
         behind: tuple[CopySpec, ...] = ()
         if self._views:
             spec, behind = self._without_views(spec)
+        if not planned.is_checked:
+            described.check(self.name, spec)
         reads, writes = described.blocks(spec)
         for staged in self._staged:
             reads |= staged.blocks()[0]
