@@ -24,11 +24,14 @@ ROOT = Path(__file__).parent
 # What knows no backend by name.
 STAND_IN = (
     *("arrays", "backends", "collectives", "devices", "fft", "graphs", "interop", "jit", "linalg"),
-    *("programs", "random", "sparse", "testing", "weights"),
+    *("nn", "programs", "random", "sparse", "testing", "weights"),
 )
 # What holds any backend to its protocols, and to the numbers.
 CONFORMANCE = (
-    *(f"tests/{folder}" for folder in ("arrays", "backends", "fft", "jit", "linalg", "random", "sparse")),
+    *(
+        f"tests/{folder}"
+        for folder in ("arrays", "backends", "fft", "jit", "linalg", "nn", "random", "sparse")
+    ),
     *(f"tests/devices/test_{module}.py" for module in ("hazards", "memory", "out_arrays")),
 )
 # And what has no device, or one of its own.
