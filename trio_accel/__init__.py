@@ -5,8 +5,8 @@ it, and a reply arrives when the device has completed the operation.
 """
 
 import logging as _logging
+import typing as _typing
 from importlib import import_module as _import_module
-from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from . import arrays, linalg
 from ._version import __version__
@@ -107,7 +107,7 @@ from .devices import (
     stream,
 )
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from . import (
         collectives,
         fft,
@@ -153,7 +153,7 @@ _NAMES_OF_LATER = {
 }
 
 
-if not _TYPE_CHECKING:  # checkers would take every name for one that is there
+if not _typing.TYPE_CHECKING:  # checkers would take every name for one that is there
 
     def __getattr__(name: str) -> object:
         """Import what is imported at its first use; tell where a name is that is not here."""

@@ -4,7 +4,7 @@ A function asks the device of its array. See `Device.ask` for cancellation and t
 can end with.
 """
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
 from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
 from . import (
@@ -49,5 +49,5 @@ __all__ += _selection.__all__
 __all__ += _sorting.__all__
 __all__ += _views.__all__
 
-if not _TYPE_CHECKING:
+if not _typing.TYPE_CHECKING:
     __getattr__ = _tells_of_missing(__name__)

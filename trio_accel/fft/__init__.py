@@ -1,6 +1,6 @@
 """Fourier transforms on a device, and what is made of them: messages, functions, and the actor."""
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
 from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
 from . import _convolutions, _functions, _helpers, _real
@@ -15,5 +15,5 @@ __all__ += _functions.__all__
 __all__ += _helpers.__all__
 __all__ += _real.__all__
 
-if not _TYPE_CHECKING:
+if not _typing.TYPE_CHECKING:
     __getattr__ = _tells_of_missing(__name__)

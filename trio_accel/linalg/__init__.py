@@ -15,7 +15,7 @@ Refusals of all functions, before anything is launched:
 * `NotSupportedError`: the backend does not have it, or not for this dtype; of solvers, a `TypeError`.
 """
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
 from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
 from . import (
@@ -54,5 +54,5 @@ __all__ += _systems.__all__
 __all__ += _vectors.__all__
 __all__ += _views.__all__
 
-if not _TYPE_CHECKING:
+if not _typing.TYPE_CHECKING:
     __getattr__ = _tells_of_missing(__name__)

@@ -4,7 +4,7 @@
 `Device.ask` for cancellation and the errors that any operation can end with.
 """
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
 from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
 from . import (
@@ -45,5 +45,5 @@ __all__ += _norms.__all__
 __all__ += _optimizers.__all__
 __all__ += _pooling.__all__
 
-if not _TYPE_CHECKING:
+if not _typing.TYPE_CHECKING:
     __getattr__ = _tells_of_missing(__name__)

@@ -1,6 +1,6 @@
 """Random numbers on a device: generators, their messages, Sobol points, and the actor that serves them."""
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
 from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
 from . import _actor, _generator, _messages, _sobol
@@ -15,5 +15,5 @@ __all__ += _generator.__all__
 __all__ += _messages.__all__
 __all__ += _sobol.__all__
 
-if not _TYPE_CHECKING:
+if not _typing.TYPE_CHECKING:
     __getattr__ = _tells_of_missing(__name__)

@@ -8,7 +8,7 @@ it was to change is damaged, and its use is refused. All functions raise:
 * `LibraryError`: a structure that was put together by hand and is wrong.
 """
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
 from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
 from . import (
@@ -52,5 +52,5 @@ __all__ += _products.__all__
 __all__ += _structures.__all__
 __all__ += _systems.__all__
 
-if not _TYPE_CHECKING:
+if not _typing.TYPE_CHECKING:
     __getattr__ = _tells_of_missing(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import numpy as np
 
@@ -304,4 +304,4 @@ async def norm(
     return await _MOST["max" if ord in (1, math.inf) else "min"](sums)
 
 
-FindRows = _find_rows.message
+FindRows: Final = _find_rows.message

@@ -41,7 +41,8 @@ class Preconditioner:
         lower: CsrMatrix | None = None,
         upper: CsrMatrix | None = None,
     ) -> None:
-        self.kind, self.shape = kind, shape
+        self.kind: _Kind = kind
+        self.shape: tuple[int, int] = shape
         self._diagonal, self._lower, self._upper = diagonal, lower, upper
 
     def __repr__(self) -> str:

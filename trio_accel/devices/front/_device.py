@@ -74,7 +74,7 @@ class OpenDevice(Device):
             WorkerDispatch(self.state, adopted) if self.isolation == "process" else InlineDispatch(self.state)
         )
         # Operations that span devices, in workers: they have the device one after the other.
-        self.spanning = trio.Lock()
+        self.spanning: trio.Lock = trio.Lock()
         self._around: list[Around] = []
         self._set_ask()
 
