@@ -17,7 +17,9 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2025.10.16"  # `download_python` of a session
-nox.options.sessions = ["lint", "types", "tests", "machines", "stand_in", "third", "docs", "examples"]
+nox.options.sessions = [
+    *("lint", "types", "tests", "machines(machine='small')", "stand_in", "third", "docs", "examples")
+]
 nox.options.error_on_missing_interpreters = True
 
 ROOT = Path(__file__).parent

@@ -626,6 +626,7 @@ def test_what_cannot_be_served_is_told_in_a_sentence(
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0, reason="only root gives files away")
 @pytest.mark.parametrize("is_link", [False, True])
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, is_link: bool) -> None:
@@ -641,6 +642,7 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, is_link: bool) -> 
     )
 
 
+@pytest.mark.slow
 def test_a_folder_that_anybody_can_write_to_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     assert (
@@ -649,6 +651,7 @@ def test_a_folder_that_anybody_can_write_to_is_refused(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "why"),
     [

@@ -143,6 +143,7 @@ def test_names_that_the_terminal_cannot_show(start: Start, environment: dict[str
     assert process.communicate(timeout=40)[1] == "trio-accel: cannot read /gr??e: no such file or directory\n"
 
 
+@pytest.mark.slow
 def test_signs_that_the_terminal_cannot_show(start: Start, environment: dict[str, str]) -> None:
     environment = {**environment, "PYTHONIOENCODING": "ascii"}
     process = start("demo", "recover", "--isolation", "inline", env=environment)
@@ -169,6 +170,7 @@ def test_nothing_in_a_name_or_a_file_controls_the_terminal(cli: Cli, tmp_path: P
     assert not {"\x1b", "\x9b", "\x07"}.intersection(done.out + refusal)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["--help", "info", "info --json", "demo recover", "demo recover --json"])
 def test_output_that_nobody_reads(start: Start, command: str) -> None:
     process = start(*command.split())

@@ -74,6 +74,7 @@ def failed_checks(step: dict[str, Any]) -> list[str]:
     return [check["name"] for check in step["checks"] if not check["ok"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", [INLINE, PROCESS])
 def test_every_request_has_a_fate(cli: Cli, isolation: str) -> None:
     step = recover(cli, isolation)
@@ -94,6 +95,7 @@ def test_every_request_has_a_fate(cli: Cli, isolation: str) -> None:
     assert all(0 <= fate["begun"] <= fate["ended"] for fate in fates)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", [INLINE, PROCESS])
 def test_each_fault_is_felt_and_recovered_from(cli: Cli, isolation: str) -> None:
     data = recover(cli, isolation)["data"]
@@ -181,6 +183,7 @@ def test_the_hashes_are_those_of_the_elements(cli: Cli) -> None:
         assert array["nbytes"] == math.prod(array["shape"]) * np.dtype(array["dtype"]).itemsize
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", [INLINE, PROCESS])
 def test_the_text_for_a_person(cli: Cli, isolation: str) -> None:
     done = cli("demo", "recover", "--isolation", isolation)

@@ -195,6 +195,7 @@ def test_a_tolerance_that_float64_cannot_reach_is_a_failed_check(cli: Cli, data:
     assert step["notes"][0].startswith("the recursion came below 1e-18, the residual itself did not")
 
 
+@pytest.mark.slow
 def test_a_larger_tolerance_takes_fewer_iterations(cli: Cli, data: Path) -> None:
     counts = [
         solve(cli, "--matrix", data / "nos5.mtx.gz", "--rtol", rtol)["data"]["iterations"]

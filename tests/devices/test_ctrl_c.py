@@ -121,6 +121,7 @@ def test_ctrl_c_at_every_line_of_a_stream(caplog: pytest.LogCaptureFixture) -> N
 
 FIRST_IMPORTS = """
 import sys, threading, numpy as np, trio, trio_accel as ta
+import trio_accel.fft, trio_accel.random
 
 class Finder:
     @staticmethod

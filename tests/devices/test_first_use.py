@@ -12,6 +12,7 @@ PROGRAM = """
 import sys, threading
 import numpy as np, scipy.sparse, trio
 import trio_accel as ta
+import trio_accel.fft, trio_accel.random, trio_accel.sparse
 
 async def main():
     options = ta.DeviceOptions(isolation=sys.argv[2])
