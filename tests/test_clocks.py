@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 import trio_accel
 
 PACKAGE = Path(trio_accel.__file__).parent
@@ -21,6 +23,7 @@ SHOWN = {
 OF_THE_DAY = {"time.time", "time.time_ns", "time.localtime", "datetime.now", "datetime.utcnow", "date.today"}
 
 
+@pytest.mark.slow
 def test_only_what_shows_the_time_of_day_asks_for_it() -> None:
     found = set()
     for path in PACKAGE.rglob("*.py"):

@@ -121,6 +121,7 @@ def test_a_record_agrees_with_the_declarations(backend: str, record: dict[str, A
             assert passed <= {str(dtype) for dtype in DECLARED[name].declaration.dtypes}, name
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(IS_STAND_IN, reason="a record is refused there")
 def test_a_run_records_what_was_compared_in_tests_that_passed(tmp_path: Path) -> None:
     (tmp_path / "arrays").mkdir()

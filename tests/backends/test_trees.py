@@ -44,6 +44,7 @@ def leaf_of(arrays: list[object]) -> Any:
     return leaf
 
 
+@pytest.mark.slow
 @given(PLAIN)
 def test_a_value_comes_back_through_text(value: Any) -> None:
     arrays: list[object] = []

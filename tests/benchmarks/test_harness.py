@@ -305,6 +305,7 @@ def test_mixed_shapes_are_different_ones_of_100_to_600() -> None:
     assert [matrix.shape for matrix in mixed_matrices()] == list(MIXED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 async def test_mixed_works_are_asked_for_with_one_matrix_after_the_other(isolation: Isolation) -> None:
     matrices, repeated = mixed_matrices(), repeated_matrix()

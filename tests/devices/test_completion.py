@@ -322,6 +322,7 @@ class TestSpinning:
         port.spin = noting  # type: ignore[method-assign]
         return ends
 
+    @pytest.mark.slow
     async def test_it_sees_the_end_by_itself(
         self, device: ta.Device, backend: ManualBackend, ref: ta.AccelRef, ends: list[bool]
     ) -> None:
@@ -332,6 +333,7 @@ class TestSpinning:
         np.testing.assert_array_equal(await ref.to_host(), np.ones(3))
         assert (await device.statistics()).in_flight == 0
 
+    @pytest.mark.slow
     async def test_nobody_spins_for_long(
         self,
         device: ta.Device,

@@ -283,6 +283,7 @@ async def test_refusals_that_wait_are_those_of_their_tenant(
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_an_asker_that_waits_for_its_refusal_is_cancelled_at_once(
     system: ta.System, autojump_clock: MockClock, model: Model
 ) -> None:

@@ -176,6 +176,7 @@ def test_exit_codes_arguments_and_flags_are_those_of_the_program(command: Run) -
     assert (done.returncode, done.stdout, done.stderr) == (7, "['-c', '--help', 'a b']\n", "")
 
 
+@pytest.mark.slow
 def test_flags_of_the_interpreter_are_passed_on(stand_in: StandIn) -> None:
     program = "import sys; print(sys.flags.utf8_mode, sys.flags.optimize)"
     flagged = (COMMAND[0], "-O", "-X", "utf8", *COMMAND[1:], "-c", program)

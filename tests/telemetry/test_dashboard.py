@@ -219,6 +219,7 @@ async def test_texts_of_errors_are_shown_where_that_is_wanted(system: ta.System)
         assert "<secret" not in page
 
 
+@pytest.mark.slow
 async def test_one_that_does_not_read_holds_up_nothing(dashboard: Dashboard, system: ta.System) -> None:
     for number in range(200):
         await system.spawn(Worker, name=f"worker-{number}")

@@ -77,6 +77,7 @@ async def test_a_place_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture)
     assert sum("test_a_place_is_logged" in record.getMessage() for record in caplog.records) == 1
 
 
+@pytest.mark.slow
 async def test_many_short_steps_hold_nothing() -> None:
     async def short() -> None:
         for _ in range(3):

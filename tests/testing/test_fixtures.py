@@ -48,6 +48,7 @@ def run(
     return run
 
 
+@pytest.mark.slow
 @only_linux
 def test_a_device_in_the_isolation_that_a_marker_names(run: Callable[..., pytest.RunResult]) -> None:
     result = run(

@@ -266,6 +266,7 @@ def test_methods_and_examples_of_hypothesis(run: Callable[[str], pytest.RunResul
     result.assert_outcomes(failed=1, passed=1)
 
 
+@pytest.mark.slow
 @only_linux
 def test_a_device_in_a_worker_process(run: Callable[[str], pytest.RunResult]) -> None:
     result = run(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import os
 from pathlib import Path
@@ -32,6 +34,7 @@ trio.run(main)
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_finds_its_context_lost_is_followed_by_another(run_on_stand_in, tmp_path: Path) -> None:
     said = run_on_stand_in(PROGRAM, STAND_IN_LOST=str(tmp_path / "lost"))
     assert said == "[0.0, 1.0, 2.0] False 2\n"

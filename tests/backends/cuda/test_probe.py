@@ -348,6 +348,7 @@ class TestLibraries:
 
 @pytest.mark.parametrize("isolation", ["inline", "process"])
 class TestOpening:
+    @pytest.mark.slow
     def test_a_library_that_is_missing_is_refused_by_the_actor(
         self, bare: Machine, variables: Callable[..., dict[str, str]], isolation: str
     ) -> None:
@@ -372,6 +373,7 @@ print(await x.to_host())
             "[0. 1. 2. 3.]",
         ]
 
+    @pytest.mark.slow
     def test_another_process_was_quicker(
         self, equipped: Machine, variables: Callable[..., dict[str, str]], isolation: str
     ) -> None:

@@ -501,6 +501,7 @@ async def library(modules: Modules) -> str:
 ASKING = "class Asking:\n    @classmethod\n    def rehearse(cls): LIBRARY.ask()\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "why"),
     [
@@ -659,6 +660,7 @@ class Team:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("team", ["libgomp", "OpenBLAS"])
 async def test_threads_of_numerical_libraries_compute_in_the_next_worker(
     system: ta.System, modules: Modules, monkeypatch: pytest.MonkeyPatch, team: str

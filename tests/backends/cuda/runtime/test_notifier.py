@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 PROGRAM = """
 from cuda.bindings import driver
 from trio_accel.backends import resolve
@@ -81,5 +83,6 @@ trio.run(main)
 """
 
 
+@pytest.mark.slow
 def test_the_driver_calls_the_c_library_beside_the_work(run_on_stand_in):
     assert run_on_stand_in(WHERE).split() == ["True"] * 4
