@@ -45,9 +45,9 @@ NO_DEVICE = (
     "*/test_channel.py",
     "*/test_wire*",
 )
-# What is the same with any backend: how processes start and end, and what Python does in them.
+# What is mostly the same with any backend: how processes start and end, and what is made of other functions.
 OF_ANY_BACKEND = (
-    *("tests/programs", "tests/testing"),
+    *("tests/interop", "tests/nn", "tests/programs", "tests/testing"),
     *(
         f"tests/devices/worker/test_{module}.py"
         for module in ("children_of_workers", "death_of_the_application", "imports_ahead", "isolated_start")
@@ -261,8 +261,10 @@ def _test_on_stand_in(session: nox.Session, *sample: str) -> None:
         "-m",
         "not gpu and not slow and not alone",
     )
-    ignored = [f"--ignore-glob={path}" for path in (*NO_DEVICE, *(OF_ANY_BACKEND if sample else ()))]
-    tests = (*(f"tests/{folder}" for folder in STAND_IN), "tests/benchmarks/test_bandwidth_rows.py")
+    left_out = OF_ANY_BACKEND if sample else ()
+    ignored = [f"--ignore-glob={path}" for path in (*NO_DEVICE, *left_out)]
+    tests = [path for path in (f"tests/{folder}" for folder in STAND_IN) if path not in left_out]
+    tests.append("tests/benchmarks/test_bandwidth_rows.py")
     chosen = session.posargs or [*sample, *TWO_AT_A_TIME, *tests]
     _python(session, *command, *ignored, *chosen, env={"TRIO_ACCEL_BACKEND": "cuda"})
 
