@@ -15,7 +15,7 @@ from counts import EXECUTED, code_lines, count_lines, executed_files, package_li
 import trio_accel as ta
 
 # The most there may be. A change that needs fewer lowers the bound.
-FILES = {"inline": 19, "process": 19}
+FILES = {"inline": 18, "process": 18}
 LINES_PER_FUNCTION = 42
 LINES = 60_700
 PRIVATE_NAMES = 150

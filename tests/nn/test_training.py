@@ -198,7 +198,7 @@ async def test_what_is_refused(device: ta.Device) -> None:
         (lambda: call.sgd(p, g, m), ValueError, "momentum and momentum_buffer go together"),
         (lambda: call.sgd(p, g, m, momentum=0.9, dampening=0.1, nesterov=True), ValueError, "nesterov needs"),
         (lambda: call.sgd(p, g, p, momentum=0.9), ValueError, "must not share memory"),
-        (lambda: call.adam(p, g, m, v, 0), ValueError, r"nn\.adam: step must be 1 at least, got 0"),
+        (lambda: call.adam(p, g, m, v, 0), ValueError, r"nn\.adam: step must be at least 1, got 0"),
         (lambda: call.adam(p, g, m, v, 1.0), TypeError, r"nn\.adam: step must be a whole number"),
         (lambda: call.adam(p, g, m, v, 1, betas=0.9), TypeError, "betas must be two numbers"),
         (lambda: call.adam(p, g, m, v, 1, betas=(0.9, 1.0)), ValueError, "betas must be from 0 below 1"),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from numbers import Complex, Real
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
@@ -13,7 +12,7 @@ from numpy.lib.array_utils import normalize_axis_index
 from ..backends.base import DType, DTypeLike
 from ..backends.base.ops import ArraySpec
 from ..devices import AccelRef, Planner
-from ..devices.base._refusals import what_to_do
+from ..devices.base._refusals import what_to_do, whole
 from ..devices.base._views import reshaped
 
 __all__ = [
@@ -33,17 +32,6 @@ def axis_of(name: str, x: ArraySpec, axis: object) -> int:
     if not -x.ndim <= number < x.ndim:
         raise np.exceptions.AxisError(f"{name}: axis {number} is not there in an array of shape {x.shape}")
     return int(normalize_axis_index(number, x.ndim))
-
-
-def whole(name: str, argument: str, value: object) -> int:
-    """Take a whole number.
-
-    Raises:
-        TypeError: It is none.
-    """
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise TypeError(f"{name}: {argument} must be a whole number, got {value!r}")
-    return operator.index(value)
 
 
 def wholes(name: str, argument: str, value: object) -> tuple[int, ...]:

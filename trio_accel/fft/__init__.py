@@ -1,4 +1,4 @@
-"""Fourier transforms on a device, and what is made of them: messages, functions, and the actor."""
+"""Fourier transforms on a device, and functions that are made of them: messages, functions, and the actor."""
 
 import typing as _typing
 

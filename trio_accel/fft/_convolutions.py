@@ -19,8 +19,22 @@ from ..backends.base.ops import complex_of
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import refuse_dtypes
 from ..expressions import Elementwise, intermediates
-from ._arguments import ARRAYS, all_whole, axis_of, check_floating, check_out, extent_of, whole
-from ._functions import Fft, Fftn, Rfftn, fft, ifft, ifftn, irfftn
+from ._functions import (
+    ARRAYS,
+    Fft,
+    Fftn,
+    Rfftn,
+    all_whole,
+    axis_of,
+    check_floating,
+    check_out,
+    extent_of,
+    fft,
+    ifft,
+    ifftn,
+    irfftn,
+    whole,
+)
 from ._helpers import next_fast_len
 from ._real import fit
 

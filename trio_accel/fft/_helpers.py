@@ -9,7 +9,7 @@ from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, Device, check_device
 from ..devices.base._refusals import what_to_do
 from ..expressions import Elementwise
-from ._arguments import ARRAYS, axis_of, whole
+from ._functions import ARRAYS, axis_of, whole
 
 __all__ = ["fftfreq", "fftshift", "ifftshift", "next_fast_len", "rfftfreq"]
 

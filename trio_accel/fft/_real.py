@@ -19,7 +19,7 @@ from ..backends.base import DType
 from ..backends.base.ops import FftNorm
 from ..devices import AccelRef, Operand, device_of
 from ..expressions import Elementwise, intermediates
-from ._arguments import (
+from ._functions import (
     ARRAYS,
     all_whole,
     axes_of,
@@ -28,9 +28,11 @@ from ._arguments import (
     check_norm,
     check_out,
     extent_of,
+    fft,
+    irfft,
+    rfft,
     whole,
 )
-from ._functions import fft, irfft, rfft
 
 __all__ = ["TransformType", "dct", "dctn", "dst", "dstn", "idct", "idctn", "idst", "idstn"]
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..backends.base import DType
 from ..devices import AccelRef, Operand, device_of
+from ..devices.base._refusals import whole
 from ..expressions import Elementwise, Reduction
 from ._matrices import matmul
 from ._spectra import svd, svdvals
@@ -188,8 +189,7 @@ async def matrix_power(x: Operand, n: int, /) -> AccelRef:
     name = "matrix_power"
     dtype = check_operands(name, x=x)
     check_matrices(name, x, square=True)
-    if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
-        raise TypeError(f"{name}: n must be a whole number, got {n!r}")
+    n = whole(name, "n", n)
     if n == 0:
         return await device_of(name, x).ask(_identity(dtype.value).compute(shape=x.shape))
     if n == 1:

@@ -19,7 +19,7 @@ from ..backends.base.ops import (
 from ..devices import AccelRef, Operand, Planned, Planner, operation
 from ..expressions import Reduction
 from ._actor import DnnActor
-from ._windows import check_axes, check_dtypes, pairs, shape_of, sizes, whole
+from ._windows import at_least, check_axes, check_dtypes, pairs, shape_of, sizes
 
 __all__ = [
     "Conv1d", "Conv2d", "Conv3d", "ConvInputGrad", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
@@ -118,7 +118,7 @@ def _check_channels(
         **channels: Of the array that the first axis of the weights belongs to, by the name of the array, then
             of the other one; -1 where they follow from the weights.
     """
-    count = whole(name, "groups", groups, 1)
+    count = at_least(name, "groups", groups, 1)
     (first, rows), (second, columns) = channels.items()
     if weight[0] % count:
         raise ValueError(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ..backends.base import DType
 from ..devices import AccelRef, Operand, device_of
+from ..devices.base._refusals import whole
 from ..expressions import Elementwise, Scatter
 from ._library import LIBRARY, Out, check_array, naming
 
@@ -87,10 +86,8 @@ async def embedding_grad(
     """
     name = "nn.embedding_grad"
     check_array(name, grad=grad, indices=indices)
-    count: object = num_embeddings
-    if isinstance(count, bool) or not isinstance(count, (int, np.integer)):
-        raise TypeError(f"{name}: num_embeddings must be a whole number, got {num_embeddings!r}")
-    padding = _check(name, indices, int(num_embeddings), padding_idx)
+    count = whole(name, "num_embeddings", num_embeddings)
+    padding = _check(name, indices, count, padding_idx)
     if grad.ndim != indices.ndim + 1 or grad.shape[:-1] != indices.shape:
         raise ValueError(
             f"{name}: grad must have the shape {indices.shape} of indices and one axis more, "
@@ -98,9 +95,9 @@ async def embedding_grad(
         )
     dtype = DType.of(grad.dtype)
     wide = DType.float32 if dtype in (DType.float16, DType.bfloat16) else dtype
-    made = await device_of(name, grad, indices).zeros((int(num_embeddings), grad.shape[-1]), wide)
-    with naming(name, "index", int(num_embeddings)):
-        await _adding(made, indices[..., None], int(num_embeddings), grad, shape=grad.shape)
+    made = await device_of(name, grad, indices).zeros((count, grad.shape[-1]), wide)
+    with naming(name, "index", count):
+        await _adding(made, indices[..., None], count, grad, shape=grad.shape)
     if padding is not None:
         await made[padding].fill(0)
     return made if wide is dtype else await made.cast(dtype)
@@ -109,11 +106,9 @@ async def embedding_grad(
 def _check(name: str, indices: Operand, length: int, padding_idx: int | None) -> int | None:
     if DType.of(indices.dtype).kind not in ("int", "uint"):
         raise TypeError(f"{name}: indices must be whole numbers, got {indices.dtype}")
-    padding: object = padding_idx
     if padding_idx is None:
         return None
-    if isinstance(padding, bool) or not isinstance(padding, (int, np.integer)):
-        raise TypeError(f"{name}: padding_idx must be a whole number or None, got {padding_idx!r}")
-    if not -length <= padding_idx < length:
+    row = whole(name, "padding_idx", padding_idx, "a whole number or None")
+    if not -length <= row < length:
         raise ValueError(f"{name}: padding_idx must be a row of {length}, got {padding_idx}")
-    return int(padding_idx) % length
+    return row % length

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..backends.base import DType
 from ..devices import AccelRef, Operand, device_of
+from ..devices.base._refusals import whole
 from ..expressions import Elementwise, ExpressionArgument, Rowwise, reduced
 from ..expressions._arguments import axes_of
 from ._library import LIBRARY, Axis, Out, check_array, check_range, check_real, summing
@@ -488,12 +489,10 @@ def _spread(value: ExpressionArgument, shape: tuple[int, ...]) -> ExpressionArgu
 
 def _apart(name: str, x: Operand, groups: int) -> tuple[int, ...]:
     """Return the shape of `x` with its channels in groups."""
-    channels, given = x.shape[1], groups
-    if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
-        raise TypeError(f"{name}: num_groups must be a whole number, got {groups!r}")
-    if groups < 1 or channels % groups:
+    channels, count = x.shape[1], whole(name, "num_groups", groups)
+    if count < 1 or channels % count:
         raise ValueError(f"{name}: num_groups must divide the {channels} channels of x, got {groups}")
-    return (x.shape[0], int(groups), channels // int(groups), *x.shape[2:])
+    return (x.shape[0], count, channels // count, *x.shape[2:])
 
 
 def _in_groups(x: Operand, groups: int, value: ExpressionArgument) -> ExpressionArgument:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from ..backends.base import DType
 from ..devices import AccelRef, Operand
-from ..devices.base._refusals import what_to_do
+from ..devices.base._refusals import what_to_do, whole
 from ..expressions import Elementwise
 from ._library import LIBRARY, check_array, check_range
 
@@ -178,11 +176,8 @@ def _numbers(
     name: str, step: int, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
 ) -> tuple[float, ...]:
     """Check the numbers of a step, and compute those of its formula, which are the same for all elements."""
-    count: object = step
-    if isinstance(count, bool) or not isinstance(count, (int, np.integer)):
-        raise TypeError(f"{name}: step must be a whole number, got {step!r}")
-    if step < 1:
-        raise ValueError(f"{name}: step must be 1 at least, got {step}")
+    if whole(name, "step", step) < 1:
+        raise ValueError(f"{name}: step must be at least 1, got {step}")
     given: object = betas
     if not isinstance(given, (tuple, list)) or len(betas) != 2:
         raise TypeError(f"{name}: betas must be two numbers, got {betas!r}")

@@ -10,7 +10,7 @@ import attrs
 from ..backends.base import DType
 from ..backends.base.ops import ArraySpec, AvgPoolSpec, MaxPoolSpec
 from ..devices import AccelRef, Planned, Planner
-from ._windows import check_axes, check_dtypes, is_several, pairs, sizes, whole
+from ._windows import at_least, check_axes, check_dtypes, is_several, pairs, sizes
 
 __all__ = ["MaxPoolResult", "avg_pools", "check_images", "max_pools", "means"]
 
@@ -162,7 +162,7 @@ def means(name: str, message: Any, spatial: tuple[int, ...]) -> tuple[tuple[int,
             f"{name}: count_include_pad must be False or True, got {message.count_include_pad!r}"
         )
     divisor = getattr(message, "divisor_override", None)
-    divisor = 0 if divisor is None else whole(name, "divisor_override", divisor, 1)
+    divisor = 0 if divisor is None else at_least(name, "divisor_override", divisor, 1)
     return pool.counts, (
         pool.window, pool.stride, pool.before, pool.behind, divisor, bool(message.count_include_pad)
     )  # fmt: skip

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 
 from ..backends.base import DType
 from ..backends.base.ops import ArraySpec
 from ..devices import Planner
+from ..devices.base._refusals import whole
 
-__all__ = ["FLOATS", "check_axes", "check_dtypes", "is_several", "pairs", "shape_of", "sizes", "whole"]
+__all__ = ["FLOATS", "at_least", "check_axes", "check_dtypes", "is_several", "pairs", "shape_of", "sizes"]
 
 FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 """Those of the arrays; the first two are computed in float32 and rounded once."""
@@ -48,16 +48,14 @@ def check_axes(name: str, argument: str, array: ArraySpec, dims: int) -> None:
         )
 
 
-def whole(name: str, argument: str, value: object, least: int) -> int:
+def at_least(name: str, argument: str, value: object, least: int) -> int:
     """Take a whole number that is not too small.
 
     Raises:
         TypeError: It is no whole number.
         ValueError: It is too small.
     """
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise TypeError(f"{name}: {argument} must be a whole number, got {value!r}")
-    number = operator.index(value)
+    number = whole(name, argument, value)
     if number < least:
         raise ValueError(f"{name}: {argument} must be at least {least}, got {value!r}")
     return number
@@ -77,8 +75,8 @@ def sizes(name: str, argument: str, value: object, dims: int, least: int) -> tup
     """
     given: Any = value
     if not is_several(value):
-        return (whole(name, argument, value, least),) * dims
-    numbers = tuple([whole(name, argument, one, least) for one in given])
+        return (at_least(name, argument, value, least),) * dims
+    numbers = tuple([at_least(name, argument, one, least) for one in given])
     if len(numbers) == 1:
         return numbers * dims
     if len(numbers) != dims:
@@ -116,4 +114,4 @@ def shape_of(name: str, argument: str, value: object) -> tuple[int, ...]:
     given: Any = value
     if not is_several(value):
         raise TypeError(f"{name}: {argument} must be a shape, got {value!r}")
-    return tuple([whole(name, argument, one, 0) for one in given])
+    return tuple([at_least(name, argument, one, 0) for one in given])

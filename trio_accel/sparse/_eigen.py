@@ -12,11 +12,11 @@ from ..backends.base import LinAlgError
 from ..backends.base.checks import NATIVE
 from ..backends.base.ops import real_of
 from ..devices import AccelRef, Operand
+from ..devices.base._refusals import whole
 from ..devices.operations._plan_source import refuse_value
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 from ._gmres import COMBINE, orthogonalize
 from ._iterations import NORM, ConvergenceError, LinearMap, Problem, check_bound, make, make_problem
-from ._structures import whole
 
 __all__ = ["EigshResult", "eigsh"]
 

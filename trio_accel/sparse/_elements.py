@@ -11,11 +11,11 @@ import numpy as np
 from ..backends.base import DType
 from ..backends.base.ops import SearchSpec
 from ..devices import AccelRef, Operand, Planned, Planner, operation
+from ..devices.base._refusals import whole
 from ..devices.operations._plan_source import refuse_value
 from ..expressions import Elementwise, Reduction, Scatter
 from ._formats import CsrMatrix
 from ._products import CheckStructure, Spmm, Spmv
-from ._structures import whole
 
 __all__ = ["FindRows", "diagonal", "max", "min", "multiply", "norm", "rows", "sum"]
 

@@ -18,13 +18,12 @@ import numpy as np
 from ..backends.base import DType, LinAlgError, QueueFullError
 from ..backends.base.checks import NATIVE
 from ..devices import AccelRef, Device, Operand, Operation, Pending, device_of
-from ..devices.base._refusals import refuse_dtypes
+from ..devices.base._refusals import refuse_dtypes, whole
 from ..expressions import Elementwise, Reduction
 from ._elements import ARRAYS
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 from ._multiplications import spmv
 from ._products import CheckStructure, Spmv
-from ._structures import whole
 
 __all__ = ["ConvergenceError", "LinearMap", "SolveResult"]
 

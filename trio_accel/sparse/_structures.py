@@ -26,6 +26,7 @@ from ..backends.base.ops import (
     writes,
 )
 from ..devices import Operand, Planned, Planner, operation
+from ..devices.base._refusals import whole
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 from ._products import SparseActor
 
@@ -152,18 +153,6 @@ def _of_one(function: str, *numbers: str) -> Callable[[Any, Planner], Planned[An
         )
 
     return plan
-
-
-def whole(name: str, argument: str, value: object) -> int:
-    """Take a whole number.
-
-    Raises:
-        TypeError: It is none.
-    """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name}: {argument} must be a whole number, got {value!r}")
-    number: Any = value
-    return int(number.__index__())
 
 
 def _plan_coo(message: Any, planner: Planner) -> Planned[Any]:

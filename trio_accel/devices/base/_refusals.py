@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import inspect
 import numbers
+import operator
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, SupportsIndex, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 from ...backends.base import DType
 from ...backends.base.foreign_names import instead_of
 
-__all__ = ["NoOperators", "NotAwaited", "opens", "refuse_dtypes", "what_to_do"]
+__all__ = ["NoOperators", "NotAwaited", "opens", "refuse_dtypes", "what_to_do", "whole"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -253,3 +254,20 @@ def _add_operators() -> None:
 
 
 _add_operators()
+
+
+def whole(name: str, argument: str, value: object, allowed: str = "a whole number") -> int:
+    """Take a whole number, of Python or NumPy.
+
+    Args:
+        name: Name of the operation.
+        argument: Name of the argument.
+        value: The number.
+        allowed: What it must be, for the error.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(f"{name}: {argument} must be {allowed}, got {value!r}")
+    return operator.index(value)

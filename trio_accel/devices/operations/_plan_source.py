@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, Protocol, SupportsIndex
+from typing import Any, ClassVar, NoReturn, Protocol
 
 from ...backends.base import DType
 from ...backends.base.ops import KINDS, ArraySpec, Item, Shapes, check_index, column, real_of
 from ..arrays._ref import AccelRef
+from ..base._refusals import whole
 from ._operation import Planned, Planner
 
 __all__ = ["PlanSource", "Structured", "refuse_value", "written"]
@@ -249,12 +249,6 @@ def _refuse_beta(name: str, argument: str, beta: complex) -> NoReturn:
     raise ValueError(f"{name}: beta must be 0 without {argument}, got {beta!r}")
 
 
-def _whole(name: str, argument: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise TypeError(f"{name}: {argument} must be a whole number, got {value!r}")
-    return operator.index(value)
-
-
 def _text(name: str, argument: str, value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name}: {argument} must be a str, got {value!r}")
@@ -297,6 +291,6 @@ _STEPS: Mapping[str, Any] = {
     "refuse_type": _refuse_type,
     "refuse_value": refuse_value,
     "text": _text,
-    "whole": _whole,
+    "whole": whole,
     "written": written,
 }
