@@ -106,6 +106,8 @@ def sum_cuda(spec: SumPart, call: Any) -> None:
     """Arrays in float64 without gaps."""
     from cuda.core import LaunchConfig, Stream, launch
 
+    if not all(array.is_contiguous for array in (call.array(spec.out), *call.peers(spec.terms))):
+        raise ta.NotSupportedError("it adds arrays without gaps")
     n, stream = spec.out.size, Stream.from_handle(call.handle)
     grid, add = LaunchConfig(grid=max(1, -(-n // 256)), block=256), call.plan.get_kernel("add")
     for number, term in enumerate(call.peers(spec.terms)):

@@ -87,6 +87,12 @@ async def test_a_sum_over_devices(any_pair: Pair) -> None:
     assert [total.device for total in sums] == list(pair.devices)
     for total in sums:
         np.testing.assert_array_equal(await total.to_host(), HOSTS[0] + HOSTS[1])
+    await pair.check_usable()
+
+
+@cpu
+async def test_a_sum_of_views(any_pair: Pair) -> None:
+    pair = any_pair
     views = [array[1:5, ::-2].T for array in pair.arrays]
     outs = [await device.zeros((8, 4)) for device in pair.devices]
     await ta.ask_across(AllReduce(views, out=[out[::2] for out in outs]))

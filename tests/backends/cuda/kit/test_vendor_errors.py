@@ -58,3 +58,18 @@ def test_a_function_that_the_installed_library_has_not(rig: Any) -> None:
     lacking = library(rig, FunctionNotFoundError("function cublasNew is not found"))
     with pytest.raises(ta.NotSupportedError, match=r"two: function cublasNew is not found; .* too old"):
         lacking.enqueue(linalg.scal.spec(1.0, rig.put([1.0])), rig.stream)
+
+
+def test_what_a_kernel_raises_in_a_lost_context_is_the_loss(backend: Any, rig: Any) -> None:
+    """A kernel that calls the driver by itself may be the first to meet it, and raises an error of its own."""
+    own = type(rig)(device := backend.open_device(0, memory_limit=None), device.open_stream("main"))
+    spec = linalg.scal.spec(1.0, own.put([1.0]))
+    own.stream.synchronize()
+
+    lost = library(own, ZeroDivisionError())
+    own.device.poison("a stray write")
+    own.device.context.is_lost = False  # nobody has asked yet
+    with pytest.raises(ta.ContextPoisonedError, match="stray write") as caught:
+        lost.enqueue(spec, own.stream)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert device.close(10)

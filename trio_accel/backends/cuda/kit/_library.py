@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 from ...base import (
+    AccelError,
     ChunkKeeper,
     DeviceInfo,
     DType,
@@ -107,7 +108,14 @@ class CudaLibrary(EnqueuingLibrary[LibraryDevice, CudaStream]):
                 backend=BACKEND,
                 device=self._device.info.name,
             )
-        return self._error_of(error) if isinstance(error, tuple(self.errors)) else super()._told(error)
+        if isinstance(error, tuple(self.errors)):
+            return self._error_of(error)
+        told = super()._told(error)
+        if isinstance(told, AccelError):
+            return told
+        # A kernel that calls the driver by itself raises what it met there, of whatever class.
+        self._context.look()
+        return self._context.failure() or told
 
     def _error_of(self, error: Exception) -> Exception:
         """Describe a vendor's status."""
