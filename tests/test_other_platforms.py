@@ -120,6 +120,7 @@ def test_on_another_system() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", ["", DARWIN], ids=["here", "darwin"])
 def test_info_on_another_system(system: str) -> None:
     printed = run(BLOCKED, system, INFO)

@@ -699,6 +699,7 @@ def test_a_load_on_nothing_is_told_in_a_sentence(url: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_it_starts_is_told_in_a_sentence(tmp_path: Path) -> None:
     # It comes while the models are fitted: the second of the two lines is not printed yet.
     command = (

@@ -83,6 +83,7 @@ def test_a_name_or_a_value_that_is_not_there_is_found() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_modules_of_the_backend_can_be_imported_without_a_driver() -> None:
     folder = ROOT / "trio_accel" / "backends" / "cuda"
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in folder.rglob("*.py")]

@@ -221,6 +221,7 @@ async def test_every_benchmark_of_a_device_runs_where_the_device_has_the_isolati
     assert goals["waiting-cpu"] == Goal(figure=Figure.OURS, most=50.0 * plan.scale)
 
 
+@pytest.mark.slow
 async def test_the_rows_of_batches() -> None:
     plan = Plan(pairs=1, warmups=0, scale=0.02, backend="cpu")
     chosen = [*select(["patterns.batcher-64", "patterns.batcher-lone"]), *select(["patterns.batched"])]
@@ -270,6 +271,7 @@ async def test_what_is_not_installed_is_a_row_that_says_so(monkeypatch: pytest.M
     assert {(row.verdict, row.reason) for row in rows} == {(Verdict.NOT_RUN, "Pykka is not installed")}
 
 
+@pytest.mark.slow
 async def test_the_rows_of_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
     [benchmark] = select(["actors.ask-traced"])
     rows = await benchmark.measure(Plan.quick())

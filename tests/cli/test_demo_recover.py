@@ -163,6 +163,7 @@ def test_inline_the_arrays_are_lost_with_their_context_and_the_demo_says_so(cli:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not IS_ISOLATED, reason="the device has no worker processes")
 def test_in_a_worker_process_the_arrays_outlive_every_context(cli: Cli) -> None:
     step = recover(cli, "process")

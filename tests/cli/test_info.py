@@ -72,6 +72,7 @@ def test_versions_are_those_that_are_installed(report: dict[str, object]) -> Non
     assert {"cuda-core", "cuda-bindings", "nvmath-python"} <= set(versions)
 
 
+@pytest.mark.slow
 def test_how_workers_start_is_said_with_the_reason(
     cli: Cli, report: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

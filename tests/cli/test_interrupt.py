@@ -118,6 +118,7 @@ def test_in_json_the_document_says_so(launch: Start, tmp_path: Path) -> None:
     assert (document["ok"], document["exit_code"], document["error"]) == (False, 130, "interrupted")
 
 
+@pytest.mark.slow
 def test_no_picture_is_left_half_written(launch: Start, tmp_path: Path, temporary: Path) -> None:
     process = launch("demo")
     assert process.stdout is not None
@@ -168,6 +169,7 @@ def test_a_signal_during_the_imports(launch: Start, tmp_path: Path, module: str,
     assert (process.returncode, err) == (130, "trio-accel: interrupted\n")
 
 
+@pytest.mark.slow
 def test_a_signal_behind_the_last_step_changes_nothing() -> None:
     # What was registered first is called last, when the command has left.
     program = (

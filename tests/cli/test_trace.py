@@ -67,6 +67,7 @@ def test_the_exit_code_is_the_programs(cli: Callable[..., Any], tmp_path: Path) 
     assert cli("trace", "-o", str(tmp_path / "t.json"), str(program)).code == 7
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_the_programs(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     end = """

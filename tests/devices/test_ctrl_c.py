@@ -145,6 +145,7 @@ trio.run(main)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BACKEND != "cpu", reason="the program names its device")
 def test_no_module_is_imported_where_ctrl_c_strikes() -> None:
     """A `KeyboardInterrupt` in a callback of the import system is printed and lost; threads get none."""

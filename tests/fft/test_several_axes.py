@@ -72,6 +72,7 @@ async def test_hermitian_transforms_as_numpy(
     check(await result.to_host(), reference(kind, a, **options), dtype)
 
 
+@pytest.mark.slow
 @given(
     kind=st.sampled_from(KINDS),
     shape=st.lists(st.integers(2, 6), min_size=2, max_size=4),

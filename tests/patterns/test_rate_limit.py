@@ -154,6 +154,7 @@ async def test_each_key_has_its_own_tokens(autojump_clock: MockClock) -> None:
     assert [limit.try_acquire("a") for _ in range(2)] == [True, False]
 
 
+@pytest.mark.slow
 async def test_keys_are_forgotten_when_their_buckets_are_full(autojump_clock: MockClock) -> None:
     limit = RateLimit(1.0, burst=1.0, max_keys=500)
     for number in range(20_000):

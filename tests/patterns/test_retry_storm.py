@@ -37,6 +37,7 @@ class Products:
         return float((await product.to_host())[0, 0])
 
 
+@pytest.mark.slow
 async def test_after_a_loss_the_retries_of_32_clients_stay_within_their_budget(system: ta.System) -> None:
     options = ta.DeviceOptions(isolation="process", retry=0)
     devices = [await system.open_device("cpu", options=options) for _ in range(2)]

@@ -68,6 +68,7 @@ def texts_of(draft: Chain, verifier: Chain, many: int, **options: Any) -> list[t
     return trio.run(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lookahead", "temperature"), [(1, 1.0), (2, 1.0), (4, 1.0), (2, 0.6), (2, 1.7)])
 def test_texts_have_the_distribution_of_the_verifier_alone(lookahead: int, temperature: float) -> None:
     draft, verifier = random_chain(1, 4, zeros=1), random_chain(2, 4, zeros=1)

@@ -74,6 +74,7 @@ async def test_each_update_counts_once_under_losses_and_deadlines(
     np.testing.assert_array_equal(totals, ledger.copy + np.sum(ledger.since, axis=0))
 
 
+@pytest.mark.slow
 async def test_a_repair_that_is_cut_is_made_again(
     ledger: Any, names: dict[str, Any], device: ta.Device
 ) -> None:

@@ -384,6 +384,7 @@ async def test_closing_waits_for_what_was_asked(device: ta.Device) -> None:
         np.testing.assert_array_equal(await result.to_host(), right)
 
 
+@pytest.mark.slow
 async def test_many_programs_one_after_the_other(device: ta.Device) -> None:
     target = await device.zeros(2)
     for number in range(300):

@@ -135,6 +135,7 @@ async def test_a_module_whose_import_ends_the_process_costs_two_contexts(
         assert device.generation == 4
 
 
+@pytest.mark.slow
 async def test_a_module_whose_import_forks(
     system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

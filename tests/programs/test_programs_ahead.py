@@ -190,6 +190,7 @@ async def test_a_program_is_closed_while_a_spare_makes_it(device: ta.Device, not
     assert float((await y.to_host()).sum()) == 40 << 20
 
 
+@pytest.mark.slow
 async def test_a_takeover_while_a_closed_program_is_made(device: ta.Device, notes: Notes) -> None:
     x = await device.put(np.ones(30 << 20))
     program = await noted(device, notes, x)

@@ -162,6 +162,7 @@ trio.run(main)
 """
 
 
+@pytest.mark.slow
 def test_a_first_program_that_configures_no_logs_is_told_once(tmp_path: Path) -> None:
     (tmp_path / "first_price.py").write_text(SOURCE.format(obstacle=OBSTACLE))
     (tmp_path / "first.py").write_text(FIRST)

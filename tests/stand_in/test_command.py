@@ -59,6 +59,7 @@ def command(stand_in: StandIn, tmp_path: Path) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_the_program_of_the_guide_prints_what_it_says(command: Run, tmp_path: Path) -> None:
     program, _, output = blocks(PAGE)[:3]
     (tmp_path / "saxpy.py").write_text(program.text, encoding="utf-8")

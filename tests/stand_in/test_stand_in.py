@@ -81,6 +81,7 @@ def test_devices(succeed: Succeed, variables: dict[str, str], expected: str) -> 
     assert succeed("check_driver.py", "report_devices", **variables).strip() == expected
 
 
+@pytest.mark.slow
 def test_exclusive_devices_have_one_process(run: Run, stand_in: StandIn, tmp_path: Path) -> None:
     variables = {"STAND_IN_COMPUTE_MODE": "3", "STAND_IN_DIR": str(tmp_path)}
     program = [sys.executable, str(_FOLDER / "check_driver.py"), "report_exclusive"]

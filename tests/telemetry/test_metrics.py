@@ -134,6 +134,7 @@ async def test_names_follow_the_conventions(
             assert sample.labels["system"] == "shop"
 
 
+@pytest.mark.slow
 async def test_labels_are_bounded() -> None:
     many, most = 1200, 30
     async with ta.open_system("shop") as system:

@@ -193,6 +193,7 @@ async def test_what_runs_again_is_hit_once(system: ta.System, kind: dict[str, An
         assert device.generation == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "number"),
     [("segfault", signal.SIGSEGV), ("kill", signal.SIGKILL)],

@@ -83,6 +83,7 @@ def said(result: pytest.RunResult) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_a_system_and_no_leak(run: Callable[[str], pytest.RunResult]) -> None:
     fixtures = orders() + orders("accel_system")
     body = """
@@ -127,6 +128,7 @@ def test_an_actor_that_is_left_in_the_system(run: Callable[[str], pytest.RunResu
     assert said(result) == ["actor test/forgotten"] * len(with_check)
 
 
+@pytest.mark.slow
 def test_a_device_that_is_left_in_the_system(run: Callable[[str], pytest.RunResult]) -> None:
     with_check = [names for names in orders("device", "accel_system") if "no_actors_left" in names][::3]
     body = """

@@ -129,6 +129,7 @@ async def test_an_array_in_a_cycle_is_none(opened: ta.Device) -> None:
         del cycle
 
 
+@pytest.mark.slow
 async def test_memory_that_no_array_refers_to(opened: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     with finds(f"memory of test/{NAME}: 1 block more, "), monkeypatch.context() as broken:
         async with leak_check():

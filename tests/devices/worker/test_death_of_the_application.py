@@ -152,6 +152,7 @@ async def test_ctrl_c_while_the_worker_does_not_answer(words: tuple[str, ...]) -
         await interrupted(app)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("stop",)], ids=["working", "stop"])
 async def test_ctrl_c_twice(words: tuple[str, ...]) -> None:
     async with application(*words) as app:

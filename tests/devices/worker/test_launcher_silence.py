@@ -56,6 +56,7 @@ async def test_a_stopped_launcher_is_replaced_when_it_is_needed(
         assert error.endswith("gave no answer for 0.5 s and was killed by SIGKILL")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 async def test_closing_does_not_wait_for_a_stopped_launcher() -> None:
     async with ta.open_system("short") as system:

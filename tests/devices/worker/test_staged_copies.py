@@ -395,6 +395,7 @@ async def test_without_host_memory_an_array_is_refused(
     await balanced(device, 0)
 
 
+@pytest.mark.slow
 async def test_a_thousand_arrays_leave_nothing(device: ta.Device) -> None:
     async def round_trips(count: int) -> None:
         for number in range(count):

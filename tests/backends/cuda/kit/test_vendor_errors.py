@@ -61,7 +61,7 @@ def test_a_function_that_the_installed_library_has_not(rig: Any) -> None:
 
 
 def test_what_a_kernel_raises_in_a_lost_context_is_the_loss(backend: Any, rig: Any) -> None:
-    """A kernel that calls the driver by itself may be the first to meet it, and raises an error of its own."""
+    """A kernel that calls the driver by itself may be the first to meet it, and raises what it likes."""
     own = type(rig)(device := backend.open_device(0, memory_limit=None), device.open_stream("main"))
     spec = linalg.scal.spec(1.0, own.put([1.0]))
     own.stream.synchronize()
