@@ -104,6 +104,20 @@ async def test_the_first_of_many(device: ta.Device) -> None:
 
 
 @sorts
+@pytest.mark.parametrize("name", ["bool", "int8", "uint16", "bfloat16", "float32", "uint64", "float64"])
+async def test_a_few_of_very_many(device: ta.Device, name: str) -> None:
+    # On GPUs, parts of 16384 elements or eight times as many as are wanted give their first ones each.
+    for shape, k in [((32767,), 3), ((32768,), 3), ((3, 40_001), 100), ((70_003,), 5000), ((2, 200_000), 17)]:
+        x = numbers(shape, name)
+        on = await device.put(x)
+        for largest in (False, True):
+            values, indices = await xp.top_k(on, k, largest=largest)
+            want = order(x, descending=largest)[..., :k]
+            assert_same(await indices.to_host(), want)
+            assert_same(await values.to_host(), np.take_along_axis(x, want, -1))
+
+
+@sorts
 @settings(max_examples=15, deadline=None)
 @given(
     rows=st.lists(st.floats(width=32), min_size=1, max_size=40),

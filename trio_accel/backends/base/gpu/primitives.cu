@@ -166,7 +166,8 @@ KERNEL(scan_lines, Arguments)
 struct Arguments {
     const char *x;
     char *keys, *order, *values, *indices;
-    i64 rows, count, wanted;
+    // Of each row, `kept` elements are in order: all, or so many as its parts give with `lead`.
+    i64 rows, count, wanted, kept, parts;
 };
 
 FUNCTION Key key_of(Bits bits)
@@ -202,22 +203,97 @@ KERNEL(encode, Arguments)
     }
 }
 
+// Each row is cut into parts, and each part gives its first elements, in the order of their places: a block finds the
+// key of the last one that is wanted, eight bits at a time.
+KERNEL(lead, Arguments)
+{
+    if (IS_IDLE)
+        return;
+    SHARED unsigned counts[256];
+    SHARED int below[WIDTH], equal[WIDTH];
+    const int thread = BLOCK_THREAD;
+    for (i64 item = blockIdx.x; item < arguments.rows * arguments.parts; item += gridDim.x) {
+        const i64 row = item / arguments.parts, part = item % arguments.parts;
+        const i64 first = part * arguments.count / arguments.parts, last = (part + 1) * arguments.count / arguments.parts;
+        const Bits *const x = (const Bits *)arguments.x + row * arguments.count;
+        Bits found = 0;
+        // How many of those are wanted that have the bits of it that are known.
+        int rest = (int)arguments.wanted;
+        for (int shift = (int)sizeof(Bits) * 8 - 8; shift >= 0; shift -= 8) {
+            for (int k = thread; k < 256; k += WIDTH)
+                counts[k] = 0;
+            SYNC();
+            const Bits known = shift + 8 < (int)sizeof(Bits) * 8 ? (Bits)((Bits)~(Bits)0 << (shift + 8)) : 0;
+            for (i64 i = first + thread; i < last; i += WIDTH) {
+                const Bits key = (Bits)key_of(x[i]);
+                if (!((key ^ found) & known))
+                    atomicAdd(counts + (key >> shift & 255), 1u);
+            }
+            SYNC();
+            int digit = 0;
+            while ((int)counts[digit] < rest)
+                rest -= (int)counts[digit++];
+            found |= (Bits)((Bits)digit << shift);
+            SYNC();
+        }
+        // A thread takes neighbours, and begins behind what the threads before it have.
+        const i64 span = (last - first + WIDTH - 1) / WIDTH, begin = first + thread * span;
+        const i64 end = begin + span < last ? begin + span : last;
+        int less = 0, same = 0;
+        for (i64 i = begin; i < end; i++) {
+            const Bits key = (Bits)key_of(x[i]);
+            less += key < found;
+            same += key == found;
+        }
+        below[thread] = less;
+        equal[thread] = same;
+        SYNC();
+        for (int distance = 1; distance < WIDTH; distance *= 2) {
+            const int more_below = thread >= distance ? below[thread - distance] : 0;
+            const int more_equal = thread >= distance ? equal[thread - distance] : 0;
+            SYNC();
+            below[thread] += more_below;
+            equal[thread] += more_equal;
+            SYNC();
+        }
+        less = below[thread] - less;
+        same = equal[thread] - same;
+        for (i64 i = begin; i < end; i++) {
+            const Bits bits = (Bits)key_of(x[i]);
+            if (bits > found || (bits == found && same >= rest)) {
+                same += bits == found;
+                continue;
+            }
+            const i64 at = item * arguments.wanted + less + (same < rest ? same : rest);
+            Key key = bits;
+#if HAS_ROW
+            key |= (Key)row << (sizeof(Bits) * 8);
+#endif
+            ((Key *)arguments.keys)[at] = key;
+            ((Number *)arguments.order)[at] = (Number)(row * arguments.count + i);
+            less += bits < found;
+            same += bits == found;
+        }
+        SYNC();
+    }
+}
+
 // Of elements in order, the rows as keys.
 KERNEL(rows, Arguments)
 {
-    EACH(i, arguments.rows * arguments.count)
+    EACH(i, arguments.rows * arguments.kept)
         ((Key *)arguments.keys)[i] = (Key)(((const Number *)arguments.order)[i] / arguments.count);
 }
 
 KERNEL(gather, Arguments)
 {
     EACH(i, arguments.rows * arguments.wanted) {
-        const i64 row = i / arguments.wanted, first = row * arguments.count;
-        const i64 found = ((const Number *)arguments.order)[first + i % arguments.wanted];
+        const i64 row = i / arguments.wanted;
+        const i64 found = ((const Number *)arguments.order)[row * arguments.kept + i % arguments.wanted];
         if (arguments.values)
             ((Bits *)arguments.values)[i] = ((const Bits *)arguments.x)[found];
         if (arguments.indices)
-            ((i64 *)arguments.indices)[i] = found - first;
+            ((i64 *)arguments.indices)[i] = found - row * arguments.count;
     }
 }
 

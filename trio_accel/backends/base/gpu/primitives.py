@@ -40,11 +40,13 @@ _THREADS = 256
 _TILE = 7 * _THREADS
 # Lines of fewer elements, or more lines than this that are not in order, are scanned by a thread each.
 _SHORT, _MANY = 64, 4096
+# Where a few of many are wanted, a block finds those of so many elements, at least eight times as many as wanted.
+_LED = 1 << 14
 # Indices below this are of 32 bits.
 _NARROW = 1 << 31
 
 _SCAN = struct.Struct("<3Q6q")
-_SORT = struct.Struct("<5Q3q")
+_SORT = struct.Struct("<5Q5q")
 _GROUP = struct.Struct("<9Qq")
 _SEARCH = struct.Struct("<5Q3q")
 _COUNT = struct.Struct("<5Q2q")
@@ -277,7 +279,9 @@ class PrimitivesLibrary(CompiledLibrary):
             "DESCENDS": int(descends),
             **named,
         }
-        return self._compile("SORTS", ("encode", "rows", "gather", "unify"), _SORT, defined, sorter=sorter)
+        return self._compile(
+            "SORTS", ("encode", "lead", "rows", "gather", "unify"), _SORT, defined, sorter=sorter
+        )
 
     def sort(self, spec: ops.SortSpec, call: _Call) -> None:
         """Sort along an axis."""
@@ -293,33 +297,40 @@ class PrimitivesLibrary(CompiledLibrary):
         if not (x.size and wanted):
             return
         address, count = _address(call, x), x.shape[-1]
-        order = self._order(call.plan, call, address, x, count)
+        order, kept = self._order(call.plan, call, address, x, wanted)
         values, indices = (0 if one is None else one.address for one in packed)
         rows = x.size // count
-        call.plan.launch(
-            "gather", call, rows * wanted, address, 0, order, values, indices, rows, count, wanted
-        )
+        extents = rows, count, wanted, kept, 0
+        call.plan.launch("gather", call, rows * wanted, address, 0, order, values, indices, *extents)
         for source, target in zip(packed, targets, strict=True):
             if source is not None and target is not None and source is not target:
                 call.convert(source, target)
 
-    def _order(self, code: _Code, call: _Call, address: int, x: DeviceArray, count: int) -> int:
-        """Return the address of the places of elements in order: all of the first row, then of the next."""
-        size, number = x.size, _number(x.size)
-        rows, bits = size // count, 8 * x.dtype.itemsize
+    def _order(self, code: _Code, call: _Call, address: int, x: DeviceArray, wanted: int) -> tuple[int, int]:
+        """Find the order of the first elements of each row.
+
+        Returns:
+            The address of their places: those of the first row, then of the next; and how many each row has.
+        """
+        count, number = x.shape[-1], _number(x.size)
+        rows, bits = x.size // count, 8 * x.dtype.itemsize
+        parts = count // max(_LED, 8 * wanted)
+        kept = count if parts < 2 else parts * wanted
+        size = rows * kept
         has_row = rows > 1 and bits < 64
         key = 8 if has_row or bits == 64 else 4
         keys = call.workspace(size * key), call.workspace(size * key)
         order = call.workspace(size * number.itemsize), call.workspace(size * number.itemsize)
-        extents = rows, count, 0
-        code.launch("encode", call, size, address, keys[0], order[0], 0, 0, *extents)
+        extents = rows, count, wanted, kept, parts
+        name, threads = ("encode", size) if kept == count else ("lead", rows * parts * _THREADS)
+        code.launch(name, call, threads, address, keys[0], order[0], 0, 0, *extents)
         row_bits = (rows - 1).bit_length()
         assert code.sorter is not None
         found = code.sorter(call, keys, order, size, bits + row_bits if has_row else bits)
         if rows > 1 and not has_row:
             code.launch("rows", call, size, 0, keys[0], order[found], 0, 0, *extents)
             found ^= code.sorter(call, keys, (order[found], order[1 - found]), size, row_bits)
-        return order[found]
+        return order[found], kept
 
     def _sort_direct(self, spec: ops.SortSpec, call: _Call) -> None:
         """Sort a vector by its own bits."""
@@ -327,7 +338,7 @@ class PrimitivesLibrary(CompiledLibrary):
         code, size = call.plan, spec.x.size
         out = call.result(spec.values)
         keys = out, call.workspace(size * spec.x.dtype.itemsize)
-        code.launch("unify", call, size, call.packed(spec.x), 0, 0, out, 0, 1, size, 0)
+        code.launch("unify", call, size, call.packed(spec.x), 0, 0, out, 0, 1, size, 0, 0, 0)
         if size and code.sorter(call, keys, None, size, 8 * spec.x.dtype.itemsize):
             call.stream.copy(out, keys[1], size * spec.x.dtype.itemsize)
 
@@ -355,8 +366,8 @@ class PrimitivesLibrary(CompiledLibrary):
         order, ordered = 0, x.address
         if spec.is_sorted:
             sorts, ordered = code.parts["order"], call.workspace(x.nbytes)
-            order = self._order(sorts, call, x.address, x, size)
-            sorts.launch("gather", call, size, x.address, 0, order, ordered, 0, 1, size, size)
+            order, _ = self._order(sorts, call, x.address, x, size)
+            sorts.launch("gather", call, size, x.address, 0, order, ordered, 0, 1, size, size, size, 0)
         places, starts = call.workspace(size * _number(size).itemsize), call.workspace(size * 8)
         self._scan_rows(code.parts["places"], call, ordered, places, (1, size, 0))
         more = [0 if one is None else call.result(one) for one in (spec.indices, spec.inverse, spec.counts)]
