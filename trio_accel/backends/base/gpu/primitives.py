@@ -40,7 +40,7 @@ _THREADS = 256
 _TILE = 7 * _THREADS
 # Lines of fewer elements, or more lines than this that are not in order, are scanned by a thread each.
 _SHORT, _MANY = 64, 4096
-# Where a few of many are wanted, a block finds those of so many elements, or of eight times as many as wanted.
+# Where a few of many are wanted, a block finds those of so many elements, or of eight times what is wanted.
 _LED = 1 << 14
 # Indices below this are of 32 bits.
 _NARROW = 1 << 31
