@@ -46,12 +46,17 @@ NO_DEVICE = (
     "*/test_channel.py",
     "*/test_wire*",
 )
-# What is mostly the same with any backend: how processes start and end, and what is made of other functions.
+# What is mostly the same with any backend: how processes start and end, who waits for what and has the blame, and
+# what is made of other functions.
 OF_ANY_BACKEND = (
     *("tests/interop", "tests/nn", "tests/programs", "tests/testing"),
+    *(f"tests/devices/test_{module}.py" for module in ("open_device", "statistics", "submit")),
     *(
         f"tests/devices/worker/test_{module}.py"
-        for module in ("children_of_workers", "death_of_the_application", "imports_ahead", "isolated_start")
+        for module in (
+            *("blame", "children_of_workers", "death_of_the_application", "imports_ahead"),
+            *("isolated_start", "requests", "staged_copies"),
+        )
     ),
 )
 # Tests mostly wait for workers that start. Those marked `alone` measure times, and run behind all others.

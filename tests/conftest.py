@@ -56,8 +56,8 @@ NUMBERS = (*NUMBERS_OF_ALL, "nn")  # which the stand-in's sample leaves out
 if BACKEND == third_backend.BACKEND:
     third_backend.register_third()
 
-# Two backends whose kernels are of one text, for the most part: a sample has each of those functions on one.
-OF_ONE_TEXT = {"cuda": 0, third_backend.BACKEND: 1} if IS_STAND_IN or BACKEND != "cuda" else {}
+# Backends that halve the functions of numbers in a sample: each is on the CPU, and on one of these (D96).
+HALVES = {"cuda": 0, third_backend.BACKEND: 1} if IS_STAND_IN or BACKEND != "cuda" else {}
 
 # Markers of tests that have launcher processes of their own.
 OWN_LAUNCHER = ("own_launcher", "alone", "gpu")
@@ -125,9 +125,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_elsewhere(name: str, path: Path) -> bool:
     """Tell whether a sample has a test of numbers on the other of two backends. The CPU has all."""
-    if BACKEND not in OF_ONE_TEXT or path.relative_to(_TESTS).parts[0] not in NUMBERS_OF_ALL:
+    if BACKEND not in HALVES or path.relative_to(_TESTS).parts[0] not in NUMBERS_OF_ALL:
         return False
-    return zlib.crc32(name.encode()) % 2 != OF_ONE_TEXT[BACKEND]
+    return zlib.crc32(name.encode()) % 2 != HALVES[BACKEND]
 
 
 def _place_in_sample(item: pytest.Item) -> tuple[bool, int]:

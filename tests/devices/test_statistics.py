@@ -95,7 +95,7 @@ async def test_senders_wait_for_room_and_are_not_refused(system: ta.System, isol
     options = ta.DeviceOptions(isolation=isolation, in_flight=1)
     async with system.open_device(BACKEND, options=options) as device:
         x = await device.put(np.ones(3))
-        ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.1)
+        ta.testing.inject_fault(device, ta.linalg.Scal, delay=1.0)
         async with trio.open_nursery() as nursery:
             for _ in range(200):
                 nursery.start_soon(ta.linalg.scal, -1.0, x)
