@@ -46,8 +46,8 @@ NO_DEVICE = (
     "*/test_channel.py",
     "*/test_wire*",
 )
-# What is mostly the same with any backend: how processes start and end, who waits for what and has the blame, and
-# what is made of other functions.
+# What is mostly the same with any backend: how processes start and end, who waits and who has the blame, and
+# functions that are made of others.
 OF_ANY_BACKEND = (
     *("tests/interop", "tests/nn", "tests/programs", "tests/testing"),
     *(f"tests/devices/test_{module}.py" for module in ("open_device", "statistics", "submit")),
