@@ -46,6 +46,15 @@ class Pair:
                 np.testing.assert_array_equal(await total.to_host(), HOSTS[0] + HOSTS[1])
                 await total.device.ask(Double(total))
 
+    async def delay(self, device: ta.Device, seconds: float) -> None:
+        """Delay the next sum on a device.
+
+        CUDA loads a kernel at its first launch, and waits there for every stream that is held. So it is
+        launched before.
+        """
+        await ta.ask_across(AllReduce(self.arrays))
+        ta.testing.inject_fault(device, AllReduce, delay=seconds)
+
     async def totals(self) -> list[ta.AccelRef]:
         """Make an array of ones on each."""
         return [await device.full((6, 8), 1.0) for device in self.devices]
@@ -155,7 +164,7 @@ async def test_a_kernel_that_fails(any_pair: Pair, part: int, how: str) -> None:
 @pytest.mark.parametrize("lost", [0, 1])
 async def test_a_device_whose_worker_dies_runs_its_part_again(pair: Pair, lost: int) -> None:
     device = pair.devices[lost]
-    ta.testing.inject_fault(device, AllReduce, delay=0.5)
+    await pair.delay(device, 0.5)
     pid = await pid_of(device)
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
@@ -210,7 +219,7 @@ async def _kill_later(pid: int) -> None:
 async def test_an_inline_device_that_is_lost(system: ta.System) -> None:
     async with AsyncExitStack() as stack:
         pair = await open_pair(stack, system, MIXES[1])
-        ta.testing.inject_fault(pair.devices[1], AllReduce, delay=0.2)
+        await pair.delay(pair.devices[1], 0.2)
         async with trio.open_nursery() as nursery:
 
             async def poison() -> None:
@@ -272,7 +281,7 @@ async def test_a_write_to_what_is_lent_that_comes_before_the_parts(pair: Pair) -
 
 @pytest.mark.parametrize("moment", [0.0, 0.1])
 async def test_cancelled(any_pair: Pair, moment: float) -> None:
-    ta.testing.inject_fault(any_pair.devices[1], AllReduce, delay=0.3)
+    await any_pair.delay(any_pair.devices[1], 0.3)
     with trio.move_on_after(moment) as scope:
         await ta.ask_across(AllReduce(any_pair.arrays))
     assert scope.cancel_called

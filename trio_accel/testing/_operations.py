@@ -108,7 +108,9 @@ def inject_fault(
         fail: The launch fails as if the backend had raised this; each launch raises a copy of its own.
             The effect depends on the error's class: one that the error table does not know makes
             the library suspect, so that its actor crashes and is restarted.
-        delay: The operation takes so many seconds longer, and later work on its stream waits.
+        delay: The operation takes so many seconds longer, and later work on its stream waits. A kernel of
+            your own that CUDA loads at its first launch waits for the stream too, and with it the loop of
+            the device: launch it once before.
         hang: The operation never ends, until its context does: by `stuck_after` of `DeviceOptions`, by
             `poison`, or with the device.
         poison: The operation loses the context.
