@@ -34,7 +34,7 @@ _ROOT = Path(__file__).parents[2]
 _BATCHES = (8, 64), (32, 128)
 _DTYPES = ("float32", "float16")
 _ASKERS = 4
-_SECONDS = 0.5
+_SECONDS = 0.3
 """Of a side in a turn."""
 _CLIENTS = 32
 
