@@ -86,8 +86,9 @@ class Served:
 
     def __str__(self) -> str:
         again = f", again after {median(self.recoveries) * 1e3:.0f} ms" if self.recoveries else ""
+        errors = "".join(f", {number} {name}" for name, number in self.errors.items())
         return (
-            f"{self.losses} contexts lost, {self.answered} of {self.requests} requests answered{again}; "
+            f"{self.losses} contexts lost, {self.answered} of {self.requests} requests answered{errors}{again}; "
             f"{self.same} embeddings with the same bits"
         )
 
@@ -97,7 +98,7 @@ class _Clients:
     """Tasks that ask for the embedding of one sentence after the other."""
 
     device: ta.Device
-    batcher: ta.ActorRef[Batcher[Tokens, Embeddings]]
+    batcher: ta.Ref[Batcher[Tokens, Embeddings]]
     sentences: Sequence[Tokens]
     before: Embeddings
     requests: int = 0
@@ -185,6 +186,12 @@ async def serve(
     )
 
 
+def random_sentences(count: int, words: int) -> list[Tokens]:
+    """Make sentences of 3 to 40 tokens."""
+    random = np.random.default_rng(1)
+    return [random.integers(0, words, length) for length in random.integers(3, 41, count)]
+
+
 async def write_random(device: ta.Device, path: Path, shape: Shape) -> None:
     """Write random weights to a file, under the names of a model: they look like those of a new one."""
     random = np.random.default_rng(0)
@@ -214,8 +221,7 @@ async def main(given: argparse.Namespace) -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if given.random:
             path, shape = folder / "model.safetensors", attrs.evolve(RANDOM, layers=given.random)
-            random = np.random.default_rng(1)
-            sentences = [random.integers(0, shape.words, count) for count in random.integers(3, 40, 24)]
+            sentences = random_sentences(24, shape.words)
         else:
             model = await in_thread(find_model, given.model)
             await check_weights(model)

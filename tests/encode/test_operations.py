@@ -155,6 +155,7 @@ def test_requests_that_fail_are_counted(cli: Cli, monkeypatch: pytest.MonkeyPatc
     done = cli("--random", 1, *QUICK)
     assert done.code == 1
     assert re.search(r"^WRONG: requests lost [1-9]", done.out, re.MULTILINE), done.out
+    assert re.search(r" requests answered, [1-9][0-9]* ContextLostError, again after", done.out), done.out
 
 
 def test_what_does_not_hold_is_told() -> None:
