@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 import trio
-from encode import check_weights, in_thread, leaves, on_host
+from encode import check_weights, in_thread, on_host, run_program
 from encode_faults import Check
 from minilm import Shape, weights_of
 from minilm_files import InputError, find_model, read_sentences
@@ -88,8 +87,8 @@ class Served:
         again = f", again after {median(self.recoveries) * 1e3:.0f} ms" if self.recoveries else ""
         errors = "".join(f", {number} {name}" for name, number in self.errors.items())
         return (
-            f"{self.losses} contexts lost, {self.answered} of {self.requests} requests answered{errors}{again}; "
-            f"{self.same} embeddings with the same bits"
+            f"{self.losses} contexts lost, {self.answered} of {self.requests} requests answered{errors}"
+            f"{again}; {self.same} embeddings with the same bits"
         )
 
 
@@ -229,7 +228,10 @@ async def main(given: argparse.Namespace) -> int:
             _, text = await in_thread(read_sentences, given.text)
             sentences = [model.batch([sentence]).ids[0] for sentence in text]
         system = await stack.enter_async_context(ta.open_system("encode"))
-        device = await system.open_device(given.backend, options=OPTIONS)
+        try:
+            device = await system.open_device(given.backend, options=OPTIONS)
+        except (ta.NotSupportedError, ValueError) as error:
+            raise InputError(f"cannot open a device: {error}") from error
         if given.random:
             await write_random(device, path, shape)
         encoder = await load_encoder(device, path, shape)
@@ -258,11 +260,10 @@ def run(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--faults", type=int, default=3, help="how often the context is poisoned; default 3")
     parser.add_argument("--every", type=float, default=2.0, help="seconds between two faults; default 2")
     parser.add_argument("--backend", help="device, such as cpu or cuda:1; by default the best there is")
-    try:
-        return trio.run(main, parser.parse_args(given))
-    except* (InputError, ta.NotSupportedError) as errors:
-        sys.stderr.write(f"encode_operations: {next(leaves(errors))}\n")
-    return 2
+    found = parser.parse_args(given)
+    if not (found.random >= 0 and 1 <= found.clients <= 64 and 0 <= found.faults <= 64 and found.every > 0):
+        parser.error("--random, --clients, --faults or --every is out of range")
+    return run_program("encode_operations", main, found)
 
 
 if __name__ == "__main__":

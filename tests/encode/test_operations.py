@@ -122,10 +122,10 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
     return make_cli(encode_operations.run, capsys)
 
 
-QUICK = ("--backend", BACKEND, "--faults", "2", "--every", "0.05", "--clients", "5")
+QUICK = ("--backend", BACKEND, "--faults", "1", "--every", "0.05", "--clients", "5")
 OUTPUT = """\
 24 sentences on (?:cpu|cuda):0: 1 layers, 64 numbers
-2 contexts lost, ([0-9]+) of \\1 requests answered, again after [0-9]+ ms; [0-9]+ embeddings .*
+1 contexts lost, ([0-9]+) of \\1 requests answered, again after [0-9]+ ms; [0-9]+ embeddings .*
 right: difference from NumPy in float64 [0-9.e-]+, allowed 1e-05
 right: requests lost 0, allowed 0
 right: faults not felt 0, allowed 0
@@ -173,3 +173,15 @@ def test_a_model_that_is_not_there(cli: Cli, tmp_path: Path) -> None:
     done = cli("--model", tmp_path / "missing")
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("encode_operations: cannot read ")
+
+
+def test_a_device_that_is_not_there(cli: Cli) -> None:
+    done = cli("--random", 1, "--backend", "bogus")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("encode_operations: cannot open a device: ")
+
+
+def test_options_that_cannot_be_used(cli: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli("--random", 1, "--clients", "0")
+    assert "is out of range" in capsys.readouterr().err
