@@ -239,9 +239,12 @@ async def main(given: argparse.Namespace) -> int:
         before, served = await serve(
             system, encoder, sentences, clients=given.clients, faults=given.faults, every=given.every
         )
-        error = await worst(device, path, shape, sentences, before)
+        difference = await worst(device, path, shape, sentences, before)
     print(served)
-    checks = [Check(name="difference from NumPy in float64", value=error, limit=TOLERANCE), *served.checks()]
+    checks = [
+        Check(name="difference from NumPy in float64", value=difference, limit=TOLERANCE),
+        *served.checks(),
+    ]
     for check in checks:
         mark = "right" if check.is_ok else "WRONG"
         print(f"{mark}: {check.name} {check.value:.3g}, allowed {check.limit:.3g}")
