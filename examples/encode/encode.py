@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -335,8 +335,15 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 def run(given: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code."""
+    return run_program("encode", main, arguments(given))
+
+
+def run_program(
+    name: str, program: Callable[[argparse.Namespace], Awaitable[int]], given: argparse.Namespace
+) -> int:
+    """Run a program; what ends it becomes one line and an exit code."""
     try:
-        return trio.run(main, arguments(given))
+        return trio.run(program, given)
     except (Exception, KeyboardInterrupt, BaseExceptionGroup) as raised:
         # Around what went wrong are the groups of nurseries; Ctrl-C may have come beside an error.
         errors = tuple(leaves(raised))
@@ -347,7 +354,7 @@ def run(given: Sequence[str] | None = None) -> int:
             code = 2
         elif not isinstance(errors[0], ta.AccelError | ta.ActorError):
             raise
-    sys.stderr.write(f"encode: {text}\n")
+    sys.stderr.write(f"{name}: {text}\n")
     return code
 
 

@@ -40,7 +40,7 @@ def test_uses(specs: list[OperationSpec], use: str) -> None:
 
 
 def test_places() -> None:
-    """Inputs by use, then what is returned, then the rest in one array, each at an aligned offset."""
+    """Inputs by use, then what is returned, then the rest in one array."""
     nodes = [
         GraphNode("test", "blas", CopySpec(vector(X, 2, 64), vector(MADE, 2))),
         GraphNode("test", "blas", CopySpec(vector(MADE, 2), vector(OTHER, 2))),
@@ -53,8 +53,25 @@ def test_places() -> None:
     first, second, third, last = [node.spec for node in layout.recipe.nodes]
     assert first == CopySpec(vector(0, 2, 16), vector(3, 2))
     assert second == CopySpec(vector(3, 2), vector(2, 2))
-    assert third == CopySpec(vector(2, 2), vector(3, 2, 256))
-    assert last == linalg.axpy.spec(1.0, vector(3, 2, 256), vector(1, 2))
-    assert (dict(layout.made), layout.scratch) == ({OTHER: 16}, 512)
-    arrays = (vector(7, 2, 8), vector(8, 2), vector(9, 2), ArraySpec(6, 0, DType.uint8, (512,), (1,)))
+    assert third == CopySpec(vector(2, 2), vector(3, 2))
+    assert last == linalg.axpy.spec(1.0, vector(3, 2), vector(1, 2))
+    assert (dict(layout.made), layout.scratch) == ({OTHER: 16}, 256)
+    arrays = (vector(7, 2, 8), vector(8, 2), vector(9, 2), ArraySpec(6, 0, DType.uint8, (256,), (1,)))
     assert layout.recipe.bind(arrays)[0] == CopySpec(vector(7, 2, 24), vector(6, 2))
+
+
+def test_results_in_between_share_memory() -> None:
+    """Each at an aligned offset, in the first gap among those that are used before and later."""
+
+    def copies(*pairs: tuple[int, int]) -> list[GraphNode]:
+        return [GraphNode("test", "blas", CopySpec(vector(one, 1), vector(other, 1))) for one, other in pairs]
+
+    # 30 lives until the end; 31 is over when 33 begins, and is too small for 34; 35 is used by nothing.
+    nodes = copies((X, 30), (X, 31), (31, 32), (32, 33), (33, 34), (34, Y), (30, Y))
+    sizes = {30: 8, 31: 300, 32: 8, 33: 257, 34: 1000, 35: 4096}
+    layout = lay_out(Recorded(nodes, (X, Y), {}, sizes), [("x", vector(3)), ("y", vector(4))], [])
+    made = [node.spec.outputs()[0] for node in layout.recipe.nodes[:5]]
+    assert {array.block for array in made} == {2}
+    # Rounded up, they have 256, 512, 256, 512 and 1024 bytes. 33 is where 31 was, and 34 where 32 was.
+    assert [array.offset for array in made] == [0, 256, 768, 256, 768]
+    assert layout.scratch == 768 + 1024

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
@@ -113,11 +114,10 @@ def lay_out(
                 places[constant.ref.block.id] = len(places), -constant.ref.spec.offset
     for block in made:
         places[block] = len(places), 0
-    scratch, position = 0, len(places)
-    for block, nbytes in recorded.made.items():
-        if block not in made:
-            places[block] = position, scratch
-            scratch += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    between = {block: nbytes for block, nbytes in recorded.made.items() if block not in made}
+    offsets, scratch = _share(recorded.nodes, between)
+    position = len(places)
+    places |= {block: (position, offset) for block, offset in offsets.items()}
     recipe = GraphRecipe(_placed(node, places) for node in recorded.nodes)
     return Layout(inputs, constants, made, scratch, recipe)
 
@@ -148,6 +148,40 @@ def _uses(nodes: Iterable[GraphNode], given: Mapping[int, ArraySpec]) -> dict[in
                     value: object = getattr(node.spec, field.name)
                     map_arrays(value, lambda array: note(array, is_read=is_read, is_written=is_written))  # noqa: B023
     return uses
+
+
+def _share(nodes: Sequence[GraphNode], sizes: Mapping[int, int]) -> tuple[dict[int, int], int]:
+    """Lay results in between out in one memory: where one was that no later operation uses, another may be.
+
+    Operations of a graph run one after the other, so a result lives from its first use to its last (D167).
+    Each gets the first gap among those that live with it.
+
+    Args:
+        nodes: The operations.
+        sizes: Bytes of the results, by their blocks.
+
+    Returns:
+        Where each begins that an operation uses, and how long the memory is.
+    """
+    spans: dict[int, tuple[int, int]] = {}
+    for number, node in enumerate(nodes):
+        for array in (*node.spec.inputs(), *node.spec.outputs()):
+            if array.block in sizes:
+                spans[array.block] = spans.get(array.block, (number, 0))[0], number
+    offsets: dict[int, int] = {}
+    living: list[tuple[int, int, int]] = []
+    length = 0
+    # In the order of their first use.
+    for block, (first, last) in spans.items():
+        living = [(start, end, until) for start, end, until in living if until >= first]
+        nbytes, offset = -(-sizes[block] // _ALIGNMENT) * _ALIGNMENT, 0
+        for start, end, _ in living:
+            if offset + nbytes <= start:
+                break
+            offset = end
+        bisect.insort(living, (offset, offset + nbytes, last))
+        offsets[block], length = offset, max(length, offset + nbytes)
+    return offsets, length
 
 
 def _placed(node: GraphNode, places: Mapping[int, tuple[int, int]]) -> GraphNode:

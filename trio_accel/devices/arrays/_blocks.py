@@ -191,6 +191,7 @@ class BlockTable:
         availability: Which generation there is.
         keeps: Whether some may wait for more than the next operation. Not where bytes are limited: a program
             that counts them is to have all that it has let go.
+        reuses: Whether later results take them. Not in a recording, which lays them out when it is complete.
 
     Attributes:
         device: The device, unless this is a worker's; another one after an adoption.
@@ -210,6 +211,7 @@ class BlockTable:
     device_name: str
     availability: Availability
     _keeps: bool = attrs.field(default=True, kw_only=True, alias="keeps")
+    _reuses: bool = attrs.field(default=True, kw_only=True, alias="reuses")
     device: Owner = attrs.field(init=False)
     valid_since: int = attrs.field(default=0, init=False)
     dropped: deque[_Dropped] = attrs.field(factory=deque[_Dropped], init=False)
@@ -226,7 +228,7 @@ class BlockTable:
     release: Callable[[Iterable[int]], None] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        reuses = current_fast_paths().reuse
+        reuses = self._reuses and current_fast_paths().reuse
         self._keeps, self._looks = self._keeps and reuses, _LOOKS if reuses else 0
         self.kept, self.makers = {}, {}
         self._notifier, self.release = LoopNotifier(self.drain), _nowhere

@@ -115,7 +115,7 @@ class _Recording:
     def __init__(self, device: Device, state: PlannedFor, outer: _Recording | None) -> None:
         self.path: str = state.path
         self.outer: _Recording | None = outer
-        self.blocks: BlockTable = BlockTable(device.name, state.blocks.availability)
+        self.blocks: BlockTable = BlockTable(device.name, state.blocks.availability, reuses=False)
         self.blocks.device = device
         self.faults: Faults = Faults()
         self.device: BlockTable = state.blocks

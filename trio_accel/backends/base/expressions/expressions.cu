@@ -44,17 +44,6 @@ FUNCTION float constant_f32(u32 bits) { return bits_as<float>(bits); }
 
 // ---- float16 and bfloat16
 
-FUNCTION float from_f16(u16 code)
-{
-    const u32 sign = (u32)(code & 0x8000) << 16, exponent = code >> 10 & 31, fraction = code & 1023;
-    if (exponent == 31)
-        return bits_as<float>(sign | 0x7f800000u | fraction << 13);
-    if (exponent)
-        return bits_as<float>(sign | (exponent + 112) << 23 | fraction << 13);
-    const float small = (float)fraction * 5.9604644775390625e-08f;
-    return sign ? -small : small;
-}
-
 // The nearest float16, of two equally near ones the even one.
 FUNCTION float to_f16(double value)
 {
@@ -69,17 +58,18 @@ FUNCTION float to_f16(double value)
 }
 
 #if defined(STAND_IN) || defined(__HIP__)
-FUNCTION float to_f16(float value) { return to_f16((double)value); }
-#else
-FUNCTION float to_f16(float value)
+FUNCTION float from_f16(u16 code)
 {
-    u16 code;
-    float rounded;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(code) : "f"(value));
-    asm("cvt.f32.f16 %0, %1;" : "=f"(rounded) : "h"(code));
-    return rounded;
+    const u32 sign = (u32)(code & 0x8000) << 16, exponent = code >> 10 & 31, fraction = code & 1023;
+    if (exponent == 31)
+        return bits_as<float>(sign | 0x7f800000u | fraction << 13);
+    if (exponent)
+        return bits_as<float>(sign | (exponent + 112) << 23 | fraction << 13);
+    const float small = (float)fraction * 5.9604644775390625e-08f;
+    return sign ? -small : small;
 }
-#endif
+
+FUNCTION float to_f16(float value) { return to_f16((double)value); }
 
 // Of a value that is one.
 FUNCTION u16 f16_code(float value)
@@ -91,6 +81,24 @@ FUNCTION u16 f16_code(float value)
         return (u16)(sign | (u32)(fabsf(value) * 16777216.0f));
     return (u16)(sign | ((size >> 13) - (112u << 10)));
 }
+#else
+// In one instruction: elements of two bytes would take longer than those of four.
+FUNCTION float from_f16(u16 code)
+{
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(code));
+    return value;
+}
+
+FUNCTION u16 f16_code(float value)
+{
+    u16 code;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(code) : "f"(value));
+    return code;
+}
+
+FUNCTION float to_f16(float value) { return from_f16(f16_code(value)); }
+#endif
 
 FUNCTION float from_bf16(u16 code) { return bits_as<float>((u32)code << 16); }
 

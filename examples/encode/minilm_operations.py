@@ -1,0 +1,218 @@
+"""The sentence encoder by operations of the package alone: the same code for every backend, no other library.
+
+A pass is recorded as a graph for each length of a batch. So a batch is one request of the device, which a
+loss cuts off and `retry` repeats as a whole.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from minilm import Shape, weights_of
+
+import trio_accel as ta
+from trio_accel import jit, linalg, nn
+
+__all__ = ["NOTHING", "OperationsEncoder", "attend", "attend_at_once", "load_encoder"]
+
+Attend: TypeAlias = Callable[[ta.AccelRef, ta.AccelRef, ta.AccelRef, ta.AccelRef], Awaitable[ta.AccelRef]]
+NOTHING = -1
+"""In place of a token, behind the end of a sentence."""
+
+_SHORTEST = 16
+
+# A row for each token: where there is none, that of word 0, which nobody looks at.
+_embed = jit.elementwise(
+    "words[maximum(tokens, 0), i(2)] + places[i(1), i(2)] + types[0, i(2)]",
+    inputs=("tokens", "words", "places", "types"),
+    name="embed",
+)
+_count = jit.reduction(f"tokens != {NOTHING}", "sum", name="count")
+_pool = jit.reduction(
+    f"where(tokens != {NOTHING}, float32(x), 0)", "sum", inputs=("tokens", "x"), name="pool"
+)
+
+
+@functools.cache
+def _rounded(name: str, dtype: str) -> jit.Elementwise[ta.AccelRef]:
+    """Make an expression that is computed in float32, and rounded once to the dtype of the weights."""
+    text = {
+        "bias": "float32(x) + float32(bias)",
+        "bias_residual": "float32(x) + float32(bias) + float32(residual)",
+        "bias_gelu": "h = float32(x) + float32(bias); y = h * 0.5 * erfc(h * -0.7071067811865476)",
+        "hide": "where(i(3) < lengths, float32(scores) * scale, -inf)",
+    }[name]
+    inputs = ("scores", "lengths", "scale") if name == "hide" else None
+    return jit.elementwise(text, inputs=inputs, dtypes=dtype, name=name)
+
+
+async def attend(
+    query: ta.AccelRef, key: ta.AccelRef, value: ta.AccelRef, lengths: ta.AccelRef
+) -> ta.AccelRef:
+    """Attention of two products and a softmax, which keeps all scores in memory.
+
+    Args:
+        query: Array of shape (sentences, heads, tokens, numbers).
+        key: The same for keys.
+        value: The same for values.
+        lengths: How many tokens each sentence has; the keys behind them have no share.
+    """
+    scores = await linalg.matmul(query, key.transpose(0, 1, 3, 2))
+    hidden = _rounded("hide", str(scores.dtype))(scores, lengths[:, None, None, None], query.shape[3] ** -0.5)
+    return await linalg.matmul(await ta.arrays.softmax(await hidden, axis=3), value)
+
+
+async def attend_at_once(
+    query: ta.AccelRef, key: ta.AccelRef, value: ta.AccelRef, lengths: ta.AccelRef
+) -> ta.AccelRef:
+    """The same as one operation, where the backend has it: see `attend`."""
+    return await nn.scaled_dot_product_attention(query, key, value, key_lengths=lengths)
+
+
+class OperationsEncoder:
+    """Makes embeddings of sentences.
+
+    Args:
+        weights: Arrays on a device, by the names of `weights_of` and as `load_encoder` joins them.
+        shape: What the encoder is like.
+        batch: Sentences of a batch. Smaller ones are filled up, so that there is one graph for each length.
+        attend: The attention: `attend` or `attend_at_once`.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, ta.AccelRef], shape: Shape, batch: int = 8, attend: Attend = attend
+    ) -> None:
+        self._weights = dict(weights)
+        self._shape = shape
+        self.batch = batch
+        self._attend = attend
+        self._tables = [weights[f"embeddings.{table}_embeddings.weight"] for table in _TABLES]
+        self._graphs: dict[int, ta.graphs.Graph[ta.AccelRef]] = {}
+
+    @property
+    def device(self) -> ta.Device:
+        """Where it computes."""
+        return self._tables[0].device
+
+    async def forward(self, tokens: ta.AccelRef) -> ta.AccelRef:
+        """Compute embeddings of length 1 in float32, one operation after the other.
+
+        Args:
+            tokens: Numbers of tokens, a row for each sentence, and `NOTHING` behind its end. They are not
+                checked: one that there is not counts as the last one.
+        """
+        size = (*tokens.shape, self._shape.width)
+        lengths = await _count(tokens, axis=1)
+        x = await _embed(tokens[..., None], *self._tables, shape=size)
+        x = (await self._normalised("embeddings.LayerNorm", x)).reshape((-1, size[2]))
+        for layer in range(self._shape.layers):
+            x = await self._layer(f"encoder.layer.{layer}.", x, lengths)
+        # Of length 1, the sum of the tokens is what their mean is.
+        total = await _pool(tokens[..., None], x.reshape(size), axis=1)
+        return await ta.arrays.rms_norm(total, size[2] ** -0.5, eps=0.0)
+
+    async def graph(self, length: int) -> ta.graphs.Graph[ta.AccelRef]:
+        """Give the recorded pass of batches whose longest sentence has so many tokens."""
+        found = self._graphs.get(length)
+        if found is None:
+            like = await self.device.full((self.batch, length), NOTHING, "int64")
+            found = self._graphs[length] = await ta.graphs.capture(self.device, self.forward, like)
+        return found
+
+    async def embed(self, sentences: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.float32]:
+        """Compute the embeddings of sentences, together: the model of a `ta.patterns.Batcher`.
+
+        Args:
+            sentences: Tokens of each, as `check` takes them; not more than a batch has.
+        """
+        tokens = np.full((self.batch, max(map(self.check, sentences))), NOTHING)
+        for row, sentence in zip(tokens, sentences, strict=False):
+            row[: len(sentence)] = sentence
+        # What fills the batch up has a token, too: the softmax of nothing is NaN.
+        tokens[len(sentences) :, 0] = 0
+        graph = await self.graph(tokens.shape[1])
+        found: npt.NDArray[np.float32] = await (await graph(tokens)).to_host()
+        return found[: len(sentences)]
+
+    def check(self, sentence: npt.NDArray[np.int64]) -> int:
+        """Return the length that a sentence is filled up to: the key of a `ta.patterns.Batcher`.
+
+        It is a power of two, so that there are few.
+
+        Raises:
+            ValueError: It has no token, too many, or one that there is not.
+        """
+        length, words, places = len(sentence), self._shape.words, self._shape.places
+        if not 1 <= length <= places:
+            raise ValueError(f"a sentence must have 1 to {places} tokens, got {length}")
+        if sentence.min() < 0 or sentence.max() >= words:
+            raise ValueError(f"tokens must be 0 to {words - 1}, got {sentence.min()} to {sentence.max()}")
+        return min(max(1 << (length - 1).bit_length(), _SHORTEST), places)
+
+    async def _layer(self, name: str, x: ta.AccelRef, lengths: ta.AccelRef) -> ta.AccelRef:
+        sentences, heads = lengths.shape[0], self._shape.heads
+        # The bias is added where the heads of queries, keys and values are set apart: one launch for both.
+        apart = (await self._product(f"{name}{_JOINED}", x)).reshape(
+            (sentences, -1, 3, heads, x.shape[1] // heads)
+        )
+        bias = self._weights[f"{name}{_JOINED}.bias"].reshape((3, 1, heads, 1, -1))
+        each = await self._expression("bias")(apart.transpose(2, 0, 3, 1, 4), bias)
+        attended = await self._attend(each[0], each[1], each[2], lengths)
+        together = (await attended.transpose(0, 2, 1, 3).copy()).reshape(x.shape)
+        x = await self._add(f"{name}attention.output", together, x)
+        inner = await self._product(f"{name}intermediate.dense", x)
+        bias = self._weights[f"{name}intermediate.dense.bias"]
+        return await self._add(f"{name}output", await self._expression("bias_gelu")(inner, bias), x)
+
+    async def _add(self, name: str, x: ta.AccelRef, residual: ta.AccelRef) -> ta.AccelRef:
+        made, bias = await self._product(f"{name}.dense", x), self._weights[f"{name}.dense.bias"]
+        added = await self._expression("bias_residual")(made, bias, residual)
+        return await self._normalised(f"{name}.LayerNorm", added)
+
+    async def _product(self, name: str, x: ta.AccelRef) -> ta.AccelRef:
+        return await linalg.matmul(x, self._weights[f"{name}.weight"].T)
+
+    async def _normalised(self, name: str, x: ta.AccelRef) -> ta.AccelRef:
+        weight, bias = self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]
+        return await ta.arrays.layer_norm(x, weight, bias, eps=self._shape.epsilon)
+
+    def _expression(self, name: str) -> jit.Elementwise[ta.AccelRef]:
+        return _rounded(name, str(self._tables[0].dtype))
+
+
+_TABLES = ("word", "position", "token_type")
+_JOINED = "attention.self"
+
+
+async def load_encoder(
+    device: ta.Device,
+    path: Path,
+    shape: Shape,
+    *,
+    dtype: str = "float32",
+    batch: int = 8,
+    attend: Attend = attend,
+) -> OperationsEncoder:
+    """Load weights into arrays of a device, and join those of queries, keys and values to one product.
+
+    Args:
+        device: The device.
+        path: A safetensors file with the names and shapes of `weights_of`.
+        shape: What the encoder is like.
+        dtype: float32, float16 or bfloat16.
+        batch: Sentences of a batch.
+        attend: The attention: `attend` or `attend_at_once`.
+    """
+    loaded = await ta.weights.load(device, path, names=weights_of(shape), packed=True, dtype=dtype)
+    weights: dict[str, ta.AccelRef] = dict(loaded)
+    for layer in range(shape.layers):
+        name = f"encoder.layer.{layer}.{_JOINED}"
+        for what in ("weight", "bias"):
+            parts: list[Any] = [weights.pop(f"{name}.{part}.{what}") for part in ("query", "key", "value")]
+            weights[f"{name}.{what}"] = await ta.arrays.concat(parts, axis=0)
+    return OperationsEncoder(weights, shape, batch, attend)
