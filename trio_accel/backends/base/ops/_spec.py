@@ -184,6 +184,11 @@ class OperationSpec:
         if "operation" not in vars(cls):
             cls.operation = f"{cls.__module__}.{cls.__qualname__}"
 
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether its kernel waits for those of other devices now: then nothing here counts as stuck."""
+        return False
+
     @classmethod
     def descriptor(cls) -> Descriptor:
         """Return the descriptor of the class; the same object at each call.

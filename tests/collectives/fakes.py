@@ -1,0 +1,35 @@
+"""Puts the fake of NCCL in the place of a vendor's library."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import fake_nccl
+import pytest
+
+from trio_accel.collectives._communicators import VENDORS, Vendor
+
+FAKE = Vendor(
+    title="the fake",
+    package="fake_nccl",
+    install="fake>=1",
+    actor="fake_nccl:FakeActor",
+    control="fake_nccl:FakeControlActor",
+    reductions=VENDORS["cuda"].reductions,
+    is_apart=False,
+)
+
+
+@contextmanager
+def fake_libraries(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
+    """Give the CPU backend a library of collectives."""
+    monkeypatch.setitem(VENDORS, "cpu", FAKE)
+    yield
+    # Workers that were killed leave theirs.
+    for folder in Path(tempfile.gettempdir()).glob(f"{fake_nccl.PREFIX}*"):
+        if folder.is_dir():
+            shutil.rmtree(folder, ignore_errors=True)
