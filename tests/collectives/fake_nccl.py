@@ -10,6 +10,7 @@ import pickle
 import shutil
 import tempfile
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,10 @@ class Handle:
         for peer, message in sends.items():
             self.sent[peer] += 1
             path = self.folder / f"{self.rank}-{peer}-{self.sent[peer]}"
-            path.with_suffix(".new").write_bytes(pickle.dumps(message))
-            path.with_suffix(".new").rename(path)
+            # Another rank may have given up, and has removed the folder: then this one waits until it does.
+            with suppress(FileNotFoundError):
+                path.with_suffix(".new").write_bytes(pickle.dumps(message))
+                path.with_suffix(".new").rename(path)
         self.taken.update(sources)
         self.wanted = {peer: self.folder / f"{peer}-{self.rank}-{self.taken[peer]}" for peer in sources}
         self.received = {}

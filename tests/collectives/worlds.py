@@ -35,10 +35,12 @@ async def opened_world(
 ) -> AsyncGenerator[World, None]:
     """Open a world of so many new devices; isolations are repeated."""
     async with AsyncExitStack() as stack:
+        # Each rank has a device of its own where there are so many.
+        names = [info.name for info in ta.list_devices() if info.backend == BACKEND]
         devices = [
             await stack.enter_async_context(
                 system.open_device(
-                    BACKEND,
+                    names[number % len(names)],
                     options=options
                     or ta.DeviceOptions(
                         isolation=isolations[number % len(isolations)] if isolations else "process"

@@ -29,7 +29,7 @@ from ..backends.base.ops import (
     CommunicatorIdSpec,
     OpenCommunicatorSpec,
 )
-from ..devices import AccelRef, Device, LibraryActor, Operation, Planned, Planner, alone_on
+from ..devices import AccelRef, Device, LibraryActor, Operation, Pending, Planned, Planner, alone_on
 
 __all__ = ["VENDORS", "Communicator", "CommunicatorActor", "CommunicatorControlActor", "Part", "Vendor"]
 
@@ -234,10 +234,10 @@ class RanksFailedError(Exception):
     """
 
     def __init__(self, errors: Errors, *, is_opening: bool) -> None:
-        super().__init__(errors)
         # A rank that hears of the loss of another one is not to blame.
         self.rank: int = min(errors, key=lambda rank: (_order(errors[rank]), rank))
         self.error: Exception = errors[self.rank]
+        super().__init__(f"rank {self.rank}: {self.error}")
         self.is_opening: bool = is_opening
 
     @property
@@ -276,6 +276,8 @@ class Communicator:
         # Its number, and the generations that have opened it.
         self._number: int | None = None
         self._generations: list[int] = []
+        # Ranks are giving up the last one.
+        self._closing: list[Pending[None]] = []
 
     def has(self, reduction: str, dtype: DType) -> bool:
         """Tell whether it reduces elements of a dtype so."""
@@ -306,11 +308,11 @@ class Communicator:
 
     async def close(self) -> None:
         """Give it up, on all ranks that answer soon."""
-        number, self._number = self._number, None
-        if number is not None:
+        if self._number is not None:
             over = trio.Event()
             over.set()
-            await self._give_up(number, over)
+            await self._give_up(self._number, over)
+        await self._wait_closed()
 
     async def _open(self) -> int:
         """Return the number of the communicator that all ranks have open."""
@@ -369,34 +371,38 @@ class Communicator:
                 await changed.wait()
             finally:
                 if errors or left:
-                    self._number = None
                     await self._give_up(number, over)
                     for scope in scopes:
                         # One that does not answer.
                         scope.cancel(reason="the communicator was given up")
         if errors:
-            # Frames of errors have it.
-            results.clear()
-            raise RanksFailedError(errors, is_opening=is_opening)
+            try:
+                raise RanksFailedError(errors, is_opening=is_opening)
+            finally:
+                # The frames of the error have them: with results, and with other errors and their frames.
+                results.clear()
+                errors.clear()
         return results
 
     async def _give_up(self, number: int, over: trio.Event) -> None:
-        """Give a communicator up on all ranks; returns when what waited has ended, or after a while."""
-        scopes: list[trio.CancelScope] = [trio.CancelScope() for _ in self._devices]
+        """Have a communicator given up on all ranks; returns when what waited has ended, or after a while.
 
-        async def close(scope: trio.CancelScope, device: Device) -> None:
-            with scope, suppress(AccelError, ActorError):
-                await device.ask(CloseCommunicator(self.vendor.control, number))
-
+        What waits by it ends at once. To give its memory back takes NCCL a second, which nobody waits for here.
+        """
+        self._number = None
+        for device in self._devices:
+            with suppress(AccelError, ActorError):
+                self._closing.append(device.submit(CloseCommunicator(self.vendor.control, number)))
         with trio.move_on_after(_GIVING_UP, shield=True):
-            async with trio.open_nursery() as nursery:
-                for scope, device in zip(scopes, self._devices, strict=True):
-                    nursery.start_soon(close, scope, device)
-                await over.wait()
-                for scope, device in zip(scopes, self._devices, strict=True):
-                    if not device.is_ready:
-                        # Its next worker has none.
-                        scope.cancel(reason="the rank has no worker")
+            await over.wait()
+
+    async def _wait_closed(self) -> None:
+        """Wait until ranks have given up what they are to, for a while."""
+        closing, self._closing = self._closing, []
+        with trio.move_on_after(_GIVING_UP, shield=True):
+            for pending in closing:
+                with suppress(AccelError, ActorError):
+                    await pending.wait()
 
 
 def pieces(

@@ -113,6 +113,8 @@ class NcclLibrary(CudaLibrary):
 
     def __init__(self, device: Any) -> None:
         super().__init__(device)
+        # Here, as the libraries of a spare worker are opened ahead: it takes half a second.
+        self._nccl = _bindings()
         # What has been run: then all is connected, and a call only enqueues.
         self._met: set[tuple[object, ...]] = set()
 
@@ -131,12 +133,12 @@ class NcclLibrary(CudaLibrary):
 
     @kernel(CommunicatorIdSpec, backend="cuda", is_blocking=True)
     def _make_id(self, spec: CommunicatorIdSpec, call: KernelCall) -> None:
-        made = np.frombuffer(bytes(_bindings().get_unique_id()), np.int32)
+        made = np.frombuffer(bytes(self._nccl.get_unique_id()), np.int32)
         spec.words[: made.size] = made
 
     @kernel(OpenCommunicatorSpec, backend="cuda", is_blocking=True)
     def _open(self, spec: OpenCommunicatorSpec, call: KernelCall) -> None:
-        nccl = _bindings()
+        nccl = self._nccl
 
         def make() -> _NcclHandle:
             config = nccl.Config()
