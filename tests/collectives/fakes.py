@@ -8,6 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import attrs
 import fake_nccl
 import pytest
 
@@ -26,8 +27,10 @@ FAKE = Vendor(
 
 @contextmanager
 def fake_libraries(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
-    """Give the CPU backend a library of collectives."""
+    """Give the CPU backend a library of collectives, and CUDA on the stand-in driver its own one."""
     monkeypatch.setitem(VENDORS, "cpu", FAKE)
+    # All ranks are on one device.
+    monkeypatch.setitem(VENDORS, "cuda", attrs.evolve(VENDORS["cuda"], is_apart=False))
     yield
     # Workers that were killed leave theirs.
     for folder in Path(tempfile.gettempdir()).glob(f"{fake_nccl.PREFIX}*"):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import trio
 from chosen import BACKEND
-from worlds import BUSY, contents, kill, opened_world, put, reduced
+from worlds import BUSY, check_way, contents, kill, opened_world, put, reduced
 
 import trio_accel as ta
 from trio_accel.collectives import Rank, RankFailedError, World, WorldBrokenError
@@ -28,6 +28,7 @@ TOTAL = reduced("sum", HOSTS)
 async def world(system: ta.System, way: str) -> AsyncGenerator[World, None]:
     async with opened_world(system, SIZE, options=BUSY, transport=way) as world:
         yield world
+        check_way(world, way)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import trio
 from chosen import BACKEND
-from worlds import DTYPES, REDUCTIONS, contents, elements, opened_world, put, reduced
+from worlds import DTYPES, REDUCTIONS, check_way, contents, elements, opened_world, put, reduced
 
 import trio_accel as ta
 from trio_accel.collectives import World
@@ -35,6 +35,7 @@ SHAPES = ((), (1,), (0,), (7,), (6, 5), (12, 3, 2), (2, 0), (1030, 3))
 async def world(system: ta.System, size: int, way: str) -> AsyncGenerator[World, None]:
     async with opened_world(system, size, transport=way) as world:
         yield world
+        check_way(world, way)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,0 +1,173 @@
+"""The functions of nccl4py's bindings that the CUDA backend calls. Memory of the stand-in driver is the host's.
+
+A call takes its arguments once the stream is idle. Results are there when the state of the communicator says
+that it is done, as `comm_get_async_error` tells.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import functools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import ml_dtypes
+import numpy as np
+from cuda.bindings import driver
+from fake_nccl import PREFIX, Handle
+
+_DTYPES = [np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64, np.float16, np.float32, np.float64]
+_DTYPES += [ml_dtypes.bfloat16]
+_STEPS = [np.add, np.multiply, np.maximum, np.minimum, np.add]
+_AVG = 4
+
+
+class NCCLError(Exception):
+    pass
+
+
+class Result(enum.IntEnum):
+    Success = 0
+    InvalidArgument = 4
+    InProgress = 7
+
+
+class Config:
+    blocking = 1
+    ptr = 1
+
+
+@attrs.define(eq=False)
+class Comm:
+    handle: Handle
+    finish: Callable[[dict[int, Any]], None] | None
+
+
+def get_version() -> int:
+    return 22809
+
+
+def get_unique_id() -> bytes:
+    return tempfile.mkdtemp(prefix=PREFIX).encode().ljust(128)
+
+
+def comm_init_rank_scalable(size: int, rank: int, names: int, name: bytearray, config: int) -> Comm:
+    assert (names, config) == (1, 1)
+    handle = Handle(Path(bytes(name).decode().strip()), rank, size)
+    others = [other for other in range(size) if other != rank]
+    handle.exchange(dict.fromkeys(others), others)
+    return Comm(handle, lambda received: None)
+
+
+def comm_get_async_error(comm: Comm) -> int:
+    if comm.finish is not None:
+        if not comm.handle.poll():
+            return Result.InProgress
+        finish, comm.finish = comm.finish, None
+        finish(comm.handle.received)
+    return Result.Success
+
+
+def comm_abort(comm: Comm) -> None:
+    comm.handle.abort()
+
+
+def get_last_error(comm: Comm) -> str:
+    return ""
+
+
+def _at(address: int, count: int, code: int) -> Any:
+    dtype = np.dtype(_DTYPES[code])
+    memory = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(address)
+    return np.frombuffer(memory, np.uint8).view(dtype)
+
+
+def _collect(
+    comm: Comm, data: Any, stream: int, make: Callable[[list[Any]], None], sources: list[int] | None = None
+) -> None:
+    assert comm.finish is None, "the last call is not done"
+    ranks = list(range(comm.handle.size))
+    comm.handle.exchange(dict.fromkeys(ranks, data), ranks if sources is None else sources)
+    comm.finish = lambda received: make([received[rank] for rank in sorted(received)])
+
+
+def _read(address: int, count: int, code: int, stream: int) -> Any:
+    assert not driver.cuStreamSynchronize(stream)[0]
+    return _at(address, count, code).copy()
+
+
+def _reduced(arrays: list[Any], op: int) -> Any:
+    made = functools.reduce(_STEPS[op], arrays)
+    return (made / len(arrays)).astype(made.dtype) if op == _AVG else made
+
+
+def all_reduce(send: int, recv: int, count: int, code: int, op: int, comm: Comm, stream: int) -> None:
+    def make(arrays: list[Any]) -> None:
+        _at(recv, count, code)[:] = _reduced(arrays, op)
+
+    _collect(comm, _read(send, count, code, stream), stream, make)
+
+
+def reduce(send: int, recv: int, count: int, code: int, op: int, root: int, comm: Comm, stream: int) -> None:
+    def make(arrays: list[Any]) -> None:
+        if comm.handle.rank == root:
+            _at(recv, count, code)[:] = _reduced(arrays, op)
+
+    _collect(comm, _read(send, count, code, stream), stream, make)
+
+
+def reduce_scatter(send: int, recv: int, count: int, code: int, op: int, comm: Comm, stream: int) -> None:
+    first = comm.handle.rank * count
+
+    def make(arrays: list[Any]) -> None:
+        _at(recv, count, code)[:] = _reduced(arrays, op)[first : first + count]
+
+    _collect(comm, _read(send, count * comm.handle.size, code, stream), stream, make)
+
+
+def all_gather(send: int, recv: int, count: int, code: int, comm: Comm, stream: int) -> None:
+    def make(arrays: list[Any]) -> None:
+        _at(recv, count * len(arrays), code)[:] = np.concatenate(arrays)
+
+    _collect(comm, _read(send, count, code, stream), stream, make)
+
+
+def broadcast(send: int, recv: int, count: int, code: int, root: int, comm: Comm, stream: int) -> None:
+    def make(arrays: list[Any]) -> None:
+        _at(recv, count, code)[:] = arrays[root]
+
+    _collect(comm, _read(send, count, code, stream), stream, make)
+
+
+_group: list[tuple[Any, ...]] = []
+
+
+def group_start() -> None:
+    _group.clear()
+
+
+def send(address: int, count: int, code: int, peer: int, comm: Comm, stream: int) -> None:
+    _group.append((comm, peer, _read(address, count, code, stream), None))
+
+
+def recv(address: int, count: int, code: int, peer: int, comm: Comm, stream: int) -> None:
+    _group.append((comm, peer, None, _at(address, count, code)))
+
+
+def group_end() -> None:
+    if _group:
+        comm = _group[0][0]
+        sends = {peer: data for _, peer, data, _ in _group if data is not None}
+        targets = {peer: target for _, peer, _, target in _group if target is not None}
+
+        def finish(received: dict[int, Any]) -> None:
+            for peer, target in targets.items():
+                target[:] = received[peer]
+
+        assert comm.finish is None, "the last call is not done"
+        comm.handle.exchange(sends, list(targets))
+        comm.finish = finish
