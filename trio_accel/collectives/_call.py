@@ -296,11 +296,16 @@ class Call:
             if not isinstance(error, (AccelError, ActorError)):
                 raise error
             losses += 1
-            if not isinstance(error, ContextLostError) or losses > self._turns.retry:
+            if not isinstance(error, ContextLostError) or losses > self._retries(rank, error):
                 try:
                     raise self._turns.failed(self.name, rank, error) from error
                 finally:
                     del error
+
+    def _retries(self, rank: int, error: ContextLostError) -> int:
+        """Tell how often a collective of a vendor's library runs again; its parts do not by themselves."""
+        own = 0 if error.is_to_blame else self._devices[rank].options.retry
+        return max(self._turns.retry, own)
 
     async def written(self, made: Iterable[AccelRef], ranks: Iterable[int] | None = None) -> list[AccelRef]:
         """Write results to the arrays of `out`, where there are any.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, TypeAlias
 
@@ -128,6 +128,7 @@ VENDORS: dict[str, Vendor] = {
 class _OfCommunicator(Operation[LibraryActor, Any]):
     """Base of the messages: each vendor has actors of its own."""
 
+    not_recorded: ClassVar[str] = "ranks meet when it runs; ask the world before or after a replay"
     library: ClassVar[str] = f"{__package__}:{CommunicatorActor.__name__}"
 
     def __init__(self, library: str) -> None:
@@ -345,44 +346,51 @@ class Communicator:
 
         Nothing else would end what the others wait for.
         """
-        results: dict[int, Any] = {}
         errors: dict[int, Exception] = {}
-        scopes = [trio.CancelScope(shield=True) for _ in operations]
         changed, over = trio.Event(), trio.Event()
         left = len(operations)
 
-        async def ask(scope: trio.CancelScope, rank: int, operation: Operation[Any, Any]) -> None:
+        def end(rank: int, error: BaseException | None) -> None:
             nonlocal left
-            with scope:
-                try:
-                    results[rank] = await self._devices[rank].ask(operation)
-                except Exception as error:  # noqa: BLE001  # raised below
-                    errors[rank] = error
             left -= 1
+            if isinstance(error, Exception):
+                errors[rank] = error
             if errors or not left:
                 changed.set()
             if not left:
                 over.set()
 
-        async with trio.open_nursery() as nursery:
-            for scope, (rank, operation) in zip(scopes, operations.items(), strict=True):
-                nursery.start_soon(ask, scope, rank, operation)
-            try:
-                await changed.wait()
-            finally:
-                if errors or left:
-                    await self._give_up(number, over)
-                    for scope in scopes:
-                        # One that does not answer.
-                        scope.cancel(reason="the communicator was given up")
+        asked = self._submit(operations, end)
+        try:
+            await changed.wait()
+        finally:
+            if errors or left:
+                await self._give_up(number, over)
         if errors:
             try:
                 raise RanksFailedError(errors, is_opening=is_opening)
             finally:
                 # The frames of the error have them: with results, and with other errors and their frames.
-                results.clear()
+                asked.clear()
                 errors.clear()
-        return results
+        return {rank: pending.value for rank, pending in asked.items()}
+
+    def _submit(
+        self, operations: Mapping[int, Operation[Any, Any]], end: Callable[[int, BaseException | None], None]
+    ) -> dict[int, Pending[Any]]:
+        """Hand operations over; each is told of when it ends, or could not be handed over.
+
+        Without a task for each: a small collective is as long as what goes on here.
+        """
+        asked: dict[int, Pending[Any]] = {}
+        for rank, operation in operations.items():
+            try:
+                asked[rank] = self._devices[rank].submit(operation)
+            except Exception as error:  # noqa: BLE001  # raised by the caller
+                end(rank, error)
+        for rank, pending in asked.items():
+            pending.when_done(lambda rank=rank, pending=pending: end(rank, pending.error))
+        return asked
 
     async def _give_up(self, number: int, over: trio.Event) -> None:
         """Have a communicator given up on all ranks; returns when what waited has ended, or after a while.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from operator import attrgetter
 from typing import Any, Never, cast
@@ -461,11 +461,20 @@ async def alone_on(devices: Iterable[Device]) -> AsyncGenerator[None, None]:
 
     Operations of a single device do not take part in that.
     """
-    async with AsyncExitStack() as stack:
+    held: list[trio.Lock] = []
+    try:
         # In one order for all, so that no two wait for each other.
         for device in sorted(map(opened, devices), key=attrgetter("path")):
-            await stack.enter_async_context(device.spanning)
+            # Without a checkpoint where it is free: small collectives have no time for it.
+            try:
+                device.spanning.acquire_nowait()
+            except trio.WouldBlock:
+                await device.spanning.acquire()
+            held.append(device.spanning)
         yield
+    finally:
+        for lock in held:
+            lock.release()
 
 
 def _reaches(device: Device, owner: Device) -> bool:

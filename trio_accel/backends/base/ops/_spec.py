@@ -169,11 +169,13 @@ class OperationSpec:
 
     Attributes:
         operation: Names the class in the tables of kernels; by default its module and name.
+        runs_once: Whether it cannot run again alone when its context is lost, as others meet it.
     """
 
     __slots__ = ()
 
     operation: ClassVar[str]
+    runs_once: ClassVar[bool] = False
 
     def __repr__(self) -> str:
         return field_repr(self)

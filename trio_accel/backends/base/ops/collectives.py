@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 import attrs
 
@@ -82,6 +82,8 @@ class OpenCommunicatorSpec(OperationSpec):
         name: As `CommunicatorIdSpec` has made it.
     """
 
+    runs_once: ClassVar[bool] = True
+
     number: int = scalar()
     rank: int = exact()
     size: int = exact()
@@ -120,6 +122,8 @@ class CollectiveSpec(OperationSpec):
         sends: For ``"exchange"``: to which rank, first element of `source`, how many.
         receives: Likewise: from which rank, first element of `out`, how many.
     """
+
+    runs_once: ClassVar[bool] = True
 
     number: int = scalar()
     kind: str = exact()
