@@ -10,7 +10,6 @@ failure.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import re
@@ -24,7 +23,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 import ml_dtypes
@@ -155,7 +154,7 @@ def measure_bare(given: Given) -> None:
     found: dict[str, Any] = {}
     nbytes, size = str(given.nbytes), len(given.devices)
     try:
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: S603  # this file's own program
             [sys.executable, "-c", BARE_TORCH, nbytes], capture_output=True, text=True, timeout=60, check=True
         )
         found |= json.loads(done.stdout.splitlines()[-1])
@@ -166,7 +165,7 @@ def measure_bare(given: Given) -> None:
         for rank in range(size):
             command = [sys.executable, "-c", BARE_NCCL, str(rank), str(size), nbytes]
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            ranks.append(subprocess.Popen(command, **pipes))
+            ranks.append(subprocess.Popen(command, **pipes))  # noqa: S603  # the same
         assert ranks[0].stdout is not None
         name = ranks[0].stdout.readline()
         rest = [one.communicate(name if rank else "", timeout=60)[0] for rank, one in enumerate(ranks)]
@@ -197,7 +196,9 @@ async def topology(given: Given) -> None:
     done = await trio.run_process(["nvidia-smi", "topo", "-m"], capture_stdout=True, check=False)
     text = done.stdout.decode()
     print(text)
-    rows = [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.startswith("GPU")]
+    rows = [
+        line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.startswith("GPU")
+    ]
     theirs = {
         (a, b): int(row[1 + b][2:]) if row[1 + b].startswith("NV") else 0
         for a, row in enumerate(rows)
@@ -227,8 +228,8 @@ async def copies(given: Given, world: World) -> None:
     rate = given.nbytes / taken / 1e9
     given.line(
         f"copy_to of {given.nbytes >> 20} MiB between workers",
-        f"{rate:.1f} GB/s, {'equal by bit' if is_equal else 'DIFFERENT'}; PyTorch {given.nbytes / bare / 1e9:.1f} "
-        f"GB/s: {bare / taken:.2f}",
+        f"{rate:.1f} GB/s, {'equal by bit' if is_equal else 'DIFFERENT'}; PyTorch "
+        f"{given.nbytes / bare / 1e9:.1f} GB/s: {bare / taken:.2f}",
         "0.9",
         is_met=is_equal and bare / taken >= 0.9,
     )
@@ -283,11 +284,13 @@ async def numbers(given: Given, worlds: Sequence[World]) -> None:
         for dtype in DTYPES:
             hosts = [elements((6 * world.size, 5), dtype, seed) for seed in range(world.size)]
             arrays = [await device.put(host) for device, host in zip(world.devices, hosts, strict=True)]
-            async for name, found, expected in _collectives(world, hosts, arrays):
-                if found.tobytes() == expected.tobytes() and found.shape == expected.shape:
-                    right += 1
-                else:
-                    wrong.append(f"{name} {dtype}")
+            for name, call, expected in (*_reductions(world, hosts, arrays), *_moves(world, hosts, arrays)):
+                made = await call()
+                for one, other in zip(made if isinstance(made, list) else [made], expected, strict=True):
+                    found = await one.to_host()
+                    is_equal = found.tobytes() == other.tobytes() and found.shape == other.shape
+                    right += is_equal
+                    wrong += [] if is_equal else [f"{name} {dtype}"]
         given.line(
             f"collectives of {len(DTYPES)} dtypes against NumPy, {world.transport}",
             f"{right} equal by bit, {len(wrong)} not{': ' if wrong else ''}{', '.join(wrong[:5])}",
@@ -296,52 +299,45 @@ async def numbers(given: Given, worlds: Sequence[World]) -> None:
         )
 
 
-async def _collectives(world: World, hosts: Sequence[npt.NDArray[Any]], arrays: list[ta.AccelRef]) -> Any:
-    """Yield what each rank gets of each collective, with what it should be."""
-    size, kind, joined = world.size, hosts[0].dtype.kind, np.concatenate(hosts)
-    rows = len(hosts[0]) // size
-    parts = [slice(rank * rows, rank * rows + rows) for rank in range(size)]
+Calls: TypeAlias = "list[tuple[str, Callable[[], Awaitable[Any]], Sequence[npt.NDArray[Any]]]]"
 
-    async def each(name: str, made: Sequence[ta.AccelRef], expected: Sequence[npt.NDArray[Any]]) -> Any:
-        for one, other in zip(made, expected, strict=True):
-            yield name, await one.to_host(), other
 
-    last = size - 1
-    for reduction in REDUCTIONS:
-        if (kind == "c" and reduction in ("min", "max")) or (kind in "bui" and reduction == "mean"):
+def _reductions(world: World, hosts: Sequence[npt.NDArray[Any]], arrays: list[ta.AccelRef]) -> Calls:
+    """Name the reductions of a dtype, with what each rank gets."""
+    size, kind, last = world.size, hosts[0].dtype.kind, world.size - 1
+    calls: Calls = []
+    for how in REDUCTIONS:
+        if (kind == "c" and how in ("min", "max")) or (kind in "bui" and how == "mean"):
             continue
-        total, how = reduced(reduction, hosts), reduction
-        async for found in each(f"all_reduce {how}", await world.all_reduce(arrays, how), [total] * size):
-            yield found
-        one = await world.reduce(arrays, how, root=last)
-        async for found in each(f"reduce {how}", [one], [total]):
-            yield found
-        scattered = await world.reduce_scatter(arrays, how)
-        async for found in each(f"reduce_scatter {how}", scattered, [total[part] for part in parts]):
-            yield found
-    async for found in each("all_gather", await world.all_gather(arrays), [joined] * size):
-        yield found
-    async for found in each("gather", [await world.gather(arrays, root=last)], [joined]):
-        yield found
-    async for found in each("broadcast", await world.broadcast(arrays[0]), [hosts[0]] * size):
-        yield found
-    scattered = await world.scatter(arrays[last], root=last)
-    async for found in each("scatter", scattered, [hosts[last][part] for part in parts]):
-        yield found
-    sent = await world.send(arrays[0], last)
-    async for found in each("send", [sent], [hosts[0]]):
-        yield found
-    crossed = [np.concatenate([host[part] for host in hosts]) for part in parts]
-    async for found in each("all_to_all", await world.all_to_all(arrays), crossed):
-        yield found
+        total: Any = reduced(how, hosts)
+        parts = np.split(total, size)
+        calls += [
+            (f"all_reduce {how}", partial(world.all_reduce, arrays, how), [total] * size),
+            (f"reduce {how}", partial(world.reduce, arrays, how, root=last), [total]),
+            (f"reduce_scatter {how}", partial(world.reduce_scatter, arrays, how), parts),
+        ]
+    return calls
+
+
+def _moves(world: World, hosts: Sequence[npt.NDArray[Any]], arrays: list[ta.AccelRef]) -> Calls:
+    """Name the collectives that move elements, with what each rank gets."""
+    size, joined, last = world.size, np.concatenate(hosts), world.size - 1
+    parts = [np.split(host, size) for host in hosts]
     splits = [[len(host) - 1, *[0] * (size - 2), 1] if size > 1 else [len(host)] for host in hosts]
-    starts = [list(itertools.accumulate(row, initial=0)) for row in splits]
-    uneven = [
-        np.concatenate([host[start[r] : start[r + 1]] for host, start in zip(hosts, starts, strict=True)])
-        for r in range(size)
+    uneven = [np.split(host, np.cumsum(row)[:-1]) for host, row in zip(hosts, splits, strict=True)]
+
+    def crossed(pieces: Sequence[Sequence[npt.NDArray[Any]]]) -> list[npt.NDArray[Any]]:
+        return [np.concatenate([each[rank] for each in pieces]) for rank in range(size)]
+
+    return [
+        ("all_gather", partial(world.all_gather, arrays), [joined] * size),
+        ("gather", partial(world.gather, arrays, root=last), [joined]),
+        ("broadcast", partial(world.broadcast, arrays[0]), [hosts[0]] * size),
+        ("scatter", partial(world.scatter, arrays[last], root=last), parts[last]),
+        ("send", partial(world.send, arrays[0], last), [hosts[0]]),
+        ("all_to_all", partial(world.all_to_all, arrays), crossed(parts)),
+        ("all_to_all, uneven", partial(world.all_to_all, arrays, splits=splits), crossed(uneven)),
     ]
-    async for found in each("all_to_all splits", await world.all_to_all(arrays, splits=splits), uneven):
-        yield found
 
 
 async def losses(given: Given, world: World) -> None:
@@ -399,7 +395,9 @@ async def _lose(given: Given, world: World, how: str, arrays: list[ta.AccelRef],
             generation = device.generation
             lost = await _strike(device, how)
             with trio.fail_after(12):
-                while device.generation == generation or not any(a > lost and ok for a, _, ok in ended[-50:]):
+                while (  # noqa: ASYNC110  # any of many calls finds it
+                    device.generation == generation or not any(a > lost and ok for a, _, ok in ended[-50:])
+                ):
                     await trio.sleep(0.002)
             right_again = next(b for a, b, ok in ended if a > lost and ok)
             waits.append(max(b - max(a, lost) for a, b, _ in ended if lost < b <= right_again))
@@ -410,8 +408,8 @@ async def _lose(given: Given, world: World, how: str, arrays: list[ta.AccelRef],
     given.line(
         f"a rank lost by {how}, {len(healed)} times, {world.transport}",
         f"each sum ended within {1e3 * max(waits):.0f} ms (median {1e3 * statistics.median(waits):.0f}); "
-        f"right again after {1e3 * statistics.median(healed):.0f} ms, at most {1e3 * max(healed):.0f} ms; {right} "
-        f"sums, {wrong} wrong, failed {errors}",
+        f"right again after {1e3 * statistics.median(healed):.0f} ms, at most {1e3 * max(healed):.0f} ms; "
+        f"{right} sums, {wrong} wrong, failed {errors}",
         "1 s, 2.5 s",
         is_met=max(waits) <= 1.0 and max(healed) <= 2.5 and not wrong,
     )

@@ -17,7 +17,7 @@ from trio_accel.collectives._communicators import VENDORS, Vendor
 FAKE = Vendor(
     title="the fake",
     package="fake_nccl",
-    install="fake>=1",
+    missing="the fake is not installed",
     actor="fake_nccl:FakeActor",
     control="fake_nccl:FakeControlActor",
     reductions=VENDORS["cuda"].reductions,

@@ -204,7 +204,7 @@ async def test_a_stopped_rank_is_named(system: ta.System) -> None:
         with trio.fail_after(5):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ask)
-                while (await world.devices[2].statistics()).launched == launched:
+                while (await world.devices[2].statistics()).launched == launched:  # noqa: ASYNC110
                     await trio.sleep(0.01)
                 await kill(world.devices[2], signal.SIGSTOP)
                 start = trio.current_time()
@@ -299,7 +299,7 @@ async def test_what_has_no_library(system: ta.System, monkeypatch: pytest.Monkey
             assert together.why_mapped == "ranks 0 and 1 are on one device, cpu:0"
         monkeypatch.setitem(module.VENDORS, "cpu", attrs.evolve(FAKE, package="no_such_package"))
         async with ta.open_world(world.devices) as without:
-            assert without.why_mapped == "fake is not installed: pip install 'fake>=1'"
+            assert without.why_mapped == "the fake is not installed"
         monkeypatch.delitem(module.VENDORS, "cpu")
         async with ta.open_world(world.devices) as other:
             assert other.why_mapped == "the devices are of cpu"

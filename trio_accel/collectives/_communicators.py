@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, TypeAlias
 
@@ -66,7 +66,7 @@ class Vendor:
     Attributes:
         title: Its name.
         package: Python package of its bindings.
-        install: What installs them.
+        missing: Tells that they are not installed.
         actor: Import path of the actor that serves collectives.
         control: Import path of the actor that gives communicators up.
         reductions: By the names of reductions, the dtypes that it has.
@@ -75,7 +75,7 @@ class Vendor:
 
     title: str
     package: str
-    install: str
+    missing: str
     actor: str
     control: str
     reductions: Mapping[str, frozenset[DType]]
@@ -92,7 +92,7 @@ class Vendor:
                 if _hardware(devices[other]) == _hardware(device):
                     return f"ranks {other} and {rank} are on one device, {device.name}"
         if importlib.util.find_spec(self.package) is None:
-            return f"{self.install.partition('>')[0]} is not installed: pip install '{self.install}'"
+            return self.missing
         return None
 
 
@@ -110,7 +110,7 @@ VENDORS: dict[str, Vendor] = {
     "cuda": Vendor(
         title="NCCL",
         package="nccl",
-        install="nccl4py>=0.6",
+        missing="nccl4py is not installed, which the extras cuda13 and cuda12 have",
         actor=f"{__package__}:{CommunicatorActor.__name__}",
         control=f"{__package__}:{CommunicatorControlActor.__name__}",
         reductions={
@@ -298,9 +298,7 @@ class Communicator:
             for opened in itertools.count(1):
                 try:
                     number = await self._open()
-                    asked = {
-                        rank: Meet(self.vendor.actor, number, part) for rank, part in parts.items()
-                    }
+                    asked = {rank: Meet(self.vendor.actor, number, part) for rank, part in parts.items()}
                     return await self._together(number, asked, is_opening=False)
                 except RanksFailedError as failed:
                     if not failed.is_stale or opened == _MOST_OPENED:
@@ -395,7 +393,7 @@ class Communicator:
     async def _give_up(self, number: int, over: trio.Event) -> None:
         """Have a communicator given up on all ranks; returns when what waited has ended, or after a while.
 
-        What waits by it ends at once. To give its memory back takes NCCL a second, which nobody waits for here.
+        What waits by it ends at once. To give its memory back takes NCCL a second: nobody waits for that here.
         """
         self._number = None
         for device in self._devices:
@@ -413,9 +411,7 @@ class Communicator:
                     await pending.wait()
 
 
-def pieces(
-    sizes: Sequence[int], ranks: Iterable[int] | None = None
-) -> tuple[tuple[int, int, int], ...]:
+def pieces(sizes: Sequence[int], ranks: Sequence[int] | None = None) -> Pieces:
     """Tell pieces that lie one behind another: rank, first element, how many; without empty ones.
 
     Args:
@@ -423,7 +419,5 @@ def pieces(
         ranks: Their ranks; None for all in order.
     """
     chosen = range(len(sizes)) if ranks is None else ranks
-    starts = itertools.accumulate(sizes, initial=0)
-    return tuple((rank, start, size) for rank, start, size in zip(chosen, starts, sizes) if size)
-
-
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    return tuple((rank, start, size) for rank, start, size in zip(chosen, starts, sizes, strict=True) if size)

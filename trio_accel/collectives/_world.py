@@ -24,8 +24,8 @@ __all__ = ["Transport", "World", "open_world"]
 _logger = logging.getLogger("trio_accel.collectives")
 
 Transport: TypeAlias = Literal["auto", "nccl", "mapped"]
-"""How data goes between ranks: by NCCL, or by each rank's reading of the arrays of the others. ``"auto"`` takes
-NCCL where each rank is a GPU of its own."""
+"""How data goes between ranks: by NCCL, or by each rank's reading of the arrays of the others.
+``"auto"`` takes NCCL where each rank is a GPU of its own."""
 
 # Bytes of an array that each rank reduces by itself.
 _SMALL = 256 << 10

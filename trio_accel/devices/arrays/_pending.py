@@ -105,10 +105,10 @@ class Pending(NotAwaited, Generic[ReplyT]):
         return self._planned.result()
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Call something short when it is done, or now if it is; a task that waits for several needs no others.
+        """Call something short when it is done, or now if it is.
 
         Args:
-            callback: The only one that there is. It must not raise.
+            callback: The only one. It must not raise.
         """
         if self.is_done:
             callback()

@@ -17,6 +17,7 @@ __all__ = [
     "Waiting",
 ]
 
+
 class _Point(Protocol):
     """A point in a stream: an event of a backend."""
 

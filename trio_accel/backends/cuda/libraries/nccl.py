@@ -67,8 +67,8 @@ def _bindings() -> Any:
         bindings.get_version()
     except (ImportError, RuntimeError) as error:
         raise NotSupportedError(
-            f"collectives by NCCL need nccl4py and NCCL, which cannot be loaded ({error}); "
-            "pip install nccl4py nvidia-nccl-cu13",
+            f"collectives by NCCL need nccl4py and NCCL, which cannot be loaded ({error}); the extras cuda13 "
+            "and cuda12 have both",
             backend="cuda",
         ) from error
     return bindings
@@ -144,9 +144,7 @@ class NcclLibrary(CudaLibrary):
             config = nccl.Config()
             config.blocking = 0
             name = bytearray(spec.name)
-            return _NcclHandle(
-                nccl, nccl.comm_init_rank_scalable(spec.size, spec.rank, 1, name, config.ptr)
-            )
+            return _NcclHandle(nccl, nccl.comm_init_rank_scalable(spec.size, spec.rank, 1, name, config.ptr))
 
         communicator = _OPEN.new(spec.number)
         with communicator.calling(spec.waiting):
@@ -229,5 +227,3 @@ def _exchange(
             nccl.recv(out + first * itemsize, count * itemsize, _BYTES, peer, comm, stream)
     finally:
         nccl.group_end()
-
-

@@ -1,4 +1,6 @@
-"""The functions of nccl4py's bindings that the CUDA backend calls. Memory of the stand-in driver is the host's.
+"""The functions of nccl4py's bindings that the CUDA backend calls.
+
+Memory of the stand-in driver is the host's.
 
 A call takes its arguments once the stream is idle. Results are there when the state of the communicator says
 that it is done, as `comm_get_async_error` tells.
