@@ -32,7 +32,7 @@ import numpy.typing as npt
 import trio
 
 import trio_accel as ta
-from trio_accel.collectives import RankFailedError, World
+from trio_accel.collectives import RankFailedError, Reduction, World
 from trio_accel.patterns import Pipeline, PipelineStage, open_results
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint32", "uint64", "float16", "bfloat16"),
     *("float32", "float64", "complex64", "complex128"),
 )
-REDUCTIONS = ("sum", "prod", "min", "max", "mean")
+REDUCTIONS: tuple[Reduction, ...] = ("sum", "prod", "min", "max", "mean")
 
 
 @attrs.frozen(kw_only=True)
@@ -160,8 +160,8 @@ def measure_bare(given: Given) -> None:
         found |= json.loads(done.stdout.splitlines()[-1])
     except (subprocess.SubprocessError, ValueError, IndexError) as error:
         print(f"PyTorch: {error}: {getattr(error, 'stderr', '')}")
+    ranks: list[subprocess.Popen[str]] = []
     try:
-        ranks: list[subprocess.Popen[str]] = []
         for rank in range(size):
             command = [sys.executable, "-c", BARE_NCCL, str(rank), str(size), nbytes]
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -240,8 +240,8 @@ async def speed(given: Given, worlds: Sequence[World]) -> None:
     for world in worlds:
         large = [await device.full(given.nbytes // 4, 1, "float32") for device in world.devices]
         small = [await device.full(256, 1, "float32") for device in world.devices]
-        slow = await seconds(lambda world=world, large=large: world.all_reduce(large), 12)
-        fast = await seconds(lambda world=world, small=small: world.all_reduce(small), 300, 20)
+        slow = await seconds(partial(world.all_reduce, large), 12)
+        fast = await seconds(partial(world.all_reduce, small), 300, 20)
         way, bare, quick = world.transport, given.figure("nccl large"), given.figure("nccl small")
         is_nccl = way == "nccl"
         given.line(
@@ -367,7 +367,7 @@ async def _lose(given: Given, world: World, how: str, arrays: list[ta.AccelRef],
     async def ask() -> None:
         nonlocal right, wrong
         while True:
-            start, is_right = time.perf_counter(), True
+            start, is_right, made = time.perf_counter(), True, list[ta.AccelRef]()
             try:
                 made = await world.all_reduce(arrays)
             except RankFailedError as error:
@@ -448,7 +448,7 @@ async def pipeline(given: Given, world: World) -> None:
         PipelineStage(partial(stage, 1), name="second", device=second, capacity=2),
     )
     running = await first.system.spawn(Pipeline, *stages)
-    begun, done = 0.0, 0
+    begun, done, last = 0.0, 0, moved
     async with open_results(running, items, limit=8) as results:
         async for made in results:
             done += 1

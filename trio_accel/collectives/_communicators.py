@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import attrs
@@ -37,8 +38,10 @@ _logger = logging.getLogger("trio_accel.collectives")
 
 # Words of the name of a communicator: 128 bytes, as NCCL has it.
 _NAME = 32
-# Seconds for a communicator to be given up by ranks that answer.
+# Seconds for a communicator to be given up by ranks that answer, before another one is opened.
 _GIVING_UP = 5.0
+# Seconds after an error of the library until it is known whether a rank was lost, which may be its cause.
+_TOLD = 1.0
 # How often a communicator is made anew for one collective where a rank had a new worker and nobody knew.
 _MOST_OPENED = 4
 _numbers = itertools.count(1)
@@ -225,6 +228,10 @@ class Meet(_OfCommunicator):
         return Planned(spec, out)
 
 
+_LOSS, _OTHER = range(2)
+_CONSEQUENCES = (MISSING, NOT_IN_TIME, ABORTED)
+
+
 class RanksFailedError(Exception):
     """What ranks have failed with, by their numbers.
 
@@ -257,10 +264,10 @@ class RanksFailedError(Exception):
 def _order(error: Exception) -> int:
     """Tell how near an error is to the cause of all."""
     if isinstance(error, (ContextLostError, DeviceLostError, CompletionTimeoutError)):
-        return 0
-    if isinstance(error, LibraryError) and error.code in (MISSING, NOT_IN_TIME, ABORTED):
-        return (MISSING, NOT_IN_TIME, ABORTED).index(error.code) + 2
-    return 1
+        return _LOSS
+    if isinstance(error, LibraryError) and error.code in _CONSEQUENCES:
+        return _OTHER + 1 + _CONSEQUENCES.index(error.code)
+    return _OTHER
 
 
 class Communicator:
@@ -277,8 +284,9 @@ class Communicator:
         # Its number, and the generations that have opened it.
         self._number: int | None = None
         self._generations: list[int] = []
-        # Ranks are giving up the last one.
-        self._closing: list[Pending[None]] = []
+        # Ranks are giving up the last one, and what has waited by it ends.
+        self._closing: list[Pending[Any]] = []
+        self._waiting: list[trio.Event] = []
 
     def has(self, reduction: str, dtype: DType) -> bool:
         """Tell whether it reduces elements of a dtype so."""
@@ -308,9 +316,7 @@ class Communicator:
     async def close(self) -> None:
         """Give it up, on all ranks that answer soon."""
         if self._number is not None:
-            over = trio.Event()
-            over.set()
-            await self._give_up(self._number, over)
+            self._give_up(self._number)
         await self._wait_closed()
 
     async def _open(self) -> int:
@@ -363,7 +369,12 @@ class Communicator:
             await changed.wait()
         finally:
             if errors or left:
-                await self._give_up(number, over)
+                self._give_up(number)
+                # What survivors wait for ends soon, and nobody waits for that here: only the next opening.
+                self._waiting.append(over)
+                if min(map(_order, errors.values()), default=0) == _OTHER:
+                    with trio.move_on_after(_TOLD, shield=True):
+                        await over.wait()
         if errors:
             try:
                 raise RanksFailedError(errors, is_opening=is_opening)
@@ -387,28 +398,33 @@ class Communicator:
             except Exception as error:  # noqa: BLE001  # raised by the caller
                 end(rank, error)
         for rank, pending in asked.items():
-            pending.when_done(lambda rank=rank, pending=pending: end(rank, pending.error))
+            pending.when_done(partial(_ended, end, rank, pending))
         return asked
 
-    async def _give_up(self, number: int, over: trio.Event) -> None:
-        """Have a communicator given up on all ranks; returns when what waited has ended, or after a while.
+    def _give_up(self, number: int) -> None:
+        """Have a communicator given up on all ranks, soon.
 
-        What waits by it ends at once. To give its memory back takes NCCL a second: nobody waits for that here.
+        What waits by it ends at once. To give its memory back takes NCCL a second.
         """
         self._number = None
         for device in self._devices:
             with suppress(AccelError, ActorError):
                 self._closing.append(device.submit(CloseCommunicator(self.vendor.control, number)))
-        with trio.move_on_after(_GIVING_UP, shield=True):
-            await over.wait()
 
     async def _wait_closed(self) -> None:
-        """Wait until ranks have given up what they are to, for a while."""
+        """Wait until ranks have given up what they are to, and nothing waits for that, for a while."""
         closing, self._closing = self._closing, []
+        waiting, self._waiting = self._waiting, []
         with trio.move_on_after(_GIVING_UP, shield=True):
             for pending in closing:
                 with suppress(AccelError, ActorError):
                     await pending.wait()
+            for over in waiting:
+                await over.wait()
+
+
+def _ended(end: Callable[[int, BaseException | None], None], rank: int, pending: Pending[Any]) -> None:
+    end(rank, pending.error)
 
 
 def pieces(sizes: Sequence[int], ranks: Sequence[int] | None = None) -> Pieces:
