@@ -316,6 +316,8 @@ class Call:
         chosen = list(range(self._size)) if ranks is None else list(ranks)
         results = dict(zip(chosen, made, strict=True))
         outputs = {rank: out for rank in chosen if (out := self.out[rank]) is not None}
+        if not outputs:
+            return list(results.values())  # noqa: ASYNC910  # the collective has waited
 
         async def write(rank: int) -> None:
             await outputs[rank].assign(results[rank])
