@@ -90,7 +90,9 @@ async def seconds(ask: Callable[[], Awaitable[object]], times: int, ahead: int =
     return statistics.median(taken[ahead:])
 
 
-# Other libraries, each in processes of its own.
+# Other libraries, each in processes of its own, for so many seconds at most.
+
+_PATIENCE = 25.0
 
 BARE_NCCL = """
 import json, os, statistics, sys, time
@@ -150,35 +152,48 @@ print(json.dumps(figures))
 
 
 def measure_bare(given: Given) -> None:
-    """Measure other libraries, and write a file."""
+    """Measure other libraries, and write a file as far as it goes."""
     found: dict[str, Any] = {}
-    nbytes, size = str(given.nbytes), len(given.devices)
-    try:
-        done = subprocess.run(  # noqa: S603  # this file's own program
-            [sys.executable, "-c", BARE_TORCH, nbytes], capture_output=True, text=True, timeout=60, check=True
-        )
-        found |= json.loads(done.stdout.splitlines()[-1])
-    except (subprocess.SubprocessError, ValueError, IndexError) as error:
-        print(f"PyTorch: {error}: {getattr(error, 'stderr', '')}")
+    for name, measure in (("NCCL", _bare_nccl), ("PyTorch", _bare_torch)):
+        try:
+            found |= measure(given)
+        except (subprocess.SubprocessError, ValueError, IndexError, OSError) as error:
+            print(f"{name}: {error}: {getattr(error, 'stderr', '')}")
+        given.bare.write_text(json.dumps(found), encoding="utf-8")
+    given.line("bare figures", {key: value for key, value in found.items() if key != "peers"})
+
+
+def _bare_torch(given: Given) -> dict[str, Any]:
+    done = subprocess.run(  # noqa: S603  # this file's own program
+        [sys.executable, "-c", BARE_TORCH, str(given.nbytes)],
+        capture_output=True,
+        text=True,
+        timeout=_PATIENCE,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _bare_nccl(given: Given) -> dict[str, Any]:
+    size = len(given.devices)
     ranks: list[subprocess.Popen[str]] = []
     try:
         for rank in range(size):
-            command = [sys.executable, "-c", BARE_NCCL, str(rank), str(size), nbytes]
+            command = [sys.executable, "-c", BARE_NCCL, str(rank), str(size), str(given.nbytes)]
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             ranks.append(subprocess.Popen(command, **pipes))  # noqa: S603  # the same
         assert ranks[0].stdout is not None
         name = ranks[0].stdout.readline()
-        rest = [one.communicate(name if rank else "", timeout=60)[0] for rank, one in enumerate(ranks)]
-        found["nccl"] = json.loads(rest[0].splitlines()[-1])
-        found |= {f"nccl {key}": value for key, value in found["nccl"].items()}
-    except (subprocess.SubprocessError, ValueError, IndexError, OSError) as error:
-        print(f"NCCL: {error}")
+        for one in ranks[1:]:
+            assert one.stdin is not None
+            one.stdin.write(name)
+            one.stdin.flush()
+        found = json.loads(ranks[0].communicate(timeout=_PATIENCE)[0].splitlines()[-1])
+        return {f"nccl {key}": value for key, value in found.items()}
     finally:
         for one in ranks:
             one.kill()
-    given.bare.write_text(json.dumps(found), encoding="utf-8")
-    shown = {key: value for key, value in found.items() if isinstance(value, (int, float))}
-    given.line("bare figures", shown)
 
 
 # Ours.
@@ -237,6 +252,9 @@ async def copies(given: Given, world: World) -> None:
 
 async def speed(given: Given, worlds: Sequence[World]) -> None:
     """Time sums of large and small arrays, by NCCL and by mapped arrays."""
+    plus, one = ta.jit.elementwise("x + 1"), await worlds[0].devices[0].full(256, 1, "float32")
+    alone = await seconds(lambda: plus(one), 300, 50)
+    given.line("an operation of 1 KiB in one worker", f"{1e6 * alone:.0f} µs")
     for world in worlds:
         large = [await device.full(given.nbytes // 4, 1, "float32") for device in world.devices]
         small = [await device.full(256, 1, "float32") for device in world.devices]
@@ -387,6 +405,7 @@ async def _lose(given: Given, world: World, how: str, arrays: list[ta.AccelRef],
     begun = time.perf_counter()
     waits: list[float] = []
     healed: list[float] = []
+    unseen = 0
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
         for number in range(given.losses):
@@ -400,14 +419,18 @@ async def _lose(given: Given, world: World, how: str, arrays: list[ta.AccelRef],
                 ):
                     await trio.sleep(0.002)
             right_again = next(b for a, b, ok in ended if a > lost and ok)
-            waits.append(max(b - max(a, lost) for a, b, _ in ended if lost < b <= right_again))
+            later = [(b - max(a, lost), ok) for a, b, ok in ended if lost < b <= right_again]
+            # The call that the loss has hit: the first that failed, or none, and it was done again unseen.
+            waits.append(next((wait for wait, ok in later if not ok), later[0][0]))
+            unseen += all(ok for _, ok in later)
             healed.append(right_again - lost)
             if time.perf_counter() - begun > given.seconds:
                 break
         nursery.cancel_scope.cancel()
     given.line(
         f"a rank lost by {how}, {len(healed)} times, {world.transport}",
-        f"each sum ended within {1e3 * max(waits):.0f} ms (median {1e3 * statistics.median(waits):.0f}); "
+        f"the sum that was hit ended within {1e3 * max(waits):.0f} ms (median "
+        f"{1e3 * statistics.median(waits):.0f}), {unseen} times right; "
         f"right again after {1e3 * statistics.median(healed):.0f} ms, at most {1e3 * max(healed):.0f} ms; "
         f"{right} sums, {wrong} wrong, failed {errors}",
         "1 s, 2.5 s",

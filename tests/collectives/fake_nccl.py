@@ -99,7 +99,7 @@ def open_one(spec: OpenCommunicatorSpec, call: HostCall) -> None:
 
 @kernel(CloseCommunicatorSpec, backend="cpu")
 def close(spec: CloseCommunicatorSpec, call: HostCall) -> None:
-    _OPEN.close(spec.number)
+    _OPEN.close(spec.number, spec.waiting)
 
 
 @kernel(CollectiveSpec, backend="cpu")

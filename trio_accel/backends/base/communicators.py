@@ -25,6 +25,8 @@ _EAGER = 200
 _PAUSE = 50e-6
 # For a call into the vendor's library to return, before the communicator is given up all the same.
 _LEAVING = 1.0
+# For the vendor's library to give a communicator up, before that counts as stuck.
+_CLOSING = 10.0
 
 
 class Handle(Protocol):
@@ -197,8 +199,16 @@ class Communicators:
         found.check()
         return found
 
-    def close(self, number: int) -> None:
-        """Give a communicator up, also before it is open. Blocks for a while."""
+    def close(self, number: int, waiting: Waiting) -> None:
+        """Give a communicator up, also before it is open. Blocks for a while, in which nothing is stuck."""
+        waiting.until = time.monotonic() + _CLOSING
+        waiting.is_calling = True
+        try:
+            self._close(number)
+        finally:
+            waiting.is_calling = False
+
+    def _close(self, number: int) -> None:
         with self._lock:
             found = self._open.pop(number, None)
             self._closed[number] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import ClassVar, Protocol, TypeAlias
 
 import attrs
@@ -39,12 +40,14 @@ class Waiting:
         came: Done when the stream has come to the kernel; None before that is enqueued.
         ran: Done when the kernel has ended; None before that is enqueued.
         is_over: Whether nobody is waited for any more: the communicator is given up.
+        until: End of what a call may take, by `time.monotonic`.
     """
 
     is_calling: bool = False
     came: _Point | None = None
     ran: _Point | None = None
     is_over: bool = False
+    until: float = float("inf")
 
     @property
     def is_on(self) -> bool:
@@ -52,7 +55,7 @@ class Waiting:
         if self.is_over:
             return False
         if self.is_calling:
-            return True
+            return time.monotonic() < self.until
         return self.came is not None and self.came.is_done and (self.ran is None or not self.ran.is_done)
 
 
@@ -106,6 +109,12 @@ class CloseCommunicatorSpec(OperationSpec):
     """
 
     number: int = scalar()
+    waiting: Waiting = _waiting()
+
+    @property
+    def waits_for_others(self) -> bool:
+        """The library may wait for its own threads, and for others: so long, nothing counts as stuck."""
+        return self.waiting.is_on
 
 
 @specification

@@ -153,7 +153,7 @@ class NcclLibrary(CudaLibrary):
 
     @kernel(CloseCommunicatorSpec, backend="cuda", is_blocking=True)
     def _close(self, spec: CloseCommunicatorSpec, call: KernelCall) -> None:
-        _OPEN.close(spec.number)
+        _OPEN.close(spec.number, spec.waiting)
 
     @kernel(CollectiveSpec, backend="cuda", is_blocking=True)
     def _meet(self, spec: CollectiveSpec, call: KernelCall) -> None:
