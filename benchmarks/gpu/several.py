@@ -377,7 +377,9 @@ async def losses(given: Given, world: World) -> None:
         given.line(f"arrays after {how}", kept, "all intact", is_met=all(kept))
 
 
-async def _lose(given: Given, world: World, how: str, arrays: list[ta.AccelRef], total: Any) -> None:
+async def _lose(  # noqa: PLR0915  # one story
+    given: Given, world: World, how: str, arrays: list[ta.AccelRef], total: Any
+) -> None:
     right, wrong, errors = 0, 0, dict[str, int]()
     # Begin and end of each call, and whether it was right.
     ended: list[tuple[float, float, bool]] = []
@@ -427,11 +429,11 @@ async def _lose(given: Given, world: World, how: str, arrays: list[ta.AccelRef],
             if time.perf_counter() - begun > given.seconds:
                 break
         nursery.cancel_scope.cancel()
+    hit = f"{1e3 * max(waits):.0f} ms (median {1e3 * statistics.median(waits):.0f})"
+    again = f"{1e3 * statistics.median(healed):.0f} ms, at most {1e3 * max(healed):.0f} ms"
     given.line(
         f"a rank lost by {how}, {len(healed)} times, {world.transport}",
-        f"the sum that was hit ended within {1e3 * max(waits):.0f} ms (median "
-        f"{1e3 * statistics.median(waits):.0f}), {unseen} times right; "
-        f"right again after {1e3 * statistics.median(healed):.0f} ms, at most {1e3 * max(healed):.0f} ms; "
+        f"the sum that was hit ended within {hit}, {unseen} times right; right again after {again}; "
         f"{right} sums, {wrong} wrong, failed {errors}",
         "1 s, 2.5 s",
         is_met=max(waits) <= 1.0 and max(healed) <= 2.5 and not wrong,

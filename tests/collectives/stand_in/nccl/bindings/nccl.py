@@ -1,9 +1,7 @@
 """The functions of nccl4py's bindings that the CUDA backend calls.
 
-Memory of the stand-in driver is the host's.
-
-A call takes its arguments once the stream is idle. Results are there when the state of the communicator says
-that it is done, as `comm_get_async_error` tells.
+Memory of the stand-in driver is the host's. What NCCL does in kernels, host functions of the stream do: they
+wait for the other ranks, and end when the communicator is given up.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ import ctypes
 import enum
 import functools
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,10 @@ class Config:
 @attrs.define(eq=False)
 class Comm:
     handle: Handle
-    finish: Callable[[dict[int, Any]], None] | None
+    is_open: bool = False
+    is_aborted: bool = False
+    # Host functions that the driver may still call.
+    kept: list[object] = attrs.field(factory=list)
 
 
 def get_version() -> int:
@@ -62,19 +64,16 @@ def comm_init_rank_scalable(size: int, rank: int, names: int, name: bytearray, c
     handle = Handle(Path(bytes(name).decode().strip()), rank, size)
     others = [other for other in range(size) if other != rank]
     handle.exchange(dict.fromkeys(others), others)
-    return Comm(handle, lambda received: None)
+    return Comm(handle)
 
 
 def comm_get_async_error(comm: Comm) -> int:
-    if comm.finish is not None:
-        if not comm.handle.poll():
-            return Result.InProgress
-        finish, comm.finish = comm.finish, None
-        finish(comm.handle.received)
-    return Result.Success
+    comm.is_open = comm.is_open or comm.handle.poll()
+    return Result.Success if comm.is_open else Result.InProgress
 
 
 def comm_abort(comm: Comm) -> None:
+    comm.is_aborted = True
     comm.handle.abort()
 
 
@@ -88,18 +87,34 @@ def _at(address: int, count: int, code: int) -> Any:
     return np.frombuffer(memory, np.uint8).view(dtype)
 
 
-def _collect(
-    comm: Comm, data: Any, stream: int, make: Callable[[list[Any]], None], sources: list[int] | None = None
-) -> None:
-    assert comm.finish is None, "the last call is not done"
+_HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+def _run(comm: Comm, stream: int, begin: Callable[[], None], end: Callable[[dict[int, Any]], None]) -> None:
+    """Exchange messages when the stream comes to it, and finish when all others have come to theirs."""
+
+    def kernel(_: object) -> None:
+        if not comm.is_aborted:
+            begin()
+        while not comm.is_aborted:
+            if comm.handle.poll():
+                end(comm.handle.received)
+                return
+            time.sleep(0.001)
+
+    function = _HOST_FUNCTION(kernel)
+    comm.kept.append(function)
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert not driver.cuLaunchHostFunc(stream, driver.CUhostFn(address), 0)[0]
+
+
+def _collect(comm: Comm, data: Any, stream: int, make: Callable[[list[Any]], None]) -> None:
     ranks = list(range(comm.handle.size))
-    comm.handle.exchange(dict.fromkeys(ranks, data), ranks if sources is None else sources)
-    comm.finish = lambda received: make([received[rank] for rank in sorted(received)])
 
+    def end(received: dict[int, Any]) -> None:
+        make([received[rank] for rank in ranks])
 
-def _read(address: int, count: int, code: int, stream: int) -> Any:
-    assert not driver.cuStreamSynchronize(stream)[0]
-    return _at(address, count, code).copy()
+    _run(comm, stream, lambda: comm.handle.exchange(dict.fromkeys(ranks, data), ranks), end)
 
 
 def _reduced(arrays: list[Any], op: int) -> Any:
@@ -111,7 +126,7 @@ def all_reduce(send: int, recv: int, count: int, code: int, op: int, comm: Comm,
     def make(arrays: list[Any]) -> None:
         _at(recv, count, code)[:] = _reduced(arrays, op)
 
-    _collect(comm, _read(send, count, code, stream), stream, make)
+    _collect(comm, _at(send, count, code), stream, make)
 
 
 def reduce(send: int, recv: int, count: int, code: int, op: int, root: int, comm: Comm, stream: int) -> None:
@@ -119,7 +134,7 @@ def reduce(send: int, recv: int, count: int, code: int, op: int, root: int, comm
         if comm.handle.rank == root:
             _at(recv, count, code)[:] = _reduced(arrays, op)
 
-    _collect(comm, _read(send, count, code, stream), stream, make)
+    _collect(comm, _at(send, count, code), stream, make)
 
 
 def reduce_scatter(send: int, recv: int, count: int, code: int, op: int, comm: Comm, stream: int) -> None:
@@ -128,21 +143,21 @@ def reduce_scatter(send: int, recv: int, count: int, code: int, op: int, comm: C
     def make(arrays: list[Any]) -> None:
         _at(recv, count, code)[:] = _reduced(arrays, op)[first : first + count]
 
-    _collect(comm, _read(send, count * comm.handle.size, code, stream), stream, make)
+    _collect(comm, _at(send, count * comm.handle.size, code), stream, make)
 
 
 def all_gather(send: int, recv: int, count: int, code: int, comm: Comm, stream: int) -> None:
     def make(arrays: list[Any]) -> None:
         _at(recv, count * len(arrays), code)[:] = np.concatenate(arrays)
 
-    _collect(comm, _read(send, count, code, stream), stream, make)
+    _collect(comm, _at(send, count, code), stream, make)
 
 
 def broadcast(send: int, recv: int, count: int, code: int, root: int, comm: Comm, stream: int) -> None:
     def make(arrays: list[Any]) -> None:
         _at(recv, count, code)[:] = arrays[root]
 
-    _collect(comm, _read(send, count, code, stream), stream, make)
+    _collect(comm, _at(send, count, code), stream, make)
 
 
 _group: list[tuple[Any, ...]] = []
@@ -153,23 +168,21 @@ def group_start() -> None:
 
 
 def send(address: int, count: int, code: int, peer: int, comm: Comm, stream: int) -> None:
-    _group.append((comm, peer, _read(address, count, code, stream), None))
+    _group.append((comm, stream, peer, _at(address, count, code), None))
 
 
 def recv(address: int, count: int, code: int, peer: int, comm: Comm, stream: int) -> None:
-    _group.append((comm, peer, None, _at(address, count, code)))
+    _group.append((comm, stream, peer, None, _at(address, count, code)))
 
 
 def group_end() -> None:
     if _group:
-        comm = _group[0][0]
-        sends = {peer: data for _, peer, data, _ in _group if data is not None}
-        targets = {peer: target for _, peer, _, target in _group if target is not None}
+        comm, stream = _group[0][:2]
+        sends = {peer: data for *_, peer, data, _ in _group if data is not None}
+        targets = {peer: target for *_, peer, _, target in _group if target is not None}
 
-        def finish(received: dict[int, Any]) -> None:
+        def end(received: dict[int, Any]) -> None:
             for peer, target in targets.items():
                 target[:] = received[peer]
 
-        assert comm.finish is None, "the last call is not done"
-        comm.handle.exchange(sends, list(targets))
-        comm.finish = finish
+        _run(comm, stream, lambda: comm.handle.exchange(sends, list(targets)), end)
