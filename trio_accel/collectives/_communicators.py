@@ -42,6 +42,8 @@ _NAME = 32
 _GIVING_UP = 5.0
 # Seconds after an error of the library until it is known whether a rank was lost, which may be its cause.
 _TOLD = 1.0
+# Seconds between two looks whether a rank was lost whose part is over, or has not begun.
+_LOOKED = 1.0
 # How often a communicator is made anew for one collective where a rank had a new worker and nobody knew.
 _MOST_OPENED = 4
 _numbers = itertools.count(1)
@@ -241,24 +243,29 @@ class RanksFailedError(Exception):
         is_opening: Whether the communicator was being opened.
     """
 
-    def __init__(self, errors: Errors, *, is_opening: bool) -> None:
+    def __init__(self, errors: Errors, *, is_opening: bool, is_disturbed: bool) -> None:
         # A rank that hears of the loss of another one is not to blame.
         self.rank: int = min(errors, key=lambda rank: (_order(errors[rank]), rank))
         self.error: Exception = errors[self.rank]
         super().__init__(f"rank {self.rank}: {self.error}")
         self.is_opening: bool = is_opening
+        # Whether a rank has lost its worker meanwhile, which may have no error of its own.
+        self._is_disturbed = is_disturbed
 
     @property
     def is_stale(self) -> bool:
         """Whether a new communicator may do: a rank had a new worker, or was late."""
         error = self.error
-        codes = (MISSING, ABORTED) if self.is_opening else (MISSING, ABORTED, NOT_IN_TIME)
-        return isinstance(error, LibraryError) and error.code in codes
+        if not isinstance(error, LibraryError):
+            return False
+        codes = (MISSING, ABORTED) if self.is_opening else _CONSEQUENCES
+        return error.code in codes or self._is_disturbed
 
     @property
     def is_refusal(self) -> bool:
         """Whether the library does not work with these devices: no rank was lost."""
-        return self.is_opening and isinstance(self.error, (LibraryError, NotSupportedError))
+        is_told = isinstance(self.error, (LibraryError, NotSupportedError))
+        return self.is_opening and is_told and not self._is_disturbed
 
 
 def _order(error: Exception) -> int:
@@ -313,6 +320,9 @@ class Communicator:
                         raise
         raise AssertionError
 
+    def _generations_now(self) -> list[tuple[int, bool]]:
+        return [(device.generation, device.is_ready) for device in self._devices]
+
     async def close(self) -> None:
         """Give it up, on all ranks that answer soon."""
         if self._number is not None:
@@ -322,7 +332,8 @@ class Communicator:
     async def _open(self) -> int:
         """Return the number of the communicator that all ranks have open."""
         number = self._number
-        if number is not None and self._generations == [device.generation for device in self._devices]:
+        states = self._generations_now()
+        if number is not None and states == [(generation, True) for generation in self._generations]:
             return number
         await self.close()
         vendor, size = self.vendor, len(self._devices)
@@ -351,6 +362,7 @@ class Communicator:
         Nothing else would end what the others wait for.
         """
         errors: dict[int, Exception] = {}
+        before = self._generations_now()
         changed, over = trio.Event(), trio.Event()
         left = len(operations)
 
@@ -366,7 +378,11 @@ class Communicator:
 
         asked = self._submit(operations, end)
         try:
-            await changed.wait()
+            if is_opening:
+                # It waits for a rank that is about to get a worker.
+                await changed.wait()
+            else:
+                await self._watch(changed, before, errors)
         finally:
             if errors or left:
                 self._give_up(number)
@@ -377,12 +393,33 @@ class Communicator:
                         await over.wait()
         if errors:
             try:
-                raise RanksFailedError(errors, is_opening=is_opening)
+                is_disturbed = before != self._generations_now()
+                raise RanksFailedError(errors, is_opening=is_opening, is_disturbed=is_disturbed)
             finally:
                 # The frames of the error have them: with results, and with other errors and their frames.
                 asked.clear()
                 errors.clear()
         return {rank: pending.value for rank, pending in asked.items()}
+
+    async def _watch(
+        self, changed: trio.Event, before: Sequence[tuple[int, bool]], errors: dict[int, Exception]
+    ) -> None:
+        """Wait until ranks are done or one has failed; or was lost, and its part tells nothing of that.
+
+        That part may be over, or has not begun and waits for the next worker. Others must not wait for it.
+        """
+        while not changed.is_set():
+            with trio.move_on_after(_LOOKED):
+                await changed.wait()
+            lost = [
+                rank
+                for rank, states in enumerate(zip(before, self._generations_now(), strict=True))
+                if states[0] != states[1]
+            ]
+            if lost and not changed.is_set():
+                text = f"rank {lost[0]} has lost its worker"
+                errors[lost[0]] = LibraryError(text, library=self.vendor.title, code=MISSING)
+                return
 
     def _submit(
         self, operations: Mapping[int, Operation[Any, Any]], end: Callable[[int, BaseException | None], None]
