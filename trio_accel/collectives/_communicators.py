@@ -43,7 +43,7 @@ _GIVING_UP = 5.0
 # Seconds after an error of the library until it is known whether a rank was lost, which may be its cause.
 _TOLD = 1.0
 # Seconds between two looks whether a rank was lost whose part is over, or has not begun.
-_LOOKED = 1.0
+_LOOKED = 0.25
 # How often a communicator is made anew for one collective where a rank had a new worker and nobody knew.
 _MOST_OPENED = 4
 _numbers = itertools.count(1)
