@@ -203,7 +203,8 @@ async def topology(given: Given) -> None:
     """Compare what is told of links with the driver, and with what nvidia-smi prints."""
     table = await trio.to_thread.run_sync(ta.topology)
     print(table)
-    bare = json.loads(given.bare.read_text(encoding="utf-8")) if given.bare.exists() else {}
+    text = given.bare.read_text(encoding="utf-8") if given.bare.exists() else "{}"
+    bare: dict[str, Any] = json.loads(text)
     names = [info.name for info in table.devices if info.backend == "cuda"]
     ours = [[a == b or table.link(a, b).has_peer_access for b in names] for a in names]
     is_equal = ours == bare.get("peers")
@@ -304,7 +305,8 @@ async def numbers(given: Given, worlds: Sequence[World]) -> None:
             arrays = [await device.put(host) for device, host in zip(world.devices, hosts, strict=True)]
             for name, call, expected in (*_reductions(world, hosts, arrays), *_moves(world, hosts, arrays)):
                 made = await call()
-                for one, other in zip(made if isinstance(made, list) else [made], expected, strict=True):
+                refs: list[ta.AccelRef] = made if isinstance(made, list) else [made]
+                for one, other in zip(refs, expected, strict=True):
                     found = await one.to_host()
                     is_equal = found.tobytes() == other.tobytes() and found.shape == other.shape
                     right += is_equal
