@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import attrs
 import ml_dtypes
@@ -305,7 +305,7 @@ async def numbers(given: Given, worlds: Sequence[World]) -> None:
             arrays = [await device.put(host) for device, host in zip(world.devices, hosts, strict=True)]
             for name, call, expected in (*_reductions(world, hosts, arrays), *_moves(world, hosts, arrays)):
                 made = await call()
-                refs: list[ta.AccelRef] = made if isinstance(made, list) else [made]
+                refs = cast("list[ta.AccelRef]", made if isinstance(made, list) else [made])
                 for one, other in zip(refs, expected, strict=True):
                     found = await one.to_host()
                     is_equal = found.tobytes() == other.tobytes() and found.shape == other.shape
