@@ -49,9 +49,11 @@ async def run(count: int, steps: int, every: float, backend: str) -> tuple[np.nd
     table = np.loadtxt(DIGITS, delimiter=",")[:1792]  # each rank has as many rows
     x, y = table[:, :-1] / 16, np.eye(10)[table[:, -1].astype(int)]
     found: list[tuple[list[float], np.ndarray]] = []
+    hardware = [info.name for info in ta.list_devices() if info.name.startswith(backend)]
+    names = list(itertools.islice(itertools.cycle(hardware), count))
     async with (
         ta.open_system("train") as system,
-        system.open_devices([backend] * count, options=OPTIONS) as devices,
+        system.open_devices(names, options=OPTIONS) as devices,
         ta.open_world(devices, retry=9) as world,
     ):
 
@@ -59,15 +61,16 @@ async def run(count: int, steps: int, every: float, backend: str) -> tuple[np.nd
             mine = slice(rank.number, None, count)
             found.append(await train(rank, x[mine], y[mine], steps))
 
+        start = trio.current_time()
         async with trio.open_nursery() as killers:
             killers.start_soon(kill, devices, every)
             async with trio.open_nursery() as ranks:
                 for rank in world.ranks:
                     ranks.start_soon(train_one, rank)
             killers.cancel_scope.cancel()
-        print(
-            f"{count} devices, {sum(device.losses for device in devices)} workers lost: {found[0][0][-1]:.6f}"
-        )
+        lost, rate = sum(device.losses for device in devices), steps / (trio.current_time() - start)
+        way = f"{count} devices by {world.transport}"
+        print(f"{way}, {lost} workers lost, {rate:.0f} steps a second: {found[0][0][-1]:.6f}")
     assert all(np.array_equal(weights, found[0][1]) for _, weights in found)
     return np.array(found[0][0]), found[0][1]
 

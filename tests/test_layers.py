@@ -78,6 +78,7 @@ THREADS = re.compile(
 # And these, for the reason given.
 THREADS_TOO = {
     "trio_accel.actors._system_state": "the number of a thread: a Trio run has one; nothing is started",
+    "trio_accel.backends.base.communicators": "locks: waited for in one thread, given up from another",
     "trio_accel.backends.base.gpu.driver": "locks: compiled in a thread, launched from several",
     "trio_accel.backends.base.gpu.device": "copies of pageable memory, which make their caller wait",
     "trio_accel.backends.base.memory": "a lock: memory is given out on one thread and closed on another",

@@ -140,12 +140,14 @@ def test_the_base_installation_is_light() -> None:
 def test_an_extra_installs_all_that_the_cuda_backend_loads(major: int) -> None:
     extra = f"cuda{major}"
     lines = [line.partition(";")[0] for line in PROJECT["optional-dependencies"][extra]]
-    bindings, toolkit, sorting = lines
+    bindings, toolkit, sorting, nccl, nccl_itself = lines
     parts = re.fullmatch(rf"cuda-toolkit\[(.*)\]=={major}\.\*", toolkit)
     assert parts is not None
     # cuSPARSE cannot be loaded without nvJitLink.
     assert {*parts[1].split(",")} >= {*VENDOR, "nvjitlink"}
     assert sorting.startswith(f"cuda-cccl[minimal-cu{major}]")
+    assert nccl.startswith("nccl4py")
+    assert nccl_itself.startswith(f"nvidia-nccl-cu{major}")
     assert bindings.startswith(f"cuda-bindings>={major}")
     assert bindings.endswith(f",<{major + 1}")
     assert _installed.extra_for((major, 0)) == f"pip install '.[{extra}]' in a checkout"

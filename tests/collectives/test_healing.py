@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import trio
 from chosen import BACKEND
-from worlds import BUSY, contents, kill, opened_world, put, reduced
+from worlds import BUSY, check_way, contents, kill, opened_world, put, reduced
 
 import trio_accel as ta
 from trio_accel.collectives import Rank, RankFailedError, World, WorldBrokenError
@@ -25,9 +25,15 @@ TOTAL = reduced("sum", HOSTS)
 
 
 @pytest.fixture
-async def world(system: ta.System) -> AsyncGenerator[World, None]:
-    async with opened_world(system, SIZE, options=BUSY) as world:
+async def world(system: ta.System, way: str) -> AsyncGenerator[World, None]:
+    async with opened_world(system, SIZE, options=BUSY, transport=way) as world:
         yield world
+        check_way(world, way)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "way" in metafunc.fixturenames:
+        metafunc.parametrize("way", ["mapped", "library"], indirect=True)
 
 
 async def check_whole(world: World, arrays: list[ta.AccelRef]) -> None:
@@ -42,9 +48,9 @@ def hash_of(host: Any) -> str:
 
 
 @pytest.mark.parametrize("fault", ["kill", "poison", "segfault", "hang"])
-async def test_a_rank_is_lost_in_the_middle(system: ta.System, fault: str) -> None:
+async def test_a_rank_is_lost_in_the_middle(system: ta.System, way: str, fault: str) -> None:
     options = ta.DeviceOptions(isolation="process", spares=1, stuck_after=0.3, intensity=ta.Intensity(9, 9.0))
-    async with opened_world(system, SIZE, options=options) as world:
+    async with opened_world(system, SIZE, options=options, transport=way) as world:
         arrays = await put(world, HOSTS)
         await world.all_reduce(arrays)
         lost = SIZE - 1
@@ -61,10 +67,11 @@ async def test_a_rank_is_lost_in_the_middle(system: ta.System, fault: str) -> No
 
 
 @pytest.mark.parametrize("fault", ["kill", "poison"])
-async def test_with_retry_it_runs_again(system: ta.System, fault: str) -> None:
-    async with opened_world(system, SIZE, options=BUSY, retry=1) as world:
+async def test_with_retry_it_runs_again(system: ta.System, way: str, fault: str) -> None:
+    async with opened_world(system, SIZE, options=BUSY, retry=1, transport=way) as world:
         arrays = await put(world, HOSTS)
-        for function in ("collectives.sum", "collectives.Join" if SIZE > 2 else "collectives.sum"):
+        has_two_steps = SIZE > 2 and world.transport == "mapped"
+        for function in ("collectives.sum", "collectives.Join" if has_two_steps else "collectives.sum"):
             ta.testing.inject_fault(world.devices[0], function, **{fault: True})
             await check_whole(world, arrays)
         assert world.devices[0].generation == 3
@@ -111,8 +118,8 @@ async def test_every_rank_gets_one_error(world: World) -> None:
     await check_whole(world, arrays)
 
 
-async def test_a_world_has_an_intensity(system: ta.System) -> None:
-    async with opened_world(system, 2, options=BUSY, intensity=ta.Intensity(1, 60.0)) as world:
+async def test_a_world_has_an_intensity(system: ta.System, way: str) -> None:
+    async with opened_world(system, 2, options=BUSY, intensity=ta.Intensity(1, 60.0), transport=way) as world:
         arrays = await put(world, HOSTS[:2])
         for _ in range(2):
             ta.testing.inject_fault(world.devices[0], "collectives.sum", kill=True)
@@ -124,9 +131,9 @@ async def test_a_world_has_an_intensity(system: ta.System) -> None:
         assert [hash_of(one) for one in await contents(arrays)] == [hash_of(host) for host in HOSTS[:2]]
 
 
-async def test_a_device_that_is_given_up(system: ta.System) -> None:
+async def test_a_device_that_is_given_up(system: ta.System, way: str) -> None:
     options = ta.DeviceOptions(isolation="process", intensity=ta.Intensity(0, 60.0))
-    async with opened_world(system, 2, options=options) as world:
+    async with opened_world(system, 2, options=options, transport=way) as world:
         arrays = await put(world, HOSTS[:2])
         await kill(world.devices[1])
         while not world.devices[1].is_ended:  # noqa: ASYNC110  # seen by the device's own tasks
@@ -155,13 +162,13 @@ async def read(array: ta.AccelRef) -> Any:
 
 
 @pytest.mark.parametrize("how", ["killed", "poisoned", "stopped"])
-async def test_losses_again_and_again_under_load(system: ta.System, how: str) -> None:
+async def test_losses_again_and_again_under_load(system: ta.System, way: str, how: str) -> None:
     """Every collective has one outcome, right or an error that names the rank; all arrays stay."""
     rounds, rng = 3, np.random.default_rng(38)
     options = ta.DeviceOptions(
         isolation="process", spares=1, stuck_after=0.5, intensity=ta.Intensity(1000, 1.0)
     )
-    async with opened_world(system, SIZE, options=options) as world:
+    async with opened_world(system, SIZE, options=options, transport=way) as world:
         arrays = await put(world, HOSTS)
         failed: list[int] = []
         right = 0

@@ -10,21 +10,37 @@ import numpy as np
 import pytest
 import trio
 from chosen import BACKEND
-from worlds import DTYPES, REDUCTIONS, contents, elements, opened_world, put, reduced
+from worlds import DTYPES, REDUCTIONS, check_way, contents, elements, opened_world, put, reduced
 
 import trio_accel as ta
 from trio_accel.collectives import World
 
 pytestmark = pytest.mark.filterwarnings("ignore:open_device:RuntimeWarning")
 
-SIZES: tuple[Any, ...] = (2, 1, 3, pytest.param(8, marks=pytest.mark.slow)) if BACKEND == "cpu" else (2,)
+# How many ranks, and their way.
+WORLDS: tuple[Any, ...] = (
+    pytest.param(2, "mapped"),
+    pytest.param(2, "library"),
+)
+if BACKEND == "cpu":
+    WORLDS = (
+        *(pytest.param(size, "mapped") for size in (2, 1, 3)),
+        pytest.param(3, "library"),
+        pytest.param(8, "mapped", marks=pytest.mark.slow),
+    )
 SHAPES = ((), (1,), (0,), (7,), (6, 5), (12, 3, 2), (2, 0), (1030, 3))
 
 
-@pytest.fixture(params=SIZES)
-async def world(request: pytest.FixtureRequest, system: ta.System) -> AsyncGenerator[World, None]:
-    async with opened_world(system, request.param) as world:
+@pytest.fixture
+async def world(system: ta.System, size: int, way: str) -> AsyncGenerator[World, None]:
+    async with opened_world(system, size, transport=way) as world:
         yield world
+        check_way(world, way)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "world" in metafunc.fixturenames:
+        metafunc.parametrize(("size", "way"), WORLDS, indirect=["way"])
 
 
 async def test_all_reduce_of_every_shape(world: World) -> None:

@@ -12,7 +12,7 @@ import attrs
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-from chosen import BACKEND
+from chosen import BACKEND, IS_STAND_IN
 
 import trio_accel as ta
 from trio_accel.collectives import World
@@ -35,10 +35,12 @@ async def opened_world(
 ) -> AsyncGenerator[World, None]:
     """Open a world of so many new devices; isolations are repeated."""
     async with AsyncExitStack() as stack:
+        # Each rank has a device of its own where there are so many.
+        names = devices_of()
         devices = [
             await stack.enter_async_context(
                 system.open_device(
-                    BACKEND,
+                    names[number % len(names)],
                     options=options
                     or ta.DeviceOptions(
                         isolation=isolations[number % len(isolations)] if isolations else "process"
@@ -77,6 +79,18 @@ def reduced(reduction: str, hosts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[An
     for host in hosts[1:]:
         total = step(total, host)
     return (total / len(hosts)).astype(total.dtype) if reduction == "mean" else total
+
+
+def check_way(world: World, way: str) -> None:
+    """A library of collectives that could serve was not left meanwhile."""
+    is_fake = BACKEND == "cpu" or IS_STAND_IN
+    if way == "auto" and world.size > 1 and (is_fake or len(devices_of()) > 1):
+        assert world.transport == "nccl", world.why_mapped
+
+
+def devices_of() -> list[str]:
+    """Name the devices of the backend."""
+    return [info.name for info in ta.list_devices() if info.backend == BACKEND]
 
 
 async def kill(device: ta.Device, how: int = signal.SIGKILL) -> None:

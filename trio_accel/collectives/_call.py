@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -14,6 +14,7 @@ import trio
 from ..actors import ActorError, Intensity
 from ..backends.base import AccelError, ContextLostError, DeviceLostError
 from ..devices import AccelRef, Device, Lent, PeerCopy, lend, run_together
+from ._communicators import Communicator, Part, RanksFailedError
 from ._errors import RankFailedError, WorldBrokenError
 from ._operations import Join
 
@@ -268,6 +269,44 @@ class Call:
             raise self._turns.failed(self.name, ended[0], error) from error
         return {rank: made[rank] for rank in chosen}
 
+    async def met(self, communicator: Communicator, parts: Mapping[int, Part]) -> dict[int, AccelRef]:
+        """Have ranks take part in a collective of a vendor's library.
+
+        Args:
+            communicator: That of the world.
+            parts: Their parts.
+
+        Returns:
+            The new arrays of the ranks that get one, in their order.
+
+        Raises:
+            RanksFailedError: The library does not work with the devices.
+            RankFailedError: It failed on one of them.
+        """
+        losses = 0
+        while True:
+            try:
+                made = await communicator.run(parts)
+                return {rank: one for rank, one in sorted(made.items()) if one is not None}
+            except RanksFailedError as failed:
+                if failed.is_refusal:
+                    raise
+                rank, error = failed.rank, failed.error
+            # Outside of the handler: the error must not keep arrays alive by the frames of that one.
+            if not isinstance(error, (AccelError, ActorError)):
+                raise error
+            losses += 1
+            if not isinstance(error, ContextLostError) or losses > self._retries(rank, error):
+                try:
+                    raise self._turns.failed(self.name, rank, error) from error
+                finally:
+                    del error
+
+    def _retries(self, rank: int, error: ContextLostError) -> int:
+        """Tell how often a collective of a vendor's library runs again; its parts do not by themselves."""
+        own = 0 if error.is_to_blame else self._devices[rank].options.retry
+        return max(self._turns.retry, own)
+
     async def written(self, made: Iterable[AccelRef], ranks: Iterable[int] | None = None) -> list[AccelRef]:
         """Write results to the arrays of `out`, where there are any.
 
@@ -277,6 +316,8 @@ class Call:
         chosen = list(range(self._size)) if ranks is None else list(ranks)
         results = dict(zip(chosen, made, strict=True))
         outputs = {rank: out for rank in chosen if (out := self.out[rank]) is not None}
+        if not outputs:
+            return list(results.values())  # noqa: ASYNC910  # the collective has waited
 
         async def write(rank: int) -> None:
             await outputs[rank].assign(results[rank])

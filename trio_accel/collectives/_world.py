@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import attrs
 
 from ..actors import Intensity, named_arguments
+from ..backends.base import NotSupportedError
 from ..devices import AccelRef, Device, check_device
 from ._call import Arrays, Call, Turns
+from ._communicators import VENDORS, Communicator, Part, RanksFailedError, pieces
 from ._operations import Reduction, check_reduction, expression_of
 from ._ranks import Given, Group, Meetings, Rank, open_group
 
-__all__ = ["World", "open_world"]
+__all__ = ["Transport", "World", "open_world"]
+
+_logger = logging.getLogger("trio_accel.collectives")
+
+Transport: TypeAlias = Literal["auto", "nccl", "mapped"]
+"""How data goes between ranks: by NCCL, or by each rank's reading of the arrays of the others.
+``"auto"`` takes NCCL where each rank is a GPU of its own."""
 
 # Bytes of an array that each rank reduces by itself.
 _SMALL = 256 << 10
@@ -21,7 +34,11 @@ _SMALL = 256 << 10
 @named_arguments
 @asynccontextmanager
 async def open_world(
-    devices: Iterable[Device], *, retry: int = 0, intensity: Intensity | None = None
+    devices: Iterable[Device],
+    *,
+    retry: int = 0,
+    intensity: Intensity | None = None,
+    transport: Transport = "auto",
 ) -> AsyncGenerator[World, None]:
     """Make a world of devices: each is a rank, in their order.
 
@@ -35,16 +52,20 @@ async def open_world(
             `out` is not written again.
         intensity: How many collectives may fail by losses within its window; one more breaks the world. By
             default there is no bound.
+        transport: How data goes between ranks. ``"auto"`` takes NCCL where the ranks are different GPUs, all
+            in workers, and nccl4py is installed; `World.why_mapped` says why it has not. What NCCL does not
+            have goes by mapped arrays in any case.
 
     Raises:
-        ValueError: No device, one twice, or a negative `retry`.
+        ValueError: No device, one twice, a negative `retry`, or no such transport.
         TypeError: What is no open device.
+        NotSupportedError: ``"nccl"`` cannot serve these devices.
     """
-    world = World(devices, retry=retry, intensity=intensity)
+    world = World(devices, retry=retry, intensity=intensity, transport=transport)
     try:
         yield world
     finally:
-        world.close()
+        await world.aclose()
 
 
 class World:
@@ -67,9 +88,15 @@ class World:
 
     Tasks that each have an array of one rank ask their `ranks`.
 
+    Where the ranks are different GPUs in workers of one host, data goes by NCCL (D162). Each rank has a
+    communicator then, which is opened for the first collective. If a rank is lost, or a collective is
+    cancelled, all others give theirs up, and the next collective opens new ones. NCCL adds in an order of its
+    own, which is the same for all ranks. A mean is scaled before it is added.
+
     Attributes:
         devices: The devices, in the order of the ranks.
         ranks: The ranks, each for a task of its own.
+        why_mapped: Why NCCL is not used; None where it is.
     """
 
     def __init__(
@@ -78,6 +105,7 @@ class World:
         *,
         retry: int = 0,
         intensity: Intensity | None = None,
+        transport: Transport = "auto",
     ) -> None:
         self.devices: tuple[Device, ...] = tuple(devices)
         for number, device in enumerate(self.devices):
@@ -88,6 +116,15 @@ class World:
             raise ValueError("open_world: devices must name at least one")
         if isinstance(retry, bool) or not isinstance(retry, int) or retry < 0:
             raise ValueError(f"open_world: retry must be a whole number of at least 0, got {retry!r}")
+        if transport not in ("auto", "nccl", "mapped"):
+            raise ValueError(f"open_world: transport must be 'auto', 'nccl' or 'mapped', got {transport!r}")
+        self._is_auto = transport == "auto"
+        self.why_mapped: str | None = "it was asked for" if transport == "mapped" else self._refusal()
+        if transport == "nccl" and self.why_mapped is not None:
+            raise NotSupportedError(f"open_world: NCCL cannot serve these devices: {self.why_mapped}")
+        self._communicator: Communicator | None = None
+        if self.why_mapped is None:
+            self._communicator = Communicator(VENDORS[self.devices[0].info.backend], self.devices)
         self._turns = Turns(self.devices, retry, intensity)
         self._meetings = Meetings(self._ask)
         self.ranks: tuple[Rank, ...] = tuple(
@@ -95,17 +132,56 @@ class World:
         )
 
     def __repr__(self) -> str:
-        return f"<World of {', '.join(device.path for device in self.devices)}>"
+        ways = f"by mapped arrays: {self.why_mapped}"
+        if self._communicator is not None:
+            ways = f"by {self._communicator.vendor.title}"
+        return f"<World of {', '.join(device.path for device in self.devices)}, {ways}>"
+
+    def _refusal(self) -> str | None:
+        """Tell why no vendor's library can serve the devices."""
+        names = {device.info.backend for device in self.devices}
+        vendor = VENDORS.get(self.devices[0].info.backend)
+        if len(names) > 1 or vendor is None:
+            return f"the devices are of {', '.join(sorted(names))}"
+        return vendor.refusal(self.devices)
 
     @property
     def size(self) -> int:
         """How many ranks there are."""
         return len(self.devices)
 
+    @property
+    def transport(self) -> Literal["nccl", "mapped"]:
+        """How data goes between ranks, where both ways are open."""
+        return "mapped" if self._communicator is None else "nccl"
+
     def close(self) -> None:
         """Run no more collectives."""
         self._turns.end("the world is closed")
         self._meetings.close()
+
+    async def aclose(self) -> None:
+        """Run no more collectives, and give the communicator up; `open_world` does it at its end."""
+        self.close()
+        if self._communicator is not None:
+            await self._communicator.close()
+
+    async def _met(
+        self, call: Call, parts: Mapping[int, Part], reduction: str = ""
+    ) -> dict[int, AccelRef] | None:
+        """Run a collective by a vendor's library; None if it goes by mapped arrays."""
+        communicator = self._communicator
+        if communicator is None or (reduction and not communicator.has(reduction, call.dtype)):
+            return None
+        try:
+            return await call.met(communicator, parts)
+        except RanksFailedError as failed:
+            if not self._is_auto:
+                raise failed.error from failed
+            self._communicator = None
+            self.why_mapped = f"{communicator.vendor.title} cannot serve them: {failed.error}"
+            _logger.warning("%s", self)
+            return None
 
     def group(self) -> AbstractAsyncContextManager[Group]:
         """Open a group of calls that run together: ``async with world.group() as group:``.
@@ -148,7 +224,13 @@ class World:
             part = slice(bounds[rank], bounds[rank + 1])
             return await expression(*[one.reshape(-1)[part] for one in parts])
 
+        part = partial(Part, "all_reduce", call.dtype, reduction=reduction, shape=call.shape)
         async with call.begun():
+            met = await self._met(
+                call, {rank: part(source=one) for rank, one in enumerate(arrays)}, reduction
+            )
+            if met is not None:
+                return await call.written(met.values())
             if self.size <= 2 or size * call.dtype.itemsize <= _SMALL:
                 # With two, each moves fewer bytes than in two steps; with little, the steps are the time.
                 made = await call.each(arrays, lambda _, all_: expression(*all_))
@@ -182,8 +264,15 @@ class World:
         call.out[root] = out
         call.check_outputs([call.shape] * self.size)
         expression = expression_of(reduction, self.size, call.dtype)
+        part = partial(Part, "reduce", call.dtype, reduction=reduction, root=root)
+        parts = {
+            rank: part(source=one, shape=call.shape if rank == root else None)
+            for rank, one in enumerate(arrays)
+        }
         async with call.begun():
-            made = await call.each(arrays, lambda _, all_: expression(*all_), ranks=(root,))
+            made = await self._met(call, parts, reduction)
+            if made is None:
+                made = await call.each(arrays, lambda _, all_: expression(*all_), ranks=(root,))
             return (await call.written(made.values(), (root,)))[0]
 
     async def reduce_scatter(
@@ -209,8 +298,14 @@ class World:
             part = slice(rank * rows, (rank + 1) * rows)
             return await expression(*[one[part] for one in all_])
 
+        shape = (rows, *call.shape[1:])
+        part = partial(Part, "reduce_scatter", call.dtype, reduction=reduction, shape=shape)
         async with call.begun():
-            made = await call.each(arrays, reduced)
+            made = await self._met(
+                call, {rank: part(source=one) for rank, one in enumerate(arrays)}, reduction
+            )
+            if made is None:
+                made = await call.each(arrays, reduced)
             return await call.written(made.values())
 
     async def broadcast(
@@ -232,8 +327,12 @@ class World:
         call = Call(self._turns, "broadcast", [array], out, root=root)
         call.check_outputs([call.shape] * self.size)
         others = [rank for rank in range(self.size) if rank != root]
+        part = partial(Part, "broadcast", call.dtype, root=root)
+        parts = {rank: part(shape=call.shape) for rank in others} | {root: part(source=array)}
         async with call.begun():
-            made = await call.each([array], call.copied, ranks=others)
+            made = await self._met(call, parts)
+            if made is None:
+                made = await call.each([array], call.copied, ranks=others)
             copies = await call.written(made.values(), others)
             return [*copies[:root], array, *copies[root:]]
 
@@ -257,8 +356,14 @@ class World:
         async def copied(rank: int, all_: list[AccelRef]) -> AccelRef:
             return await call.copied(rank, [all_[0][rank * rows : (rank + 1) * rows]])
 
+        size = call.shape_size // self.size
+        part = partial(Part, "exchange", call.dtype, shape=(rows, *call.shape[1:]))
+        parts = {rank: part(receives=pieces([size], [root])) for rank in range(self.size)}
+        parts[root] = attrs.evolve(parts[root], source=array, sends=pieces([size] * self.size))
         async with call.begun():
-            made = await call.each([array], copied)
+            made = await self._met(call, parts)
+            if made is None:
+                made = await call.each([array], copied)
             return await call.written(made.values())
 
     async def gather(self, arrays: Arrays, *, root: int = 0, out: AccelRef | None = None) -> AccelRef:
@@ -276,8 +381,14 @@ class World:
         call.check_root(root)
         call.out[root] = out
         call.check_outputs([call.joined_shape] * self.size)
+        part = partial(Part, "exchange", call.dtype, sends=pieces([call.shape_size], [root]))
+        parts = {rank: part(source=one) for rank, one in enumerate(arrays)}
+        received = pieces([call.shape_size] * self.size)
+        parts[root] = attrs.evolve(parts[root], shape=call.joined_shape, receives=received)
         async with call.begun():
-            made = await call.each(arrays, call.joined, ranks=(root,))
+            made = await self._met(call, parts)
+            if made is None:
+                made = await call.each(arrays, call.joined, ranks=(root,))
             return (await call.written(made.values(), (root,)))[0]
 
     async def all_gather(
@@ -294,8 +405,11 @@ class World:
         """
         call = Call(self._turns, "all_gather", arrays, out)
         call.check_outputs([call.joined_shape] * self.size)
+        part = partial(Part, "all_gather", call.dtype, shape=call.joined_shape)
         async with call.begun():
-            made = await call.each(arrays, call.joined)
+            made = await self._met(call, {rank: part(source=one) for rank, one in enumerate(arrays)})
+            if made is None:
+                made = await call.each(arrays, call.joined)
             return await call.written(made.values())
 
     async def all_to_all(
@@ -319,7 +433,20 @@ class World:
         call = Call(self._turns, "all_to_all", arrays, out, has_rows=splits is not None)
         counts = [[call.rows()] * self.size] * self.size if splits is None else call.check_splits(splits)
         starts = [[sum(row[:rank]) for rank in range(self.size)] for row in counts]
-        call.check_outputs([(sum(row[rank] for row in counts), *call.shape[1:]) for rank in range(self.size)])
+        shapes = [(sum(row[rank] for row in counts), *call.shape[1:]) for rank in range(self.size)]
+        call.check_outputs(shapes)
+        width = math.prod(call.shape[1:])
+        parts = {
+            rank: Part(
+                "exchange",
+                call.dtype,
+                source=one,
+                shape=shapes[rank],
+                sends=pieces([count * width for count in counts[rank]]),
+                receives=pieces([row[rank] * width for row in counts]),
+            )
+            for rank, one in enumerate(arrays)
+        }
 
         async def joined(rank: int, all_: list[AccelRef]) -> AccelRef:
             parts = [
@@ -329,7 +456,9 @@ class World:
             return await call.joined(rank, parts)
 
         async with call.begun():
-            made = await call.each(arrays, joined)
+            made = await self._met(call, parts)
+            if made is None:
+                made = await call.each(arrays, joined)
             return await call.written(made.values())
 
     async def send(self, array: AccelRef, to: int, *, root: int = 0, out: AccelRef | None = None) -> AccelRef:
@@ -348,8 +477,14 @@ class World:
         call.check_root(to, "to")
         call.out[to] = out
         call.check_outputs([call.shape] * self.size)
+        size = [call.shape_size]
+        parts = {root: Part("exchange", call.dtype, source=array, sends=pieces(size, [to]))}
+        receiver = parts.get(to, Part("exchange", call.dtype))
+        parts[to] = attrs.evolve(receiver, shape=call.shape, receives=pieces(size, [root]))
         async with call.begun():
-            made = await call.each([array], call.copied, ranks=(to,))
+            made = await self._met(call, parts)
+            if made is None:
+                made = await call.each([array], call.copied, ranks=(to,))
             return (await call.written(made.values(), (to,)))[0]
 
     async def _ask(self, function: str, options: Mapping[str, Any], given: Given) -> Any:

@@ -5,6 +5,7 @@ And the whole library, and the launch as kernels see it, of a backend that compu
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -43,11 +44,18 @@ class LibraryEntry:
         module: Its module, below the backend's package.
         cls: Its class in that module; empty where the module's kernels are functions.
         needs: The vendor's library for it, as the backend names it; empty for none.
+        package: Python package of an extra that it needs; empty for none.
     """
 
     module: str
     cls: str = ""
     needs: str = ""
+    package: str = ""
+
+    @property
+    def has_package(self) -> bool:
+        """Whether the package that it needs is installed, if any."""
+        return not self.package or importlib.util.find_spec(self.package) is not None
 
     def load(self, package: str | None) -> ModuleType:
         """Import the module; blocks.

@@ -48,7 +48,7 @@ class Installed:
     def libraries(self) -> tuple[str, ...]:
         """Libraries of the backend that can be used, sorted."""
         needing = {name for software in self.software if not software.problem for name in software.needed_by}
-        own = {name for name, library in LIBRARIES.items() if not library.needs}
+        own = {name for name, library in LIBRARIES.items() if not library.needs and library.has_package}
         return tuple(sorted(own | needing))
 
     def problem(self, library: str) -> str | None:

@@ -52,6 +52,7 @@ LIBRARIES: Mapping[str, LibraryEntry] = {
     "graphs": LibraryEntry(".libraries.graphs", "GraphLibrary"),
     "jit": LibraryEntry(".libraries.compiled", "JitLibrary"),
     "memory": LibraryEntry(".libraries.memory", "MemoryLibrary"),
+    "nccl": LibraryEntry(".libraries.nccl", "NcclLibrary", package="nccl"),
     "program": LibraryEntry(".libraries.program", "ProgramLibrary"),
     "random": LibraryEntry(".libraries.compiled", "RandomLibrary"),
     "solver": LibraryEntry(".libraries.solver", "SolverLibrary", "cusolver"),

@@ -131,8 +131,8 @@ class InFlight:
 
     @property
     def waits_for_others(self) -> bool:
-        """Whether it is held back on purpose, for streams of other devices."""
-        return False
+        """Whether it waits on purpose, for other devices."""
+        return self.launch.spec.waits_for_others
 
     def touches(self, block: int, *, write: bool) -> bool:
         """Tell whether it must be over before the host reads a block, or writes it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from operator import attrgetter
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import attrs
@@ -16,7 +15,7 @@ from ..arrays._ref import AccelRef
 from ..base._waits import run_together
 from ..engine._library import SPANNING
 from ..operations._operation import Operation, Planned, Planner
-from ._device import OpenDevice, lend
+from ._device import OpenDevice, alone_on, lend
 from ._spanning import MultiDeviceOperation, PartPlanner, lent_by, peers_of, plan_parts
 
 __all__ = ["ask_apart"]
@@ -43,8 +42,7 @@ async def ask_apart(
     async with AsyncExitStack() as stack:
         # One at a time on each device, and in one order on all: a part that waits until an array is not read
         # any more keeps back the parts behind it. So two operations cannot wait for each other.
-        for device in sorted(devices, key=attrgetter("path")):
-            await stack.enter_async_context(device.spanning)
+        await stack.enter_async_context(alone_on(devices))
         # Planned for what is lent, and then again with what each device has of that.
         planned, planners = plan_parts(name, operation, states)
         lent = _lent(name, planned.specs, planners)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Mapping, Sequence
-from contextlib import (
-    asynccontextmanager,
-    contextmanager,
-)
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from operator import attrgetter
 from typing import Any, Never, cast
 
 import attrs
@@ -44,7 +42,7 @@ from ..operations._operation import Operand, Operation, ReplyT, refuse_recording
 from ..worker import Borrowed, LeftMemory, Loan, WorkerDispatch
 from ._memory import Assign, Copy, Empty, Fill, PeerCopy, Put, ToHost, copy_between
 
-__all__ = ["DeviceActor", "Lent", "OpenDevice", "lend", "opened"]
+__all__ = ["DeviceActor", "Lent", "OpenDevice", "alone_on", "lend", "opened"]
 
 
 class OpenDevice(Device):
@@ -454,6 +452,29 @@ async def lend(where: str, refs: Sequence[AccelRef], devices: Sequence[Device]) 
             loan.end()
         for copy in copies.values():
             copy.release()
+
+
+@asynccontextmanager
+@enable_ki_protection
+async def alone_on(devices: Iterable[Device]) -> AsyncGenerator[None, None]:
+    """Have several devices for what runs on all of them at the same time: two such things take turns.
+
+    Operations of a single device do not take part in that.
+    """
+    held: list[trio.Lock] = []
+    try:
+        # In one order for all, so that no two wait for each other.
+        for device in sorted(map(opened, devices), key=attrgetter("path")):
+            # Without a checkpoint where it is free: small collectives have no time for it.
+            try:
+                device.spanning.acquire_nowait()
+            except trio.WouldBlock:
+                await device.spanning.acquire()
+            held.append(device.spanning)
+        yield
+    finally:
+        for lock in held:
+            lock.release()
 
 
 def _reaches(device: Device, owner: Device) -> bool:

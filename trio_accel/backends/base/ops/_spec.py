@@ -169,11 +169,13 @@ class OperationSpec:
 
     Attributes:
         operation: Names the class in the tables of kernels; by default its module and name.
+        runs_once: Whether it cannot run again alone when its context is lost, as others meet it.
     """
 
     __slots__ = ()
 
     operation: ClassVar[str]
+    runs_once: ClassVar[bool] = False
 
     def __repr__(self) -> str:
         return field_repr(self)
@@ -183,6 +185,11 @@ class OperationSpec:
         # attrs makes each class with slots twice: the second one has what the first one was given.
         if "operation" not in vars(cls):
             cls.operation = f"{cls.__module__}.{cls.__qualname__}"
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether its kernel waits for those of other devices now: then nothing here counts as stuck."""
+        return False
 
     @classmethod
     def descriptor(cls) -> Descriptor:

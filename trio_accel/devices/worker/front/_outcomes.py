@@ -365,7 +365,7 @@ class OutcomePolicy:
             _strike(request.launch)
             is_to_blame = suspects == [request]
             options = self._device.options
-            may = options.retry > 0 and request.losses <= options.retry and request.makes_all_it_writes
+            may = options.retry > 0 and request.losses <= options.retry and request.may_run_again
             if not may or (is_to_blame and not options.retry_suspects):
                 why = _TO_BLAME + _AT_ONCE * may if is_to_blame else ""
                 self._fail_in_flight(request, cause, self._device.generation, why)

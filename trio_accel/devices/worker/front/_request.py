@@ -411,6 +411,11 @@ class OperationRequest(RemoteRequest):
         return self.writes <= {block for block, _ in self.launch.allocations}
 
     @property
+    def may_run_again(self) -> bool:
+        """Whether it may run again alone: it changes no array that was there, and meets no other device."""
+        return not self.launch.spec.runs_once and self.makes_all_it_writes
+
+    @property
     def has_room(self) -> bool:
         """Whether there is host memory for the staged transfers of its host arrays."""
         staging = self.hosts.staging

@@ -1,0 +1,584 @@
+"""What several GPUs of one host do together: ``python -m benchmarks.gpu.several [SECTION ...]``.
+
+``bare`` measures PyTorch's copies between two GPUs and NCCL by itself, and writes a file that the others
+compare with; so it goes first. Each section prints one line for each of its findings, and goes on after a
+failure.
+"""
+
+# ruff: noqa: T201
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import attrs
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import trio
+
+import trio_accel as ta
+from trio_accel.collectives import RankFailedError, Reduction, World
+from trio_accel.patterns import Pipeline, PipelineStage, open_results
+
+ROOT = Path(__file__).parents[2]
+DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint32", "uint64", "float16", "bfloat16"),
+    *("float32", "float64", "complex64", "complex128"),
+)
+REDUCTIONS: tuple[Reduction, ...] = ("sum", "prod", "min", "max", "mean")
+
+
+@attrs.frozen(kw_only=True)
+class Given:
+    """The arguments.
+
+    Attributes:
+        devices: Names of the devices, one rank each.
+        nbytes: Bytes of large arrays.
+        losses: How often a rank is lost in each way.
+        seconds: The most for each way.
+        bare: Figures of other libraries.
+        table: File that gets the lines, too.
+    """
+
+    devices: list[str]
+    nbytes: int
+    losses: int
+    seconds: float
+    bare: Path
+    table: Path | None
+
+    def line(self, what: str, found: object, goal: str = "", *, is_met: bool | None = None) -> None:
+        """Print a finding."""
+        verdict = "" if is_met is None else "met" if is_met else "MISSED"
+        text = f"| {what} | {found} | {goal} | {verdict} |"
+        print(text, flush=True)
+        if self.table is not None:
+            with self.table.open("a", encoding="utf-8") as file:
+                file.write(f"{text}\n")
+
+    def figure(self, name: str) -> float:
+        """Return a figure of `bare`; NaN if there is none."""
+        if not self.bare.exists():
+            return float("nan")
+        return float(json.loads(self.bare.read_text(encoding="utf-8")).get(name, "nan"))
+
+
+async def seconds(ask: Callable[[], Awaitable[object]], times: int, ahead: int = 3) -> float:
+    """Return the median time of a call."""
+    taken: list[float] = []
+    for _ in range(times + ahead):
+        start = time.perf_counter()
+        made = await ask()
+        taken.append(time.perf_counter() - start)
+        del made
+    return statistics.median(taken[ahead:])
+
+
+# Other libraries, each in processes of its own, for so many seconds at most.
+
+_PATIENCE = 25.0
+
+BARE_NCCL = """
+import json, os, statistics, sys, time
+import numpy as np
+import nccl.bindings.nccl as nccl
+from cuda.bindings import driver
+def check(result):
+    assert not result[0], result[0]
+    return result[1] if len(result) == 2 else None
+rank, size, nbytes = map(int, sys.argv[1:4])
+check(driver.cuInit(0))
+check(driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(rank))))
+stream = int(check(driver.cuStreamCreate(1)))
+if rank == 0:
+    name = bytes(nccl.get_unique_id())
+    print(name.hex(), flush=True)
+else:
+    name = bytes.fromhex(sys.stdin.readline())
+config = nccl.Config()
+start = time.perf_counter()
+comm = nccl.comm_init_rank_scalable(size, rank, 1, bytearray(name), config.ptr)
+opened = time.perf_counter() - start
+source, out = (int(check(driver.cuMemAlloc(nbytes))) for _ in range(2))
+def run(count, times):
+    taken = []
+    for _ in range(times + 3):
+        start = time.perf_counter()
+        nccl.all_reduce(source, out, count, 7, 0, comm, stream)
+        check(driver.cuStreamSynchronize(stream))
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken[3:])
+large, small = run(nbytes // 4, 15), run(256, 300)
+print(json.dumps({"large": large, "small": small, "open": opened, "version": nccl.get_version()}), flush=True)
+nccl.comm_abort(comm)
+"""
+
+BARE_TORCH = """
+import json, statistics, sys, time
+import torch
+nbytes = int(sys.argv[1])
+count = torch.cuda.device_count()
+peers = [[a == b or torch.cuda.can_device_access_peer(a, b) for b in range(count)] for a in range(count)]
+figures = {"peers": peers}
+if count > 1:
+    source = torch.ones(nbytes, dtype=torch.uint8, device="cuda:0")
+    taken = []
+    for _ in range(10):
+        torch.cuda.synchronize(0); torch.cuda.synchronize(1)
+        start = time.perf_counter()
+        target = source.to("cuda:1")
+        torch.cuda.synchronize(0); torch.cuda.synchronize(1)
+        taken.append(time.perf_counter() - start)
+        del target
+    figures["copy"] = statistics.median(taken[3:])
+print(json.dumps(figures))
+"""
+
+
+def measure_bare(given: Given) -> None:
+    """Measure other libraries, and write a file as far as it goes."""
+    found: dict[str, Any] = {}
+    for name, measure in (("NCCL", _bare_nccl), ("PyTorch", _bare_torch)):
+        try:
+            found |= measure(given)
+        except (subprocess.SubprocessError, ValueError, IndexError, OSError) as error:
+            print(f"{name}: {error}: {getattr(error, 'stderr', '')}")
+        given.bare.write_text(json.dumps(found), encoding="utf-8")
+    given.line("bare figures", {key: value for key, value in found.items() if key != "peers"})
+
+
+def _bare_torch(given: Given) -> dict[str, Any]:
+    done = subprocess.run(  # noqa: S603  # this file's own program
+        [sys.executable, "-c", BARE_TORCH, str(given.nbytes)],
+        capture_output=True,
+        text=True,
+        timeout=_PATIENCE,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _bare_nccl(given: Given) -> dict[str, Any]:
+    size = len(given.devices)
+    ranks: list[subprocess.Popen[str]] = []
+    try:
+        for rank in range(size):
+            command = [sys.executable, "-c", BARE_NCCL, str(rank), str(size), str(given.nbytes)]
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            ranks.append(subprocess.Popen(command, **pipes))  # noqa: S603  # the same
+        assert ranks[0].stdout is not None
+        name = ranks[0].stdout.readline()
+        for one in ranks[1:]:
+            assert one.stdin is not None
+            one.stdin.write(name)
+            one.stdin.flush()
+        found = json.loads(ranks[0].communicate(timeout=_PATIENCE)[0].splitlines()[-1])
+        return {f"nccl {key}": value for key, value in found.items()}
+    finally:
+        for one in ranks:
+            one.kill()
+
+
+# Ours.
+
+
+async def topology(given: Given) -> None:
+    """Compare what is told of links with the driver, and with what nvidia-smi prints."""
+    table = await trio.to_thread.run_sync(ta.topology)
+    print(table)
+    text = given.bare.read_text(encoding="utf-8") if given.bare.exists() else "{}"
+    bare: dict[str, Any] = json.loads(text)
+    names = [info.name for info in table.devices if info.backend == "cuda"]
+    ours = [[a == b or table.link(a, b).has_peer_access for b in names] for a in names]
+    is_equal = ours == bare.get("peers")
+    given.line("peer access of each pair as PyTorch tells it", is_equal, "equal", is_met=is_equal)
+    done = await trio.run_process(["nvidia-smi", "topo", "-m"], capture_stdout=True, check=False)
+    text = done.stdout.decode()
+    print(text)
+    rows = [
+        line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.startswith("GPU")
+    ]
+    theirs = {
+        (a, b): int(row[1 + b][2:]) if row[1 + b].startswith("NV") else 0
+        for a, row in enumerate(rows)
+        for b in range(len(rows))
+        if a != b
+    }
+    told = str(table).splitlines()
+    mine = {
+        (a, b): int(cells[1 + b].rpartition("x")[2]) if cells[1 + b].startswith("NVLink x") else 0
+        for a, cells in enumerate([re.split(r"\s{2,}", line) for line in told[1 : 1 + len(names)]])
+        for b in range(len(names))
+        if a != b
+    }
+    given.line("NVLinks of each pair as nvidia-smi counts them", mine, str(theirs), is_met=mine == theirs)
+
+
+async def copies(given: Given, world: World) -> None:
+    """Copy between the devices of two workers, bit for bit."""
+    first, second = world.devices[:2]
+    host = np.random.default_rng(1).integers(0, 256, given.nbytes, np.uint8)
+    array = await first.put(host)
+    copy = await array.copy_to(second)
+    is_equal = bool(np.array_equal(await copy.to_host(), host))
+    copy.release()
+    taken = await seconds(lambda: array.copy_to(second), 10)
+    bare = given.figure("copy")
+    rate = given.nbytes / taken / 1e9
+    given.line(
+        f"copy_to of {given.nbytes >> 20} MiB between workers",
+        f"{rate:.1f} GB/s, {'equal by bit' if is_equal else 'DIFFERENT'}; PyTorch "
+        f"{given.nbytes / bare / 1e9:.1f} GB/s: {bare / taken:.2f}",
+        "0.9",
+        is_met=is_equal and bare / taken >= 0.9,
+    )
+
+
+async def speed(given: Given, worlds: Sequence[World]) -> None:
+    """Time sums of large and small arrays, by NCCL and by mapped arrays."""
+    plus, one = ta.jit.elementwise("x + 1"), await worlds[0].devices[0].full(256, 1, "float32")
+    alone = await seconds(lambda: plus(one), 300, 50)
+    given.line("an operation of 1 KiB in one worker", f"{1e6 * alone:.0f} µs")
+    for world in worlds:
+        large = [await device.full(given.nbytes // 4, 1, "float32") for device in world.devices]
+        small = [await device.full(256, 1, "float32") for device in world.devices]
+        slow = await seconds(partial(world.all_reduce, large), 12)
+        fast = await seconds(partial(world.all_reduce, small), 300, 20)
+        way, bare, quick = world.transport, given.figure("nccl large"), given.figure("nccl small")
+        is_nccl = way == "nccl"
+        given.line(
+            f"all_reduce of {given.nbytes >> 20} MiB, {way}",
+            f"{1e3 * slow:.2f} ms; NCCL alone {1e3 * bare:.2f} ms: {bare / slow:.3f}",
+            "0.95" if is_nccl else "",
+            is_met=bare / slow >= 0.95 if is_nccl else None,
+        )
+        given.line(
+            f"all_reduce of 1 KiB, {way}",
+            f"{1e6 * fast:.0f} µs; NCCL alone {1e6 * quick:.0f} µs: {1e6 * (fast - quick):+.0f} µs",
+            "+60 µs" if is_nccl else "",
+            is_met=fast - quick <= 60e-6 if is_nccl else None,
+        )
+        for array in (*large, *small):
+            array.release()
+
+
+def elements(shape: tuple[int, ...], dtype: str, seed: int) -> npt.NDArray[Any]:
+    """Small whole numbers, whose sums and products are exact in every dtype."""
+    element = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    whole = np.random.default_rng(seed).integers(0, 3, shape)
+    made: npt.NDArray[Any] = whole.astype(element)
+    return (made + 1j * whole[::-1]).astype(element) if element.kind == "c" else made
+
+
+def reduced(reduction: str, hosts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Reduce by NumPy."""
+    step = {"prod": np.multiply, "min": np.minimum, "max": np.maximum}.get(reduction, np.add)
+    total = hosts[0]
+    for host in hosts[1:]:
+        total = step(total, host)
+    return (total / len(hosts)).astype(total.dtype) if reduction == "mean" else total
+
+
+async def numbers(given: Given, worlds: Sequence[World]) -> None:
+    """Compare every collective and dtype with NumPy, by bit."""
+    for world in worlds:
+        right, wrong = 0, list[str]()
+        for dtype in DTYPES:
+            hosts = [elements((6 * world.size, 5), dtype, seed) for seed in range(world.size)]
+            arrays = [await device.put(host) for device, host in zip(world.devices, hosts, strict=True)]
+            for name, call, expected in (*_reductions(world, hosts, arrays), *_moves(world, hosts, arrays)):
+                made = await call()
+                refs = cast("list[ta.AccelRef]", made if isinstance(made, list) else [made])
+                for one, other in zip(refs, expected, strict=True):
+                    found = await one.to_host()
+                    is_equal = found.tobytes() == other.tobytes() and found.shape == other.shape
+                    right += is_equal
+                    wrong += [] if is_equal else [f"{name} {dtype}"]
+        given.line(
+            f"collectives of {len(DTYPES)} dtypes against NumPy, {world.transport}",
+            f"{right} equal by bit, {len(wrong)} not{': ' if wrong else ''}{', '.join(wrong[:5])}",
+            "all",
+            is_met=right > 0 and not wrong,
+        )
+
+
+Calls: TypeAlias = "list[tuple[str, Callable[[], Awaitable[Any]], Sequence[npt.NDArray[Any]]]]"
+
+
+def _reductions(world: World, hosts: Sequence[npt.NDArray[Any]], arrays: list[ta.AccelRef]) -> Calls:
+    """Name the reductions of a dtype, with what each rank gets."""
+    size, kind, last = world.size, hosts[0].dtype.kind, world.size - 1
+    calls: Calls = []
+    for how in REDUCTIONS:
+        if (kind == "c" and how in ("min", "max")) or (kind in "bui" and how == "mean"):
+            continue
+        total: Any = reduced(how, hosts)
+        parts = np.split(total, size)
+        calls += [
+            (f"all_reduce {how}", partial(world.all_reduce, arrays, how), [total] * size),
+            (f"reduce {how}", partial(world.reduce, arrays, how, root=last), [total]),
+            (f"reduce_scatter {how}", partial(world.reduce_scatter, arrays, how), parts),
+        ]
+    return calls
+
+
+def _moves(world: World, hosts: Sequence[npt.NDArray[Any]], arrays: list[ta.AccelRef]) -> Calls:
+    """Name the collectives that move elements, with what each rank gets."""
+    size, joined, last = world.size, np.concatenate(hosts), world.size - 1
+    parts = [np.split(host, size) for host in hosts]
+    splits = [[len(host) - 1, *[0] * (size - 2), 1] if size > 1 else [len(host)] for host in hosts]
+    uneven = [np.split(host, np.cumsum(row)[:-1]) for host, row in zip(hosts, splits, strict=True)]
+
+    def crossed(pieces: Sequence[Sequence[npt.NDArray[Any]]]) -> list[npt.NDArray[Any]]:
+        return [np.concatenate([each[rank] for each in pieces]) for rank in range(size)]
+
+    return [
+        ("all_gather", partial(world.all_gather, arrays), [joined] * size),
+        ("gather", partial(world.gather, arrays, root=last), [joined]),
+        ("broadcast", partial(world.broadcast, arrays[0]), [hosts[0]] * size),
+        ("scatter", partial(world.scatter, arrays[last], root=last), parts[last]),
+        ("send", partial(world.send, arrays[0], last), [hosts[0]]),
+        ("all_to_all", partial(world.all_to_all, arrays), crossed(parts)),
+        ("all_to_all, uneven", partial(world.all_to_all, arrays, splits=splits), crossed(uneven)),
+    ]
+
+
+async def losses(given: Given, world: World) -> None:
+    """Lose a rank in each way, while two tasks ask for sums all the time."""
+    ways = ("kill", "bad address", "trap", "stop")
+    hosts = [np.random.default_rng(rank).normal(size=1 << 18) for rank in range(world.size)]
+    total = sum(hosts[1:], start=hosts[0])
+    arrays = [await device.put(host) for device, host in zip(world.devices, hosts, strict=True)]
+    for how in ways:
+        try:
+            await _lose(given, world, how, arrays, total)
+        except Exception as error:  # noqa: BLE001  # the next way
+            traceback.print_exc()
+            given.line(f"a rank lost by {how}", f"FAILED: {error!r:.200}", is_met=False)
+        kept = [
+            (await array.to_host()).tobytes() == host.tobytes()
+            for array, host in zip(arrays, hosts, strict=True)
+        ]
+        given.line(f"arrays after {how}", kept, "all intact", is_met=all(kept))
+
+
+async def _lose(  # noqa: PLR0915  # one story
+    given: Given, world: World, how: str, arrays: list[ta.AccelRef], total: Any
+) -> None:
+    right, wrong, errors = 0, 0, dict[str, int]()
+    # Begin and end of each call, and whether it was right.
+    ended: list[tuple[float, float, bool]] = []
+
+    async def ask() -> None:
+        nonlocal right, wrong
+        while True:
+            start, is_right, made = time.perf_counter(), True, list[ta.AccelRef]()
+            try:
+                made = await world.all_reduce(arrays)
+            except RankFailedError as error:
+                key = f"rank {error.rank}"
+                errors[key] = errors.get(key, 0) + 1
+                is_right = False
+            ended.append((start, time.perf_counter(), is_right))
+            if is_right and right % 20 == 0:
+                # Not each time: the copies to the host would be what is asked for most.
+                for one in made:
+                    try:
+                        wrong += not np.array_equal(await one.to_host(), total)
+                    except (ta.ContextLostError, ta.CompletionTimeoutError):
+                        continue
+            right += is_right
+
+    begun = time.perf_counter()
+    waits: list[float] = []
+    healed: list[float] = []
+    unseen = 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        for number in range(given.losses):
+            await trio.sleep(0.2)
+            device = world.devices[number % world.size]
+            generation = device.generation
+            lost = await _strike(device, how)
+            with trio.fail_after(12):
+                while (  # noqa: ASYNC110  # any of many calls finds it
+                    device.generation == generation or not any(a > lost and ok for a, _, ok in ended[-50:])
+                ):
+                    await trio.sleep(0.002)
+            right_again = next(b for a, b, ok in ended if a > lost and ok)
+            later = [(b - max(a, lost), ok) for a, b, ok in ended if lost < b <= right_again]
+            # The call that the loss has hit: the first that failed, or none, and it was done again unseen.
+            waits.append(next((wait for wait, ok in later if not ok), later[0][0]))
+            unseen += all(ok for _, ok in later)
+            healed.append(right_again - lost)
+            if time.perf_counter() - begun > given.seconds:
+                break
+        nursery.cancel_scope.cancel()
+    hit = f"{1e3 * max(waits):.0f} ms (median {1e3 * statistics.median(waits):.0f})"
+    again = f"{1e3 * statistics.median(healed):.0f} ms, at most {1e3 * max(healed):.0f} ms"
+    given.line(
+        f"a rank lost by {how}, {len(healed)} times, {world.transport}",
+        f"the sum that was hit ended within {hit}, {unseen} times right; right again after {again}; "
+        f"{right} sums, {wrong} wrong, failed {errors}",
+        "1 s, 2.5 s",
+        is_met=max(waits) <= 1.0 and max(healed) <= 2.5 and not wrong,
+    )
+
+
+async def _strike(device: ta.Device, how: str) -> float:
+    """Lose the context of a device; returns when."""
+    pid = (await device.statistics()).pid
+    assert pid is not None
+    if how in ("kill", "stop"):
+        os.kill(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+    elif how == "trap":
+        ta.testing.inject_fault(device, "collectives.sum", poison=True, how="trap")
+    else:
+        ta.testing.poison(device)
+    return time.perf_counter()
+
+
+async def pipeline(given: Given, world: World) -> None:
+    """Run two stages on two devices, and compare with the slower stage alone."""
+    first, second = world.devices[:2]
+    extent = 4096 if "cuda" in given.devices[0] else 256
+    weights = [await device.full((extent, extent), 1 / extent, "float32") for device in (first, second)]
+    batch = [await first.full((extent, extent), number, "float32") for number in range(4)]
+
+    async def stage(number: int, x: ta.AccelRef) -> ta.AccelRef:
+        for _ in range(6):
+            x = await ta.linalg.matmul(x, weights[number])
+        return x
+
+    moved = await batch[0].copy_to(second)
+    alone = [await seconds(partial(stage, n, x), 10) for n, x in enumerate((batch[0], moved))]
+    items = [batch[number % 4] for number in range(40)]
+    stages = (
+        PipelineStage(partial(stage, 0), name="first"),
+        PipelineStage(partial(stage, 1), name="second", device=second, capacity=2),
+    )
+    running = await first.system.spawn(Pipeline, *stages)
+    begun, done, last = 0.0, 0, moved
+    async with open_results(running, items, limit=8) as results:
+        async for made in results:
+            done += 1
+            begun = begun or time.perf_counter()
+            last = made
+    each = (time.perf_counter() - begun) / (done - 1)
+    is_right = np.allclose(await last.to_host(), 3.0, rtol=1e-3)
+    await running.stop()
+    given.line(
+        "a pipeline over two devices",
+        f"{1e3 * each:.2f} ms for each item, {'right' if is_right else 'WRONG'}; stages alone "
+        f"{1e3 * alone[0]:.2f} and {1e3 * alone[1]:.2f} ms: {max(alone) / each:.2f}",
+        "0.9",
+        is_met=is_right and max(alone) / each >= 0.9,
+    )
+
+
+async def example(given: Given) -> None:
+    """Run the example that trains with one rank and with several."""
+    backend = given.devices[0].partition(":")[0]
+    command = [sys.executable, str(ROOT / "examples" / "data_parallel.py"), "--backend", backend]
+    done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+    print(done.stdout.decode(), done.stderr.decode()[-2000:])
+    lines = done.stdout.decode().splitlines() or ["nothing"]
+    given.line("examples/data_parallel.py", "; ".join(lines), "equal losses", is_met=done.returncode == 0)
+
+
+# Those that have a world each.
+OWN = {"topology": topology, "example": example}
+HASTY = ta.DeviceOptions(
+    isolation="process",
+    spares=1,
+    heartbeat_timeout=0.3,
+    stuck_after=2.0,
+    intensity=ta.Intensity(10_000, 1.0),
+)
+NAMES = ("bare", "topology", "speed", "copies", "numbers", "losses", "example", "pipeline")
+
+
+async def run(given: Given, sections: Sequence[str]) -> None:
+    """Run sections, each with its own failure."""
+
+    async def one(name: str, section: Callable[[], Awaitable[None]]) -> None:
+        start = time.perf_counter()
+        try:
+            await section()
+        except Exception as error:  # noqa: BLE001  # the next section
+            traceback.print_exc()
+            given.line(name, f"FAILED: {error!r:.300}", is_met=False)
+        print(f"({name}: {time.perf_counter() - start:.1f} s)", flush=True)
+
+    if "bare" in sections:
+        await trio.to_thread.run_sync(measure_bare, given)
+    for name in ("topology", "example"):
+        if name in sections:
+            await one(name, partial(OWN[name], given))
+    for options in (ta.DeviceOptions(isolation="process"), HASTY):
+        wanted = {"losses"} if options is HASTY else {"copies", "speed", "numbers", "pipeline"}
+        if not wanted & set(sections):
+            continue
+        async with (
+            ta.open_system("several") as system,
+            system.open_devices(given.devices, options=options) as devices,
+            ta.open_world(devices) as world,
+            ta.open_world(devices, transport="mapped") as mapped,
+        ):
+            print(world, mapped, flush=True)
+            worlds = [world, mapped] if world.transport == "nccl" else [world]
+            calls: dict[str, Callable[[], Awaitable[None]]] = {
+                "speed": partial(speed, given, worlds),
+                "copies": partial(copies, given, world),
+                "numbers": partial(numbers, given, worlds),
+                "pipeline": partial(pipeline, given, world),
+                "losses": partial(losses, given, world),
+            }
+            for name in NAMES:
+                if name in sections and name in wanted:
+                    await one(name, calls[name])
+            print(world, flush=True)
+
+
+def main() -> None:
+    """Read the arguments, and run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sections", nargs="*", help=f"of {', '.join(NAMES)}; all without")
+    parser.add_argument("--devices", default="cuda:0,cuda:1", help="one rank each")
+    parser.add_argument("--mib", type=int, default=1024, help="size of large arrays")
+    parser.add_argument("--losses", type=int, default=10, help="how many of each way")
+    parser.add_argument("--seconds", type=float, default=60.0, help="the most for each way of a loss")
+    parser.add_argument("--bare", type=Path, default=Path("bare.json"), help="figures of other libraries")
+    parser.add_argument("--table", type=Path, help="file that gets the lines, too")
+    asked = parser.parse_args()
+    given = Given(
+        devices=asked.devices.split(","),
+        nbytes=asked.mib << 20,
+        losses=asked.losses,
+        seconds=asked.seconds,
+        bare=asked.bare,
+        table=asked.table,
+    )
+    warnings.filterwarnings("ignore", "open_device", RuntimeWarning)
+    trio.run(run, given, asked.sections or NAMES)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Puts the fake of NCCL in the place of a vendor's library."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+import fake_nccl
+import pytest
+
+from trio_accel.collectives._communicators import VENDORS, Vendor
+
+FAKE = Vendor(
+    title="the fake",
+    package="fake_nccl",
+    missing="the fake is not installed",
+    actor="fake_nccl:FakeActor",
+    control="fake_nccl:FakeControlActor",
+    reductions=VENDORS["cuda"].reductions,
+    is_apart=False,
+)
+
+
+@contextmanager
+def fake_libraries(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
+    """Give the CPU backend a library of collectives, and CUDA on the stand-in driver its own one."""
+    monkeypatch.setitem(VENDORS, "cpu", FAKE)
+    # All ranks are on one device.
+    monkeypatch.setitem(VENDORS, "cuda", attrs.evolve(VENDORS["cuda"], is_apart=False))
+    yield
+    # Workers that were killed leave theirs.
+    for folder in Path(tempfile.gettempdir()).glob(f"{fake_nccl.PREFIX}*"):
+        if folder.is_dir():
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,151 @@
+"""Specifications of communicators: of what ranks do together, each on a device of its own."""
+
+from __future__ import annotations
+
+import time
+from typing import ClassVar, Protocol, TypeAlias
+
+import attrs
+
+from ._array import ArraySpec, StatusArray, exact, packed, reads, scalar, status, writes
+from ._spec import OperationSpec, specification
+
+__all__ = [
+    "CloseCommunicatorSpec",
+    "CollectiveSpec",
+    "CommunicatorIdSpec",
+    "OpenCommunicatorSpec",
+    "Waiting",
+]
+
+
+class _Point(Protocol):
+    """A point in a stream: an event of a backend."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the stream has passed it."""
+        ...
+
+
+_Pieces: TypeAlias = "tuple[tuple[int, int, int], ...]"
+
+
+@attrs.define(eq=False)
+class Waiting:
+    """What a kernel that meets others tells the watchdog: whether it waits for these, and not for its device.
+
+    Attributes:
+        is_calling: Whether the vendor's library is in a call that returns when others have come.
+        came: Done when the stream has come to the kernel; None before that is enqueued.
+        ran: Done when the kernel has ended; None before that is enqueued.
+        is_over: Whether nobody is waited for any more: the communicator is given up.
+        until: End of what a call may take, by `time.monotonic`.
+    """
+
+    is_calling: bool = False
+    came: _Point | None = None
+    ran: _Point | None = None
+    is_over: bool = False
+    until: float = float("inf")
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it waits for others now."""
+        if self.is_over:
+            return False
+        if self.is_calling:
+            return time.monotonic() < self.until
+        return self.came is not None and self.came.is_done and (self.ran is None or not self.ran.is_done)
+
+
+def _waiting() -> Waiting:
+    made: Waiting = attrs.field(factory=Waiting, init=False, eq=False, repr=False)
+    return made
+
+
+@specification
+class CommunicatorIdSpec(OperationSpec):
+    """Make a name for a new communicator, which all its ranks open.
+
+    Attributes:
+        words: The name.
+    """
+
+    words: StatusArray = status()
+
+
+@specification
+class OpenCommunicatorSpec(OperationSpec):
+    """Open a rank of a communicator; done when all ranks have.
+
+    Attributes:
+        number: The application's number of the communicator.
+        rank: Number of this rank.
+        size: How many there are.
+        name: As `CommunicatorIdSpec` has made it.
+    """
+
+    runs_once: ClassVar[bool] = True
+
+    number: int = scalar()
+    rank: int = exact()
+    size: int = exact()
+    name: bytes = packed()
+    waiting: Waiting = _waiting()
+
+    @property
+    def waits_for_others(self) -> bool:
+        """See `OperationSpec.waits_for_others`."""
+        return self.waiting.is_on
+
+
+@specification
+class CloseCommunicatorSpec(OperationSpec):
+    """Give a rank of a communicator up, with what is in flight on it; also before it is open.
+
+    Attributes:
+        number: The application's number of the communicator.
+    """
+
+    number: int = scalar()
+    waiting: Waiting = _waiting()
+
+    @property
+    def waits_for_others(self) -> bool:
+        """The library may wait for its own threads, and for others: so long, nothing counts as stuck."""
+        return self.waiting.is_on
+
+
+@specification
+class CollectiveSpec(OperationSpec):
+    """Take part in a collective, as all other ranks do.
+
+    Attributes:
+        number: The application's number of the communicator.
+        kind: ``"all_reduce"``, ``"reduce"``, ``"reduce_scatter"``, ``"all_gather"``, ``"broadcast"``, or
+            ``"exchange"``: pieces of arrays are sent and received.
+        reduction: How elements become one; empty where they do not.
+        root: The rank that gives or gets an array alone.
+        source: The array of this rank, if it gives one.
+        out: The array that it gets, if it does.
+        sends: For ``"exchange"``: to which rank, first element of `source`, how many.
+        receives: Likewise: from which rank, first element of `out`, how many.
+    """
+
+    runs_once: ClassVar[bool] = True
+
+    number: int = scalar()
+    kind: str = exact()
+    reduction: str = exact()
+    root: int = exact()
+    source: ArraySpec | None = reads(optional=True)
+    out: ArraySpec | None = writes(optional=True)
+    sends: _Pieces = exact()
+    receives: _Pieces = exact()
+    waiting: Waiting = _waiting()
+
+    @property
+    def waits_for_others(self) -> bool:
+        """See `OperationSpec.waits_for_others`."""
+        return self.waiting.is_on

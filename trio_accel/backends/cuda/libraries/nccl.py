@@ -1,0 +1,229 @@
+"""Collectives of GPUs in workers of one host, by NCCL."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+
+from ...base import DType, InThread, LibraryError, NotSupportedError
+from ...base.communicators import Communicators
+from ...base.kernels import kernel
+from ...base.ops import (
+    ArraySpec,
+    CloseCommunicatorSpec,
+    CollectiveSpec,
+    CommunicatorIdSpec,
+    OpenCommunicatorSpec,
+    OperationSpec,
+)
+from ..kit._library import CudaLibrary, KernelCall
+
+__all__ = ["NcclLibrary"]
+
+_NAME = "nccl"
+_OPEN: Communicators = Communicators(_NAME)
+"""The communicators of this process, which has one device."""
+
+_IN_PROGRESS = 7
+# For all ranks to open a communicator; and to connect for a collective, which the first of a kind does.
+_OPENING, _CONNECTING = 60.0, 60.0
+# For what has met before, in the event loop: then nothing waits for others.
+_AGAIN = 0.05
+
+# ncclDataType_t, and numbers for each element.
+_TYPES: dict[DType, tuple[int, int]] = {
+    DType.bool: (1, 1),
+    DType.int8: (0, 1),
+    DType.uint8: (1, 1),
+    DType.int32: (2, 1),
+    DType.uint32: (3, 1),
+    DType.int64: (4, 1),
+    DType.uint64: (5, 1),
+    DType.float16: (6, 1),
+    DType.float32: (7, 1),
+    DType.float64: (8, 1),
+    DType.bfloat16: (9, 1),
+    DType.complex64: (7, 2),
+    DType.complex128: (8, 2),
+}
+_BYTES = 1
+# ncclRedOp_t. Of truth values, the sum is the larger one and the product the smaller one.
+_REDUCTIONS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
+_OF_BOOLS = {"sum": 2, "prod": 3, "max": 2, "min": 3}
+
+
+def _bindings() -> Any:
+    """Import nccl4py's bindings.
+
+    Raises:
+        NotSupportedError: They, or NCCL itself, are not installed.
+    """
+    try:
+        bindings = importlib.import_module("nccl.bindings.nccl")
+        bindings.get_version()
+    except (ImportError, RuntimeError) as error:
+        raise NotSupportedError(
+            f"collectives by NCCL need nccl4py and NCCL, which cannot be loaded ({error}); the extras cuda13 "
+            "and cuda12 have both",
+            backend="cuda",
+        ) from error
+    return bindings
+
+
+@attrs.define(eq=False)
+class _NcclHandle:
+    """A communicator that does not block: calls return at once, and its state says when they are done."""
+
+    nccl: Any
+    comm: Any
+
+    def poll(self) -> bool:
+        """See `Handle.poll`."""
+        code = int(self.nccl.comm_get_async_error(self.comm))
+        if code == _IN_PROGRESS:
+            return False
+        if code:
+            raise _error(self.nccl.Result(code).name, str(self.nccl.get_last_error(self.comm)).strip())
+        return True
+
+    def abort(self) -> None:
+        """See `Handle.abort`."""
+        self.nccl.comm_abort(self.comm)
+
+
+def _error(code: str, text: str) -> LibraryError:
+    told = f": {text}" if text else ""
+    return LibraryError(f"NCCL has failed with {code}{told}", library=_NAME, code=code)
+
+
+class NcclLibrary(CudaLibrary):
+    """Ranks of communicators.
+
+    Every call of NCCL returns at once. What waits for other ranks waits in a thread, by looks at the state of
+    the communicator, or on the stream. `CloseCommunicatorSpec` ends both from another thread: it is an
+    operation of another actor, and no memory orders it behind the others.
+    """
+
+    name = _NAME
+    is_captured: ClassVar[bool] = False
+
+    def __init__(self, device: Any) -> None:
+        super().__init__(device)
+        # Here, as the libraries of a spare worker are opened ahead: it takes half a second.
+        self._nccl = _bindings()
+        # What has been run: then all is connected, and a call only enqueues.
+        self._met: set[tuple[object, ...]] = set()
+
+    def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
+        """Have a collective called in a thread, unless one of its kind and size was; see `KernelLibrary`."""
+        if type(spec) is CollectiveSpec and _kind(spec) in self._met:
+            return InThread(is_short=True)
+        return super().prepare(spec)
+
+    def _told(self, error: Exception) -> Exception:
+        if type(error).__name__ == "NCCLError":
+            # NCCL may have met what only the driver can name.
+            self._context.look()
+            return self._context.failure() or _error("a refused call", str(error))
+        return super()._told(error)
+
+    @kernel(CommunicatorIdSpec, backend="cuda", is_blocking=True)
+    def _make_id(self, spec: CommunicatorIdSpec, call: KernelCall) -> None:
+        made = np.frombuffer(bytes(self._nccl.get_unique_id()), np.int32)
+        spec.words[: made.size] = made
+
+    @kernel(OpenCommunicatorSpec, backend="cuda", is_blocking=True)
+    def _open(self, spec: OpenCommunicatorSpec, call: KernelCall) -> None:
+        nccl = self._nccl
+
+        def make() -> _NcclHandle:
+            config = nccl.Config()
+            config.blocking = 0
+            name = bytearray(spec.name)
+            return _NcclHandle(nccl, nccl.comm_init_rank_scalable(spec.size, spec.rank, 1, name, config.ptr))
+
+        communicator = _OPEN.new(spec.number)
+        with communicator.calling(spec.waiting):
+            communicator.begin(make)
+            communicator.settle(_OPENING)
+
+    @kernel(CloseCommunicatorSpec, backend="cuda", is_blocking=True)
+    def _close(self, spec: CloseCommunicatorSpec, call: KernelCall) -> None:
+        _OPEN.close(spec.number, spec.waiting)
+
+    @kernel(CollectiveSpec, backend="cuda", is_blocking=True)
+    def _meet(self, spec: CollectiveSpec, call: KernelCall) -> None:
+        communicator, waiting = _OPEN.find(spec.number), spec.waiting
+        source = 0 if spec.source is None else call.packed(spec.source)
+        out = 0 if spec.out is None else call.at(spec.out)
+        kind = _kind(spec)
+        waiting.came, waiting.ran = call.stream.record(), None
+        with communicator.calling(waiting):
+            communicator.call(lambda handle: _enqueue(handle, spec, source, out, call.handle))
+            communicator.settle(_AGAIN if kind in self._met else _CONNECTING)
+        waiting.ran = call.stream.record()
+        self._met.add(kind)
+
+
+def _kind(spec: CollectiveSpec) -> tuple[object, ...]:
+    """Tell apart what NCCL may have to connect for: it chooses ways by kinds and sizes."""
+    array = spec.source or spec.out
+    assert array is not None  # a rank that has no part in a collective is not asked
+    nbytes = array.size * array.dtype.itemsize
+    peers = (tuple(peer for peer, *_ in spec.sends), tuple(peer for peer, *_ in spec.receives))
+    return spec.number, spec.kind, spec.reduction, spec.root, array.dtype, nbytes.bit_length(), peers
+
+
+def _enqueue(handle: _NcclHandle, spec: CollectiveSpec, source: int, out: int, stream: int) -> None:
+    """Call NCCL for a collective."""
+    nccl, comm = handle.nccl, handle.comm
+    array = spec.source or spec.out
+    assert array is not None
+    itemsize = array.dtype.itemsize
+    if spec.kind == "exchange":
+        _exchange(handle, spec, source, out, stream, itemsize)
+        return
+    if not array.size:
+        return
+    if spec.kind == "all_gather":
+        nccl.all_gather(source, out, array.size * itemsize, _BYTES, comm, stream)
+    elif spec.kind == "broadcast":
+        # The root gives its own array for the result, too: it is not written.
+        nccl.broadcast(source or out, out or source, array.size * itemsize, _BYTES, spec.root, comm, stream)
+    else:
+        _reduce(handle, spec, source, out, stream, array)
+
+
+def _reduce(
+    handle: _NcclHandle, spec: CollectiveSpec, source: int, out: int, stream: int, array: ArraySpec
+) -> None:
+    nccl, comm = handle.nccl, handle.comm
+    code, numbers = _TYPES[array.dtype]
+    reduction = (_OF_BOOLS if array.dtype is DType.bool else _REDUCTIONS)[spec.reduction]
+    count = array.size * numbers
+    if spec.kind == "all_reduce":
+        nccl.all_reduce(source, out, count, code, reduction, comm, stream)
+    elif spec.kind == "reduce":
+        nccl.reduce(source, out, count, code, reduction, spec.root, comm, stream)
+    else:
+        assert spec.out is not None  # a reduce_scatter gives each rank its part
+        nccl.reduce_scatter(source, out, spec.out.size * numbers, code, reduction, comm, stream)
+
+
+def _exchange(
+    handle: _NcclHandle, spec: CollectiveSpec, source: int, out: int, stream: int, itemsize: int
+) -> None:
+    """Send and receive pieces in one group, so that no two ranks wait for each other."""
+    nccl, comm = handle.nccl, handle.comm
+    nccl.group_start()
+    try:
+        for peer, first, count in spec.sends:
+            nccl.send(source + first * itemsize, count * itemsize, _BYTES, peer, comm, stream)
+        for peer, first, count in spec.receives:
+            nccl.recv(out + first * itemsize, count * itemsize, _BYTES, peer, comm, stream)
+    finally:
+        nccl.group_end()
