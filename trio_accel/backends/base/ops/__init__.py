@@ -1,11 +1,12 @@
 """Operation specifications: what crosses from an actor to a backend, or to a worker process."""
 
-from . import _array, _signature, _spec, arrays, dnn, graphs, jit, memory, numeric, random
+from . import _array, _signature, _spec, arrays, dnn, fused, graphs, jit, memory, numeric, random
 from ._array import *
 from ._signature import *
 from ._spec import *
 from .arrays import *
 from .dnn import *
+from .fused import *
 from .graphs import *
 from .jit import *
 from .memory import *
@@ -18,6 +19,7 @@ __all__ += _signature.__all__
 __all__ += _spec.__all__
 __all__ += arrays.__all__
 __all__ += dnn.__all__
+__all__ += fused.__all__
 __all__ += graphs.__all__
 __all__ += jit.__all__
 __all__ += memory.__all__

@@ -1,0 +1,268 @@
+"""Fused products against their formulas in float64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+import trio
+from chosen import BACKEND, INLINE, IS_STAND_IN
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trio_accel as ta
+from trio_accel import linalg
+
+Array = npt.NDArray[Any]
+
+pytestmark = pytest.mark.skipif(IS_STAND_IN, reason="the stand-in has no cuBLASLt")
+
+fused_matmul: Any = linalg.fused_matmul
+fused_matmul_grad: Any = linalg.fused_matmul_grad
+E4, E5, BF16 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16
+TYPES: dict[str, Any] = {"float64": float, "float32": np.float32, "float16": np.float16, "bfloat16": BF16}
+TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}
+ON_CUDA = BACKEND == "cuda"
+
+both = pytest.mark.parametrize("isolation", ["inline", "process"])
+
+
+def gelu(x: Array) -> Array:
+    return x * 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def slope(function: Any, x: Array) -> Array:
+    """A derivative by a central difference."""
+    return (function(x + 1e-6) - function(x - 1e-6)) / 2e-6
+
+
+FUNCTIONS: dict[str | None, Any] = {None: lambda x: x, "relu": lambda x: np.maximum(x, 0), "gelu": gelu}
+
+
+def numbers(shape: tuple[int, ...], dtype: Any, seed: int) -> Array:
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+def near(found: Array, expected: Array, dtype: str, terms: int = 1) -> None:
+    assert found.shape == expected.shape
+    assert found.dtype == np.dtype(TYPES[dtype])
+    size = max(float(np.abs(expected).max(initial=0)), 1)
+    np.testing.assert_allclose(
+        found.astype(float), expected, rtol=0, atol=TOLERANCE[dtype] * math.sqrt(max(terms, 1)) * size
+    )
+
+
+@st.composite
+def products(draw: st.DrawFn) -> tuple[dict[str, Array | None], dict[str, Any]]:
+    """Operands of any layout, with or without what is added, and an activation."""
+    dtype = draw(st.sampled_from(["float32", "float16", "bfloat16", *["float64"] * (not ON_CUDA)]))
+    m, n, k = (draw(st.integers(1, most)) for most in (9, 20, 7))
+    stacks = draw(st.sampled_from([((), ()), ((3,), ()), ((), (2,)), ((2, 3), (2, 3)), ((2, 1), (3,))]))
+    seed = draw(st.integers(0, 99))
+    made: dict[str, Array | None] = {}
+    for place, (name, stack, shape) in enumerate(
+        (("a", stacks[0], (m, k)), ("b", stacks[1], (k, n)))
+    ):
+        if draw(st.booleans()):
+            array = numbers((*stack, *shape[::-1]), TYPES[dtype], seed + place).swapaxes(-1, -2)
+        else:
+            step = draw(st.sampled_from([1, 1, 2]))
+            array = numbers((*stack, shape[0], shape[1] * step), TYPES[dtype], seed + place)[..., ::step]
+        made[name] = array
+    stack = np.broadcast_shapes(*stacks)
+    made["c"] = numbers((*stack, m, n), TYPES[dtype], seed + 2) if draw(st.booleans()) else None
+    of_bias = draw(st.sampled_from([None, (n,), (*stack, n)]))
+    made["bias"] = None if of_bias is None else numbers(of_bias, TYPES[dtype], seed + 3)
+    activation = draw(st.sampled_from([None, "relu", "gelu"]))
+    options = {
+        "activation": activation,
+        "alpha": draw(st.sampled_from([1.0, -0.5])),
+        "beta": draw(st.sampled_from([1.0, 0.0, 2.5])),
+        "return_aux": activation is not None and draw(st.booleans()),
+    }
+    return made, options
+
+
+@given(problem=products())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_any_product(problem: tuple[dict[str, Array | None], dict[str, Any]]) -> None:
+    arrays, options = problem
+    a, b, c, bias = (None if one is None else one.astype(float) for one in arrays.values())
+    assert a is not None
+    assert b is not None
+    x = options["alpha"] * np.matmul(a, b)
+    if c is not None:
+        x = x + options["beta"] * c
+    if bias is not None:
+        x = x + (bias if bias.ndim == 1 else bias[..., None, :])
+    found = trio.run(_asked, arrays, options)
+    dtype, k = str(np.asarray(arrays["a"]).dtype), a.shape[-1]
+    near(found[0], FUNCTIONS[options["activation"]](x), dtype, k)
+    if not options["return_aux"]:
+        return
+    n = x.shape[-1]
+    if options["activation"] == "gelu":
+        assert found[1].shape[-1] % 8 == 0
+        near(found[1][..., :n], x, dtype, k)
+    else:
+        bits = np.unpackbits(found[1], axis=-1, count=n, bitorder="little")
+        # Next to 0 the signs of rounded sums may differ.
+        sure = np.abs(x) > 1e-3
+        np.testing.assert_array_equal(bits[sure], (x > 0)[sure])
+
+
+async def _asked(arrays: dict[str, Array | None], options: dict[str, Any]) -> tuple[Array, ...]:
+    async with ta.open_system("fused") as system, system.open_device(BACKEND, options=INLINE) as device:
+        given = {name: None if one is None else await device.put(one) for name, one in arrays.items()}
+        # What `put` packs is laid out again as it was.
+        for name in ("a", "b"):
+            one = arrays[name]
+            if one is not None and one.strides[-1] > one.strides[-2]:
+                given[name] = linalg.matrix_transpose(await device.put(one.swapaxes(-1, -2)))
+        result = await fused_matmul(*given.values(), **options)
+        results = result if options["return_aux"] else (result,)
+        return tuple([await one.to_host() for one in results])
+
+
+@both
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+async def test_gradients(device: ta.Device, activation: str, dtype: str) -> None:
+    x, w, v = (
+        numbers(shape, TYPES[dtype], seed) for seed, shape in enumerate([(10, 6), (6, 40), (40, 9)])
+    )
+    bias, grad = numbers((40,), TYPES[dtype], 3), numbers((10, 9), TYPES[dtype], 4)
+    _, aux = await fused_matmul(await device.put(x), w, None, bias, activation, return_aux=True)
+    on_device = await device.put(v)
+    out, sums = await fused_matmul_grad(
+        grad, linalg.matrix_transpose(on_device), aux, activation, alpha=0.5, return_sums=True
+    )
+    wide = [one.astype(float) for one in (x, w, v, bias, grad)]
+    z = wide[0] @ wide[1] + wide[3]
+    expected = 0.5 * (wide[4] @ wide[2].T) * slope(FUNCTIONS[activation], z)
+    near(await out.to_host(), expected, dtype, 9)
+    near(await sums.to_host(), expected.sum(0), dtype, 90)
+    alone = await fused_matmul_grad(grad, linalg.matrix_transpose(on_device), aux, activation, alpha=0.5)
+    np.testing.assert_array_equal(await alone.to_host(), await out.to_host())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+async def test_sums_of_an_operand(device: ta.Device, dtype: str) -> None:
+    x, grad = numbers((30, 6), TYPES[dtype], 0), numbers((30, 16), TYPES[dtype], 1)
+    ref = await device.put(x)
+    for of, expected in (("b", grad.astype(float).sum(0)), ("a", x.astype(float).sum(0))):
+        out, sums = await linalg.fused_matmul_sums(linalg.matrix_transpose(ref), grad, of)  # type: ignore[arg-type]
+        near(await out.to_host(), x.T.astype(float) @ grad.astype(float), dtype, 30)
+        near(await sums.to_host(), expected, dtype, 30)
+
+
+def whole(shape: tuple[int, ...], dtype: Any, seed: int, most: int = 5) -> Array:
+    return np.random.default_rng(seed).integers(-most, most + 1, shape).astype(dtype)
+
+
+@both
+@pytest.mark.parametrize(("of_a", "of_b"), [(E4, E4), (E4, E5), (E5, E4)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+async def test_float8(device: ta.Device, of_a: Any, of_b: Any, dtype: str) -> None:
+    # Such sums are exact in all of them.
+    a, w = whole((10, 32), of_a, 0, 2), whole((16, 32), of_b, 1, 2)
+    expected = a.astype(float) @ w.astype(float).T
+    b = linalg.matrix_transpose(await device.put(w))
+    ref = await device.put(a)
+    found = await fused_matmul(ref, b, dtype=dtype)
+    np.testing.assert_array_equal((await found.to_host()).astype(float), expected)
+    half, two = np.array(0.5, np.float32), await device.put(np.array(2, np.float32))
+    for scales in ({"scale_a": 0.5, "scale_b": 4}, {"scale_a": half, "scale_b": 4}, {"scale_b": two}):
+        found = await fused_matmul(ref, b, **scales, dtype=dtype)
+        np.testing.assert_array_equal((await found.to_host()).astype(float), 2 * expected)
+    # As it lies by rows, b is copied where the library wants columns.
+    found = await fused_matmul(ref, np.ascontiguousarray(w.T), dtype=dtype)
+    np.testing.assert_array_equal((await found.to_host()).astype(float), expected)
+
+
+@pytest.mark.parametrize("of", [E4, E5])
+async def test_results_of_float8_are_scaled_and_saturated(device: ta.Device, of: Any) -> None:
+    a, w = whole((16, 32), E4, 0), whole((16, 32), of, 1)
+    b = linalg.matrix_transpose(await device.put(w))
+    expected = a.astype(float) @ w.astype(float).T
+    for scale in (1e-2, 1.0, 1e4):
+        found = await fused_matmul(await device.put(a), b, scale_out=scale, dtype=of)
+        most = float(ml_dtypes.finfo(of).max)
+        rounded = np.clip(np.float32(scale) * expected, -most, most).astype(np.float32).astype(of)
+        near_by = np.abs((await found.to_host()).astype(float) - rounded.astype(float))
+        # A number in the middle may be rounded either way.
+        assert np.all(near_by <= 2.0 ** (-2 if of is E5 else -3) * np.abs(rounded.astype(float)))
+        assert np.mean(near_by == 0) > 0.95
+
+
+@both
+async def test_whole_numbers(device: ta.Device) -> None:
+    a, w = whole((12, 64), np.int8, 0, 127), whole((8, 64), np.int8, 1, 127)
+    expected = a.astype(np.int64) @ w.T.astype(np.int64)
+    ref, b = await device.put(a), linalg.matrix_transpose(await device.put(w))
+    found = await fused_matmul(ref, b)
+    assert found.dtype == "int32"
+    np.testing.assert_array_equal(await found.to_host(), expected)
+    found = await fused_matmul(ref, b, alpha=0.003, dtype="int8")
+    rounded = np.clip(np.rint(np.float32(0.003) * expected.astype(np.float32)), -128, 127)
+    np.testing.assert_array_equal(await found.to_host(), rounded)
+    assert np.abs(rounded).max() == 128
+
+
+# Roundings of the operands, by the digits that are left of them.
+@pytest.mark.parametrize(
+    ("precision", "dtype", "digits"),
+    [("ieee", "float32", 22), ("tf32", "float32", 11), ("bf16", "float32", 8)],
+)
+async def test_precisions(device: ta.Device, precision: str, dtype: str, digits: int) -> None:
+    a, b = numbers((64, 64), np.float32, 0), numbers((64, 64), np.float32, 1)
+    found = await (await fused_matmul(await device.put(a), b, precision=precision)).to_host()
+    expected = a.astype(float) @ b.astype(float)
+    error = np.abs(found - expected).max() / (np.abs(a.astype(float)) @ np.abs(b.astype(float))).max()
+    assert error < 2.0**-digits
+    if ON_CUDA and precision != "ieee":
+        # It is asked for to be faster, and is no more accurate then.
+        assert error > 2.0 ** -(digits + 10)
+
+
+async def test_results_in_place(device: ta.Device) -> None:
+    a, b, c = (numbers((8, 8), np.float32, seed) for seed in range(3))
+    expected = a.astype(float) @ b.astype(float) + 0.5 * c
+    ref = await device.put(c)
+    assert await fused_matmul(await device.put(a), b, ref, beta=0.5, out=ref) is ref
+    near(await ref.to_host(), expected, "float32", 8)
+    wide = await device.zeros((8, 16), "float32")
+    await fused_matmul(await device.put(a), b, c, beta=0.5, out=wide[:, ::2])
+    near((await wide.to_host())[:, ::2], expected, "float32", 8)
+    assert not (await wide.to_host())[:, 1::2].any()
+    # Apart, it is left as it is.
+    kept = await device.put(c)
+    await fused_matmul(await device.put(a), b, kept)
+    np.testing.assert_array_equal(await kept.to_host(), c)
+
+
+@pytest.mark.parametrize("shape", [(3, 0, 5), (0, 4, 5), (3, 4, 0)])
+async def test_without_elements(device: ta.Device, shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    bias = numbers((n,), np.float32, 0)
+    result = await fused_matmul(await device.zeros((m, k), "float32"), np.ones((k, n), "f"), None, bias, "relu")
+    np.testing.assert_array_equal(await result.to_host(), np.zeros((m, n)) + np.maximum(bias, 0))
+
+
+@both
+async def test_autotuned_products_are_the_same(device: ta.Device) -> None:
+    a, b = numbers((33, 65), np.float32, 0), numbers((65, 17), np.float32, 1)
+    for _ in range(2):
+        found = await fused_matmul(await device.put(a), b, activation="gelu", autotune=True)
+        near(await found.to_host(), gelu(a.astype(float) @ b.astype(float)), "float32", 65)
+
+
+async def test_not_a_number_and_infinities(device: ta.Device) -> None:
+    a = np.eye(4, dtype=np.float32)
+    a[0, 0], a[1, 1], a[2, 2] = math.nan, math.inf, -math.inf
+    found = await fused_matmul(await device.put(a), np.ones((4, 4), "f"))
+    np.testing.assert_array_equal(await found.to_host(), a @ np.ones((4, 4), "f"))

@@ -1,0 +1,413 @@
+"""Products in the terms of cuBLASLt: by columns, so that ours are made as transposes; and its descriptors."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal, TypeAlias
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+from nvmath.bindings import cublas, cublasLt
+
+from ...base import DType, NotSupportedError
+from ...base.ops import ArraySpec, FusedMatmulSpec, contiguous_strides, fused_dtypes
+from ...base.product_layouts import Product, broadcast_operands, plan_matmul
+
+__all__ = ["Numbers", "Order", "Problem", "Routine"]
+
+_Desc, _Layout, _Preference = (
+    cublasLt.MatmulDescAttribute,
+    cublasLt.MatrixLayoutAttribute,
+    cublasLt.MatmulPreferenceAttribute,
+)
+_CODES = {
+    DType.float32: 0,
+    DType.float64: 1,
+    DType.float16: 2,
+    DType.int8: 3,
+    DType.int32: 10,
+    DType.bfloat16: 14,
+    DType.float8_e4m3fn: 28,
+    DType.float8_e5m2: 29,
+}
+"""Codes of `cudaDataType`."""
+_COMPUTE = {
+    "tf32": cublas.ComputeType.COMPUTE_32F_FAST_TF32,
+    "bf16": cublas.ComputeType.COMPUTE_32F_FAST_16BF,
+    "bf16x9": cublas.ComputeType.COMPUTE_32F_EMULATED_16BFX9,
+    "fixed_point": cublas.ComputeType.COMPUTE_64F_EMULATED_FIXEDPOINT,
+}
+_FORMATS = {0: "f", 1: "d", 10: "i"}
+# Nothing there is read or written before a launch has put the address of its array there.
+_SOMEWHERE = 256
+_PER_ROW = int(cublasLt.MatmulMatrixScale.OUTER_VEC_32F)
+
+Order: TypeAlias = Literal["C", "F"]
+"""See `EnqueuingCall.copy_of`."""
+
+
+class Numbers:
+    """Two factors in host memory, which cuBLASLt reads at the call.
+
+    Attributes:
+        alpha: Address of the first one.
+        beta: Address of the second one.
+    """
+
+    __slots__ = ("_buffer", "_view", "alpha", "beta")
+
+    def __init__(self) -> None:
+        self._buffer = bytearray(32)
+        self._view = (ctypes.c_char * 32).from_buffer(self._buffer)
+        self.alpha: int = ctypes.addressof(self._view)
+        self.beta: int = self.alpha + 16
+
+    def put(self, code: int, alpha: float, beta: float) -> None:
+        """Write both, as numbers of a type."""
+        kind = int if code == _CODES[DType.int32] else float
+        struct.pack_into(_FORMATS[code], self._buffer, 0, kind(alpha))
+        struct.pack_into(_FORMATS[code], self._buffer, 16, kind(beta))
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Problem:
+    """A product as cuBLASLt gets it: its first operand is b, and its second one a.
+
+    Attributes:
+        product: Letters, sizes and leading dimensions.
+        orders: How a and b are copied ahead of the call; None where they are read in place.
+        stack: The stack that both are laid out in; None where they are as they are.
+        codes: Types of b, a, c and the result.
+        steps: From one product of a stack to the next, of the same.
+        compute: Type of the sums, and the way to them.
+        scale: Type of the factors.
+        values: Attributes of its descriptor.
+        pointers: Attributes that are addresses, and the fields of the specification.
+        alignments: Of the same four.
+        nbytes: Of all arrays.
+        is_zero: Whether the product adds nothing, so that zeros are multiplied in place of a and b.
+        text: What it is, for an error.
+    """
+
+    product: Product
+    orders: tuple[Order | None, Order | None]
+    stack: tuple[int, ...] | None
+    codes: tuple[int, int, int, int]
+    steps: tuple[int, int, int, int]
+    compute: int
+    scale: int
+    values: Mapping[int, int]
+    pointers: tuple[tuple[int, str], ...]
+    alignments: tuple[int, int, int, int]
+    nbytes: int
+    is_zero: bool
+    text: str
+
+    @classmethod
+    def of(cls, spec: FusedMatmulSpec) -> Problem:
+        """Put a product that is not empty in these terms.
+
+        Raises:
+            NotSupportedError: The library has it not.
+        """
+        dtype, (*_, m, n) = spec.a.dtype, spec.out.shape
+        by_k = _BY_K.get(dtype, 0)
+        if by_k and (n % by_k or spec.a.shape[-1] % by_k):
+            raise NotSupportedError(
+                f"blaslt: products of {dtype} on CUDA need a k and an n that are multiples of {by_k}, got a of "
+                f"shape {spec.a.shape} and b of shape {spec.b.shape}",
+                backend="cuda",
+            )
+        is_zero = not spec.a.shape[-1]
+        if is_zero:
+            spec = _with_zeros(spec)
+        keeps_stack = spec.sums is not None or (spec.bias is not None and spec.bias.ndim > 1)
+        product, orders, stack = _lay_out(spec, bool(by_k), keeps_stack)
+        _, dtypes = fused_dtypes("blaslt", dtype, spec.b.dtype, spec.out.dtype)
+        compute, scale = _computed(spec)
+        of_b, of_a, of_c = product.steps
+        values, pointers = _epilogue(spec, product)
+        arrays = [spec.b, spec.a, spec.out if spec.c is None else spec.c, spec.out]
+        copied = (*reversed(orders), None if spec.c is None or spec.c.is_contiguous else "C", None)
+        return cls(
+            product=product,
+            orders=("C", "C") if is_zero else orders,
+            stack=stack,
+            codes=(_CODES[spec.b.dtype], _CODES[dtype], _CODES[dtypes.c], _CODES[spec.out.dtype]),
+            steps=(of_b, of_a, of_c, of_c),
+            compute=compute,
+            scale=scale,
+            values=values,
+            pointers=pointers,
+            alignments=tuple(
+                16 if order else _alignment(one) for one, order in zip(arrays, copied, strict=True)
+            ),
+            nbytes=sum(one.size * one.dtype.itemsize for one in (*spec.inputs(), *spec.outputs())),
+            is_zero=is_zero,
+            text=_text(spec),
+        )
+
+    def places(self, source: int, out: int) -> list[int]:
+        """Return places for `pointers`, where there is room for what is written and for what is read."""
+        return [out if field in ("saved", "sums") else source for _, field in self.pointers]
+
+
+# By elements: of these types both operands lie along k, and rows begin at multiples of 16 bytes (or 4).
+_BY_K = {DType.float8_e4m3fn: 16, DType.float8_e5m2: 16, DType.int8: 4}
+
+
+def _with_zeros(spec: FusedMatmulSpec) -> FusedMatmulSpec:
+    """Have the least product of zeros in place of one that adds nothing, which the library does not take."""
+    size = spec.a.dtype.itemsize
+    a, b = (*spec.a.shape[:-1], 16), (*spec.b.shape[:-2], 16, spec.b.shape[-1])
+    return attrs.evolve(
+        spec,
+        a=attrs.evolve(spec.a, offset=0, shape=a, strides=_packed(a, size, "C")),
+        b=attrs.evolve(spec.b, offset=0, shape=b, strides=_packed(b, size, "F")),
+    )
+
+
+def _lay_out(
+    spec: FusedMatmulSpec, is_by_k: bool, keeps_stack: bool
+) -> tuple[Product, tuple[Order | None, Order | None], tuple[int, ...] | None]:
+    """Find the one call for both operands, and which of them are copied to be read by it."""
+    size = spec.a.dtype.itemsize
+    wanted: tuple[Order, Order] = ("C", "F" if is_by_k else "C")
+    operands = spec.a, spec.b
+    shapes = spec.a.shape, spec.b.shape
+    orders = [
+        order if is_by_k and not _lies_along_k(one, order) else None
+        for one, order in zip(operands, wanted, strict=True)
+    ]
+    strides = [
+        one.strides if order is None else _packed(one.shape, size, order)
+        for one, order in zip(operands, orders, strict=True)
+    ]
+    product = plan_matmul(shapes, (strides[0], strides[1]), size, is_fused=True, keeps_stack=keeps_stack)
+    if not product.is_in_full:
+        packings = product.packing_a, product.packing_b
+        found = ["C" if packing else order for packing, order in zip(packings, orders, strict=True)]
+        return product, (found[0], found[1]), None
+    stack, *_ = broadcast_operands(shapes, (spec.a.strides, spec.b.strides))
+    full = (*stack, *shapes[0][-2:]), (*stack, *shapes[1][-2:])
+    packed = _packed(full[0], size, wanted[0]), _packed(full[1], size, wanted[1])
+    return plan_matmul(full, packed, size, is_fused=True, keeps_stack=keeps_stack), wanted, stack
+
+
+def _packed(shape: tuple[int, ...], size: int, order: Order) -> tuple[int, ...]:
+    if order == "C":
+        return contiguous_strides(shape, size)
+    *leads, down, across = contiguous_strides((*shape[:-2], shape[-1], shape[-2]), size)
+    return (*leads, across, down)
+
+
+def _lies_along_k(array: ArraySpec, order: Order) -> bool:
+    *leads, down, across = array.strides
+    step, within = (down, across) if order == "C" else (across, down)
+    return within == array.dtype.itemsize and not any(one % 16 for one in (*leads, step, array.offset))
+
+
+def _alignment(array: ArraySpec) -> int:
+    """Return to how many bytes an array is aligned, up to 16; blocks are."""
+    return array.offset % 16 & -(array.offset % 16) or 16
+
+
+def _computed(spec: FusedMatmulSpec) -> tuple[int, int]:
+    """Return the types of sums and of factors."""
+    way = _COMPUTE.get(spec.precision)
+    if spec.a.dtype is DType.float64:
+        return int(way or cublas.ComputeType.COMPUTE_64F), 1
+    if spec.a.dtype is DType.int8:
+        return int(cublas.ComputeType.COMPUTE_32I), 10 if spec.out.dtype is DType.int32 else 0
+    return int(way or cublas.ComputeType.COMPUTE_32F), 0
+
+
+def _epilogue(spec: FusedMatmulSpec, product: Product) -> tuple[dict[int, int], tuple[tuple[int, str], ...]]:
+    """Return the values of a descriptor's attributes, and which of them are addresses of which arrays."""
+    names = {"relu_grad": "DRELU", "gelu_grad": "DGELU", "sum_a": "BGRADB", "sum_b": "BGRADA", "none": ""}
+    parts = [names.get(spec.epilogue, spec.epilogue.upper())]
+    parts += ["AUX"] * (spec.saved is not None) + ["BIAS"] * (spec.bias is not None)
+    parts += ["BGRAD"] * (spec.sums is not None and spec.aux is not None)
+    name = "_".join(filter(None, parts)) or "DEFAULT"
+    op_a, op_b, *_ = product.call
+    values: dict[int, int] = {
+        _Desc.TRANSA: op_a, _Desc.TRANSB: op_b, _Desc.EPILOGUE: int(cublasLt.Epilogue[name])
+    }  # fmt: skip
+    pointers: list[tuple[int, str]] = []
+    for field in ("bias", "sums"):
+        vector: ArraySpec | None = getattr(spec, field)
+        if vector is not None:
+            pointers.append((_Desc.BIAS_POINTER, field))
+            values[_Desc.BIAS_DATA_TYPE] = _CODES[vector.dtype]
+            if product.batches > 1:
+                values[_Desc.BIAS_BATCH_STRIDE] = vector.shape[-1] if vector.ndim > 1 else 0
+    for field in ("aux", "saved"):
+        rows: ArraySpec | None = getattr(spec, field)
+        if rows is not None:
+            pointers.append((_Desc.EPILOGUE_AUX_POINTER, field))
+            # Of bits it is told how many there are.
+            values[_Desc.EPILOGUE_AUX_LD] = rows.shape[-1] * (8 if rows.dtype is DType.uint8 else 1)
+            if rows.dtype is not DType.uint8:
+                values[_Desc.EPILOGUE_AUX_DATA_TYPE] = _CODES[rows.dtype]
+            if product.batches > 1:
+                values[_Desc.EPILOGUE_AUX_BATCH_STRIDE] = rows.shape[-2] * values[_Desc.EPILOGUE_AUX_LD]
+    scales = {
+        "scale_b": _Desc.A_SCALE_POINTER,
+        "scale_a": _Desc.B_SCALE_POINTER,
+        "scale_out": _Desc.D_SCALE_POINTER,
+    }
+    modes = {"scale_b": _Desc.A_SCALE_MODE, "scale_a": _Desc.B_SCALE_MODE}
+    for field, attribute in scales.items():
+        scale: ArraySpec | None = getattr(spec, field)
+        if scale is not None:
+            pointers.append((attribute, field))
+            if scale.ndim:
+                values[modes[field]] = _PER_ROW
+    return values, tuple(pointers)
+
+
+def _text(spec: FusedMatmulSpec) -> str:
+    """Tell what a product is."""
+    there = {"bias": "a bias", "saved": "aux", "sums": "sums", "scale_out": "scale_out"}
+    more = [text for field, text in there.items() if getattr(spec, field) is not None]
+    if spec.scale_a is not None and spec.scale_a.ndim:
+        more.append("scales of rows")
+    with_ = f" with {', '.join(more)}" if more else ""
+    return (
+        f"{spec.epilogue!r}{with_} of {spec.a.dtype} {spec.a.shape} and {spec.b.dtype} {spec.b.shape} to "
+        f"{spec.out.dtype} with precision {spec.precision!r}"
+    )
+
+
+class Routine:
+    """The descriptors of a problem, and the ways to solve it that the library advises.
+
+    Args:
+        handle: The library's.
+        problem: The problem.
+        most_workspace: Bytes that a way may take.
+        count: How many to ask for.
+
+    Raises:
+        NotSupportedError: There is no way.
+
+    Attributes:
+        problem: As given.
+        workspace: Bytes that it needs.
+    """
+
+    __slots__ = (
+        "_address", "_desc", "_found", "_handle", "_layouts", "_pointer", "_way", "problem", "workspace",
+    )  # fmt: skip
+
+    def __init__(self, handle: int, problem: Problem, most_workspace: int, count: int) -> None:
+        self._handle = handle
+        self.problem: Problem = problem
+        self._layouts: list[int] = []
+        self._pointer = np.full(1, _SOMEWHERE, np.int64)
+        self._address = int(self._pointer.ctypes.data)
+        self._desc: int = cublasLt.matmul_desc_create(problem.compute, problem.scale)
+        try:
+            for attribute, value in problem.values.items():
+                word = np.array([value], cublasLt.get_matmul_desc_attribute_dtype(attribute))
+                cublasLt.matmul_desc_set_attribute(self._desc, attribute, word.ctypes.data, word.nbytes)
+            for attribute, _ in problem.pointers:
+                self._point(attribute, _SOMEWHERE)
+            self._make_layouts()
+            # Kept, as the ways are read from there at each launch.
+            self._found = self._ask(most_workspace, count)
+            self.choose(0)
+        except BaseException:
+            self.close()
+            raise
+
+    def _make_layouts(self) -> None:
+        problem = self.problem
+        op_a, op_b, m, n, k, *leading = problem.product.call
+        sizes = (k, m) if op_a else (m, k), (n, k) if op_b else (k, n), (m, n), (m, n)
+        for code, (rows, columns), step, ld in zip(
+            problem.codes, sizes, problem.steps, (*leading, leading[-1]), strict=True
+        ):
+            layout = cublasLt.matrix_layout_create(code, rows, columns, ld)
+            self._layouts.append(layout)
+            if problem.product.batches > 1:
+                count, distance = np.array([problem.product.batches], np.int32), np.array([step], np.int64)
+                for attribute, word in (
+                    (_Layout.BATCH_COUNT, count),
+                    (_Layout.STRIDED_BATCH_OFFSET, distance),
+                ):
+                    cublasLt.matrix_layout_set_attribute(layout, attribute, word.ctypes.data, word.nbytes)
+
+    def _ask(self, most_workspace: int, count: int) -> npt.NDArray[Any]:
+        """Ask for ways."""
+        preference = cublasLt.matmul_preference_create()
+        try:
+            names = "A", "B", "C", "D"
+            numbers = {_Preference.MAX_WORKSPACE_BYTES: np.array([most_workspace], np.uint64)}
+            for name, nbytes in zip(names, self.problem.alignments, strict=True):
+                numbers[_Preference[f"MIN_ALIGNMENT_{name}_BYTES"]] = np.array([nbytes], np.uint32)
+            for attribute, word in numbers.items():
+                cublasLt.matmul_preference_set_attribute(preference, attribute, word.ctypes.data, word.nbytes)
+            found = np.zeros(count, cublasLt.matmul_heuristic_result_dtype)
+            ways = np.zeros(1, np.int32)
+            with suppress(cublasLt.cuBLASLtError):
+                # It fails if there is none.
+                cublasLt.matmul_algo_get_heuristic(
+                    self._handle, self._desc, *self._layouts, preference, count, found.ctypes.data,
+                    ways.ctypes.data,
+                )  # fmt: skip
+        finally:
+            cublasLt.matmul_preference_destroy(preference)
+        if not ways[0]:
+            raise NotSupportedError(
+                f"blaslt: cuBLASLt has no {self.problem.text} on this card", backend="cuda"
+            )
+        return found[: int(ways[0])]
+
+    @property
+    def ways(self) -> int:
+        """How many ways there are."""
+        return len(self._found)
+
+    def choose(self, way: int) -> None:
+        """Have it run in one of the ways; they are numbered from 0, the first one as the library advises."""
+        self._way = int(self._found[way:].ctypes.data)
+        self.workspace = int(self._found["workspace_size"][way])
+
+    def _point(self, attribute: int, address: int) -> None:
+        self._pointer[0] = address
+        cublasLt.matmul_desc_set_attribute(self._desc, attribute, self._address, 8)
+
+    def run(
+        self, numbers: Numbers, places: Sequence[int], pointers: Sequence[int], workspace: int, stream: int
+    ) -> None:
+        """Enqueue it.
+
+        Args:
+            numbers: The factors.
+            places: Addresses of b, a, c and the result.
+            pointers: Addresses of the arrays that `Problem.pointers` names.
+            workspace: Address of `workspace` bytes.
+            stream: Where to.
+        """
+        for (attribute, _), address in zip(self.problem.pointers, pointers, strict=True):
+            self._point(attribute, address)
+        b, a, c, out = places
+        of_b, of_a, of_c, of_out = self._layouts
+        cublasLt.matmul(
+            self._handle, self._desc, numbers.alpha, b, of_b, a, of_a, numbers.beta, c, of_c, out, of_out,
+            self._way, workspace, self.workspace, stream,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Give the descriptors back; the library has copied what it needs of them."""
+        for layout in self._layouts:
+            cublasLt.matrix_layout_destroy(layout)
+        self._layouts.clear()
+        if self._desc:
+            cublasLt.matmul_desc_destroy(self._desc)
+            self._desc = 0

@@ -1,0 +1,398 @@
+"""Products with what comes before and behind them in the same launch, as cuBLASLt has them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, overload
+
+import attrs
+import numpy as np
+
+from ..backends.base import DType, DTypeLike
+from ..backends.base.ops import (
+    ArraySpec,
+    FusedDtypes,
+    FusedEpilogue,
+    FusedMatmulSpec,
+    Precision,
+    aux_columns,
+    fused_dtypes,
+    product_shape,
+)
+from ..devices import AccelRef, Operand, Operation, Planned, Planner, message_of, operation
+from ..devices.operations._plan_source import refuse_value
+from ._actor import BlasLtActor
+
+__all__ = [
+    "FusedMatmul", "FusedMatmulGrad", "FusedMatmulResult", "FusedMatmulSums", "FusedSumsResult",
+    "fused_matmul", "fused_matmul_grad", "fused_matmul_sums",
+]  # fmt: skip
+
+_Activation: TypeAlias = Literal["relu", "gelu"]
+_Scale: TypeAlias = "float | Operand | None"
+_PRECISIONS: tuple[Precision, ...] = ("ieee", "tf32", "bf16", "bf16x9", "fixed_point")
+_FLOAT8 = (DType.float8_e4m3fn, DType.float8_e5m2)
+
+
+class FusedMatmulResult(NamedTuple):
+    """A product behind an activation, with what the gradient of that needs; see `fused_matmul`."""
+
+    out: AccelRef
+    """The result."""
+    aux: AccelRef
+    """For `fused_matmul_grad`: of relu bits, of gelu its arguments, in padded rows."""
+
+
+class FusedSumsResult(NamedTuple):
+    """A product, and sums that are the gradient of a bias."""
+
+    out: AccelRef
+    """The product."""
+    sums: AccelRef
+    """The sums."""
+
+
+def _plan_product(message: Any, planner: Planner) -> Planned[Any]:
+    """Plan a product with an activation; what all three have in common is in `_plan`."""
+    if message.activation not in (None, "relu", "gelu"):
+        refuse_value(planner.name, "activation", (None, "relu", "gelu"), message.activation)
+    if message.return_aux not in (False, True) or (message.return_aux and message.activation is None):
+        wanted = "False" if message.activation is None else "False or True"
+        raise ValueError(f"{planner.name}: return_aux must be {wanted}, got {message.return_aux!r}")
+    given = {argument: getattr(message, argument) for argument in ("c", "bias")}
+    arrays = {argument: planner.read(argument, one) for argument, one in given.items() if one is not None}
+    planned = _plan(
+        message, planner, message.activation or "none", has_saved=bool(message.return_aux), **arrays
+    )
+    return planned.made(FusedMatmulResult if message.return_aux else None)
+
+
+def _plan_grad(message: Any, planner: Planner) -> Planned[Any]:
+    """Plan a product with the derivative of an activation."""
+    if message.activation not in ("relu", "gelu"):
+        refuse_value(planner.name, "activation", ("relu", "gelu"), message.activation)
+    if message.return_sums not in (False, True):
+        refuse_value(planner.name, "return_sums", (False, True), message.return_sums)
+    aux = planner.read("aux", message.aux)
+    epilogue: FusedEpilogue = "relu_grad" if message.activation == "relu" else "gelu_grad"
+    planned = _plan(message, planner, epilogue, has_sums=bool(message.return_sums), aux=aux)
+    return planned.made(FusedSumsResult if message.return_sums else None)
+
+
+def _plan_sums(message: Any, planner: Planner) -> Planned[Any]:
+    """Plan a product with sums of one of its operands."""
+    if message.of not in ("a", "b"):
+        refuse_value(planner.name, "of", ("a", "b"), message.of)
+    planned = _plan(message, planner, "sum_a" if message.of == "a" else "sum_b", has_sums=True)
+    return planned.made(FusedSumsResult)
+
+
+@attrs.frozen
+class _Parts:
+    """A specification, and the references of what it makes."""
+
+    spec: FusedMatmulSpec
+    out: AccelRef
+    other: AccelRef | None
+
+    def made(self, reply: Callable[..., Any] | None) -> Planned[Any]:
+        """Return the plan, whose reply is `out`, or of a class that has both."""
+        return Planned(self.spec, self.out if reply is None else reply(self.out, self.other), is_checked=True)
+
+
+def _plan(
+    message: Any,
+    planner: Planner,
+    epilogue: FusedEpilogue,
+    *,
+    has_saved: bool = False,
+    has_sums: bool = False,
+    **arrays: ArraySpec,
+) -> _Parts:
+    """Plan by hand: dtypes depend on an option, and arrays are there or not, as no line of shapes says."""
+    name = planner.name
+    if message.precision not in _PRECISIONS:
+        refuse_value(name, "precision", _PRECISIONS, message.precision)
+    if message.autotune not in (False, True):
+        refuse_value(name, "autotune", (False, True), message.autotune)
+    a, b = planner.read("a", message.a), planner.read("b", message.b)
+    if min(a.ndim, b.ndim) < 2:
+        raise ValueError(f"{name}: a and b must be matrices, got shapes {a.shape} and {b.shape}")
+    shape = product_shape(name, a.shape, b.shape)
+    wanted = getattr(message.out, "dtype", None) if message.dtype is None else DType.of(message.dtype)
+    dtype, dtypes = fused_dtypes(name, a.dtype, b.dtype, wanted)
+    alpha, beta = _factors(message, planner, arrays, dtype, dtypes)
+    out = planner.output(shape, dtype, message.out)
+    if message.out is not None:
+        # Each element of c is read before it is written.
+        others = {one: array for one, array in arrays.items() if one != "c" or array != out.spec}
+        planner.distinct("out", out.spec, a=a, b=b, **others)
+    *stack, m, n = shape
+    other = None
+    if has_saved:
+        columns = aux_columns(epilogue, n)
+        other = planner.output((*stack, m, columns), DType.uint8 if epilogue == "relu" else dtypes.aux)
+    elif has_sums:
+        other = planner.output((*stack, m if epilogue == "sum_a" else n), dtypes.bias)
+    made = None if other is None else other.spec
+    spec = FusedMatmulSpec(
+        epilogue, message.precision, int(message.autotune), alpha, beta, a, b, arrays.get("c"),
+        arrays.get("bias"), arrays.get("aux"), arrays.get("scale_a"), arrays.get("scale_b"),
+        arrays.get("scale_out"), out.spec, made if has_saved else None,
+        made if has_sums else None,
+    )  # fmt: skip
+    spec.check_shapes(name)
+    return _Parts(spec, out, other)
+
+
+def _factors(
+    message: Any, planner: Planner, arrays: dict[str, ArraySpec], dtype: DType, dtypes: FusedDtypes
+) -> tuple[float, float]:
+    """Take alpha, beta and the scales: those that are numbers become a part of alpha, the others arrays."""
+    name, product = planner.name, 1.0
+    for argument in ("scale_a", "scale_b", "scale_out"):
+        scale = getattr(message, argument, None)
+        is_array = isinstance(scale, (AccelRef, np.ndarray))
+        if not is_array and scale is not None:
+            _check_scale(name, argument, scale)
+        if is_array or (scale is not None and argument == "scale_out"):
+            arrays[argument] = planner.read(argument, scale if is_array else np.array(scale, np.float32))
+        elif scale is not None:
+            product *= scale
+    alpha = planner.factor("alpha", message.alpha, dtypes.compute).real
+    if product != 1:
+        if message.a.dtype not in _FLOAT8:
+            raise TypeError(f"{name}: scale_a and scale_b are for float8, got {message.a.dtype}; use alpha")
+        alpha = planner.factor("alpha times the scales", alpha * product, dtypes.compute).real
+    beta = planner.factor("beta", message.beta, dtypes.compute).real if "c" in arrays else 0.0
+    for argument, factor in (("alpha", alpha), ("beta", beta)):
+        if dtype is DType.int32 and not (factor.is_integer() and abs(factor) < 2**31):
+            raise ValueError(f"{name}: {argument} must be a whole number of int32, got {factor!r}")
+    return alpha, beta
+
+
+def _check_scale(name: str, argument: str, scale: object) -> None:
+    if isinstance(scale, bool) or not isinstance(scale, (int, float, np.floating, np.integer)):
+        raise TypeError(f"{name}: {argument} must be a number or an array, got {type(scale).__name__}")
+    if not (scale > 0 and math.isfinite(scale)):
+        raise ValueError(f"{name}: {argument} must be a finite number above 0, got {scale!r}")
+
+
+@overload
+async def fused_matmul(
+    a: Operand,
+    b: Operand,
+    c: Operand | None = None,
+    bias: Operand | None = None,
+    activation: _Activation | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    scale_a: _Scale = None,
+    scale_b: _Scale = None,
+    scale_out: _Scale = None,
+    dtype: DTypeLike | None = None,
+    precision: Precision = "ieee",
+    return_aux: Literal[False] = False,
+    autotune: bool = False,
+    out: AccelRef | None = None,
+) -> AccelRef: ...
+@overload
+async def fused_matmul(
+    a: Operand,
+    b: Operand,
+    c: Operand | None = None,
+    bias: Operand | None = None,
+    activation: _Activation | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    scale_a: _Scale = None,
+    scale_b: _Scale = None,
+    scale_out: _Scale = None,
+    dtype: DTypeLike | None = None,
+    precision: Precision = "ieee",
+    return_aux: Literal[True],
+    autotune: bool = False,
+    out: AccelRef | None = None,
+) -> FusedMatmulResult: ...
+@operation(actor=BlasLtActor, plan=_plan_product)
+async def fused_matmul(
+    a: Operand,
+    b: Operand,
+    c: Operand | None = None,
+    bias: Operand | None = None,
+    activation: _Activation | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    scale_a: _Scale = None,
+    scale_b: _Scale = None,
+    scale_out: _Scale = None,
+    dtype: DTypeLike | None = None,
+    precision: Precision = "ieee",
+    return_aux: bool = False,
+    autotune: bool = False,
+    out: AccelRef | None = None,
+) -> AccelRef | FusedMatmulResult:
+    """Compute ``activation(alpha * a @ b + beta * c + bias)`` in one launch (cuBLASLt ``cublasLtMatmul``).
+
+    All is added and applied in the type of the sums, and rounded once.
+
+    Args:
+        a: Array of shape (..., m, k). With `b`, both are of float16, bfloat16, float32, float64 or int8; or of
+            float8, of which one may be float8_e5m2.
+        b: Array of shape (..., k, n); the stacks broadcast.
+        c: Array of the shape of the result, and its dtype; bfloat16 for a result of float8.
+        bias: Vector of shape (n,), or one for each product, (..., n); of the dtype of `c`. For a result of
+            int8 it is float32, and bfloat16 for one of float32 of float8.
+        activation: ``"relu"``, or ``"gelu"`` by the hyperbolic tangent: `nn.gelu` with
+            ``approximate="tanh"``.
+        alpha: Factor of the product.
+        beta: Factor of `c`.
+        scale_a: What each element of a float8 `a` is multiplied by: a number above 0, which becomes a part of
+            `alpha`; or an array of float32, of shape () or (..., m, 1). The numbers of an array are not looked
+            at: by zeros the results are zeros.
+        scale_b: The same of `b`, of shape () or (..., 1, n). There is one for each row of `a` only if there is
+            one for each column of `b`.
+        scale_out: What a float8 result is multiplied by before it is rounded: a number above 0, or an array of
+            float32 of shape ().
+        dtype: Dtype of the result; by default that of the operands, bfloat16 of float8, int32 of int8.
+        precision: How float32 and float64 are multiplied. ``"ieee"``: in their own type. ``"tf32"``,
+            ``"bf16"``: by float32 rounded to 11 or 8 digits. ``"bf16x9"``: as nine products of bfloat16, as
+            accurate as float32. ``"fixed_point"``: float64 by products of int8, as accurate as float64 for
+            elements of like size. All sums are of the type itself.
+        return_aux: Whether to return what `fused_matmul_grad` needs, too.
+        autotune: Whether the backend measures which of its ways is the fastest one, at the first product of
+            these layouts; by default the library tells.
+        out: Array to write to, which may be `c`; by default a new one.
+
+    Returns:
+        The result, of shape (..., m, n). float8 and int8 are saturated, int32 wraps around.
+
+    Raises:
+        TypeError: Dtypes without such products; or a `precision` or a scale that is for others.
+        ValueError: A factor that `dtype` has not.
+        NotSupportedError: The library or the card has no such product, dtype or precision.
+    """
+    ...
+
+
+@overload
+async def fused_matmul_grad(
+    a: Operand,
+    b: Operand,
+    aux: Operand,
+    activation: _Activation,
+    *,
+    alpha: float = 1.0,
+    scale_a: _Scale = None,
+    scale_b: _Scale = None,
+    dtype: DTypeLike | None = None,
+    precision: Precision = "ieee",
+    return_sums: Literal[False] = False,
+    autotune: bool = False,
+    out: AccelRef | None = None,
+) -> AccelRef: ...
+@overload
+async def fused_matmul_grad(
+    a: Operand,
+    b: Operand,
+    aux: Operand,
+    activation: _Activation,
+    *,
+    alpha: float = 1.0,
+    scale_a: _Scale = None,
+    scale_b: _Scale = None,
+    dtype: DTypeLike | None = None,
+    precision: Precision = "ieee",
+    return_sums: Literal[True],
+    autotune: bool = False,
+    out: AccelRef | None = None,
+) -> FusedSumsResult: ...
+@operation(actor=BlasLtActor, plan=_plan_grad)
+async def fused_matmul_grad(
+    a: Operand,
+    b: Operand,
+    aux: Operand,
+    activation: _Activation,
+    *,
+    alpha: float = 1.0,
+    scale_a: _Scale = None,
+    scale_b: _Scale = None,
+    dtype: DTypeLike | None = None,
+    precision: Precision = "ieee",
+    return_sums: bool = False,
+    autotune: bool = False,
+    out: AccelRef | None = None,
+) -> AccelRef | FusedSumsResult:
+    """Compute ``alpha * a @ b`` times the derivative of an activation, with the gradient of its bias.
+
+    For ``y = fused_matmul(x, w, bias=bias, activation="relu", return_aux=True)``, and `grad`, the gradient of
+    what was made of `y` by ``y @ v``: ``fused_matmul_grad(grad, v.T, aux, "relu", return_sums=True)`` is the
+    gradient of ``x @ w``, and that of the bias.
+
+    Args:
+        a: See `fused_matmul`, as all arguments without a word here.
+        b: Array of shape (..., k, n).
+        aux: What `fused_matmul` has returned for a product of this shape and dtype.
+        activation: The activation.
+        alpha: Factor of the product.
+        scale_a: Scale of a float8 `a`.
+        scale_b: Scale of a float8 `b`.
+        dtype: Dtype of the result.
+        precision: How float32 is multiplied.
+        return_sums: Whether to return the sums of the columns, too: of shape (..., n).
+        autotune: Whether the backend measures its ways.
+        out: Array to write to; by default a new one.
+
+    Returns:
+        The result, of shape (..., m, n).
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `fused_matmul`.
+    """
+    ...
+
+
+@operation(actor=BlasLtActor, plan=_plan_sums)
+async def fused_matmul_sums(
+    a: Operand,
+    b: Operand,
+    of: Literal["a", "b"],
+    *,
+    alpha: float = 1.0,
+    dtype: DTypeLike | None = None,
+    precision: Precision = "ieee",
+    autotune: bool = False,
+    out: AccelRef | None = None,
+) -> FusedSumsResult:
+    """Compute ``alpha * a @ b``, and sums of an operand along the axis that the product adds along.
+
+    With ``x.T`` and `grad` it is the gradient of the weights of ``x @ w + bias``, and that of the bias.
+
+    Args:
+        a: See `fused_matmul`, as all arguments without a word here.
+        b: Array of shape (..., k, n).
+        of: ``"a"``: sums of the rows of `a`, of shape (..., m); ``"b"``: of the columns of `b`, (..., n).
+        alpha: Factor of the product.
+        dtype: Dtype of the result.
+        precision: How float32 and float64 are multiplied.
+        autotune: Whether the backend measures its ways.
+        out: Array to write to; by default a new one.
+
+    Returns:
+        The product, and the sums.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `fused_matmul`.
+    """
+    ...
+
+
+FusedMatmul: Callable[..., Operation[BlasLtActor, AccelRef | FusedMatmulResult]] = message_of(fused_matmul)
+FusedMatmulGrad: Callable[..., Operation[BlasLtActor, AccelRef | FusedSumsResult]] = message_of(
+    fused_matmul_grad
+)
+FusedMatmulSums: Final = fused_matmul_sums.message
