@@ -64,9 +64,7 @@ def products(draw: st.DrawFn) -> tuple[dict[str, Array | None], dict[str, Any]]:
     stacks = draw(st.sampled_from([((), ()), ((3,), ()), ((), (2,)), ((2, 3), (2, 3)), ((2, 1), (3,))]))
     seed = draw(st.integers(0, 99))
     made: dict[str, Array | None] = {}
-    for place, (name, stack, shape) in enumerate(
-        (("a", stacks[0], (m, k)), ("b", stacks[1], (k, n)))
-    ):
+    for place, (name, stack, shape) in enumerate((("a", stacks[0], (m, k)), ("b", stacks[1], (k, n)))):
         if draw(st.booleans()):
             array = numbers((*stack, *shape[::-1]), TYPES[dtype], seed + place).swapaxes(-1, -2)
         else:
@@ -132,9 +130,7 @@ async def _asked(arrays: dict[str, Array | None], options: dict[str, Any]) -> tu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 async def test_gradients(device: ta.Device, activation: str, dtype: str) -> None:
-    x, w, v = (
-        numbers(shape, TYPES[dtype], seed) for seed, shape in enumerate([(10, 6), (6, 40), (40, 9)])
-    )
+    x, w, v = (numbers(shape, TYPES[dtype], seed) for seed, shape in enumerate([(10, 6), (6, 40), (40, 9)]))
     bias, grad = numbers((40,), TYPES[dtype], 3), numbers((10, 9), TYPES[dtype], 4)
     _, aux = await fused_matmul(await device.put(x), w, None, bias, activation, return_aux=True)
     on_device = await device.put(v)
@@ -249,7 +245,9 @@ async def test_results_in_place(device: ta.Device) -> None:
 async def test_without_elements(device: ta.Device, shape: tuple[int, int, int]) -> None:
     m, k, n = shape
     bias = numbers((n,), np.float32, 0)
-    result = await fused_matmul(await device.zeros((m, k), "float32"), np.ones((k, n), "f"), None, bias, "relu")
+    result = await fused_matmul(
+        await device.zeros((m, k), "float32"), np.ones((k, n), "f"), None, bias, "relu"
+    )
     np.testing.assert_array_equal(await result.to_host(), np.zeros((m, n)) + np.maximum(bias, 0))
 
 
@@ -266,3 +264,55 @@ async def test_not_a_number_and_infinities(device: ta.Device) -> None:
     a[0, 0], a[1, 1], a[2, 2] = math.nan, math.inf, -math.inf
     found = await fused_matmul(await device.put(a), np.ones((4, 4), "f"))
     np.testing.assert_array_equal(await found.to_host(), a @ np.ones((4, 4), "f"))
+
+
+f, d, h, e, i = (np.zeros((16, 16), one) for one in (np.float32, float, np.float16, E4, np.int8))
+s, rows, columns = (np.ones(shape, np.float32) for shape in ((), (16, 1), (1, 16)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "text"),
+    [
+        ((f, d), {}, TypeError, "no products of float32 and float64; there are those of float16"),
+        ((e.astype(E5), e.astype(E5)), {}, TypeError, "no products of float8_e5m2 and float8_e5m2"),
+        ((f, f), {"dtype": "float16"}, TypeError, "dtype float16: products of float32 and float32 are of float32"),
+        ((f, f[0]), {}, ValueError, "a and b must be matrices"),
+        ((f, f[:4]), {}, ValueError, "have one length"),
+        ((f, f, f[:4]), {}, ValueError, r"c must have shape \(16, 16\), got \(4, 16\)"),
+        ((h, h, f), {}, TypeError, "c must have dtype float16, got float32"),
+        ((e, e, e), {}, TypeError, "c must have dtype bfloat16, got float8_e4m3fn"),
+        ((f, f, None, f[0, :4]), {}, ValueError, r"bias must have shape \(16,\), got \(4,\)"),
+        ((f, f, None, d[0]), {}, TypeError, "bias must have dtype float32, got float64"),
+        ((f, f), {"activation": "tanh"}, ValueError, "activation must be None, 'relu' or 'gelu', got 'tanh'"),
+        ((f, f), {"precision": "fp8"}, ValueError, "precision must be 'ieee', 'tf32'"),
+        ((d, d), {"precision": "tf32"}, TypeError, "precision 'tf32' is for float32, got float64"),
+        ((f, f), {"precision": "fixed_point"}, TypeError, "precision 'fixed_point' is for float64"),
+        ((f, f), {"return_aux": True}, ValueError, "return_aux must be False, got True"),
+        ((f, f), {"autotune": 3}, ValueError, "autotune must be False or True, got 3"),
+        ((f, f), {"alpha": 1j}, TypeError, "alpha 1j is complex"),
+        ((f, f), {"alpha": 1e300}, ValueError, "alpha"),
+        ((i, i), {"alpha": 0.5}, ValueError, "alpha must be a whole number of int32, got 0.5"),
+        ((f, f), {"scale_a": 2.0}, TypeError, "scale_a and scale_b are for float8, got float32; use alpha"),
+        ((f, f), {"scale_a": s}, TypeError, "scale_a and scale_b are for float8, got float32; use alpha"),
+        ((e, e), {"scale_a": 0.0}, ValueError, "scale_a must be a finite number above 0 of float32, got 0.0"),
+        ((e, e), {"scale_b": math.nan}, ValueError, "scale_b must be a finite number above 0 of float32, got nan"),
+        ((e, e), {"scale_b": -1}, ValueError, "scale_b must be a finite number above 0 of float32, got -1"),
+        ((e, e), {"scale_a": 1e-60}, ValueError, "scale_a must be a finite number above 0 of float32"),
+        ((e, e), {"scale_a": "1"}, TypeError, "scale_a must be a number or an array, got str"),
+        ((e, e), {"scale_a": 1e30, "scale_b": 1e30}, ValueError, "alpha times the scales"),
+        ((e, e), {"scale_a": d[0, 0]}, ValueError, "scale_a must be a finite number above 0 of float32, got"),
+        ((e, e), {"scale_a": rows}, ValueError, "scale_a has one number for each row of a if scale_b"),
+        ((e, e), {"scale_a": rows, "scale_b": rows}, ValueError, r"scale_b must have shape \(\) or \(1, 16\)"),
+        ((e, e), {"scale_a": s.astype(float)}, TypeError, "scale_a must have dtype float32, got float64"),
+        ((e, e), {"scale_out": 2.0}, TypeError, "scale_out is for a result of float8, got bfloat16"),
+        ((e, e), {"scale_out": 0, "dtype": E4}, ValueError, "scale_out must be a finite number above 0 of float32, got 0"),
+    ],
+)  # fmt: skip
+async def test_what_is_refused(
+    device: ta.Device, arguments: tuple[Any, ...], options: dict[str, Any], error: Any, text: str
+) -> None:
+    first, *others = arguments
+    ref = await device.put(first)
+    with pytest.raises(error, match=text) as caught:
+        await fused_matmul(ref, *others, **options)
+    assert str(caught.value).startswith("linalg.FusedMatmul: ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, overload
 
@@ -32,6 +31,7 @@ __all__ = [
 _Activation: TypeAlias = Literal["relu", "gelu"]
 _Scale: TypeAlias = "float | Operand | None"
 _PRECISIONS: tuple[Precision, ...] = ("ieee", "tf32", "bf16", "bf16x9", "fixed_point")
+_LEAST, _MOST = float(np.finfo(np.float32).smallest_subnormal), float(np.finfo(np.float32).max)
 _FLOAT8 = (DType.float8_e4m3fn, DType.float8_e5m2)
 
 
@@ -175,8 +175,9 @@ def _factors(
 def _check_scale(name: str, argument: str, scale: object) -> None:
     if isinstance(scale, bool) or not isinstance(scale, (int, float, np.floating, np.integer)):
         raise TypeError(f"{name}: {argument} must be a number or an array, got {type(scale).__name__}")
-    if not (scale > 0 and math.isfinite(scale)):
-        raise ValueError(f"{name}: {argument} must be a finite number above 0, got {scale!r}")
+    # As the library has it: one that float32 rounds to 0 would make zeros of all.
+    if not _LEAST <= scale <= _MOST:
+        raise ValueError(f"{name}: {argument} must be a finite number above 0 of float32, got {scale!r}")
 
 
 @overload
