@@ -30,7 +30,7 @@ __all__ = [
 
 _Activation: TypeAlias = Literal["relu", "gelu"]
 _Scale: TypeAlias = "float | Operand | None"
-_PRECISIONS: tuple[Precision, ...] = ("ieee", "tf32", "bf16", "bf16x9", "fixed_point")
+_PRECISIONS: tuple[Precision, ...] = ("ieee", "tf32", "bf16", "bf16x9", "fixed_point", "fast")
 _LEAST, _MOST = float(np.finfo(np.float32).smallest_subnormal), float(np.finfo(np.float32).max)
 _FLOAT8 = (DType.float8_e4m3fn, DType.float8_e5m2)
 
@@ -242,28 +242,29 @@ async def fused_matmul(
     All is added and applied in the type of the sums, and rounded once.
 
     Args:
-        a: Array of shape (..., m, k). With `b`, both are of float16, bfloat16, float32, float64 or int8; or of
-            float8, of which one may be float8_e5m2.
+        a: Array of shape (..., m, k). Both operands are of float16, bfloat16, float32, float64 or int8; or of
+            float8, and one of them may be float8_e5m2.
         b: Array of shape (..., k, n); the stacks broadcast.
         c: Array of the shape of the result, and its dtype; bfloat16 for a result of float8.
-        bias: Vector of shape (n,), or one for each product, (..., n); of the dtype of `c`. For a result of
-            int8 it is float32, and bfloat16 for one of float32 of float8.
+        bias: Vector of shape (n,), or one for each product, (..., n); of the dtype of `c`. It is float32 for a
+            result of int8, and bfloat16 where products of float8 are to be float32.
         activation: ``"relu"``, or ``"gelu"`` by the hyperbolic tangent: `nn.gelu` with
             ``approximate="tanh"``.
         alpha: Factor of the product.
         beta: Factor of `c`.
         scale_a: What each element of a float8 `a` is multiplied by: a number above 0, which becomes a part of
-            `alpha`; or an array of float32, of shape () or (..., m, 1). The numbers of an array are not looked
-            at: by zeros the results are zeros.
-        scale_b: The same of `b`, of shape () or (..., 1, n). There is one for each row of `a` only if there is
-            one for each column of `b`.
-        scale_out: What a float8 result is multiplied by before it is rounded: a number above 0, or an array of
-            float32 of shape ().
+            `alpha`; or an array of float32, of shape () or (..., m, 1). Nothing looks at the numbers of an
+            array: zeros make zeros.
+        scale_b: The same of `b`, of shape () or (..., 1, n). Both have numbers for rows and columns, or
+            neither.
+        scale_out: What a float8 result is multiplied by before it is rounded: a number above 0, or an array
+            of float32 of shape ().
         dtype: Dtype of the result; by default that of the operands, bfloat16 of float8, int32 of int8.
-        precision: How float32 and float64 are multiplied. ``"ieee"``: in their own type. ``"tf32"``,
-            ``"bf16"``: by float32 rounded to 11 or 8 digits. ``"bf16x9"``: as nine products of bfloat16, as
-            accurate as float32. ``"fixed_point"``: float64 by products of int8, as accurate as float64 for
-            elements of like size. All sums are of the type itself.
+        precision: ``"ieee"``: in the type of the elements, and all sums too. For float32: ``"tf32"`` and
+            ``"bf16"`` round the elements to 11 and 8 digits; ``"bf16x9"`` is nine products of bfloat16, as
+            accurate as float32. For float64: ``"fixed_point"``, products of int8, as accurate as float64 for
+            elements of like size. For float8: ``"fast"``, with sums of about 14 digits. A backend may be more
+            accurate than it is asked to be.
         return_aux: Whether to return what `fused_matmul_grad` needs, too.
         autotune: Whether the backend measures which of its ways is the fastest one, at the first product of
             these layouts; by default the library tells.

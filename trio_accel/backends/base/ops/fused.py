@@ -15,8 +15,8 @@ __all__ = ["FusedDtypes", "FusedEpilogue", "FusedMatmulSpec", "Precision", "aux_
 FusedEpilogue: TypeAlias = Literal["none", "relu", "gelu", "relu_grad", "gelu_grad", "sum_a", "sum_b"]
 """What is done behind the product: see `FusedMatmulSpec`."""
 
-Precision: TypeAlias = Literal["ieee", "tf32", "bf16", "bf16x9", "fixed_point"]
-"""How products of float32 and float64 are computed: in their own type, or in shorter ones."""
+Precision: TypeAlias = Literal["ieee", "tf32", "bf16", "bf16x9", "fixed_point", "fast"]
+"""How products are computed: in the type of the elements, or in shorter ones; of float8, with short sums."""
 
 _FLOAT8 = (DType.float8_e4m3fn, DType.float8_e5m2)
 
@@ -57,7 +57,11 @@ def _table() -> dict[tuple[DType, DType], dict[DType, FusedDtypes]]:
         }
         if e5 in pair:
             table[pair][e5] = of_bf16
-    table[i8, i8] = {i32: FusedDtypes(i32, i32, i32, f64), i8: FusedDtypes(i8, f32, i8, f64)}
+    table[i8, i8] = {
+        i32: FusedDtypes(i32, i32, i32, f64),
+        i8: FusedDtypes(i8, f32, i8, f64),
+        f32: FusedDtypes(f32, f32, f32, f64),
+    }
     return table
 
 
@@ -178,6 +182,21 @@ class FusedMatmulSpec(OperationSpec):
                 _check(name, field, array, shapes, dtype)
         _check_precision(name, self.precision, a.dtype)
         self._check_scales(name)
+        if a.dtype is DType.int8:
+            self._check_whole(name)
+
+    def _check_whole(self, name: str) -> None:
+        """Refuse what a result of whole numbers has not: what a gradient needs would be of rounded ones."""
+        if self.out.dtype is DType.int32:
+            is_there = self.epilogue == "none" and self.bias is None
+            what = "neither bias nor activation, and no gradients"
+        else:
+            is_there = self.epilogue in ("none", "relu", "gelu") and self.saved is None
+            what = "no gradients, and nothing for them"
+        if not is_there and self.out.dtype is not DType.float32:
+            raise TypeError(
+                f"{name}: of int8 there are products to {self.out.dtype} with {what}; use float32"
+            )
 
     def _check_scales(self, name: str) -> None:
         arrays = [one for one in (self.scale_a, self.scale_b) if one is not None]
@@ -204,14 +223,17 @@ def _check(
 
 
 _PRECISIONS = {
-    "tf32": DType.float32,
-    "bf16": DType.float32,
-    "bf16x9": DType.float32,
-    "fixed_point": DType.float64,
+    "tf32": (DType.float32,),
+    "bf16": (DType.float32,),
+    "bf16x9": (DType.float32,),
+    "fixed_point": (DType.float64,),
+    "fast": _FLOAT8,
 }
 
 
 def _check_precision(name: str, precision: str, dtype: DType) -> None:
-    wanted = _PRECISIONS.get(precision, dtype)
-    if wanted is not dtype:
-        raise TypeError(f"{name}: precision {precision!r} is for {wanted}, got {dtype}")
+    wanted = _PRECISIONS.get(precision, (dtype,))
+    if dtype not in wanted:
+        raise TypeError(
+            f"{name}: precision {precision!r} is for {' and '.join(map(str, wanted))}, got {dtype}"
+        )

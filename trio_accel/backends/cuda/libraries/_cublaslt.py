@@ -6,6 +6,7 @@ import ctypes
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import attrs
@@ -114,23 +115,17 @@ class Problem:
         Raises:
             NotSupportedError: The library has it not.
         """
-        dtype, (*_, m, n) = spec.a.dtype, spec.out.shape
-        by_k = _BY_K.get(dtype, 0)
-        if by_k and (n % by_k or spec.a.shape[-1] % by_k):
-            raise NotSupportedError(
-                f"blaslt: products of {dtype} on CUDA need a k and an n that are multiples of {by_k}, got a of "
-                f"shape {spec.a.shape} and b of shape {spec.b.shape}",
-                backend="cuda",
-            )
+        dtype = spec.a.dtype
+        _check_lengths(spec)
         is_zero = not spec.a.shape[-1]
         if is_zero:
             spec = _with_zeros(spec)
         keeps_stack = spec.sums is not None or (spec.bias is not None and spec.bias.ndim > 1)
-        product, orders, stack = _lay_out(spec, bool(by_k), keeps_stack)
+        product, orders, stack = _lay_out(spec, keeps_stack)
         _, dtypes = fused_dtypes("blaslt", dtype, spec.b.dtype, spec.out.dtype)
         compute, scale = _computed(spec)
         of_b, of_a, of_c = product.steps
-        values, pointers = _epilogue(spec, product)
+        values, pointers = _attributes(spec, product)
         arrays = [spec.b, spec.a, spec.out if spec.c is None else spec.c, spec.out]
         copied = (*reversed(orders), None if spec.c is None or spec.c.is_contiguous else "C", None)
         return cls(
@@ -156,8 +151,34 @@ class Problem:
         return [out if field in ("saved", "sums") else source for _, field in self.pointers]
 
 
-# By elements: of these types both operands lie along k, and rows begin at multiples of 16 bytes (or 4).
-_BY_K = {DType.float8_e4m3fn: 16, DType.float8_e5m2: 16, DType.int8: 4}
+# Rows of these types begin at multiples of so many bytes.
+_ROWS = {DType.float8_e4m3fn: 16, DType.float8_e5m2: 16, DType.int8: 4}
+
+
+def _check_lengths(spec: FusedMatmulSpec) -> None:
+    """Refuse lengths that the library refuses of a type, before it is asked."""
+    nbytes = _ROWS.get(spec.a.dtype)
+    if nbytes is None:
+        return
+    for name, length, dtype in (
+        ("k", spec.a.shape[-1], spec.a.dtype),
+        ("n", spec.out.shape[-1], spec.out.dtype),
+    ):
+        if length * dtype.itemsize % nbytes:
+            raise NotSupportedError(
+                f"blaslt: CUDA has products of {spec.a.dtype} to {spec.out.dtype} where {name} is a multiple "
+                f"of {nbytes // dtype.itemsize}, got {length}: a {spec.a.shape}, b {spec.b.shape}",
+                backend="cuda",
+            )
+
+
+def _wanted(spec: FusedMatmulSpec) -> tuple[Order | None, Order | None]:
+    """Tell how the operands have to lie; None where both ways are read."""
+    if spec.a.dtype in _ROWS:
+        # Both along the axis that is added along.
+        return "C", "F"
+    # An operand whose sums are wanted, across it.
+    return {"sum_a": ("F", None), "sum_b": (None, "C")}.get(spec.epilogue, (None, None))
 
 
 def _with_zeros(spec: FusedMatmulSpec) -> FusedMatmulSpec:
@@ -172,30 +193,34 @@ def _with_zeros(spec: FusedMatmulSpec) -> FusedMatmulSpec:
 
 
 def _lay_out(
-    spec: FusedMatmulSpec, is_by_k: bool, keeps_stack: bool
+    spec: FusedMatmulSpec, keeps_stack: bool
 ) -> tuple[Product, tuple[Order | None, Order | None], tuple[int, ...] | None]:
     """Find the one call for both operands, and which of them are copied to be read by it."""
-    size = spec.a.dtype.itemsize
-    wanted: tuple[Order, Order] = ("C", "F" if is_by_k else "C")
-    operands = spec.a, spec.b
-    shapes = spec.a.shape, spec.b.shape
+    size, shapes, wanted = spec.a.dtype.itemsize, (spec.a.shape, spec.b.shape), _wanted(spec)
+    plan = partial(plan_matmul, itemsize=size, is_fused=True, keeps_stack=keeps_stack)
     orders = [
-        order if is_by_k and not _lies_along_k(one, order) else None
-        for one, order in zip(operands, wanted, strict=True)
+        None if order is None or _lies(one, order) else order
+        for one, order in zip((spec.a, spec.b), wanted, strict=True)
     ]
     strides = [
         one.strides if order is None else _packed(one.shape, size, order)
-        for one, order in zip(operands, orders, strict=True)
+        for one, order in zip((spec.a, spec.b), orders, strict=True)
     ]
-    product = plan_matmul(shapes, (strides[0], strides[1]), size, is_fused=True, keeps_stack=keeps_stack)
-    if not product.is_in_full:
+    product, stack = plan(shapes, (strides[0], strides[1])), None
+    if product.is_in_full:
+        stack, *_ = broadcast_operands(shapes, (spec.a.strides, spec.b.strides))
+        orders = [order or "C" for order in wanted]
+        shapes = (*stack, *shapes[0][-2:]), (*stack, *shapes[1][-2:])
+        of_a, of_b = (_packed(shape, size, order or "C") for shape, order in zip(shapes, orders, strict=True))
+        product = plan(shapes, (of_a, of_b))
+    elif product.packing_a or product.packing_b:
         packings = product.packing_a, product.packing_b
-        found = ["C" if packing else order for packing, order in zip(packings, orders, strict=True)]
-        return product, (found[0], found[1]), None
-    stack, *_ = broadcast_operands(shapes, (spec.a.strides, spec.b.strides))
-    full = (*stack, *shapes[0][-2:]), (*stack, *shapes[1][-2:])
-    packed = _packed(full[0], size, wanted[0]), _packed(full[1], size, wanted[1])
-    return plan_matmul(full, packed, size, is_fused=True, keeps_stack=keeps_stack), wanted, stack
+        orders = ["C" if packing else order for packing, order in zip(packings, orders, strict=True)]
+    if wanted[0] == "F" and not product.call[1]:
+        # A row or a column lies both ways; it is to be the library's transpose.
+        op_a, _, m, n, k, lda, _, ldc = product.call
+        product = attrs.evolve(product, call=(op_a, 1, m, n, k, lda, n, ldc))
+    return product, (orders[0], orders[1]), stack
 
 
 def _packed(shape: tuple[int, ...], size: int, order: Order) -> tuple[int, ...]:
@@ -205,10 +230,17 @@ def _packed(shape: tuple[int, ...], size: int, order: Order) -> tuple[int, ...]:
     return (*leads, across, down)
 
 
-def _lies_along_k(array: ArraySpec, order: Order) -> bool:
-    *leads, down, across = array.strides
-    step, within = (down, across) if order == "C" else (across, down)
-    return within == array.dtype.itemsize and not any(one % 16 for one in (*leads, step, array.offset))
+def _lies(array: ArraySpec, order: Order) -> bool:
+    """Tell whether an operand lies as it has to, with rows that begin where they may."""
+    nbytes, size = _ROWS.get(array.dtype, array.dtype.itemsize), array.dtype.itemsize
+    if order == "C" and array.is_contiguous:
+        return array.offset % nbytes == 0
+    (*leads, down, across), (rows, columns) = array.strides, array.shape[-2:]
+    step, within, length = (down, across, columns) if order == "C" else (across, down, rows)
+    # What is a row or a column may have any strides.
+    is_matrix = min(rows, columns) > 1 and within == size and step >= length * size
+    is_aligned = not any(one % nbytes for one in (*leads, step, array.offset))
+    return is_matrix and is_aligned and min(leads, default=0) >= 0
 
 
 def _alignment(array: ArraySpec) -> int:
@@ -221,21 +253,28 @@ def _computed(spec: FusedMatmulSpec) -> tuple[int, int]:
     way = _COMPUTE.get(spec.precision)
     if spec.a.dtype is DType.float64:
         return int(way or cublas.ComputeType.COMPUTE_64F), 1
-    if spec.a.dtype is DType.int8:
+    if spec.a.dtype is DType.int8 and spec.out.dtype is not DType.float32:
         return int(cublas.ComputeType.COMPUTE_32I), 10 if spec.out.dtype is DType.int32 else 0
     return int(way or cublas.ComputeType.COMPUTE_32F), 0
 
 
-def _epilogue(spec: FusedMatmulSpec, product: Product) -> tuple[dict[int, int], tuple[tuple[int, str], ...]]:
+_NAMES = {"relu_grad": "DRELU", "gelu_grad": "DGELU", "sum_a": "BGRADB", "sum_b": "BGRADA", "none": ""}
+# By the fields of a specification: the attribute for their address, and that for the way of scales.
+_SCALES: Mapping[str, tuple[int, int]] = {
+    "scale_a": (_Desc.B_SCALE_POINTER, _Desc.B_SCALE_MODE),
+    "scale_b": (_Desc.A_SCALE_POINTER, _Desc.A_SCALE_MODE),
+    "scale_out": (_Desc.D_SCALE_POINTER, _Desc.D_SCALE_MODE),
+}
+
+
+def _attributes(
+    spec: FusedMatmulSpec, product: Product
+) -> tuple[dict[int, int], tuple[tuple[int, str], ...]]:
     """Return the values of a descriptor's attributes, and which of them are addresses of which arrays."""
-    names = {"relu_grad": "DRELU", "gelu_grad": "DGELU", "sum_a": "BGRADB", "sum_b": "BGRADA", "none": ""}
-    parts = [names.get(spec.epilogue, spec.epilogue.upper())]
-    parts += ["AUX"] * (spec.saved is not None) + ["BIAS"] * (spec.bias is not None)
-    parts += ["BGRAD"] * (spec.sums is not None and spec.aux is not None)
-    name = "_".join(filter(None, parts)) or "DEFAULT"
     op_a, op_b, *_ = product.call
     values: dict[int, int] = {
-        _Desc.TRANSA: op_a, _Desc.TRANSB: op_b, _Desc.EPILOGUE: int(cublasLt.Epilogue[name])
+        _Desc.TRANSA: op_a, _Desc.TRANSB: op_b, _Desc.EPILOGUE: _epilogue(spec),
+        _Desc.FAST_ACCUM: int(spec.precision == "fast"),
     }  # fmt: skip
     pointers: list[tuple[int, str]] = []
     for field in ("bias", "sums"):
@@ -243,31 +282,39 @@ def _epilogue(spec: FusedMatmulSpec, product: Product) -> tuple[dict[int, int], 
         if vector is not None:
             pointers.append((_Desc.BIAS_POINTER, field))
             values[_Desc.BIAS_DATA_TYPE] = _CODES[vector.dtype]
-            if product.batches > 1:
-                values[_Desc.BIAS_BATCH_STRIDE] = vector.shape[-1] if vector.ndim > 1 else 0
+            values[_Desc.BIAS_BATCH_STRIDE] = vector.shape[-1] if vector.ndim > 1 else 0
     for field in ("aux", "saved"):
         rows: ArraySpec | None = getattr(spec, field)
         if rows is not None:
             pointers.append((_Desc.EPILOGUE_AUX_POINTER, field))
-            # Of bits it is told how many there are.
-            values[_Desc.EPILOGUE_AUX_LD] = rows.shape[-1] * (8 if rows.dtype is DType.uint8 else 1)
-            if rows.dtype is not DType.uint8:
-                values[_Desc.EPILOGUE_AUX_DATA_TYPE] = _CODES[rows.dtype]
-            if product.batches > 1:
-                values[_Desc.EPILOGUE_AUX_BATCH_STRIDE] = rows.shape[-2] * values[_Desc.EPILOGUE_AUX_LD]
-    scales = {
-        "scale_b": _Desc.A_SCALE_POINTER,
-        "scale_a": _Desc.B_SCALE_POINTER,
-        "scale_out": _Desc.D_SCALE_POINTER,
-    }
-    modes = {"scale_b": _Desc.A_SCALE_MODE, "scale_a": _Desc.B_SCALE_MODE}
-    for field, attribute in scales.items():
+            values.update(_rows(rows))
+    for field, (attribute, mode) in _SCALES.items():
         scale: ArraySpec | None = getattr(spec, field)
         if scale is not None:
             pointers.append((attribute, field))
             if scale.ndim:
-                values[modes[field]] = _PER_ROW
+                values[mode] = _PER_ROW
     return values, tuple(pointers)
+
+
+def _epilogue(spec: FusedMatmulSpec) -> int:
+    parts = [_NAMES.get(spec.epilogue, spec.epilogue.upper())]
+    parts += ["AUX"] * (spec.saved is not None) + ["BIAS"] * (spec.bias is not None)
+    parts += ["BGRAD"] * (spec.sums is not None and spec.aux is not None)
+    return int(cublasLt.Epilogue["_".join(filter(None, parts)) or "DEFAULT"])
+
+
+def _rows(aux: ArraySpec) -> dict[int, int]:
+    """Tell how what an activation leaves lies: of bits, by their numbers."""
+    if aux.dtype is DType.uint8:
+        length = 8 * aux.shape[-1]
+        return {_Desc.EPILOGUE_AUX_LD: length, _Desc.EPILOGUE_AUX_BATCH_STRIDE: aux.shape[-2] * length}
+    length = aux.shape[-1]
+    return {
+        _Desc.EPILOGUE_AUX_DATA_TYPE: _CODES[aux.dtype],
+        _Desc.EPILOGUE_AUX_LD: length,
+        _Desc.EPILOGUE_AUX_BATCH_STRIDE: aux.shape[-2] * length,
+    }
 
 
 def _text(spec: FusedMatmulSpec) -> str:

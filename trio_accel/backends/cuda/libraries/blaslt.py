@@ -73,7 +73,7 @@ class BlasLtLibrary(CudaLibrary):
         with scratch(self._context, problem.nbytes, problem.nbytes, _WORKSPACE) as (stream, rooms):
             source, out, workspace = rooms
             # Of what is written, nothing may be where another array is written.
-            places, pointers = (source, source, source, out), problem.places(source, out)
+            places, pointers = (source, source, 0, out), problem.places(source, out)
 
             def run(times: int) -> float:
                 self._context.check(driver.cuStreamSynchronize(stream))
@@ -104,8 +104,8 @@ class BlasLtLibrary(CudaLibrary):
             for array, order in zip((spec.a, spec.b), problem.orders, strict=True)
         )
         out = call.at(spec.out)
-        # Where it is no factor, it is not read.
-        c = call.packed(spec.c) if spec.c is not None and spec.beta else out
+        # Without a factor it is not read; of float8 it must not be the result, whose type is another.
+        c = call.packed(spec.c) if spec.c is not None and spec.beta else 0
         pointers = [call.packed(getattr(spec, field)) for _, field in problem.pointers]
         workspace = call.workspace(routine.workspace)
         self._numbers.put(problem.scale, spec.alpha, spec.beta)
