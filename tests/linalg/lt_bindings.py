@@ -83,11 +83,9 @@ class LtBindings:
             ctypes.c_uint64.from_address(found + way * size).value = way
             ctypes.c_uint64.from_address(found + way * size + 64).value = 4
 
-    def matmul(
-        self, handle: int, desc: int, alpha: int, a: int, of_a: int, b: int, of_b: int, beta: int, c: int,
-        of_c: int, d: int, of_d: int, way: int, workspace: int, nbytes: int, stream: int,
-    ) -> None:  # fmt: skip
+    def matmul(self, handle: int, desc: int, *arguments: int) -> None:
         """Multiply each of a stack."""
+        alpha, a, of_a, b, of_b, beta, c, of_c, d, of_d, way, workspace, nbytes, stream = arguments
         driver.cuStreamSynchronize(stream)
         self.multiplied.append(ctypes.c_uint64.from_address(way).value)
         assert workspace or not nbytes
@@ -124,18 +122,12 @@ class LtBindings:
         if factors[1]:
             x += factors[1] * c.astype(float)
         name = _Epilogue(get["EPILOGUE"]).name
-        vector = None
-        if get["BIAS_POINTER"]:
-            dtype = np.dtype(_TYPES[get["BIAS_DATA_TYPE"]])
-            count = x.shape[1] if name == "BGRADB" else x.shape[0]
-            at = get["BIAS_POINTER"] + batch * get["BIAS_BATCH_STRIDE"] * dtype.itemsize
-            vector = _columns(at, dtype, count, 1, count)
+        vector = self._vector(get, x.shape, batch)
         if name.endswith("BIAS"):
-            x += vector.astype(float)  # type: ignore[union-attr]
-        x = self._activated(x, name, get, batch, d.dtype)
-        sums = {"BGRADA": left.sum(1), "BGRADB": right.sum(0)}.get(name, x.sum(1))
+            x += vector.astype(float)
+        x = self._activated(x, name, get, batch)
         if "BGRAD" in name:
-            vector[:, 0] = sums  # type: ignore[index]
+            vector[:, 0] = {"BGRADA": left.sum(1), "BGRADB": right.sum(0)}.get(name, x.sum(1))
         if get["D_SCALE_POINTER"]:
             x *= _number(get["D_SCALE_POINTER"], np.float32)
         if d.dtype == np.int8:
@@ -145,7 +137,16 @@ class LtBindings:
             x = np.clip(x, -most, most)
         d[...] = x.astype(d.dtype)
 
-    def _activated(self, x: Array, name: str, get: Any, batch: int, dtype: Any) -> Array:
+    def _vector(self, get: Any, shape: tuple[int, ...], batch: int) -> Array:
+        """The bias, or what is the gradient of one; nothing where there is none."""
+        if not get["BIAS_POINTER"]:
+            return np.empty((0, 1))
+        dtype = np.dtype(_TYPES[get["BIAS_DATA_TYPE"]])
+        count = shape[1 if get["EPILOGUE"] == _Epilogue.BGRADB else 0]
+        place = get["BIAS_POINTER"] + batch * get["BIAS_BATCH_STRIDE"] * dtype.itemsize
+        return _columns(place, dtype, count, 1, count)
+
+    def _activated(self, x: Array, name: str, get: Any, batch: int) -> Array:
         rows, columns = x.shape
         leading, step = get["EPILOGUE_AUX_LD"], batch * get["EPILOGUE_AUX_BATCH_STRIDE"]
         root = np.sqrt(2 / np.pi)

@@ -44,7 +44,7 @@ async def test_what_is_refused(device: ta.Device) -> None:
         await linear(x, weight, np.zeros(6, np.float32))
     with pytest.raises(TypeError, match="bias must have dtype float32, got float64"):
         await linear(x, weight, np.zeros(9))
-    with pytest.raises(TypeError, match="no products of float32 and float64"):
+    with pytest.raises(TypeError, match="no products of dtypes float32 and float64"):
         await linear(x, weight.astype(float))
     with pytest.raises(ValueError, match="out must not share memory with x"):
         await linear(x, np.zeros((6, 6), np.float32), out=x)

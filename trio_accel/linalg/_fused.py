@@ -63,7 +63,7 @@ def _plan_product(message: Any, planner: Planner) -> Planned[Any]:
     given = {argument: getattr(message, argument) for argument in ("c", "bias")}
     arrays = {argument: planner.read(argument, one) for argument, one in given.items() if one is not None}
     planned = _plan(
-        message, planner, message.activation or "none", has_saved=bool(message.return_aux), **arrays
+        message, planner, message.activation or "none", arrays=arrays, has_saved=bool(message.return_aux)
     )
     return planned.made(FusedMatmulResult if message.return_aux else None)
 
@@ -76,7 +76,7 @@ def _plan_grad(message: Any, planner: Planner) -> Planned[Any]:
         refuse_value(planner.name, "return_sums", (False, True), message.return_sums)
     aux = planner.read("aux", message.aux)
     epilogue: FusedEpilogue = "relu_grad" if message.activation == "relu" else "gelu_grad"
-    planned = _plan(message, planner, epilogue, has_sums=bool(message.return_sums), aux=aux)
+    planned = _plan(message, planner, epilogue, arrays={"aux": aux}, has_sums=bool(message.return_sums))
     return planned.made(FusedSumsResult if message.return_sums else None)
 
 
@@ -84,7 +84,7 @@ def _plan_sums(message: Any, planner: Planner) -> Planned[Any]:
     """Plan a product with sums of one of its operands."""
     if message.of not in ("a", "b"):
         refuse_value(planner.name, "of", ("a", "b"), message.of)
-    planned = _plan(message, planner, "sum_a" if message.of == "a" else "sum_b", has_sums=True)
+    planned = _plan(message, planner, "sum_a" if message.of == "a" else "sum_b", arrays={}, has_sums=True)
     return planned.made(FusedSumsResult)
 
 
@@ -106,9 +106,9 @@ def _plan(
     planner: Planner,
     epilogue: FusedEpilogue,
     *,
+    arrays: dict[str, ArraySpec],
     has_saved: bool = False,
     has_sums: bool = False,
-    **arrays: ArraySpec,
 ) -> _Parts:
     """Plan by hand: dtypes depend on an option, and arrays are there or not, as no line of shapes says."""
     name = planner.name
@@ -152,17 +152,19 @@ def _factors(
     """Take alpha, beta and the scales: those that are numbers become a part of alpha, the others arrays."""
     name, product = planner.name, 1.0
     for argument in ("scale_a", "scale_b", "scale_out"):
-        scale = getattr(message, argument, None)
-        is_array = isinstance(scale, (AccelRef, np.ndarray))
-        if not is_array and scale is not None:
-            _check_scale(name, argument, scale)
-        if is_array or (scale is not None and argument == "scale_out"):
-            arrays[argument] = planner.read(argument, scale if is_array else np.array(scale, np.float32))
+        scale: _Scale = getattr(message, argument, None)
+        if isinstance(scale, (AccelRef, np.ndarray)):
+            arrays[argument] = planner.read(argument, scale)
         elif scale is not None:
-            product *= scale
+            _check_scale(name, argument, scale)
+            if argument == "scale_out":
+                # It comes behind the activation, so it is no part of alpha.
+                arrays[argument] = planner.read(argument, np.array(scale, np.float32))
+            else:
+                product *= scale
     alpha = planner.factor("alpha", message.alpha, dtypes.compute).real
     if product != 1:
-        if message.a.dtype not in _FLOAT8:
+        if DType.of(message.a.dtype) not in _FLOAT8:
             raise TypeError(f"{name}: scale_a and scale_b are for float8, got {message.a.dtype}; use alpha")
         alpha = planner.factor("alpha times the scales", alpha * product, dtypes.compute).real
     beta = planner.factor("beta", message.beta, dtypes.compute).real if "c" in arrays else 0.0
@@ -246,8 +248,8 @@ async def fused_matmul(
             float8, and one of them may be float8_e5m2.
         b: Array of shape (..., k, n); the stacks broadcast.
         c: Array of the shape of the result, and its dtype; bfloat16 for a result of float8.
-        bias: Vector of shape (n,), or one for each product, (..., n); of the dtype of `c`. It is float32 for a
-            result of int8, and bfloat16 where products of float8 are to be float32.
+        bias: Vector of shape (n,), or one for each product, (..., n); of the dtype of `c`. It is float32 for
+            a result of int8, and bfloat16 where products of float8 are to be float32.
         activation: ``"relu"``, or ``"gelu"`` by the hyperbolic tangent: `nn.gelu` with
             ``approximate="tanh"``.
         alpha: Factor of the product.

@@ -302,7 +302,9 @@ class TestLibraries:
         make_library(bare.folder, "cublas", "14, 0, 1")
         make_library(bare.folder, "cufft", "13, 0, 0")
         libraries = _installed.installed((13, 0))
-        assert libraries.libraries == tuple([one for one in EVERYTHING if one not in ("blas", "blaslt", "fft")])
+        assert libraries.libraries == tuple(
+            [one for one in EVERYTHING if one not in ("blas", "blaslt", "fft")]
+        )
         for library, name in (("blas", "cuBLAS"), ("blaslt", "cuBLAS"), ("fft", "cuFFT")):
             assert libraries.problem(library) == (
                 f"library {library!r} needs {name}, which is for CUDA 14, and the NVIDIA driver for "

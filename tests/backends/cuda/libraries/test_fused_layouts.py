@@ -1,4 +1,4 @@
-"""What cuBLASLt is told of products, held against NumPy by reading memory as the library does. Needs no card."""
+"""What cuBLASLt is told of products, against NumPy by reading memory as the library does; needs no card."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def fused_dtypes(name: str, a: DType, b: DType, out: DType | None) -> tuple[DTyp
     if made is None:
         pairs = ", ".join(str(one) if one is other else f"{one} and {other}" for one, other in _DTYPES)
         raise TypeError(
-            f"{name}: there are no products of {a} and {b}; there are those of {pairs} (use cast())"
+            f"{name}: there are no products of dtypes {a} and {b}; there are those of {pairs} (use cast())"
         )
     if out is None:
         out = next(iter(made))

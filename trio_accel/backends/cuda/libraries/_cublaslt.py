@@ -126,8 +126,6 @@ class Problem:
         compute, scale = _computed(spec)
         of_b, of_a, of_c = product.steps
         values, pointers = _attributes(spec, product)
-        arrays = [spec.b, spec.a, spec.out if spec.c is None else spec.c, spec.out]
-        copied = (*reversed(orders), None if spec.c is None or spec.c.is_contiguous else "C", None)
         return cls(
             product=product,
             orders=("C", "C") if is_zero else orders,
@@ -138,9 +136,7 @@ class Problem:
             scale=scale,
             values=values,
             pointers=pointers,
-            alignments=tuple(
-                16 if order else _alignment(one) for one, order in zip(arrays, copied, strict=True)
-            ),
+            alignments=_alignments(spec, orders),
             nbytes=sum(one.size * one.dtype.itemsize for one in (*spec.inputs(), *spec.outputs())),
             is_zero=is_zero,
             text=_text(spec),
@@ -183,13 +179,14 @@ def _wanted(spec: FusedMatmulSpec) -> tuple[Order | None, Order | None]:
 
 def _with_zeros(spec: FusedMatmulSpec) -> FusedMatmulSpec:
     """Have the least product of zeros in place of one that adds nothing, which the library does not take."""
-    size = spec.a.dtype.itemsize
-    a, b = (*spec.a.shape[:-1], 16), (*spec.b.shape[:-2], 16, spec.b.shape[-1])
-    return attrs.evolve(
-        spec,
-        a=attrs.evolve(spec.a, offset=0, shape=a, strides=_packed(a, size, "C")),
-        b=attrs.evolve(spec.b, offset=0, shape=b, strides=_packed(b, size, "F")),
-    )
+    size, made = spec.a.dtype.itemsize, dict[str, ArraySpec]()
+    shapes = (*spec.a.shape[:-1], 16), (*spec.b.shape[:-2], 16, spec.b.shape[-1])
+    for field, array, shape, order in zip("ab", (spec.a, spec.b), shapes, ("C", "F"), strict=True):
+        strides = _packed(shape, size, "C" if order == "C" else "F")
+        made[field] = attrs.evolve(array, offset=0, shape=shape, strides=strides)
+    cls: Any = spec
+    evolved: FusedMatmulSpec = attrs.evolve(cls, **made)
+    return evolved
 
 
 def _lay_out(
@@ -241,6 +238,16 @@ def _lies(array: ArraySpec, order: Order) -> bool:
     is_matrix = min(rows, columns) > 1 and within == size and step >= length * size
     is_aligned = not any(one % nbytes for one in (*leads, step, array.offset))
     return is_matrix and is_aligned and min(leads, default=0) >= 0
+
+
+def _alignments(
+    spec: FusedMatmulSpec, orders: tuple[Order | None, Order | None]
+) -> tuple[int, int, int, int]:
+    """Return to how many bytes the library's four operands are aligned; a copy is to more."""
+    a, b = (16 if order else _alignment(one) for one, order in zip((spec.a, spec.b), orders, strict=True))
+    out = _alignment(spec.out)
+    c = 16 if spec.c is None or not spec.c.is_contiguous else _alignment(spec.c)
+    return b, a, c, out
 
 
 def _alignment(array: ArraySpec) -> int:
