@@ -32,8 +32,10 @@ def multiplied(problem: Any, memory: list[np.ndarray[Any, Any]], size: int) -> n
             (op_b, ldb, problem.steps[1], memory[1], (k, n)),
         ):
             rows, columns = reversed(sizes) if op else sizes
-            part = np.lib.stride_tricks.as_strided(
-                elements[batch * step :], (rows, columns), (elements.itemsize, ld * elements.itemsize)
+            strides = elements.itemsize, ld * elements.itemsize
+            # Refuses what reaches beyond the elements.
+            part = np.ndarray(
+                (rows, columns), elements.dtype, elements, batch * step * elements.itemsize, strides
             )
             operands.append(part.T if op else part)
         place = batch * problem.steps[3]
@@ -107,7 +109,9 @@ def test_calls_read_and_write_what_is_meant(made: Any, sums_of: str | None) -> N
         full = array if problem.stack is None else np.broadcast_to(array, (*problem.stack, *array.shape[-2:]))
         turned = full if order == "C" else full.swapaxes(-1, -2)
         memory.append(np.ascontiguousarray(turned).reshape(-1))
-    found = multiplied(problem, [memory[1], memory[0]], expected.size)
+    # So much memory is taken to try it out, and nothing behind it is read.
+    limited = [elements[: problem.nbytes // elements.itemsize] for elements in memory]
+    found = multiplied(problem, [limited[1], limited[0]], expected.size)
     np.testing.assert_array_equal(found.reshape(expected.shape), expected)
     if sums_of is not None:
         # The library adds across what it reads.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -89,7 +90,7 @@ class Problem:
         values: Attributes of its descriptor.
         pointers: Attributes that are addresses, and the fields of the specification.
         alignments: Of the same four.
-        nbytes: Of all arrays.
+        nbytes: As far as all arrays reach, with their gaps, one behind the other.
         is_zero: Whether the product adds nothing, so that zeros are multiplied in place of a and b.
         text: What it is, for an error.
     """
@@ -124,6 +125,8 @@ class Problem:
         product, orders, stack = _lay_out(spec, keeps_stack)
         _, dtypes = fused_dtypes("blaslt", dtype, spec.b.dtype, spec.out.dtype)
         compute, scale = _computed(spec)
+        if product.batches > 1 and spec.scale_a is not None and spec.scale_a.ndim:
+            raise NotSupportedError(f"blaslt: CUDA has no {_text(spec)} of a stack", backend="cuda")
         of_b, of_a, of_c = product.steps
         values, pointers = _attributes(spec, product)
         return cls(
@@ -137,7 +140,7 @@ class Problem:
             values=values,
             pointers=pointers,
             alignments=_alignments(spec, orders),
-            nbytes=sum(one.size * one.dtype.itemsize for one in (*spec.inputs(), *spec.outputs())),
+            nbytes=_reach(spec, orders, stack or ()),
             is_zero=is_zero,
             text=_text(spec),
         )
@@ -238,6 +241,19 @@ def _lies(array: ArraySpec, order: Order) -> bool:
     is_matrix = min(rows, columns) > 1 and within == size and step >= length * size
     is_aligned = not any(one % nbytes for one in (*leads, step, array.offset))
     return is_matrix and is_aligned and min(leads, default=0) >= 0
+
+
+def _reach(spec: FusedMatmulSpec, orders: tuple[Order | None, Order | None], stack: tuple[int, ...]) -> int:
+    """Return how much memory has what a call reads and writes, if each array is in a place of its own."""
+    total = 0
+    for one in (*spec.inputs(), *spec.outputs()):
+        steps = zip(one.shape, one.strides, strict=True)
+        total += one.dtype.itemsize + sum((extent - 1) * abs(step) for extent, step in steps if extent)
+    for one, order in zip((spec.a, spec.b), orders, strict=True):
+        if order is not None:
+            shape = (*stack, *one.shape[-2:]) if stack else one.shape
+            total += math.prod(shape) * one.dtype.itemsize
+    return total
 
 
 def _alignments(
