@@ -67,6 +67,10 @@ def _table() -> dict[tuple[DType, DType], dict[DType, FusedDtypes]]:
 
 _DTYPES = _table()
 
+_MOST_CHECKED = 4096
+# Keys of plans whose arrays fit each other.
+_CHECKED: set[tuple[object, ...]] = set()
+
 
 def fused_dtypes(name: str, a: DType, b: DType, out: DType | None) -> tuple[DType, FusedDtypes]:
     """Find the dtype of a result, and those that go with it.
@@ -155,6 +159,16 @@ class FusedMatmulSpec(OperationSpec):
 
     def check_shapes(self, name: str) -> None:
         """See `OperationSpec.check_shapes`."""
+        # Each ask comes here, and layouts come again and again: to look closely takes as long as a launch.
+        key = self.descriptor().plan_key(self)
+        if key in _CHECKED:
+            return
+        self._check_all(name)
+        if len(_CHECKED) >= _MOST_CHECKED:
+            _CHECKED.clear()
+        _CHECKED.add(key)
+
+    def _check_all(self, name: str) -> None:
         a, b, out = self.a, self.b, self.out
         if min(a.ndim, b.ndim) < 2:
             raise ValueError(f"{name}: a and b must be matrices, got shapes {a.shape} and {b.shape}")
