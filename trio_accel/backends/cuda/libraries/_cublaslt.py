@@ -177,16 +177,16 @@ def _wanted(spec: FusedMatmulSpec) -> tuple[Order | None, Order | None]:
         # Both along the axis that is added along.
         return "C", "F"
     # An operand whose sums are wanted, across it.
-    return {"sum_a": ("F", None), "sum_b": (None, "C")}.get(spec.epilogue, (None, None))
+    return "F" if spec.epilogue == "sum_a" else None, "C" if spec.epilogue == "sum_b" else None
 
 
 def _with_zeros(spec: FusedMatmulSpec) -> FusedMatmulSpec:
     """Have the least product of zeros in place of one that adds nothing, which the library does not take."""
     size, made = spec.a.dtype.itemsize, dict[str, ArraySpec]()
     shapes = (*spec.a.shape[:-1], 16), (*spec.b.shape[:-2], 16, spec.b.shape[-1])
-    for field, array, shape, order in zip("ab", (spec.a, spec.b), shapes, ("C", "F"), strict=True):
-        strides = _packed(shape, size, "C" if order == "C" else "F")
-        made[field] = attrs.evolve(array, offset=0, shape=shape, strides=strides)
+    orders: tuple[Order, Order] = "C", "F"
+    for field, array, shape, order in zip("ab", (spec.a, spec.b), shapes, orders, strict=True):
+        made[field] = attrs.evolve(array, offset=0, shape=shape, strides=_packed(shape, size, order))
     cls: Any = spec
     evolved: FusedMatmulSpec = attrs.evolve(cls, **made)
     return evolved
@@ -198,7 +198,7 @@ def _lay_out(
     """Find the one call for both operands, and which of them are copied to be read by it."""
     size, shapes, wanted = spec.a.dtype.itemsize, (spec.a.shape, spec.b.shape), _wanted(spec)
     plan = partial(plan_matmul, itemsize=size, is_fused=True, keeps_stack=keeps_stack)
-    orders = [
+    orders: list[Order | None] = [
         None if order is None or _lies(one, order) else order
         for one, order in zip((spec.a, spec.b), wanted, strict=True)
     ]
@@ -209,10 +209,10 @@ def _lay_out(
     product, stack = plan(shapes, (strides[0], strides[1])), None
     if product.is_in_full:
         stack, *_ = broadcast_operands(shapes, (spec.a.strides, spec.b.strides))
-        orders = [order or "C" for order in wanted]
+        in_full: list[Order] = [order or "C" for order in wanted]
         shapes = (*stack, *shapes[0][-2:]), (*stack, *shapes[1][-2:])
-        of_a, of_b = (_packed(shape, size, order or "C") for shape, order in zip(shapes, orders, strict=True))
-        product = plan(shapes, (of_a, of_b))
+        of_a, of_b = (_packed(shape, size, order) for shape, order in zip(shapes, in_full, strict=True))
+        product, orders = plan(shapes, (of_a, of_b)), [*in_full]
     elif product.packing_a or product.packing_b:
         packings = product.packing_a, product.packing_b
         orders = ["C" if packing else order for packing, order in zip(packings, orders, strict=True)]
@@ -417,7 +417,9 @@ class Routine:
         preference = cublasLt.matmul_preference_create()
         try:
             names = "A", "B", "C", "D"
-            numbers = {_Preference.MAX_WORKSPACE_BYTES: np.array([most_workspace], np.uint64)}
+            numbers: dict[int, npt.NDArray[Any]] = {
+                _Preference.MAX_WORKSPACE_BYTES: np.array([most_workspace], np.uint64)
+            }
             for name, nbytes in zip(names, self.problem.alignments, strict=True):
                 numbers[_Preference[f"MIN_ALIGNMENT_{name}_BYTES"]] = np.array([nbytes], np.uint32)
             for attribute, word in numbers.items():
