@@ -212,7 +212,8 @@ def _lay_out(
         in_full: list[Order] = [order or "C" for order in wanted]
         shapes = (*stack, *shapes[0][-2:]), (*stack, *shapes[1][-2:])
         of_a, of_b = (_packed(shape, size, order) for shape, order in zip(shapes, in_full, strict=True))
-        product, orders = plan(shapes, (of_a, of_b)), [*in_full]
+        product = plan(shapes, (of_a, of_b))
+        orders = [*in_full]
     elif product.packing_a or product.packing_b:
         packings = product.packing_a, product.packing_b
         orders = ["C" if packing else order for packing, order in zip(packings, orders, strict=True)]
