@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, overload
 
-import attrs
 import numpy as np
 
 from ..backends.base import DType, DTypeLike
@@ -19,6 +18,7 @@ from ..backends.base.ops import (
     fused_dtypes,
     product_shape,
 )
+from ..backends.base.values import ALWAYS_HELD
 from ..devices import AccelRef, Operand, Operation, Planned, Planner, message_of, operation
 from ..devices.operations._plan_source import refuse_value
 from ._actor import BlasLtActor
@@ -31,6 +31,7 @@ __all__ = [
 _Activation: TypeAlias = Literal["relu", "gelu"]
 _Scale: TypeAlias = "float | Operand | None"
 _PRECISIONS: tuple[Precision, ...] = ("ieee", "tf32", "bf16", "bf16x9", "fixed_point", "fast")
+_SCALES = "scale_a", "scale_b", "scale_out"
 _LEAST, _MOST = float(np.finfo(np.float32).smallest_subnormal), float(np.finfo(np.float32).max)
 _FLOAT8 = (DType.float8_e4m3fn, DType.float8_e5m2)
 
@@ -60,12 +61,13 @@ def _plan_product(message: Any, planner: Planner) -> Planned[Any]:
     if message.return_aux not in (False, True) or (message.return_aux and message.activation is None):
         wanted = "False" if message.activation is None else "False or True"
         raise ValueError(f"{planner.name}: return_aux must be {wanted}, got {message.return_aux!r}")
-    given = {argument: getattr(message, argument) for argument in ("c", "bias")}
-    arrays = {argument: planner.read(argument, one) for argument, one in given.items() if one is not None}
-    planned = _plan(
+    arrays = {} if message.c is None else {"c": planner.read("c", message.c)}
+    if message.bias is not None:
+        arrays["bias"] = planner.read("bias", message.bias)
+    spec, out, aux = _plan(
         message, planner, message.activation or "none", arrays=arrays, has_saved=bool(message.return_aux)
     )
-    return planned.made(FusedMatmulResult if message.return_aux else None)
+    return Planned(spec, out if aux is None else FusedMatmulResult(out, aux), is_checked=True)
 
 
 def _plan_grad(message: Any, planner: Planner) -> Planned[Any]:
@@ -74,31 +76,19 @@ def _plan_grad(message: Any, planner: Planner) -> Planned[Any]:
         refuse_value(planner.name, "activation", ("relu", "gelu"), message.activation)
     if message.return_sums not in (False, True):
         refuse_value(planner.name, "return_sums", (False, True), message.return_sums)
-    aux = planner.read("aux", message.aux)
     epilogue: FusedEpilogue = "relu_grad" if message.activation == "relu" else "gelu_grad"
-    planned = _plan(message, planner, epilogue, arrays={"aux": aux}, has_sums=bool(message.return_sums))
-    return planned.made(FusedSumsResult if message.return_sums else None)
+    arrays = {"aux": planner.read("aux", message.aux)}
+    spec, out, sums = _plan(message, planner, epilogue, arrays=arrays, has_sums=bool(message.return_sums))
+    return Planned(spec, out if sums is None else FusedSumsResult(out, sums), is_checked=True)
 
 
 def _plan_sums(message: Any, planner: Planner) -> Planned[Any]:
     """Plan a product with sums of one of its operands."""
     if message.of not in ("a", "b"):
         refuse_value(planner.name, "of", ("a", "b"), message.of)
-    planned = _plan(message, planner, "sum_a" if message.of == "a" else "sum_b", arrays={}, has_sums=True)
-    return planned.made(FusedSumsResult)
-
-
-@attrs.frozen
-class _Parts:
-    """A specification, and the references of what it makes."""
-
-    spec: FusedMatmulSpec
-    out: AccelRef
-    other: AccelRef | None
-
-    def made(self, reply: Callable[..., Any] | None) -> Planned[Any]:
-        """Return the plan, whose reply is `out`, or of a class that has both."""
-        return Planned(self.spec, self.out if reply is None else reply(self.out, self.other), is_checked=True)
+    epilogue: FusedEpilogue = "sum_a" if message.of == "a" else "sum_b"
+    spec, out, sums = _plan(message, planner, epilogue, arrays={}, has_sums=True)
+    return Planned(spec, out if sums is None else FusedSumsResult(out, sums), is_checked=True)
 
 
 def _plan(
@@ -109,7 +99,7 @@ def _plan(
     arrays: dict[str, ArraySpec],
     has_saved: bool = False,
     has_sums: bool = False,
-) -> _Parts:
+) -> tuple[FusedMatmulSpec, AccelRef, AccelRef | None]:
     """Plan by hand: dtypes depend on an option, and arrays are there or not, as no line of shapes says."""
     name = planner.name
     if message.precision not in _PRECISIONS:
@@ -143,7 +133,7 @@ def _plan(
         made if has_sums else None,
     )  # fmt: skip
     spec.check_shapes(name)
-    return _Parts(spec, out, other)
+    return spec, out, other
 
 
 def _factors(
@@ -151,27 +141,38 @@ def _factors(
 ) -> tuple[float, float]:
     """Take alpha, beta and the scales: those that are numbers become a part of alpha, the others arrays."""
     name, product = planner.name, 1.0
-    for argument in ("scale_a", "scale_b", "scale_out"):
+    for argument in _SCALES:
         scale: _Scale = getattr(message, argument, None)
+        if scale is None:
+            continue
         if isinstance(scale, (AccelRef, np.ndarray)):
             arrays[argument] = planner.read(argument, scale)
-        elif scale is not None:
-            _check_scale(name, argument, scale)
-            if argument == "scale_out":
-                # It comes behind the activation, so it is no part of alpha.
-                arrays[argument] = planner.read(argument, np.array(scale, np.float32))
-            else:
-                product *= scale
-    alpha = planner.factor("alpha", message.alpha, dtypes.compute).real
+            continue
+        _check_scale(name, argument, scale)
+        if argument == "scale_out":
+            # It comes behind the activation, so it is no part of alpha.
+            arrays[argument] = planner.read(argument, np.array(scale, np.float32))
+        else:
+            product *= scale
+    alpha = _factor(planner, "alpha", message.alpha, dtypes)
     if product != 1:
         if DType.of(message.a.dtype) not in _FLOAT8:
             raise TypeError(f"{name}: scale_a and scale_b are for float8, got {message.a.dtype}; use alpha")
-        alpha = planner.factor("alpha times the scales", alpha * product, dtypes.compute).real
-    beta = planner.factor("beta", message.beta, dtypes.compute).real if "c" in arrays else 0.0
+        alpha = _factor(planner, "alpha times the scales", alpha * product, dtypes)
+    beta = _factor(planner, "beta", message.beta, dtypes) if "c" in arrays else 0.0
+    if dtype is not DType.int32:
+        return alpha, beta
     for argument, factor in (("alpha", alpha), ("beta", beta)):
-        if dtype is DType.int32 and not (factor.is_integer() and abs(factor) < 2**31):
+        if not (factor.is_integer() and abs(factor) < 2**31):
             raise ValueError(f"{name}: {argument} must be a whole number of int32, got {factor!r}")
     return alpha, beta
+
+
+def _factor(planner: Planner, argument: str, value: object, dtypes: FusedDtypes) -> float:
+    """Require a factor; nearly always it is an ordinary one."""
+    if type(value) is float and -ALWAYS_HELD <= value <= ALWAYS_HELD:
+        return value
+    return planner.factor(argument, value, dtypes.compute).real
 
 
 def _check_scale(name: str, argument: str, scale: object) -> None:

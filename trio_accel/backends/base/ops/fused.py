@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeAlias
 
+import attrs
+
 from ..dtypes import DType
 from ._array import ArraySpec, exact, reads, scalar, writes
 from ._signature import refuse_shapes
@@ -67,6 +69,8 @@ def _table() -> dict[tuple[DType, DType], dict[DType, FusedDtypes]]:
 
 _DTYPES = _table()
 
+_KNOWN: dict[tuple[int, int, int], tuple[DType, FusedDtypes]] = {}
+
 _MOST_CHECKED = 4096
 # Keys of plans whose arrays fit each other.
 _CHECKED: set[tuple[object, ...]] = set()
@@ -84,6 +88,15 @@ def fused_dtypes(name: str, a: DType, b: DType, out: DType | None) -> tuple[DTyp
     Raises:
         TypeError: There are no such products.
     """
+    # By identity: a member's hash takes longer than all the rest.
+    key = id(a), id(b), id(out)
+    known = _KNOWN.get(key)
+    if known is None:
+        known = _KNOWN[key] = _find_dtypes(name, a, b, out)
+    return known
+
+
+def _find_dtypes(name: str, a: DType, b: DType, out: DType | None) -> tuple[DType, FusedDtypes]:
     made = _DTYPES.get((a, b))
     if made is None:
         pairs = ", ".join(str(one) if one is other else f"{one} and {other}" for one, other in _DTYPES)
@@ -138,6 +151,7 @@ class FusedMatmulSpec(OperationSpec):
         out: ``(..., m, n)``.
         saved: Of the shape and dtype of `aux`.
         sums: ``(..., n)``, or ``(..., m)`` for ``"sum_a"``.
+        key: The key of its plan, once its shapes were checked.
     """
 
     epilogue: FusedEpilogue = exact()
@@ -156,11 +170,12 @@ class FusedMatmulSpec(OperationSpec):
     out: ArraySpec = writes()
     saved: ArraySpec | None = writes(optional=True)
     sums: ArraySpec | None = writes(optional=True)
+    key: tuple[object, ...] = attrs.field(init=False, default=(), eq=False, repr=False)
 
     def check_shapes(self, name: str) -> None:
         """See `OperationSpec.check_shapes`."""
         # Each ask comes here, and layouts come again and again: to look closely takes as long as a launch.
-        key = self.descriptor().plan_key(self)
+        key = self.key = self.descriptor().plan_key(self)
         if key in _CHECKED:
             return
         self._check_all(name)

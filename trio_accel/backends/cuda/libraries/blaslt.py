@@ -11,7 +11,7 @@ from nvmath.bindings import cublas, cublasLt
 
 from ...base.device_array import broadcast
 from ...base.kernels import kernel
-from ...base.ops import ArraySpec, FusedMatmulSpec
+from ...base.ops import ArraySpec, FusedMatmulSpec, OperationSpec
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
 from ..runtime._stream import scratch
 from ._cublaslt import Numbers, Order, Problem, Routine
@@ -47,6 +47,10 @@ class BlasLtLibrary(CudaLibrary):
 
     def _destroy(self) -> None:
         cublasLt.destroy(self._handle)
+
+    def _key_of(self, spec: OperationSpec) -> tuple[object, ...]:
+        key: tuple[object, ...] = getattr(spec, "key", ())
+        return key or super()._key_of(spec)
 
     def _close_plan(self, plan: _Plan) -> None:
         if plan.routine is not None:
