@@ -183,9 +183,10 @@ class Bare:
         self._fill(b, size * size * itemsize)
         description = cublasLt.matmul_desc_create(_SUM, _F32)
         kinds = cublasLt.MatmulDescAttribute
-        for attribute, value in (
-            (kinds.TRANSA, int(is_transposed)), (kinds.EPILOGUE, epilogue), (kinds.BIAS_POINTER, b),
-        ):  # fmt: skip
+        values = {kinds.TRANSA: int(is_transposed), kinds.EPILOGUE: int(epilogue)}
+        if epilogue is not cublasLt.Epilogue.DEFAULT:
+            values[kinds.BIAS_POINTER] = b
+        for attribute, value in values.items():
             word = np.array([value], cublasLt.get_matmul_desc_attribute_dtype(attribute))
             cublasLt.matmul_desc_set_attribute(description, attribute, word.ctypes.data, word.nbytes)
         of_a = cublasLt.matrix_layout_create(code, size, size, size)

@@ -107,7 +107,8 @@ def products(draw: st.DrawFn) -> tuple[dict[str, Array | None], dict[str, Any]]:
 
 
 @given(problem=products())
-@settings(max_examples=60, deadline=None, derandomize=True)
+# Each opens a device.
+@settings(max_examples=12 if ON_CUDA else 60, deadline=None, derandomize=True)
 def test_any_product(problem: tuple[dict[str, Array | None], dict[str, Any]]) -> None:
     arrays, options = problem
     a, b, c, bias = (None if one is None else one.astype(float) for one in arrays.values())
@@ -228,6 +229,12 @@ async def test_whole_numbers(device: ta.Device) -> None:
     rounded = np.clip(np.rint(np.float32(0.003) * expected.astype(np.float32)), -128, 127)
     np.testing.assert_array_equal(await found.to_host(), rounded)
     assert np.abs(rounded).max() == 128
+    bias = np.arange(8, dtype=np.float32) * 20 - 70
+    found = await fused_matmul(ref, b, None, bias, "relu", alpha=0.003, dtype="int8")
+    plain = np.rint(np.float32(0.003) * expected.astype(np.float32) + bias)
+    np.testing.assert_allclose(await found.to_host(), np.clip(plain, 0, 127), rtol=0, atol=1)
+    found = await fused_matmul(ref, b, None, bias, "gelu", alpha=0.003, dtype="float32")
+    near(await found.to_host(), gelu(0.003 * expected + bias), "float32", 64)
 
 
 # Roundings of the operands, by the digits that are left of them.
@@ -312,6 +319,9 @@ s, rows, columns = (np.ones(shape, np.float32) for shape in ((), (16, 1), (1, 16
         ((f, f), {"autotune": 3}, ValueError, "autotune must be False or True, got 3"),
         ((f, f), {"alpha": 1j}, TypeError, "alpha 1j is complex"),
         ((f, f), {"alpha": 1e300}, ValueError, "alpha"),
+        ((i, i), {"activation": "relu"}, TypeError, "int32 with neither bias nor activation"),
+        ((i, i, None, i.astype("i")[0]), {}, TypeError, "int32 with neither bias nor activation"),
+        ((i, i), {"activation": "gelu", "dtype": "int8"}, TypeError, "to int8 with bias and relu alone"),
         ((i, i), {"alpha": 0.5}, ValueError, "alpha must be a whole number of int32, got 0.5"),
         ((f, f), {"scale_a": 2.0}, TypeError, "scale_a and scale_b are for float8, got float32; use alpha"),
         ((f, f), {"scale_a": s}, TypeError, "scale_a and scale_b are for float8, got float32; use alpha"),

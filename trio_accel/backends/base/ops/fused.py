@@ -215,13 +215,16 @@ class FusedMatmulSpec(OperationSpec):
             self._check_whole(name)
 
     def _check_whole(self, name: str) -> None:
-        """Refuse what a result of whole numbers has not: what a gradient needs would be of rounded ones."""
+        """Refuse what a result of whole numbers has not.
+
+        cuBLASLt makes what a gradient needs of rounded numbers, and gelu behind a bias came out wrong.
+        """
         if self.out.dtype is DType.int32:
             is_there = self.epilogue == "none" and self.bias is None
             what = "neither bias nor activation, and no gradients"
         else:
-            is_there = self.epilogue in ("none", "relu", "gelu") and self.saved is None
-            what = "no gradients, and nothing for them"
+            is_there = self.epilogue in ("none", "relu") and self.saved is None
+            what = "bias and relu alone"
         if not is_there and self.out.dtype is not DType.float32:
             raise TypeError(
                 f"{name}: of int8 there are products to {self.out.dtype} with {what}; use float32"
