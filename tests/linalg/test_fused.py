@@ -279,6 +279,18 @@ async def test_without_elements(device: ta.Device, shape: tuple[int, int, int]) 
     np.testing.assert_array_equal(await result.to_host(), np.zeros((m, n)) + np.maximum(bias, 0))
 
 
+async def test_sums_without_elements(device: ta.Device) -> None:
+    none = await device.zeros((0, 4), "float32")
+    aux = np.zeros((0, 8), np.float32)
+    out, sums = await fused_matmul_grad(none, np.ones((4, 5), "f"), aux, "gelu", return_sums=True)
+    assert out.shape == (0, 5)
+    np.testing.assert_array_equal(await sums.to_host(), np.zeros(5))
+    # Nothing is added.
+    out, sums = await linalg.fused_matmul_sums(linalg.matrix_transpose(none), np.ones((0, 3), "f"), "b")  # type: ignore[arg-type]
+    assert not (await out.to_host()).any()
+    np.testing.assert_array_equal(await sums.to_host(), np.zeros(3))
+
+
 @both
 async def test_autotuned_products_are_the_same(device: ta.Device) -> None:
     a, b = numbers((33, 65), np.float32, 0), numbers((65, 17), np.float32, 1)
@@ -368,3 +380,20 @@ async def test_the_library_is_asked_once_for_a_layout(system: ta.System, binding
         assert sorted(bindings.multiplied.count(way) for way in range(3)) == [11, 11, 12]
         assert bindings.asked == 2
     assert bindings.alive == before
+
+
+async def test_layers_in_a_graph(device: ta.Device) -> None:
+    x, w, v = (numbers(shape, np.float32, seed) for seed, shape in enumerate([(8, 16), (16, 24), (24, 5)]))
+    bias = numbers((24,), np.float32, 3)
+    arrays = [await device.put(one) for one in (w, v, bias)]
+
+    async def layers(x: ta.AccelRef) -> ta.AccelRef:
+        hidden: ta.AccelRef = await fused_matmul(x, arrays[0], None, arrays[2], "relu", alpha=0.5)
+        return await ta.nn.linear(hidden, linalg.matrix_transpose(arrays[1]))  # type: ignore[arg-type]
+
+    graph = await ta.graphs.capture(device, layers, await device.put(x))
+    # From the third time on a driver replays what it has captured.
+    for times in range(5):
+        found = await (await graph(await device.put(x * times))).to_host()
+        hidden = np.maximum(0.5 * times * x.astype(float) @ w + bias, 0)
+        near(found, hidden @ v.astype(float), "float32", 100)

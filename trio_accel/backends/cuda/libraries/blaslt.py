@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from time import perf_counter
 from typing import ClassVar
 
@@ -9,10 +10,12 @@ import attrs
 from cuda.bindings import driver
 from nvmath.bindings import cublas, cublasLt
 
+from ...base import NotSupportedError
 from ...base.device_array import broadcast
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec, FusedMatmulSpec, OperationSpec
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
+from ..runtime._context import CudaMemoryError
 from ..runtime._stream import scratch
 from ._cublaslt import Numbers, Order, Problem, Routine
 
@@ -59,12 +62,19 @@ class BlasLtLibrary(CudaLibrary):
     def _plan(self, spec: FusedMatmulSpec, device: LibraryDevice) -> _Plan:
         """Ask the library for an algorithm, and try it out: its first call loads code, and may wait."""
         if not spec.out.size:
+            if spec.sums is not None and spec.sums.size and spec.aux is None:
+                raise NotSupportedError(
+                    f"blaslt: CUDA has sums of an operand with a product that has elements, got {spec.out.shape}",
+                    backend="cuda",
+                )
             return _Plan()
         problem = Problem.of(spec)
         routine = Routine(self._handle, problem, _WORKSPACE, _WAYS if spec.is_tuned else 1)
         try:
             if spec.is_tuned or problem.nbytes <= _MOST_TRIED:
-                self._try(routine)
+                # Without memory for it, it runs as the library advises.
+                with suppress(CudaMemoryError):
+                    self._try(routine)
         except BaseException:
             routine.close()
             raise
@@ -101,6 +111,8 @@ class BlasLtLibrary(CudaLibrary):
     def _fused_matmul(self, spec: FusedMatmulSpec, call: KernelCall) -> None:
         routine: Routine | None = call.plan.routine
         if routine is None:
+            if spec.sums is not None:
+                call.fill(spec.sums, 0)
             return
         problem = routine.problem
         a, b = (
