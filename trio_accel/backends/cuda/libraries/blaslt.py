@@ -64,7 +64,7 @@ class BlasLtLibrary(CudaLibrary):
         if not spec.out.size:
             if spec.sums is not None and spec.sums.size and spec.aux is None:
                 raise NotSupportedError(
-                    f"blaslt: CUDA has sums of an operand with a product that has elements, got {spec.out.shape}",
+                    f"blaslt: CUDA has no sums with a product without elements, got shape {spec.out.shape}",
                     backend="cuda",
                 )
             return _Plan()
