@@ -397,3 +397,16 @@ async def test_layers_in_a_graph(device: ta.Device) -> None:
         found = await (await graph(await device.put(x * times))).to_host()
         hidden = np.maximum(0.5 * times * x.astype(float) @ w + bias, 0)
         near(found, hidden @ v.astype(float), "float32", 100)
+
+
+async def test_repeated_products(device: ta.Device) -> None:
+    # From the third time on, a product at the same place is replayed: with other numbers there, and factors.
+    x, w, c = (numbers((8, 8), np.float32, seed) for seed in range(3))
+    refs, out = [await device.put(one) for one in (x, w, c)], await device.zeros((8, 8), "float32")
+    for turn in range(8):
+        await linalg.scal(1.5, refs[0])
+        x = x * np.float32(1.5)
+        for alpha in (1.0, -0.5, 0.0):
+            await fused_matmul(*refs, refs[2][turn], "relu", alpha=alpha, beta=2.0, out=out)
+            expected = np.maximum(alpha * x.astype(float) @ w + 2 * c + c[turn], 0)
+            near(await out.to_host(), expected, "float32", 8)

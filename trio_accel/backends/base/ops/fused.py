@@ -126,8 +126,8 @@ class FusedMatmulSpec(OperationSpec):
     The epilogue is f, or what else is done:
 
     * ``"none"``, ``"relu"``, ``"gelu"`` (by the hyperbolic tangent). The last two write to `saved` what their
-      gradients need: of relu for each element a bit, which is set where the argument is above 0, the lowest
-      bit of a byte first; of gelu the argument.
+      gradients need: of relu for each element a bit, which is not set where the argument is at most 0, the
+      lowest bit of a byte first; of gelu the argument.
     * ``"relu_grad"``, ``"gelu_grad"``: the product is multiplied by the derivative there, by `aux`, which is
       such a `saved`. `sums` are those of the columns of the result.
     * ``"sum_a"``, ``"sum_b"``: `sums` of a or of b along the axis that the product adds along.

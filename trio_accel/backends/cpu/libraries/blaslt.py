@@ -62,7 +62,7 @@ def _widened(array: HostArray, wide: np.dtype[Any]) -> HostArray:
 
 def _save(x: HostArray, epilogue: str, saved: HostArray) -> None:
     """Keep what the gradient of an activation needs, with zeros behind it in each row."""
-    kept = np.packbits(x > 0, axis=-1, bitorder="little") if epilogue == "relu" else x
+    kept = np.packbits(~(x <= 0), axis=-1, bitorder="little") if epilogue == "relu" else x
     columns = kept.shape[-1]
     convert(kept, saved[..., :columns])
     saved[..., columns:] = 0
