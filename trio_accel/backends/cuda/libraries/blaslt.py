@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import struct
 from contextlib import suppress
-from functools import partial
 from time import perf_counter
 from typing import ClassVar
 
@@ -12,15 +10,13 @@ import attrs
 from cuda.bindings import driver
 from nvmath.bindings import cublas, cublasLt
 
-from ...base import AccelStream, NotSupportedError
+from ...base import NotSupportedError
 from ...base.device_array import broadcast
-from ...base.gpu.workspace import Workspace
 from ...base.kernels import kernel
-from ...base.launch_cache import GraphCall, Key
 from ...base.ops import ArraySpec, FusedMatmulSpec, OperationSpec
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
 from ..runtime._context import CudaMemoryError
-from ..runtime._stream import CudaStream, scratch
+from ..runtime._stream import scratch
 from ._cublaslt import Numbers, Order, Problem, Routine
 
 __all__ = ["BlasLtLibrary"]
@@ -33,22 +29,11 @@ _MOST_TRIED = 256 << 20
 _WAYS, _TIMES = 8, 10
 
 
-_FACTORS = struct.Struct("=dd")
-
-
 @attrs.frozen(eq=False)
 class _Plan:
-    """What products of one layout have in common; nothing where the result is empty.
-
-    Attributes:
-        routine: Enqueues it.
-        graph: By which its graphs are known; None where operands are copied first.
-        arrays: The fields of its arrays, b and a first, and how far each reaches around its first element.
-    """
+    """What products of one layout have in common; nothing where the result is empty."""
 
     routine: Routine | None = None
-    graph: GraphCall | None = None
-    arrays: tuple[tuple[str, tuple[int, int]], ...] = ()
 
 
 class BlasLtLibrary(CudaLibrary):
@@ -57,49 +42,16 @@ class BlasLtLibrary(CudaLibrary):
     name = "blaslt"
     errors: ClassVar[Errors] = {cublasLt.cuBLASLtError: cublas.Status}
     refused: ClassVar[frozenset[str]] = frozenset({"INVALID_VALUE"})
+    # Graphs launch its products one by one: no captured one was replayed on a card yet.
+    is_captured: ClassVar[bool] = False
 
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
         self._numbers = Numbers()
         self._handle: int = cublasLt.create()
 
-        self._workspace = Workspace(device.addresses, self.name)
-
-    def attach(self, stream: CudaStream) -> None:
-        """Take the workspace; see `EnqueuingLibrary.attach`."""
-        self._workspace.reserve(stream, _WORKSPACE)
-
     def _destroy(self) -> None:
-        self._device.graphs.drop(self)
         cublasLt.destroy(self._handle)
-        self._workspace.close()
-
-    def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
-        """Put an operation on a stream; see `KernelLibrary.enqueue`."""
-        if (
-            type(spec) is not FusedMatmulSpec
-            or type(stream) is not CudaStream
-            or not self._replay(spec, stream)
-        ):
-            super().enqueue(spec, stream)
-
-    def _replay(self, spec: FusedMatmulSpec, stream: CudaStream) -> bool:
-        """Replay the graph of a product, if there is one: for that no context need be current."""
-        if stream.is_closed or self._context.is_lost:
-            return False
-        plan: _Plan | None = self._find_plan(spec)
-        if plan is None or plan.graph is None:
-            return False
-        key = self._graph_key(plan.graph, plan, spec, stream)
-        if not self._device.graphs.replay(key, stream):
-            return False
-        self._plans.note_launch(plan)
-        return True
-
-    def _graph_key(self, graph: GraphCall, plan: _Plan, spec: FusedMatmulSpec, stream: CudaStream) -> Key:
-        within = self._device.address_within
-        places = [within(getattr(spec, field), span) for field, span in plan.arrays]
-        return (graph, stream, *places, _FACTORS.pack(spec.alpha, spec.beta))
 
     def _key_of(self, spec: OperationSpec) -> tuple[object, ...]:
         key: tuple[object, ...] = getattr(spec, "key", ())
@@ -128,17 +80,7 @@ class BlasLtLibrary(CudaLibrary):
         except BaseException:
             routine.close()
             raise
-        return self._planned(spec, routine)
-
-    def _planned(self, spec: FusedMatmulSpec, routine: Routine) -> _Plan:
-        """Return a plan, by which graphs are made where everything is read and written in place."""
-        problem = routine.problem
-        fields = ["b", "a", "out", *[field for _, field in problem.pointers], *["c"] * (spec.c is not None)]
-        are_packed = all(getattr(spec, field).is_contiguous for field in fields[2:])
-        if problem.is_zero or any(problem.orders) or not are_packed:
-            return _Plan(routine)
-        arrays = [(field, self._device.span(getattr(spec, field))) for field in fields]
-        return _Plan(routine, GraphCall(self), tuple(arrays))
+        return _Plan(routine)
 
     def _try(self, routine: Routine) -> None:
         """Run it in each of its ways on zeros, and choose the fastest one; waits for a stream of its own."""
@@ -157,12 +99,8 @@ class BlasLtLibrary(CudaLibrary):
                 self._context.check(driver.cuStreamSynchronize(stream))
                 return perf_counter() - start
 
-            def capture(stream: int) -> None:
-                routine.run(numbers, places, pointers, workspace, stream)
-
             if routine.ways == 1:
                 run(1)
-                self._device.graphs.warm(stream, capture)
                 return
             took: list[float] = []
             for way in range(routine.ways):
@@ -187,18 +125,9 @@ class BlasLtLibrary(CudaLibrary):
         # Without a factor it is not read; of float8 it must not be the result, whose type is another.
         c = call.packed(spec.c) if spec.c is not None and spec.beta else 0
         pointers = [call.packed(getattr(spec, field)) for _, field in problem.pointers]
-        workspace = self._workspace.reserve(call.stream, _WORKSPACE)
+        workspace = call.workspace(routine.workspace)
         self._numbers.put(problem.scale, spec.alpha, spec.beta)
-        run = partial(routine.run, self._numbers, (b, a, c, out), pointers, workspace)
-        plan, stream = call.plan, call.stream
-        # By zero it is no product, and the library enqueues something else.
-        if plan.graph is not None and spec.alpha and not stream.is_capturing:
-            # There is no graph yet: what has one does not come here.
-            key = self._graph_key(plan.graph, plan, spec, stream)
-            graphs = self._device.graphs
-            if graphs.is_due(key) and graphs.capture(key, run):
-                return
-        run(call.handle)
+        routine.run(self._numbers, (b, a, c, out), pointers, workspace, call.handle)
 
 
 def _operand(call: KernelCall, array: ArraySpec, order: Order, problem: Problem) -> int:
