@@ -10,19 +10,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from cuda.bindings import driver
-from nvmath.bindings import cublas, cufft, cusparse
+from nvmath.bindings import cublas, cublasLt, cufft, cusparse
 
 from ._banded import banded
 from ._mixed import MIXED, REPEATED
 
 __all__ = ["Bare", "make"]
 
-_F32, _C64, _BF16 = 0, 4, 14
+_F32, _C64, _BF16, _F8 = 0, 4, 14, 28
 _INDICES_32 = cusparse.IndexType.INDEX_32I
 _SUM = int(cublas.ComputeType.COMPUTE_32F)
 _ALGORITHM = int(cublas.GemmAlgo.DEFAULT)
 _FORWARD = -1
 _TRANSPOSE = 1
+_WORKSPACE = 32 << 20
 _POSIX = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
@@ -43,9 +44,12 @@ class Bare:
         self._stream = int(check(driver.cuStreamCreate(int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))))
         self._blas = cublas.create()
         cublas.set_stream(self._blas, self._stream)
+        self._lt = cublasLt.create()
         self._sparse = cusparse.create()
         cusparse.set_stream(self._sparse, self._stream)
         self._one, self._zero = np.ones(1, np.float32), np.zeros(1, np.float32)
+        # What the library reads at each call.
+        self._ways: list[npt.NDArray[Any]] = []
         self._works: dict[tuple[str, int], Callable[[], None]] = {}
         self._mixed: dict[str, Callable[[], Callable[[], None]]] = {}
 
@@ -163,6 +167,45 @@ class Bare:
             )  # fmt: skip
 
         return call
+
+    def _make_fused_bf16(self, size: int) -> Callable[[], None]:
+        return self._fused(size, _BF16, 2, cublasLt.Epilogue.RELU_BIAS, is_transposed=False)
+
+    def _make_fused_f8(self, size: int) -> Callable[[], None]:
+        return self._fused(size, _F8, 1, cublasLt.Epilogue.DEFAULT, is_transposed=True)
+
+    def _fused(
+        self, size: int, code: int, itemsize: int, epilogue: cublasLt.Epilogue, *, is_transposed: bool
+    ) -> Callable[[], None]:
+        """A product to bfloat16 by cuBLASLt, in the way that it advises."""
+        a, b, c = (self._memory(size * size * nbytes) for nbytes in (itemsize, itemsize, 2))
+        self._fill(a, size * size * itemsize)
+        self._fill(b, size * size * itemsize)
+        description = cublasLt.matmul_desc_create(_SUM, _F32)
+        kinds = cublasLt.MatmulDescAttribute
+        values = {kinds.TRANSA: int(is_transposed), kinds.EPILOGUE: int(epilogue)}
+        if epilogue is not cublasLt.Epilogue.DEFAULT:
+            values[kinds.BIAS_POINTER] = b
+        for attribute, value in values.items():
+            word = np.array([value], cublasLt.get_matmul_desc_attribute_dtype(attribute))
+            cublasLt.matmul_desc_set_attribute(description, attribute, word.ctypes.data, word.nbytes)
+        of_a = cublasLt.matrix_layout_create(code, size, size, size)
+        of_c = cublasLt.matrix_layout_create(_BF16, size, size, size)
+        most = np.array([_WORKSPACE], np.uint64)
+        preference = cublasLt.matmul_preference_create()
+        attribute = cublasLt.MatmulPreferenceAttribute.MAX_WORKSPACE_BYTES
+        cublasLt.matmul_preference_set_attribute(preference, attribute, most.ctypes.data, 8)
+        found = np.zeros(1, cublasLt.matmul_heuristic_result_dtype)
+        count, workspace = np.zeros(1, np.int32), self._memory(_WORKSPACE)
+        cublasLt.matmul_algo_get_heuristic(
+            self._lt, description, of_a, of_a, of_c, of_c, preference, 1, found.ctypes.data, count.ctypes.data
+        )
+        self._ways.append(found)
+        one, zero, way = self._one.ctypes.data, self._zero.ctypes.data, found.ctypes.data
+        return lambda: cublasLt.matmul(
+            self._lt, description, one, a, of_a, b, of_a, zero, c, of_c, c, of_c, way, workspace, _WORKSPACE,
+            self._stream,
+        )  # fmt: skip
 
     def _make_fft(self, size: int) -> Callable[[], None]:
         source, out = self._memory(8 * size), self._memory(8 * size)

@@ -22,6 +22,7 @@ from . import (
     _composed,
     _contractions,
     _forms,
+    _fused,
     _matrices,
     _norms,
     _spectra,
@@ -30,10 +31,11 @@ from . import (
     _vectors,
     _views,
 )  # fmt: skip
-from ._actor import BlasActor, SolverActor
+from ._actor import BlasActor, BlasLtActor, SolverActor
 from ._composed import *
 from ._contractions import *
 from ._forms import *
+from ._fused import *
 from ._matrices import *
 from ._norms import *
 from ._spectra import *
@@ -42,10 +44,11 @@ from ._systems import *
 from ._vectors import *
 from ._views import *
 
-__all__: list[str] = ["BlasActor", "SolverActor"]
+__all__: list[str] = ["BlasActor", "BlasLtActor", "SolverActor"]
 __all__ += _composed.__all__
 __all__ += _contractions.__all__
 __all__ += _forms.__all__
+__all__ += _fused.__all__
 __all__ += _matrices.__all__
 __all__ += _norms.__all__
 __all__ += _spectra.__all__

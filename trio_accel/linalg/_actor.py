@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..devices import LibraryActor
 
-__all__ = ["BlasActor", "SolverActor"]
+__all__ = ["BlasActor", "BlasLtActor", "SolverActor"]
 
 
 class BlasActor(LibraryActor):
@@ -14,6 +14,15 @@ class BlasActor(LibraryActor):
     """
 
     library = "blas"
+
+
+class BlasLtActor(LibraryActor):
+    """Serves fused products, on a stream of its own.
+
+    CPU backend: NumPy's BLAS. CUDA: cuBLASLt.
+    """
+
+    library = "blaslt"
 
 
 class SolverActor(LibraryActor):

@@ -15,6 +15,7 @@ from . import (
     _convolutions,
     _dropout,
     _embedding,
+    _linear,
     _losses,
     _norms,
     _optimizers,
@@ -27,6 +28,7 @@ from ._attention import *
 from ._convolutions import *
 from ._dropout import *
 from ._embedding import *
+from ._linear import *
 from ._losses import *
 from ._norms import *
 from ._optimizers import *
@@ -40,6 +42,7 @@ __all__ += _attention.__all__
 __all__ += _convolutions.__all__
 __all__ += _dropout.__all__
 __all__ += _embedding.__all__
+__all__ += _linear.__all__
 __all__ += _losses.__all__
 __all__ += _norms.__all__
 __all__ += _optimizers.__all__

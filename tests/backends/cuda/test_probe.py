@@ -265,8 +265,8 @@ class TestLibraries:
         ("missing", "needing"),
         [
             # cuSOLVER needs all of the others but cuFFT.
-            ("cublas", {"blas": "cuBLAS", "solver": "cuSOLVER"}),
-            ("cublasLt", {"blas": "cuBLAS", "solver": "cuSOLVER"}),
+            ("cublas", {"blas": "cuBLAS", "blaslt": "cuBLAS", "solver": "cuSOLVER"}),
+            ("cublasLt", {"blas": "cuBLAS", "blaslt": "cuBLAS", "solver": "cuSOLVER"}),
             ("cufft", {"fft": "cuFFT"}),
             ("cusolver", {"solver": "cuSOLVER"}),
             ("cusparse", {"sparse": "cuSPARSE", "solver": "cuSOLVER"}),
@@ -302,8 +302,10 @@ class TestLibraries:
         make_library(bare.folder, "cublas", "14, 0, 1")
         make_library(bare.folder, "cufft", "13, 0, 0")
         libraries = _installed.installed((13, 0))
-        assert libraries.libraries == tuple([one for one in EVERYTHING if one not in ("blas", "fft")])
-        for library, name in (("blas", "cuBLAS"), ("fft", "cuFFT")):
+        assert libraries.libraries == tuple(
+            [one for one in EVERYTHING if one not in ("blas", "blaslt", "fft")]
+        )
+        for library, name in (("blas", "cuBLAS"), ("blaslt", "cuBLAS"), ("fft", "cuFFT")):
             assert libraries.problem(library) == (
                 f"library {library!r} needs {name}, which is for CUDA 14, and the NVIDIA driver for "
                 f"CUDA 13.0: {CUDA13}, or install a newer driver"

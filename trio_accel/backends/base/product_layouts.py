@@ -124,34 +124,53 @@ def plan_gemm(
 
 
 def plan_matmul(
-    shapes: tuple[tuple[int, ...], tuple[int, ...]], strides: tuple[_Strides, _Strides], itemsize: int
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    strides: tuple[_Strides, _Strides],
+    itemsize: int,
+    *,
+    is_fused: bool = False,
+    keeps_stack: bool = False,
 ) -> Product:
-    """Find the calls for ``a @ b`` by NumPy's rules; nothing is empty, and the result is in C order."""
+    """Find the calls for ``a @ b`` by NumPy's rules; nothing is empty, and the result is in C order.
+
+    Args:
+        shapes: Of a and b.
+        strides: Of a and b.
+        itemsize: Bytes of an element.
+        is_fused: Whether there is to be one call, which makes the transpose.
+        keeps_stack: Whether a stack of products with one right side stays a stack.
+    """
+    most = 1 if is_fused else _MOST_GROUPS
     packings: list[Packing | None] = [None, None]
     laid_out = list(strides)
     for number, (shape, step) in enumerate(zip(shapes, strides, strict=True)):
         if not _is_addressable(shape, step, itemsize):
             packings[number] = "plain"
             laid_out[number] = contiguous_strides(shape, itemsize)
-    product = _batched(shapes, (laid_out[0], laid_out[1]), itemsize)
-    if len(product.groups) > _MOST_GROUPS:
+    options = is_fused, keeps_stack
+    product = _batched(shapes, (laid_out[0], laid_out[1]), itemsize, *options)
+    if len(product.groups) > most:
         batch, *operands = broadcast_operands(shapes, strides)
         full = (*batch, *operands[0].shape), (*batch, *operands[1].shape)
         in_order = contiguous_strides(full[0], itemsize), contiguous_strides(full[1], itemsize)
-        product = _batched(full, in_order, itemsize)
+        product = _batched(full, in_order, itemsize, *options)
         return attrs.evolve(product, packing_a="plain", packing_b="plain", is_in_full=True)
     return attrs.evolve(product, packing_a=packings[0], packing_b=packings[1])
 
 
 def _batched(
-    shapes: tuple[tuple[int, ...], tuple[int, ...]], strides: tuple[_Strides, _Strides], itemsize: int
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    strides: tuple[_Strides, _Strides],
+    itemsize: int,
+    is_fused: bool,
+    keeps_stack: bool,
 ) -> Product:
     """Return the calls for operands that can be read in place."""
     batch, left_matrix, right_matrix = broadcast_operands(shapes, strides)
     a_matrix, (a_rows, a_inner), a_steps = left_matrix
     b_matrix, b_matrix_strides, b_steps = right_matrix
     (rows, inner), (_, columns) = a_matrix, b_matrix
-    if not any(b_steps):
+    if not any(b_steps) and not keeps_stack:
         # One large product instead of many with the same right side.
         extents, (steps,) = merged((*batch, rows), ((*a_steps, a_rows),))
         if len(extents) == 1 and _side((extents[0], inner), (steps[0], a_inner), itemsize) is not None:
@@ -159,7 +178,7 @@ def _batched(
             rows, a_rows = extents[0], steps[0]
     c_steps = contiguous_strides((*batch, rows, columns), itemsize)[: len(batch)]
     # One column is made as the library's own matrix by vector.
-    is_swapped = columns > 1
+    is_swapped = is_fused or columns > 1
     left = _operand((rows, inner), (a_rows, a_inner), "N", itemsize, is_swapped)
     right = _operand(b_matrix, b_matrix_strides, "N", itemsize, is_swapped)
     first, second = (right, left) if is_swapped else (left, right)

@@ -17,6 +17,7 @@ BACKEND = "cpu"
 LIBRARIES: Mapping[str, LibraryEntry] = {
     "arrays": LibraryEntry(".libraries.arrays"),
     "blas": LibraryEntry(".libraries.blas"),
+    "blaslt": LibraryEntry(".libraries.blaslt"),
     "dnn": LibraryEntry(".libraries.dnn"),
     "fft": LibraryEntry(".libraries.fft"),
     "graphs": LibraryEntry(".libraries.graphs", "GraphLibrary"),

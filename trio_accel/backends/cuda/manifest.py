@@ -47,6 +47,7 @@ VERSIONS = {name: (vendor.version, vendor.is_in_parts) for name, vendor in VENDO
 LIBRARIES: Mapping[str, LibraryEntry] = {
     "arrays": LibraryEntry(".libraries.compiled", "ArraysLibrary"),
     "blas": LibraryEntry(".libraries.blas", "BlasLibrary", "cublas"),
+    "blaslt": LibraryEntry(".libraries.blaslt", "BlasLtLibrary", "cublas"),
     "dnn": LibraryEntry(".libraries.dnn", "DnnLibrary"),
     "fft": LibraryEntry(".libraries.fft", "FftLibrary", "cufft"),
     "graphs": LibraryEntry(".libraries.graphs", "GraphLibrary"),

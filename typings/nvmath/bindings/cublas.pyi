@@ -4,7 +4,12 @@ from enum import IntEnum
 
 class ComputeType(IntEnum):
     COMPUTE_32F = 68
+    COMPUTE_32F_EMULATED_16BFX9 = 78
+    COMPUTE_32F_FAST_16BF = 75
+    COMPUTE_32F_FAST_TF32 = 77
+    COMPUTE_32I = 72
     COMPUTE_64F = 70
+    COMPUTE_64F_EMULATED_FIXEDPOINT = 79
 
 class GemmAlgo(IntEnum):
     DEFAULT = -1

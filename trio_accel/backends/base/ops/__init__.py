@@ -1,12 +1,26 @@
 """Operation specifications: what crosses from an actor to a backend, or to a worker process."""
 
-from . import _array, _signature, _spec, arrays, collectives, dnn, graphs, jit, memory, numeric, random
+from . import (
+    _array,
+    _signature,
+    _spec,
+    arrays,
+    collectives,
+    dnn,
+    fused,
+    graphs,
+    jit,
+    memory,
+    numeric,
+    random,
+)
 from ._array import *
 from ._signature import *
 from ._spec import *
 from .arrays import *
 from .collectives import *
 from .dnn import *
+from .fused import *
 from .graphs import *
 from .jit import *
 from .memory import *
@@ -20,6 +34,7 @@ __all__ += _spec.__all__
 __all__ += arrays.__all__
 __all__ += collectives.__all__
 __all__ += dnn.__all__
+__all__ += fused.__all__
 __all__ += graphs.__all__
 __all__ += jit.__all__
 __all__ += memory.__all__

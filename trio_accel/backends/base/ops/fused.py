@@ -1,0 +1,271 @@
+"""Specification of products with what is done to each element before it is written, as cuBLASLt has them."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+import attrs
+
+from ..dtypes import DType
+from ._array import ArraySpec, exact, reads, scalar, writes
+from ._signature import refuse_shapes
+from ._spec import OperationSpec, specification
+from .numeric import product_shape
+
+__all__ = ["FusedDtypes", "FusedEpilogue", "FusedMatmulSpec", "Precision", "aux_columns", "fused_dtypes"]
+
+FusedEpilogue: TypeAlias = Literal["none", "relu", "gelu", "relu_grad", "gelu_grad", "sum_a", "sum_b"]
+"""What is done behind the product: see `FusedMatmulSpec`."""
+
+Precision: TypeAlias = Literal["ieee", "tf32", "bf16", "bf16x9", "fixed_point", "fast"]
+"""How products are computed: in the type of the elements, or in shorter ones; of float8, with short sums."""
+
+_FLOAT8 = (DType.float8_e4m3fn, DType.float8_e5m2)
+
+
+class FusedDtypes(NamedTuple):
+    """The dtypes that go with those of the operands and of the result.
+
+    Attributes:
+        c: Of the array that is added.
+        bias: Of the vector that is added, and of sums of gradients.
+        aux: Of the values that `gelu` is applied to.
+        compute: In which all is computed on a host, and rounded once.
+    """
+
+    c: DType
+    bias: DType
+    aux: DType
+    compute: DType
+
+
+def _table() -> dict[tuple[DType, DType], dict[DType, FusedDtypes]]:
+    """By the dtypes of a and b, and then by that of the result, of which the first one is the usual one."""
+    f16, bf16, f32, f64 = DType.float16, DType.bfloat16, DType.float32, DType.float64
+    i8, i32 = DType.int8, DType.int32
+    e4, e5 = _FLOAT8
+    table: dict[tuple[DType, DType], dict[DType, FusedDtypes]] = {}
+    for half in (f16, bf16):
+        table[half, half] = {half: FusedDtypes(half, half, half, f32), f32: FusedDtypes(f32, f32, f32, f32)}
+    for own in (f32, f64):
+        table[own, own] = {own: FusedDtypes(own, own, own, own)}
+    for pair in ((e4, e4), (e4, e5), (e5, e4)):
+        of_bf16 = FusedDtypes(bf16, bf16, bf16, f32)
+        table[pair] = {
+            bf16: of_bf16,
+            f16: FusedDtypes(f16, f16, f16, f32),
+            f32: FusedDtypes(f32, bf16, f32, f32),
+            e4: of_bf16,
+        }
+        if e5 in pair:
+            table[pair][e5] = of_bf16
+    table[i8, i8] = {
+        i32: FusedDtypes(i32, i32, i32, f64),
+        i8: FusedDtypes(i8, f32, i8, f64),
+        f32: FusedDtypes(f32, f32, f32, f64),
+    }
+    return table
+
+
+_DTYPES = _table()
+
+_KNOWN: dict[tuple[int, int, int], tuple[DType, FusedDtypes]] = {}
+
+_MOST_CHECKED = 4096
+# Keys of plans whose arrays fit each other.
+_CHECKED: set[tuple[object, ...]] = set()
+
+
+def fused_dtypes(name: str, a: DType, b: DType, out: DType | None) -> tuple[DType, FusedDtypes]:
+    """Find the dtype of a result, and those that go with it.
+
+    Args:
+        name: Name of the operation, for the message.
+        a: Dtype of the left operand.
+        b: Dtype of the right operand.
+        out: Dtype of the result; None for the usual one.
+
+    Raises:
+        TypeError: There are no such products.
+    """
+    # By identity: a member's hash takes longer than all the rest.
+    key = id(a), id(b), id(out)
+    known = _KNOWN.get(key)
+    if known is None:
+        known = _KNOWN[key] = _find_dtypes(name, a, b, out)
+    return known
+
+
+def _find_dtypes(name: str, a: DType, b: DType, out: DType | None) -> tuple[DType, FusedDtypes]:
+    made = _DTYPES.get((a, b))
+    if made is None:
+        pairs = ", ".join(str(one) if one is other else f"{one} and {other}" for one, other in _DTYPES)
+        raise TypeError(
+            f"{name}: there are no products of dtypes {a} and {b}; there are those of {pairs} (use cast())"
+        )
+    if out is None:
+        out = next(iter(made))
+    if out not in made:
+        allowed = ", ".join(map(str, made))
+        raise TypeError(f"{name}: dtype {out}: products of {a} and {b} are of {allowed}")
+    return out, made[out]
+
+
+def aux_columns(epilogue: FusedEpilogue, columns: int) -> int:
+    """Tell how long the rows are of what an activation leaves for its gradient.
+
+    Of relu they are bits in bytes, 128 at a time; of gelu values, 8 at a time.
+    """
+    return -(-columns // 128) * 16 if epilogue.startswith("relu") else -(-columns // 8) * 8
+
+
+@specification
+class FusedMatmulSpec(OperationSpec):
+    """``out = scale_out * f(alpha * scale_a * a @ (b * scale_b) + beta * c + bias)``, rounded once.
+
+    The epilogue is f, or what else is done:
+
+    * ``"none"``, ``"relu"``, ``"gelu"`` (by the hyperbolic tangent). The last two write to `saved` what their
+      gradients need: of relu for each element a bit, which is not set where the argument is at most 0, the
+      lowest bit of a byte first; of gelu the argument.
+    * ``"relu_grad"``, ``"gelu_grad"``: the product is multiplied by the derivative there, by `aux`, which is
+      such a `saved`. `sums` are those of the columns of the result.
+    * ``"sum_a"``, ``"sum_b"``: `sums` of a or of b along the axis that the product adds along.
+
+    Float8 and int8 results are saturated. `fused_dtypes` has the dtypes.
+
+    Attributes:
+        epilogue: See above.
+        precision: How the products are computed.
+        is_tuned: 1 where a backend is to measure which of its ways is the fastest one.
+        alpha: Factor of the product.
+        beta: Factor of `c`.
+        a: ``(..., m, k)``.
+        b: ``(..., k, n)``; the stacks broadcast.
+        c: Of the shape of `out`, which may be `out`.
+        bias: ``(n,)`` or ``(..., n)``.
+        aux: ``(..., m, aux_columns(n))``: uint8, or see `FusedDtypes`.
+        scale_a: Of float8 only: ``()`` or ``(..., m, 1)``, float32.
+        scale_b: ``()`` or ``(..., 1, n)``; of one kind with `scale_a`.
+        scale_out: ``()``, float32, where the result is float8.
+        out: ``(..., m, n)``.
+        saved: Of the shape and dtype of `aux`.
+        sums: ``(..., n)``, or ``(..., m)`` for ``"sum_a"``.
+        key: The key of its plan, once its shapes were checked.
+    """
+
+    epilogue: FusedEpilogue = exact()
+    precision: Precision = exact()
+    is_tuned: int = exact()
+    alpha: float = scalar()
+    beta: float = scalar()
+    a: ArraySpec = reads()
+    b: ArraySpec = reads()
+    c: ArraySpec | None = reads(optional=True)
+    bias: ArraySpec | None = reads(optional=True)
+    aux: ArraySpec | None = reads(optional=True)
+    scale_a: ArraySpec | None = reads(optional=True)
+    scale_b: ArraySpec | None = reads(optional=True)
+    scale_out: ArraySpec | None = reads(optional=True)
+    out: ArraySpec = writes()
+    saved: ArraySpec | None = writes(optional=True)
+    sums: ArraySpec | None = writes(optional=True)
+    key: tuple[object, ...] = attrs.field(init=False, default=(), eq=False, repr=False)
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        # Each ask comes here, and layouts come again and again: to look closely takes as long as a launch.
+        key = self.key = self.descriptor().plan_key(self)
+        if key in _CHECKED:
+            return
+        self._check_all(name)
+        if len(_CHECKED) >= _MOST_CHECKED:
+            _CHECKED.clear()
+        _CHECKED.add(key)
+
+    def _check_all(self, name: str) -> None:
+        a, b, out = self.a, self.b, self.out
+        if min(a.ndim, b.ndim) < 2:
+            raise ValueError(f"{name}: a and b must be matrices, got shapes {a.shape} and {b.shape}")
+        shape = product_shape(name, a.shape, b.shape)
+        if out.shape != shape:
+            refuse_shapes(name, self, f"out must have the shape {shape} of the product", a=a, b=b, out=out)
+        _, dtypes = fused_dtypes(name, a.dtype, b.dtype, out.dtype)
+        *stack, m, n = shape
+        bits = DType.uint8 if self.epilogue.startswith("relu") else dtypes.aux
+        saved = ((*stack, m, aux_columns(self.epilogue, n)),), bits
+        summed = (*stack, m if self.epilogue == "sum_a" else n)
+        wanted: dict[str, tuple[tuple[tuple[int, ...], ...], DType]] = {
+            "c": ((shape,), dtypes.c),
+            "bias": (((n,), summed), dtypes.bias),
+            "aux": saved,
+            "saved": saved,
+            "sums": ((summed,), dtypes.bias),
+            "scale_a": (((), (*a.shape[:-1], 1)), DType.float32),
+            "scale_b": (((), (*b.shape[:-2], 1, n)), DType.float32),
+            "scale_out": (((),), DType.float32),
+        }
+        for field, (shapes, dtype) in wanted.items():
+            array: ArraySpec | None = getattr(self, field)
+            if array is not None:
+                _check(name, field, array, shapes, dtype)
+        _check_precision(name, self.precision, a.dtype)
+        self._check_scales(name)
+        if a.dtype is DType.int8:
+            self._check_whole(name)
+
+    def _check_whole(self, name: str) -> None:
+        """Refuse what a result of whole numbers has not.
+
+        cuBLASLt makes what a gradient needs of rounded numbers, and gelu behind a bias came out wrong.
+        """
+        if self.out.dtype is DType.int32:
+            is_there = self.epilogue == "none" and self.bias is None
+            what = "neither bias nor activation, and no gradients"
+        else:
+            is_there = self.epilogue in ("none", "relu") and self.saved is None
+            what = "bias and relu alone"
+        if not is_there and self.out.dtype is not DType.float32:
+            raise TypeError(
+                f"{name}: of int8 there are products to {self.out.dtype} with {what}; use float32"
+            )
+
+    def _check_scales(self, name: str) -> None:
+        arrays = [one for one in (self.scale_a, self.scale_b) if one is not None]
+        if arrays and self.a.dtype not in _FLOAT8:
+            raise TypeError(f"{name}: scale_a and scale_b are for float8, got {self.a.dtype}; use alpha")
+        if self.scale_out is not None and self.out.dtype not in _FLOAT8:
+            raise TypeError(f"{name}: scale_out is for a result of float8, got {self.out.dtype}; use alpha")
+        if any(one.ndim for one in arrays) and not (len(arrays) == 2 and all(one.ndim for one in arrays)):
+            raise ValueError(
+                f"{name}: scale_a has one number for each row of a if scale_b has one for each column of b, "
+                f"got shapes {[one.shape for one in arrays]}"
+            )
+
+
+def _check(
+    name: str, field: str, array: ArraySpec, shapes: tuple[tuple[int, ...], ...], dtype: DType
+) -> None:
+    """Require one of some shapes, and a dtype."""
+    if array.shape not in shapes:
+        wanted = " or ".join(map(str, dict.fromkeys(shapes)))
+        raise ValueError(f"{name}: {field} must have shape {wanted}, got {array.shape}")
+    if array.dtype is not dtype:
+        raise TypeError(f"{name}: {field} must have dtype {dtype}, got {array.dtype} (use cast())")
+
+
+_PRECISIONS = {
+    "tf32": (DType.float32,),
+    "bf16": (DType.float32,),
+    "bf16x9": (DType.float32,),
+    "fixed_point": (DType.float64,),
+    "fast": _FLOAT8,
+}
+
+
+def _check_precision(name: str, precision: str, dtype: DType) -> None:
+    wanted = _PRECISIONS.get(precision, (dtype,))
+    if dtype not in wanted:
+        raise TypeError(
+            f"{name}: precision {precision!r} is for {' and '.join(map(str, wanted))}, got {dtype}"
+        )

@@ -1,0 +1,403 @@
+"""Products with what comes before and behind them in the same launch, as cuBLASLt has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, overload
+
+import numpy as np
+
+from ..backends.base import DType, DTypeLike
+from ..backends.base.ops import (
+    ArraySpec,
+    FusedDtypes,
+    FusedEpilogue,
+    FusedMatmulSpec,
+    Precision,
+    aux_columns,
+    fused_dtypes,
+    product_shape,
+)
+from ..backends.base.values import ALWAYS_HELD
+from ..devices import AccelRef, Operand, Operation, Planned, Planner, message_of, operation
+from ..devices.operations._plan_source import refuse_value
+from ._actor import BlasLtActor
+
+__all__ = [
+    "FusedMatmul", "FusedMatmulGrad", "FusedMatmulResult", "FusedMatmulSums", "FusedSumsResult",
+    "fused_matmul", "fused_matmul_grad", "fused_matmul_sums",
+]  # fmt: skip
+
+_Activation: TypeAlias = Literal["relu", "gelu"]
+_Scale: TypeAlias = "float | Operand | None"
+_PRECISIONS: tuple[Precision, ...] = ("ieee", "tf32", "bf16", "bf16x9", "fixed_point", "fast")
+_SCALES = "scale_a", "scale_b", "scale_out"
+_LEAST, _MOST = float(np.finfo(np.float32).smallest_subnormal), float(np.finfo(np.float32).max)
+_FLOAT8 = (DType.float8_e4m3fn, DType.float8_e5m2)
+
+
+class FusedMatmulResult(NamedTuple):
+    """A product behind an activation, with what the gradient of that needs; see `fused_matmul`."""
+
+    out: AccelRef
+    """The result."""
+    aux: AccelRef
+    """For `fused_matmul_grad`: of relu bits, of gelu its arguments, in padded rows."""
+
+
+class FusedSumsResult(NamedTuple):
+    """A product, and sums that are the gradient of a bias."""
+
+    out: AccelRef
+    """The product."""
+    sums: AccelRef
+    """The sums."""
+
+
+def _plan_product(message: Any, planner: Planner) -> Planned[Any]:
+    """Plan a product with an activation; what all three have in common is in `_plan`."""
+    if message.activation not in (None, "relu", "gelu"):
+        refuse_value(planner.name, "activation", (None, "relu", "gelu"), message.activation)
+    if message.return_aux not in (False, True) or (message.return_aux and message.activation is None):
+        wanted = "False" if message.activation is None else "False or True"
+        raise ValueError(f"{planner.name}: return_aux must be {wanted}, got {message.return_aux!r}")
+    arrays = {} if message.c is None else {"c": planner.read("c", message.c)}
+    if message.bias is not None:
+        arrays["bias"] = planner.read("bias", message.bias)
+    spec, out, aux = _plan(
+        message, planner, message.activation or "none", arrays=arrays, has_saved=bool(message.return_aux)
+    )
+    return Planned(spec, out if aux is None else FusedMatmulResult(out, aux), is_checked=True)
+
+
+def _plan_grad(message: Any, planner: Planner) -> Planned[Any]:
+    """Plan a product with the derivative of an activation."""
+    if message.activation not in ("relu", "gelu"):
+        refuse_value(planner.name, "activation", ("relu", "gelu"), message.activation)
+    if message.return_sums not in (False, True):
+        refuse_value(planner.name, "return_sums", (False, True), message.return_sums)
+    epilogue: FusedEpilogue = "relu_grad" if message.activation == "relu" else "gelu_grad"
+    arrays = {"aux": planner.read("aux", message.aux)}
+    spec, out, sums = _plan(message, planner, epilogue, arrays=arrays, has_sums=bool(message.return_sums))
+    return Planned(spec, out if sums is None else FusedSumsResult(out, sums), is_checked=True)
+
+
+def _plan_sums(message: Any, planner: Planner) -> Planned[Any]:
+    """Plan a product with sums of one of its operands."""
+    if message.of not in ("a", "b"):
+        refuse_value(planner.name, "of", ("a", "b"), message.of)
+    epilogue: FusedEpilogue = "sum_a" if message.of == "a" else "sum_b"
+    spec, out, sums = _plan(message, planner, epilogue, arrays={}, has_sums=True)
+    return Planned(spec, out if sums is None else FusedSumsResult(out, sums), is_checked=True)
+
+
+def _plan(
+    message: Any,
+    planner: Planner,
+    epilogue: FusedEpilogue,
+    *,
+    arrays: dict[str, ArraySpec],
+    has_saved: bool = False,
+    has_sums: bool = False,
+) -> tuple[FusedMatmulSpec, AccelRef, AccelRef | None]:
+    """Plan by hand: dtypes depend on an option, and arrays are there or not, as no line of shapes says."""
+    name = planner.name
+    if message.precision not in _PRECISIONS:
+        refuse_value(name, "precision", _PRECISIONS, message.precision)
+    if message.autotune not in (False, True):
+        refuse_value(name, "autotune", (False, True), message.autotune)
+    a, b = planner.read("a", message.a), planner.read("b", message.b)
+    if min(a.ndim, b.ndim) < 2:
+        raise ValueError(f"{name}: a and b must be matrices, got shapes {a.shape} and {b.shape}")
+    shape = product_shape(name, a.shape, b.shape)
+    wanted = getattr(message.out, "dtype", None) if message.dtype is None else DType.of(message.dtype)
+    dtype, dtypes = fused_dtypes(name, a.dtype, b.dtype, wanted)
+    alpha, beta = _factors(message, planner, arrays, dtype, dtypes)
+    out = planner.output(shape, dtype, message.out)
+    if message.out is not None:
+        # Each element of c is read before it is written.
+        others = {one: array for one, array in arrays.items() if one != "c" or array != out.spec}
+        planner.distinct("out", out.spec, a=a, b=b, **others)
+    *stack, m, n = shape
+    other = None
+    if has_saved:
+        columns = aux_columns(epilogue, n)
+        other = planner.output((*stack, m, columns), DType.uint8 if epilogue == "relu" else dtypes.aux)
+    elif has_sums:
+        other = planner.output((*stack, m if epilogue == "sum_a" else n), dtypes.bias)
+    made = None if other is None else other.spec
+    spec = FusedMatmulSpec(
+        epilogue, message.precision, int(message.autotune), alpha, beta, a, b, arrays.get("c"),
+        arrays.get("bias"), arrays.get("aux"), arrays.get("scale_a"), arrays.get("scale_b"),
+        arrays.get("scale_out"), out.spec, made if has_saved else None,
+        made if has_sums else None,
+    )  # fmt: skip
+    spec.check_shapes(name)
+    return spec, out, other
+
+
+def _factors(
+    message: Any, planner: Planner, arrays: dict[str, ArraySpec], dtype: DType, dtypes: FusedDtypes
+) -> tuple[float, float]:
+    """Take alpha, beta and the scales: those that are numbers become a part of alpha, the others arrays."""
+    name, product = planner.name, 1.0
+    for argument in _SCALES:
+        scale: _Scale = getattr(message, argument, None)
+        if scale is None:
+            continue
+        if isinstance(scale, (AccelRef, np.ndarray)):
+            arrays[argument] = planner.read(argument, scale)
+            continue
+        _check_scale(name, argument, scale)
+        if argument == "scale_out":
+            # It comes behind the activation, so it is no part of alpha.
+            arrays[argument] = planner.read(argument, np.array(scale, np.float32))
+        else:
+            product *= scale
+    alpha = _factor(planner, "alpha", message.alpha, dtypes)
+    if product != 1:
+        if DType.of(message.a.dtype) not in _FLOAT8:
+            raise TypeError(f"{name}: scale_a and scale_b are for float8, got {message.a.dtype}; use alpha")
+        alpha = _factor(planner, "alpha times the scales", alpha * product, dtypes)
+    beta = _factor(planner, "beta", message.beta, dtypes) if "c" in arrays else 0.0
+    if dtype is not DType.int32:
+        return alpha, beta
+    for argument, factor in (("alpha", alpha), ("beta", beta)):
+        if not (factor.is_integer() and abs(factor) < 2**31):
+            raise ValueError(f"{name}: {argument} must be a whole number of int32, got {factor!r}")
+    return alpha, beta
+
+
+def _factor(planner: Planner, argument: str, value: object, dtypes: FusedDtypes) -> float:
+    """Require a factor; nearly always it is an ordinary one."""
+    if type(value) is float and -ALWAYS_HELD <= value <= ALWAYS_HELD:
+        return value
+    return planner.factor(argument, value, dtypes.compute).real
+
+
+def _check_scale(name: str, argument: str, scale: object) -> None:
+    if isinstance(scale, bool) or not isinstance(scale, (int, float, np.floating, np.integer)):
+        raise TypeError(f"{name}: {argument} must be a number or an array, got {type(scale).__name__}")
+    # As the library has it: one that float32 rounds to 0 would make zeros of all.
+    if not _LEAST <= scale <= _MOST:
+        raise ValueError(f"{name}: {argument} must be a finite number above 0 of float32, got {scale!r}")
+
+
+@overload
+async def fused_matmul(
+    a: Operand,
+    b: Operand,
+    c: Operand | None = None,
+    bias: Operand | None = None,
+    activation: _Activation | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    scale_a: _Scale = None,
+    scale_b: _Scale = None,
+    scale_out: _Scale = None,
+    dtype: DTypeLike | None = None,
+    precision: Precision = "ieee",
+    return_aux: Literal[False] = False,
+    autotune: bool = False,
+    out: AccelRef | None = None,
+) -> AccelRef: ...
+@overload
+async def fused_matmul(
+    a: Operand,
+    b: Operand,
+    c: Operand | None = None,
+    bias: Operand | None = None,
+    activation: _Activation | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    scale_a: _Scale = None,
+    scale_b: _Scale = None,
+    scale_out: _Scale = None,
+    dtype: DTypeLike | None = None,
+    precision: Precision = "ieee",
+    return_aux: Literal[True],
+    autotune: bool = False,
+    out: AccelRef | None = None,
+) -> FusedMatmulResult: ...
+@operation(actor=BlasLtActor, plan=_plan_product)
+async def fused_matmul(
+    a: Operand,
+    b: Operand,
+    c: Operand | None = None,
+    bias: Operand | None = None,
+    activation: _Activation | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    scale_a: _Scale = None,
+    scale_b: _Scale = None,
+    scale_out: _Scale = None,
+    dtype: DTypeLike | None = None,
+    precision: Precision = "ieee",
+    return_aux: bool = False,
+    autotune: bool = False,
+    out: AccelRef | None = None,
+) -> AccelRef | FusedMatmulResult:
+    """Compute ``activation(alpha * a @ b + beta * c + bias)`` in one launch (cuBLASLt ``cublasLtMatmul``).
+
+    All is added and applied in the type of the sums, and rounded once.
+
+    Args:
+        a: Array of shape (..., m, k). Both operands are of float16, bfloat16, float32, float64 or int8; or of
+            float8, and one of them may be float8_e5m2.
+        b: Array of shape (..., k, n); the stacks broadcast.
+        c: Array of the shape of the result, and its dtype; bfloat16 for a result of float8.
+        bias: Vector of shape (n,), or one for each product, (..., n); of the dtype of `c`. It is float32 for
+            a result of int8, and bfloat16 where products of float8 are to be float32.
+        activation: ``"relu"``, or ``"gelu"`` by the hyperbolic tangent: `nn.gelu` with
+            ``approximate="tanh"``.
+        alpha: Factor of the product.
+        beta: Factor of `c`.
+        scale_a: What each element of a float8 `a` is multiplied by: a number above 0, which becomes a part of
+            `alpha`; or an array of float32, of shape () or (..., m, 1). Nothing looks at the numbers of an
+            array: zeros make zeros.
+        scale_b: The same of `b`, of shape () or (..., 1, n). Both have numbers for rows and columns, or
+            neither.
+        scale_out: What a float8 result is multiplied by before it is rounded: a number above 0, or an array
+            of float32 of shape ().
+        dtype: Dtype of the result; by default that of the operands, bfloat16 of float8, int32 of int8.
+        precision: ``"ieee"``: in the type of the elements, and all sums too. For float32: ``"tf32"`` and
+            ``"bf16"`` round the elements to 11 and 8 digits; ``"bf16x9"`` is nine products of bfloat16, as
+            accurate as float32. For float64: ``"fixed_point"``, products of int8, as accurate as float64 for
+            elements of like size. For float8: ``"fast"``, with sums of about 14 digits. A backend may be more
+            accurate than it is asked to be.
+        return_aux: Whether to return what `fused_matmul_grad` needs, too.
+        autotune: Whether the backend measures which of its ways is the fastest one, at the first product of
+            these layouts; by default the library tells.
+        out: Array to write to, which may be `c`; by default a new one.
+
+    Returns:
+        The result, of shape (..., m, n). float8 and int8 are saturated, int32 wraps around.
+
+    Raises:
+        TypeError: Dtypes without such products; or a `precision` or a scale that is for others.
+        ValueError: A factor that `dtype` has not.
+        NotSupportedError: The library or the card has no such product, dtype or precision.
+    """
+    ...
+
+
+@overload
+async def fused_matmul_grad(
+    a: Operand,
+    b: Operand,
+    aux: Operand,
+    activation: _Activation,
+    *,
+    alpha: float = 1.0,
+    scale_a: _Scale = None,
+    scale_b: _Scale = None,
+    dtype: DTypeLike | None = None,
+    precision: Precision = "ieee",
+    return_sums: Literal[False] = False,
+    autotune: bool = False,
+    out: AccelRef | None = None,
+) -> AccelRef: ...
+@overload
+async def fused_matmul_grad(
+    a: Operand,
+    b: Operand,
+    aux: Operand,
+    activation: _Activation,
+    *,
+    alpha: float = 1.0,
+    scale_a: _Scale = None,
+    scale_b: _Scale = None,
+    dtype: DTypeLike | None = None,
+    precision: Precision = "ieee",
+    return_sums: Literal[True],
+    autotune: bool = False,
+    out: AccelRef | None = None,
+) -> FusedSumsResult: ...
+@operation(actor=BlasLtActor, plan=_plan_grad)
+async def fused_matmul_grad(
+    a: Operand,
+    b: Operand,
+    aux: Operand,
+    activation: _Activation,
+    *,
+    alpha: float = 1.0,
+    scale_a: _Scale = None,
+    scale_b: _Scale = None,
+    dtype: DTypeLike | None = None,
+    precision: Precision = "ieee",
+    return_sums: bool = False,
+    autotune: bool = False,
+    out: AccelRef | None = None,
+) -> AccelRef | FusedSumsResult:
+    """Compute ``alpha * a @ b`` times the derivative of an activation, with the gradient of its bias.
+
+    For ``y = fused_matmul(x, w, bias=bias, activation="relu", return_aux=True)``, and `grad`, the gradient of
+    what was made of `y` by ``y @ v``: ``fused_matmul_grad(grad, v.T, aux, "relu", return_sums=True)`` is the
+    gradient of ``x @ w``, and that of the bias.
+
+    Args:
+        a: See `fused_matmul`, as all arguments without a word here.
+        b: Array of shape (..., k, n).
+        aux: What `fused_matmul` has returned for a product of this shape and dtype.
+        activation: The activation.
+        alpha: Factor of the product.
+        scale_a: Scale of a float8 `a`.
+        scale_b: Scale of a float8 `b`.
+        dtype: Dtype of the result.
+        precision: How float32 is multiplied.
+        return_sums: Whether to return the sums of the columns, too: of shape (..., n).
+        autotune: Whether the backend measures its ways.
+        out: Array to write to; by default a new one.
+
+    Returns:
+        The result, of shape (..., m, n).
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `fused_matmul`.
+    """
+    ...
+
+
+@operation(actor=BlasLtActor, plan=_plan_sums)
+async def fused_matmul_sums(
+    a: Operand,
+    b: Operand,
+    of: Literal["a", "b"],
+    *,
+    alpha: float = 1.0,
+    dtype: DTypeLike | None = None,
+    precision: Precision = "ieee",
+    autotune: bool = False,
+    out: AccelRef | None = None,
+) -> FusedSumsResult:
+    """Compute ``alpha * a @ b``, and sums of an operand along the axis that the product adds along.
+
+    With ``x.T`` and `grad` it is the gradient of the weights of ``x @ w + bias``, and that of the bias.
+
+    Args:
+        a: See `fused_matmul`, as all arguments without a word here.
+        b: Array of shape (..., k, n).
+        of: ``"a"``: sums of the rows of `a`, of shape (..., m); ``"b"``: of the columns of `b`, (..., n).
+        alpha: Factor of the product.
+        dtype: Dtype of the result.
+        precision: How float32 and float64 are multiplied.
+        autotune: Whether the backend measures its ways.
+        out: Array to write to; by default a new one.
+
+    Returns:
+        The product, and the sums.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `fused_matmul`.
+    """
+    ...
+
+
+FusedMatmul: Callable[..., Operation[BlasLtActor, AccelRef | FusedMatmulResult]] = message_of(fused_matmul)
+FusedMatmulGrad: Callable[..., Operation[BlasLtActor, AccelRef | FusedSumsResult]] = message_of(
+    fused_matmul_grad
+)
+FusedMatmulSums: Final = fused_matmul_sums.message
