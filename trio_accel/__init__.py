@@ -120,6 +120,7 @@ if _typing.TYPE_CHECKING:
         random,
         sparse,
         telemetry,
+        tensor,
         testing,
         weights,
     )
@@ -141,6 +142,7 @@ _LATER = frozenset(
         "random",
         "sparse",
         "telemetry",
+        "tensor",
         "testing",
         "weights",
     }
@@ -280,6 +282,7 @@ __all__ = [
     "sparse",
     "stream",
     "telemetry",
+    "tensor",
     "testing",
     "topology",
     "weights",

@@ -1,6 +1,6 @@
 """Operation specifications: what crosses from an actor to a backend, or to a worker process."""
 
-from . import _array, _signature, _spec, arrays, dnn, graphs, jit, memory, numeric, random
+from . import _array, _signature, _spec, arrays, dnn, graphs, jit, memory, numeric, random, tensor
 from ._array import *
 from ._signature import *
 from ._spec import *
@@ -11,6 +11,7 @@ from .jit import *
 from .memory import *
 from .numeric import *
 from .random import *
+from .tensor import *
 
 __all__: list[str] = []
 __all__ += _array.__all__
@@ -23,3 +24,4 @@ __all__ += jit.__all__
 __all__ += memory.__all__
 __all__ += numeric.__all__
 __all__ += random.__all__
+__all__ += tensor.__all__
