@@ -81,6 +81,24 @@ async def test_elementwise_of_whole_numbers(device: ta.Device) -> None:
     np.testing.assert_array_equal(await result.to_host(), big.T + 10)
 
 
+async def test_factors_leave_the_dtype(device: ta.Device) -> None:
+    whole, real = await device.put(np.array([1, 2])), await device.put(np.array([1.0, 2.0]))
+    truths = await device.put(np.array([True, False]))
+    assert (await ta.tensor.permute("i->i", whole, alpha=3)).dtype is ta.DType.int64
+    assert (await ta.tensor.elementwise("i,i->i", truths, truths)).dtype is ta.DType.bool
+    with pytest.raises(ValueError, match="permute: alpha 1.5 is no whole number"):
+        await ta.tensor.permute("i->i", whole, alpha=1.5)
+    with pytest.raises(TypeError, match="permute: alpha 1j is complex"):
+        await ta.tensor.permute("i->i", real, alpha=1j)
+    with pytest.raises(TypeError, match=r"elementwise: factors\[1\] 1j is complex"):
+        await ta.tensor.elementwise("i,i->i", real, real, factors=(1, 1j))
+    with pytest.raises(ValueError, match=r"elementwise: factors\[0\] 1e\+300 is outside the range of float32"):
+        single = await real.cast("float32")
+        await ta.tensor.elementwise("i,i->i", single, single, factors=(1e300, 1))
+    with pytest.raises(TypeError, match="elementwise: the arrays must have a floating or complex dtype"):
+        await ta.tensor.elementwise("i,i->i", truths, truths, factors=(2, 1))
+
+
 async def test_what_is_refused(device: ta.Device) -> None:
     a, b = await device.zeros((2, 3)), await device.zeros((3, 2))
     tensor = ta.tensor

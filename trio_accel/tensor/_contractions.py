@@ -8,6 +8,7 @@ from typing import Any, Final
 from ..backends.base import DType
 from ..backends.base.ops import ContractionSpec, contraction_terms
 from ..backends.base.subscripts import ContractionPath, Optimize
+from ..backends.base.values import factor
 from ..devices import AccelRef, LibraryActor, Operand, Planned, Planner, device_of, operation
 from ..expressions import (
     Contracting,
@@ -110,7 +111,9 @@ async def contract(
             `c`.
     """
     given = {"a": a, "b": b} if c is None else {"a": a, "b": b, "c": c}
-    _check_dtype("contract", check_operands("contract", **given))
+    dtype = check_operands("contract", **given)
+    _check_dtype("contract", dtype)
+    alpha, beta = factor("contract", "alpha", alpha, dtype), factor("contract", "beta", beta, dtype)
     left, right, output, shape = contraction_terms("contract", subscripts, a.shape, b.shape)
     inner = "".join(letter for letter in left if letter not in output)
     message = Contract(subscripts, a, b, c, alpha, beta, out=out)
@@ -126,7 +129,7 @@ async def contract(
     if not inner:
         more: tuple[Any, ...] = (beta, c) if is_added else ()
         return await _expression("out = p * x * y" + " + q * z" * is_added)(alpha, x, y, *more, out=out)
-    add = _sums(DType.of(a.dtype).value)
+    add = _sums(dtype.value)
     if not is_added:
         return await add(alpha, x, y, axis=axes, out=out)
     with intermediates() as made:

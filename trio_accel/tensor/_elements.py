@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from ..backends.base import DType
+from ..backends.base.values import element, factor
 from ..devices import AccelRef, Operand
 from ..expressions import Elementwise, Factor, Reduction, check_operands, factors_of
 from ._contractions import ARRAYS
@@ -44,14 +45,14 @@ async def reduce(
     Raises:
         ValueError: The least or the greatest of no elements.
     """
-    factor, output = _read("reduce", subscripts, a)
+    read, output = _read("reduce", subscripts, a)
     _check_operator("reduce", op)
-    inner = [letter for letter in factor.labels if letter not in output]
+    inner = [letter for letter in read.labels if letter not in output]
     if not inner:
-        return await _expression("reduce", "out = x", None)(factor.along(output), out=out)
+        return await _expression("reduce", "out = x", None)(read.along(output), out=out)
     combine = _reduction(_REDUCTIONS[op], None if op in ("max", "min") else DType.of(a.dtype).value)
     axes = range(len(output), len(output) + len(inner))
-    return await combine(factor.along((*output, *inner)), axis=axes, out=out)
+    return await combine(read.along((*output, *inner)), axis=axes, out=out)
 
 
 async def permute(
@@ -70,13 +71,14 @@ async def permute(
     Returns:
         The copy.
     """
-    factor, output = _read("permute", subscripts, a)
-    if set(output) != set(factor.labels):
+    read, output = _read("permute", subscripts, a)
+    if set(output) != set(read.labels):
         raise ValueError(f"permute: subscripts {subscripts!r}: both sides must have the same letters")
-    view = factor.along(output)
+    view = read.along(output)
     if alpha == 1:
         return await _expression("permute", "out = x", None)(view, out=out)
-    return await _expression("permute", "out = p * x", _precision(a))(alpha, view, out=out)
+    alpha = _scale("permute", "alpha", alpha, DType.of(a.dtype))
+    return await _expression("permute", "out = p * x", _precision(DType.of(a.dtype)))(alpha, view, out=out)
 
 
 async def elementwise(
@@ -109,7 +111,7 @@ async def elementwise(
             fit.
     """
     name = "elementwise"
-    check_operands(name, **{f"operands[{number}]": each for number, each in enumerate(operands)})
+    dtype = check_operands(name, **{f"operands[{number}]": each for number, each in enumerate(operands)})
     read, output, _ = factors_of(name, subscripts, operands)
     count = len(operands)
     ops = [op] * (count - 1) if isinstance(op, str) else [*op]
@@ -121,7 +123,8 @@ async def elementwise(
         )
     for one in ops:
         _check_operator(name, one)
-    more = sorted({str(label) for factor in read for label in factor.labels} - set(output))
+    scales = [_scale(name, f"factors[{n}]", scale, dtype) for n, scale in enumerate(scales)]
+    more = sorted({str(label) for tensor in read for label in tensor.labels} - set(output))
     if more:
         raise ValueError(f"{name}: subscripts {subscripts!r}: the result has not {more[0]!r}: reduce it")
     # By the number of the tensor: itself, and its factor.
@@ -129,9 +132,9 @@ async def elementwise(
     text = terms[0]
     for one, term in zip(ops, terms[1:], strict=True):
         text = _TEXTS[one].format(text, term)
-    named = {f"x{n}": factor.along(output) for n, factor in enumerate(read)}
+    named: dict[str, Operand | complex] = {f"x{n}": each.along(output) for n, each in enumerate(read)}
     named |= {f"p{n}": scale for n, scale in enumerate(scales) if scale != 1}
-    return await _expression(name, f"out = {text}", _precision(operands[0]))(**named, out=out)
+    return await _expression(name, f"out = {text}", _precision(dtype))(**named, out=out)
 
 
 def _read(name: str, subscripts: str, a: Operand) -> tuple[Factor, str]:
@@ -145,9 +148,16 @@ def _check_operator(name: str, op: object) -> None:
         raise ValueError(f"{name}: op must be one of {tuple(_TEXTS)}, got {op!r}")
 
 
-def _precision(array: Operand) -> str | None:
+def _scale(name: str, argument: str, value: complex, dtype: DType) -> complex:
+    """Require a factor that leaves the dtype as it is; of truth values there is none but 1."""
+    if dtype.kind in ("int", "uint"):
+        return element(name, argument, value, dtype)
+    return value if dtype is DType.bool and value == 1 else factor(name, argument, value, dtype)
+
+
+def _precision(dtype: DType) -> str | None:
     """Round low precision once; whole numbers stay what they are."""
-    return "float32" if DType.of(array.dtype).is_inexact else None
+    return "float32" if dtype.is_inexact else None
 
 
 @functools.lru_cache

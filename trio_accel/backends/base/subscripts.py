@@ -6,6 +6,7 @@ import importlib
 import math
 import string
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
@@ -27,8 +28,8 @@ Optimize: TypeAlias = Search | Sequence[Sequence[int]]
 OPTIMIZERS: tuple[str, ...] = Search.__args__  # type: ignore[attr-defined]
 """All searches."""
 
-# More operands take the search for the least memory too long.
-_MOST_FOR_LEAST = 12
+# With more operands, the search for the smallest arrays takes longer than a second.
+_MOST_FOR_LEAST = 10
 
 
 @attrs.frozen(kw_only=True)
@@ -197,21 +198,21 @@ def _find(
     # Not with the package: most programs multiply two arrays, or none.
     searches: Any = importlib.import_module("opt_einsum")
     shapes = [tuple(sizes[letter] for letter in term) for term in terms]
-    limit = None if memory_limit is None else memory_limit // itemsize
-    found: ContractionPath | None = None
-    for search in (optimize, searches.DynamicProgramming(minimize="size")):
-        if found is not None and len(terms) > _MOST_FOR_LEAST:
-            break
-        bounds = {"memory_limit": limit} if search is optimize else {}
-        path, _ = searches.contract_path(
-            f"{','.join(terms)}->{output}", *shapes, shapes=True, optimize=search, **bounds
-        )
-        other = _costs(terms, output, sizes, itemsize, _in_pairs(path, len(terms)))
-        found = other if found is None else min(found, other, key=lambda one: one.peak)
-        if memory_limit is None or found.peak <= memory_limit:
-            break
-    assert found is not None
-    return found
+    limit = None if memory_limit is None else max(memory_limit // itemsize, 1)
+    # There need not be a path by the search that was asked for, within the limit.
+    tried: list[tuple[Any, int | None]] = [(optimize, limit), ("auto", limit)]
+    if len(terms) <= _MOST_FOR_LEAST:
+        tried.append((searches.DynamicProgramming(minimize="size", search_outer=True), None))
+    found: list[ContractionPath] = []
+    for search, bound in tried:
+        with suppress(RuntimeError):
+            path, _ = searches.contract_path(
+                f"{','.join(terms)}->{output}", *shapes, shapes=True, optimize=search, memory_limit=bound
+            )
+            found.append(_costs(terms, output, sizes, itemsize, _in_pairs(path, len(terms))))
+            if memory_limit is None or found[-1].peak <= memory_limit:
+                return found[-1]
+    return min(found, key=lambda one: one.peak)
 
 
 def _in_pairs(path: Sequence[Sequence[int]], count: int) -> tuple[tuple[int, int], ...]:
