@@ -114,9 +114,9 @@ async def _permutation(device: ta.Device, subscripts: str, shape: tuple[int, ...
     view = ta.arrays.permute_dims(x, axes)
     times = {
         "permute": await _ours(partial(ta.tensor.permute, subscripts, x)),
-        "view.copy": await _ours(lambda: view.copy()),
+        "view.copy": await _ours(view.copy),
         "torch": _peer(lambda: peer.permute(axes).contiguous(), torch.cuda.synchronize),
-        "torch copy": _peer(lambda: peer.clone(), torch.cuda.synchronize),
+        "torch copy": _peer(peer.clone, torch.cuda.synchronize),
     }
     told = ", ".join(f"{name} {time:.3f} ms" for name, time in times.items())
     _say(f"{subscripts:<20} {8 * x.size / times['permute'] / 1e6:.0f} GB/s: {told}")

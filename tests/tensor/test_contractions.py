@@ -23,7 +23,18 @@ EXTENTS = {"a": 3, "b": 2, "c": 5, "d": 4, "e": 3, "f": 2, "g": 7, "i": 6, "j": 
 EQUATIONS = [
     *("ik,kj->ij", "ik,kj->ji", "ki,kj->ij", "ik,jk->ij", "ki,jk->ji"),
     *("bik,bkj->bij", "bik,bkj->ibj", "ikb,kjb->ijb", "ibk,bjk->bji", "bik,kj->bij", "ik,bkj->bij"),
-    *("i,ij->j", "ij,j->i", "ij,ij->", "i,j->ij", "i,i->i", "bi,bi->b", ",i->i", ",->", "l,lj->j", "kl,kj->lj"),
+    *(
+        "i,ij->j",
+        "ij,j->i",
+        "ij,ij->",
+        "i,j->ij",
+        "i,i->i",
+        "bi,bi->b",
+        ",i->i",
+        ",->",
+        "l,lj->j",
+        "kl,kj->lj",
+    ),
     *("abcd,dbea->ec", "abc,acd->db", "abcd,ea->ebcd", "abcde,ecbfa->fd", "abcdef,dega->gfbc", "abc,cbd->ad"),
     *("abcdef,fbad->ce", "abgd,cbge->adce"),
 ]
@@ -157,9 +168,9 @@ def test_any_contraction(case: tuple[str, dict[str, int], list[tuple[int, ...]]]
 @pytest.mark.parametrize(
     ("subscripts", "shapes", "told"),
     [
-        ("ij,jk", [(2, 3)] * 2, r"operands\[1\] of shape"),
+        ("ij,jk", [(2, 3)] * 2, "contract: b of shape|Contract: b of shape"),
         ("ij->ij", [(2, 3)] * 2, "have 1 terms, got 2 operands"),
-        ("ij,jk->ik", [(2, 3), (4, 5)], r"operands\[1\] of shape \(4, 5\) has 4 elements"),
+        ("ij,jk->ik", [(2, 3), (4, 5)], r"b of shape \(4, 5\) has 4 elements"),
         ("ijk,jk->i", [(2, 3), (3, 3)], "does not fit"),
         ("i?,jk->i", [(2, 3), (3, 3)], "'[?]' is no letter"),
         ("ii,ij->ij", [(2, 2), (2, 3)], "'i' is twice in the term 'ii'"),
@@ -191,7 +202,7 @@ async def test_refused_arguments(device: ta.Device) -> None:
             await contract(subscripts, x, y, wrong, beta=1)
         with pytest.raises(ValueError, match="out must have shape"):
             await contract(subscripts, x, y, out=wrong)
-        with pytest.raises(TypeError, match="complex|alpha"):
+        with pytest.raises(TypeError, match=r"complex|alpha"):
             await contract(subscripts, x, y, alpha=1j)
     with pytest.raises(ValueError, match="out must not share memory with a"):
         await contract("ij,jk->ik", a, await device.zeros((3, 3)), out=a)

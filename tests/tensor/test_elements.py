@@ -67,9 +67,13 @@ async def test_elementwise(device: ta.Device, dtype: str) -> None:
     combine = ta.tensor.elementwise
     await check(await combine("ij,ji->ij", ra, b), x + y)
     await check(await combine("ij,ji->ij", ra, b, factors=(1, -2)), x - 2 * y)
-    await check(await combine("ij,ji,j->ji", ra, b, c, op=("multiply", "add"), factors=(2, 1, -1)), (2 * x * y - z).T)
+    await check(
+        await combine("ij,ji,j->ji", ra, b, c, op=("multiply", "add"), factors=(2, 1, -1)), (2 * x * y - z).T
+    )
     if not dtype.startswith("complex"):
-        await check(await combine("ij,ji,j->ij", ra, b, c, op=["max", "min"]), np.minimum(np.maximum(x, y), z))
+        await check(
+            await combine("ij,ji,j->ij", ra, b, c, op=["max", "min"]), np.minimum(np.maximum(x, y), z)
+        )
     out = await device.zeros((3, 4), dtype)
     assert await combine("ij,j->ij", ra, c, op="multiply", out=out) is out
     await check(out, x * z)
@@ -86,14 +90,14 @@ async def test_factors_leave_the_dtype(device: ta.Device) -> None:
     truths = await device.put(np.array([True, False]))
     assert (await ta.tensor.permute("i->i", whole, alpha=3)).dtype is ta.DType.int64
     assert (await ta.tensor.elementwise("i,i->i", truths, truths)).dtype is ta.DType.bool
-    with pytest.raises(ValueError, match="permute: alpha 1.5 is no whole number"):
+    with pytest.raises(ValueError, match=r"permute: alpha 1.5 is no whole number"):
         await ta.tensor.permute("i->i", whole, alpha=1.5)
     with pytest.raises(TypeError, match="permute: alpha 1j is complex"):
         await ta.tensor.permute("i->i", real, alpha=1j)
     with pytest.raises(TypeError, match=r"elementwise: factors\[1\] 1j is complex"):
         await ta.tensor.elementwise("i,i->i", real, real, factors=(1, 1j))
-    with pytest.raises(ValueError, match=r"elementwise: factors\[0\] 1e\+300 is outside the range of float32"):
-        single = await real.cast("float32")
+    single = await real.cast("float32")
+    with pytest.raises(ValueError, match=r"elementwise: factors\[0\] 1e\+300 is outside the range"):
         await ta.tensor.elementwise("i,i->i", single, single, factors=(1e300, 1))
     with pytest.raises(TypeError, match="elementwise: the arrays must have a floating or complex dtype"):
         await ta.tensor.elementwise("i,i->i", truths, truths, factors=(2, 1))
@@ -102,7 +106,7 @@ async def test_factors_leave_the_dtype(device: ta.Device) -> None:
 async def test_what_is_refused(device: ta.Device) -> None:
     a, b = await device.zeros((2, 3)), await device.zeros((3, 2))
     tensor = ta.tensor
-    with pytest.raises(ValueError, match="reduce: op must be one of .* got 'mean'"):
+    with pytest.raises(ValueError, match=r"reduce: op must be one of .* got 'mean'"):
         await tensor.reduce("ij->i", a, op="mean")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="reduce: subscripts 'ij->k': letters behind ->"):
         await tensor.reduce("ij->k", a)
@@ -110,7 +114,7 @@ async def test_what_is_refused(device: ta.Device) -> None:
         await tensor.reduce("ij,jk->i", a)
     with pytest.raises(ValueError, match="no elements"):
         await tensor.reduce("ij->i", await device.zeros((2, 0)), op="max")
-    with pytest.raises(ValueError, match="permute: .* both sides must have the same letters"):
+    with pytest.raises(ValueError, match=r"permute: .* both sides must have the same letters"):
         await tensor.permute("ij->i", a)
     with pytest.raises(ValueError, match=r"out must have shape \(3, 2\)"):
         await tensor.permute("ij->ji", a, out=await device.zeros((2, 3)))
@@ -120,9 +124,9 @@ async def test_what_is_refused(device: ta.Device) -> None:
         await tensor.elementwise("ij,ji->ij", a, b, op=("add", "add"))
     with pytest.raises(ValueError, match="elementwise: 2 tensors have 1 operators and 2 factors"):
         await tensor.elementwise("ij,ji->ij", a, b, factors=(1,))
-    with pytest.raises(ValueError, match="elementwise: .* the result has not 'j'"):
+    with pytest.raises(ValueError, match=r"elementwise: .* the result has not 'j'"):
         await tensor.elementwise("ij,ji->i", a, b)
-    with pytest.raises(TypeError, match="elementwise: there is no operand|no operand is on a device"):
+    with pytest.raises(TypeError, match=r"elementwise: there is no operand|no operand is on a device"):
         await tensor.elementwise("->")
-    with pytest.raises(TypeError, match="reduce: a must be an array, got list|no operand"):
+    with pytest.raises(TypeError, match=r"reduce: a must be an array, got list|no operand"):
         await tensor.reduce("i->", [1.0])  # type: ignore[arg-type]

@@ -172,7 +172,7 @@ class Contracting:
 
 
 def factors_of(
-    name: str, subscripts: str, operands: Sequence[Operand]
+    name: str, subscripts: str, operands: Sequence[Operand], arguments: Sequence[str] = ()
 ) -> tuple[list[Factor], str, dict[str, int]]:
     """Read subscripts, and take the diagonal where a letter is twice in a term.
 
@@ -184,8 +184,8 @@ def factors_of(
         TypeError, ValueError: As `parse_subscripts` and `extents_of` raise them.
     """
     shapes = [each.shape for each in operands]
-    terms, output = parse_subscripts(name, subscripts, shapes)
-    extents = extents_of(name, terms, shapes)
+    terms, output = parse_subscripts(name, subscripts, shapes, arguments)
+    extents = extents_of(name, terms, shapes, arguments)
     factors = [_distinct(term, each, extents) for term, each in zip(terms, operands, strict=True)]
     return factors, output, extents
 
@@ -241,8 +241,7 @@ def _check_memory(name: str, path: ContractionPath, memory_limit: int | None, de
 def _distinct(term: str, operand: Operand, extents: Mapping[str, int]) -> Factor:
     """Take the element of axes that broadcast, and the diagonal where a label is there twice."""
     index = [
-        0 if size != extents[label] else slice(None)
-        for label, size in zip(term, operand.shape, strict=True)
+        0 if size != extents[label] else slice(None) for label, size in zip(term, operand.shape, strict=True)
     ]
     view = operand[(*index, ...)]
     letters = [label for label, part in zip(term, index, strict=True) if part != 0]

@@ -84,7 +84,7 @@ async def contract(
     beta: complex = 0.0,
     out: AccelRef | None = None,
 ) -> AccelRef:
-    """Contraction of two tensors: ``alpha * einsum(subscripts, a, b) + beta * c``, as cuTENSOR's ``contract``.
+    """Contraction of two tensors, as cuTENSOR's: ``alpha * einsum(subscripts, a, b) + beta * c``.
 
     One launch, whatever the order of the axes: a product of stacks of matrices, whose library transposes what
     it has to in workspace. Where nothing is added along, or nothing else is left, it is an expression, and

@@ -118,8 +118,8 @@ async def elementwise(
     scales = [1] * count if factors is None else [*factors]
     if len(ops) != count - 1 or len(scales) != count:
         raise ValueError(
-            f"{name}: {count} tensors have {count - 1} operators and {count} factors between and before them, "
-            f"got op={op!r} and factors={factors!r}"
+            f"{name}: {count} tensors have {count - 1} operators and {count} factors, got op={op!r} and "
+            f"factors={factors!r}"
         )
     for one in ops:
         _check_operator(name, one)
@@ -139,7 +139,7 @@ async def elementwise(
 
 def _read(name: str, subscripts: str, a: Operand) -> tuple[Factor, str]:
     check_operands(name, a=a)
-    (factor,), output, _ = factors_of(name, subscripts, [a])
+    (factor,), output, _ = factors_of(name, subscripts, [a], "a")
     return factor, output
 
 

@@ -179,9 +179,7 @@ def plan_contraction(
     a, b, out = terms
     batch = tuple(letter for letter in out if letter in a and letter in b)
     extents = dict(zip(a + b, shapes[0] + shapes[1], strict=True))
-    arrays = [
-        dict(zip(term, step, strict=True)) for term, step in zip(terms, strides, strict=True)
-    ]
+    arrays = [dict(zip(term, step, strict=True)) for term, step in zip(terms, strides, strict=True)]
     # Rows, columns and what is added along: the two arrays that have them, and the one that has not.
     groups = [
         [
@@ -194,8 +192,7 @@ def plan_contraction(
     for rows, columns, inner in itertools.product(*groups):
         orders = (batch, rows, inner), (batch, inner, columns), (batch, rows, columns)
         laid_out = [
-            _lay_out(order, array, extents, itemsize)
-            for order, array in zip(orders, arrays, strict=True)
+            _lay_out(order, array, extents, itemsize) for order, array in zip(orders, arrays, strict=True)
         ]
         copied = sum(
             math.prod(shape) for (_, is_packed), shape in zip(laid_out, shapes, strict=True) if is_packed
@@ -243,9 +240,7 @@ def _packed(shape: tuple[int, ...], itemsize: int) -> Matrices:
     return Matrices((shape[-2], shape[-1]), (steps[-2], steps[-1]), steps[:-2])
 
 
-def _of_stacks(
-    batch: tuple[int, ...], stacks: Sequence[tuple[Matrices, bool]], itemsize: int
-) -> Product:
+def _of_stacks(batch: tuple[int, ...], stacks: Sequence[tuple[Matrices, bool]], itemsize: int) -> Product:
     """Find the calls for stacks of matrices of which all three have the whole batch."""
     (left, right, out), packed = zip(*stacks, strict=True)
     (rows, inner), (_, columns) = left.shape, right.shape

@@ -1,9 +1,10 @@
-"""Einstein's convention: the texts of sums of products, and the order in which several arrays are multiplied."""
+"""Einstein's convention: texts of sums of products, and the order in which arrays are multiplied."""
 
 from __future__ import annotations
 
 import importlib
 import math
+import operator
 import string
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -37,8 +38,8 @@ class ContractionPath:
     """The order in which the operands of a sum of products are multiplied, two at a time.
 
     Attributes:
-        steps: Places of the two in the list of what is left: they are taken out, and their product comes last.
-            opt_einsum takes such a path.
+        steps: Places of the two in the list of what is left. They are taken out, and their product comes
+            last. opt_einsum takes such a path.
         flops: Multiplications and additions.
         largest: Bytes of the largest array that is made, the result included.
         peak: Bytes of all arrays that are made and live at the same time, at most.
@@ -50,8 +51,16 @@ class ContractionPath:
     peak: int
 
 
-def parse_subscripts(name: str, subscripts: str, shapes: Sequence[Shape]) -> tuple[list[str], str]:
+def parse_subscripts(
+    name: str, subscripts: str, shapes: Sequence[Shape], arguments: Sequence[str] = ()
+) -> tuple[list[str], str]:
     """Read subscripts; letters that are not used stand for the axes of ``...``.
+
+    Args:
+        name: Name of the function, for errors.
+        subscripts: The subscripts.
+        shapes: Shapes of the operands.
+        arguments: Names of the operands, for errors; by default ``operands[0]`` and so on.
 
     Returns:
         The terms of the operands, and that of the result.
@@ -74,7 +83,9 @@ def parse_subscripts(name: str, subscripts: str, shapes: Sequence[Shape]) -> tup
         letters = _letters(told, term)
         more = len(shape) - len(letters)
         if more < 0 or (more and letters == term):
-            raise ValueError(f"{told}: the term {term!r} does not fit operands[{number}] of shape {shape}")
+            raise ValueError(
+                f"{told}: the term {term!r} does not fit {_argument(arguments, number)} of shape {shape}"
+            )
         if more > len(spare):
             raise ValueError(f"{told}: more than {len(string.ascii_letters)} axes")
         terms[number] = term.replace("...", spare[:more][::-1])
@@ -101,7 +112,13 @@ def _letters(told: str, term: str) -> str:
     return letters
 
 
-def extents_of(name: str, terms: Sequence[str], shapes: Sequence[Shape]) -> dict[str, int]:
+def _argument(arguments: Sequence[str], number: int) -> str:
+    return arguments[number] if arguments else f"operands[{number}]"
+
+
+def extents_of(
+    name: str, terms: Sequence[str], shapes: Sequence[Shape], arguments: Sequence[str] = ()
+) -> dict[str, int]:
     """Find how many elements there are along each letter; one element broadcasts.
 
     Raises:
@@ -113,8 +130,8 @@ def extents_of(name: str, terms: Sequence[str], shapes: Sequence[Shape]) -> dict
             known = extents.get(letter, 1)
             if 1 not in (known, extent) and known != extent:
                 raise ValueError(
-                    f"{name}: operands[{number}] of shape {shape} has {extent} elements along an axis of the "
-                    f"term {term!r} where others have {known}"
+                    f"{name}: {_argument(arguments, number)} of shape {shape} has {extent} elements along an "
+                    f"axis of the term {term!r} where others have {known}"
                 )
             extents[letter] = extent if known == 1 else known
     return extents
@@ -150,9 +167,7 @@ def find_path(
     """
     if isinstance(optimize, str):
         if optimize not in OPTIMIZERS:
-            raise ValueError(
-                f"{name}: optimize must be one of {OPTIMIZERS}, or a path, got {optimize!r}"
-            )
+            raise ValueError(f"{name}: optimize must be one of {OPTIMIZERS}, or a path, got {optimize!r}")
         wanted: Any = optimize
     else:
         wanted = _steps_of(name, optimize, len(terms))
@@ -162,22 +177,19 @@ def find_path(
 def _steps_of(name: str, path: Sequence[Sequence[int]], count: int) -> tuple[tuple[int, ...], ...]:
     """Check a path."""
     left, steps = count, list[tuple[int, ...]]()
-    try:
-        for step in path:
-            places = tuple(sorted(map(int, step)))
-            if (
-                len(set(places)) < len(places)
-                or len(places) < min(count, 2)
-                or not 0 <= places[0] <= places[-1] < left
-            ):
-                raise ValueError(f"step {len(steps)} is {step!r}, and {left} arrays are left there")
-            steps.append(places)
-            left += 1 - len(places)
-        if left > 1:
-            raise ValueError(f"{left} arrays are left at its end")
-    except (TypeError, ValueError) as error:
-        told = "'auto', another name, or pairs of places"
-        raise ValueError(f"{name}: optimize must be {told}, got {path!r}: {error}") from None
+    told = f"{name}: optimize must be 'auto', another name, or pairs of places, got {path!r}"
+    for step in path:
+        try:
+            places = tuple(sorted(map(operator.index, step)))
+        except TypeError:
+            raise TypeError(f"{told}: step {len(steps)} is {step!r}") from None
+        is_there = not places or 0 <= places[0] <= places[-1] < left
+        if not is_there or len(set(places)) < len(places) or len(places) < min(count, 2):
+            raise ValueError(f"{told}: step {len(steps)} is {step!r}, and {left} arrays are left there")
+        steps.append(places)
+        left += 1 - len(places)
+    if left > 1:
+        raise ValueError(f"{told}: {left} arrays are left at its end")
     return tuple(steps)
 
 

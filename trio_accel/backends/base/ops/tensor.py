@@ -11,6 +11,8 @@ from ._spec import OperationSpec, specification
 
 __all__ = ["ContractionSpec", "contraction_terms"]
 
+_ARGUMENTS = ("a", "b")
+
 
 @specification
 class ContractionSpec(OperationSpec):
@@ -64,13 +66,13 @@ def contraction_terms(
     Raises:
         TypeError, ValueError: They are none, or do not fit the shapes.
     """
-    (left, right), output = parse_subscripts(name, subscripts, (a, b))
+    (left, right), output = parse_subscripts(name, subscripts, (a, b), _ARGUMENTS)
     for term in (left, right):
         twice = sorted({letter for letter in term if term.count(letter) > 1})
         if twice:
             raise ValueError(
-                f"{name}: subscripts {subscripts!r}: {twice[0]!r} is twice in the term {term!r}; einsum takes "
-                "diagonals"
+                f"{name}: subscripts {subscripts!r}: {twice[0]!r} is twice in the term {term!r}; einsum "
+                "takes diagonals"
             )
     for letter in sorted({*left, *right}):
         if (letter in left) + (letter in right) + (letter in output) < 2:
@@ -78,7 +80,7 @@ def contraction_terms(
                 f"{name}: subscripts {subscripts!r}: {letter!r} is in one term alone; add along it before: "
                 "reduce"
             )
-    extents = extents_of(name, (left, right), (a, b))
+    extents = extents_of(name, (left, right), (a, b), _ARGUMENTS)
     for letter, extent in (*zip(left, a, strict=True), *zip(right, b, strict=True)):
         if extent != extents[letter]:
             raise ValueError(
