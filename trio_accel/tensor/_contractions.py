@@ -116,21 +116,19 @@ async def contract(
     alpha, beta = factor("contract", "alpha", alpha, dtype), factor("contract", "beta", beta, dtype)
     left, right, output, shape = contraction_terms("contract", subscripts, a.shape, b.shape)
     inner = "".join(letter for letter in left if letter not in output)
-    message = Contract(subscripts, a, b, c, alpha, beta, out=out)
     if inner and set(left) ^ set(right):
-        return await device_of("contract", a, b, c).ask(message)
+        return await _contract(subscripts, a, b, c, alpha, beta, out=out)
     if c is None and beta:
         raise ValueError(f"contract: beta must be 0 without c, got {beta!r}")
     if c is not None and c.shape != shape:
         raise ValueError(f"contract: c must have shape {shape}, got shape {c.shape}")
     x, y = (Factor(tuple(term), each).along(output + inner) for term, each in ((left, a), (right, b)))
-    is_added = c is not None and beta != 0
-    axes = range(len(output), len(output + inner))
     if not inner:
-        more: tuple[Any, ...] = (beta, c) if is_added else ()
-        return await _expression("out = p * x * y" + " + q * z" * is_added)(alpha, x, y, *more, out=out)
-    add = _sums(dtype.value)
-    if not is_added:
+        if c is None or not beta:
+            return await _expression("out = p * x * y")(alpha, x, y, out=out)
+        return await _expression("out = p * x * y + q * z")(alpha, x, y, beta, c, out=out)
+    add, axes = _sums(dtype.value), range(len(output), len(output + inner))
+    if c is None or not beta:
         return await add(alpha, x, y, axis=axes, out=out)
     with intermediates() as made:
         product = made(await add(alpha, x, y, axis=axes))

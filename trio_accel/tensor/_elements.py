@@ -47,7 +47,7 @@ async def reduce(
     """
     read, output = _read("reduce", subscripts, a)
     _check_operator("reduce", op)
-    inner = [letter for letter in read.labels if letter not in output]
+    inner = [label for label in read.labels if str(label) not in output]
     if not inner:
         return await _expression("reduce", "out = x", None)(read.along(output), out=out)
     combine = _reduction(_REDUCTIONS[op], None if op in ("max", "min") else DType.of(a.dtype).value)
@@ -132,9 +132,10 @@ async def elementwise(
     text = terms[0]
     for one, term in zip(ops, terms[1:], strict=True):
         text = _TEXTS[one].format(text, term)
-    named: dict[str, Operand | complex] = {f"x{n}": each.along(output) for n, each in enumerate(read)}
-    named |= {f"p{n}": scale for n, scale in enumerate(scales) if scale != 1}
-    return await _expression(name, f"out = {text}", _precision(dtype))(**named, out=out)
+    given: list[Operand | complex] = []
+    for each, scale in zip(read, scales, strict=True):
+        given += [each.along(output)] if scale == 1 else [scale, each.along(output)]
+    return await _expression(name, f"out = {text}", _precision(dtype))(*given, out=out)
 
 
 def _read(name: str, subscripts: str, a: Operand) -> tuple[Factor, str]:
