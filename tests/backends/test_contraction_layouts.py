@@ -21,7 +21,8 @@ def lying(draw: random.Random, extents: dict[str, int], letters: str, seed: int)
     order = draw.sample(range(len(shape)), len(shape))
     gap = draw.choice([0, 0, 1])
     base = np.random.default_rng(seed).normal(size=[shape[axis] + gap for axis in order])
-    view = base[(*[slice(0, shape[axis]) for axis in order], ...)]
+    index: Any = (*[slice(0, shape[axis]) for axis in order], ...)
+    view: Array = base[index]
     if view.ndim and draw.random() < 0.2:
         view = view[::-1]
     return view.transpose(np.argsort(order))
@@ -62,7 +63,7 @@ def multiply(plan: Contraction, arrays: tuple[Array, Array, Array]) -> None:
 def test_plans_are_products(seed: int) -> None:
     """1000 contractions of up to seven letters, of arrays of any strides."""
     draw = random.Random(seed)
-    packed = set()
+    packed = set[tuple[object, ...]]()
     for number in range(100):
         letters = "abcdefg"[: draw.randint(1, 7)]
         extents = {letter: draw.choice([1, 1, 2, 3, 4]) for letter in letters}

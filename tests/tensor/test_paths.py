@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from importlib import import_module
 from typing import Any
 
 import numpy as np
-import opt_einsum
 import pytest
 import trio
 from chosen import BACKEND, INLINE, IS_STAND_IN
@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from tensors import check, extents_of, values, wide
 
 import trio_accel as ta
+
+opt_einsum: Any = import_module("opt_einsum")
 
 # A chain, a star, a ring, a batch of bilinear forms, a diagonal, and a letter that one tensor alone has.
 NETWORKS = [
@@ -33,7 +35,7 @@ async def test_einsum(device: ta.Device, subscripts: str) -> None:
         refs = [await device.put(array) for array in arrays]
         expected = np.einsum(subscripts, *map(wide, arrays))
         for optimize in ("auto", "greedy", "dp"):
-            result = await ta.tensor.einsum(subscripts, *refs, optimize=optimize)  # type: ignore[arg-type]
+            result = await ta.tensor.einsum(subscripts, *refs, optimize=optimize)
             await check(result, expected, math.prod(extents.values()))
         await check(await ta.linalg.einsum(subscripts, *refs), expected, math.prod(extents.values()))
 
@@ -144,7 +146,7 @@ async def test_a_path_takes_the_memory_that_it_tells(system: ta.System) -> None:
     sides = [96, 32, 64, 32, 96, 64, 32]
     arrays = [values(shape, seed=seed) for seed, shape in enumerate(itertools.pairwise(sides))]
     for optimize in ("optimal", [(0, 1), (0, 1), (0, 1), (0, 1), (0, 1)]):
-        path = ta.tensor.contract_path(subscripts, *arrays, optimize=optimize)  # type: ignore[arg-type]
+        path = ta.tensor.contract_path(subscripts, *arrays, optimize=optimize)
         async with system.open_device(BACKEND, options=options) as device:
             refs = [await device.put(array) for array in arrays]
             before = (await device.statistics()).memory

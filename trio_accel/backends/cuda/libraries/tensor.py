@@ -11,7 +11,7 @@ from ...base.checks import INEXACT
 from ...base.device_array import DeviceArray
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec, ContractionSpec
-from ...base.product_layouts import Contraction, Packing, plan_contraction
+from ...base.product_layouts import Contraction, plan_contraction
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice, factor_of
 from ..runtime._stream import CudaStream
 from ._cublas import HOST, KINDS, Cublas, Kind
@@ -73,7 +73,7 @@ class TensorLibrary(CudaLibrary):
         if beta and spec.c is not None and (product.is_c_packed or spec.c != spec.out):
             call.convert(_in_order(call.array(spec.c), of_out), target)
         a, b = (
-            self._laid_out(call, array, order, packing)
+            _laid_out(call, array, order, is_packed=packing is not None)
             for array, order, packing in (
                 (spec.a, of_a, product.packing_a),
                 (spec.b, of_b, product.packing_b),
@@ -85,14 +85,6 @@ class TensorLibrary(CudaLibrary):
         blas.multiply(plan.kind, product, blas.factors, a, b, target.address)
         if target is not out:
             call.convert(target, out)
-
-    def _laid_out(
-        self, call: KernelCall, array: ArraySpec, order: tuple[int, ...], packing: Packing | None
-    ) -> int:
-        """Return the address of an operand as a stack of matrices, by a copy where it has to be one."""
-        if packing is None:
-            return call.at(array)
-        return call.copy_of(_in_order(call.array(array), order)).address
 
     def _scale(self, spec: ContractionSpec, call: KernelCall, kind: Kind, beta: complex) -> None:
         """Scale what is added: the product is a sum of nothing."""
@@ -120,3 +112,10 @@ def _in_order(array: DeviceArray, order: tuple[int, ...]) -> DeviceArray:
     """Return an array with its axes in another order."""
     shape, strides = (tuple(row[axis] for axis in order) for row in (array.shape, array.strides))
     return DeviceArray(array.address, array.dtype, shape, strides)
+
+
+def _laid_out(call: KernelCall, array: ArraySpec, order: tuple[int, ...], *, is_packed: bool) -> int:
+    """Return the address of an operand as a stack of matrices, by a copy where it has to be one."""
+    if not is_packed:
+        return call.at(array)
+    return call.copy_of(_in_order(call.array(array), order)).address
