@@ -2,12 +2,13 @@
 
 Each row is a sum of products of two tensors, or of several: milliseconds of one ask that is awaited, by
 `ta.tensor.contract` (which writes axes in the order that was asked for), by `ta.tensor.einsum` and by
-`ta.linalg.einsum`, and of a call of `torch.einsum` and of `cupy.einsum` with a wait. PyTorch multiplies
+`ta.linalg.einsum`, by copies and one `matmul`, and of a call of `torch.einsum` and of `cupy.einsum` with a wait. PyTorch multiplies
 float32 without TF32, as we do. Then permutations. It needs a GPU, PyTorch and CuPy.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -65,6 +66,29 @@ def _peer(call: Callable[[], object], wait: Callable[[], object]) -> float:
     return float(np.median(took[2:])) * 1e3
 
 
+async def _by_matmul(subscripts: str, a: ta.AccelRef, b: ta.AccelRef) -> ta.AccelRef:
+    """Copy what has to be copied by launches of their own, and multiply stacks of matrices."""
+    inputs, _, output = subscripts.partition("->")
+    of_a, of_b = inputs.split(",")
+    batch = [x for x in output if x in of_a and x in of_b]
+    rows, columns = [x for x in output if x not in of_b], [x for x in output if x not in of_a]
+    inner = [x for x in of_a if x not in output]
+    stacks: list[ta.AccelRef] = []
+    for term, array, sides in ((of_a, a, (rows, inner)), (of_b, b, (inner, columns))):
+        order = [term.index(x) for x in (*batch, *sides[0], *sides[1])]
+        view = ta.arrays.permute_dims(array, order)
+        extents = dict(zip(term, array.shape, strict=True))
+        shape = [*(extents[x] for x in batch), *(math.prod(extents[x] for x in side) for side in sides)]
+        try:
+            stacks.append(view.reshape(shape))
+        except ValueError:
+            stacks.append((await view.copy()).reshape(shape))
+    product = await ta.linalg.matmul(*stacks)
+    made = [*batch, *rows, *columns]
+    every = {**dict(zip(of_a, a.shape, strict=True)), **dict(zip(of_b, b.shape, strict=True))}
+    return ta.arrays.permute_dims(product.reshape([every[x] for x in made]), [made.index(x) for x in output])
+
+
 async def _case(device: ta.Device, subscripts: str, extents: dict[str, int], dtype: str) -> None:
     torch: Any = import_module("torch")
     cupy: Any = import_module("cupy")
@@ -85,6 +109,7 @@ async def _case(device: ta.Device, subscripts: str, extents: dict[str, int], dty
     }
     if len(arrays) == 2:
         ways["contract"] = partial(ta.tensor.contract, subscripts, *arrays)
+        ways["matmul"] = partial(_by_matmul, subscripts, *arrays)
     worst = 0.0
     for name, ask in ways.items():
         result = await ask()

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import functools
+import string
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import attrs
 from numpy.lib.stride_tricks import as_strided
 
 from ..backends.base import DType, OutOfMemoryError
+from ..backends.base.ops import ContractionSpec, contraction_terms
 from ..backends.base.subscripts import ContractionPath, Optimize, extents_of, find_path, parse_subscripts
-from ..devices import AccelRef, Device, Operand, device_of
+from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, device_of
 from ..devices.base._refusals import whole
 from ._elementwise import Elementwise
 from ._intermediates import intermediates
 from ._reduction import Reduction
 from ._views import check_operands, on_device, permuted, viewed
 
-__all__ = ["Contracting", "Factor", "Groups", "Made", "contraction_path", "factors_of"]
+__all__ = ["Contract", "Contracting", "Factor", "Groups", "Made", "contraction_path", "factors_of"]
 
 Made: TypeAlias = Callable[[AccelRef], AccelRef]
 """Takes an array that is released when the function ends, and returns it."""
@@ -80,6 +82,59 @@ class Groups:
     def kept(self) -> tuple[object, ...]:
         """Those of the result."""
         return (*self.batch, *self.rows, *self.columns)
+
+
+@attrs.define(eq=False, on_setattr=None)
+class Contract(Operation[Any, AccelRef]):
+    """Asks for a contraction of two tensors that is a product of matrices.
+
+    It is here because several capabilities ask for it. `ta.tensor.contract` says what the fields mean.
+    """
+
+    # A text, because capabilities do not import one another.
+    library: ClassVar[str] = "trio_accel.tensor:TensorActor"
+
+    subscripts: str
+    a: Operand
+    b: Operand
+    c: Operand | None = None
+    alpha: complex = 1.0
+    beta: complex = 0.0
+    out: AccelRef | None = None
+
+    @classmethod
+    def of(cls, left: Factor, right: Factor, groups: Groups) -> Contract:
+        """Make the message for two factors with up to 52 different labels."""
+        letters = dict(zip(dict.fromkeys((*left.labels, *right.labels)), string.ascii_letters, strict=False))
+        rows = (left.labels, right.labels, groups.kept)
+        terms = ["".join([letters[label] for label in labels]) for labels in rows]
+        return cls("{},{}->{}".format(*terms), left.array, right.array)
+
+    @property
+    def operation(self) -> str:
+        """Name of the operation."""
+        return "tensor.Contract"
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Plan by the letters, which no line of shapes can say."""
+        name, read = planner.name, planner.read
+        a, b = read("a", self.a), read("b", self.b)
+        c = None if self.c is None else read("c", self.c)
+        if a.dtype is not b.dtype or (c is not None and c.dtype is not a.dtype):
+            planner.refuse_dtypes(a=a, b=b, c=c)
+        left, right, output, shape = contraction_terms(name, self.subscripts, a.shape, b.shape)
+        if c is not None and c.shape != shape:
+            raise ValueError(f"{name}: c must have shape {shape}, got shape {c.shape}")
+        alpha = planner.factor("alpha", self.alpha, a.dtype)
+        beta = planner.factor("beta", self.beta, a.dtype)
+        if c is None and beta:
+            raise ValueError(f"{name}: beta must be 0 without c, got {self.beta!r}")
+        out = planner.output(shape, a.dtype, self.out)
+        if self.out is not None:
+            planner.distinct("out", out.spec, a=a, b=b)
+            if c is not None and c != out.spec:
+                planner.distinct("out", out.spec, c=c)
+        return Planned(ContractionSpec(f"{left},{right}->{output}", alpha, beta, a, b, c, out.spec), out)
 
 
 @attrs.frozen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import string
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,9 +12,10 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from ..backends.base import DType, DTypeLike
 from ..backends.base.subscripts import Optimize
-from ..devices import AccelRef, Operand
+from ..devices import AccelRef, Operand, device_of
 from ..devices.base._views import NoViewError
 from ..expressions import (
+    Contract,
     Contracting,
     Elementwise,
     Factor,
@@ -232,31 +234,41 @@ async def einsum(
     return await _CONTRACTING.sum(subscripts, operands, optimize, memory_limit)
 
 
-async def _by_matmul(left: Factor, right: Factor, groups: Groups, made: Made) -> AccelRef:
-    """Multiply stacks of matrices."""
-    first = await _merged(left, groups.batch, groups.rows, groups.inner, made)
-    second = await _merged(right, groups.batch, groups.inner, groups.columns, made)
+async def _multiplied(left: Factor, right: Factor, groups: Groups, made: Made) -> AccelRef:
+    """Multiply stacks of matrices; what is none where it lies goes to the actor of tensors, in one launch."""
+    batch, rows, columns, inner = groups.batch, groups.rows, groups.columns, groups.inner
+    first, second = _merged(left, batch, rows, inner), _merged(right, batch, inner, columns)
+    has_letters = len({*left.labels, *right.labels}) <= len(string.ascii_letters)
+    if (first is None or second is None) and has_letters and DType.of(left.array.dtype).is_inexact:
+        return await device_of("einsum", left.array, right.array).ask(Contract.of(left, right, groups))
+    if first is None:
+        first = _merged(await _copied(left, (*batch, *rows, *inner), made), batch, rows, inner)
+    if second is None:
+        second = _merged(await _copied(right, (*batch, *inner, *columns), made), batch, inner, columns)
+    assert first is not None
+    assert second is not None
     product = await matmul(first, second)
-    shape = left.extents([*groups.batch, *groups.rows]) + right.extents(groups.columns)
-    return product.reshape(shape)
+    return product.reshape(left.extents([*batch, *rows]) + right.extents(columns))
 
 
-async def _merged(
-    factor: Factor, batch: Sequence[object], first: Sequence[object], second: Sequence[object], made: Made
-) -> Operand:
-    """Make a stack of matrices, by a copy where no view does."""
+async def _copied(factor: Factor, labels: tuple[object, ...], made: Made) -> Factor:
+    """Copy an array, with its axes in this order."""
+    return Factor(labels, made(await on_device(factor.along(labels)).copy()))
+
+
+def _merged(
+    factor: Factor, batch: Sequence[object], first: Sequence[object], second: Sequence[object]
+) -> Operand | None:
+    """View an array as a stack of matrices; None where no view is one."""
     view = factor.along((*batch, *first, *second))
     merged = math.prod(factor.extents(first)), math.prod(factor.extents(second))
-    shape = (*factor.extents(batch), *merged)
-    if not isinstance(view, AccelRef):
-        return view.reshape(shape)
     try:
-        return view.reshape(shape)
+        return view.reshape((*factor.extents(batch), *merged))
     except NoViewError:
-        return made(await view.copy()).reshape(shape)
+        return None
 
 
-_CONTRACTING = Contracting("linalg.einsum", ARRAYS, _by_matmul)
+_CONTRACTING = Contracting("linalg.einsum", ARRAYS, _multiplied)
 
 
 def _last(name: str, x: Operand, axis: int) -> Operand:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Final
+from typing import Final
 
 from ..backends.base import DType
-from ..backends.base.ops import ContractionSpec, contraction_terms
+from ..backends.base.ops import contraction_terms
 from ..backends.base.subscripts import ContractionPath, Optimize
 from ..backends.base.values import factor
-from ..devices import AccelRef, LibraryActor, Operand, Planned, Planner, device_of, operation
+from ..devices import AccelRef, LibraryActor, Operand, device_of
 from ..expressions import (
+    Contract,
     Contracting,
     Elementwise,
     Factor,
@@ -35,43 +36,6 @@ class TensorActor(LibraryActor):
     """
 
     library = "tensor"
-
-
-def _plan_contract(message: Any, planner: Planner) -> Planned[AccelRef]:
-    """Plan by the letters, which no line of shapes can say."""
-    name = planner.name
-    a, b = planner.read("a", message.a), planner.read("b", message.b)
-    c = None if message.c is None else planner.read("c", message.c)
-    if a.dtype is not b.dtype or (c is not None and c.dtype is not a.dtype):
-        planner.refuse_dtypes(a=a, b=b, c=c)
-    shape = contraction_terms(name, message.subscripts, a.shape, b.shape)[-1]
-    if c is not None and c.shape != shape:
-        raise ValueError(f"{name}: c must have shape {shape}, got shape {c.shape}")
-    alpha, beta = (planner.factor(one, getattr(message, one), a.dtype) for one in ("alpha", "beta"))
-    if c is None and beta:
-        raise ValueError(f"{name}: beta must be 0 without c, got {message.beta!r}")
-    out = planner.output(shape, a.dtype, message.out)
-    if message.out is not None:
-        planner.distinct("out", out.spec, a=a, b=b)
-        if c is not None and c != message.out.spec:
-            planner.distinct("out", out.spec, c=c)
-    left, right, output, _ = contraction_terms(name, message.subscripts, a.shape, b.shape)
-    return Planned(ContractionSpec(f"{left},{right}->{output}", alpha, beta, a, b, c, out.spec), out)
-
-
-@operation(actor=TensorActor, plan=_plan_contract)
-async def _contract(
-    subscripts: str,
-    a: Operand,
-    b: Operand,
-    c: Operand | None = None,
-    alpha: complex = 1.0,
-    beta: complex = 0.0,
-    *,
-    out: AccelRef | None = None,
-) -> AccelRef:
-    """Contract by products of matrices; see `contract`."""
-    ...
 
 
 async def contract(
@@ -117,7 +81,7 @@ async def contract(
     left, right, output, shape = contraction_terms("contract", subscripts, a.shape, b.shape)
     inner = "".join(letter for letter in left if letter not in output)
     if inner and set(left) ^ set(right):
-        return await _contract(subscripts, a, b, c, alpha, beta, out=out)
+        return await device_of("contract", a, b, c).ask(Contract(subscripts, a, b, c, alpha, beta, out))
     if c is None and beta:
         raise ValueError(f"contract: beta must be 0 without c, got {beta!r}")
     if c is not None and c.shape != shape:
@@ -155,8 +119,7 @@ def _check_dtype(name: str, dtype: DType) -> None:
 
 async def _by_contract(left: Factor, right: Factor, groups: Groups, made: Made) -> AccelRef:
     """Contract two tensors in one launch."""
-    terms = ("".join(map(str, labels)) for labels in (left.labels, right.labels, groups.kept))
-    message = Contract("{},{}->{}".format(*terms), left.array, right.array)
+    message = Contract.of(left, right, groups)
     return await device_of("einsum", left.array, right.array).ask(message)
 
 
@@ -209,6 +172,3 @@ def contract_path(
         The order, its multiplications and additions, and the bytes of what it makes.
     """
     return contraction_path("contract_path", subscripts, operands, optimize, memory_limit)
-
-
-Contract: Final = _contract.message
