@@ -1,9 +1,9 @@
 """Contractions beside PyTorch and CuPy, in one run: ``python -m benchmarks.gpu.tensors``.
 
-Each row is a sum of products of two tensors, or of several: milliseconds of one ask that is awaited, by
+Each row is a sum of products of two tensors, or of several: milliseconds of one ask that is awaited. It is by
 `ta.tensor.contract` (which writes axes in the order that was asked for), by `ta.tensor.einsum` and by
-`ta.linalg.einsum`, by copies and one `matmul`, and of a call of `torch.einsum` and of `cupy.einsum` with a wait. PyTorch multiplies
-float32 without TF32, as we do. Then permutations. It needs a GPU, PyTorch and CuPy.
+`ta.linalg.einsum`, and by copies and one `matmul`. Beside it stand `torch.einsum` and `cupy.einsum` with a wait.
+PyTorch multiplies float32 without TF32, as we do. Then permutations. It needs a GPU, PyTorch and CuPy.
 """
 
 from __future__ import annotations

@@ -162,8 +162,8 @@ async def tensordot(
 ) -> AccelRef:
     """Sum of products over axes of two arrays, as `numpy.tensordot`; by one `matmul`.
 
-    An operand whose axes cannot be merged where they lie is copied first. Without axes to add along, it is
-    one launch that multiplies.
+    Where the axes of an operand cannot be merged where they lie, it is one `ta.tensor.contract`, and of whole
+    numbers such an operand is copied first. Without axes to add along, it is one launch that multiplies.
 
     Args:
         x1: Array of a dtype that `matmul` takes.
@@ -208,8 +208,8 @@ async def einsum(
 
     More than two operands are multiplied in the order that opt_einsum finds. Each step is one launch: a
     product of elements where nothing is added, a sum of products where nothing else is left, and else
-    `matmul`; an operand whose axes cannot be merged where they lie is copied first, and an axis that no other
-    has is added along first. The arrays between the steps are released as the next one is done.
+    `matmul`, or `ta.tensor.contract` where the axes of an operand cannot be merged where they lie. Of whole
+    numbers such an operand is copied first. An axis that no other has is added along first. The arrays between the steps are released as the next one is done.
 
     Args:
         subscripts: One letter for each axis of each operand, terms separated by commas. ``...`` stands for
