@@ -2,8 +2,8 @@
 
 Each row is a sum of products of two tensors, or of several: milliseconds of one ask that is awaited. It is by
 `ta.tensor.contract` (which writes axes in the order that was asked for), by `ta.tensor.einsum` and by
-`ta.linalg.einsum`, and by copies and one `matmul`. Beside it stand `torch.einsum` and `cupy.einsum` with a wait.
-PyTorch multiplies float32 without TF32, as we do. Then permutations. It needs a GPU, PyTorch and CuPy.
+`ta.linalg.einsum`, and by copies and one `matmul`. Beside it are `torch.einsum` and `cupy.einsum` with a
+wait. PyTorch multiplies float32 without TF32, as we do. Then permutations. It needs a GPU, PyTorch and CuPy.
 """
 
 from __future__ import annotations

@@ -209,7 +209,8 @@ async def einsum(
     More than two operands are multiplied in the order that opt_einsum finds. Each step is one launch: a
     product of elements where nothing is added, a sum of products where nothing else is left, and else
     `matmul`, or `ta.tensor.contract` where the axes of an operand cannot be merged where they lie. Of whole
-    numbers such an operand is copied first. An axis that no other has is added along first. The arrays between the steps are released as the next one is done.
+    numbers such an operand is copied first. An axis that no other has is added along first. The arrays
+    between the steps are released as the next one is done.
 
     Args:
         subscripts: One letter for each axis of each operand, terms separated by commas. ``...`` stands for
