@@ -75,6 +75,8 @@ async def permute(
     if set(output) != set(read.labels):
         raise ValueError(f"permute: subscripts {subscripts!r}: both sides must have the same letters")
     view = read.along(output)
+    if alpha == 1 and out is None and isinstance(view, AccelRef):
+        return await view.copy()
     if alpha == 1:
         return await _expression("permute", "out = x", None)(view, out=out)
     alpha = _scale("permute", "alpha", alpha, DType.of(a.dtype))
