@@ -47,7 +47,11 @@ class Factor:
     def along(self, labels: Iterable[object]) -> Operand:
         """View the array with its axes in this order, and one element where it has no such axis."""
         wanted = tuple(labels)
+        if wanted == self.labels:
+            return self.array
         view = permuted(self.array, [self.labels.index(label) for label in wanted if label in self.labels])
+        if len(wanted) == len(self.labels):
+            return view
         return view[(*[slice(None) if label in self.labels else None for label in wanted], ...)]
 
 
@@ -298,7 +302,7 @@ def _distinct(term: str, operand: Operand, extents: Mapping[str, int]) -> Factor
     index = [
         0 if size != extents[label] else slice(None) for label, size in zip(term, operand.shape, strict=True)
     ]
-    view = operand[(*index, ...)]
+    view = operand[(*index, ...)] if 0 in index else operand
     letters = [label for label, part in zip(term, index, strict=True) if part != 0]
     labels = tuple(dict.fromkeys(letters))
     if len(labels) == len(letters):
