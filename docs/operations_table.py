@@ -27,6 +27,7 @@ CAPABILITIES = {
     "random": "Random numbers",
     "sparse": "Sparse matrices",
     "nn": "Neural networks",
+    "tensor": "Tensors",
 }
 """Packages with a table, and their titles."""
 

@@ -32,7 +32,8 @@ import trio_accel as ta
 import trio_accel.fft
 import trio_accel.nn
 import trio_accel.random
-import trio_accel.sparse  # so that what they declare is known to all tests
+import trio_accel.sparse
+import trio_accel.tensor  # so that what they declare is known to all tests
 from trio_accel.actors._cell import Cell
 from trio_accel.backends import resolve
 from trio_accel.backends.base import AccelDevice, Isolation
@@ -50,7 +51,7 @@ _TESTS = Path(__file__).parent
 WHOLE = ("actors", "otp", "test_counts.py", "test_docs.py", "test_docs_examples.py", "test_reference.py")
 
 # Where the numbers are looked at, and not where they come from.
-NUMBERS_OF_ALL = ("arrays", "fft", "jit", "linalg", "random", "sparse")
+NUMBERS_OF_ALL = ("arrays", "fft", "jit", "linalg", "random", "sparse", "tensor")
 NUMBERS = (*NUMBERS_OF_ALL, "nn")  # which the stand-in's sample leaves out
 
 if BACKEND == third_backend.BACKEND:

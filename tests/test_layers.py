@@ -33,6 +33,7 @@ CAPABILITIES = (
     "programs",
     "random",
     "sparse",
+    "tensor",
     "weights",
 )
 # What each part may import besides itself.

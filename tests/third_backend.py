@@ -48,7 +48,9 @@ from trio_accel.backends.base.ops import ArraySpec, CopyFromHostSpec, CopyToHost
 BACKEND = "third"
 _MEMORY = 8 << 30
 # What the CPU has, as functions; graphs and programs are classes there, and this device has none.
-_COMPUTING = ("arrays", "blas", "blaslt", "dnn", "fft", "jit", "memory", "random", "solver", "sparse")
+_COMPUTING = (
+    *("arrays", "blas", "blaslt", "dnn", "fft", "jit", "memory", "random", "solver", "sparse", "tensor"),
+)
 LIBRARIES: Mapping[str, LibraryEntry] = {
     name: LibraryEntry(f"trio_accel.backends.cpu.libraries.{name}") for name in _COMPUTING
 }

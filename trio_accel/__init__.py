@@ -120,6 +120,7 @@ if _typing.TYPE_CHECKING:
         random,
         sparse,
         telemetry,
+        tensor,
         testing,
         weights,
     )
@@ -141,6 +142,7 @@ _LATER = frozenset(
         "random",
         "sparse",
         "telemetry",
+        "tensor",
         "testing",
         "weights",
     }
@@ -164,9 +166,11 @@ if not _typing.TYPE_CHECKING:  # checkers would take every name for one that is 
         told = ""
         if not name.startswith("_"):
             told = _elsewhere(name)
-            for part in sorted(_LATER):
-                if name in _import_module(f"{__name__}.{part}").__all__:
-                    told = f"; write ta.{part}.{name}"
+            if name not in (*arrays.__all__, *linalg.__all__):
+                # Of two that have a name, the last one counts: `elementwise` is that of `jit`.
+                for part in ("tensor", *sorted(_LATER - {"tensor"})):
+                    if name in _import_module(f"{__name__}.{part}").__all__:
+                        told = f"; write ta.{part}.{name}"
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{told}")
 
 
@@ -280,6 +284,7 @@ __all__ = [
     "sparse",
     "stream",
     "telemetry",
+    "tensor",
     "testing",
     "topology",
     "weights",

@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from ..backends.base import DType
 from ..devices import AccelRef, Operand, device_of
-from ..expressions import Elementwise, intermediates
+from ..expressions import Elementwise, check_operands, intermediates, on_device
 from ._matrices import Matmul, matmul
 from ._norms import MatrixOrder, matrix_norm
 from ._spectra import SVDResult, svd, svdvals
 from ._systems import inv, solve
-from ._views import ARRAYS, check_matrices, check_operands, matrix_transpose, on_device
+from ._views import ARRAYS, check_matrices, matrix_transpose
 
 __all__ = ["PolarResult", "cond", "expm", "multi_dot", "null_space", "orth", "polar"]
 

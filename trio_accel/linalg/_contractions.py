@@ -5,35 +5,36 @@ from __future__ import annotations
 import functools
 import math
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
-import attrs
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
-from numpy.lib.stride_tricks import as_strided
 
 from ..backends.base import DType, DTypeLike
-from ..devices import AccelRef, Operand
+from ..backends.base.subscripts import Optimize
+from ..devices import AccelRef, Operand, device_of
 from ..devices.base._views import NoViewError
-from ..expressions import Elementwise, Reduction
-from ._matrices import matmul
-from ._views import (
-    ARRAYS,
-    check_matrices,
+from ..expressions import (
+    Contract,
+    Contracting,
+    Elementwise,
+    Factor,
+    Groups,
+    Made,
+    Reduction,
     check_operands,
-    diagonal,
-    intermediates,
     on_device,
     permuted,
     viewed,
 )
+from ._matrices import matmul
+from ._views import ARRAYS, check_matrices, diagonal
 
 __all__ = ["cross", "einsum", "kron", "outer", "tensordot", "trace", "vecdot"]
 
 _multiply = functools.partial(Elementwise[AccelRef], "x * y", library=ARRAYS)
 _OUTER = _multiply(operation="linalg.outer")
 _KRON = _multiply(operation="linalg.kron")
-_PRODUCT = _multiply(operation="linalg.einsum")
 
 
 async def vecdot(x1: Operand, x2: Operand, /, *, axis: int = -1, out: AccelRef | None = None) -> AccelRef:
@@ -161,8 +162,8 @@ async def tensordot(
 ) -> AccelRef:
     """Sum of products over axes of two arrays, as `numpy.tensordot`; by one `matmul`.
 
-    An operand whose axes cannot be merged where they lie is copied first. Without axes to add along, it is
-    one launch that multiplies.
+    Where the axes of an operand cannot be merged where they lie, it is one `ta.tensor.contract`, and of whole
+    numbers such an operand is copied first. Without axes to add along, it is one launch that multiplies.
 
     Args:
         x1: Array of a dtype that `matmul` takes.
@@ -189,10 +190,10 @@ async def tensordot(
     if [x1.shape[axis] for axis in first] != [x2.shape[axis] for axis in second]:
         raise ValueError(f"{name}: shapes {x1.shape} and {x2.shape} differ along axes {first} and {second}")
     # An axis that is added along has one number in both.
-    left = _Factor(tuple(range(x1.ndim)), x1)
-    right = _Factor(tuple(_label(axis, first, second) for axis in range(x2.ndim)), x2)
+    left = Factor(tuple(range(x1.ndim)), x1)
+    right = Factor(tuple(_label(axis, first, second) for axis in range(x2.ndim)), x2)
     keep = frozenset[object]({*left.labels, *right.labels} - set(first))
-    return on_device((await _contract(left, right, keep)).array)
+    return on_device((await _CONTRACTING.pair(left, right, keep)).array)
 
 
 def _label(axis: int, first: Sequence[int], second: Sequence[int]) -> int:
@@ -200,19 +201,26 @@ def _label(axis: int, first: Sequence[int], second: Sequence[int]) -> int:
     return first[second.index(axis)] if axis in second else -1 - axis
 
 
-async def einsum(subscripts: str, /, *operands: Operand) -> AccelRef:
+async def einsum(
+    subscripts: str, /, *operands: Operand, optimize: Optimize = "auto", memory_limit: int | None = None
+) -> AccelRef:
     """Sum of products by Einstein's convention, as `numpy.einsum`: ``einsum("ij,jk->ik", a, b)``.
 
-    More than two operands are multiplied in the order that `numpy.einsum_path` finds. Each step is one
-    launch: a product of elements where nothing is added, a sum of products where nothing else is left, and
-    else `matmul`; an operand whose axes cannot be merged where they lie is copied first, and an axis that no
-    other has is added along first. The arrays between the steps are released as the next one is done.
+    More than two operands are multiplied in the order that opt_einsum finds. Each step is one launch: a
+    product of elements where nothing is added, a sum of products where nothing else is left, and else
+    `matmul`, or `ta.tensor.contract` where the axes of an operand cannot be merged where they lie. Of whole
+    numbers such an operand is copied first. An axis that no other has is added along first. The arrays
+    between the steps are released as the next one is done.
 
     Args:
         subscripts: One letter for each axis of each operand, terms separated by commas. ``...`` stands for
             axes that broadcast. A letter twice in a term takes the diagonal. Behind ``->`` are the letters of
             the result, in order; without it, those that are there once, sorted.
         *operands: Arrays of one dtype, one for each term. An axis of one element broadcasts.
+        optimize: How the order is found, by opt_einsum's names, such as ``"optimal"`` or ``"greedy"``; or the
+            order itself, as `opt_einsum.contract_path` returns it.
+        memory_limit: The most bytes that arrays between the steps, and the result, may take at a time; copies
+            of operands come on top. None for what the device has.
 
     Returns:
         The result. Of one operand that nothing is added of, it is a view of that; in general a view of any
@@ -221,215 +229,47 @@ async def einsum(subscripts: str, /, *operands: Operand) -> AccelRef:
     Raises:
         TypeError: There is no operand.
         ValueError: A term that does not fit its operand, letters behind ``->`` that no term has or that are
-            there twice, or lengths that differ.
+            there twice, lengths that differ, or an order that is none.
+        OutOfMemoryError: No order was found that fits into memory. Nothing was launched.
     """
-    given = {f"operands[{number}]": each for number, each in enumerate(operands)}
-    check_operands("einsum", **given)
-    terms, output = _terms(subscripts, [each.shape for each in operands])
-    sizes = _sizes(terms, operands)
-    trees: list[_Factor | _Product] = [
-        _distinct(term, each, sizes) for term, each in zip(terms, operands, strict=True)
-    ]
-    for high, low in _path([each.labels for each in trees], output, sizes):
-        trees.append(_Product(trees.pop(high), trees.pop(low)))
-    result = await _evaluate(trees[0], frozenset(output))
-    # Only a single operand still has axes that are not wanted.
-    result = await _summed(result, frozenset(output), lambda array: array)
-    return on_device(result.along(output))
+    return await _CONTRACTING.sum(subscripts, operands, optimize, memory_limit)
 
 
-@attrs.frozen(eq=False)
-class _Factor:
-    """An array, and a label of each of its axes."""
-
-    labels: tuple[object, ...]
-    array: Operand
-
-    def extents(self, labels: Iterable[object]) -> list[int]:
-        """Return how many elements there are along axes."""
-        return [self.array.shape[self.labels.index(label)] for label in labels]
-
-    def along(self, labels: Iterable[object]) -> Operand:
-        """View the array with its axes in this order, and one element where it has no such axis."""
-        wanted = tuple(labels)
-        view = permuted(self.array, [self.labels.index(label) for label in wanted if label in self.labels])
-        return view[(*[slice(None) if label in self.labels else None for label in wanted], ...)]
-
-
-@attrs.frozen(eq=False)
-class _Product:
-    """A product that is yet to be made."""
-
-    left: _Factor | _Product
-    right: _Factor | _Product
-
-    @property
-    def labels(self) -> tuple[object, ...]:
-        """Those of all its factors."""
-        return (*self.left.labels, *self.right.labels)
+async def _multiplied(left: Factor, right: Factor, groups: Groups, made: Made) -> AccelRef:
+    """Multiply stacks of matrices; what is none where it lies goes to the actor of tensors, in one launch."""
+    batch, rows, columns, inner = groups.batch, groups.rows, groups.columns, groups.inner
+    first, second = _merged(left, batch, rows, inner), _merged(right, batch, inner, columns)
+    has_letters = len({*left.labels, *right.labels}) <= len(string.ascii_letters)
+    if (first is None or second is None) and has_letters and DType.of(left.array.dtype).is_inexact:
+        return await device_of("einsum", left.array, right.array).ask(Contract.of(left, right, groups))
+    if first is None:
+        first = _merged(await _copied(left, (*batch, *rows, *inner), made), batch, rows, inner)
+    if second is None:
+        second = _merged(await _copied(right, (*batch, *inner, *columns), made), batch, inner, columns)
+    assert first is not None
+    assert second is not None
+    product = await matmul(first, second)
+    return product.reshape(left.extents([*batch, *rows]) + right.extents(columns))
 
 
-async def _evaluate(tree: _Factor | _Product, keep: frozenset[object]) -> _Factor:
-    """Make a product, and release the products that it is made of."""
-    if isinstance(tree, _Factor):
-        return tree
-    with intermediates() as made:
-        factors: list[_Factor] = []
-        for part, other in ((tree.left, tree.right), (tree.right, tree.left)):
-            factors.append(await _evaluate(part, keep.union(other.labels)))
-            if isinstance(part, _Product):
-                made(on_device(factors[-1].array))
-        left, right = factors
-        return await _contract(left, right, keep)
+async def _copied(factor: Factor, labels: tuple[object, ...], made: Made) -> Factor:
+    """Copy an array, with its axes in this order."""
+    return Factor(labels, made(await on_device(factor.along(labels)).copy()))
 
 
-async def _contract(left: _Factor, right: _Factor, keep: frozenset[object]) -> _Factor:
-    """Multiply two factors, and add along the axes that are not kept."""
-    with intermediates() as made:
-        left = await _summed(left, keep.union(right.labels), made)
-        right = await _summed(right, keep.union(left.labels), made)
-        rows = [label for label in left.labels if label not in right.labels]
-        columns = [label for label in right.labels if label not in left.labels]
-        batch = [label for label in left.labels if label in right.labels and label in keep]
-        inner = [label for label in left.labels if label not in keep]
-        labels = (*batch, *rows, *columns)
-        if not inner:
-            return _Factor(labels, await _PRODUCT(left.along(labels), right.along(labels)))
-        if not rows and not columns:
-            whole = left.along(labels + tuple(inner)), right.along(labels + tuple(inner))
-            axes = range(len(labels), len(labels) + len(inner))
-            return _Factor(
-                labels, await _sum("einsum", "x * y", DType.of(left.array.dtype).value)(*whole, axis=axes)
-            )
-        first = await _merged(left, batch, rows, inner, made)
-        second = await _merged(right, batch, inner, columns, made)
-        product = await matmul(first, second)
-        shape = left.extents([*batch, *rows]) + right.extents(columns)
-    return _Factor(labels, product.reshape(shape))
-
-
-_Made = Callable[[AccelRef], AccelRef]
-
-
-async def _summed(factor: _Factor, keep: frozenset[object], made: _Made) -> _Factor:
-    """Add along the axes that nothing needs any more."""
-    axes = [axis for axis, label in enumerate(factor.labels) if label not in keep]
-    if not axes:
-        return factor
-    add = _sum("einsum", "x", DType.of(factor.array.dtype).value)
-    labels = tuple(label for label in factor.labels if label in keep)
-    return _Factor(labels, made(await add(factor.array, axis=axes)))
-
-
-async def _merged(
-    factor: _Factor, batch: Sequence[object], first: Sequence[object], second: Sequence[object], made: _Made
-) -> Operand:
-    """Make a stack of matrices, by a copy where no view does."""
+def _merged(
+    factor: Factor, batch: Sequence[object], first: Sequence[object], second: Sequence[object]
+) -> Operand | None:
+    """View an array as a stack of matrices; None where no view is one."""
     view = factor.along((*batch, *first, *second))
     merged = math.prod(factor.extents(first)), math.prod(factor.extents(second))
-    shape = (*factor.extents(batch), *merged)
-    if not isinstance(view, AccelRef):
-        return view.reshape(shape)
     try:
-        return view.reshape(shape)
+        return view.reshape((*factor.extents(batch), *merged))
     except NoViewError:
-        return made(await view.copy()).reshape(shape)
+        return None
 
 
-def _terms(subscripts: str, shapes: Sequence[tuple[int, ...]]) -> tuple[list[str], str]:
-    """Read the subscripts; letters that are not used stand for the axes of ``...``."""
-    if not isinstance(subscripts, str):
-        raise TypeError(f"einsum: subscripts must be a text such as 'ij,jk->ik', got {subscripts!r}")
-    told = f"einsum: subscripts {subscripts!r}"
-    inputs, arrow, output = subscripts.replace(" ", "").partition("->")
-    terms = inputs.split(",")
-    if len(terms) != len(shapes):
-        raise ValueError(f"{told} have {len(terms)} terms, got {len(shapes)} operands")
-    spare = "".join(letter for letter in string.ascii_letters if letter not in subscripts)
-    most = 0
-    for number, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
-        letters = _letters(told, term)
-        more = len(shape) - len(letters)
-        if more < 0 or (more and letters == term):
-            raise ValueError(f"{told}: the term {term!r} does not fit operands[{number}] of shape {shape}")
-        if more > len(spare):
-            raise ValueError(f"{told}: more than {len(string.ascii_letters)} axes")
-        terms[number] = term.replace("...", spare[:more][::-1])
-        most = max(most, more)
-    others = spare[:most][::-1]
-    used = "".join(terms)
-    if not arrow:
-        once = sorted(letter for letter in used if used.count(letter) == 1 and letter not in others)
-        return terms, others + "".join(once)
-    letters = _letters(told, output)
-    if len(set(letters)) < len(letters) or not set(letters) <= set(used):
-        raise ValueError(f"{told}: letters behind -> must each be in a term, and there once, got {output!r}")
-    if others and letters == output:
-        raise ValueError(f"{told}: behind -> there is no ..., which stands for {most} axes of the operands")
-    return terms, output.replace("...", others)
-
-
-def _letters(told: str, term: str) -> str:
-    """Return the letters of a term, without ``...``."""
-    letters = term.replace("...", "", 1)
-    for letter in letters:
-        if letter not in string.ascii_letters:
-            raise ValueError(f"{told}: in the term {term!r} {letter!r} is no letter")
-    return letters
-
-
-def _sizes(terms: Sequence[str], operands: Sequence[Operand]) -> dict[str, int]:
-    """Find how many elements there are along each label; one element broadcasts."""
-    sizes: dict[str, int] = {}
-    for number, (term, operand) in enumerate(zip(terms, operands, strict=True)):
-        for label, size in zip(term, operand.shape, strict=True):
-            known = sizes.get(label, 1)
-            if 1 not in (known, size) and known != size:
-                raise ValueError(
-                    f"einsum: operands[{number}] of shape {operand.shape} has {size} elements along an axis "
-                    f"of the term {term!r} where others have {known}"
-                )
-            sizes[label] = size if known == 1 else known
-    return sizes
-
-
-def _distinct(term: str, operand: Operand, sizes: Mapping[str, int]) -> _Factor:
-    """Take the element of axes that broadcast, and the diagonal where a label is there twice."""
-    index = [
-        0 if size != sizes[label] else slice(None) for label, size in zip(term, operand.shape, strict=True)
-    ]
-    view = operand[(*index, ...)]
-    letters = [label for label, part in zip(term, index, strict=True) if part != 0]
-    labels = tuple(dict.fromkeys(letters))
-    strides = [
-        sum(step for letter, step in zip(letters, view.strides, strict=True) if letter == label)
-        for label in labels
-    ]
-    shape = [sizes[label] for label in labels]
-    return _Factor(labels, viewed(view, lambda array: as_strided(array, shape, strides)))
-
-
-def _path(
-    terms: Sequence[Sequence[object]], output: str, sizes: Mapping[str, int]
-) -> Iterator[tuple[int, int]]:
-    """Say which two of the terms are multiplied next, the later one first; their product comes last."""
-    count = len(terms)
-    if count < 3:
-        if count == 2:
-            yield 1, 0
-        return
-    texts = ["".join(map(str, term)) for term in terms]
-    # Arrays of these shapes, in the memory of one element.
-    shadows = [np.broadcast_to(np.empty(()), [sizes[label] for label in text]) for text in texts]
-    path = np.einsum_path(f"{','.join(texts)}->{output}", *shadows, optimize="greedy")[0][1:]
-    for step in path:
-        # NumPy multiplies more than two at once where an order makes it no cheaper.
-        *others, low, high = sorted(step)
-        yield high, low
-        for other in reversed(others):
-            count -= 1
-            yield count - 1, other
-        count -= 1
+_CONTRACTING = Contracting("linalg.einsum", ARRAYS, _multiplied)
 
 
 def _last(name: str, x: Operand, axis: int) -> Operand:

@@ -12,19 +12,11 @@ import numpy as np
 from ..backends.base import DType
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import whole
-from ..expressions import Elementwise, Reduction
+from ..expressions import Elementwise, Reduction, check_operands, intermediates, on_device
 from ._matrices import matmul
 from ._spectra import svd, svdvals
 from ._systems import inv
-from ._views import (
-    ARRAYS,
-    check_matrices,
-    check_operands,
-    intermediates,
-    matrix_transpose,
-    on_device,
-    real_of,
-)
+from ._views import ARRAYS, check_matrices, matrix_transpose, real_of
 
 __all__ = ["matrix_norm", "matrix_power", "matrix_rank", "pinv", "vector_norm"]
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ..backends.base import DType
-from ..devices import AccelRef, Operand, device_of
-from ..devices.base._refusals import refuse_dtypes, what_to_do
-from ..devices.base._views import seen
-from ..expressions import intermediates as intermediates  # noqa: PLC0414  # neighbours have it from here
+from ..devices import AccelRef, Operand
+from ..expressions import check_operands, on_device, viewed
 
 __all__ = ["diagonal", "matrix_transpose"]
 
@@ -54,45 +50,6 @@ def diagonal(x: AccelRef, /, *, offset: int = 0) -> AccelRef:
     check_operands("diagonal", x=x)
     check_matrices("diagonal", x)
     return on_device(viewed(x, lambda array: array.diagonal(offset, -2, -1)))
-
-
-def on_device(array: Operand) -> AccelRef:
-    """Tell a type checker that an array is on a device."""
-    assert isinstance(array, AccelRef)
-    return array
-
-
-def viewed(array: Operand, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> Operand:
-    """View an array as NumPy views one of its layout."""
-    if isinstance(array, AccelRef):
-        return AccelRef(array.block, seen(array.spec, change))
-    return change(array)
-
-
-def permuted(array: Operand, axes: Sequence[int]) -> Operand:
-    """View an array with its axes in another order."""
-    return viewed(array, lambda lying: lying.transpose(axes))
-
-
-def check_operands(name: str, **given: Any) -> DType:
-    """Refuse what is no array, arrays of which none is on a device, and those of several dtypes.
-
-    Returns:
-        The dtype.
-
-    Raises:
-        TypeError: In these cases.
-    """
-    device_of(name, *given.values())
-    for argument, array in given.items():
-        if not isinstance(array, (AccelRef, np.ndarray)):
-            told = f"{type(array).__name__}{what_to_do(array)}"
-            raise TypeError(f"{name}: {argument} must be an array, got {told}")
-    dtypes = {argument: DType.of(array.dtype) for argument, array in given.items()}
-    if len(set(dtypes.values())) > 1:
-        hosts = [argument for argument, array in given.items() if not isinstance(array, AccelRef)]
-        refuse_dtypes(name, dtypes, hosts)
-    return next(iter(dtypes.values()))
 
 
 def check_matrices(name: str, x: Operand, *, square: bool = False) -> None:

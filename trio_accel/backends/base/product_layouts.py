@@ -14,11 +14,13 @@ from .device_array import merged
 from .ops import Transpose, contiguous_strides
 
 __all__ = [
+    "Contraction",
     "Group",
     "Matrices",
     "Packing",
     "Product",
     "broadcast_operands",
+    "plan_contraction",
     "plan_gemm",
     "plan_matmul",
     "vectors",
@@ -79,6 +81,18 @@ class Matrices(NamedTuple):
     shape: tuple[int, int]
     strides: tuple[int, int]
     batch_strides: tuple[int, ...]
+
+
+class Contraction(NamedTuple):
+    """A contraction as a batch of products of matrices.
+
+    Attributes:
+        axes: Of a, b and the result: its axes in the order in which they make a stack of matrices.
+        product: The product of these. What is packed is packed in that order.
+    """
+
+    axes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    product: Product
 
 
 class _Side(NamedTuple):
@@ -156,6 +170,122 @@ def plan_matmul(
         product = _batched(full, in_order, itemsize, *options)
         return attrs.evolve(product, packing_a="plain", packing_b="plain", is_in_full=True)
     return attrs.evolve(product, packing_a=packings[0], packing_b=packings[1])
+
+
+def plan_contraction(
+    terms: tuple[str, str, str],
+    shapes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
+    strides: tuple[_Strides, _Strides, _Strides],
+    itemsize: int,
+) -> Contraction:
+    """Find the calls for a contraction of arrays with any strides; nothing is empty.
+
+    Axes that are all rows, or all columns, or all added along, become one in an order that both arrays which
+    have them share. Of the orders that one of the two is in, those are taken that need the fewest bytes to be
+    copied. A library of transposes and products goes this way for any contraction (TTGT: Springer and
+    Bientinesi, "Design of a high-performance GEMM-like tensor-tensor multiplication", 2018).
+
+    Args:
+        terms: Letters of the axes of a, b and the result; each is in two of them at least.
+        shapes: Their shapes.
+        strides: Their strides.
+        itemsize: Bytes of an element.
+    """
+    a, b, out = terms
+    batch = tuple(letter for letter in out if letter in a and letter in b)
+    extents = dict(zip(a + b, shapes[0] + shapes[1], strict=True))
+    arrays = [dict(zip(term, step, strict=True)) for term, step in zip(terms, strides, strict=True)]
+    # Rows, columns and what is added along: the two arrays that have them, and the one that has not.
+    groups = [
+        [
+            _by_strides(arrays[has], set(terms[one]) & set(terms[other]) - set(terms[third]))
+            for has in (one, other)
+        ]
+        for one, other, third in ((2, 0, 1), (2, 1, 0), (0, 1, 2))
+    ]
+    least: tuple[int, Contraction] | None = None
+    for rows, columns, inner in itertools.product(*groups):
+        orders = (batch, rows, inner), (batch, inner, columns), (batch, rows, columns)
+        laid_out = [
+            _lay_out(order, array, extents, itemsize) for order, array in zip(orders, arrays, strict=True)
+        ]
+        copied = sum(
+            math.prod(shape) for (_, is_packed), shape in zip(laid_out, shapes, strict=True) if is_packed
+        )
+        if least is None or copied < least[0]:
+            axes = tuple(
+                tuple(term.index(letter) for group in order for letter in group)
+                for term, order in zip(terms, orders, strict=True)
+            )
+            product = _of_stacks(tuple(extents[one] for one in batch), laid_out, itemsize)
+            least = copied, Contraction((axes[0], axes[1], axes[2]), product)
+    assert least is not None
+    return least[1]
+
+
+def _by_strides(strides: dict[str, int], letters: set[str]) -> tuple[str, ...]:
+    """Put axes into the order in which they lie, the one with the longest steps first."""
+    return tuple(sorted(letters, key=lambda letter: (-strides[letter], letter)))
+
+
+def _lay_out(
+    order: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]],
+    strides: dict[str, int],
+    extents: dict[str, int],
+    itemsize: int,
+) -> tuple[Matrices, bool]:
+    """See an array as a batch of matrices; returns them, and whether it has to be packed for that."""
+    batch, *sides = order
+    shape = [math.prod(extents[letter] for letter in side) for side in sides]
+    joined = [
+        merged(tuple(extents[one] for one in side), (tuple(strides[one] for one in side),)) for side in sides
+    ]
+    steps = tuple(strides[letter] for letter in batch)
+    if all(len(run) <= 1 for run, _ in joined):
+        step = [row[0] if row else 0 for _, (row,) in joined]
+        matrices = Matrices((shape[0], shape[1]), (step[0], step[1]), steps)
+        lead = tuple(extents[letter] for letter in batch)
+        if _is_addressable((*lead, *shape), (*steps, *step), itemsize):
+            return matrices, False
+    return _packed((*(extents[letter] for letter in batch), *shape), itemsize), True
+
+
+def _packed(shape: tuple[int, ...], itemsize: int) -> Matrices:
+    steps = contiguous_strides(shape, itemsize)
+    return Matrices((shape[-2], shape[-1]), (steps[-2], steps[-1]), steps[:-2])
+
+
+def _of_stacks(batch: tuple[int, ...], stacks: Sequence[tuple[Matrices, bool]], itemsize: int) -> Product:
+    """Find the calls for stacks of matrices of which all three have the whole batch."""
+    (left, right, out), packed = zip(*stacks, strict=True)
+    (rows, inner), (_, columns) = left.shape, right.shape
+    side = _side(out.shape, out.strides, itemsize)
+    is_swapped = side is None or side.has_rows
+    if columns == 1 and (rows == 1 or out.strides[0] == itemsize):
+        # One column is made as the library's own matrix by vector.
+        is_swapped, side = False, _Side(False, max(rows, 1))
+    operands = [_operand(one.shape, one.strides, "N", itemsize, is_swapped) for one in (left, right)]
+    first, second = reversed(operands) if is_swapped else operands
+    batches, step, groups = _groups(batch, left.batch_strides, right.batch_strides, out.batch_strides)
+    if len(groups) > _MOST_GROUPS:
+        full = [(_packed((*batch, *one.shape), itemsize), True) for one in (left, right, out)]
+        return _of_stacks(batch, full, itemsize)
+    in_order = (step.b, step.a, step.c) if is_swapped else step
+    m, n = (columns, rows) if is_swapped else (rows, columns)
+    packings: list[Packing | None] = ["plain" if is_packed else None for is_packed in packed]
+    return Product(
+        is_swapped=is_swapped,
+        call=(
+            *(first.operation, second.operation, m, n, inner, first.leading, second.leading),
+            m if side is None else side.leading,
+        ),
+        batches=batches,
+        steps=(in_order[0] // itemsize, in_order[1] // itemsize, in_order[2] // itemsize),
+        groups=groups,
+        packing_a=packings[0],
+        packing_b=packings[1],
+        is_c_packed=packed[2],
+    )
 
 
 def _batched(

@@ -27,6 +27,7 @@ LIBRARIES: Mapping[str, LibraryEntry] = {
     "random": LibraryEntry(".libraries.random"),
     "solver": LibraryEntry(".libraries.solver"),
     "sparse": LibraryEntry(".libraries.sparse"),
+    "tensor": LibraryEntry(".libraries.tensor"),
 }
 """By the names that library actors have for them."""
 

@@ -58,5 +58,6 @@ LIBRARIES: Mapping[str, LibraryEntry] = {
     "random": LibraryEntry(".libraries.compiled", "RandomLibrary"),
     "solver": LibraryEntry(".libraries.solver", "SolverLibrary", "cusolver"),
     "sparse": LibraryEntry(".libraries.sparse", "SparseLibrary", "cusparse"),
+    "tensor": LibraryEntry(".libraries.tensor", "TensorLibrary", "cublas"),
 }
 """By the names that library actors have for them."""

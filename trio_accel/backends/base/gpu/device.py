@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import math
 import sys
 import threading
 from collections.abc import Callable
@@ -32,19 +33,23 @@ __all__ = ["SMALL", "AddressDevice", "ArrayKernels", "PinnedMemory", "Transfers"
 HostArray: TypeAlias = npt.NDArray[Any]
 
 # As in the source `arrays`.
-_CONVERT, _FILL = "QQqdiiii", "Qqii16s"
+_CONVERT, _TRANSPOSE, _FILL = "QQqdiiii", "QQqqqqqii", "Qqii16s"
+# Sides of the squares in which it copies, and their threads; and sides for which squares pay.
+_SIDE, _SQUARE_THREADS, _LEAST_SIDE = 32, 256, 16
 _TYPES = {dtype: code for code, dtype in enumerate(DType)}
 _SINGLE = {dtype for dtype in DType if dtype.kind == "float"} - {DType.float64} | {DType.complex64}
 
 
 class ArrayKernels:
-    """Converts and fills arrays, by the kernels `convert` and `fill` of the source `arrays`.
+    """Converts and fills arrays, by the kernels `convert`, `transpose` and `fill` of the source `arrays`.
 
     They are compiled when it is made, which blocks.
     """
 
     def __init__(self, kernels: Kernels) -> None:
         self._convert = kernels.function("arrays", "convert", with_axes(_CONVERT, 3, 0).size)
+        nbytes = with_axes(_TRANSPOSE, 3, 0).size
+        self._transpose = kernels.function("arrays", "transpose", nbytes)
         self._fill = kernels.function("arrays", "fill", with_axes(_FILL, 2, 0).size)
 
     def convert(
@@ -69,6 +74,8 @@ class ArrayKernels:
             stream.copy(out.address, source.address, out.nbytes)
             return
         shape, (ins, outs) = merged(source.shape, (source.strides, out.strides))
+        if is_plain and self._transposed(stream, source, out, shape, ins, outs):
+            return
         is_single = source.dtype in _SINGLE and out.dtype in _SINGLE
         flags = (scale != 1.0) | conjugate << 1 | is_single << 2 | is_plain << 3
         types = _TYPES[source.dtype], _TYPES[out.dtype]
@@ -76,6 +83,34 @@ class ArrayKernels:
             stream.handle, out.size, with_axes(_CONVERT, 3, len(shape)), source.address, out.address,
             out.size, scale, *types, flags, len(shape), *shape, *ins, *outs,
         )  # fmt: skip
+
+    def _transposed(
+        self,
+        stream: GpuStream,
+        source: DeviceArray,
+        out: DeviceArray,
+        shape: tuple[int, ...],
+        ins: tuple[int, ...],
+        outs: tuple[int, ...],
+    ) -> bool:
+        """Copy by squares, where neighbours in one array are far from each other in the other one."""
+        size = source.dtype.itemsize
+        if size not in ins or size not in outs:
+            return False
+        along_source, along_out = ins.index(size), outs.index(size)
+        rows, columns = shape[along_source], shape[along_out]
+        if along_source == along_out or min(rows, columns) < _LEAST_SIDE:
+            return False
+        others = [axis for axis in range(len(shape)) if axis not in (along_source, along_out)]
+        tiles = -(-rows // _SIDE) * -(-columns // _SIDE) * math.prod(shape[axis] for axis in others)
+        if tiles >= 1 << 31:
+            return False
+        self._transpose.run(
+            stream.handle, tiles * _SQUARE_THREADS, with_axes(_TRANSPOSE, 3, len(others)), source.address,
+            out.address, tiles, rows, columns, ins[along_out], outs[along_source], size, len(others),
+            *(row[axis] for row in (shape, ins, outs) for axis in others), threads=_SQUARE_THREADS,
+        )  # fmt: skip
+        return True
 
     def fill(self, stream: GpuStream, out: DeviceArray, value: complex) -> None:
         """Enqueue that every element is set to one value.

@@ -13,6 +13,7 @@ from . import (
     memory,
     numeric,
     random,
+    tensor,
 )
 from ._array import *
 from ._signature import *
@@ -26,6 +27,7 @@ from .jit import *
 from .memory import *
 from .numeric import *
 from .random import *
+from .tensor import *
 
 __all__: list[str] = []
 __all__ += _array.__all__
@@ -40,3 +42,4 @@ __all__ += jit.__all__
 __all__ += memory.__all__
 __all__ += numeric.__all__
 __all__ += random.__all__
+__all__ += tensor.__all__

@@ -22,6 +22,16 @@ struct ConvertArguments {
     i64 shape[AXES], source_strides[AXES], out_strides[AXES];
 };
 
+// A copy to another order of axes: elements follow one another along the rows of the source, and along the columns
+// of the result. The other axes are in the arrays.
+struct TransposeArguments {
+    const char *source;
+    char *out;
+    i64 tiles, rows, columns, source_step, out_step;
+    int itemsize, ndim;
+    i64 shape[AXES], source_strides[AXES], out_strides[AXES];
+};
+
 struct FillArguments {
     char *out;
     i64 count;
@@ -270,6 +280,52 @@ KERNEL(convert, ConvertArguments)
         EACH(index, arguments.count) convert_element<unsigned>(arguments, (unsigned)index);
     else
         EACH(index, arguments.count) convert_element<u64>(arguments, (u64)index);
+}
+
+// A block copies squares. A warp writes one line after another, and what it reads of each line of the source is in the
+// cache for the next warps, which read the elements behind it.
+enum { SIDE = 32 };
+
+template <typename Element>
+__device__ void transpose_tiles(const TransposeArguments &arguments)
+{
+    const unsigned wide = (unsigned)((arguments.columns + SIDE - 1) / SIDE);
+    const unsigned high = (unsigned)((arguments.rows + SIDE - 1) / SIDE);
+    const int across = threadIdx.x % SIDE, down = threadIdx.x / SIDE, step = blockDim.x / SIDE;
+    for (unsigned tile = blockIdx.x; tile < (unsigned)arguments.tiles; tile += gridDim.x) {
+        unsigned rest = tile / wide;
+        const i64 column = (i64)(tile - rest * wide) * SIDE + across;
+        unsigned index = rest / high;
+        const i64 first = (i64)(rest - index * high) * SIDE;
+        const char *source = arguments.source + column * arguments.source_step;
+        char *out = arguments.out + column * (i64)sizeof(Element);
+        for (int axis = arguments.ndim - 1; axis >= 0; axis--) {
+            const unsigned extent = (unsigned)arguments.shape[axis];
+            rest = index / extent;
+            source += (i64)(index - rest * extent) * arguments.source_strides[axis];
+            out += (i64)(index - rest * extent) * arguments.out_strides[axis];
+            index = rest;
+        }
+        if (column >= arguments.columns)
+            continue;
+        for (i64 row = first + down; row < first + SIDE && row < arguments.rows; row += step)
+            *(Element *)(out + row * arguments.out_step) = *((const Element *)source + row);
+    }
+}
+
+struct Sixteen {
+    i64 halves[2];
+};
+
+KERNEL(transpose, TransposeArguments)
+{
+    switch (arguments.itemsize) {
+    case 1: transpose_tiles<char>(arguments); break;
+    case 2: transpose_tiles<short>(arguments); break;
+    case 4: transpose_tiles<int>(arguments); break;
+    case 8: transpose_tiles<i64>(arguments); break;
+    default: transpose_tiles<Sixteen>(arguments); break;
+    }
 }
 
 KERNEL(fill, FillArguments)

@@ -12,6 +12,7 @@ from nvmath.bindings import cublas
 
 from ...base import DType
 from ...base.gpu.workspace import Workspace
+from ...base.product_layouts import Product
 from ..kit._library import LibraryDevice
 from ..runtime._stream import CudaStream, scratch
 
@@ -220,6 +221,26 @@ class Cublas:
             cublas.set_workspace(self.handle, workspace, _WORKSPACE)
             self.set_mode(HOST)
             yield stream, place
+
+    def multiply(self, kind: Kind, product: Product, factors: Factors, a: int, b: int, c: int) -> None:
+        """Enqueue a product on the stream that is selected; its arrays are at these addresses."""
+        first, second = (b, a) if product.is_swapped else (a, b)
+        handle, code, compute = self.handle, kind.code, kind.compute
+        op_a, op_b, m, n, k, lda, ldb, ldc = product.call
+        if product.is_single:
+            cublas.gemm_ex_64(
+                handle, op_a, op_b, m, n, k, factors.alpha, first, code, lda, second, code, ldb,
+                factors.beta, c, code, ldc, compute, DEFAULT,
+            )  # fmt: skip
+            return
+        step_a, step_b, step_c = product.steps
+        for group in product.groups:
+            from_a, from_b = (group.b, group.a) if product.is_swapped else (group.a, group.b)
+            cublas.gemm_strided_batched_ex_64(
+                handle, op_a, op_b, m, n, k, factors.alpha, first + from_a, code, lda, step_a,
+                second + from_b, code, ldb, step_b, factors.beta, c + group.c, code, ldc, step_c,
+                product.batches, compute, DEFAULT,
+            )  # fmt: skip
 
     def invoke(self, kind: Kind, name: str, *arguments: str | complex) -> None:
         """Call the routine of a type, on the stream that is selected.

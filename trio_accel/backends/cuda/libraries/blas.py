@@ -19,7 +19,7 @@ from ...base.ops import MatmulSpec, OperationSpec
 from ...base.product_layouts import Product, broadcast_operands, plan_gemm, plan_matmul, vectors
 from ..kit._library import Errors, KernelCall, LibraryDevice, factor_of
 from ..runtime._stream import CudaStream
-from ._cublas import DEFAULT, HOST, KINDS, Factors, Kind
+from ._cublas import HOST, KINDS, Factors, Kind
 from ._routines import RoutineLibrary
 
 __all__ = ["BlasLibrary"]
@@ -218,7 +218,7 @@ class BlasLibrary(RoutineLibrary):
             a, b = call.at(spec.a), call.at(spec.b)
         else:
             a, b = self._packed_operands(call, product, call.array(spec.a), call.array(spec.b))
-        self._call(kind, product, factors, a, b, c)
+        self._blas.multiply(kind, product, factors, a, b, c)
 
     def _call_by_graph(self, key: Key, stream: CudaStream, arguments: _Arguments) -> None:
         """Make a graph for a key if it is time to, and do without if not."""
@@ -227,30 +227,11 @@ class BlasLibrary(RoutineLibrary):
         if is_due and graphs.capture(key, partial(self._call_captured, stream, arguments)):
             return
         self._blas.select(stream, HOST)
-        self._call(*arguments)
+        self._blas.multiply(*arguments)
 
     def _call_captured(self, stream: CudaStream, arguments: _Arguments, capturing: int) -> None:
         self._blas.select_for_capture(stream, capturing)
-        self._call(*arguments)
-
-    def _call(self, kind: Kind, product: Product, factors: Factors, a: int, b: int, c: int) -> None:
-        first, second = (b, a) if product.is_swapped else (a, b)
-        handle, code, compute = self._blas.handle, kind.code, kind.compute
-        op_a, op_b, m, n, k, lda, ldb, ldc = product.call
-        if product.is_single:
-            cublas.gemm_ex_64(
-                handle, op_a, op_b, m, n, k, factors.alpha, first, code, lda, second, code, ldb,
-                factors.beta, c, code, ldc, compute, DEFAULT,
-            )  # fmt: skip
-            return
-        step_a, step_b, step_c = product.steps
-        for group in product.groups:
-            from_a, from_b = (group.b, group.a) if product.is_swapped else (group.a, group.b)
-            cublas.gemm_strided_batched_ex_64(
-                handle, op_a, op_b, m, n, k, factors.alpha, first + from_a, code, lda, step_a,
-                second + from_b, code, ldb, step_b, factors.beta, c + group.c, code, ldc, step_c,
-                product.batches, compute, DEFAULT,
-            )  # fmt: skip
+        self._blas.multiply(*arguments)
 
     def _packed_operands(
         self, call: KernelCall, product: Product, a: DeviceArray, b: DeviceArray

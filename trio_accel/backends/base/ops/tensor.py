@@ -1,0 +1,90 @@
+"""Specifications of contractions of tensors."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ..subscripts import extents_of, parse_subscripts
+from ._array import ArraySpec, NumberRole, exact, number, reads, writes
+from ._signature import check_one_dtype, refuse_shapes
+from ._spec import OperationSpec, specification
+
+__all__ = ["ContractionSpec", "contraction_terms"]
+
+_ARGUMENTS = ("a", "b")
+
+
+@specification
+class ContractionSpec(OperationSpec):
+    """``out = alpha * sum(a * b) + beta * c``, by letters of the axes.
+
+    All arrays have one dtype. `out` overlaps neither `a` nor `b`; it may be `c` itself.
+
+    Attributes:
+        subscripts: Letters of the axes of `a`, `b` and the result: ``"ik,kj->ij"``. Each is in two of them at
+            least, and in none twice.
+        alpha: Factor of the sums.
+        beta: Factor of `c`; where it is 0, `c` is not read.
+        a: The left factor.
+        b: The right factor.
+        c: What is added, of the shape of the result.
+        out: The result.
+    """
+
+    subscripts: str = exact()
+    alpha: complex = number(NumberRole.FACTOR, "out")
+    beta: complex = number(NumberRole.FACTOR, "out")
+    a: ArraySpec = reads()
+    b: ArraySpec = reads()
+    c: ArraySpec | None = reads(optional=True)
+    out: ArraySpec = writes()
+
+    @property
+    def terms(self) -> tuple[str, str, str]:
+        """Letters of `a`, `b` and `out`."""
+        inputs, _, out = self.subscripts.partition("->")
+        a, _, b = inputs.partition(",")
+        return a, b, out
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        a, b, c, out = self.a, self.b, self.c, self.out
+        *_, shape = contraction_terms(name, self.subscripts, a.shape, b.shape)
+        if out.shape != shape or (c is not None and c.shape != shape):
+            refuse_shapes(name, self, f"c and out must have shape {shape}", a=a, b=b, c=c or out, out=out)
+        check_one_dtype(name, self, a=a, b=b, c=c or out, out=out)
+        if c is None and self.beta:
+            raise ValueError(f"{name}: beta must be 0 without c, got {self.beta!r}")
+
+
+@lru_cache
+def contraction_terms(
+    name: str, subscripts: str, a: tuple[int, ...], b: tuple[int, ...]
+) -> tuple[str, str, str, tuple[int, ...]]:
+    """Read the subscripts of a contraction: the letters of both arrays and of the result, and its shape.
+
+    Raises:
+        TypeError, ValueError: They are none, or do not fit the shapes.
+    """
+    (left, right), output = parse_subscripts(name, subscripts, (a, b), _ARGUMENTS)
+    for term in (left, right):
+        twice = sorted({letter for letter in term if term.count(letter) > 1})
+        if twice:
+            raise ValueError(
+                f"{name}: subscripts {subscripts!r}: {twice[0]!r} is twice in the term {term!r}; einsum "
+                "takes diagonals"
+            )
+    for letter in sorted({*left, *right}):
+        if (letter in left) + (letter in right) + (letter in output) < 2:
+            raise ValueError(
+                f"{name}: subscripts {subscripts!r}: {letter!r} is in one term alone; add along it before: "
+                "reduce"
+            )
+    extents = extents_of(name, (left, right), (a, b), _ARGUMENTS)
+    for letter, extent in (*zip(left, a, strict=True), *zip(right, b, strict=True)):
+        if extent != extents[letter]:
+            raise ValueError(
+                f"{name}: subscripts {subscripts!r}: {letter!r} has one element in one array and "
+                f"{extents[letter]} in the other; einsum broadcasts"
+            )
+    return left, right, output, tuple([extents[letter] for letter in output])

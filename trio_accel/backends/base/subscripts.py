@@ -1,0 +1,280 @@
+"""Einstein's convention: texts of sums of products, and the order in which arrays are multiplied."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import operator
+import string
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, Literal, TypeAlias
+
+import attrs
+
+__all__ = ["OPTIMIZERS", "ContractionPath", "Optimize", "extents_of", "find_path", "parse_subscripts"]
+
+Shape: TypeAlias = tuple[int, ...]
+
+Search: TypeAlias = Literal[
+    "auto", "auto-hq", "branch-1", "branch-2", "branch-all", "dp", "greedy", "optimal", "random-greedy",
+    "random-greedy-128",
+]  # fmt: skip
+"""The searches of opt_einsum, by its names."""
+
+Optimize: TypeAlias = Search | Sequence[Sequence[int]]
+"""How a path is found; or the path itself, as opt_einsum and `numpy.einsum_path` write it."""
+
+OPTIMIZERS: tuple[str, ...] = Search.__args__  # type: ignore[attr-defined]
+"""All searches."""
+
+# With more operands, the search for the smallest arrays takes longer than a second.
+_MOST_FOR_LEAST = 10
+
+
+@attrs.frozen(kw_only=True)
+class ContractionPath:
+    """The order in which the operands of a sum of products are multiplied, two at a time.
+
+    Attributes:
+        steps: Places of the two in the list of what is left. They are taken out, and their product comes
+            last. opt_einsum takes such a path.
+        flops: Multiplications and additions.
+        largest: Bytes of the largest array that is made, the result included.
+        peak: Bytes of all arrays that are made and live at the same time, at most.
+    """
+
+    steps: tuple[tuple[int, int], ...]
+    flops: int
+    largest: int
+    peak: int
+
+
+def parse_subscripts(
+    name: str, subscripts: str, shapes: Sequence[Shape], arguments: Sequence[str] = ()
+) -> tuple[list[str], str]:
+    """Read subscripts; letters that are not used stand for the axes of ``...``.
+
+    Args:
+        name: Name of the function, for errors.
+        subscripts: The subscripts.
+        shapes: Shapes of the operands.
+        arguments: Names of the operands, for errors; by default ``operands[0]`` and so on.
+
+    Returns:
+        The terms of the operands, and that of the result.
+
+    Raises:
+        TypeError: They are no text.
+        ValueError: A term that does not fit its operand, letters behind ``->`` that no term has or that are
+            there twice.
+    """
+    if not isinstance(subscripts, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # by untyped callers
+        raise TypeError(f"{name}: subscripts must be a text such as 'ij,jk->ik', got {subscripts!r}")
+    told = f"{name}: subscripts {subscripts!r}"
+    inputs, arrow, output = subscripts.replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    if len(terms) != len(shapes):
+        raise ValueError(f"{told} have {len(terms)} terms, got {len(shapes)} operands")
+    spare = "".join(letter for letter in string.ascii_letters if letter not in subscripts)
+    most = 0
+    for number, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
+        letters = _letters(told, term)
+        more = len(shape) - len(letters)
+        if more < 0 or (more and letters == term):
+            raise ValueError(
+                f"{told}: the term {term!r} does not fit {_argument(arguments, number)} of shape {shape}"
+            )
+        if more > len(spare):
+            raise ValueError(f"{told}: more than {len(string.ascii_letters)} axes")
+        terms[number] = term.replace("...", spare[:more][::-1])
+        most = max(most, more)
+    others = spare[:most][::-1]
+    used = "".join(terms)
+    if not arrow:
+        once = sorted(letter for letter in used if used.count(letter) == 1 and letter not in others)
+        return terms, others + "".join(once)
+    letters = _letters(told, output)
+    if len(set(letters)) < len(letters) or not set(letters) <= set(used):
+        raise ValueError(f"{told}: letters behind -> must each be in a term, and there once, got {output!r}")
+    if others and letters == output:
+        raise ValueError(f"{told}: behind -> there is no ..., which stands for {most} axes of the operands")
+    return terms, output.replace("...", others)
+
+
+def _letters(told: str, term: str) -> str:
+    """Return the letters of a term, without ``...``."""
+    letters = term.replace("...", "", 1)
+    for letter in letters:
+        if letter not in string.ascii_letters:
+            raise ValueError(f"{told}: in the term {term!r} {letter!r} is no letter")
+    return letters
+
+
+def _argument(arguments: Sequence[str], number: int) -> str:
+    return arguments[number] if arguments else f"operands[{number}]"
+
+
+def extents_of(
+    name: str, terms: Sequence[str], shapes: Sequence[Shape], arguments: Sequence[str] = ()
+) -> dict[str, int]:
+    """Find how many elements there are along each letter; one element broadcasts.
+
+    Raises:
+        ValueError: Lengths that differ.
+    """
+    extents: dict[str, int] = {}
+    for number, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
+        for letter, extent in zip(term, shape, strict=True):
+            known = extents.get(letter, 1)
+            if 1 not in (known, extent) and known != extent:
+                raise ValueError(
+                    f"{name}: {_argument(arguments, number)} of shape {shape} has {extent} elements along an "
+                    f"axis of the term {term!r} where others have {known}"
+                )
+            extents[letter] = extent if known == 1 else known
+    return extents
+
+
+def find_path(
+    name: str,
+    terms: Sequence[str],
+    output: str,
+    extents: Mapping[str, int],
+    *,
+    itemsize: int,
+    optimize: Optimize = "auto",
+    memory_limit: int | None = None,
+) -> ContractionPath:
+    """Find the order in which arrays are multiplied, by opt_einsum where there are more than two.
+
+    Args:
+        name: Name of the function, for errors.
+        terms: Letters of the arrays; no letter is there twice in one.
+        output: Letters of the result.
+        extents: Elements along each letter.
+        itemsize: Bytes of an element.
+        optimize: How it is found, or the path.
+        memory_limit: The most bytes that arrays which are made may take at a time; None for any. Where the
+            path that was found takes more, the one with the smallest arrays is tried.
+
+    Returns:
+        The path. It takes more than `memory_limit` where none was found that does not.
+
+    Raises:
+        ValueError: There is no such search, or a path that is none of these arrays.
+    """
+    if isinstance(optimize, str):
+        if optimize not in OPTIMIZERS:
+            raise ValueError(f"{name}: optimize must be one of {OPTIMIZERS}, or a path, got {optimize!r}")
+        wanted: Any = optimize
+    else:
+        wanted = _steps_of(name, optimize, len(terms))
+    return _find(tuple(terms), output, tuple(extents.items()), itemsize, wanted, memory_limit)
+
+
+def _steps_of(name: str, path: Sequence[Sequence[int]], count: int) -> tuple[tuple[int, ...], ...]:
+    """Check a path."""
+    left, steps = count, list[tuple[int, ...]]()
+    told = f"{name}: optimize must be 'auto', another name, or pairs of places, got {path!r}"
+    for step in path:
+        try:
+            places = tuple(sorted(map(operator.index, step)))
+        except TypeError:
+            raise TypeError(f"{told}: step {len(steps)} is {step!r}") from None
+        is_there = not places or 0 <= places[0] <= places[-1] < left
+        if not is_there or len(set(places)) < len(places) or len(places) < min(count, 2):
+            raise ValueError(f"{told}: step {len(steps)} is {step!r}, and {left} arrays are left there")
+        steps.append(places)
+        left += 1 - len(places)
+    if left > 1:
+        raise ValueError(f"{told}: {left} arrays are left at its end")
+    return tuple(steps)
+
+
+@lru_cache
+def _find(
+    terms: tuple[str, ...],
+    output: str,
+    extents: tuple[tuple[str, int], ...],
+    itemsize: int,
+    optimize: str | tuple[tuple[int, ...], ...],
+    memory_limit: int | None,
+) -> ContractionPath:
+    sizes = dict(extents)
+    if not isinstance(optimize, str):
+        return _costs(terms, output, sizes, itemsize, _in_pairs(optimize, len(terms)))
+    if len(terms) < 3:
+        return _costs(terms, output, sizes, itemsize, ((0, 1),) * (len(terms) - 1))
+    # Not with the package: most programs multiply two arrays, or none.
+    searches: Any = importlib.import_module("opt_einsum")
+    shapes = [tuple(sizes[letter] for letter in term) for term in terms]
+    limit = None if memory_limit is None else max(memory_limit // itemsize, 1)
+    # There need not be a path by the search that was asked for, within the limit.
+    tried: list[tuple[Any, int | None]] = [(optimize, limit), ("auto", limit)]
+    if len(terms) <= _MOST_FOR_LEAST:
+        tried.append((searches.DynamicProgramming(minimize="size", search_outer=True), None))
+    found: list[ContractionPath] = []
+    for search, bound in tried:
+        with suppress(RuntimeError):
+            path, _ = searches.contract_path(
+                f"{','.join(terms)}->{output}", *shapes, shapes=True, optimize=search, memory_limit=bound
+            )
+            found.append(_costs(terms, output, sizes, itemsize, _in_pairs(path, len(terms))))
+            if memory_limit is None or found[-1].peak <= memory_limit:
+                return found[-1]
+    return min(found, key=lambda one: one.peak)
+
+
+def _in_pairs(path: Sequence[Sequence[int]], count: int) -> tuple[tuple[int, int], ...]:
+    """Split steps of more than two arrays, and leave out those of one."""
+    pairs: list[tuple[int, int]] = []
+    for step in path:
+        places = sorted(step)
+        if len(places) == 1:
+            # Of one operand there is nothing to multiply.
+            continue
+        *others, low, high = places
+        pairs.append((low, high))
+        count -= 1
+        for other in reversed(others):
+            pairs.append((other, count - 1))
+            count -= 1
+    return tuple(pairs)
+
+
+def _costs(
+    terms: Sequence[str],
+    output: str,
+    sizes: Mapping[str, int],
+    itemsize: int,
+    steps: tuple[tuple[int, int], ...],
+) -> ContractionPath:
+    """Follow a path, and count."""
+
+    def bytes_of(letters: frozenset[str]) -> int:
+        return math.prod(sizes[letter] for letter in letters) * itemsize
+
+    # Letters of what is left, and bytes that an array which was made takes.
+    left = [(frozenset(term), 0) for term in terms]
+    result = frozenset(output)
+    flops = live = peak = largest = 0
+    for low, high in steps:
+        (two, made_two), (one, made_one) = left.pop(high), left.pop(low)
+        rest = result.union(*(letters for letters, _ in left))
+        # What only one of them has is added along first.
+        summed = [mine & (rest | other) for mine, other in ((one, two), (two, one))]
+        sums = [bytes_of(less) for less, mine in zip(summed, (one, two), strict=True) if less != mine]
+        union = summed[0] | summed[1]
+        kept = union & rest
+        flops += math.prod(sizes[letter] for letter in union) * (1 if union == kept else 2)
+        nbytes = bytes_of(kept)
+        largest = max(largest, nbytes, *sums)
+        peak = max(peak, live + sum(sums) + nbytes)
+        live += nbytes - made_one - made_two
+        left.append((kept, nbytes))
+    if not steps:
+        flops = math.prod(sizes[letter] for letter in left[0][0])
+        largest = peak = bytes_of(result)
+    return ContractionPath(steps=steps, flops=flops, largest=largest, peak=peak)

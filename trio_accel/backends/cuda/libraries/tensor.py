@@ -1,0 +1,121 @@
+"""Contractions of tensors: transposes, and products of stacks of matrices by cuBLAS."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+from nvmath.bindings import cublas
+
+from ...base.checks import INEXACT
+from ...base.device_array import DeviceArray
+from ...base.kernels import kernel
+from ...base.ops import ArraySpec, ContractionSpec
+from ...base.product_layouts import Contraction, plan_contraction
+from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice, factor_of
+from ..runtime._stream import CudaStream
+from ._cublas import HOST, KINDS, Cublas, Kind
+
+__all__ = ["TensorLibrary"]
+
+
+@attrs.frozen(eq=False)
+class _Plan:
+    """What contractions of one layout have in common.
+
+    Attributes:
+        kind: The type of the elements.
+        contraction: The products; None where nothing is added, as an array is empty.
+    """
+
+    kind: Kind
+    contraction: Contraction | None
+
+
+class TensorLibrary(CudaLibrary):
+    """Contractions by a handle of cuBLAS of its own."""
+
+    name = "tensor"
+    errors: ClassVar[Errors] = {cublas.cuBLASError: cublas.Status}
+    refused: ClassVar[frozenset[str]] = frozenset({"INVALID_VALUE"})
+
+    def __init__(self, device: LibraryDevice) -> None:
+        super().__init__(device)
+        self._blas = Cublas(device, self.name)
+
+    def attach(self, stream: CudaStream) -> None:
+        """Take the workspace of cuBLAS; see `EnqueuingLibrary.attach`."""
+        self._blas.select(stream, HOST)
+
+    def _destroy(self) -> None:
+        self._blas.destroy()
+
+    def _plan(self, spec: ContractionSpec, device: LibraryDevice) -> _Plan:
+        """Find the products, and have cuBLAS load what it multiplies this type with; blocks."""
+        kind, arrays = KINDS[spec.out.dtype], (spec.a, spec.b, spec.out)
+        if not all(array.size for array in arrays):
+            return _Plan(kind, None)
+        self._blas.warm(kind)
+        a, b, out = arrays
+        shapes, strides = (a.shape, b.shape, out.shape), (a.strides, b.strides, out.strides)
+        return _Plan(kind, plan_contraction(spec.terms, shapes, strides, out.dtype.itemsize))
+
+    @kernel(ContractionSpec, backend="cuda", dtypes=INEXACT, plan=_plan)
+    def _contract(self, spec: ContractionSpec, call: KernelCall) -> None:
+        plan: _Plan = call.plan
+        alpha, beta = (factor_of("tensor", name, getattr(spec, name), spec.out.dtype) for name in _FACTORS)
+        if plan.contraction is None:
+            self._scale(spec, call, plan.kind, beta)
+            return
+        (of_a, of_b, of_out), product = plan.contraction
+        out = _in_order(call.array(spec.out), of_out)
+        target = call.room(out) if product.is_c_packed else out
+        if beta and spec.c is not None and (product.is_c_packed or spec.c != spec.out):
+            call.convert(_in_order(call.array(spec.c), of_out), target)
+        a, b = (
+            _laid_out(call, array, order, is_packed=packing is not None)
+            for array, order, packing in (
+                (spec.a, of_a, product.packing_a),
+                (spec.b, of_b, product.packing_b),
+            )
+        )
+        blas = self._blas
+        blas.select(call.stream, HOST)
+        blas.factors.put(plan.kind, alpha, beta)
+        blas.multiply(plan.kind, product, blas.factors, a, b, target.address)
+        if target is not out:
+            call.convert(target, out)
+
+    def _scale(self, spec: ContractionSpec, call: KernelCall, kind: Kind, beta: complex) -> None:
+        """Scale what is added: the product is a sum of nothing."""
+        out = call.array(spec.out)
+        if not out.size:
+            return
+        if not beta or spec.c is None:
+            call.fill(out, 0)
+            return
+        room = call.room(out)
+        call.convert(call.array(spec.c), room)
+        blas = self._blas
+        blas.select(call.stream, HOST)
+        blas.factors.put(kind, beta)
+        cublas.scal_ex_64(
+            blas.handle, room.size, blas.factors.alpha, kind.factor, room.address, kind.code, 1, kind.factor
+        )
+        call.convert(room, out)
+
+
+_FACTORS = ("alpha", "beta")
+
+
+def _in_order(array: DeviceArray, order: tuple[int, ...]) -> DeviceArray:
+    """Return an array with its axes in another order."""
+    shape, strides = (tuple(row[axis] for axis in order) for row in (array.shape, array.strides))
+    return DeviceArray(array.address, array.dtype, shape, strides)
+
+
+def _laid_out(call: KernelCall, array: ArraySpec, order: tuple[int, ...], *, is_packed: bool) -> int:
+    """Return the address of an operand as a stack of matrices, by a copy where it has to be one."""
+    if not is_packed:
+        return call.at(array)
+    return call.copy_of(_in_order(call.array(array), order)).address

@@ -1,0 +1,174 @@
+"""Contractions of two and more tensors, and the actor that serves them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Final
+
+from ..backends.base import DType
+from ..backends.base.ops import contraction_terms
+from ..backends.base.subscripts import ContractionPath, Optimize
+from ..backends.base.values import factor
+from ..devices import AccelRef, LibraryActor, Operand, device_of
+from ..expressions import (
+    Contract,
+    Contracting,
+    Elementwise,
+    Factor,
+    Groups,
+    Made,
+    Reduction,
+    check_operands,
+    contraction_path,
+    intermediates,
+)
+
+__all__ = ["Contract", "ContractionPath", "TensorActor", "contract", "contract_path", "einsum"]
+
+ARRAYS: Final = "trio_accel.arrays:ArraysActor"
+"""Import path of the actor of what is made of expressions."""
+
+
+class TensorActor(LibraryActor):
+    """Serves contractions, on a stream of its own.
+
+    CPU backend: NumPy. CUDA: cuBLAS, by transposes and products of stacks of matrices.
+    """
+
+    library = "tensor"
+
+
+async def contract(
+    subscripts: str,
+    a: Operand,
+    b: Operand,
+    c: Operand | None = None,
+    *,
+    alpha: complex = 1.0,
+    beta: complex = 0.0,
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Contraction of two tensors, as cuTENSOR's: ``alpha * einsum(subscripts, a, b) + beta * c``.
+
+    One launch, whatever the order of the axes: a product of stacks of matrices, whose library transposes what
+    it has to in workspace. Where nothing is added along, or nothing else is left, it is an expression, and
+    the sum of one with `c` takes a second launch.
+
+    float16 and bfloat16 are multiplied and added in float32 and rounded once; the other dtypes are computed
+    in their own precision, float32 not in TF32.
+
+    Args:
+        subscripts: Letters of the axes of `a`, `b` and the result: ``"bik,bkj->bij"``. Each letter is in two
+            of them at least, and in none twice; ``...`` stands for axes that both have. See `numpy.einsum`.
+        a: Tensor of a floating or complex dtype.
+        b: Tensor of the same dtype.
+        c: Tensor of that dtype and of the shape of the result, which is added.
+        alpha: Factor of the product; real unless the tensors are complex.
+        beta: Factor of `c`, likewise; where it is 0, `c` is not read.
+        out: Array to write to, of any strides, which may be `c` itself; by default a new one.
+
+    Returns:
+        The result, whose axes are in the order of the letters.
+
+    Raises:
+        ValueError: A letter that is in one term alone, or twice in one; lengths that differ; a `beta` without
+            `c`.
+    """
+    given = {"a": a, "b": b} if c is None else {"a": a, "b": b, "c": c}
+    dtype = check_operands("contract", **given)
+    _check_dtype("contract", dtype)
+    alpha, beta = factor("contract", "alpha", alpha, dtype), factor("contract", "beta", beta, dtype)
+    left, right, output, shape = contraction_terms("contract", subscripts, a.shape, b.shape)
+    inner = "".join(letter for letter in left if letter not in output)
+    if inner and set(left) ^ set(right):
+        return await device_of("contract", a, b, c).ask(Contract(subscripts, a, b, c, alpha, beta, out))
+    if c is None and beta:
+        raise ValueError(f"contract: beta must be 0 without c, got {beta!r}")
+    if c is not None and c.shape != shape:
+        raise ValueError(f"contract: c must have shape {shape}, got shape {c.shape}")
+    x, y = (Factor(tuple(term), each).along(output + inner) for term, each in ((left, a), (right, b)))
+    if not inner:
+        if c is None or not beta:
+            return await _expression("out = p * x * y")(alpha, x, y, out=out)
+        return await _expression("out = p * x * y + q * z")(alpha, x, y, beta, c, out=out)
+    add, axes = _sums(dtype.value), range(len(output), len(output + inner))
+    if c is None or not beta:
+        return await add(alpha, x, y, axis=axes, out=out)
+    with intermediates() as made:
+        product = made(await add(alpha, x, y, axis=axes))
+        return await _expression("out = x + q * z")(product, beta, c, out=out)
+
+
+@functools.cache
+def _expression(text: str) -> Elementwise[AccelRef]:
+    return Elementwise(text, operation="tensor.contract", library=ARRAYS, precision="float32")
+
+
+@functools.cache
+def _sums(dtype: str) -> Reduction:
+    return Reduction("p * x * y", dtype=dtype, operation="tensor.contract", library=ARRAYS)
+
+
+def _check_dtype(name: str, dtype: DType) -> None:
+    if not dtype.is_inexact:
+        raise TypeError(
+            f"{name}: operands must be of a floating or complex dtype, got {dtype}; ta.linalg.einsum takes "
+            "whole numbers"
+        )
+
+
+async def _by_contract(left: Factor, right: Factor, groups: Groups, made: Made) -> AccelRef:
+    """Contract two tensors in one launch."""
+    message = Contract.of(left, right, groups)
+    return await device_of("einsum", left.array, right.array).ask(message)
+
+
+_CONTRACTING = Contracting("tensor.einsum", ARRAYS, _by_contract)
+
+
+async def einsum(
+    subscripts: str, /, *operands: Operand, optimize: Optimize = "auto", memory_limit: int | None = None
+) -> AccelRef:
+    """Sum of products of any number of tensors by Einstein's convention, as `numpy.einsum`.
+
+    Two at a time are contracted, each pair in one launch, in the order that opt_einsum finds. An axis that no
+    other tensor has is added along first. Intermediate tensors are released as soon as they are used.
+
+    Args:
+        subscripts: As of `ta.linalg.einsum`: ``"ij,jk,kl->il"``.
+        *operands: Tensors of one floating or complex dtype, one for each term. An axis of one element
+            broadcasts.
+        optimize: How the order is found, by opt_einsum's names: ``"auto"``, ``"optimal"``, ``"greedy"``,
+            ``"dp"`` and others; or the order itself, as `ContractionPath.steps`.
+        memory_limit: The most bytes that intermediate tensors and the result may take at a time. Where the
+            order that was found takes more, the one with the smallest tensors is tried. Workspace comes on
+            top. None for what the device has.
+
+    Returns:
+        The result; in general a view of any strides of new memory.
+
+    Raises:
+        ValueError: A term that does not fit its operand, letters behind ``->`` that no term has or that are
+            there twice, lengths that differ, or an order that is none.
+        OutOfMemoryError: No order was found that fits into memory. Nothing was launched.
+    """
+    given = {f"operands[{number}]": each for number, each in enumerate(operands)}
+    _check_dtype("einsum", check_operands("einsum", **given))
+    return await _CONTRACTING.sum(subscripts, operands, optimize, memory_limit)
+
+
+def contract_path(
+    subscripts: str, /, *operands: Operand, optimize: Optimize = "auto", memory_limit: int | None = None
+) -> ContractionPath:
+    """Find the order in which `einsum` multiplies, and what it takes; nothing is launched or refused.
+
+    Args:
+        subscripts: As of `einsum`, like the other arguments. Only shapes and dtypes of the tensors count.
+        *operands: Tensors, which may all be NumPy arrays.
+        optimize: How the order is found.
+        memory_limit: Bytes that it should not exceed.
+
+    Returns:
+        The order, its multiplications and additions, and the bytes of what it makes.
+    """
+    return contraction_path("contract_path", subscripts, operands, optimize, memory_limit)

@@ -1,0 +1,173 @@
+"""Reductions, permutations and combinations of tensors by letters of their axes, made of expressions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+from ..backends.base import DType
+from ..backends.base.values import element, factor
+from ..devices import AccelRef, Operand
+from ..expressions import Elementwise, Factor, Reduction, check_operands, factors_of
+from ._contractions import ARRAYS
+
+__all__ = ["elementwise", "permute", "reduce"]
+
+Operator: TypeAlias = Literal["add", "max", "min", "multiply"]
+"""How two elements become one: those of cuTENSOR."""
+
+_REDUCTIONS = {"add": "sum", "max": "max", "min": "min", "multiply": "prod"}
+_TEXTS = {
+    "add": "({} + {})",
+    "max": "maximum({}, {})",
+    "min": "minimum({}, {})",
+    "multiply": "({} * {})",
+}
+
+
+async def reduce(
+    subscripts: str, a: Operand, /, *, op: Operator = "add", out: AccelRef | None = None
+) -> AccelRef:
+    """Reduce the axes whose letters the result has not: ``reduce("ijk->ki", a)``, as cuTENSOR's ``reduce``.
+
+    One launch. Sums and products of float16, bfloat16 and float32 are made in float64 and rounded once.
+
+    Args:
+        subscripts: Letters of the axes of `a` and of the result. A letter twice takes the diagonal.
+        a: Tensor.
+        op: ``"add"``, ``"multiply"``, ``"min"`` or ``"max"``.
+        out: Array to write to; by default a new one.
+
+    Returns:
+        The result, of the dtype of `a`, whose axes are in the order of the letters.
+
+    Raises:
+        ValueError: The least or the greatest of no elements.
+    """
+    read, output = _read("reduce", subscripts, a)
+    _check_operator("reduce", op)
+    inner = [label for label in read.labels if str(label) not in output]
+    if not inner:
+        return await _expression("reduce", "out = x", None)(read.along(output), out=out)
+    combine = _reduction(_REDUCTIONS[op], None if op in ("max", "min") else DType.of(a.dtype).value)
+    axes = range(len(output), len(output) + len(inner))
+    return await combine(read.along((*output, *inner)), axis=axes, out=out)
+
+
+async def permute(
+    subscripts: str, a: Operand, /, *, alpha: complex = 1, out: AccelRef | None = None
+) -> AccelRef:
+    """Copy a tensor with its axes in another order: ``permute("ijk->kij", a)``, as cuTENSOR's ``permute``.
+
+    One launch. `ta.arrays.permute_dims` makes a view instead.
+
+    Args:
+        subscripts: Letters of the axes of `a` and of the result: the same ones.
+        a: Tensor.
+        alpha: Factor of the elements.
+        out: Array to write to; by default a new one without gaps.
+
+    Returns:
+        The copy.
+    """
+    read, output = _read("permute", subscripts, a)
+    if set(output) != set(read.labels):
+        raise ValueError(f"permute: subscripts {subscripts!r}: both sides must have the same letters")
+    view = read.along(output)
+    if alpha == 1 and out is None and isinstance(view, AccelRef):
+        return await view.copy()
+    if alpha == 1:
+        return await _expression("permute", "out = x", None)(view, out=out)
+    alpha = _scale("permute", "alpha", alpha, DType.of(a.dtype))
+    return await _expression("permute", "out = p * x", _precision(DType.of(a.dtype)))(alpha, view, out=out)
+
+
+async def elementwise(
+    subscripts: str,
+    /,
+    *operands: Operand,
+    op: Operator | Sequence[Operator] = "add",
+    factors: Sequence[complex] | None = None,
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Combine the elements of two or more tensors, as cuTENSOR's ``elementwise_binary`` and ``_trinary``.
+
+    ``elementwise("ij,ji->ij", a, b, factors=(1, -1))`` is ``a - b.T``. One launch. `ta.jit.elementwise` takes
+    any expression, and broadcasts by NumPy's rules instead of letters.
+
+    Args:
+        subscripts: Letters of the axes of each tensor and of the result. A tensor is the same along the axes
+            whose letters it has not.
+        *operands: Tensors of one dtype.
+        op: ``"add"``, ``"multiply"``, ``"min"`` or ``"max"``; or several of them, one between each two
+            tensors, which are combined from the left.
+        factors: Factors of the tensors; by default 1.
+        out: Array to write to; by default a new one.
+
+    Returns:
+        The result, of the dtype of the tensors.
+
+    Raises:
+        ValueError: Also a letter that the result has not, and numbers of operators or factors that do not
+            fit.
+    """
+    name = "elementwise"
+    dtype = check_operands(name, **{f"operands[{number}]": each for number, each in enumerate(operands)})
+    read, output, _ = factors_of(name, subscripts, operands)
+    count = len(operands)
+    ops = [op] * (count - 1) if isinstance(op, str) else [*op]
+    scales = [1] * count if factors is None else [*factors]
+    if len(ops) != count - 1 or len(scales) != count:
+        raise ValueError(
+            f"{name}: {count} tensors have {count - 1} operators and {count} factors, got op={op!r} and "
+            f"factors={factors!r}"
+        )
+    for one in ops:
+        _check_operator(name, one)
+    scales = [_scale(name, f"factors[{n}]", scale, dtype) for n, scale in enumerate(scales)]
+    more = sorted({str(label) for tensor in read for label in tensor.labels} - set(output))
+    if more:
+        raise ValueError(f"{name}: subscripts {subscripts!r}: the result has not {more[0]!r}: reduce it")
+    # By the number of the tensor: itself, and its factor.
+    terms = [f"x{n}" if scale == 1 else f"p{n} * x{n}" for n, scale in enumerate(scales)]
+    text = terms[0]
+    for one, term in zip(ops, terms[1:], strict=True):
+        text = _TEXTS[one].format(text, term)
+    given: list[Operand | complex] = []
+    for each, scale in zip(read, scales, strict=True):
+        given += [each.along(output)] if scale == 1 else [scale, each.along(output)]
+    return await _expression(name, f"out = {text}", _precision(dtype))(*given, out=out)
+
+
+def _read(name: str, subscripts: str, a: Operand) -> tuple[Factor, str]:
+    check_operands(name, a=a)
+    (factor,), output, _ = factors_of(name, subscripts, [a], "a")
+    return factor, output
+
+
+def _check_operator(name: str, op: object) -> None:
+    if not isinstance(op, str) or op not in _TEXTS:
+        raise ValueError(f"{name}: op must be one of {tuple(_TEXTS)}, got {op!r}")
+
+
+def _scale(name: str, argument: str, value: complex, dtype: DType) -> complex:
+    """Require a factor that leaves the dtype as it is; of truth values there is none but 1."""
+    if dtype.kind in ("int", "uint"):
+        return element(name, argument, value, dtype)
+    return value if dtype is DType.bool and value == 1 else factor(name, argument, value, dtype)
+
+
+def _precision(dtype: DType) -> str | None:
+    """Round low precision once; whole numbers stay what they are."""
+    return "float32" if dtype.is_inexact else None
+
+
+@functools.lru_cache
+def _expression(name: str, text: str, precision: str | None) -> Elementwise[AccelRef]:
+    return Elementwise(text, operation=f"tensor.{name}", library=ARRAYS, precision=precision)
+
+
+@functools.cache
+def _reduction(reduce: str, dtype: str | None) -> Reduction:
+    return Reduction("x", reduce, dtype=dtype, operation="tensor.reduce", library=ARRAYS)
