@@ -27,13 +27,13 @@ ROOT = Path(__file__).parent
 # What knows no backend by name.
 STAND_IN = (
     *("arrays", "backends", "collectives", "devices", "fft", "graphs", "interop", "jit", "linalg"),
-    *("nn", "programs", "random", "sparse", "testing", "weights"),
+    *("nn", "programs", "random", "sparse", "tensor", "testing", "weights"),
 )
 # What holds any backend to its protocols, and to the numbers.
 CONFORMANCE = (
     *(
         f"tests/{folder}"
-        for folder in ("arrays", "backends", "fft", "jit", "linalg", "nn", "random", "sparse")
+        for folder in ("arrays", "backends", "fft", "jit", "linalg", "nn", "random", "sparse", "tensor")
     ),
     *(f"tests/devices/test_{module}.py" for module in ("hazards", "memory", "out_arrays")),
 )
