@@ -18,9 +18,6 @@ Array = npt.NDArray[Any]
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}
 NUMPYS: dict[str, Any] = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in TOLERANCE}
 
-# What the vendors' library is to compute one day; see D156.
-has_dnn = pytest.mark.skipif(BACKEND == "cuda", reason="CUDA has no kernels of dnn")
-
 
 def numbers(shape: Sequence[int], dtype: str = "float64", seed: int = 0) -> Array:
     return np.random.default_rng(seed).normal(size=tuple(shape)).astype(NUMPYS[dtype])

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 import trio
 from chosen import BACKEND, INLINE
-from dnn_references import NUMPYS, TOLERANCE, Array, attended, check, has_dnn, numbers
+from dnn_references import NUMPYS, TOLERANCE, Array, attended, check, numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trio_accel as ta
 from trio_accel import nn
-
-pytestmark = has_dnn
 
 attention: Any = nn.scaled_dot_product_attention
 attention_grad: Any = nn.scaled_dot_product_attention_grad

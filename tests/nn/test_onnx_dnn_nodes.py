@@ -16,14 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 from chosen import BACKEND, INLINE
-from dnn_references import Array, has_dnn
+from dnn_references import Array
 
 import trio_accel as ta
 from trio_accel import nn
 
 pytest.importorskip("onnx")
-
-pytestmark = has_dnn
 
 MODULES = (
     *("attention", "averagepool", "conv", "convtranspose", "globalaveragepool", "globalmaxpool"),

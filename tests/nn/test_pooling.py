@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 import trio
 from chosen import BACKEND, INLINE
-from dnn_references import TOLERANCE, Array, check, has_dnn, numbers, pool_windows, pooled, shares, slope
+from dnn_references import TOLERANCE, Array, check, numbers, pool_windows, pooled, shares, slope
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trio_accel as ta
 from trio_accel import nn
-
-pytestmark = has_dnn
 
 MAX: list[Any] = [nn.max_pool1d, nn.max_pool2d, nn.max_pool3d]
 AVG: list[Any] = [nn.avg_pool1d, nn.avg_pool2d, nn.avg_pool3d]
