@@ -445,6 +445,78 @@ KERNEL(gather, GatherArguments)
     }
 }
 
+struct BiasArguments {
+    const char *bias;
+    char *out;
+    i64 count, channels, size;
+    int kind;
+};
+
+struct Half {
+    unsigned short bits;
+};
+
+struct Bfloat {
+    unsigned short bits;
+};
+
+__device__ float wide(float value) { return value; }
+__device__ double wide(double value) { return value; }
+__device__ float wide(Bfloat value) { return __uint_as_float((unsigned)value.bits << 16); }
+__device__ float wide(Half value)
+{
+    const unsigned sign = (unsigned)(value.bits & 0x8000) << 16, rest = value.bits & 0x7fff;
+    if (rest >= 0x7c00)
+        return __uint_as_float(sign | 0x7f800000 | (rest & 0x3ff) << 13);
+    if (rest >= 0x400)
+        return __uint_as_float(sign | ((rest << 13) + (112u << 23)));
+    const float size = (float)rest * 0x1p-24f;
+    return sign ? -size : size;
+}
+
+__device__ void narrow(float value, float &out) { out = value; }
+__device__ void narrow(double value, double &out) { out = value; }
+// To the nearest, and of two to the even one.
+__device__ void narrow(float value, Bfloat &out)
+{
+    const unsigned bits = __float_as_uint(value);
+    out.bits = (unsigned short)(value != value ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+__device__ void narrow(float value, Half &out)
+{
+    const unsigned bits = __float_as_uint(value), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+    unsigned code;
+    if (value != value)
+        code = 0x7e00;
+    else if (size >= 0x47800000)
+        code = 0x7c00;
+    else if (size < 0x38800000)
+        code = (unsigned)rintf(__uint_as_float(size) * 0x1p24f);
+    else
+        code = (size - (112u << 23) + 0xfff + (size >> 13 & 1)) >> 13;
+    out.bits = (unsigned short)(sign | code);
+}
+
+template <typename Element> __device__ void add_all(const BiasArguments &arguments)
+{
+    EACH(place, arguments.count)
+    {
+        Element &out = ((Element *)arguments.out)[place];
+        narrow(wide(out) + wide(((const Element *)arguments.bias)[place / arguments.size % arguments.channels]), out);
+    }
+}
+
+// Adds a number to all elements of each channel.
+KERNEL(add_bias, BiasArguments)
+{
+    switch (arguments.kind) {
+    case 0: add_all<Half>(arguments); break;
+    case 1: add_all<Bfloat>(arguments); break;
+    case 2: add_all<float>(arguments); break;
+    default: add_all<double>(arguments); break;
+    }
+}
+
 struct MeansArguments {
     const char *grad, *out;
     char *means;
@@ -489,6 +561,22 @@ struct ScoresArguments {
     i64 shape[AXES], mask_strides[AXES];
 };
 
+// The keys that a query sees, by its band and by lengths.
+struct Band {
+    i64 first, stop;
+
+    template <typename Arguments> __device__ Band(const Arguments &given, i64 n, i64 row, bool is_lower)
+    {
+        const i64 rows = given.query_lengths ? given.query_lengths[n] : given.rows;
+        const i64 columns = given.key_lengths ? given.key_lengths[n] : given.columns;
+        const i64 own = row + (is_lower ? columns - rows : 0);
+        first = given.left < 0 || own < given.left ? 0 : own - given.left;
+        stop = given.right < 0 || own + given.right >= columns ? columns : own + given.right + 1;
+        if (row >= rows)
+            stop = 0;
+    }
+};
+
 // A row of scores: which of them count, and what is added to them.
 struct Row {
     const ScoresArguments &arguments;
@@ -498,15 +586,10 @@ struct Row {
     __device__ Row(const ScoresArguments &given, i64 line) : arguments(given), mask(given.mask)
     {
         const i64 batch = line / given.piece, query = given.first + line - batch * given.piece;
-        const i64 above = query / given.rows, row = query - above * given.rows, n = batch / given.served;
-        const i64 rows = given.query_lengths ? given.query_lengths[n] : given.rows;
-        const i64 columns = given.key_lengths ? given.key_lengths[n] : given.columns;
-        const i64 own = row + (given.is_lower ? columns - rows : 0);
+        const i64 above = query / given.rows, row = query - above * given.rows;
+        const Band band(given, batch / given.served, row, given.is_lower);
         number = batch * given.shared * given.rows + query;
-        first = given.left < 0 || own < given.left ? 0 : own - given.left;
-        stop = given.right < 0 || own + given.right >= columns ? columns : own + given.right + 1;
-        if (row >= rows)
-            stop = 0;
+        first = band.first, stop = band.stop;
         if (given.mask_kind == NONE)
             return;
         mask += row * given.mask_row;
@@ -563,6 +646,32 @@ template <typename Real> __device__ void weigh_all(const ScoresArguments &argume
 KERNEL(attention_weights, ScoresArguments)
 {
     WITH_TYPE(weigh_all);
+}
+
+struct EmptyArguments {
+    char *out, *logs;
+    const int *query_lengths, *key_lengths;
+    i64 count, heads, rows, columns, width, left, right;
+    i64 strides[4];
+    i64 is_lower;
+};
+
+// What cuDNN makes of queries that see no key is not told: zeros, and minus infinity as the logarithm.
+KERNEL(attention_empty, EmptyArguments)
+{
+    EACH(line, arguments.count)
+    {
+        const i64 above = line / arguments.rows, row = line - above * arguments.rows, n = above / arguments.heads;
+        const Band band(arguments, n, row, arguments.is_lower);
+        if (band.first < band.stop)
+            continue;
+        char *out = arguments.out + n * arguments.strides[0] + (above - n * arguments.heads) * arguments.strides[1] +
+                    row * arguments.strides[2];
+        for (i64 column = 0; column < arguments.width; column++)
+            *(unsigned short *)(out + column * arguments.strides[3]) = 0;
+        if (arguments.logs)
+            ((float *)arguments.logs)[line] = -(float)infinity();
+    }
 }
 
 template <typename Real> __device__ void slopes_all(const ScoresArguments &arguments)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from struct import Struct
-from typing import Any
+from typing import Any, ClassVar
 
-from ...base import DType
+from ...base import DType, NotSupportedError
 from ...base.gpu.driver import Function
 from ...base.ops import ArraySpec
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
+from ._cudnn import Cudnn, Graph
 
-__all__ = ["FLOATS", "GRID", "LANES", "DnnKernels", "grid_of", "images_of", "wide", "wide_of", "wide_result"]
+__all__ = [
+    "FLOATS", "GRID", "LANES", "DnnKernels", "aligned", "aligned_result", "grid_of", "images_of", "is_aligned",
+    "wide", "wide_of", "wide_result",
+]  # fmt: skip
 
 FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 
@@ -24,16 +28,53 @@ GRID = "18q"
 """As in dnn.cu."""
 
 _SPATIAL = 3
+# Bytes: what the front end takes for granted of its tensors.
+_ALIGNMENT = 16
 
 
 class DnnKernels(CudaLibrary):
-    """The kernels of the source `dnn`, which are loaded when a plan needs them."""
+    """The kernels of the source `dnn`, and cuDNN: both are loaded when a plan needs them."""
 
     name = "dnn"
+    # Graphs of cuDNN have kernels in device memory.
+    most_plans: ClassVar[int] = 256
 
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
         self._functions: dict[str, tuple[Function, Struct]] = {}
+        self._cudnn: Cudnn | None = None
+        self._has_looked = False
+
+    def _find_cudnn(self) -> Cudnn | None:
+        """Load cuDNN, once; None where it is not installed. Blocks."""
+        if not self._has_looked:
+            self._has_looked = True
+            with suppress(NotSupportedError):
+                self._cudnn = Cudnn(self._device)
+        return self._cudnn
+
+    def _run_graph(self, graph: Graph, call: KernelCall, addresses: dict[str, int]) -> None:
+        """Enqueue a graph of cuDNN."""
+        workspace = call.workspace(graph.size)
+        try:
+            graph.run(call.stream, workspace, addresses)
+        except (RuntimeError, ValueError) as error:
+            assert self._cudnn is not None
+            raise self._cudnn.error_of(error) from error
+
+    def _close_plan(self, plan: Any) -> None:
+        graph = getattr(plan, "graph", None)
+        if graph is not None:
+            graph.close()
+
+    def _is_busy(self, plan: Any) -> bool:
+        graph = getattr(plan, "graph", None)
+        return graph is not None and graph.is_busy
+
+    def _destroy(self) -> None:
+        if self._cudnn is not None:
+            self._cudnn.destroy()
+        super()._destroy()
 
     def _load(self, name: str, layout: Struct) -> None:
         """Load a kernel; the first one compiles the source, which blocks."""
@@ -58,6 +99,27 @@ def wide(call: KernelCall, array: ArraySpec) -> int:
     room = call.workspace_array(DType.float32, array.shape)
     call.convert(call.array(array), room)
     return room.address
+
+
+def is_aligned(array: ArraySpec) -> bool:
+    """Tell whether the first element lies where cuDNN may read several at once."""
+    return array.offset % _ALIGNMENT == 0
+
+
+def aligned(call: KernelCall, array: ArraySpec) -> int:
+    """Return the address of an array without gaps, as cuDNN wants it: its own, or a copy's."""
+    return call.packed(array) if is_aligned(array) else call.copy_of(array).address
+
+
+@contextmanager
+def aligned_result(call: KernelCall, array: ArraySpec) -> Generator[int]:
+    """Give the address to write a result to, without gaps and as cuDNN wants it."""
+    if array.is_contiguous and is_aligned(array):
+        yield call.at(array)
+        return
+    room = call.workspace_array(array.dtype, array.shape)
+    yield room.address
+    call.convert(room, call.array(array))
 
 
 @contextmanager
