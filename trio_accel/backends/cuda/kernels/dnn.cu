@@ -648,6 +648,19 @@ KERNEL(attention_weights, ScoresArguments)
     WITH_TYPE(weigh_all);
 }
 
+struct TruthArguments {
+    const unsigned char *mask;
+    unsigned short *out;
+    i64 count, code;
+};
+
+// Truth values as what is added to scores: zero, or the code of minus infinity.
+KERNEL(mask_to_bias, TruthArguments)
+{
+    EACH(place, arguments.count)
+        arguments.out[place] = arguments.mask[place] ? 0 : (unsigned short)arguments.code;
+}
+
 struct EmptyArguments {
     char *out, *logs;
     const int *query_lengths, *key_lengths;

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
+from functools import cached_property, partial
 from struct import Struct
 from typing import Any
 
@@ -17,13 +17,14 @@ from nvmath.bindings import cublas
 from ...base import DType, OutOfRangeError
 from ...base.device_array import DeviceArray, broadcast
 from ...base.gpu.driver import with_axes
-from ...base.ops import ArraySpec, AttentionGradSpec, AttentionSpec, StatusArray
+from ...base.ops import ArraySpec, AttentionGradSpec, AttentionSpec, OperationSpec, StatusArray
 from ..kit._library import KernelCall, LibraryDevice
+from ..runtime._stream import CudaStream
 from ._cublas import DEFAULT, HOST, KINDS, Cublas
 from ._dnn_base import LANES, DnnKernels, wide, wide_of, wide_result
 from ._pooling import first_wrong
 
-__all__ = ["AttentionKernels", "Lengths", "Sizes"]
+__all__ = ["Attention", "AttentionKernels", "Lengths", "Sizes", "headed"]
 
 # Scores that are made at a time.
 _PIECE = 1 << 24
@@ -35,11 +36,15 @@ _LENGTHS = Struct("<3Q2q2i")
 _BLOCKS = Struct("<4Q4q2i")
 _GATHER = Struct("<4Q11q")
 _MEANS = Struct("<3Q3q")
+_EMPTY = Struct("<4Q12q")
+_TRUTH = Struct("<2Q2q")
 _SCORES = "7Q11qd4i"
 _LAYOUTS = {
     "check_lengths": _LENGTHS,
     "check_blocks": _BLOCKS,
     "gather": _GATHER,
+    "attention_empty": _EMPTY,
+    "mask_to_bias": _TRUTH,
     "attention_means": _MEANS,
     "attention_weights": with_axes(_SCORES, 2, 0),
     "attention_slopes": with_axes(_SCORES, 2, 0),
@@ -121,6 +126,17 @@ class AttentionKernels(DnnKernels):
         super().__init__(device)
         self._blas: Cublas | None = None
 
+    def captures(self, spec: OperationSpec) -> bool:
+        """See `EnqueuingLibrary.captures`: lengths that are checked are looked at on the host."""
+        if isinstance(spec, (AttentionSpec, AttentionGradSpec)):
+            return spec.query_lengths is None and spec.key_lengths is None
+        return super().captures(spec)
+
+    def attach(self, stream: CudaStream) -> None:
+        """Take the workspace of cuBLAS; see `EnqueuingLibrary.attach`."""
+        if self._blas is not None:
+            self._blas.select(stream, HOST)
+
     def _destroy(self) -> None:
         if self._blas is not None:
             self._blas.destroy()
@@ -164,7 +180,7 @@ class AttentionKernels(DnnKernels):
 
     def _compute_attention(self, spec: AttentionSpec, call: KernelCall) -> None:
         """Enqueue an attention out of products."""
-        of = _Attention(self, spec, call)
+        of = Attention(self, spec, call)
         sizes = of.sizes
         if not sizes.batches * sizes.lines:
             return
@@ -181,7 +197,7 @@ class AttentionKernels(DnnKernels):
 
     def _compute_attention_grad(self, spec: AttentionGradSpec, call: KernelCall) -> None:
         """Enqueue the gradients of an attention out of products."""
-        of = _Attention(self, spec, call)
+        of = Attention(self, spec, call)
         sizes = of.sizes
         if not sizes.batches * sizes.lines:
             for array in (spec.grad_query, spec.grad_key, spec.grad_value):
@@ -214,12 +230,13 @@ class AttentionKernels(DnnKernels):
                 of.multiply((room, "N"), (key, "N"), to_query, (count, sizes.e, sizes.columns), first)
 
 
-class _Attention:
+class Attention:
     """One attention: its arrays without gaps, and products of them.
 
     Attributes:
         sizes: Its extents.
         wide: The type that it is computed in.
+        lengths: Addresses of its lengths.
     """
 
     def __init__(
@@ -228,15 +245,17 @@ class _Attention:
         self.sizes = Sizes.of(spec)
         self.wide = wide_of(spec.query.dtype)
         self._kernels, self._spec, self._call = kernels, spec, call
-        self._lengths = kernels._lengths(spec, self.sizes, call)
+        self.lengths = kernels._lengths(spec, self.sizes, call)
         self._kind = KINDS[self.wide]
         self._most = max(1, _PIECE // max(1, self.sizes.batches * self.sizes.columns))
         self._scores = 0
-        self._mask = None if spec.mask is None else self._masked(spec.mask)
 
-    def _masked(self, mask: ArraySpec) -> DeviceArray:
-        """Return the mask with all axes, of truth values or of the wide type."""
-        sizes, call = self.sizes, self._call
+    @cached_property
+    def _mask(self) -> DeviceArray | None:
+        """The mask with all axes, of truth values or of the wide type; None for none."""
+        sizes, call, mask = self.sizes, self._call, self._spec.mask
+        if mask is None:
+            return None
         given = call.array(mask)
         if mask.dtype.is_half:
             room = call.workspace_array(self.wide, mask.shape)
@@ -246,17 +265,27 @@ class _Attention:
 
     def rows(self, array: ArraySpec) -> int:
         """Return the address of queries, or of what is like them."""
-        return self._gathered(array, self._lengths.query, 0, self.sizes.rows)
+        return self._gathered(array, self.lengths.query, 0, self.sizes.rows)
 
     def keys(self, array: ArraySpec) -> int:
         """Return the address of keys or values."""
-        return self._gathered(array, self._lengths.key, self._lengths.table, self.sizes.columns)
+        return self._gathered(array, self.lengths.key, self.lengths.table, self.sizes.columns)
 
     def _gathered(self, array: ArraySpec, lengths: int, table: int, rows: int) -> int:
         """Return the address of rows without gaps in the wide type, with zeros behind their lengths."""
-        call, n = self._call, self.sizes.sequences
+        call = self._call
         if not lengths:
             return wide(call, array)
+        made = self.gathered(array, lengths, table, rows)
+        if not array.dtype.is_half:
+            return made.address
+        room = call.workspace_array(self.wide, made.shape)
+        call.convert(made, room)
+        return room.address
+
+    def gathered(self, array: ArraySpec, lengths: int, table: int, rows: int) -> DeviceArray:
+        """Copy rows without gaps, out of blocks if need be, with zeros behind their lengths."""
+        call, n = self._call, self.sizes.sequences
         source, heads, width = call.array(array), headed(array)[-3], array.shape[-1]
         if len(source.shape) != 4:
             source = DeviceArray.packed(call.packed(array), array.dtype, (n, heads, rows, width))
@@ -266,11 +295,7 @@ class _Attention:
             *("gather", call, made.size, source.address, made.address, lengths, table, made.size),
             *(heads, rows, width, block, rows // max(1, block), *source.strides, array.dtype.itemsize),
         )
-        if not array.dtype.is_half:
-            return made.address
-        room = call.workspace_array(self.wide, made.shape)
-        call.convert(made, room)
-        return room.address
+        return made
 
     def pieces(self) -> Iterator[tuple[int, int]]:
         """Cut the rows of each head of keys into pieces: the first row, and how many."""
@@ -353,7 +378,7 @@ class _Attention:
         self, name: str, scores: int, slopes: int, means: int, logs: int, first: int, count: int
     ) -> None:
         """Launch a kernel over the rows of a piece."""
-        sizes, spec, mask, lengths = self.sizes, self._spec, self._mask, self._lengths
+        sizes, spec, mask, lengths = self.sizes, self._spec, self._mask, self.lengths
         strides = (0,) * (len(sizes.stack) + 3) if mask is None else mask.strides
         kind = 0 if mask is None else 1 if mask.dtype is DType.bool else _ADDED
         rows, shape = sizes.batches * count, (*sizes.stack, sizes.heads)

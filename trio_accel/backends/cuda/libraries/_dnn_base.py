@@ -112,9 +112,9 @@ def aligned(call: KernelCall, array: ArraySpec) -> int:
 
 
 @contextmanager
-def aligned_result(call: KernelCall, array: ArraySpec) -> Generator[int]:
-    """Give the address to write a result to, without gaps and as cuDNN wants it."""
-    if array.is_contiguous and is_aligned(array):
+def aligned_result(call: KernelCall, array: ArraySpec, *, is_direct: bool = False) -> Generator[int]:
+    """Give the address to write a result to, without gaps and as cuDNN wants it; or as it lies."""
+    if is_direct or (array.is_contiguous and is_aligned(array)):
         yield call.at(array)
         return
     room = call.workspace_array(array.dtype, array.shape)

@@ -14,6 +14,7 @@ from ...base.ops import (
     AvgPoolSpec,
     MaxPoolGradSpec,
     MaxPoolSpec,
+    OperationSpec,
     StatusArray,
 )
 from ..kit._library import KernelCall, LibraryDevice
@@ -28,6 +29,10 @@ _SPREAD = Struct("<4Q3q2i")
 
 class PoolingLibrary(DnnKernels):
     """Maxima and means of windows, a thread for each; and their gradients."""
+
+    def captures(self, spec: OperationSpec) -> bool:
+        """See `EnqueuingLibrary.captures`: indices that are checked are looked at on the host."""
+        return not isinstance(spec, MaxPoolGradSpec) and super().captures(spec)
 
     def _plan_pool(self, spec: Any, device: LibraryDevice) -> str:
         self._load("pool", _POOL)
