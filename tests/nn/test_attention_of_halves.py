@@ -110,6 +110,7 @@ def results(
     return weights @ values, logs[..., 0], gradients
 
 
+@pytest.mark.parametrize("isolation", ["inline"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 async def test_each_option(device: ta.Device, dtype: str) -> None:
     for number, (given, rows, columns) in enumerate(CASES):

@@ -43,11 +43,13 @@ class LibraryEntry:
         module: Its module, below the backend's package.
         cls: Its class in that module; empty where the module's kernels are functions.
         needs: The vendor's library for it, as the backend names it; empty for none.
+        uses: One that it is faster by, and can do without; empty for none.
     """
 
     module: str
     cls: str = ""
     needs: str = ""
+    uses: str = ""
 
     def load(self, package: str | None) -> ModuleType:
         """Import the module; blocks.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.machinery
 import importlib.util
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ from cuda.pathfinder import load_nvidia_dynamic_lib
 from ...base import DType, LibraryError, NotSupportedError
 from ...base.gpu.driver import LoadedCode
 from ..kit._library import LibraryDevice
+from ..manifest import STAND_IN
 from ..runtime._stream import CudaStream
 
 __all__ = ["Cudnn", "Graph", "Layout", "missing"]
@@ -149,7 +151,7 @@ class Cudnn:
             The graph; None where cuDNN has no kernels for it.
 
         Raises:
-            LibraryError: It failed over something else.
+            ContextPoisonedError: The context is lost.
         """
         front, names, written = self.front, tuple(arrays), tuple(outputs)
         with self._lock:
@@ -168,7 +170,9 @@ class Cudnn:
             except front.cudnnGraphNotSupportedError:
                 return None
             except (RuntimeError, ValueError) as error:
-                raise self.error_of(error) from error
+                # A library may not know what a newer front end asks for, and says so by other errors.
+                self._raise_lost(error)
+                return None
             self._try_out(made)
             return made
 
@@ -228,11 +232,15 @@ class Cudnn:
 
     def error_of(self, error: Exception) -> Exception:
         """Make the backends' own error of one of the front end."""
+        self._raise_lost(error)
+        return LibraryError(f"dnn: cuDNN: {error}", library="dnn", code="cudnn")
+
+    def _raise_lost(self, error: Exception) -> None:
+        """Raise the failure of the context, if it is lost: the library cannot name it."""
         self._context.look()
         failure = self._context.failure()
         if failure is not None:
-            return failure
-        return LibraryError(f"dnn: cuDNN: {error}", library="dnn", code="cudnn")
+            raise failure from error
 
 
 def missing() -> NotSupportedError:
@@ -248,6 +256,9 @@ def _front_end() -> ModuleType:
     loaded = sys.modules.get(_MODULE)
     if loaded is not None:
         return loaded
+    if os.environ.get(STAND_IN):
+        # It would call a driver that is none.
+        raise missing()
     spec = importlib.util.find_spec("cudnn")
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     files = [path for folder in folders for path in sorted(Path(folder).glob("_compiled_module*.so"))]
