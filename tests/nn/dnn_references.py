@@ -10,8 +10,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-import pytest
-from chosen import BACKEND
 
 Array = npt.NDArray[Any]
 

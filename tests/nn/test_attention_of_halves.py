@@ -76,7 +76,9 @@ def results(
     keys, values = (np.repeat(one, heads // served, 1) for one in (key, value))
     own, places = np.arange(rows)[:, None], np.arange(columns)
     lengths = [formula["query_lengths"], formula["key_lengths"]]
-    lengths = [np.full(n, most) if one is None else one for one, most in zip(lengths, (rows, columns), strict=True)]
+    lengths = [
+        np.full(n, most) if one is None else one for one, most in zip(lengths, (rows, columns), strict=True)
+    ]
     stops, ends = (np.asarray(one, int).reshape(-1, 1, 1, 1) for one in lengths)
     steps = places - own - (ends - stops if formula["is_lower_right"] else 0)
     is_seen = (own < stops) & (places < ends)
@@ -186,8 +188,6 @@ async def test_keys_in_blocks_of_a_vendors_size(device: ta.Device, dtype: str) -
     found = await made.to_host()
     for n, length in enumerate(lengths):
         used = tables[n][: -(-int(length) // size)]
-        key, value = (
-            one[used].swapaxes(0, 1).reshape(2, -1, 32)[None, :, :length] for one in (keys, values)
-        )
+        key, value = (one[used].swapaxes(0, 1).reshape(2, -1, 32)[None, :, :length] for one in (keys, values))
         expected, _ = attended(query[n : n + 1], key, value, right=0, is_lower_right=True)
         check(found[n : n + 1], expected, dtype, terms=16)

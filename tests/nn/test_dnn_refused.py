@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chosen import BACKEND
 
 import trio_accel as ta
 from trio_accel import nn

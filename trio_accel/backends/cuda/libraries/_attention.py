@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator
 from functools import cached_property, partial
 from struct import Struct
-from typing import Any
 
 import attrs
 from nvmath.bindings import cublas
@@ -120,11 +119,15 @@ def headed(array: ArraySpec) -> tuple[int, ...]:
 
 
 class AttentionKernels(DnnKernels):
-    """Checks of lengths, and the attention out of products."""
+    """Checks of lengths, and the attention out of products.
+
+    Attributes:
+        blas: cuBLAS, once products are loaded.
+    """
 
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
-        self._blas: Cublas | None = None
+        self.blas: Cublas | None = None
 
     def captures(self, spec: OperationSpec) -> bool:
         """See `EnqueuingLibrary.captures`: lengths that are checked are looked at on the host."""
@@ -134,12 +137,12 @@ class AttentionKernels(DnnKernels):
 
     def attach(self, stream: CudaStream) -> None:
         """Take the workspace of cuBLAS; see `EnqueuingLibrary.attach`."""
-        if self._blas is not None:
-            self._blas.select(stream, HOST)
+        if self.blas is not None:
+            self.blas.select(stream, HOST)
 
     def _destroy(self) -> None:
-        if self._blas is not None:
-            self._blas.destroy()
+        if self.blas is not None:
+            self.blas.destroy()
         super()._destroy()
 
     def _load_checks(self) -> None:
@@ -150,11 +153,13 @@ class AttentionKernels(DnnKernels):
     def _load_products(self, dtype: DType) -> None:
         """Load the kernels, and products of a type; blocks."""
         self._load_checks()
-        if self._blas is None:
-            self._blas = Cublas(self._device, self.name)
-        self._blas.warm(KINDS[wide_of(dtype)])
+        if self.blas is None:
+            self.blas = Cublas(self._device, self.name)
+        self.blas.warm(KINDS[wide_of(dtype)])
 
-    def _lengths(self, spec: AttentionSpec | AttentionGradSpec, sizes: Sizes, call: KernelCall) -> Lengths:
+    def check_lengths(
+        self, spec: AttentionSpec | AttentionGradSpec, sizes: Sizes, call: KernelCall
+    ) -> Lengths:
         """Have lengths and blocks checked, and copies made that lead nowhere outside."""
         table = spec.block_table if isinstance(spec, AttentionSpec) else None
         given = (spec.query_lengths, sizes.rows), (spec.key_lengths, sizes.columns)
@@ -168,11 +173,11 @@ class AttentionKernels(DnnKernels):
                 found[number] = call.workspace(4 * lengths.size)
                 is_wide = lengths.dtype is DType.int64
                 values = call.packed(lengths), found[number], words, lengths.size, most, is_wide, number + 1
-                self._launch("check_lengths", call, lengths.size, *values)
+                self.launch("check_lengths", call, lengths.size, *values)
         if table is None or not table.size:
             return Lengths(*found)
         safe, is_wide = call.workspace(4 * table.size), table.dtype is DType.int64
-        self._launch(
+        self.launch(
             *("check_blocks", call, table.size, call.packed(table), found[1], safe, words, table.size),
             *(table.shape[1], sizes.block, blocks, is_wide, _TABLE),
         )
@@ -207,7 +212,7 @@ class AttentionKernels(DnnKernels):
         grad, out, logs = of.rows(spec.grad), of.rows(spec.out), call.packed(spec.lse)
         lines = sizes.batches * sizes.lines
         means = call.workspace(lines * of.wide.itemsize)
-        self._launch(
+        self.launch(
             *("attention_means", call, lines * LANES, grad, out, means, lines, sizes.f),
             of.wide is DType.float64,
         )
@@ -245,7 +250,7 @@ class Attention:
         self.sizes = Sizes.of(spec)
         self.wide = wide_of(spec.query.dtype)
         self._kernels, self._spec, self._call = kernels, spec, call
-        self.lengths = kernels._lengths(spec, self.sizes, call)
+        self.lengths = kernels.check_lengths(spec, self.sizes, call)
         self._kind = KINDS[self.wide]
         self._most = max(1, _PIECE // max(1, self.sizes.batches * self.sizes.columns))
         self._scores = 0
@@ -291,7 +296,7 @@ class Attention:
             source = DeviceArray.packed(call.packed(array), array.dtype, (n, heads, rows, width))
         made = call.workspace_array(array.dtype, (n, heads, rows, width))
         block = source.shape[2]
-        self._kernels._launch(
+        self._kernels.launch(
             *("gather", call, made.size, source.address, made.address, lengths, table, made.size),
             *(heads, rows, width, block, rows // max(1, block), *source.strides, array.dtype.itemsize),
         )
@@ -342,36 +347,52 @@ class Attention:
         size, lines = self.wide.itemsize, self.sizes.lines
         if not columns:
             return
-        left, step_left = (a[0] + first * terms * size, lines * terms) if a[1] == "R" else (a[0], rows * terms)
+        left, step_left = (
+            (a[0] + first * terms * size, lines * terms) if a[1] == "R" else (a[0], rows * terms)
+        )
         to, step_to = (out, rows * columns) if is_piece else (out + first * columns * size, lines * columns)
         lead = terms if b[1] == "T" else columns
         self._call_gemm(
-            (b[1] == "T", False), (columns, rows, terms), (b[0], max(1, lead), terms * columns),
-            (left, max(1, terms), step_left), (to, columns, step_to), alpha, 0.0,
-        )  # fmt: skip
+            (b[1] == "T", False),
+            (columns, rows, terms),
+            (b[0], max(1, lead), terms * columns),
+            (left, max(1, terms), step_left),
+            (to, columns, step_to),
+            (alpha, 0.0),
+        )
 
     def add_transposed(self, a: int, b: int, out: int, columns: int, first: int, count: int) -> None:
         """Add products of transposed matrices of a piece with rows of all to the results of each head."""
         size, lines, terms = self.wide.itemsize, self.sizes.lines, self.sizes.columns
         if columns and terms:
             self._call_gemm(
-                (False, True), (columns, terms, count), (b + first * columns * size, columns, lines * columns),
-                (a, terms, count * terms), (out, columns, terms * columns), 1.0, 1.0,
-            )  # fmt: skip
+                (False, True),
+                (columns, terms, count),
+                (b + first * columns * size, columns, lines * columns),
+                (a, terms, count * terms),
+                (out, columns, terms * columns),
+                (1.0, 1.0),
+            )
 
     def _call_gemm(
-        self, turned: tuple[bool, bool], extents: Any, a: Any, b: Any, c: Any, alpha: float, beta: float
+        self,
+        turned: tuple[bool, bool],
+        extents: tuple[int, int, int],
+        a: tuple[int, int, int],
+        b: tuple[int, int, int],
+        c: tuple[int, int, int],
+        factors: tuple[float, float],
     ) -> None:
-        """Call cuBLAS, to which matrices are by columns."""
-        blas, kind = self._kernels._blas, self._kind
+        """Call cuBLAS, to which matrices are by columns: address, leading dimension and step of each."""
+        blas, kind = self._kernels.blas, self._kind
         assert blas is not None
         blas.select(self._call.stream, HOST)
-        blas.factors.put(kind, alpha, beta)
+        blas.factors.put(kind, *factors)
         (first, lda, step_a), (second, ldb, step_b), (out, ldc, step_c) = a, b, c
         cublas.gemm_strided_batched_ex_64(
-            blas.handle, *map(int, turned), *extents, blas.factors.alpha, first, kind.code, lda, step_a, second,
-            kind.code, ldb, step_b, blas.factors.beta, out, kind.code, ldc, step_c, self.sizes.batches,
-            kind.compute, DEFAULT,
+            blas.handle, *map(int, turned), *extents, blas.factors.alpha, first, kind.code, lda, step_a,
+            second, kind.code, ldb, step_b, blas.factors.beta, out, kind.code, ldc, step_c,
+            self.sizes.batches, kind.compute, DEFAULT,
         )  # fmt: skip
 
     def launch(
@@ -382,13 +403,12 @@ class Attention:
         strides = (0,) * (len(sizes.stack) + 3) if mask is None else mask.strides
         kind = 0 if mask is None else 1 if mask.dtype is DType.bool else _ADDED
         rows, shape = sizes.batches * count, (*sizes.stack, sizes.heads)
-        function, _ = self._kernels._functions[name]
-        function.run(
-            self._call.handle, rows * LANES, with_axes(_SCORES, 2, len(shape)), scores, slopes, means, logs,
-            0 if mask is None else mask.address, lengths.query, lengths.key, rows, count, first, sizes.rows,
-            sizes.columns, sizes.heads // sizes.served, sizes.served, spec.left, spec.right, *strides[-2:],
-            spec.scale, self.wide is DType.float64, spec.alignment == "lower_right", kind, len(shape), *shape,
-            *strides[:-2],
+        self._kernels.launch(
+            name, self._call, rows * LANES, scores, slopes, means, logs, 0 if mask is None else mask.address,
+            lengths.query, lengths.key, rows, count, first, sizes.rows, sizes.columns,
+            sizes.heads // sizes.served, sizes.served, spec.left, spec.right, *strides[-2:], spec.scale,
+            self.wide is DType.float64, spec.alignment == "lower_right", kind, len(shape), *shape,
+            *strides[:-2], layout=with_axes(_SCORES, 2, len(shape)),
         )  # fmt: skip
 
 

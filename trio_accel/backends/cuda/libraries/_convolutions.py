@@ -71,7 +71,9 @@ class _Roles:
             return cls(spec.x, spec.weight, spec.out, "windows", "convolution", "conv_fprop", names)
         if isinstance(spec, ConvolutionInputGradSpec):
             names = {"loss": "windows", "filter": "weight"}
-            return cls(spec.out, spec.weight, spec.grad, "images", "convolution_input_grad", "conv_dgrad", names)
+            return cls(
+                spec.out, spec.weight, spec.grad, "images", "convolution_input_grad", "conv_dgrad", names
+            )
         names = {"image": "images", "loss": "windows"}
         return cls(spec.x, spec.out, spec.grad, "weight", "convolution_weight_grad", "conv_wgrad", names)
 
@@ -172,7 +174,7 @@ class ConvolutionLibrary(DnnKernels):
             if bias is not None and not plan.has_bias:
                 size = math.prod(target.shape[-len(spec.stride) :])
                 values = call.packed(bias), out, target.size, bias.size, size, _KINDS[target.dtype]
-                self._launch("add_bias", call, target.size, *values)
+                self.launch("add_bias", call, target.size, *values)
 
     def _convolve_by_definition(self, spec: _Spec, call: KernelCall, bias: ArraySpec | None) -> None:
         """Launch a thread for each element of the result: right, and far from what the device could do."""
@@ -190,7 +192,7 @@ class ConvolutionLibrary(DnnKernels):
         count = target.size * (LANES if target is weight else 1)
         with wide_result(call, target) as out:
             is_double = target.dtype is DType.float64
-            self._launch(roles.kernel, call, count, *addresses, out, *numbers, is_double)
+            self.launch(roles.kernel, call, count, *addresses, out, *numbers, is_double)
 
 
 def _behind(spec: _Spec, roles: _Roles) -> tuple[int, ...]:

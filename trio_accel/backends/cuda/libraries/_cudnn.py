@@ -7,7 +7,6 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -20,11 +19,12 @@ from cuda.pathfinder import load_nvidia_dynamic_lib
 from ...base import DType, LibraryError, NotSupportedError
 from ...base.gpu.driver import LoadedCode
 from ..kit._library import LibraryDevice
-from ..manifest import STAND_IN
 from ..runtime._stream import CudaStream
 
 __all__ = ["Cudnn", "Graph", "Layout", "missing"]
 
+# Set where the stand-in driver is used.
+_STAND_IN = "TRIO_ACCEL_STAND_IN"
 _MODULE = "cudnn._compiled_module"
 # Graphs that need more are left to others of cuDNN's choices.
 _MOST_WORKSPACE = 1 << 30
@@ -114,7 +114,6 @@ class Cudnn:
     def __init__(self, device: LibraryDevice) -> None:
         self._context = device.context
         self.front: ModuleType = _front_end()
-        self._lock = threading.Lock()
         self._stream: CudaStream | None = None
         # A handle serves one thread at a time: graphs are built in others than those that execute.
         self.running: int = self.front.create_handle()
@@ -154,27 +153,26 @@ class Cudnn:
             ContextPoisonedError: The context is lost.
         """
         front, names, written = self.front, tuple(arrays), tuple(outputs)
-        with self._lock:
-            try:
-                graph = self._describe(arrays, written, describe)
-                graph.validate()
-                graph.build_operation_graph()
-                graph.create_execution_plans([front.heur_mode.A, front.heur_mode.FALLBACK])
-                notes = front.numerical_note
-                shorter = [notes.DOWN_CONVERT_INPUTS, notes.REDUCED_PRECISION_REDUCTION]
-                graph.deselect_numeric_notes([*shorter, notes.TENSOR_CORE] if is_exact else shorter)
-                graph.deselect_workspace_greater_than(_MOST_WORKSPACE)
-                graph.check_support()
-                graph.build_plans(front.build_plan_policy.HEURISTICS_CHOICE)
-                made = Graph(self, graph, names)
-            except front.cudnnGraphNotSupportedError:
-                return None
-            except (RuntimeError, ValueError) as error:
-                # A library may not know what a newer front end asks for, and says so by other errors.
-                self._raise_lost(error)
-                return None
-            self._try_out(made)
-            return made
+        try:
+            graph = self._describe(arrays, written, describe)
+            graph.validate()
+            graph.build_operation_graph()
+            graph.create_execution_plans([front.heur_mode.A, front.heur_mode.FALLBACK])
+            notes = front.numerical_note
+            shorter = [notes.DOWN_CONVERT_INPUTS, notes.REDUCED_PRECISION_REDUCTION]
+            graph.deselect_numeric_notes([*shorter, notes.TENSOR_CORE] if is_exact else shorter)
+            graph.deselect_workspace_greater_than(_MOST_WORKSPACE)
+            graph.check_support()
+            graph.build_plans(front.build_plan_policy.HEURISTICS_CHOICE)
+            made = Graph(self, graph, names)
+        except front.cudnnGraphNotSupportedError:
+            return None
+        except (RuntimeError, ValueError) as error:
+            # A library may not know what a newer front end asks for, and says so by other errors.
+            self._raise_lost(error)
+            return None
+        self._try_out(made)
+        return made
 
     def _describe(
         self,
@@ -203,7 +201,7 @@ class Cudnn:
         numbers = {name: number for number, name in enumerate(arrays, 1)}
         for name, made in zip(written, describe(graph, tensors), strict=True):
             layout = arrays[name]
-            made.set_output(True).set_uid(numbers[name])  # noqa: FBT003
+            made.set_output(True).set_uid(numbers[name])
             # The method of the extension: Python's own layer has another of this name.
             made._set_data_type(getattr(kinds, _KINDS[layout.dtype]))  # noqa: SLF001
             made.set_dim(list(layout.shape)).set_stride(list(layout.strides))
@@ -245,7 +243,9 @@ class Cudnn:
 
 def missing() -> NotSupportedError:
     """Make the error of an operation for which there is nothing but cuDNN."""
-    return NotSupportedError("dnn: cuDNN is not installed: pip install '.[cuda13]' in a checkout", backend="cuda")
+    return NotSupportedError(
+        "dnn: cuDNN is not installed: pip install '.[cuda13]' in a checkout", backend="cuda"
+    )
 
 
 def _front_end() -> ModuleType:
@@ -256,7 +256,7 @@ def _front_end() -> ModuleType:
     loaded = sys.modules.get(_MODULE)
     if loaded is not None:
         return loaded
-    if os.environ.get(STAND_IN):
+    if os.environ.get(_STAND_IN):
         # It would call a driver that is none.
         raise missing()
     spec = importlib.util.find_spec("cudnn")

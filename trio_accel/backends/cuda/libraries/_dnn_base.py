@@ -15,8 +15,8 @@ from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
 from ._cudnn import Cudnn, Graph
 
 __all__ = [
-    "FLOATS", "GRID", "LANES", "DnnKernels", "aligned", "aligned_result", "grid_of", "images_of", "is_aligned",
-    "wide", "wide_of", "wide_result",
+    "FLOATS", "GRID", "LANES", "DnnKernels", "aligned", "aligned_result", "grid_of", "images_of",
+    "is_aligned", "wide", "wide_of", "wide_result",
 ]  # fmt: skip
 
 FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
@@ -81,10 +81,12 @@ class DnnKernels(CudaLibrary):
         if name not in self._functions:
             self._functions[name] = self._device.kernels.function("dnn", name, layout.size), layout
 
-    def _launch(self, name: str, call: KernelCall, count: int, *values: object) -> None:
+    def launch(
+        self, name: str, call: KernelCall, count: int, *values: object, layout: Struct | None = None
+    ) -> None:
         """Launch a kernel that is loaded, for so many threads."""
-        function, layout = self._functions[name]
-        function.run(call.handle, count, layout, *values)
+        function, own = self._functions[name]
+        function.run(call.handle, count, layout or own, *values)
 
 
 def wide_of(dtype: DType) -> DType:
@@ -93,7 +95,7 @@ def wide_of(dtype: DType) -> DType:
 
 
 def wide(call: KernelCall, array: ArraySpec) -> int:
-    """Return the address of an array without gaps, in the type that it is computed in: its own, or a copy's."""
+    """Return the address of an array, or of a copy, without gaps and in the type that it is computed in."""
     if not array.dtype.is_half:
         return call.packed(array)
     room = call.workspace_array(DType.float32, array.shape)

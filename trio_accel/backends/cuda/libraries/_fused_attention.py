@@ -140,7 +140,7 @@ class AttentionLibrary(AttentionKernels):
             self._run_graph(plan.graph, call, addresses | {"out": out, "lse": logs})
             if lengths.query or lengths.key:
                 strides = _strides(spec.out) if is_direct else _packed_strides(spec.out)
-                self._launch(
+                self.launch(
                     *("attention_empty", call, sizes.batches * sizes.lines, out, logs, lengths.query),
                     *(lengths.key, sizes.batches * sizes.lines, sizes.heads, sizes.rows, sizes.columns),
                     *(sizes.f, spec.left, spec.right, *strides, spec.alignment == "lower_right"),
@@ -166,7 +166,10 @@ class AttentionLibrary(AttentionKernels):
     def _told_lengths(self, call: KernelCall, sizes: Sizes, query: int, key: int) -> dict[str, int]:
         """Return addresses of lengths, and of the extents where none are given."""
         found: dict[str, int] = {}
-        for name, address, most in (("query_lengths", query, sizes.rows), ("key_lengths", key, sizes.columns)):
+        for name, address, most in (
+            ("query_lengths", query, sizes.rows),
+            ("key_lengths", key, sizes.columns),
+        ):
             room = address or call.workspace(4 * sizes.sequences)
             if not address:
                 call.fill(DeviceArray.packed(room, DType.int32, (sizes.sequences,)), most)
@@ -186,7 +189,7 @@ class AttentionLibrary(AttentionKernels):
             return room.address
         made = call.workspace_array(dtype, shape)
         values = room.address, made.address, room.size, _INFINITE[dtype]
-        self._launch("mask_to_bias", call, room.size, *values)
+        self.launch("mask_to_bias", call, room.size, *values)
         return made.address
 
 
@@ -204,7 +207,9 @@ def _describe(front: Any, spec: _Spec, graph: Any, tensors: dict[str, Any]) -> l
     alignments = front.diagonal_alignment
     options: dict[str, Any] = {
         "attn_scale": spec.scale,
-        "diagonal_alignment": alignments.TOP_LEFT if spec.alignment == "upper_left" else alignments.BOTTOM_RIGHT,
+        "diagonal_alignment": alignments.TOP_LEFT
+        if spec.alignment == "upper_left"
+        else alignments.BOTTOM_RIGHT,
     }
     if spec.left >= 0:
         # The first key that is not seen.

@@ -55,7 +55,7 @@ class PoolingLibrary(DnnKernels):
         numbers = 0, 0, 0, 0, False, not spec.window[0], spec.x.dtype is DType.float64, False
         with wide_result(call, spec.out) as out:
             values = wide(call, spec.x), out, indices, spec.out.size, *grid, *numbers
-            self._launch(call.plan, call, spec.out.size, *values)
+            self.launch(call.plan, call, spec.out.size, *values)
 
     @kernel(AvgPoolSpec, backend="cuda", dtypes={"x": FLOATS}, plan=_plan_pool)
     def _avg_pool(self, spec: AvgPoolSpec, call: KernelCall) -> None:
@@ -85,7 +85,7 @@ class PoolingLibrary(DnnKernels):
         flags = spec.count_include_pad, not spec.window[0], source.dtype is DType.float64, True
         with wide_result(call, target) as out:
             values = wide(call, source), out, 0, target.size, *grid, *behind, spec.divisor, *flags
-            self._launch(call.plan, call, target.size, *values)
+            self.launch(call.plan, call, target.size, *values)
 
     @kernel(MaxPoolGradSpec, backend="cuda", dtypes={"grad": FLOATS}, plan=_plan_spread)
     def _max_pool_grad(self, spec: MaxPoolGradSpec, call: KernelCall) -> None:
@@ -112,7 +112,7 @@ class PoolingLibrary(DnnKernels):
                 *(wide(call, spec.grad), call.packed(spec.indices), out, words, spec.grad.size),
                 *(math.prod(spec.grad.shape[2:]), size, is_wide, spec.grad.dtype is DType.float64),
             )
-            self._launch(call.plan, call, spec.grad.size, *values)
+            self.launch(call.plan, call, spec.grad.size, *values)
 
 
 def first_wrong(words: StatusArray) -> int:
