@@ -175,13 +175,13 @@ class AttentionKernels(DnnKernels):
                 values = call.packed(lengths), found[number], words, lengths.size, most, is_wide, number + 1
                 self.launch("check_lengths", call, lengths.size, *values)
         if table is None or not table.size:
-            return Lengths(*found)
+            return Lengths(found[0], found[1])
         safe, is_wide = call.workspace(4 * table.size), table.dtype is DType.int64
         self.launch(
             *("check_blocks", call, table.size, call.packed(table), found[1], safe, words, table.size),
             *(table.shape[1], sizes.block, blocks, is_wide, _TABLE),
         )
-        return Lengths(*found, safe)
+        return Lengths(found[0], found[1], safe)
 
     def _compute_attention(self, spec: AttentionSpec, call: KernelCall) -> None:
         """Enqueue an attention out of products."""
@@ -390,8 +390,8 @@ class Attention:
         blas.factors.put(kind, *factors)
         (first, lda, step_a), (second, ldb, step_b), (out, ldc, step_c) = a, b, c
         cublas.gemm_strided_batched_ex_64(
-            blas.handle, *map(int, turned), *extents, blas.factors.alpha, first, kind.code, lda, step_a,
-            second, kind.code, ldb, step_b, blas.factors.beta, out, kind.code, ldc, step_c,
+            blas.handle, int(turned[0]), int(turned[1]), *extents, blas.factors.alpha, first, kind.code, lda,
+            step_a, second, kind.code, ldb, step_b, blas.factors.beta, out, kind.code, ldc, step_c,
             self.sizes.batches, kind.compute, DEFAULT,
         )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.machinery
 import importlib.util
 import os
@@ -14,7 +15,6 @@ from typing import Any
 
 import attrs
 from cuda.bindings import driver
-from cuda.pathfinder import load_nvidia_dynamic_lib
 
 from ...base import DType, LibraryError, NotSupportedError
 from ...base.gpu.driver import LoadedCode
@@ -77,7 +77,8 @@ class Graph(LoadedCode):
         super().__init__(self._drop)
         self._owner = owner
         self._graph: Any = graph
-        self._order = [names[number - 1] for number in graph._get_variant_pack_uids_sorted()]  # noqa: SLF001
+        numbers: list[int] = graph._get_variant_pack_uids_sorted()  # noqa: SLF001
+        self._order: list[str] = [names[number - 1] for number in numbers]
         self.size: int = int(graph.get_workspace_size())
 
     def _drop(self) -> None:
@@ -222,7 +223,7 @@ class Cudnn:
                 pass
             finally:
                 code, captured = driver.cuStreamEndCapture(stream)
-                if not code and captured:
+                if not code and int(captured):
                     driver.cuGraphDestroy(captured)
         finally:
             self.front.set_stream(self._building, 0)
@@ -265,7 +266,7 @@ def _front_end() -> ModuleType:
     if not files:
         raise missing()
     try:
-        library = load_nvidia_dynamic_lib("cudnn")
+        library = importlib.import_module("cuda.pathfinder").load_nvidia_dynamic_lib("cudnn")
         loader = importlib.machinery.ExtensionFileLoader(_MODULE, str(files[0]))
         found = importlib.util.spec_from_file_location(_MODULE, files[0], loader=loader)
         assert found is not None

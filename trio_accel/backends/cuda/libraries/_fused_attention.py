@@ -111,8 +111,7 @@ class AttentionLibrary(AttentionKernels):
         made["out"] = _layout(spec.out, (n, heads, rows, sizes.f))
         made["lse"] = logs
         for name in ("query", "key", "value"):
-            array: ArraySpec = getattr(spec, f"grad_{name}")
-            made[f"grad_{name}"] = Layout.packed(array.dtype, made[name].shape)
+            made[f"grad_{name}"] = Layout.packed(spec.query.dtype, made[name].shape)
         return made
 
     @kernel(AttentionSpec, backend="cuda", dtypes={"query": FLOATS}, plan=_plan_attention)
