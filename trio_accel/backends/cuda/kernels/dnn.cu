@@ -39,7 +39,7 @@ struct PoolArguments {
     Grid grid;
     i64 behind[SPATIAL];
     i64 divisor;
-    int counts_padding, is_adaptive, is_double, is_mean;
+    int counts_padding, is_adaptive, kind, is_mean;
 };
 
 struct SpreadArguments {
@@ -61,6 +61,60 @@ __device__ double infinity()
 {
     return __longlong_as_double(0x7ff0000000000000ll);
 }
+
+struct Half {
+    unsigned short bits;
+};
+
+struct Bfloat {
+    unsigned short bits;
+};
+
+__device__ float wide(float value) { return value; }
+__device__ double wide(double value) { return value; }
+__device__ float wide(Bfloat value) { return __uint_as_float((unsigned)value.bits << 16); }
+__device__ float wide(Half value)
+{
+    const unsigned sign = (unsigned)(value.bits & 0x8000) << 16, rest = value.bits & 0x7fff;
+    if (rest >= 0x7c00)
+        return __uint_as_float(sign | 0x7f800000 | (rest & 0x3ff) << 13);
+    if (rest >= 0x400)
+        return __uint_as_float(sign | ((rest << 13) + (112u << 23)));
+    const float size = (float)rest * 0x1p-24f;
+    return sign ? -size : size;
+}
+
+__device__ void narrow(float value, float &out) { out = value; }
+__device__ void narrow(double value, double &out) { out = value; }
+// To the nearest, and of two to the even one.
+__device__ void narrow(float value, Bfloat &out)
+{
+    const unsigned bits = __float_as_uint(value);
+    out.bits = (unsigned short)(value != value ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+__device__ void narrow(float value, Half &out)
+{
+    const unsigned bits = __float_as_uint(value), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+    unsigned code;
+    if (value != value)
+        code = 0x7e00;
+    else if (size >= 0x47800000)
+        code = 0x7c00;
+    else if (size < 0x38800000)
+        code = (unsigned)rintf(__uint_as_float(size) * 0x1p24f);
+    else
+        code = (size - (112u << 23) + 0xfff + (size >> 13 & 1)) >> 13;
+    out.bits = (unsigned short)(sign | code);
+}
+
+// Halves are computed in float, and rounded once.
+#define WITH_KIND(FUNCTION)                          \
+    switch (arguments.kind) {                        \
+    case 0: FUNCTION<Half>(arguments); break;        \
+    case 1: FUNCTION<Bfloat>(arguments); break;      \
+    case 2: FUNCTION<float>(arguments); break;       \
+    default: FUNCTION<double>(arguments); break;     \
+    }
 
 // Splits an index over the last three axes.
 struct Place {
@@ -243,8 +297,9 @@ __device__ i64 divisor_of(const PoolArguments &arguments, const i64 *window)
 }
 
 // NaN counts as greater than every number; of several the first.
-template <typename Real> __device__ void pool_all(const PoolArguments &arguments)
+template <typename Element> __device__ void pool_all(const PoolArguments &arguments)
 {
+    typedef decltype(wide(Element())) Real;
     const Grid &grid = arguments.grid;
     const i64 size = product(grid.extent);
     EACH(place, arguments.count)
@@ -252,20 +307,21 @@ template <typename Real> __device__ void pool_all(const PoolArguments &arguments
         const Place window(place, grid.counts);
         Span z(arguments, 0, window.at[0]), y(arguments, 1, window.at[1]), x(arguments, 2, window.at[2]);
         z.clip(grid.extent[0]), y.clip(grid.extent[1]), x.clip(grid.extent[2]);
-        const Real *image = (const Real *)arguments.x + window.rest * size;
+        const Element *image = (const Element *)arguments.x + window.rest * size;
         i64 found = -1;
         Real value = 0;
         for (i64 i = z.start; i < z.stop; i += z.step)
             for (i64 j = y.start; j < y.stop; j += y.step)
                 for (i64 k = x.start; k < x.stop; k += x.step) {
                     const i64 at = (i * grid.extent[1] + j) * grid.extent[2] + k;
-                    const Real one = image[at];
+                    const Real one = wide(image[at]);
                     if (arguments.is_mean)
                         value += one;
                     else if (found < 0 || one > value || (one != one && value == value))
                         found = at, value = one;
                 }
-        ((Real *)arguments.out)[place] = arguments.is_mean ? value / (Real)divisor_of(arguments, window.at) : value;
+        narrow(arguments.is_mean ? value / (Real)divisor_of(arguments, window.at) : value,
+               ((Element *)arguments.out)[place]);
         if (arguments.indices)
             arguments.indices[place] = found;
     }
@@ -273,7 +329,7 @@ template <typename Real> __device__ void pool_all(const PoolArguments &arguments
 
 KERNEL(pool, PoolArguments)
 {
-    WITH_TYPE(pool_all);
+    WITH_KIND(pool_all)
 }
 
 // The windows that an element may be in.
@@ -303,15 +359,16 @@ __device__ bool has(const PoolArguments &arguments, int axis, i64 window, i64 el
 }
 
 // The gradient of means, for one element: of all windows that it is in.
-template <typename Real> __device__ void pool_back(const PoolArguments &arguments)
+template <typename Element> __device__ void pool_back(const PoolArguments &arguments)
 {
+    typedef decltype(wide(Element())) Real;
     const Grid &grid = arguments.grid;
     const i64 windows = product(grid.counts);
     EACH(place, arguments.count)
     {
         const Place element(place, grid.extent);
         const Windows z(arguments, 0, element.at[0]), y(arguments, 1, element.at[1]), x(arguments, 2, element.at[2]);
-        const Real *grad = (const Real *)arguments.x + element.rest * windows;
+        const Element *grad = (const Element *)arguments.x + element.rest * windows;
         Real sum = 0;
         for (i64 i = z.first; i <= z.last; i++)
             for (i64 j = y.first; j <= y.last; j++)
@@ -319,15 +376,16 @@ template <typename Real> __device__ void pool_back(const PoolArguments &argument
                     const i64 window[SPATIAL] = {i, j, k};
                     if (has(arguments, 0, i, element.at[0]) && has(arguments, 1, j, element.at[1]) &&
                         has(arguments, 2, k, element.at[2]))
-                        sum += grad[(i * grid.counts[1] + j) * grid.counts[2] + k] / (Real)divisor_of(arguments, window);
+                        sum += wide(grad[(i * grid.counts[1] + j) * grid.counts[2] + k]) /
+                               (Real)divisor_of(arguments, window);
                 }
-        ((Real *)arguments.out)[place] = sum;
+        narrow(sum, ((Element *)arguments.out)[place]);
     }
 }
 
 KERNEL(mean_pool_grad, PoolArguments)
 {
-    WITH_TYPE(pool_back);
+    WITH_KIND(pool_back)
 }
 
 __device__ i64 whole(const char *numbers, i64 place, int is_wide)
@@ -452,51 +510,6 @@ struct BiasArguments {
     int kind;
 };
 
-struct Half {
-    unsigned short bits;
-};
-
-struct Bfloat {
-    unsigned short bits;
-};
-
-__device__ float wide(float value) { return value; }
-__device__ double wide(double value) { return value; }
-__device__ float wide(Bfloat value) { return __uint_as_float((unsigned)value.bits << 16); }
-__device__ float wide(Half value)
-{
-    const unsigned sign = (unsigned)(value.bits & 0x8000) << 16, rest = value.bits & 0x7fff;
-    if (rest >= 0x7c00)
-        return __uint_as_float(sign | 0x7f800000 | (rest & 0x3ff) << 13);
-    if (rest >= 0x400)
-        return __uint_as_float(sign | ((rest << 13) + (112u << 23)));
-    const float size = (float)rest * 0x1p-24f;
-    return sign ? -size : size;
-}
-
-__device__ void narrow(float value, float &out) { out = value; }
-__device__ void narrow(double value, double &out) { out = value; }
-// To the nearest, and of two to the even one.
-__device__ void narrow(float value, Bfloat &out)
-{
-    const unsigned bits = __float_as_uint(value);
-    out.bits = (unsigned short)(value != value ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-__device__ void narrow(float value, Half &out)
-{
-    const unsigned bits = __float_as_uint(value), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
-    unsigned code;
-    if (value != value)
-        code = 0x7e00;
-    else if (size >= 0x47800000)
-        code = 0x7c00;
-    else if (size < 0x38800000)
-        code = (unsigned)rintf(__uint_as_float(size) * 0x1p24f);
-    else
-        code = (size - (112u << 23) + 0xfff + (size >> 13 & 1)) >> 13;
-    out.bits = (unsigned short)(sign | code);
-}
-
 template <typename Element> __device__ void add_all(const BiasArguments &arguments)
 {
     EACH(place, arguments.count)
@@ -509,12 +522,7 @@ template <typename Element> __device__ void add_all(const BiasArguments &argumen
 // Adds a number to all elements of each channel.
 KERNEL(add_bias, BiasArguments)
 {
-    switch (arguments.kind) {
-    case 0: add_all<Half>(arguments); break;
-    case 1: add_all<Bfloat>(arguments); break;
-    case 2: add_all<float>(arguments); break;
-    default: add_all<double>(arguments); break;
-    }
+    WITH_KIND(add_all)
 }
 
 struct MeansArguments {

@@ -21,6 +21,7 @@ from ._cudnn import Graph, Layout
 from ._dnn_base import (
     FLOATS,
     GRID,
+    KINDS,
     LANES,
     DnnKernels,
     aligned,
@@ -36,7 +37,6 @@ __all__ = ["ConvolutionLibrary"]
 # As in dnn.cu.
 _CONVOLUTION = Struct(f"<4Q5q{GRID}q")
 _BIAS = Struct("<2Q3qi4x")
-_KINDS = {dtype: number for number, dtype in enumerate(FLOATS)}
 
 _Spec: TypeAlias = ConvolutionSpec | ConvolutionInputGradSpec | ConvolutionWeightGradSpec
 
@@ -173,7 +173,7 @@ class ConvolutionLibrary(DnnKernels):
             self._run_graph(plan.graph, call, addresses | {roles.target: out})
             if bias is not None and not plan.has_bias:
                 size = math.prod(target.shape[-len(spec.stride) :])
-                values = call.packed(bias), out, target.size, bias.size, size, _KINDS[target.dtype]
+                values = call.packed(bias), out, target.size, bias.size, size, KINDS[target.dtype]
                 self.launch("add_bias", call, target.size, *values)
 
     def _convolve_by_definition(self, spec: _Spec, call: KernelCall, bias: ArraySpec | None) -> None:

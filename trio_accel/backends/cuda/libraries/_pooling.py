@@ -18,7 +18,7 @@ from ...base.ops import (
     StatusArray,
 )
 from ..kit._library import KernelCall, LibraryDevice
-from ._dnn_base import FLOATS, GRID, DnnKernels, grid_of, wide, wide_of, wide_result
+from ._dnn_base import FLOATS, GRID, KINDS, DnnKernels, grid_of, wide, wide_of, wide_result
 
 __all__ = ["PoolingLibrary", "first_wrong"]
 
@@ -52,10 +52,9 @@ class PoolingLibrary(DnnKernels):
             return
         indices = 0 if spec.indices is None else call.result(spec.indices)
         grid = grid_of(spec, spec.x, spec.out, spec.window)
-        numbers = 0, 0, 0, 0, False, not spec.window[0], spec.x.dtype is DType.float64, False
-        with wide_result(call, spec.out) as out:
-            values = wide(call, spec.x), out, indices, spec.out.size, *grid, *numbers
-            self.launch(call.plan, call, spec.out.size, *values)
+        numbers = 0, 0, 0, 0, False, not spec.window[0], KINDS[spec.x.dtype], False
+        addresses = call.packed(spec.x), call.result(spec.out), indices
+        self.launch(call.plan, call, spec.out.size, *addresses, spec.out.size, *grid, *numbers)
 
     @kernel(AvgPoolSpec, backend="cuda", dtypes={"x": FLOATS}, plan=_plan_pool)
     def _avg_pool(self, spec: AvgPoolSpec, call: KernelCall) -> None:
@@ -82,10 +81,10 @@ class PoolingLibrary(DnnKernels):
             return
         grid = grid_of(spec, images, windows, spec.window)
         behind = *(0,) * (3 - len(spec.behind)), *spec.behind
-        flags = spec.count_include_pad, not spec.window[0], source.dtype is DType.float64, True
-        with wide_result(call, target) as out:
-            values = wide(call, source), out, 0, target.size, *grid, *behind, spec.divisor, *flags
-            self.launch(call.plan, call, target.size, *values)
+        flags = spec.count_include_pad, not spec.window[0], KINDS[source.dtype], True
+        addresses = call.packed(source), call.result(target), 0
+        values = *addresses, target.size, *grid, *behind, spec.divisor, *flags
+        self.launch(call.plan, call, target.size, *values)
 
     @kernel(MaxPoolGradSpec, backend="cuda", dtypes={"grad": FLOATS}, plan=_plan_spread)
     def _max_pool_grad(self, spec: MaxPoolGradSpec, call: KernelCall) -> None:
