@@ -11,7 +11,7 @@ from ...base.device_array import DeviceArray, broadcast
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec, AttentionGradSpec, AttentionSpec, OperationSpec
 from ..kit._library import KernelCall, LibraryDevice
-from ._attention import Attention, AttentionKernels, Sizes, headed
+from ._attention import Attention, AttentionKernels, Lengths, Sizes, headed
 from ._cudnn import Graph, Layout
 from ._dnn_base import FLOATS, aligned, aligned_result, is_aligned
 
@@ -120,24 +120,26 @@ class AttentionLibrary(AttentionKernels):
         if plan.graph is None:
             self._compute_attention(spec, call)
             return
-        of = Attention(self, spec, call)
-        sizes, lengths = of.sizes, of.lengths
         addresses = {"query": _in_place(call, spec.query)}
+        # To look at an attention without lengths would take as long as to launch it.
+        of = Attention(self, spec, call) if plan.has_lengths else None
+        lengths = Lengths() if of is None else of.lengths
         for name, array in (("key", spec.key), ("value", spec.value)):
             addresses[name] = (
-                of.gathered(array, lengths.key, lengths.table, sizes.columns).address
-                if lengths.key
-                else _in_place(call, array)
+                _in_place(call, array)
+                if of is None or not lengths.key
+                else of.gathered(array, lengths.key, lengths.table, of.sizes.columns).address
             )
-        if plan.has_lengths:
-            addresses |= self._told_lengths(call, sizes, lengths.query, lengths.key)
+        if of is not None:
+            addresses |= self._told_lengths(call, of.sizes, lengths.query, lengths.key)
         if plan.mask is not None and spec.mask is not None:
             addresses["mask"] = self._bias(call, spec.mask, spec.query.dtype, plan.mask)
         logs = 0 if spec.lse is None else call.result(spec.lse)
         is_direct = _is_direct(spec.out)
         with aligned_result(call, spec.out, is_direct=is_direct) as out:
             self._run_graph(plan.graph, call, addresses | {"out": out, "lse": logs})
-            if lengths.query or lengths.key:
+            if of is not None:
+                sizes = of.sizes
                 strides = _strides(spec.out) if is_direct else _packed_strides(spec.out)
                 self.launch(
                     *("attention_empty", call, sizes.batches * sizes.lines, out, logs, lengths.query),
