@@ -205,13 +205,9 @@ def _mask_shape(spec: _Spec, sizes: Sizes) -> tuple[int, ...] | None:
 
 def _describe(front: Any, spec: _Spec, graph: Any, tensors: dict[str, Any]) -> list[Any]:
     """Add the node to a graph."""
-    alignments = front.diagonal_alignment
-    options: dict[str, Any] = {
-        "attn_scale": spec.scale,
-        "diagonal_alignment": alignments.TOP_LEFT
-        if spec.alignment == "upper_left"
-        else alignments.BOTTOM_RIGHT,
-    }
+    options: dict[str, Any] = {"attn_scale": spec.scale}
+    if spec.alignment == "lower_right" and (spec.left >= 0 or spec.right >= 0):
+        options["diagonal_alignment"] = front.diagonal_alignment.BOTTOM_RIGHT
     if spec.left >= 0:
         # The first key that is not seen.
         options["diagonal_band_left_bound"] = spec.left + 1
