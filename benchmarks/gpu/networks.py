@@ -1,14 +1,16 @@
 """Networks beside PyTorch and cuDNN's bare graph: ``python -m benchmarks.gpu.networks``.
 
-Prints microseconds for each call: of asks one after the other, of the graph by cuDNN's front end where there
-is one, and of PyTorch. Each is the least of five rounds. It needs a GPU, PyTorch and cuDNN's front end.
+Prints microseconds for each call: of asks one after the other, each of which waits for its end; of operations
+that are submitted without that; of the graph by cuDNN's front end where there is one; and of PyTorch. Each is
+the least of five rounds. It needs a GPU, PyTorch and cuDNN's front end.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -19,7 +21,7 @@ import trio_accel as ta
 __all__ = ["main"]
 
 _ROUNDS = 5
-_CALLS = 50
+_CALLS = 30
 _ATTENTION = ((4, 16, 2048, 64), (2, 16, 4096, 128), (1, 8, 512, 64))
 _IMAGES, _WEIGHT = (16, 64, 56, 56), (64, 64, 3, 3)
 _SMALL, _SMALL_WEIGHT = (1, 8, 8, 8), (8, 8, 3, 3)
@@ -40,16 +42,22 @@ def _time(call: Callable[[], object]) -> float:
     return least / _CALLS * 1e6
 
 
-async def _time_asks(call: Callable[[], Awaitable[ta.AccelRef]]) -> float:
-    """Measure asks one after the other, and then the end of the last one."""
-    least, last = float("inf"), await call()
+async def _time_ours(device: ta.Device, make: Callable[[], Any]) -> tuple[float, float]:
+    """Measure asks, and operations that are submitted, of a message that is made for each."""
+    await device.ask(make())
+    asks = submitted = float("inf")
     for _ in range(_ROUNDS):
         start = time.perf_counter()
         for _ in range(_CALLS):
-            last = await call()
-        await last[(slice(0, 1),) * last.ndim].to_host()
-        least = min(least, time.perf_counter() - start)
-    return least / _CALLS * 1e6
+            await device.ask(make())
+        middle = time.perf_counter()
+        pending = [device.submit(make()) for _ in range(_CALLS)]
+        await pending[-1].wait()
+        asks = min(asks, middle - start)
+        submitted = min(submitted, time.perf_counter() - middle)
+        for one in pending:
+            await one.wait()
+    return asks / _CALLS * 1e6, submitted / _CALLS * 1e6
 
 
 def _bare(arrays: Sequence[Any], describe: Callable[[Any, list[Any]], Any]) -> float:
@@ -84,9 +92,9 @@ def _bare(arrays: Sequence[Any], describe: Callable[[Any, list[Any]], Any]) -> f
     return least
 
 
-def _say(name: str, asks: float, bare: float | None, peer: float) -> None:
+def _say(name: str, ours: tuple[float, float], bare: float | None, peer: float) -> None:
     told = "" if bare is None else f"{bare:.1f}"
-    sys.stdout.write(f"{name:44}{asks:10.1f}{told:>10}{peer:10.1f}\n")
+    sys.stdout.write(f"{name:44}{ours[0]:10.1f}{ours[1]:12.1f}{told:>10}{peer:10.1f}\n")
     sys.stdout.flush()
 
 
@@ -95,15 +103,14 @@ async def _attention(device: ta.Device, shape: tuple[int, ...]) -> None:
     q, k, v, made = (_torch.randn(shape, device="cuda", dtype=_torch.float16) for _ in range(4))
     refs = [await device.put(one.cpu().numpy()) for one in (q, k, v)]
     out, scale = await device.zeros(shape, "float16"), shape[-1] ** -0.5
-    options: Any = {"is_causal": True, "out": out}
-    ask: Any = ta.nn.scaled_dot_product_attention
-    asks = await _time_asks(lambda: ask(*refs, **options))
+    message: Any = ta.nn.ScaledDotProductAttention
+    ours = await _time_ours(device, lambda: message(*refs, is_causal=True, out=out))
 
     def describe(graph: Any, given: list[Any]) -> Any:
         return graph.sdpa(*given, attn_scale=scale, generate_stats=False, diagonal_band_right_bound=0)[0]
 
     bare = _bare((q, k, v, made), describe)
-    _say(f"attention {shape} float16, causal", asks, bare, _time(lambda: attend(q, k, v, is_causal=True)))
+    _say(f"attention {shape} float16, causal", ours, bare, _time(lambda: attend(q, k, v, is_causal=True)))
 
 
 async def _images(device: ta.Device, dtype: str) -> None:
@@ -112,32 +119,41 @@ async def _images(device: ta.Device, dtype: str) -> None:
     w = _torch.randn(_WEIGHT, device="cuda", dtype=x.dtype)
     image, weight = [await device.put(one.cpu().numpy()) for one in (x, w)]
     out = await device.zeros(_IMAGES, dtype)
-    asks = await _time_asks(lambda: nn.conv2d(image, weight, padding=1, out=out))
+    ours = await _time_ours(device, lambda: nn.Conv2d(image, weight, padding=1, out=out))
 
     def describe(graph: Any, given: list[Any]) -> Any:
         return graph.conv_fprop(*given, padding=[1, 1], stride=[1, 1], dilation=[1, 1])
 
     bare = _bare((x, w, _torch.empty_like(x)), describe)
-    _say(f"conv2d {_IMAGES} {dtype}", asks, bare, _time(lambda: functional.conv2d(x, w, padding=1)))
-    asks = await _time_asks(lambda: nn.conv_input_grad(_IMAGES, weight, image, padding=1))
-    _say("  gradient for its input", asks, None, _time(lambda: grad.conv2d_input(_IMAGES, w, x, padding=1)))
-    asks = await _time_asks(lambda: nn.conv_weight_grad(image, _WEIGHT, image, padding=1))
+    _say(f"conv2d {_IMAGES} {dtype}", ours, bare, _time(lambda: functional.conv2d(x, w, padding=1)))
+    ours = await _time_ours(device, lambda: nn.ConvInputGrad(_IMAGES, weight, image, padding=1))
+    _say("  gradient for its input", ours, None, _time(lambda: grad.conv2d_input(_IMAGES, w, x, padding=1)))
+    ours = await _time_ours(device, lambda: nn.ConvWeightGrad(image, _WEIGHT, image, padding=1))
     peer = _time(lambda: grad.conv2d_weight(x, _WEIGHT, x, padding=1))
-    _say("  gradient for its weights", asks, None, peer)
-    asks = await _time_asks(lambda: nn.avg_pool2d(image, 3, 2))
-    _say("  avg_pool2d, 3 by 3, stride 2", asks, None, _time(lambda: functional.avg_pool2d(x, 3, 2)))
+    _say("  gradient for its weights", ours, None, peer)
+    for message, function in ((nn.AvgPool2d, "avg_pool2d"), (nn.MaxPool2d, "max_pool2d")):
+        named: Any = message
+        ours = await _time_ours(device, partial(named, image, 3, 2))
+        _say(
+            f"  {function}, 3 by 3, stride 2",
+            ours,
+            None,
+            _time(partial(getattr(functional, function), x, 3, 2)),
+        )
 
 
 async def _small(device: ta.Device) -> None:
     x, w = (_torch.randn(shape, device="cuda") for shape in (_SMALL, _SMALL_WEIGHT))
     image, weight = [await device.put(one.cpu().numpy()) for one in (x, w)]
     out = await device.zeros(_SMALL, "float32")
-    asks = await _time_asks(lambda: ta.nn.conv2d(image, weight, padding=1, out=out))
-    _say(f"conv2d {_SMALL} float32", asks, None, _time(lambda: _torch.nn.functional.conv2d(x, w, padding=1)))
+    ours = await _time_ours(device, lambda: ta.nn.Conv2d(image, weight, padding=1, out=out))
+    _say(f"conv2d {_SMALL} float32", ours, None, _time(lambda: _torch.nn.functional.conv2d(x, w, padding=1)))
 
 
 async def _measure() -> None:
-    sys.stdout.write(f"{_torch.cuda.get_device_name()}\n{'us':44}{'asks':>10}{'graph':>10}{'PyTorch':>10}\n")
+    sys.stdout.write(
+        f"{_torch.cuda.get_device_name()}\n{'us':44}{'asks':>10}{'submitted':>12}{'graph':>10}{'PyTorch':>10}\n"
+    )
     inline = ta.DeviceOptions(isolation="inline")
     async with ta.open_system("networks") as system, system.open_device("cuda", options=inline) as device:
         for shape in _ATTENTION:

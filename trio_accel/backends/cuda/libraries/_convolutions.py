@@ -147,7 +147,11 @@ class ConvolutionLibrary(DnnKernels):
         def describe(graph: Any, tensors: dict[str, Any]) -> list[Any]:
             given = {argument: tensors[name] for argument, name in roles.arguments.items()}
             made = getattr(graph, roles.node)(**given, **numbers)
-            return [made if bias is None else graph.bias(input=made, bias=tensors["bias"])]
+            if bias is None:
+                return [made]
+            # The extents of images do not follow from those of windows.
+            made.set_dim(list(result.shape)).set_stride(list(result.strides))
+            return [graph.bias(input=made, bias=tensors["bias"])]
 
         is_exact = spec.out.dtype is DType.float32
         return cudnn.build(layouts, [roles.target], describe, is_exact=is_exact)
