@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from cuda.bindings import driver
-from dnn_references import NUMPYS, Array, convolved, results
+from dnn_references import NUMPYS, Array, results, spread
 from numpy.lib.stride_tricks import as_strided
 
 NOWHERE = 1 << 40
@@ -172,31 +173,56 @@ cudnnGraphNotSupportedError = UnsupportedError  # noqa: N816
 pygraph = Graph
 
 
+def taps(x: Array, shape: Sequence[int], counts: Sequence[int], numbers: dict[str, Any]) -> Iterator[Any]:
+    """For each place in the window, that and a view of the elements that all windows have there."""
+    pads = zip(numbers["pre_padding"], numbers["post_padding"], strict=True)
+    padded = np.pad(x, [(0, 0), (0, 0), *pads])
+    for place in np.ndindex(*shape[2:]):
+        starts = [at * step for at, step in zip(place, numbers["dilation"], strict=True)]
+        steps = zip(starts, counts, numbers["stride"], strict=True)
+        yield (
+            place,
+            padded[(..., *[slice(first, first + step * count, step) for first, count, step in steps])],
+        )
+
+
+def grouped(x: Array, groups: int) -> Array:
+    return x.reshape(len(x), groups, x.shape[1] // groups, *x.shape[2:])
+
+
 def forward(x: Array, weight: Array, numbers: dict[str, Any]) -> Array:
     groups = x.shape[1] // weight.shape[1]
-    padding = list(zip(numbers["pre_padding"], numbers["post_padding"], strict=True))
-    return convolved(
-        x, weight, stride=numbers["stride"], padding=padding, dilation=numbers["dilation"], groups=groups
-    )
+    factors = weight.reshape(groups, len(weight) // groups, *weight.shape[1:])
+    rows = zip(
+        x.shape[2:], weight.shape[2:], numbers["stride"], numbers["dilation"], numbers["pre_padding"],
+        numbers["post_padding"], strict=True,
+    )  # fmt: skip
+    counts = [
+        (extent + before + behind - (width - 1) * dilation - 1) // stride + 1
+        for extent, width, stride, dilation, before, behind in rows
+    ]
+    out = np.zeros((len(x), len(weight), *counts))
+    for place, view in taps(x, weight.shape, counts, numbers):
+        made = np.einsum("ngc...,goc->ngo...", grouped(view, groups), factors[(..., *place)])
+        out += made.reshape(out.shape)
+    return out
 
 
-def adjoint(weight: Array, grad: Array, shape: list[int], numbers: dict[str, Any]) -> Array:
-    """The transposed map, column by column: only for a few elements."""
-    found = np.zeros(shape)
-    for place in np.ndindex(*shape[1:]):
-        unit = np.zeros((1, *shape[1:]))
-        unit[(0, *place)] = 1
-        found[(slice(None), *place)] = (forward(unit, weight, numbers) * grad).reshape(len(grad), -1).sum(1)
-    return found
+def adjoint(weight: Array, grad: Array, shape: Sequence[int], numbers: dict[str, Any]) -> Array:
+    names = "stride", "dilation"
+    sizes = {name: numbers[name] for name in names}
+    groups = shape[1] // weight.shape[1]
+    return spread(grad, weight, shape[2:], padding=numbers["pre_padding"], groups=groups, **sizes)
 
 
-def weights(x: Array, grad: Array, shape: list[int], numbers: dict[str, Any]) -> Array:
-    found = np.zeros(shape)
-    for place in np.ndindex(*shape):
-        unit = np.zeros(shape)
-        unit[place] = 1
-        found[place] = (forward(x, unit, numbers) * grad).sum()
-    return found
+def weights(x: Array, grad: Array, shape: Sequence[int], numbers: dict[str, Any]) -> Array:
+    groups = x.shape[1] // shape[1]
+    found = np.zeros((groups, shape[0] // groups, *shape[1:]))
+    for place, view in taps(x, shape, grad.shape[2:], numbers):
+        left, right = grouped(grad, groups), grouped(view, groups)
+        axes = (len(left), *left.shape[1:3], -1), (len(right), *right.shape[1:3], -1)
+        found[(..., *place)] = np.einsum("ngow,ngcw->goc", left.reshape(axes[0]), right.reshape(axes[1]))
+    return found.reshape(shape)
 
 
 def attended_by(

@@ -20,6 +20,8 @@ __all__ = ["AttentionLibrary"]
 # Lengths that are no multiples of it are told to the gradient: else it has been seen to make NaNs of them
 # (https://github.com/NVIDIA/cudnn-frontend/issues/160).
 _TILE = 128
+# Elements of halves that are read at once.
+_EIGHT = 8
 # The code of minus infinity.
 _INFINITE = {DType.float16: 0xFC00, DType.bfloat16: 0xFF80}
 
@@ -102,7 +104,8 @@ class AttentionLibrary(AttentionKernels):
             for name in ("query_lengths", "key_lengths"):
                 made[name] = Layout.packed(DType.int32, (n, 1, 1, 1))
         if plan.mask is not None:
-            made["mask"] = Layout.packed(spec.query.dtype, plan.mask)
+            steps = Layout.packed(spec.query.dtype, _padded(plan.mask)).strides
+            made["mask"] = Layout(spec.query.dtype, plan.mask, steps)
         logs = Layout.packed(DType.float32, (n, heads, rows, 1))
         if isinstance(spec, AttentionSpec):
             made["out"] = _layout(spec.out, (n, heads, rows, sizes.f))
@@ -184,14 +187,19 @@ class AttentionLibrary(AttentionKernels):
         wanted = broadcast(
             DeviceArray(given.address, mask.dtype, above, (*(0,) * (4 - mask.ndim), *given.strides)), shape
         )
-        room = call.workspace_array(mask.dtype, shape)
-        call.convert(wanted, room)
+        # Rows begin where several elements can be read at once.
+        room = call.workspace_array(mask.dtype, _padded(shape))
+        call.convert(wanted, DeviceArray(room.address, mask.dtype, shape, room.strides))
         if mask.dtype is not DType.bool:
             return room.address
-        made = call.workspace_array(dtype, shape)
+        made = call.workspace_array(dtype, room.shape)
         values = room.address, made.address, room.size, _INFINITE[dtype]
         self.launch("mask_to_bias", call, room.size, *values)
         return made.address
+
+
+def _padded(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:-1], -(-shape[-1] // _EIGHT) * _EIGHT)
 
 
 def _mask_shape(spec: _Spec, sizes: Sizes) -> tuple[int, ...] | None:
