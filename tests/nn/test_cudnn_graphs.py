@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not HAS_GRAPHS, reason="the front end computes i
 if HAS_GRAPHS:
     import fake_cudnn
 
-    from trio_accel.backends.cuda.libraries import _cudnn
+    from trio_accel.backends.cuda.libraries import _cudnn, _dnn_base
 
 attention: Any = nn.scaled_dot_product_attention
 attention_grad: Any = nn.scaled_dot_product_attention_grad
@@ -30,7 +30,7 @@ attention_grad: Any = nn.scaled_dot_product_attention_grad
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What was built, of devices in this process."""
-    monkeypatch.setattr(_cudnn, "_front_end", lambda: sys.modules["fake_cudnn"])
+    monkeypatch.setattr(_dnn_base, "front_end", lambda: sys.modules["fake_cudnn"])
     monkeypatch.setattr(fake_cudnn.Graph, "built", [])
     yield fake_cudnn.Graph.built
     assert set(fake_cudnn.STREAMS.values()) <= {-1}, "handles are given back"
@@ -155,3 +155,16 @@ async def test_attention(system: ta.System, built: list[str]) -> None:
 def formula_of_none() -> dict[str, Any]:
     names = "mask", "scale", "query_lengths", "key_lengths"
     return {**dict.fromkeys(names), "left": -1, "right": -1, "is_lower_right": False}
+
+
+@pytest.mark.parametrize("found", [None, object()])
+async def test_without_a_front_end_that_is_known(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, found: object
+) -> None:
+    monkeypatch.delenv("TRIO_ACCEL_STAND_IN")
+    monkeypatch.setitem(sys.modules, "cudnn._compiled_module", found)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert _cudnn.front_end() is None
+    (record,) = caplog.records
+    assert "convolutions and attention go without cuDNN" in record.getMessage()
+    assert "pip install '.[cuda13]'" in record.getMessage()

@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import importlib.machinery
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -16,12 +17,14 @@ from typing import Any
 import attrs
 from cuda.bindings import driver
 
-from ...base import DType, LibraryError, NotSupportedError
+from ...base import DType, LibraryError
 from ...base.gpu.driver import LoadedCode
 from ..kit._library import LibraryDevice
 from ..runtime._stream import CudaStream
 
-__all__ = ["Cudnn", "Graph", "Layout", "missing"]
+__all__ = ["Cudnn", "Graph", "Layout", "front_end"]
+
+_logger = logging.getLogger("trio_accel.backends")
 
 # Set where the stand-in driver is used.
 _STAND_IN = "TRIO_ACCEL_STAND_IN"
@@ -103,18 +106,16 @@ class Cudnn:
 
     Args:
         device: The device.
+        front: What `front_end` has found.
 
     Attributes:
         front: The front end's extension module.
         running: The handle that executes graphs.
-
-    Raises:
-        NotSupportedError: cuDNN or its front end is not installed, or is another one.
     """
 
-    def __init__(self, device: LibraryDevice) -> None:
+    def __init__(self, device: LibraryDevice, front: ModuleType) -> None:
         self._context = device.context
-        self.front: ModuleType = _front_end()
+        self.front: ModuleType = front
         self._stream: CudaStream | None = None
         # A handle serves one thread at a time: graphs are built in others than those that execute.
         self.running: int = self.front.create_handle()
@@ -242,42 +243,40 @@ class Cudnn:
             raise failure from error
 
 
-def missing() -> NotSupportedError:
-    """Make the error of an operation for which there is nothing but cuDNN."""
-    return NotSupportedError(
-        "dnn: cuDNN is not installed: pip install '.[cuda13]' in a checkout", backend="cuda"
-    )
-
-
-def _front_end() -> ModuleType:
-    """Load cuDNN and the extension module of its front end.
+def front_end() -> ModuleType | None:
+    """Find cuDNN and the extension module of its front end; None where there is none of use. Blocks.
 
     Not by the front end's own package: that imports PyTorch where it is installed.
     """
-    loaded = sys.modules.get(_MODULE)
-    if loaded is not None:
-        return loaded
     if os.environ.get(_STAND_IN):
         # It would call a driver that is none.
-        raise missing()
+        return None
+    try:
+        module = sys.modules.get(_MODULE) or _load()
+    except Exception as error:  # noqa: BLE001  # whatever is wrong with an installation, there is another way
+        _logger.warning("convolutions and attention go without cuDNN, which is slower: %s", error)
+        return None
+    if hasattr(module, "pygraph") and hasattr(module.pygraph, "_execute_with_ptrs"):
+        return module
+    _logger.warning(
+        "convolutions and attention go without cuDNN, which is slower: nvidia-cudnn-frontend is of another "
+        "version; pip install '.[cuda13]' in a checkout"
+    )
+    return None
+
+
+def _load() -> ModuleType:
     spec = importlib.util.find_spec("cudnn")
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     files = [path for folder in folders for path in sorted(Path(folder).glob("_compiled_module*.so"))]
     if not files:
-        raise missing()
-    try:
-        library = importlib.import_module("cuda.pathfinder").load_nvidia_dynamic_lib("cudnn")
-        loader = importlib.machinery.ExtensionFileLoader(_MODULE, str(files[0]))
-        found = importlib.util.spec_from_file_location(_MODULE, files[0], loader=loader)
-        assert found is not None
-        module = importlib.util.module_from_spec(found)
-        loader.exec_module(module)
-        module._set_dlhandle_cudnn(ctypes.CDLL(library.abs_path)._handle)  # noqa: SLF001
-    except Exception as error:
-        raise NotSupportedError(f"dnn: cuDNN cannot be loaded: {error}", backend="cuda") from error
-    if not hasattr(module, "pygraph"):
-        raise NotSupportedError(
-            "dnn: nvidia-cudnn-frontend is too new: pip install '.[cuda13]' in a checkout", backend="cuda"
-        )
+        raise ImportError("nvidia-cudnn-frontend is not installed: pip install '.[cuda13]' in a checkout")
+    library = importlib.import_module("cuda.pathfinder").load_nvidia_dynamic_lib("cudnn")
+    loader = importlib.machinery.ExtensionFileLoader(_MODULE, str(files[0]))
+    found = importlib.util.spec_from_file_location(_MODULE, files[0], loader=loader)
+    assert found is not None
+    module = importlib.util.module_from_spec(found)
+    loader.exec_module(module)
+    module._set_dlhandle_cudnn(ctypes.CDLL(library.abs_path)._handle)  # noqa: SLF001
     sys.modules[_MODULE] = module
     return module

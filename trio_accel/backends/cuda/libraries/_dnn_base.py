@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from struct import Struct
 from typing import Any, ClassVar
 
-from ...base import DType, NotSupportedError
+from ...base import DType
 from ...base.gpu.driver import Function
 from ...base.ops import ArraySpec
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
-from ._cudnn import Cudnn, Graph
+from ._cudnn import Cudnn, Graph, front_end
 
 __all__ = [
     "FLOATS", "GRID", "KINDS", "LANES", "DnnKernels", "aligned", "aligned_result", "grid_of", "images_of",
@@ -52,8 +52,8 @@ class DnnKernels(CudaLibrary):
         """Load cuDNN, once; None where it is not installed. Blocks."""
         if not self._has_looked:
             self._has_looked = True
-            with suppress(NotSupportedError):
-                self._cudnn = Cudnn(self._device)
+            front = front_end()
+            self._cudnn = None if front is None else Cudnn(self._device, front)
         return self._cudnn
 
     def _run_graph(self, graph: Graph, call: KernelCall, addresses: dict[str, int]) -> None:
