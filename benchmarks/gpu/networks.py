@@ -1,8 +1,8 @@
 """Networks beside PyTorch and cuDNN's bare graph: ``python -m benchmarks.gpu.networks``.
 
-Prints microseconds for each call: of asks one after the other, each of which waits for its end; of operations
-that are submitted without that; of the graph by cuDNN's front end where there is one; and of PyTorch. Each is
-the least of five rounds. It needs a GPU, PyTorch and cuDNN's front end.
+Prints microseconds for each call: of one asker, who waits for each reply; of several at once; of the graph by
+cuDNN's front end where there is one; and of PyTorch. Each is the least of five rounds. A small product tells
+what an ask takes whatever it is for. It needs a GPU, PyTorch and cuDNN's front end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import trio_accel as ta
 __all__ = ["main"]
 
 _ROUNDS = 5
-_CALLS = 30
+_CALLS, _ASKERS = 50, 4
 _ATTENTION = ((4, 16, 2048, 64), (2, 16, 4096, 128), (1, 8, 512, 64))
 _IMAGES, _WEIGHT = (16, 64, 56, 56), (64, 64, 3, 3)
 _SMALL, _SMALL_WEIGHT = (1, 8, 8, 8), (8, 8, 3, 3)
@@ -43,21 +43,24 @@ def _time(call: Callable[[], object]) -> float:
 
 
 async def _time_ours(device: ta.Device, make: Callable[[], Any]) -> tuple[float, float]:
-    """Measure asks, and operations that are submitted, of a message that is made for each."""
-    await device.ask(make())
-    asks = submitted = float("inf")
+    """Measure asks of a message that is made for each: by one task, and by several."""
+
+    async def ask(count: int) -> None:
+        for _ in range(count):
+            await device.ask(make())
+
+    await ask(1)
+    alone = together = float("inf")
     for _ in range(_ROUNDS):
         start = time.perf_counter()
-        for _ in range(_CALLS):
-            await device.ask(make())
+        await ask(_CALLS)
         middle = time.perf_counter()
-        pending = [device.submit(make()) for _ in range(_CALLS)]
-        await pending[-1].wait()
-        asks = min(asks, middle - start)
-        submitted = min(submitted, time.perf_counter() - middle)
-        for one in pending:
-            await one.wait()
-    return asks / _CALLS * 1e6, submitted / _CALLS * 1e6
+        async with trio.open_nursery() as nursery:
+            for _ in range(_ASKERS):
+                nursery.start_soon(ask, _CALLS)
+        alone = min(alone, middle - start)
+        together = min(together, time.perf_counter() - middle)
+    return alone / _CALLS * 1e6, together / _CALLS / _ASKERS * 1e6
 
 
 def _bare(arrays: Sequence[Any], describe: Callable[[Any, list[Any]], Any]) -> float:
@@ -148,11 +151,15 @@ async def _small(device: ta.Device) -> None:
     out = await device.zeros(_SMALL, "float32")
     ours = await _time_ours(device, lambda: ta.nn.Conv2d(image, weight, padding=1, out=out))
     _say(f"conv2d {_SMALL} float32", ours, None, _time(lambda: _torch.nn.functional.conv2d(x, w, padding=1)))
+    a = _torch.randn((8, 8), device="cuda")
+    matrix = await device.put(a.cpu().numpy())
+    ours = await _time_ours(device, lambda: ta.linalg.Matmul(matrix, matrix))
+    _say("matmul (8, 8) float32", ours, None, _time(lambda: a @ a))
 
 
 async def _measure() -> None:
     sys.stdout.write(
-        f"{_torch.cuda.get_device_name()}\n{'us':44}{'asks':>10}{'submitted':>12}{'graph':>10}{'PyTorch':>10}\n"
+        f"{_torch.cuda.get_device_name()}\n{'us':44}{'one asks':>10}{'four ask':>12}{'graph':>10}{'PyTorch':>10}\n"
     )
     inline = ta.DeviceOptions(isolation="inline")
     async with ta.open_system("networks") as system, system.open_device("cuda", options=inline) as device:

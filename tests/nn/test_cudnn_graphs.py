@@ -129,7 +129,7 @@ async def test_attention(system: ta.System, built: list[str]) -> None:
             assert built == ["sdpa", backward] if backward else built == ["sdpa"], options
             for one, right_one in zip(back, gradients, strict=True):
                 check(await one.to_host(), right_one, "float16", terms=9)
-        # Heads behind rows, as they lie; float32 is never tried.
+        # Heads behind rows, as they lie.
         built.clear()
         turned = await device.put(np.ascontiguousarray(query.swapaxes(1, 2)))
         out = await device.zeros((2, 5, 4, e), "float16")
@@ -143,6 +143,8 @@ async def test_attention(system: ta.System, built: list[str]) -> None:
             terms=9,
         )
         assert built == ["sdpa"]
+        # What it would compute wrongly is never tried.
+        await attention(ref, key, value, enable_gqa=True, scale=-0.5)
         await attention(
             await device.put(query.astype(np.float32)),
             key.astype(np.float32),

@@ -62,9 +62,12 @@ class AttentionLibrary(AttentionKernels):
     def _fused(self, spec: _Spec) -> _Plan | None:
         """Build cuDNN's graph; None where it has no kernel, or none that is right."""
         sizes, is_grad = Sizes.of(spec), isinstance(spec, AttentionGradSpec)
-        # It takes float32 and does not refuse it, and reads where there is nothing.
-        is_left = not spec.query.dtype.is_half or not all(
-            (sizes.batches, sizes.lines, sizes.columns, sizes.e, sizes.f)
+        # It takes float32 without refusing it, and reads where there is nothing; and factors that are not
+        # above 0, and is wrong.
+        is_left = (
+            not spec.query.dtype.is_half
+            or spec.scale <= 0
+            or not all((sizes.batches, sizes.lines, sizes.columns, sizes.e, sizes.f))
         )
         has_lengths = spec.query_lengths is not None or spec.key_lengths is not None
         # Its gradients of rows that see no key, and of masked ones, have been seen to be NaN.
