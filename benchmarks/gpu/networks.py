@@ -158,9 +158,8 @@ async def _small(device: ta.Device) -> None:
 
 
 async def _measure() -> None:
-    sys.stdout.write(
-        f"{_torch.cuda.get_device_name()}\n{'us':44}{'one asks':>10}{'four ask':>12}{'graph':>10}{'PyTorch':>10}\n"
-    )
+    header = f"{'us':44}{'one asks':>10}{'four ask':>12}{'graph':>10}{'PyTorch':>10}"
+    sys.stdout.write(f"{_torch.cuda.get_device_name()}\n{header}\n")
     inline = ta.DeviceOptions(isolation="inline")
     async with ta.open_system("networks") as system, system.open_device("cuda", options=inline) as device:
         for shape in _ATTENTION:
