@@ -193,8 +193,8 @@ class Bare:
         of_c = cublasLt.matrix_layout_create(_BF16, size, size, size)
         most = np.array([_WORKSPACE], np.uint64)
         preference = cublasLt.matmul_preference_create()
-        attribute = cublasLt.MatmulPreferenceAttribute.MAX_WORKSPACE_BYTES
-        cublasLt.matmul_preference_set_attribute(preference, attribute, most.ctypes.data, 8)
+        room = cublasLt.MatmulPreferenceAttribute.MAX_WORKSPACE_BYTES
+        cublasLt.matmul_preference_set_attribute(preference, room, most.ctypes.data, 8)
         found = np.zeros(1, cublasLt.matmul_heuristic_result_dtype)
         count, workspace = np.zeros(1, np.int32), self._memory(_WORKSPACE)
         cublasLt.matmul_algo_get_heuristic(

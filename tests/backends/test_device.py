@@ -52,8 +52,6 @@ def test_every_specification_belongs_to_one_library(rig):
     if rig.device.info.backend == "cuda":
         # Eigenvalues and forms of general matrices are on the CPU only, and systems with a structure.
         specs -= {linalg.eig.spec, linalg.eigvals.spec}
-        # cuDNN's kernels are not there yet (D156).
-        specs -= {getattr(ops, name) for name in ops.dnn.__all__ if name.endswith("Spec")}
         names = "hessenberg ldl schur solve_banded solve_toeplitz solve_tridiagonal solveh_banded sqrtm"
         specs -= {DECLARED[f"linalg.{name}"].spec for name in names.split()}
         # And so are solutions and incomplete factors of sparse matrices.

@@ -10,16 +10,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-import pytest
-from chosen import BACKEND
 
 Array = npt.NDArray[Any]
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}
 NUMPYS: dict[str, Any] = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in TOLERANCE}
-
-# What the vendors' library is to compute one day; see D156.
-has_dnn = pytest.mark.skipif(BACKEND == "cuda", reason="CUDA has no kernels of dnn")
 
 
 def numbers(shape: Sequence[int], dtype: str = "float64", seed: int = 0) -> Array:
@@ -193,3 +188,48 @@ def attended(
             lse[b, h, row] = scores.max() + np.log(weights.sum())
             out[b, h, row] = weights / weights.sum() @ value[b, h // shared, seen]
     return out, lse
+
+
+def results(
+    query: Array, key: Array, value: Array, grad: Array, formula: dict[str, Any]
+) -> tuple[Array, Array, list[Array]]:
+    """The formula with all scores at once: the result, logarithms of sums, and the three gradients."""
+    query, key, value, grad = (np.nan_to_num(one.astype(float)) for one in (query, key, value, grad))
+    (n, heads, rows, e), (_, served, columns, _) = query.shape, key.shape
+    keys, values = (np.repeat(one, heads // served, 1) for one in (key, value))
+    own, places = np.arange(rows)[:, None], np.arange(columns)
+    lengths = [formula["query_lengths"], formula["key_lengths"]]
+    lengths = [
+        np.full(n, most) if one is None else one for one, most in zip(lengths, (rows, columns), strict=True)
+    ]
+    stops, ends = (np.asarray(one, int).reshape(-1, 1, 1, 1) for one in lengths)
+    steps = places - own - (ends - stops if formula["is_lower_right"] else 0)
+    is_seen = (own < stops) & (places < ends)
+    if formula["left"] >= 0:
+        is_seen = is_seen & (steps >= -formula["left"])
+    if formula["right"] >= 0:
+        is_seen = is_seen & (steps <= formula["right"])
+    scale = e**-0.5 if formula["scale"] is None else formula["scale"]
+    scores = query @ keys.swapaxes(-1, -2) * scale
+    mask = formula["mask"]
+    if mask is not None and mask.dtype == bool:
+        is_seen = is_seen & mask
+    elif mask is not None:
+        scores = scores + mask.astype(float)
+    scores = np.where(is_seen, scores, -np.inf)
+    most = np.nan_to_num(scores.max(-1, keepdims=True), neginf=0)
+    with np.errstate(divide="ignore"):
+        logs = most + np.log(np.exp(scores - most).sum(-1, keepdims=True))
+    weights = np.exp(scores - np.where(np.isneginf(logs), 0, logs))
+    slopes = grad @ values.swapaxes(-1, -2)
+    slopes = weights * (slopes - (slopes * weights).sum(-1, keepdims=True)) * scale
+
+    def by_head(array: Array) -> Array:
+        return array.reshape(n, served, heads // served, *array.shape[2:]).sum(2)
+
+    gradients = [
+        slopes @ keys,
+        by_head(slopes.swapaxes(-1, -2) @ query),
+        by_head(weights.swapaxes(-1, -2) @ grad),
+    ]
+    return weights @ values, logs[..., 0], gradients

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 import trio
 from chosen import BACKEND, INLINE
-from dnn_references import NUMPYS, TOLERANCE, Array, attended, check, has_dnn, numbers
+from dnn_references import NUMPYS, TOLERANCE, Array, attended, check, numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trio_accel as ta
 from trio_accel import nn
-
-pytestmark = has_dnn
 
 attention: Any = nn.scaled_dot_product_attention
 attention_grad: Any = nn.scaled_dot_product_attention_grad
@@ -148,7 +146,8 @@ async def test_pieces_make_the_same(system: ta.System, monkeypatch: pytest.Monke
     async with system.open_device(BACKEND, options=INLINE) as device:
         gradients: list[list[Array]] = []
         for piece in (1, 50, 1 << 20):
-            monkeypatch.setattr("trio_accel.backends.cpu.libraries._attention._PIECE", piece)
+            own = "cuda" if BACKEND == "cuda" else "cpu"
+            monkeypatch.setattr(f"trio_accel.backends.{own}.libraries._attention._PIECE", piece)
             ref = await device.put(query)
             made = await attention(ref, key, value, **options, return_lse=True)
             check(await made.output.to_host(), expected, terms=11)

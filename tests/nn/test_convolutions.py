@@ -9,14 +9,12 @@ import pytest
 import scipy.signal
 import trio
 from chosen import BACKEND, INLINE
-from dnn_references import NUMPYS, TOLERANCE, Array, check, convolved, has_dnn, numbers, slope, spread
+from dnn_references import NUMPYS, TOLERANCE, Array, check, convolved, numbers, slope, spread
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trio_accel as ta
 from trio_accel import nn
-
-pytestmark = has_dnn
 
 CONVS: list[Any] = [nn.conv1d, nn.conv2d, nn.conv3d]
 TRANSPOSED: list[Any] = [nn.conv_transpose1d, nn.conv_transpose2d, nn.conv_transpose3d]

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chosen import BACKEND
 
 import trio_accel as ta
 from trio_accel import nn
@@ -300,7 +299,6 @@ ATTENTION: list[tuple[Any, type[Exception], str]] = [
 ]
 
 
-@pytest.mark.skipif(BACKEND == "cuda", reason="CUDA has no kernels of dnn")
 async def test_arrays_without_elements(device: ta.Device) -> None:
     x, q = await device.put(X), await device.put(Q)
     for empty in (x[:0], x[:, :0]):
@@ -344,28 +342,3 @@ async def test_float8_and_whole_numbers_are_refused(device: ta.Device) -> None:
                 await call
         with pytest.raises(TypeError, match=f"query has dtype {dtype}; allowed: float16"):
             await nn.scaled_dot_product_attention(x, x, x)
-
-
-@pytest.mark.skipif(BACKEND != "cuda", reason="others have the kernels")
-async def test_cuda_refuses_each_operation_by_its_name(device: ta.Device) -> None:
-    x, q = await device.put(X), await device.put(Q)
-    calls = {
-        "nn.Conv2d": nn.conv2d(x, W),
-        "nn.ConvTranspose2d": nn.conv_transpose2d(x, W[:4]),
-        "nn.ConvInputGrad": nn.conv_input_grad(X.shape, W, await device.put(GRAD)),
-        "nn.ConvWeightGrad": nn.conv_weight_grad(x, W.shape, GRAD),
-        "nn.MaxPool2d": nn.max_pool2d(x, 2),
-        "nn.MaxPoolGrad": nn.max_pool_grad(x, np.zeros(X.shape, np.int64), X.shape),
-        "nn.AvgPool2d": nn.avg_pool2d(x, 2),
-        "nn.AvgPoolGrad": nn.avg_pool_grad(x, X.shape, 1),
-        "nn.AdaptiveAvgPool2d": nn.adaptive_avg_pool2d(x, 2),
-        "nn.ScaledDotProductAttention": nn.scaled_dot_product_attention(q, Q, Q),
-        "nn.ScaledDotProductAttentionGrad": nn.scaled_dot_product_attention_grad(q, Q, Q, Q, Q, Q[..., 0]),
-        "nn.PagedAttention": nn.paged_attention(q, BLOCKS, BLOCKS, TABLE, LENGTHS),
-    }
-    for name, call in calls.items():
-        with pytest.raises(ta.NotSupportedError, match="library 'dnn' has no") as caught:
-            await call
-        assert caught.value.operation == name
-    # The device goes on.
-    np.testing.assert_array_equal(await x.to_host(), X)

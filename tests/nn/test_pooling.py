@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 import trio
 from chosen import BACKEND, INLINE
-from dnn_references import TOLERANCE, Array, check, has_dnn, numbers, pool_windows, pooled, shares, slope
+from dnn_references import NUMPYS, TOLERANCE, Array, check, numbers, pool_windows, pooled, shares, slope
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trio_accel as ta
 from trio_accel import nn
-
-pytestmark = has_dnn
 
 MAX: list[Any] = [nn.max_pool1d, nn.max_pool2d, nn.max_pool3d]
 AVG: list[Any] = [nn.avg_pool1d, nn.avg_pool2d, nn.avg_pool3d]
@@ -195,3 +193,27 @@ async def test_an_index_outside_fails_the_operation(device: ta.Device) -> None:
         assert (caught.value.index, caught.value.length) == (index, 7)
     back = await nn.max_pool_grad(grad, np.array([[[0, 1, 1], [6, 6, 6]]], np.int32), (1, 2, 7))
     np.testing.assert_array_equal(await back.to_host(), [[[1, 2, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 3]]])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+async def test_halves_are_rounded_as_by_numpy(device: ta.Device, dtype: str) -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(NUMPYS[dtype])
+    with np.errstate(invalid="ignore"):
+        numbers_alone = every[~np.isnan(every)]
+    ref = await device.put(numbers_alone[None])
+    alone = await nn.max_pool1d(ref, 1)
+    np.testing.assert_array_equal((await alone.to_host())[0].view(np.uint16), numbers_alone.view(np.uint16))
+    rng = np.random.default_rng(0)
+    pairs = numbers_alone[rng.integers(0, len(numbers_alone), (1, 1 << 16))]
+    # Of neighbours, so that the mean lies between two numbers as often as not.
+    pairs[0, 1::2] = (pairs[0, ::2].view(np.uint16) ^ rng.integers(0, 64, 1 << 15).astype(np.uint16)).view(
+        NUMPYS[dtype]
+    )
+    with np.errstate(invalid="ignore"):
+        pairs = np.nan_to_num(pairs.astype(np.float32), posinf=0, neginf=0).astype(NUMPYS[dtype])
+    pairs = np.where(np.abs(pairs.astype(np.float32)) < 1e38, pairs, 0).astype(NUMPYS[dtype])
+    expected = (np.float32(0) + pairs.astype(np.float32).reshape(-1, 2).sum(1)) / np.float32(2)
+    found = await nn.avg_pool1d(await device.put(pairs), 2)
+    np.testing.assert_array_equal(
+        (await found.to_host())[0].view(np.uint16), expected.astype(NUMPYS[dtype]).view(np.uint16)
+    )

@@ -43,7 +43,7 @@ async def adaptive_avg_pool2d(
         The means, of shape (n, c, *output_size).
 
     Raises:
-        TypeError, ValueError, NotSupportedError: As of `avg_pool2d`; or the input has no elements.
+        TypeError, ValueError: As of `avg_pool2d`; or the input has no elements.
     """
     ...
 
@@ -97,7 +97,7 @@ async def adaptive_max_pool2d(
         The elements, of shape (n, c, *output_size); with `return_indices` a `MaxPoolResult`.
 
     Raises:
-        TypeError, ValueError, NotSupportedError: As of `max_pool2d`; or the input has no elements.
+        TypeError, ValueError: As of `max_pool2d`; or the input has no elements.
     """
     ...
 

@@ -259,7 +259,7 @@ async def scaled_dot_product_attention(
         ValueError: Shapes that do not fit, a mask of another shape, an option that there is not, or `out` has
             another shape or dtype, or shares memory with an argument.
         OutOfRangeError: A length is negative, or larger than the array.
-        NotSupportedError: `dropout_p` is not 0; or the CUDA backend, which has no such operation.
+        NotSupportedError: `dropout_p` is not 0.
     """
     ...
 
@@ -331,7 +331,7 @@ async def scaled_dot_product_attention_grad(
         The gradients, of the shapes of `query`, `key` and `value`.
 
     Raises:
-        TypeError, ValueError, OutOfRangeError, NotSupportedError: As of `scaled_dot_product_attention`.
+        TypeError, ValueError, OutOfRangeError: As of `scaled_dot_product_attention`.
     """
     ...
 
@@ -401,7 +401,7 @@ async def paged_attention(
         The result, of shape (n, heads, rows, f).
 
     Raises:
-        TypeError, ValueError, NotSupportedError: As of `scaled_dot_product_attention`.
+        TypeError, ValueError: As of `scaled_dot_product_attention`.
         OutOfRangeError: A length is negative, or more than the blocks of a row hold; or there is no such
             block. Both are looked at before they are used.
     """

@@ -241,7 +241,7 @@ async def conv2d(
 
     float16 and bfloat16 are computed in float32 and rounded once. The CPU backend copies windows to a matrix
     and multiplies it (BLAS ``gemm``), for as many images at a time as some megabytes hold. Its results are
-    the same bits in each run.
+    the same bits in each run. CUDA has cuDNN's kernels, and for float64 one of its own by definition.
 
     Args:
         input: Array of shape (n, c, height, width), or (c, height, width), of float16, bfloat16, float32 or
@@ -264,7 +264,6 @@ async def conv2d(
         ValueError: Shapes or channels that do not fit, groups that do not divide the channels, a stride or
             dilation of 0, a negative padding, a window that is larger than the padded input, ``"same"`` with
             a stride; or `out` has another shape or dtype, or shares memory with an argument.
-        NotSupportedError: The CUDA backend has no such operation.
     """
     ...
 
@@ -336,7 +335,7 @@ async def conv_transpose2d(
         output_padding + 1`` elements along an axis.
 
     Raises:
-        TypeError, ValueError, NotSupportedError: As of `conv2d`; or `output_padding` is too large, or
+        TypeError, ValueError: As of `conv2d`; or `output_padding` is too large, or
             `padding` leaves no element.
     """
     ...
@@ -423,7 +422,7 @@ async def conv_input_grad(
         The gradient, of shape `input_size`.
 
     Raises:
-        TypeError, ValueError, NotSupportedError: As of `conv2d`; or `grad_output` has another shape than the
+        TypeError, ValueError: As of `conv2d`; or `grad_output` has another shape than the
             result.
     """
     ...
@@ -470,7 +469,7 @@ async def conv_weight_grad(
         The gradient, of shape `weight_size`.
 
     Raises:
-        TypeError, ValueError, NotSupportedError: As of `conv_input_grad`.
+        TypeError, ValueError: As of `conv_input_grad`.
     """
     ...
 

@@ -118,7 +118,6 @@ async def max_pool2d(
         TypeError: Another dtype, or an argument is no whole number.
         ValueError: Another count of axes, a stride or dilation of 0, a padding of more than half of a window,
             or a window that is larger than the padded input.
-        NotSupportedError: The CUDA backend has no such operation.
     """
     ...
 
@@ -205,7 +204,7 @@ async def avg_pool2d(
         The means, of shape (n, c, windows, windows).
 
     Raises:
-        TypeError, ValueError, NotSupportedError: As of `max_pool2d`; a divisor below 1; or `out` has another
+        TypeError, ValueError: As of `max_pool2d`; a divisor below 1; or `out` has another
             shape or dtype, or shares memory with `input`.
     """
     ...
@@ -258,7 +257,6 @@ async def max_pool_grad(grad_output: Operand, indices: Operand, input_size: Sequ
         TypeError: Other dtypes.
         ValueError: Shapes that do not fit.
         OutOfRangeError: An index is outside of the input.
-        NotSupportedError: The CUDA backend has no such operation.
     """
     ...
 
@@ -309,7 +307,7 @@ async def avg_pool_grad(
         The gradient, of shape `input_size`.
 
     Raises:
-        TypeError, ValueError, NotSupportedError: As of `avg_pool2d`; or `grad_output` has another shape than
+        TypeError, ValueError: As of `avg_pool2d`; or `grad_output` has another shape than
             the result.
     """
     ...
@@ -327,7 +325,7 @@ async def adaptive_avg_pool_grad(grad_output: Operand, input_size: Sequence[int]
         The gradient, of shape `input_size`.
 
     Raises:
-        TypeError, ValueError, NotSupportedError: As of `avg_pool_grad`.
+        TypeError, ValueError: As of `avg_pool_grad`.
     """
     ...
 
@@ -410,7 +408,7 @@ async def lp_pool2d(
         The norms, of shape (n, c, windows, windows).
 
     Raises:
-        TypeError, ValueError, NotSupportedError: As of `max_pool2d`; or p is not above 0.
+        TypeError, ValueError: As of `max_pool2d`; or p is not above 0.
     """
     return await _lp_pool(2, input, norm_type, kernel_size, stride, ceil_mode, padding)
 

@@ -32,6 +32,7 @@ LIBRARIES = {
     "cufft": ("libcufft.so.12", "12, 0, 1"),
     "cusolver": ("libcusolver.so.12", "12, 0, 4"),
     "cusparse": ("libcusparse.so.12", "12, 6, 3"),
+    "cudnn": ("libcudnn.so.9", "9, 19, 0"),
     "nvJitLink": ("libnvJitLink.so.13", ""),
 }
 

@@ -238,6 +238,7 @@ class TestLibraries:
             "cuFFT": ("12.0.1", "system", str(folder / "libcufft.so.12")),
             "cuSOLVER": ("12.0.4", "system", str(folder / "libcusolver.so.12")),
             "cuSPARSE": ("12.6.3", "system", str(folder / "libcusparse.so.12")),
+            "cuDNN": ("9.19.0", "system", str(folder / "libcudnn.so.9")),
         }
 
     @pytest.mark.parametrize("variable", ["CONDA_PREFIX", "CUDA_PATH"])
@@ -268,6 +269,8 @@ class TestLibraries:
             ("cublas", {"blas": "cuBLAS", "blaslt": "cuBLAS", "solver": "cuSOLVER"}),
             ("cublasLt", {"blas": "cuBLAS", "blaslt": "cuBLAS", "solver": "cuSOLVER"}),
             ("cufft", {"fft": "cuFFT"}),
+            # Convolutions and attention do without.
+            ("cudnn", {}),
             ("cusolver", {"solver": "cuSOLVER"}),
             ("cusparse", {"sparse": "cuSPARSE", "solver": "cuSOLVER"}),
             ("nvJitLink", {"sparse": "cuSPARSE", "solver": "cuSOLVER"}),
@@ -600,7 +603,7 @@ def device(**changes: object) -> dict[str, object]:
 def found() -> dict[str, object]:
     """What is found where all libraries of CUDA 13 are installed."""
     versions = {"nvrtc": [13, 0], "cublas": [13, 0, 0], "cufft": [12, 0, 0]}
-    versions |= {"cusolver": [12, 0, 4], "cusparse": None}
+    versions |= {"cusolver": [12, 0, 4], "cusparse": None, "cudnn": [9, 19, 0]}
     return {
         "bindings": "13.0.0",
         "found": {

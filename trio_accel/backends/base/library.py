@@ -45,12 +45,14 @@ class LibraryEntry:
         cls: Its class in that module; empty where the module's kernels are functions.
         needs: The vendor's library for it, as the backend names it; empty for none.
         package: Python package of an extra that it needs; empty for none.
+        uses: One that it is faster by, and can do without; empty for none.
     """
 
     module: str
     cls: str = ""
     needs: str = ""
     package: str = ""
+    uses: str = ""
 
     @property
     def has_package(self) -> bool:

@@ -56,7 +56,7 @@ class Installed:
         problems = (
             f"library {library!r} needs {software.name}, which {software.problem}"
             for software in self.software
-            if library in software.needed_by and software.problem
+            if library in software.needed_by and LIBRARIES[library].needs and software.problem
         )
         return next(problems, None)
 
@@ -135,7 +135,7 @@ def _bindings_too_new(bindings: str, version: tuple[int, int]) -> str | None:
 def _software(
     name: str, vendor: Vendor, found: Mapping[str, Any] | None, version: tuple[int, int]
 ) -> Software:
-    needed_by = tuple(ours for ours, library in LIBRARIES.items() if library.needs == name)
+    needed_by = tuple(ours for ours, library in LIBRARIES.items() if name in (library.needs, library.uses))
     software = Software(name=vendor.title, needed_by=needed_by)
     folder = os.environ.get(STAND_IN)
     # NVIDIA's own may be installed beside it, and would call a driver that is none.

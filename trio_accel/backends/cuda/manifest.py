@@ -38,6 +38,7 @@ VENDOR: Mapping[str, Vendor] = {
     "cufft": Vendor("cuFFT", "cufftGetProperty", behind=1),
     "cusolver": Vendor("cuSOLVER", "cusolverGetProperty", behind=1),
     "cusparse": Vendor("cuSPARSE", "cusparseGetProperty"),
+    "cudnn": Vendor("cuDNN", "cudnnGetProperty"),
 }
 """By the names that cuda-pathfinder has for them."""
 
@@ -48,7 +49,7 @@ LIBRARIES: Mapping[str, LibraryEntry] = {
     "arrays": LibraryEntry(".libraries.compiled", "ArraysLibrary"),
     "blas": LibraryEntry(".libraries.blas", "BlasLibrary", "cublas"),
     "blaslt": LibraryEntry(".libraries.blaslt", "BlasLtLibrary", "cublas"),
-    "dnn": LibraryEntry(".libraries.dnn", "DnnLibrary"),
+    "dnn": LibraryEntry(".libraries.dnn", "DnnLibrary", uses="cudnn"),
     "fft": LibraryEntry(".libraries.fft", "FftLibrary", "cufft"),
     "graphs": LibraryEntry(".libraries.graphs", "GraphLibrary"),
     "jit": LibraryEntry(".libraries.compiled", "JitLibrary"),

@@ -1,16 +1,13 @@
-"""Convolutions, pooling and attention: each is refused by name, as there is no kernel yet.
-
-cuDNN's graphs are to run the specifications of `trio_accel.backends.base.ops.dnn`; see D156.
-"""
+"""Convolutions, pooling and attention: by cuDNN what it has, and all else by kernels of the backend's own."""
 
 from __future__ import annotations
 
-from ..kit._library import CudaLibrary
+from ._convolutions import ConvolutionLibrary
+from ._fused_attention import AttentionLibrary
+from ._pooling import PoolingLibrary
 
 __all__ = ["DnnLibrary"]
 
 
-class DnnLibrary(CudaLibrary):
-    """Has no kernels: every operation raises `NotSupportedError`."""
-
-    name = "dnn"
+class DnnLibrary(ConvolutionLibrary, PoolingLibrary, AttentionLibrary):
+    """Kernels of the source `dnn`, products of cuBLAS, and graphs of cuDNN."""

@@ -1,0 +1,723 @@
+// Pooling, convolutions by definition, and what an attention needs besides products of matrices.
+//
+// All computes in float or double: halves are converted before and after. A thread makes an element, but for rows of
+// scores, which a warp shares.
+
+#ifndef STAND_IN
+#define LANES 32
+#define OVER_LANES(value, expression)                                   \
+    for (int step = LANES / 2; step; step /= 2) {                       \
+        const auto other = __shfl_xor_sync(0xffffffffu, value, step);   \
+        value = expression;                                             \
+    }
+#else
+// Threads run one after another there.
+#define LANES 1
+#define OVER_LANES(value, expression)
+#endif
+
+enum { AXES = 64, SPATIAL = 3 };
+
+// Images with three spatial axes, of which the first ones may have one element.
+struct Grid {
+    i64 extent[SPATIAL], window[SPATIAL], counts[SPATIAL], stride[SPATIAL], padding[SPATIAL], dilation[SPATIAL];
+};
+
+struct ConvolutionArguments {
+    const char *a, *b, *bias;
+    char *out;
+    i64 count, images, groups, inputs, outputs;
+    Grid grid;
+    i64 is_double;
+};
+
+struct PoolArguments {
+    const char *x;
+    char *out;
+    i64 *indices;
+    i64 count;
+    Grid grid;
+    i64 behind[SPATIAL];
+    i64 divisor;
+    int counts_padding, is_adaptive, kind, is_mean;
+};
+
+struct SpreadArguments {
+    const char *grad;
+    const char *indices;
+    char *out;
+    int *words;
+    i64 count, windows, size;
+    int is_wide, is_double;
+};
+
+#define WITH_TYPE(FUNCTION, ...)                    \
+    if (arguments.is_double)                        \
+        FUNCTION<double>(arguments, ##__VA_ARGS__); \
+    else                                            \
+        FUNCTION<float>(arguments, ##__VA_ARGS__)
+
+__device__ double infinity()
+{
+    return __longlong_as_double(0x7ff0000000000000ll);
+}
+
+struct Half {
+    unsigned short bits;
+};
+
+struct Bfloat {
+    unsigned short bits;
+};
+
+__device__ float wide(float value) { return value; }
+__device__ double wide(double value) { return value; }
+__device__ float wide(Bfloat value) { return __uint_as_float((unsigned)value.bits << 16); }
+__device__ float wide(Half value)
+{
+    const unsigned sign = (unsigned)(value.bits & 0x8000) << 16, rest = value.bits & 0x7fff;
+    if (rest >= 0x7c00)
+        return __uint_as_float(sign | 0x7f800000 | (rest & 0x3ff) << 13);
+    if (rest >= 0x400)
+        return __uint_as_float(sign | ((rest << 13) + (112u << 23)));
+    const float size = (float)rest * 0x1p-24f;
+    return sign ? -size : size;
+}
+
+__device__ void narrow(float value, float &out) { out = value; }
+__device__ void narrow(double value, double &out) { out = value; }
+// To the nearest, and of two to the even one.
+__device__ void narrow(float value, Bfloat &out)
+{
+    const unsigned bits = __float_as_uint(value);
+    out.bits = (unsigned short)(value != value ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+__device__ void narrow(float value, Half &out)
+{
+    const unsigned bits = __float_as_uint(value), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+    unsigned code;
+    if (value != value)
+        code = 0x7e00;
+    else if (size >= 0x47800000)
+        code = 0x7c00;
+    else if (size < 0x38800000)
+        code = (unsigned)rintf(__uint_as_float(size) * 0x1p24f);
+    else
+        code = (size - (112u << 23) + 0xfff + (size >> 13 & 1)) >> 13;
+    out.bits = (unsigned short)(sign | code);
+}
+
+// Halves are computed in float, and rounded once.
+#define WITH_KIND(FUNCTION)                          \
+    switch (arguments.kind) {                        \
+    case 0: FUNCTION<Half>(arguments); break;        \
+    case 1: FUNCTION<Bfloat>(arguments); break;      \
+    case 2: FUNCTION<float>(arguments); break;       \
+    default: FUNCTION<double>(arguments); break;     \
+    }
+
+// Splits an index over the last three axes.
+struct Place {
+    i64 at[SPATIAL], rest;
+
+    __device__ Place(i64 place, const i64 *extents)
+    {
+        for (int axis = SPATIAL - 1; axis >= 0; axis--) {
+            rest = place / extents[axis];
+            at[axis] = place - rest * extents[axis];
+            place = rest;
+        }
+    }
+};
+
+__device__ i64 product(const i64 *extents)
+{
+    return extents[0] * extents[1] * extents[2];
+}
+
+// The element that a tap of a window looks at; -1 for none.
+__device__ i64 tapped(const Grid &grid, const i64 *window, const i64 *tap)
+{
+    i64 index = 0;
+    for (int axis = 0; axis < SPATIAL; axis++) {
+        const i64 at = window[axis] * grid.stride[axis] - grid.padding[axis] + tap[axis] * grid.dilation[axis];
+        if (at < 0 || at >= grid.extent[axis])
+            return -1;
+        index = index * grid.extent[axis] + at;
+    }
+    return index;
+}
+
+// The window that looks at an element by a tap; -1 for none.
+__device__ i64 looking(const Grid &grid, const i64 *element, const i64 *tap)
+{
+    i64 index = 0;
+    for (int axis = 0; axis < SPATIAL; axis++) {
+        const i64 from = element[axis] + grid.padding[axis] - tap[axis] * grid.dilation[axis];
+        const i64 window = from / grid.stride[axis];
+        if (from < 0 || window * grid.stride[axis] != from || window >= grid.counts[axis])
+            return -1;
+        index = index * grid.counts[axis] + window;
+    }
+    return index;
+}
+
+template <typename Real> __device__ void convolve_all(const ConvolutionArguments &arguments)
+{
+    const Grid &grid = arguments.grid;
+    const Real *x = (const Real *)arguments.a, *weight = (const Real *)arguments.b, *bias = (const Real *)arguments.bias;
+    const i64 size = product(grid.extent), taps = product(grid.window);
+    EACH(place, arguments.count)
+    {
+        const Place window(place, grid.counts);
+        const i64 channels = arguments.groups * arguments.outputs;
+        const i64 image = window.rest / channels, o = window.rest - image * channels;
+        const i64 first = image * arguments.groups * arguments.inputs + o / arguments.outputs * arguments.inputs;
+        Real sum = 0;
+        for (i64 tap = 0; tap < taps; tap++) {
+            const i64 element = tapped(grid, window.at, Place(tap, grid.window).at);
+            if (element >= 0)
+                for (i64 c = 0; c < arguments.inputs; c++)
+                    sum += x[(first + c) * size + element] * weight[(o * arguments.inputs + c) * taps + tap];
+        }
+        ((Real *)arguments.out)[place] = bias ? sum + bias[o] : sum;
+    }
+}
+
+template <typename Real> __device__ void convolve_back(const ConvolutionArguments &arguments)
+{
+    const Grid &grid = arguments.grid;
+    const Real *grad = (const Real *)arguments.a, *weight = (const Real *)arguments.b;
+    const Real *bias = (const Real *)arguments.bias;
+    const i64 windows = product(grid.counts), taps = product(grid.window);
+    EACH(place, arguments.count)
+    {
+        const Place element(place, grid.extent);
+        const i64 channels = arguments.groups * arguments.inputs;
+        const i64 image = element.rest / channels, channel = element.rest - image * channels;
+        const i64 group = channel / arguments.inputs, c = channel - group * arguments.inputs;
+        Real sum = 0;
+        for (i64 tap = 0; tap < taps; tap++) {
+            const i64 window = looking(grid, element.at, Place(tap, grid.window).at);
+            if (window >= 0)
+                for (i64 o = group * arguments.outputs; o < (group + 1) * arguments.outputs; o++)
+                    sum += grad[(image * arguments.groups * arguments.outputs + o) * windows + window] *
+                           weight[(o * arguments.inputs + c) * taps + tap];
+        }
+        ((Real *)arguments.out)[place] = bias ? sum + bias[channel] : sum;
+    }
+}
+
+// A warp adds up the windows of all images for one weight.
+template <typename Real> __device__ void convolve_weight(const ConvolutionArguments &arguments)
+{
+    const Grid &grid = arguments.grid;
+    const Real *x = (const Real *)arguments.a, *grad = (const Real *)arguments.b;
+    const i64 size = product(grid.extent), windows = product(grid.counts), lane = threadIdx.x % LANES;
+    EACH(thread, arguments.count * LANES)
+    {
+        const i64 place = thread / LANES;
+        const Place tap(place, grid.window);
+        const i64 o = tap.rest / arguments.inputs, c = tap.rest - o * arguments.inputs;
+        const i64 channel = o / arguments.outputs * arguments.inputs + c;
+        Real sum = 0;
+        for (i64 number = lane; number < arguments.images * windows; number += LANES) {
+            const Place window(number, grid.counts);
+            const i64 element = tapped(grid, window.at, tap.at), image = window.rest;
+            if (element >= 0)
+                sum += x[(image * arguments.groups * arguments.inputs + channel) * size + element] *
+                       grad[(image * arguments.groups * arguments.outputs + o) * windows + number - image * windows];
+        }
+        OVER_LANES(sum, sum + other)
+        if (lane == 0)
+            ((Real *)arguments.out)[place] = sum;
+    }
+}
+
+KERNEL(convolution, ConvolutionArguments)
+{
+    WITH_TYPE(convolve_all);
+}
+
+KERNEL(convolution_input_grad, ConvolutionArguments)
+{
+    WITH_TYPE(convolve_back);
+}
+
+KERNEL(convolution_weight_grad, ConvolutionArguments)
+{
+    WITH_TYPE(convolve_weight);
+}
+
+// Where a window of a pooling begins and ends.
+struct Span {
+    i64 start, stop, step;
+
+    __device__ Span(const PoolArguments &arguments, int axis, i64 window)
+    {
+        const Grid &grid = arguments.grid;
+        if (arguments.is_adaptive) {
+            start = window * grid.extent[axis] / grid.counts[axis];
+            stop = ((window + 1) * grid.extent[axis] + grid.counts[axis] - 1) / grid.counts[axis];
+            step = 1;
+            return;
+        }
+        step = grid.dilation[axis];
+        start = window * grid.stride[axis] - grid.padding[axis];
+        stop = start + step * (grid.window[axis] - 1) + 1;
+    }
+
+    // The same without what is outside of an axis.
+    __device__ void clip(i64 extent)
+    {
+        if (start < 0)
+            start += (-start + step - 1) / step * step;
+        if (stop > extent)
+            stop = extent;
+    }
+};
+
+// How many elements the mean of a window has.
+__device__ i64 divisor_of(const PoolArguments &arguments, const i64 *window)
+{
+    i64 count = 1;
+    if (arguments.divisor)
+        return arguments.divisor;
+    for (int axis = 0; axis < SPATIAL; axis++) {
+        Span span(arguments, axis, window[axis]);
+        if (arguments.counts_padding) {
+            const i64 end = arguments.grid.extent[axis] + arguments.behind[axis];
+            count *= (span.stop < end ? span.stop : end) - span.start;
+        } else {
+            span.clip(arguments.grid.extent[axis]);
+            count *= span.stop - span.start;
+        }
+    }
+    return count;
+}
+
+// NaN counts as greater than every number; of several the first.
+template <typename Element> __device__ void pool_all(const PoolArguments &arguments)
+{
+    typedef decltype(wide(Element())) Real;
+    const Grid &grid = arguments.grid;
+    const i64 size = product(grid.extent);
+    EACH(place, arguments.count)
+    {
+        const Place window(place, grid.counts);
+        Span z(arguments, 0, window.at[0]), y(arguments, 1, window.at[1]), x(arguments, 2, window.at[2]);
+        z.clip(grid.extent[0]), y.clip(grid.extent[1]), x.clip(grid.extent[2]);
+        const Element *image = (const Element *)arguments.x + window.rest * size;
+        i64 found = -1;
+        Real value = 0;
+        for (i64 i = z.start; i < z.stop; i += z.step)
+            for (i64 j = y.start; j < y.stop; j += y.step)
+                for (i64 k = x.start; k < x.stop; k += x.step) {
+                    const i64 at = (i * grid.extent[1] + j) * grid.extent[2] + k;
+                    const Real one = wide(image[at]);
+                    if (arguments.is_mean)
+                        value += one;
+                    else if (found < 0 || one > value || (one != one && value == value))
+                        found = at, value = one;
+                }
+        narrow(arguments.is_mean ? value / (Real)divisor_of(arguments, window.at) : value,
+               ((Element *)arguments.out)[place]);
+        if (arguments.indices)
+            arguments.indices[place] = found;
+    }
+}
+
+KERNEL(pool, PoolArguments)
+{
+    WITH_KIND(pool_all)
+}
+
+// The windows that an element may be in.
+struct Windows {
+    i64 first, last;
+
+    __device__ Windows(const PoolArguments &arguments, int axis, i64 element)
+    {
+        const Grid &grid = arguments.grid;
+        const i64 extent = grid.extent[axis], counts = grid.counts[axis];
+        if (arguments.is_adaptive) {
+            first = element * counts / extent - 1, last = ((element + 1) * counts - 1) / extent + 1;
+        } else {
+            const i64 from = element + grid.padding[axis], least = from - grid.window[axis] + 1;
+            first = least > 0 ? (least + grid.stride[axis] - 1) / grid.stride[axis] : 0;
+            last = from / grid.stride[axis];
+        }
+        first = first > 0 ? first : 0;
+        last = last < counts ? last : counts - 1;
+    }
+};
+
+__device__ bool has(const PoolArguments &arguments, int axis, i64 window, i64 element)
+{
+    const Span span(arguments, axis, window);
+    return span.start <= element && element < span.stop;
+}
+
+// The gradient of means, for one element: of all windows that it is in.
+template <typename Element> __device__ void pool_back(const PoolArguments &arguments)
+{
+    typedef decltype(wide(Element())) Real;
+    const Grid &grid = arguments.grid;
+    const i64 windows = product(grid.counts);
+    EACH(place, arguments.count)
+    {
+        const Place element(place, grid.extent);
+        const Windows z(arguments, 0, element.at[0]), y(arguments, 1, element.at[1]), x(arguments, 2, element.at[2]);
+        const Element *grad = (const Element *)arguments.x + element.rest * windows;
+        Real sum = 0;
+        for (i64 i = z.first; i <= z.last; i++)
+            for (i64 j = y.first; j <= y.last; j++)
+                for (i64 k = x.first; k <= x.last; k++) {
+                    const i64 window[SPATIAL] = {i, j, k};
+                    if (has(arguments, 0, i, element.at[0]) && has(arguments, 1, j, element.at[1]) &&
+                        has(arguments, 2, k, element.at[2]))
+                        sum += wide(grad[(i * grid.counts[1] + j) * grid.counts[2] + k]) /
+                               (Real)divisor_of(arguments, window);
+                }
+        narrow(sum, ((Element *)arguments.out)[place]);
+    }
+}
+
+KERNEL(mean_pool_grad, PoolArguments)
+{
+    WITH_KIND(pool_back)
+}
+
+__device__ i64 whole(const char *numbers, i64 place, int is_wide)
+{
+    return is_wide ? ((const i64 *)numbers)[place] : ((const int *)numbers)[place];
+}
+
+// Notes the first number that is wrong: which argument has it, and both halves of it.
+__device__ void refuse(int *words, int argument, i64 number)
+{
+    if (atomicCAS(words, 0, argument) == 0) {
+        words[1] = (int)(unsigned)number;
+        words[2] = (int)(number >> 32);
+    }
+}
+
+// The gradient of maxima: the results are zeros at first. Who adds first is left to chance.
+template <typename Real> __device__ void spread_all(const SpreadArguments &arguments)
+{
+    EACH(place, arguments.count)
+    {
+        const i64 index = whole(arguments.indices, place, arguments.is_wide);
+        if (index < 0 || index >= arguments.size)
+            refuse(arguments.words, 1, index);
+        else
+            atomicAdd((Real *)arguments.out + place / arguments.windows * arguments.size + index,
+                      ((const Real *)arguments.grad)[place]);
+    }
+}
+
+KERNEL(max_pool_grad, SpreadArguments)
+{
+    WITH_TYPE(spread_all);
+}
+
+struct LengthsArguments {
+    const char *lengths;
+    int *out, *words;
+    i64 count, most;
+    int is_wide, argument;
+};
+
+struct TableArguments {
+    const char *table;
+    const int *lengths;
+    int *out, *words;
+    i64 count, most, block, blocks;
+    int is_wide, argument;
+};
+
+struct GatherArguments {
+    const char *source;
+    char *out;
+    const int *lengths, *table;
+    i64 count, heads, rows, width, block, most;
+    i64 strides[4];
+    i64 itemsize;
+};
+
+// Lengths that nothing reaches out of an axis by: 0 for what is no length.
+KERNEL(check_lengths, LengthsArguments)
+{
+    EACH(place, arguments.count)
+    {
+        const i64 length = whole(arguments.lengths, place, arguments.is_wide);
+        const bool is_right = length >= 0 && length <= arguments.most;
+        arguments.out[place] = is_right ? (int)length : 0;
+        if (!is_right)
+            refuse(arguments.words, arguments.argument, length);
+    }
+}
+
+// Blocks that there are: 0 for others, of which only those within a length are wrong.
+KERNEL(check_blocks, TableArguments)
+{
+    EACH(place, arguments.count)
+    {
+        const i64 row = place / arguments.most, block = whole(arguments.table, place, arguments.is_wide);
+        const bool is_used = (place - row * arguments.most) * arguments.block < arguments.lengths[row];
+        const bool is_right = block >= 0 && block < arguments.blocks;
+        arguments.out[place] = is_used && is_right ? (int)block : 0;
+        if (is_used && !is_right)
+            refuse(arguments.words, arguments.argument, block);
+    }
+}
+
+template <typename Element> __device__ void gather_all(const GatherArguments &arguments)
+{
+    EACH(place, arguments.count)
+    {
+        const i64 line = place / arguments.width, column = place - line * arguments.width;
+        i64 rest = line / arguments.rows, row = line - rest * arguments.rows;
+        i64 n = rest / arguments.heads;
+        const i64 head = rest - n * arguments.heads;
+        Element value = 0;
+        if (!arguments.lengths || row < arguments.lengths[n]) {
+            if (arguments.table) {
+                n = arguments.table[n * arguments.most + row / arguments.block];
+                row %= arguments.block;
+            }
+            value = *(const Element *)(arguments.source + n * arguments.strides[0] + head * arguments.strides[1] +
+                                       row * arguments.strides[2] + column * arguments.strides[3]);
+        }
+        ((Element *)arguments.out)[place] = value;
+    }
+}
+
+// Rows without gaps, out of blocks if need be, and zeros behind their lengths.
+KERNEL(gather, GatherArguments)
+{
+    switch (arguments.itemsize) {
+    case 2: gather_all<unsigned short>(arguments); break;
+    case 4: gather_all<unsigned>(arguments); break;
+    default: gather_all<u64>(arguments); break;
+    }
+}
+
+struct BiasArguments {
+    const char *bias;
+    char *out;
+    i64 count, channels, size;
+    int kind;
+};
+
+template <typename Element> __device__ void add_all(const BiasArguments &arguments)
+{
+    EACH(place, arguments.count)
+    {
+        Element &out = ((Element *)arguments.out)[place];
+        narrow(wide(out) + wide(((const Element *)arguments.bias)[place / arguments.size % arguments.channels]), out);
+    }
+}
+
+// Adds a number to all elements of each channel.
+KERNEL(add_bias, BiasArguments)
+{
+    WITH_KIND(add_all)
+}
+
+struct MeansArguments {
+    const char *grad, *out;
+    char *means;
+    i64 count, width, is_double;
+};
+
+template <typename Real> __device__ void means_all(const MeansArguments &arguments)
+{
+    const i64 lane = threadIdx.x % LANES;
+    EACH(thread, arguments.count * LANES)
+    {
+        const i64 row = thread / LANES;
+        const Real *grad = (const Real *)arguments.grad + row * arguments.width;
+        const Real *out = (const Real *)arguments.out + row * arguments.width;
+        Real sum = 0;
+        for (i64 column = lane; column < arguments.width; column += LANES)
+            sum += grad[column] * out[column];
+        OVER_LANES(sum, sum + other)
+        if (lane == 0)
+            ((Real *)arguments.means)[row] = sum;
+    }
+}
+
+// Of each query, the sum of products of its gradient and its result.
+KERNEL(attention_means, MeansArguments)
+{
+    WITH_TYPE(means_all);
+}
+
+enum Mask { NONE, TRUTH, ADDED };
+
+// Scores of some rows of each head of keys, with those of all queries that it serves.
+struct ScoresArguments {
+    char *scores, *slopes;
+    const char *means;
+    char *logs;
+    const char *mask;
+    const int *query_lengths, *key_lengths;
+    i64 count, piece, first, rows, columns, shared, served, left, right, mask_row, mask_column;
+    double scale;
+    int is_double, is_lower, mask_kind, ndim;
+    i64 shape[AXES], mask_strides[AXES];
+};
+
+// The keys that a query sees, by its band and by lengths.
+struct Band {
+    i64 first, stop;
+
+    template <typename Arguments> __device__ Band(const Arguments &given, i64 n, i64 row, bool is_lower)
+    {
+        const i64 rows = given.query_lengths ? given.query_lengths[n] : given.rows;
+        const i64 columns = given.key_lengths ? given.key_lengths[n] : given.columns;
+        const i64 own = row + (is_lower ? columns - rows : 0);
+        first = given.left < 0 || own < given.left ? 0 : own - given.left;
+        stop = given.right < 0 || own + given.right >= columns ? columns : own + given.right + 1;
+        if (row >= rows)
+            stop = 0;
+    }
+};
+
+// A row of scores: which of them count, and what is added to them.
+struct Row {
+    const ScoresArguments &arguments;
+    const char *mask;
+    i64 number, first, stop;
+
+    __device__ Row(const ScoresArguments &given, i64 line) : arguments(given), mask(given.mask)
+    {
+        const i64 batch = line / given.piece, query = given.first + line - batch * given.piece;
+        const i64 above = query / given.rows, row = query - above * given.rows;
+        const Band band(given, batch / given.served, row, given.is_lower);
+        number = batch * given.shared * given.rows + query;
+        first = band.first, stop = band.stop;
+        if (given.mask_kind == NONE)
+            return;
+        mask += row * given.mask_row;
+        i64 head = batch * given.shared + above;
+        for (int axis = given.ndim - 1; axis >= 0; axis--) {
+            const i64 rest = head / given.shape[axis];
+            mask += (head - rest * given.shape[axis]) * given.mask_strides[axis];
+            head = rest;
+        }
+    }
+
+    template <typename Real> __device__ Real masked(Real score, i64 column) const
+    {
+        if (column < first || column >= stop)
+            return -(Real)infinity();
+        const char *at = mask + column * arguments.mask_column;
+        if (arguments.mask_kind == TRUTH)
+            return *(const unsigned char *)at ? score : -(Real)infinity();
+        return arguments.mask_kind == ADDED ? score + *(const Real *)at : score;
+    }
+};
+
+template <typename Real> __device__ void weigh_all(const ScoresArguments &arguments)
+{
+    const i64 lane = threadIdx.x % LANES;
+    EACH(thread, arguments.count * LANES)
+    {
+        const i64 line = thread / LANES;
+        const Row row(arguments, line);
+        Real *scores = (Real *)arguments.scores + line * arguments.columns;
+        Real most = -(Real)infinity(), total = 0;
+        for (i64 column = lane; column < arguments.columns; column += LANES) {
+            const Real score = row.masked(scores[column], column);
+            scores[column] = score;
+            most = max(most, score);
+        }
+        OVER_LANES(most, max(most, other))
+        if (most == -(Real)infinity())
+            most = 0;
+        for (i64 column = lane; column < arguments.columns; column += LANES) {
+            scores[column] = exp(scores[column] - most);
+            total += scores[column];
+        }
+        OVER_LANES(total, total + other)
+        const Real divisor = total == 0 ? (Real)1 : total;
+        for (i64 column = lane; column < arguments.columns; column += LANES)
+            scores[column] /= divisor;
+        if (arguments.logs && lane == 0)
+            ((Real *)arguments.logs)[row.number] = most + log(total);
+    }
+}
+
+// Weights of the values in place of scores, and logarithms of sums.
+KERNEL(attention_weights, ScoresArguments)
+{
+    WITH_TYPE(weigh_all);
+}
+
+struct TruthArguments {
+    const unsigned char *mask;
+    unsigned short *out;
+    i64 count, code;
+};
+
+// Truth values as what is added to scores: zero, or the code of minus infinity.
+KERNEL(mask_to_bias, TruthArguments)
+{
+    EACH(place, arguments.count)
+        arguments.out[place] = arguments.mask[place] ? 0 : (unsigned short)arguments.code;
+}
+
+struct EmptyArguments {
+    char *out, *logs;
+    const int *query_lengths, *key_lengths;
+    i64 count, heads, rows, columns, width, left, right;
+    i64 strides[4];
+    i64 is_lower;
+};
+
+// What cuDNN makes of queries that see no key is not told: zeros, and minus infinity as the logarithm.
+KERNEL(attention_empty, EmptyArguments)
+{
+    EACH(line, arguments.count)
+    {
+        const i64 above = line / arguments.rows, row = line - above * arguments.rows, n = above / arguments.heads;
+        const Band band(arguments, n, row, arguments.is_lower);
+        if (band.first < band.stop)
+            continue;
+        char *out = arguments.out + n * arguments.strides[0] + (above - n * arguments.heads) * arguments.strides[1] +
+                    row * arguments.strides[2];
+        for (i64 column = 0; column < arguments.width; column++)
+            *(unsigned short *)(out + column * arguments.strides[3]) = 0;
+        if (arguments.logs)
+            ((float *)arguments.logs)[line] = -(float)infinity();
+    }
+}
+
+template <typename Real> __device__ void slopes_all(const ScoresArguments &arguments)
+{
+    const i64 lane = threadIdx.x % LANES;
+    EACH(thread, arguments.count * LANES)
+    {
+        const i64 line = thread / LANES;
+        const Row row(arguments, line);
+        Real *scores = (Real *)arguments.scores + line * arguments.columns;
+        Real *slopes = (Real *)arguments.slopes + line * arguments.columns;
+        const Real mean = ((const Real *)arguments.means)[row.number];
+        Real sum = ((const Real *)arguments.logs)[row.number];
+        if (sum == -(Real)infinity())
+            sum = 0;
+        for (i64 column = lane; column < arguments.columns; column += LANES) {
+            const Real weight = exp(row.masked(scores[column], column) - sum);
+            scores[column] = weight;
+            slopes[column] = weight == 0 ? (Real)0 : weight * (slopes[column] - mean) * (Real)arguments.scale;
+        }
+    }
+}
+
+// Weights in place of scores, and gradients of scores in place of those of weights.
+KERNEL(attention_slopes, ScoresArguments)
+{
+    WITH_TYPE(slopes_all);
+}

@@ -1,0 +1,425 @@
+"""Attention out of products of matrices and kernels for their rows: of every type, and with every option.
+
+The scores of some rows of all heads are in memory at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import cached_property, partial
+from struct import Struct
+
+import attrs
+from nvmath.bindings import cublas
+
+from ...base import DType, OutOfRangeError
+from ...base.device_array import DeviceArray, broadcast
+from ...base.gpu.driver import with_axes
+from ...base.ops import ArraySpec, AttentionGradSpec, AttentionSpec, OperationSpec, StatusArray
+from ..kit._library import KernelCall, LibraryDevice
+from ..runtime._stream import CudaStream
+from ._cublas import DEFAULT, HOST, KINDS, Cublas
+from ._dnn_base import LANES, DnnKernels, wide, wide_of, wide_result
+from ._pooling import first_wrong
+
+__all__ = ["Attention", "AttentionKernels", "Lengths", "Sizes", "headed"]
+
+# Scores that are made at a time.
+_PIECE = 1 << 24
+_TABLE = 3
+_ADDED = 2
+
+# As in dnn.cu.
+_LENGTHS = Struct("<3Q2q2i")
+_BLOCKS = Struct("<4Q4q2i")
+_GATHER = Struct("<4Q11q")
+_MEANS = Struct("<3Q3q")
+_EMPTY = Struct("<4Q12q")
+_TRUTH = Struct("<2Q2q")
+_SCORES = "7Q11qd4i"
+_LAYOUTS = {
+    "check_lengths": _LENGTHS,
+    "check_blocks": _BLOCKS,
+    "gather": _GATHER,
+    "attention_empty": _EMPTY,
+    "mask_to_bias": _TRUTH,
+    "attention_means": _MEANS,
+    "attention_weights": with_axes(_SCORES, 2, 0),
+    "attention_slopes": with_axes(_SCORES, 2, 0),
+}
+
+
+@attrs.frozen
+class Lengths:
+    """Addresses of lengths and blocks that are checked, int32 each; 0 where there are none.
+
+    Attributes:
+        query: Lengths of the queries.
+        key: Lengths of the keys.
+        table: Blocks of the keys.
+    """
+
+    query: int = 0
+    key: int = 0
+    table: int = 0
+
+
+@attrs.frozen
+class Sizes:
+    """Extents of an attention.
+
+    Attributes:
+        stack: The leading axes.
+        heads: Heads of the queries.
+        served: Heads of the keys.
+        rows: Queries.
+        columns: Keys.
+        e: Elements of a query.
+        f: Elements of a value.
+        block: Keys of a block; 0 where there are no blocks.
+    """
+
+    stack: tuple[int, ...]
+    heads: int
+    served: int
+    rows: int
+    columns: int
+    e: int
+    f: int
+    block: int
+
+    @classmethod
+    def of(cls, spec: AttentionSpec | AttentionGradSpec) -> Sizes:
+        """Read them off a specification."""
+        query, key = headed(spec.query), headed(spec.key)
+        table = spec.block_table if isinstance(spec, AttentionSpec) else None
+        columns, block = (key[-2], 0) if table is None else (key[-2] * table.shape[-1], key[-2])
+        return cls(query[:-3], query[-3], key[-3], query[-2], columns, query[-1], spec.value.shape[-1], block)
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences there are."""
+        return math.prod(self.stack)
+
+    @property
+    def batches(self) -> int:
+        """How many products there are of a kind: one for each head of the keys."""
+        return self.sequences * self.served
+
+    @property
+    def lines(self) -> int:
+        """Rows of each of these: the queries of all heads that a head of the keys serves."""
+        return self.heads // self.served * self.rows if self.served else 0
+
+
+def headed(array: ArraySpec) -> tuple[int, ...]:
+    """Return the shape with an axis for the heads."""
+    return array.shape if array.ndim > 2 else (1, *array.shape)
+
+
+class AttentionKernels(DnnKernels):
+    """Checks of lengths, and the attention out of products.
+
+    Attributes:
+        blas: cuBLAS, once products are loaded.
+    """
+
+    def __init__(self, device: LibraryDevice) -> None:
+        super().__init__(device)
+        self.blas: Cublas | None = None
+
+    def captures(self, spec: OperationSpec) -> bool:
+        """See `EnqueuingLibrary.captures`: lengths that are checked are looked at on the host."""
+        if isinstance(spec, (AttentionSpec, AttentionGradSpec)):
+            return spec.query_lengths is None and spec.key_lengths is None
+        return super().captures(spec)
+
+    def attach(self, stream: CudaStream) -> None:
+        """Take the workspace of cuBLAS; see `EnqueuingLibrary.attach`."""
+        if self.blas is not None:
+            self.blas.select(stream, HOST)
+
+    def _destroy(self) -> None:
+        if self.blas is not None:
+            self.blas.destroy()
+        super()._destroy()
+
+    def _load_checks(self) -> None:
+        """Load the kernels; blocks."""
+        for name, layout in _LAYOUTS.items():
+            self._load(name, layout)
+
+    def _load_products(self, dtype: DType) -> None:
+        """Load the kernels, and products of a type; blocks."""
+        self._load_checks()
+        if self.blas is None:
+            self.blas = Cublas(self._device, self.name)
+        self.blas.warm(KINDS[wide_of(dtype)])
+
+    def check_lengths(
+        self, spec: AttentionSpec | AttentionGradSpec, sizes: Sizes, call: KernelCall
+    ) -> Lengths:
+        """Have lengths and blocks checked, and copies made that lead nowhere outside."""
+        table = spec.block_table if isinstance(spec, AttentionSpec) else None
+        given = (spec.query_lengths, sizes.rows), (spec.key_lengths, sizes.columns)
+        if all(lengths is None or not lengths.size for lengths, _ in given):
+            return Lengths()
+        blocks = 0 if table is None else spec.key.shape[0]
+        words = call.words(3, partial(_judge, (sizes.rows, sizes.columns, blocks)))
+        found = [0, 0]
+        for number, (lengths, most) in enumerate(given):
+            if lengths is not None:
+                found[number] = call.workspace(4 * lengths.size)
+                is_wide = lengths.dtype is DType.int64
+                values = call.packed(lengths), found[number], words, lengths.size, most, is_wide, number + 1
+                self.launch("check_lengths", call, lengths.size, *values)
+        if table is None or not table.size:
+            return Lengths(found[0], found[1])
+        safe, is_wide = call.workspace(4 * table.size), table.dtype is DType.int64
+        self.launch(
+            *("check_blocks", call, table.size, call.packed(table), found[1], safe, words, table.size),
+            *(table.shape[1], sizes.block, blocks, is_wide, _TABLE),
+        )
+        return Lengths(found[0], found[1], safe)
+
+    def _compute_attention(self, spec: AttentionSpec, call: KernelCall) -> None:
+        """Enqueue an attention out of products."""
+        of = Attention(self, spec, call)
+        sizes = of.sizes
+        if not sizes.batches * sizes.lines:
+            return
+        query, key, value = of.rows(spec.query), of.keys(spec.key), of.keys(spec.value)
+        logs = call.workspace(sizes.batches * sizes.lines * of.wide.itemsize)
+        with wide_result(call, spec.out) as out:
+            for first, count in of.pieces():
+                scores = of.scores(query, key, first, count)
+                of.launch("attention_weights", scores, 0, 0, logs, first, count)
+                of.multiply((scores, "N"), (value, "N"), out, (count, sizes.f, sizes.columns), first)
+        if spec.lse is not None:
+            shape = spec.query.shape[:-1]
+            call.convert(DeviceArray.packed(logs, of.wide, shape), call.array(spec.lse))
+
+    def _compute_attention_grad(self, spec: AttentionGradSpec, call: KernelCall) -> None:
+        """Enqueue the gradients of an attention out of products."""
+        of = Attention(self, spec, call)
+        sizes = of.sizes
+        if not sizes.batches * sizes.lines:
+            for array in (spec.grad_query, spec.grad_key, spec.grad_value):
+                call.fill(array, 0)
+            return
+        query, key, value = of.rows(spec.query), of.keys(spec.key), of.keys(spec.value)
+        grad, out, logs = of.rows(spec.grad), of.rows(spec.out), call.packed(spec.lse)
+        lines = sizes.batches * sizes.lines
+        means = call.workspace(lines * of.wide.itemsize)
+        self.launch(
+            *("attention_means", call, lines * LANES, grad, out, means, lines, sizes.f),
+            of.wide is DType.float64,
+        )
+        with (
+            wide_result(call, spec.grad_query) as to_query,
+            wide_result(call, spec.grad_key) as to_key,
+            wide_result(call, spec.grad_value) as to_value,
+        ):
+            room = 0
+            for array, place in ((spec.grad_key, to_key), (spec.grad_value, to_value)):
+                call.fill(DeviceArray.packed(place, of.wide, array.shape), 0)
+            for first, count in of.pieces():
+                scores = of.scores(query, key, first, count)
+                room = room or of.room()
+                extents = count, sizes.columns, sizes.f
+                of.multiply((grad, "R"), (value, "T"), room, extents, first, is_piece=True)
+                of.launch("attention_slopes", scores, room, means, logs, first, count)
+                of.add_transposed(scores, grad, to_value, sizes.f, first, count)
+                of.add_transposed(room, query, to_key, sizes.e, first, count)
+                of.multiply((room, "N"), (key, "N"), to_query, (count, sizes.e, sizes.columns), first)
+
+
+class Attention:
+    """One attention: its arrays without gaps, and products of them.
+
+    Attributes:
+        sizes: Its extents.
+        wide: The type that it is computed in.
+        lengths: Addresses of its lengths.
+    """
+
+    def __init__(
+        self, kernels: AttentionKernels, spec: AttentionSpec | AttentionGradSpec, call: KernelCall
+    ) -> None:
+        self.sizes = Sizes.of(spec)
+        self.wide = wide_of(spec.query.dtype)
+        self._kernels, self._spec, self._call = kernels, spec, call
+        self.lengths = kernels.check_lengths(spec, self.sizes, call)
+        self._kind = KINDS[self.wide]
+        self._most = max(1, _PIECE // max(1, self.sizes.batches * self.sizes.columns))
+        self._scores = 0
+
+    @cached_property
+    def _mask(self) -> DeviceArray | None:
+        """The mask with all axes, of truth values or of the wide type; None for none."""
+        sizes, call, mask = self.sizes, self._call, self._spec.mask
+        if mask is None:
+            return None
+        given = call.array(mask)
+        if mask.dtype.is_half:
+            room = call.workspace_array(self.wide, mask.shape)
+            call.convert(given, room)
+            given = room
+        return broadcast(given, (*sizes.stack, sizes.heads, sizes.rows, sizes.columns))
+
+    def rows(self, array: ArraySpec) -> int:
+        """Return the address of queries, or of what is like them."""
+        return self._gathered(array, self.lengths.query, 0, self.sizes.rows)
+
+    def keys(self, array: ArraySpec) -> int:
+        """Return the address of keys or values."""
+        return self._gathered(array, self.lengths.key, self.lengths.table, self.sizes.columns)
+
+    def _gathered(self, array: ArraySpec, lengths: int, table: int, rows: int) -> int:
+        """Return the address of rows without gaps in the wide type, with zeros behind their lengths."""
+        call = self._call
+        if not lengths:
+            return wide(call, array)
+        made = self.gathered(array, lengths, table, rows)
+        if not array.dtype.is_half:
+            return made.address
+        room = call.workspace_array(self.wide, made.shape)
+        call.convert(made, room)
+        return room.address
+
+    def gathered(self, array: ArraySpec, lengths: int, table: int, rows: int) -> DeviceArray:
+        """Copy rows without gaps, out of blocks if need be, with zeros behind their lengths."""
+        call, n = self._call, self.sizes.sequences
+        source, heads, width = call.array(array), headed(array)[-3], array.shape[-1]
+        if len(source.shape) != 4:
+            source = DeviceArray.packed(call.packed(array), array.dtype, (n, heads, rows, width))
+        made = call.workspace_array(array.dtype, (n, heads, rows, width))
+        block = source.shape[2]
+        self._kernels.launch(
+            *("gather", call, made.size, source.address, made.address, lengths, table, made.size),
+            *(heads, rows, width, block, rows // max(1, block), *source.strides, array.dtype.itemsize),
+        )
+        return made
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """Cut the rows of each head of keys into pieces: the first row, and how many."""
+        for first in range(0, self.sizes.lines, self._most):
+            yield first, min(self._most, self.sizes.lines - first)
+
+    def room(self) -> int:
+        """Return the address of workspace for the scores of a piece."""
+        count = self.sizes.batches * min(self._most, self.sizes.lines) * self.sizes.columns
+        return self._call.workspace(max(1, count) * self.wide.itemsize)
+
+    def scores(self, query: int, key: int, first: int, count: int) -> int:
+        """Multiply queries by keys; returns the address of the scores."""
+        self._scores = self._scores or self.room()
+        extents = count, self.sizes.columns, self.sizes.e
+        self.multiply(
+            (query, "R"), (key, "T"), self._scores, extents, first, is_piece=True, alpha=self._spec.scale
+        )
+        return self._scores
+
+    def multiply(
+        self,
+        a: tuple[int, str],
+        b: tuple[int, str],
+        out: int,
+        extents: tuple[int, int, int],
+        first: int,
+        *,
+        is_piece: bool = False,
+        alpha: float = 1.0,
+    ) -> None:
+        """Enqueue products of rows of each head of keys.
+
+        Args:
+            a: The left matrices: ``"N"`` for those of a piece, ``"R"`` for rows of all, of which this is one.
+            b: The right matrices: ``"T"`` for transposed ones.
+            out: The results.
+            extents: Rows, columns and terms.
+            first: The first row of the piece.
+            is_piece: Whether the results are those of a piece, and not rows of all.
+            alpha: Factor.
+        """
+        rows, columns, terms = extents
+        size, lines = self.wide.itemsize, self.sizes.lines
+        if not columns:
+            return
+        left, step_left = (
+            (a[0] + first * terms * size, lines * terms) if a[1] == "R" else (a[0], rows * terms)
+        )
+        to, step_to = (out, rows * columns) if is_piece else (out + first * columns * size, lines * columns)
+        lead = terms if b[1] == "T" else columns
+        self._call_gemm(
+            (b[1] == "T", False),
+            (columns, rows, terms),
+            (b[0], max(1, lead), terms * columns),
+            (left, max(1, terms), step_left),
+            (to, columns, step_to),
+            (alpha, 0.0),
+        )
+
+    def add_transposed(self, a: int, b: int, out: int, columns: int, first: int, count: int) -> None:
+        """Add products of transposed matrices of a piece with rows of all to the results of each head."""
+        size, lines, terms = self.wide.itemsize, self.sizes.lines, self.sizes.columns
+        if columns and terms:
+            self._call_gemm(
+                (False, True),
+                (columns, terms, count),
+                (b + first * columns * size, columns, lines * columns),
+                (a, terms, count * terms),
+                (out, columns, terms * columns),
+                (1.0, 1.0),
+            )
+
+    def _call_gemm(
+        self,
+        turned: tuple[bool, bool],
+        extents: tuple[int, int, int],
+        a: tuple[int, int, int],
+        b: tuple[int, int, int],
+        c: tuple[int, int, int],
+        factors: tuple[float, float],
+    ) -> None:
+        """Call cuBLAS, to which matrices are by columns: address, leading dimension and step of each."""
+        blas, kind = self._kernels.blas, self._kind
+        assert blas is not None
+        blas.select(self._call.stream, HOST)
+        blas.factors.put(kind, *factors)
+        (first, lda, step_a), (second, ldb, step_b), (out, ldc, step_c) = a, b, c
+        cublas.gemm_strided_batched_ex_64(
+            blas.handle, int(turned[0]), int(turned[1]), *extents, blas.factors.alpha, first, kind.code, lda,
+            step_a, second, kind.code, ldb, step_b, blas.factors.beta, out, kind.code, ldc, step_c,
+            self.sizes.batches, kind.compute, DEFAULT,
+        )  # fmt: skip
+
+    def launch(
+        self, name: str, scores: int, slopes: int, means: int, logs: int, first: int, count: int
+    ) -> None:
+        """Launch a kernel over the rows of a piece."""
+        sizes, spec, mask, lengths = self.sizes, self._spec, self._mask, self.lengths
+        strides = (0,) * (len(sizes.stack) + 3) if mask is None else mask.strides
+        kind = 0 if mask is None else 1 if mask.dtype is DType.bool else _ADDED
+        rows, shape = sizes.batches * count, (*sizes.stack, sizes.heads)
+        self._kernels.launch(
+            name, self._call, rows * LANES, scores, slopes, means, logs, 0 if mask is None else mask.address,
+            lengths.query, lengths.key, rows, count, first, sizes.rows, sizes.columns,
+            sizes.heads // sizes.served, sizes.served, spec.left, spec.right, *strides[-2:], spec.scale,
+            self.wide is DType.float64, spec.alignment == "lower_right", kind, len(shape), *shape,
+            *strides[:-2], layout=with_axes(_SCORES, 2, len(shape)),
+        )  # fmt: skip
+
+
+def _judge(mosts: tuple[int, int, int], words: StatusArray) -> None:
+    """Refuse the first length or block that a kernel has found wrong."""
+    if not words[0]:
+        return
+    number, most = first_wrong(words), mosts[int(words[0]) - 1]
+    if words[0] == _TABLE:
+        argument, text = "block_table", f"there is no block {number} of {most}"
+    else:
+        argument = ("query_lengths", "key_lengths")[int(words[0]) - 1]
+        text = f"{number} is no length of an axis of {most}"
+    raise OutOfRangeError(f"{argument}: {text}", library="dnn", index=number, axis=0, length=most)

@@ -1,0 +1,282 @@
+"""cuDNN's graphs, by NVIDIA's Python front end: built once for a specification, and executed by addresses."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.machinery
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+from cuda.bindings import driver
+
+from ...base import DType, LibraryError
+from ...base.gpu.driver import LoadedCode
+from ..kit._library import LibraryDevice
+from ..runtime._stream import CudaStream
+
+__all__ = ["Cudnn", "Graph", "Layout", "front_end"]
+
+_logger = logging.getLogger("trio_accel.backends")
+
+# Set where the stand-in driver is used.
+_STAND_IN = "TRIO_ACCEL_STAND_IN"
+_MODULE = "cudnn._compiled_module"
+# Graphs that need more are left to others of cuDNN's choices.
+_MOST_WORKSPACE = 1 << 30
+_NON_BLOCKING = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+_RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+# Where nothing is read: a call that is captured does not run.
+_NOWHERE = 1 << 40
+_KINDS = {
+    DType.float16: "HALF",
+    DType.bfloat16: "BFLOAT16",
+    DType.float32: "FLOAT",
+    DType.float64: "DOUBLE",
+    DType.int32: "INT32",
+}
+
+
+@attrs.frozen
+class Layout:
+    """An array as a graph sees it.
+
+    Attributes:
+        dtype: Element type.
+        shape: Elements along each axis: four axes at least.
+        strides: Elements from one to the next along each axis.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def packed(cls, dtype: DType, shape: Sequence[int]) -> Layout:
+        """Make the layout of elements in C order without gaps."""
+        strides = [1]
+        for extent in reversed(shape[1:]):
+            strides.append(strides[-1] * extent)
+        return cls(dtype, tuple(shape), tuple(reversed(strides)))
+
+
+class Graph(LoadedCode):
+    """A graph that is built: which kernels of cuDNN run, and in which order.
+
+    Attributes:
+        size: Bytes of workspace that it needs.
+    """
+
+    __slots__ = ("_graph", "_order", "_owner", "size")
+
+    def __init__(self, owner: Cudnn, graph: Any, names: Sequence[str]) -> None:
+        super().__init__(self._drop)
+        self._owner = owner
+        self._graph: Any = graph
+        numbers: list[int] = graph._get_variant_pack_uids_sorted()  # noqa: SLF001
+        self._order: list[str] = [names[number - 1] for number in numbers]
+        self.size: int = int(graph.get_workspace_size())
+
+    def _drop(self) -> None:
+        self._graph = None
+
+    def run(self, stream: CudaStream, workspace: int, addresses: dict[str, int]) -> None:
+        """Enqueue it; the addresses are by the names of its arrays."""
+        self._runs[stream] = stream.timeline.sequence + 1
+        self._owner.move_to(stream)
+        self._execute(addresses, workspace, self._owner.running)
+
+    def _execute(self, addresses: dict[str, int], workspace: int, handle: int) -> None:
+        self._graph._execute_with_ptrs([addresses[name] for name in self._order], workspace, handle)  # noqa: SLF001
+
+    def try_out(self, handle: int) -> None:
+        """Have the driver load its kernels: it is captured on a stream of its own, and does not run."""
+        self._execute(dict.fromkeys(self._order, _NOWHERE), _NOWHERE, handle)
+
+
+class Cudnn:
+    """The library on a device. Made in a thread, with the context current; that blocks.
+
+    Args:
+        device: The device.
+        front: What `front_end` has found.
+
+    Attributes:
+        front: The front end's extension module.
+        running: The handle that executes graphs.
+    """
+
+    def __init__(self, device: LibraryDevice, front: ModuleType) -> None:
+        self._context = device.context
+        self.front: ModuleType = front
+        self._stream: CudaStream | None = None
+        # A handle serves one thread at a time: graphs are built in others than those that execute.
+        self.running: int = self.front.create_handle()
+        self._building: int = self.front.create_handle()
+
+    def destroy(self) -> None:
+        """Give the handles back; the context is current."""
+        self.front.destroy_handle(self.running)
+        self.front.destroy_handle(self._building)
+
+    def move_to(self, stream: CudaStream) -> None:
+        """Let the handle work on a stream."""
+        if stream is not self._stream:
+            self.front.set_stream(self.running, stream.handle)
+            self._stream = stream
+
+    def build(
+        self,
+        arrays: dict[str, Layout],
+        outputs: Iterable[str],
+        describe: Callable[[Any, dict[str, Any]], Sequence[Any]],
+        *,
+        is_exact: bool,
+    ) -> Graph | None:
+        """Build a graph; blocks.
+
+        Args:
+            arrays: Its arrays by names, those that are written last.
+            outputs: Names of what is written, in the order of the results of `describe`.
+            describe: Called with the graph and its arrays; adds nodes, and returns what they make.
+            is_exact: Whether float32 is not to be computed in a shorter type.
+
+        Returns:
+            The graph; None where cuDNN has no kernels for it.
+
+        Raises:
+            ContextPoisonedError: The context is lost.
+        """
+        front, names, written = self.front, tuple(arrays), tuple(outputs)
+        try:
+            graph = self._describe(arrays, written, describe)
+            graph.validate()
+            graph.build_operation_graph()
+            graph.create_execution_plans([front.heur_mode.A, front.heur_mode.FALLBACK])
+            notes = front.numerical_note
+            shorter = [notes.DOWN_CONVERT_INPUTS, notes.REDUCED_PRECISION_REDUCTION]
+            graph.deselect_numeric_notes([*shorter, notes.TENSOR_CORE] if is_exact else shorter)
+            graph.deselect_workspace_greater_than(_MOST_WORKSPACE)
+            graph.check_support()
+            graph.build_plans(front.build_plan_policy.HEURISTICS_CHOICE)
+            made = Graph(self, graph, names)
+        except front.cudnnGraphNotSupportedError:
+            return None
+        except (RuntimeError, ValueError) as error:
+            # A library may not know what a newer front end asks for, and says so by other errors.
+            self._raise_lost(error)
+            return None
+        self._try_out(made)
+        return made
+
+    def _describe(
+        self,
+        arrays: dict[str, Layout],
+        written: Sequence[str],
+        describe: Callable[[Any, dict[str, Any]], Sequence[Any]],
+    ) -> Any:
+        """Make a graph that is not built."""
+        kinds = self.front.data_type
+        is_double = any(layout.dtype is DType.float64 for layout in arrays.values())
+        inner = kinds.DOUBLE if is_double else kinds.FLOAT
+        graph = self.front.pygraph(
+            io_data_type=inner, intermediate_data_type=inner, compute_data_type=inner, handle=self._building
+        )
+        tensors = {
+            name: graph._make_tensor(  # noqa: SLF001
+                dim=list(layout.shape),
+                stride=list(layout.strides),
+                data_type=getattr(kinds, _KINDS[layout.dtype]),
+                name=name,
+                uid=number,
+            )
+            for number, (name, layout) in enumerate(arrays.items(), 1)
+            if name not in written
+        }
+        numbers = {name: number for number, name in enumerate(arrays, 1)}
+        for name, made in zip(written, describe(graph, tensors), strict=True):
+            layout = arrays[name]
+            made.set_output(True).set_uid(numbers[name])
+            # The method of the extension: Python's own layer has another of this name.
+            made._set_data_type(getattr(kinds, _KINDS[layout.dtype]))  # noqa: SLF001
+            made.set_dim(list(layout.shape)).set_stride(list(layout.strides))
+        return graph
+
+    def _try_out(self, graph: Graph) -> None:
+        """Capture a graph once, and throw that away: its first launch has nothing to load then."""
+        check = self._context.check
+        stream = int(check(driver.cuStreamCreate(_NON_BLOCKING)))
+        try:
+            if driver.cuStreamBeginCapture(stream, _RELAXED)[0]:
+                return
+            try:
+                self.front.set_stream(self._building, stream)
+                graph.try_out(self._building)
+            except RuntimeError:
+                # Then its first launch loads them.
+                pass
+            finally:
+                code, captured = driver.cuStreamEndCapture(stream)
+                if not code and int(captured):
+                    driver.cuGraphDestroy(captured)
+        finally:
+            self.front.set_stream(self._building, 0)
+            driver.cuStreamDestroy(stream)
+
+    def error_of(self, error: Exception) -> Exception:
+        """Make the backends' own error of one of the front end."""
+        self._raise_lost(error)
+        return LibraryError(f"dnn: cuDNN: {error}", library="dnn", code="cudnn")
+
+    def _raise_lost(self, error: Exception) -> None:
+        """Raise the failure of the context, if it is lost: the library cannot name it."""
+        self._context.look()
+        failure = self._context.failure()
+        if failure is not None:
+            raise failure from error
+
+
+def front_end() -> ModuleType | None:
+    """Find cuDNN and the extension module of its front end; None where there is none of use. Blocks.
+
+    Not by the front end's own package: that imports PyTorch where it is installed.
+    """
+    if os.environ.get(_STAND_IN):
+        # It would call a driver that is none.
+        return None
+    try:
+        module = sys.modules.get(_MODULE) or _load()
+    except Exception as error:  # noqa: BLE001  # whatever is wrong with an installation, there is another way
+        _logger.warning("convolutions and attention go without cuDNN, which is slower: %s", error)
+        return None
+    if hasattr(module, "pygraph") and hasattr(module.pygraph, "_execute_with_ptrs"):
+        return module
+    _logger.warning(
+        "convolutions and attention go without cuDNN, which is slower: nvidia-cudnn-frontend is of another "
+        "version; pip install '.[cuda13]' in a checkout"
+    )
+    return None
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.find_spec("cudnn")
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    files = [path for folder in folders for path in sorted(Path(folder).glob("_compiled_module*.so"))]
+    if not files:
+        raise ImportError("nvidia-cudnn-frontend is not installed: pip install '.[cuda13]' in a checkout")
+    library = importlib.import_module("cuda.pathfinder").load_nvidia_dynamic_lib("cudnn")
+    loader = importlib.machinery.ExtensionFileLoader(_MODULE, str(files[0]))
+    found = importlib.util.spec_from_file_location(_MODULE, files[0], loader=loader)
+    assert found is not None
+    module = importlib.util.module_from_spec(found)
+    loader.exec_module(module)
+    module._set_dlhandle_cudnn(ctypes.CDLL(library.abs_path)._handle)  # noqa: SLF001
+    sys.modules[_MODULE] = module
+    return module
