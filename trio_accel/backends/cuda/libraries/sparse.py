@@ -6,19 +6,19 @@ import struct
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any
 
 import attrs
 import numpy as np
 from nvmath.bindings import cusparse
 
 from ...base import DType
-from ...base.checks import NATIVE, check_structure, scalar_of
+from ...base.checks import NATIVE, scalar_of
 from ...base.device_array import DeviceArray
 from ...base.kernels import kernel
-from ...base.ops import StatusArray, array_key
-from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
+from ..kit._library import KernelCall, LibraryDevice
 from ..runtime._stream import CudaStream
+from ._sparse_structures import TYPES, Structure, StructureLibrary
 
 __all__ = ["SparseLibrary"]
 
@@ -38,13 +38,8 @@ _FACTORS = {dtype: (np.ones(1, dtype.dtype), np.zeros(1, dtype.dtype)) for dtype
 
 # As in sparse.cu.
 _ARGUMENTS = struct.Struct("<6Q3qiii4x")
-_GUARD = struct.Struct("<5Q3qii")
 _SCALE = struct.Struct("<Qqddi4x")
-_TYPES = {dtype: code for code, dtype in enumerate(NATIVE)}
 _LANES = 32
-_MOST_MATRICES = 256
-
-_Structure: TypeAlias = tuple[object, ...]
 
 
 @attrs.frozen(eq=False)
@@ -68,22 +63,7 @@ class _Product:
     destroy: Callable[[], None]
 
 
-@attrs.define(eq=False)
-class _Matrix:
-    """A matrix whose structure is right.
-
-    Attributes:
-        blocks: Blocks of its structure.
-        used: How many products there were before the last one by it.
-        product: Its descriptors; None before the first product by cuSPARSE.
-    """
-
-    blocks: tuple[int, int]
-    used: int
-    product: _Product | None = None
-
-
-class SparseLibrary(CudaLibrary):
+class SparseLibrary(StructureLibrary):
     """Products by cuSPARSE, which follows row pointers and columns without a check, wherever they lead.
 
     To check indices on the device costs nearly as much as a product, and the outcome cannot be awaited before
@@ -94,40 +74,32 @@ class SparseLibrary(CudaLibrary):
     copy of the structure that a kernel has made: a harmless one if it has found something.
     """
 
-    name = "sparse"
-    # Its work depends on whether a structure was checked, so it cannot be captured.
-    is_captured: ClassVar[bool] = False
-    errors: ClassVar[Errors] = {cusparse.cuSPARSEError: cusparse.Status}
-    refused: ClassVar[frozenset[str]] = frozenset({"INVALID_VALUE", "MATRIX_TYPE_NOT_SUPPORTED"})
-
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
         self._unchecked = device.kernels.function("sparse", "multiply_unchecked", _ARGUMENTS.size)
-        self._guard = device.kernels.function("sparse", "guard", _GUARD.size)
         self._scale = device.kernels.function("sparse", "scale", _SCALE.size)
-        self._matrices: dict[_Structure, _Matrix] = {}
-        self._products = 0
         self._stream: CudaStream | None = None
         self._handle: int = cusparse.create()
 
     @kernel("sparse.spmv", backend="cuda", dtypes=_DTYPES)
     def _multiply(self, spec: Any, call: KernelCall) -> None:
         # A type is compared by identity: cheaper than its hash, which is NumPy's.
-        structure = (id(spec.out.dtype), *_layout(spec))
-        matrix = self._matrices.get(structure)
+        structure = _structure(spec)
+        key = (id(spec.out.dtype), *structure.key)
+        seen = self._seen.get(key)
         indptr, indices, data, x = map(
             call.packed, (spec.matrix_indptr, spec.matrix_indices, spec.matrix_data, spec.x)
         )
         out = call.result(spec.out)
-        if matrix is None:
+        if seen is None:
             self._forget_oldest()
-            words = call.words(2, partial(self._judge, spec, structure))
+            words = call.words(2, partial(self._judge, structure, key))
             self._launch_unchecked(spec, call, (indptr, indices, data, x, out), words, is_dense=False)
             return
-        matrix.used = self._products = self._products + 1
-        product = matrix.product
+        seen.used = self._uses = self._uses + 1
+        product: _Product | None = seen.product
         if product is None:
-            product = matrix.product = self._describe(spec, (indptr, indices, data, x, out))
+            product = seen.product = self._describe(spec, (indptr, indices, data, x, out))
         else:
             cusparse.csr_set_pointers(product.matrix, indptr, indices, data)
             cusparse.dn_vec_set_values(product.x, x)
@@ -158,13 +130,13 @@ class SparseLibrary(CudaLibrary):
 
     @kernel("sparse.spmm", backend="cuda", dtypes=_DTYPES)
     def _multiply_dense(self, spec: Any, call: KernelCall) -> None:
-        structure, dtype = self._harmless(spec, call), spec.matrix_data.dtype
+        structure, dtype = self._harmless(_structure(spec), call), spec.matrix_data.dtype
         factors = [scalar_of("sparse", name, getattr(spec, name), dtype) for name in ("alpha", "beta")]
         out, size = call.result(spec.out, is_updated=True), spec.out.size
         if not (_stored(spec) and size and spec.b.shape[0]):
             # There is no product, and cuSPARSE does not take it.
             beta = complex(factors[1])
-            values = out, size, beta.real, beta.imag, _TYPES[dtype]
+            values = out, size, beta.real, beta.imag, TYPES[dtype]
             self._scale.run(call.handle, max(size, 1), _SCALE, *values)
             return
         kind, terms_at = _VALUE_TYPES[dtype], np.array(factors, dtype.dtype)
@@ -184,7 +156,7 @@ class SparseLibrary(CudaLibrary):
 
     @kernel("sparse.sddmm", backend="cuda", dtypes=_DTYPES)
     def _sample(self, spec: Any, call: KernelCall) -> None:
-        structure = self._harmless(spec, call)
+        structure = self._harmless(_structure(spec), call)
         (rows, inner), columns = spec.a.shape, spec.b.shape[1]
         if not (_stored(spec) and inner and rows and columns):
             call.fill(spec.out, 0)
@@ -208,74 +180,24 @@ class SparseLibrary(CudaLibrary):
         out = call.result(spec.out)
         call.fill(DeviceArray.packed(out, spec.out.dtype, spec.out.shape), 0)
         indptr, indices, data = map(call.packed, (spec.matrix_indptr, spec.matrix_indices, spec.matrix_data))
-        words = call.words(2, partial(_refuse_faulty, spec))
+        words = call.words(2, _structure(spec).refuse_faulty)
         self._launch_unchecked(spec, call, (indptr, indices, data, 0, out), words, is_dense=True)
 
     @kernel("sparse.check_structure", backend="cuda", dtypes={"matrix_data": NATIVE})
     def _check(self, spec: Any, call: KernelCall) -> None:
         # What the guard copies is not used here.
-        self._harmless(spec, call)
-
-    def _harmless(self, spec: Any, call: KernelCall) -> tuple[int, int]:
-        """Return addresses of row pointers and columns that lead nowhere outside.
-
-        Those of the matrix, if it was found right. Otherwise copies that a kernel makes: of the structure, or
-        of a harmless one, and then the operation fails (D104).
-        """
-        indptr, indices = call.packed(spec.matrix_indptr), call.packed(spec.matrix_indices)
-        structure = ("harmless", *_layout(spec))
-        matrix = self._matrices.get(structure)
-        if matrix is not None:
-            matrix.used = self._products = self._products + 1
-            return indptr, indices
-        self._forget_oldest()
-        words = call.words(1, partial(self._judge, spec, structure))
-        size = spec.matrix_indptr.dtype.itemsize
-        safe = call.workspace(spec.matrix_indptr.size * size), call.workspace(spec.matrix_indices.size * size)
-        count, is_wide = max(spec.matrix_indptr.size, _stored(spec)), spec.matrix_indptr.dtype is DType.int64
-        values = indptr, indices, *safe, words, *spec.matrix, _stored(spec), is_wide
-        for phase in range(2):
-            self._guard.run(call.handle, count, _GUARD, *values, phase)
-        return safe
-
-    def _forget_oldest(self) -> None:
-        # Not where one is added: a thread of the device must not destroy what is in use.
-        while len(self._matrices) > _MOST_MATRICES:
-            self._forget(min(tuple(self._matrices.items()), key=lambda item: item[1].used)[0])
+        self._harmless(_structure(spec), call)
 
     def _launch_unchecked(
         self, spec: Any, call: KernelCall, addresses: tuple[int, ...], words: int, *, is_dense: bool
     ) -> None:
         """Enqueue the kernel that checks all that it reads, by a warp for each row."""
-        types = _TYPES[spec.matrix_data.dtype], spec.matrix_indptr.dtype is DType.int64, is_dense
+        types = TYPES[spec.matrix_data.dtype], spec.matrix_indptr.dtype is DType.int64, is_dense
         values = *addresses, words, *spec.matrix, _stored(spec), *types
         self._unchecked.run(call.handle, max(spec.matrix[0], 1) * _LANES, _ARGUMENTS, *values)
 
-    def _judge(self, spec: Any, structure: _Structure, words: StatusArray) -> None:
-        """Note the end of an operation that checked its matrix. May run in a thread of the device."""
-        _refuse_faulty(spec, words)
-        # cuSPARSE can neither be told that more is stored than is used, nor that there is nothing.
-        if not words[1:].any() and spec.matrix[0] and _stored(spec):
-            blocks = spec.matrix_indptr.block, spec.matrix_indices.block
-            self._matrices.setdefault(structure, _Matrix(blocks, self._products))
-            for block in blocks:
-                self._device.invalidate_with(block, self._invalidate_block)
-
-    def _invalidate_block(self, block: int) -> None:
-        """Other arrays, which were not checked, may be in these blocks from now on."""
-        # A thread of the device may add one meanwhile, of other blocks.
-        for structure, matrix in tuple(self._matrices.items()):
-            if block in matrix.blocks:
-                self._forget(structure)
-
-    def _forget(self, structure: _Structure) -> None:
-        product = self._matrices.pop(structure).product
-        if product is not None:
-            product.destroy()
-
     def _destroy(self) -> None:
-        while self._matrices:
-            self._forget(next(iter(self._matrices)))
+        super()._destroy()
         cusparse.destroy(self._handle)
 
 
@@ -314,12 +236,5 @@ def _stored(spec: Any) -> int:
     return int(spec.matrix_indices.size)
 
 
-def _layout(spec: Any) -> tuple[object, ...]:
-    """Return the key of a matrix's structure."""
-    indptr, indices = spec.matrix_indptr, spec.matrix_indices
-    return spec.matrix, indptr.block, *array_key(indptr), indices.block, *array_key(indices)
-
-
-def _refuse_faulty(spec: Any, words: StatusArray) -> None:
-    """Refuse a structure over what a kernel has found."""
-    check_structure(int(words[0]), spec.matrix, _stored(spec))
+def _structure(spec: Any) -> Structure:
+    return Structure(spec.matrix, spec.matrix_indptr, spec.matrix_indices)
