@@ -44,7 +44,8 @@ _KINDS = {
 }  # fmt: skip
 _NAMES = (
     "make_keys", "mark_heads", "sum_groups", "mark_sums", "move_sums", "fill_blocks", "move_columns",
-    "point_keys", "put_total", "tell_outside", "mark_values", "move_values", "count_rows", "take_values", "make_products",
+    "point_keys", "put_total", "tell_outside", "mark_values", "move_values", "count_rows", "take_values",
+    "make_products",
 )  # fmt: skip
 TYPES = {dtype: code for code, dtype in enumerate(NATIVE)}
 """Numbers of the types of values, as sources have them."""
@@ -330,7 +331,7 @@ class _Maker:
         if spec.function == "coo_to_csr":
             places, words = (
                 [call.packed(one) for one in (indptr, indices)],
-                call.words(2, self._judge_coordinates),
+                self._words("row", "col"),
             )
             self._set(words=words)
             addresses = *places, call.packed(data)
