@@ -8,7 +8,7 @@ enum Kind { ROWS, COORDINATES, COLUMNS, FROM_BLOCKS, TO_BLOCKS, NOT_ZERO, BELOW,
 
 struct MakeArguments {
     // Of the matrix that is read, and of a second one: of that come the values from number `first` on.
-    const char *indptr, *indices, *data, *other_indptr, *other_indices, *other_data;
+    const char *indptr, *indices, *data, *other_data;
     char *out_indptr, *out_indices, *out_data;
     // Keys, in order once they are sorted; those of groups of equal ones; and the numbers of the values by keys.
     u64 *keys, *kept;
@@ -295,9 +295,9 @@ KERNEL(move_values, MakeArguments)
 {
     put_count(arguments, (i64)arguments.places[arguments.count]);
     EACH(item, arguments.count) {
-        if (!arguments.flags[item])
-            continue;
         const i64 place = (i64)arguments.places[item];
+        if (!arguments.flags[item] || place >= arguments.limit)
+            continue;
         put_index(arguments, arguments.out_indices, place, index_at(arguments, arguments.indices, item));
         put_value(arguments, arguments.out_data, place, value_at(arguments, arguments.data, item));
     }
@@ -307,15 +307,16 @@ KERNEL(move_values, MakeArguments)
     }
 }
 
-// How many values each row of a list has; or, for each value of a matrix, that row of the other one.
+// How many values each row of a list has.
 KERNEL(count_rows, MakeArguments)
 {
-    const char *const indptr = arguments.list ? arguments.indptr : arguments.other_indptr;
     EACH(item, arguments.count) {
-        const i64 row = arguments.list ? arguments.list[item] : index_at(arguments, arguments.indices, item);
-        const bool is_bad = arguments.list && is_outside(arguments, row, arguments.rows, item, 0);
-        arguments.flags[item]
-            = is_bad ? 0 : (unsigned)(index_at(arguments, indptr, row + 1) - index_at(arguments, indptr, row));
+        const i64 row = arguments.list[item];
+        unsigned length = 0;
+        if (!is_outside(arguments, row, arguments.rows, item, 0))
+            length = (unsigned)(index_at(arguments, arguments.indptr, row + 1)
+                                - index_at(arguments, arguments.indptr, row));
+        arguments.flags[item] = length;
     }
 }
 
@@ -337,23 +338,104 @@ KERNEL(take_values, MakeArguments)
     }
 }
 
-// The products of all pairs: `places` tells to which value of the first matrix each one belongs, `limit` how many
-// such values there are.
-KERNEL(make_products, MakeArguments)
+__device__ bool is_finite(Value value)
 {
-    EACH(product, arguments.count) {
-        const i64 item = item_of(arguments.places, arguments.limit, product);
-        const i64 row = line_of(arguments, arguments.indptr, arguments.rows, item);
-        const i64 line = index_at(arguments, arguments.indices, item);
-        const i64 other = index_at(arguments, arguments.other_indptr, line) + product - (i64)arguments.places[item];
-        const i64 column = index_at(arguments, arguments.other_indices, other);
-        arguments.keys[product] = (u64)(row * arguments.columns + column);
-        arguments.order[product] = (unsigned)product;
-        if (arguments.out_data) {
-            const Value a = value_at(arguments, arguments.data, item);
-            const Value b = value_at(arguments, arguments.other_data, other);
-            put_value(arguments, arguments.out_data, product,
-                      {a.real * b.real - a.imaginary * b.imaginary, a.real * b.imaginary + a.imaginary * b.real});
+    return value.real - value.real == 0 && value.imaginary - value.imaginary == 0;
+}
+
+// Before a matrix is solved with, of six words: the first row whose columns do not ascend; that whose diagonal is not
+// stored, zero, or of factors (`kind`) no finite number, and with 2 not above zero; whether a value is no finite
+// number; and, behind two words of `measure` and `compare`, whether an element of the diagonal is stored twice.
+KERNEL(inspect, MakeArguments)
+{
+    EACH(row, arguments.rows) {
+        i64 before = -1;
+        int found = 0;
+        Value diagonal = {0, 0};
+        const i64 end = index_at(arguments, arguments.indptr, row + 1);
+        for (i64 item = index_at(arguments, arguments.indptr, row); item < end; item++) {
+            const i64 column = index_at(arguments, arguments.indices, item);
+            const Value value = value_at(arguments, arguments.data, item);
+            if (column <= before)
+                keep_first(arguments.words, row + 1);
+            if (column == row) {
+                diagonal = {diagonal.real + value.real, diagonal.imaginary + value.imaginary};
+                if (++found > 1)
+                    arguments.words[5] = 1;
+            }
+            if (!is_finite(value))
+                arguments.words[2] = 1;
+            before = column;
         }
+        if (is_zero(diagonal) || (arguments.kind && !is_finite(diagonal))
+            || (arguments.kind > 1 && diagonal.real <= 0))
+            keep_first(arguments.words + 1, row + 1);
+    }
+}
+
+// Where the value of a row and a column is stored, whose columns ascend; -1 if it is not.
+__device__ i64 find_value(const MakeArguments &arguments, i64 row, i64 column)
+{
+    const i64 end = index_at(arguments, arguments.indptr, row + 1);
+    i64 low = index_at(arguments, arguments.indptr, row), high = end;
+    while (low < high) {
+        const i64 middle = (low + high) / 2;
+        if (index_at(arguments, arguments.indices, middle) < column)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < end && index_at(arguments, arguments.indices, low) == column ? low : -1;
+}
+
+enum { EXPONENTS = 4096 };
+
+// The largest exponent of two of all values goes to the fourth word.
+KERNEL(measure, MakeArguments)
+{
+    EACH(item, arguments.count) {
+        const Value value = value_at(arguments, arguments.data, item);
+        const double size = hypot(value.real, value.imaginary);
+        if (size == 0)
+            continue;
+        const int number = ilogb(size) + EXPONENTS;
+        int old = arguments.words[3];
+        while (old < number) {
+            const int seen = atomicCAS(arguments.words + 3, old, number);
+            if (seen == old)
+                break;
+            old = seen;
+        }
+    }
+}
+
+// Whether a value differs from that of the conjugate transpose by more than roundings: the fifth word.
+KERNEL(compare, MakeArguments)
+{
+    const bool is_single = arguments.type == FLOAT32 || arguments.type == COMPLEX64;
+    const double most = ldexp(1.0, arguments.words[3] - EXPONENTS + 5 - (is_single ? 23 : 52));
+    EACH(item, arguments.count) {
+        const i64 row = line_of(arguments, arguments.indptr, arguments.rows, item);
+        const i64 other = find_value(arguments, index_at(arguments, arguments.indices, item), row);
+        const Value a = value_at(arguments, arguments.data, item);
+        Value b = {0, 0};
+        if (other >= 0)
+            b = value_at(arguments, arguments.data, other);
+        if (!(hypot(a.real - b.real, a.imaginary + b.imaginary) <= most))
+            arguments.words[4] = 1;
+    }
+}
+
+// The upper triangle of factors becomes the conjugate transpose of the lower one.
+KERNEL(mirror, MakeArguments)
+{
+    EACH(item, arguments.count) {
+        const i64 row = line_of(arguments, arguments.indptr, arguments.rows, item);
+        const i64 column = index_at(arguments, arguments.indices, item);
+        const i64 other = column > row ? find_value(arguments, column, row) : -1;
+        if (other < 0)
+            continue;
+        const Value value = value_at(arguments, arguments.out_data, other);
+        put_value(arguments, arguments.out_data, item, {value.real, -value.imaginary});
     }
 }

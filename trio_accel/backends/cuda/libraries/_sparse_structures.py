@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, ClassVar
 
@@ -25,19 +27,20 @@ from ...base.gpu.primitives import CountScan
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec, StatusArray, array_key
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
+from ._cusparse import AS_IT_IS, VALUE_TYPES, csr, factors
 from ._radix_sort import RadixSort
 
-__all__ = ["TYPES", "Structure", "StructureLibrary", "read_words"]
+__all__ = ["TYPES", "Job", "Maker", "Structure", "StructureLibrary", "read_words"]
 
 # As in sparse.cu.
 _GUARD = struct.Struct("<5Q3qii")
 # As in structures.cu.
 _FIELDS = (
-    "indptr", "indices", "data", "other_indptr", "other_indices", "other_data", "out_indptr", "out_indices",
+    "indptr", "indices", "data", "other_data", "out_indptr", "out_indices",
     "out_data", "keys", "kept", "order", "flags", "places", "list", "words", "count", "rows", "columns",
     "height", "width", "first", "limit", "step", "type", "is_wide", "kind",
 )  # fmt: skip
-_ARGUMENTS = struct.Struct("<16Q8q3i4x")
+_ARGUMENTS = struct.Struct("<14Q8q3i4x")
 _KINDS = {
     "sum_duplicates": 0, "coo_to_csr": 1, "csr_to_csc": 2, "bsr_to_csr": 3, "csr_to_bsr": 4,
     "eliminate_zeros": 5, "tril": 6, "triu": 7,
@@ -45,7 +48,7 @@ _KINDS = {
 _NAMES = (
     "make_keys", "mark_heads", "sum_groups", "mark_sums", "move_sums", "fill_blocks", "move_columns",
     "point_keys", "put_total", "tell_outside", "mark_values", "move_values", "count_rows", "take_values",
-    "make_products",
+    "inspect", "measure", "compare", "mirror",
 )  # fmt: skip
 TYPES = {dtype: code for code, dtype in enumerate(NATIVE)}
 """Numbers of the types of values, as sources have them."""
@@ -111,10 +114,36 @@ class Seen:
     product: Any = None
 
 
+@attrs.frozen(eq=False)
+class Job:
+    """What is made, as in `MadeSpec`; results are addresses.
+
+    Attributes:
+        function: By the name of the function.
+        numbers: Rows and columns of what is read, and what else the function is told.
+        arrays: The arrays that are read.
+        out: Addresses of row pointers, columns and values; zeros where they are only counted.
+        limit: For how many values they have room.
+        count: Address of an int64 that gets the number of values.
+    """
+
+    function: str
+    numbers: tuple[int, ...]
+    arrays: tuple[ArraySpec, ...]
+    out: tuple[int, int, int]
+    limit: int
+    count: int
+
+
 class _Kernels:
-    """What is compiled when the first matrix is made; blocks. The context is current."""
+    """What is compiled when the first matrix is made; blocks. The context is current.
+
+    Attributes:
+        handle: Of cuSPARSE: another one than that of operations that do not block.
+    """
 
     def __init__(self, device: LibraryDevice) -> None:
+        self.handle: int = cusparse.create()
         load, self._architecture = device.kernels.function, device.architecture
         self.functions: dict[str, Function] = {
             name: load("structures", name, _ARGUMENTS.size) for name in _NAMES
@@ -155,33 +184,49 @@ class StructureLibrary(CudaLibrary):
 
     # ---- structures that are looked at
 
-    def _harmless(self, structure: Structure, call: KernelCall, *, forgets: bool = True) -> tuple[int, int]:
+    def _harmless(self, structure: Structure, call: KernelCall) -> tuple[int, int]:
         """Return addresses of row pointers and columns that lead nowhere outside.
 
         Those of the matrix, if it was found right. Otherwise copies that a kernel makes: of the structure, or
         of a harmless one, and then the operation fails (D104).
-
-        Args:
-            structure: The structure.
-            call: The operation.
-            forgets: Whether older ones may make way: not in a thread, which others do not wait for.
         """
         indptr, indices = call.packed(structure.indptr), call.packed(structure.indices)
         key = ("harmless", *structure.key)
-        seen = self._seen.get(key)
-        if seen is not None:
-            seen.used = self._uses = self._uses + 1
+        if self._is_right(key):
             return indptr, indices
-        if forgets:
-            self._forget_oldest()
+        self._forget_oldest()
         words = call.words(1, partial(self._judge, structure, key))
         size = structure.indptr.dtype.itemsize
         safe = call.workspace(structure.indptr.size * size), call.workspace(structure.stored * size)
-        count = max(structure.indptr.size, structure.stored)
-        values = indptr, indices, *safe, words, *structure.shape, structure.stored, structure.is_wide
         for phase in range(2):
-            self._guard.run(call.handle, count, _GUARD, *values, phase)
+            self._look(structure, call, (indptr, indices, *safe, words), phase)
         return safe
+
+    def _right(self, structure: Structure, call: KernelCall) -> tuple[int, int]:
+        """Return addresses of row pointers and columns; waits for the outcome of a look, which blocks.
+
+        Raises:
+            LibraryError: They lead outside.
+        """
+        indptr, indices = call.packed(structure.indptr), call.packed(structure.indices)
+        key = ("harmless", *structure.key)
+        if not self._is_right(key):
+            words = call.workspace(4)
+            call.stream.set_bytes(words, 0, 4)
+            self._look(structure, call, (indptr, indices, 0, 0, words), 0)
+            self._judge(structure, key, read_words(call, words, np.int32))
+        return indptr, indices
+
+    def _is_right(self, key: tuple[object, ...]) -> bool:
+        seen = self._seen.get(key)
+        if seen is not None:
+            seen.used = self._uses = self._uses + 1
+        return seen is not None
+
+    def _look(self, structure: Structure, call: KernelCall, addresses: tuple[int, ...], phase: int) -> None:
+        count = max(structure.indptr.size, structure.stored)
+        values = *addresses, *structure.shape, structure.stored, structure.is_wide
+        self._guard.run(call.handle, count, _GUARD, *values, phase)
 
     def _judge(self, structure: Structure, key: tuple[object, ...], words: StatusArray) -> None:
         """Note the end of an operation that checked its matrix. May run in a thread of the device."""
@@ -219,58 +264,72 @@ class StructureLibrary(CudaLibrary):
 
     @kernel("sparse.make", backend="cuda", is_blocking=True)
     def _make(self, spec: Any, call: KernelCall) -> None:
+        written = spec.indptr, spec.indices, spec.data
+        indptr, indices, data = (0 if one is None else call.result(one) for one in written)
+        limit, count = _ANY if spec.indices is None else spec.indices.size, call.status(spec.count)
+        job = Job(spec.function, spec.numbers, spec.arrays, (indptr, indices, data), limit, count)
         with self._lock:
-            _Maker(self._loaded(), spec, call, self._harmless).run()
+            self._maker(job, call).run()
+
+    def _maker(self, job: Job, call: KernelCall) -> Maker:
+        """Return what makes a matrix, or looks at one; blocks. The lock is held."""
+        return Maker(self._loaded(), job, call, self._right)
 
     def _destroy(self) -> None:
         while self._seen:
             self._forget(next(iter(self._seen)))
         if self._made_by is not None:
             self._made_by.scan.close()
+            cusparse.destroy(self._made_by.handle)
 
 
-class _Maker:
+class Maker:
     """Makes one matrix, or counts what it will have.
 
     Args:
         kernels: What it launches.
-        spec: The operation.
-        call: The same, as it is launched.
-        harmless: See `StructureLibrary._harmless`.
+        job: What it makes.
+        call: The operation.
+        right: See `StructureLibrary._right`.
     """
 
-    def __init__(self, kernels: _Kernels, spec: Any, call: KernelCall, harmless: Any) -> None:
-        self._kernels, self._spec, self._call, self._harmless = kernels, spec, call, harmless
-        index, values = spec.arrays[0], spec.arrays[2]
+    def __init__(
+        self,
+        kernels: _Kernels,
+        job: Job,
+        call: KernelCall,
+        right: Callable[[Structure, KernelCall], tuple[int, int]],
+    ) -> None:
+        self._kernels, self._job, self._call, self._right = kernels, job, call, right
+        index, self._dtype = job.arrays[0].dtype, job.arrays[2].dtype
+        self._index = index
         self._values: dict[str, int] = {
             **dict.fromkeys(_FIELDS, 0),
-            "type": TYPES[values.dtype],
-            "is_wide": index.dtype is DType.int64,
-            "kind": _KINDS.get(spec.function, 0),
-            "limit": _ANY if spec.indices is None else spec.indices.size,
+            "type": TYPES[self._dtype],
+            "is_wide": index is DType.int64,
+            "kind": _KINDS.get(job.function, 0),
+            "limit": job.limit,
         }
-        self._itemsize = values.dtype.itemsize
-        # Where results go.
-        self._out = [0 if one is None else call.result(one) for one in (spec.indptr, spec.indices, spec.data)]
+        self._itemsize = self._dtype.itemsize
+        self._out, self._count = job.out, job.count
+        self.rows: int = job.numbers[0]
 
     def run(self) -> None:
         """Enqueue it."""
-        spec, call = self._spec, self._call
-        self._count = call.status(spec.count)
-        if max(array.size for array in spec.arrays) > _MOST:
+        if max(array.size for array in self._job.arrays) > _MOST:
             raise self._too_many("values")
-        getattr(self, f"_{_WAYS.get(spec.function, spec.function)}")()
+        getattr(self, f"_{_WAYS.get(self._job.function, self._job.function)}")()
 
     def _too_many(self, what: str) -> NotSupportedError:
         return NotSupportedError(
-            f"{self._spec.function}: the CUDA backend has no matrices of more than {_MOST} {what}",
+            f"{self._job.function}: the CUDA backend has no matrices of more than {_MOST} {what}",
             backend="cuda",
         )
 
-    def _set(self, **values: int) -> None:
+    def set(self, **values: int) -> None:
         self._values.update(values)
 
-    def _launch(self, name: str, items: int, /, **values: int) -> None:
+    def launch(self, name: str, items: int, /, **values: int) -> None:
         """Enqueue a kernel for so many items; these arguments are for it alone."""
         if items:
             told = {**self._values, **values}
@@ -279,15 +338,15 @@ class _Maker:
             )
 
     def _take(self, shape: tuple[int, int], arrays: Any) -> tuple[int, int, int]:
-        """Return the addresses of a matrix of rows, which lead nowhere outside."""
+        """Return the addresses of a matrix of rows, once its structure is found right."""
         structure = Structure(shape, arrays[0], arrays[1])
-        return *self._harmless(structure, self._call, forgets=False), self._call.packed(arrays[2])
+        return *self._right(structure, self._call), self._call.packed(arrays[2])
 
     def _keys(self, columns: int, lines: int, count: int) -> tuple[int, int]:
         """Take room for keys, that of numbers up to ``columns * lines``, and their numbers."""
         if columns * lines >= 1 << 63:
             raise NotSupportedError(
-                f"{self._spec.function}: the CUDA backend has no keys for {lines} times {columns} elements",
+                f"{self._job.function}: the CUDA backend has no keys for {lines} times {columns} elements",
                 backend="cuda",
             )
         return self._call.workspace(2 * count * 8), self._call.workspace(2 * count * 4)
@@ -298,53 +357,53 @@ class _Maker:
         if count:
             pairs = (keys, keys + 8 * count), (order, order + 4 * count)
             found = self._kernels.sort(self._call, *pairs, count, max((most - 1).bit_length(), 1))
-        self._set(keys=keys + 8 * count * found, order=order + 4 * count * found)
+        self.set(keys=keys + 8 * count * found, order=order + 4 * count * found)
         # The other half is free now.
-        self._set(kept=keys + 8 * count * (1 - found))
+        self.set(kept=keys + 8 * count * (1 - found))
 
     def _scan(self, count: int) -> int:
         """Add the flags up."""
         places = self._kernels.scan(self._call, self._values["flags"], count)
-        self._set(places=places)
+        self.set(places=places)
         return places
 
     def _group(self, count: int) -> None:
-        self._set(flags=self._call.workspace(count * 4))
-        self._launch("mark_heads", count, count=count)
+        self.set(flags=self._call.workspace(count * 4))
+        self.launch("mark_heads", count, count=count)
         self._scan(count)
 
     def _point(self, count: int, lines: int, step: int, **values: int) -> None:
         """Write row pointers, and how many values there are."""
         told = {"count": count, "rows": lines, "step": step, "words": self._count, "out_indptr": self._out[0]}
-        self._launch("point_keys", lines + 1, **told, **values)
+        self.launch("point_keys", lines + 1, **told, **values)
 
     # ---- by keys
 
     def _by_rows(self) -> None:
         """Make a matrix whose values of one place are added up."""
-        spec, call = self._spec, self._call
-        rows, columns = spec.numbers
-        indptr, indices, data = spec.arrays[:3]
+        job, call = self._job, self._call
+        rows, columns = job.numbers
+        indptr, indices, data = job.arrays[:3]
         count = data.size
         room = self._keys(columns, rows, count)
-        self._set(rows=rows, columns=columns, keys=room[0], order=room[1])
-        if spec.function == "coo_to_csr":
+        self.set(rows=rows, columns=columns, keys=room[0], order=room[1])
+        if job.function == "coo_to_csr":
             places, words = (
                 [call.packed(one) for one in (indptr, indices)],
                 self._words("row", "col"),
             )
-            self._set(words=words)
+            self.set(words=words)
             addresses = *places, call.packed(data)
-        elif spec.function == "bsr_to_csr":
+        elif job.function == "bsr_to_csr":
             height, width = data.shape[1:]
-            addresses = self._take((rows // height, columns // width), spec.arrays)
-            self._set(height=height, width=width)
+            addresses = self._take((rows // height, columns // width), job.arrays)
+            self.set(height=height, width=width)
         else:
-            addresses = self._take((rows, columns), spec.arrays)
-        self._set(**dict(zip(("indptr", "indices", "data"), addresses, strict=True)))
-        self._launch("make_keys", count, count=count)
-        if spec.function == "coo_to_csr":
-            self._launch("tell_outside", 2)
+            addresses = self._take((rows, columns), job.arrays)
+        self.set(**dict(zip(("indptr", "indices", "data"), addresses, strict=True)))
+        self.launch("make_keys", count, count=count)
+        if job.function == "coo_to_csr":
+            self.launch("tell_outside", 2)
         self._sum(room, count, rows, columns)
 
     def _sum(self, room: tuple[int, int], count: int, rows: int, columns: int) -> None:
@@ -352,22 +411,22 @@ class _Maker:
         self._sort(room, count, rows * columns)
         self._group(count)
         told = {"count": count, "first": count, "step": columns}
-        self._launch("sum_groups", count, **told, out_indices=self._out[1], out_data=self._out[2])
+        self.launch("sum_groups", count, **told, out_indices=self._out[1], out_data=self._out[2])
         self._point(count, rows, columns)
 
     def _add(self) -> None:
-        spec = self._spec
-        rows, columns = spec.numbers
-        first, second = (self._take(spec.numbers, spec.arrays[k : k + 3]) for k in (0, 3))
-        sizes = [spec.arrays[k].size for k in (2, 5)]
+        job = self._job
+        rows, columns = job.numbers
+        first, second = (self._take(job.numbers, job.arrays[k : k + 3]) for k in (0, 3))
+        sizes = [job.arrays[k].size for k in (2, 5)]
         count = sum(sizes)
         if count > _MOST:
             raise self._too_many("values")
         room = self._keys(columns, rows, count)
-        self._set(rows=rows, columns=columns, keys=room[0], order=room[1])
+        self.set(rows=rows, columns=columns, keys=room[0], order=room[1])
         for (indptr, indices, _), size, start in zip((first, second), sizes, (0, sizes[0]), strict=True):
-            self._launch("make_keys", size, count=size, first=start, indptr=indptr, indices=indices)
-        self._set(data=first[2], other_data=second[2])
+            self.launch("make_keys", size, count=size, first=start, indptr=indptr, indices=indices)
+        self.set(data=first[2], other_data=second[2])
         self._sort(room, count, rows * columns)
         self._sum_without_zeros(count, sizes[0], rows, columns)
 
@@ -379,106 +438,125 @@ class _Maker:
             self._values["keys"],
             self._values["kept"],
         )
-        self._launch("sum_groups", count, count=count, first=first, step=columns, out_data=sums, limit=_ANY)
-        self._launch("mark_sums", count, count=count, data=sums)
+        self.launch("sum_groups", count, count=count, first=first, step=columns, out_data=sums, limit=_ANY)
+        self.launch("mark_sums", count, count=count, data=sums)
         self._scan(count)
         # The keys of groups are in the other half; those of what is left go where all were.
         told = {"count": count, "data": sums, "keys": kept, "kept": keys, "step": columns}
-        self._launch("move_sums", count, **told, out_indices=self._out[1], out_data=self._out[2])
+        self.launch("move_sums", count, **told, out_indices=self._out[1], out_data=self._out[2])
         self._point(count, rows, columns, kept=keys)
 
     def _spgemm(self) -> None:
-        spec, call = self._spec, self._call
-        rows, inner, columns = spec.numbers
-        first, second = (
-            self._take((rows, inner), spec.arrays[:3]),
-            self._take((inner, columns), spec.arrays[3:]),
-        )
-        stored = spec.arrays[2].size
-        self._set(**dict(zip(("indptr", "indices", "data"), first, strict=True)), rows=rows, columns=columns)
-        self._set(**dict(zip(("other_indptr", "other_indices", "other_data"), second, strict=True)))
-        self._set(flags=call.workspace(stored * 4))
-        self._launch("count_rows", stored, count=stored)
-        places = self._scan(stored)
-        count = int(read_words(call, places + 8 * stored, np.uint64)[0])
-        if count > _MOST:
-            raise self._too_many("products of pairs")
-        room, is_counted = self._keys(columns, rows, count), spec.indices is None
-        products = 0 if is_counted else call.workspace(count * self._itemsize)
-        told = {"count": count, "limit": stored, "keys": room[0], "order": room[1], "out_data": products}
-        self._launch("make_products", count, **told)
-        self._sort(room, count, rows * columns)
-        if is_counted:
-            self._group(count)
-            self._launch("put_total", 1, count=count, words=self._count)
+        """Multiply by cuSPARSE, which keeps what cancels out; that is left out here."""
+        job, call, dtype = self._job, self._call, self._dtype
+        rows, inner, columns = job.numbers
+        first = self._take((rows, inner), job.arrays[:3])
+        second = self._take((inner, columns), job.arrays[3:])
+        sizes = [job.arrays[k].size for k in (2, 5)]
+        if not all(sizes):
+            # cuSPARSE takes no matrix without values.
+            call.stream.set_bytes(self._count, 0, 8)
+            if self._out[0]:
+                call.stream.set_bytes(self._out[0], 0, (rows + 1) * self._index.itemsize)
             return
-        self._set(data=products)
-        self._sum_without_zeros(count, count, rows, columns)
+        handle, kind, (one, zero) = self._kernels.handle, VALUE_TYPES[dtype], factors(dtype)
+        cusparse.set_stream(handle, call.handle)
+        pointers = call.workspace((rows + 1) * self._index.itemsize)
+        with ExitStack() as undo:
+            a = csr(undo, (rows, inner), sizes[0], first, self._index, dtype)
+            b = csr(undo, (inner, columns), sizes[1], second, self._index, dtype)
+            product = csr(undo, (rows, columns), 0, (pointers, 0, 0), self._index, dtype)
+            state = cusparse.sp_gemm_create_descr()
+            undo.callback(cusparse.sp_gemm_destroy_descr, state)
+            terms = (
+                *(handle, AS_IT_IS, AS_IT_IS, one, a, b, zero, product, kind),
+                *(cusparse.SpGEMMAlg.DEFAULT, state),
+            )
+            room = call.workspace(max(cusparse.sp_gemm_work_estimation(*terms, 0), 1))
+            cusparse.sp_gemm_work_estimation(*terms, room)
+            nbytes = np.zeros(1, np.uint64)
+            cusparse.sp_gemm_compute(*terms, nbytes.ctypes.data, 0)
+            cusparse.sp_gemm_compute(*terms, nbytes.ctypes.data, call.workspace(max(int(nbytes[0]), 1)))
+            stored = int(cusparse.sp_mat_get_size(product)[2])
+            if stored > _MOST:
+                raise self._too_many("values")
+            if not self._out[1]:
+                counted = call.uploaded(np.array([stored], np.int64))
+                call.stream.copy(self._count, counted, 8)
+                return
+            indices, data = (call.workspace(stored * one.itemsize) for one in (self._index, dtype))
+            cusparse.csr_set_pointers(product, pointers, indices, data)
+            cusparse.sp_gemm_copy(*terms)
+        self._select((pointers, indices, data), rows, stored, kind=_KINDS["eliminate_zeros"])
 
     def _csr_to_csc(self) -> None:
-        spec = self._spec
-        rows, columns = spec.numbers
-        count = spec.arrays[2].size
-        indptr, indices, data = self._take(spec.numbers, spec.arrays)
+        job = self._job
+        rows, columns = job.numbers
+        count = job.arrays[2].size
+        indptr, indices, data = self._take(job.numbers, job.arrays)
         room = self._keys(columns, 1, count)
-        self._set(rows=rows, columns=columns, keys=room[0], order=room[1])
-        self._set(indptr=indptr, indices=indices, data=data)
-        self._launch("make_keys", count, count=count)
+        self.set(rows=rows, columns=columns, keys=room[0], order=room[1])
+        self.set(indptr=indptr, indices=indices, data=data)
+        self.launch("make_keys", count, count=count)
         self._sort(room, count, columns)
-        self._launch("move_columns", count, count=count, out_indices=self._out[1], out_data=self._out[2])
+        self.launch("move_columns", count, count=count, out_indices=self._out[1], out_data=self._out[2])
         self._point(count, columns, 1, kept=self._values["keys"])
 
     def _csr_to_bsr(self) -> None:
-        spec, call = self._spec, self._call
-        rows, columns, height, width = spec.numbers
-        count = spec.arrays[2].size
-        indptr, indices, data = self._take((rows, columns), spec.arrays)
+        job, call = self._job, self._call
+        rows, columns, height, width = job.numbers
+        count = job.arrays[2].size
+        indptr, indices, data = self._take((rows, columns), job.arrays)
         room, (lines, step) = self._keys(columns, rows, count), (rows // height, columns // width)
-        self._set(rows=rows, columns=columns, height=height, width=width, keys=room[0], order=room[1])
-        self._set(indptr=indptr, indices=indices, data=data)
-        self._launch("make_keys", count, count=count)
+        self.set(rows=rows, columns=columns, height=height, width=width, keys=room[0], order=room[1])
+        self.set(indptr=indptr, indices=indices, data=data)
+        self.launch("make_keys", count, count=count)
         self._sort(room, count, lines * step)
         self._group(count)
-        if spec.indices is None:
-            self._launch("put_total", 1, count=count, words=self._count)
+        if not self._out[1]:
+            self.launch("put_total", 1, count=count, words=self._count)
             return
-        if spec.data.size:
-            call.stream.set_bytes(self._out[2], 0, spec.data.size * self._itemsize)
+        if job.limit:
+            call.stream.set_bytes(self._out[2], 0, job.limit * height * width * self._itemsize)
         told = {"count": count, "step": step, "out_indices": self._out[1], "out_data": self._out[2]}
-        self._launch("fill_blocks", count, **told)
+        self.launch("fill_blocks", count, **told)
         self._point(count, lines, step)
 
     # ---- parts
 
     def _part(self) -> None:
-        spec = self._spec
-        rows, columns, *numbers = spec.numbers
-        count = spec.arrays[2].size
-        indptr, indices, data = self._take((rows, columns), spec.arrays)
-        self._set(indptr=indptr, indices=indices, data=data, rows=rows, columns=columns)
-        self._set(flags=self._call.workspace(count * 4), count=count)
-        self._launch("mark_values", count, first=_clipped(numbers[0]) if numbers else 0)
+        job = self._job
+        rows, columns, *numbers = job.numbers
+        addresses = self._take((rows, columns), job.arrays)
+        self.set(first=_clipped(numbers[0]) if numbers else 0)
+        self._select(addresses, rows, job.arrays[2].size)
+
+    def _select(self, addresses: tuple[int, int, int], rows: int, count: int, **values: int) -> None:
+        """Write the values of a matrix that are of the kind that is kept."""
+        self.set(**dict(zip(("indptr", "indices", "data"), addresses, strict=True)), **values)
+        self.set(rows=rows, flags=self._call.workspace(count * 4), count=count)
+        self.launch("mark_values", count)
         self._scan(count)
         told = dict(zip(("out_indptr", "out_indices", "out_data"), self._out, strict=True))
-        self._launch("move_values", max(count, rows + 1), words=self._count, **told)
+        self.launch("move_values", max(count, rows + 1), words=self._count, **told)
 
     def _take_rows(self) -> None:
-        spec, call = self._spec, self._call
-        indptr, indices, data = self._take(spec.numbers, spec.arrays)
-        wanted = spec.arrays[3]
+        job, call = self._job, self._call
+        indptr, indices, data = self._take(job.numbers, job.arrays)
+        wanted = job.arrays[3]
         count = wanted.size
         chosen = call.workspace_array(DType.int64, (count,))
         call.convert(call.array(wanted), chosen)
-        self._set(indptr=indptr, indices=indices, data=data, rows=spec.numbers[0], count=count)
-        self._set(flags=call.workspace(count * 4), list=chosen.address, words=self._words("indices"))
-        self._launch("count_rows", count)
-        self._launch("tell_outside", 2)
+        self.set(indptr=indptr, indices=indices, data=data, rows=job.numbers[0], count=count)
+        self.set(flags=call.workspace(count * 4), list=chosen.address, words=self._words("indices"))
+        self.launch("count_rows", count)
+        self.launch("tell_outside", 2)
         self._scan(count)
-        if spec.indices is None:
-            self._launch("put_total", 1, words=self._count)
+        if not self._out[1]:
+            self.launch("put_total", 1, words=self._count)
             return
         told = dict(zip(("out_indptr", "out_indices", "out_data"), self._out, strict=True))
-        self._launch("take_values", max(spec.indices.size, count + 1), words=self._count, **told)
+        self.launch("take_values", max(job.limit, count + 1), words=self._count, **told)
 
     # ---- what was found wrong
 
@@ -487,7 +565,7 @@ class _Maker:
 
         def judge(words: StatusArray) -> None:
             values = words[2:].view(np.int64)
-            for name, number, value, limit in zip(names, words, values, self._spec.numbers, strict=False):
+            for name, number, value, limit in zip(names, words, values, self._job.numbers, strict=False):
                 if number:
                     raise LibraryError(
                         f"{name}[{number - 1}] is {value}; it must be from 0 to {limit - 1}",

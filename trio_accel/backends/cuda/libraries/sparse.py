@@ -18,23 +18,15 @@ from ...base.device_array import DeviceArray
 from ...base.kernels import kernel
 from ..kit._library import KernelCall, LibraryDevice
 from ..runtime._stream import CudaStream
-from ._sparse_structures import TYPES, Structure, StructureLibrary
+from ._cusparse import AS_IT_IS, VALUE_TYPES, csr, dense, factors, operation_of, vector
+from ._sparse_structures import TYPES, Structure
+from ._sparse_systems import SystemLibrary
 
 __all__ = ["SparseLibrary"]
 
-_AS_IT_IS = cusparse.Operation.NON_TRANSPOSE
 _ALGORITHM = cusparse.SpMVAlg.DEFAULT
-_OPERATIONS = {
-    "N": _AS_IT_IS,
-    "T": cusparse.Operation.TRANSPOSE,
-    "C": cusparse.Operation.CONJUGATE_TRANSPOSE,
-}
 
 _DTYPES = {"out": NATIVE}
-_INDEX_TYPES = {DType.int32: cusparse.IndexType.INDEX_32I, DType.int64: cusparse.IndexType.INDEX_64I}
-# cudaDataType.
-_VALUE_TYPES = {DType.float32: 0, DType.float64: 1, DType.complex64: 4, DType.complex128: 5}
-_FACTORS = {dtype: (np.ones(1, dtype.dtype), np.zeros(1, dtype.dtype)) for dtype in NATIVE}
 
 # As in sparse.cu.
 _ARGUMENTS = struct.Struct("<6Q3qiii4x")
@@ -63,7 +55,7 @@ class _Product:
     destroy: Callable[[], None]
 
 
-class SparseLibrary(StructureLibrary):
+class SparseLibrary(SystemLibrary):
     """Products by cuSPARSE, which follows row pointers and columns without a check, wherever they lead.
 
     To check indices on the device costs nearly as much as a product, and the outcome cannot be awaited before
@@ -107,19 +99,20 @@ class SparseLibrary(StructureLibrary):
         self._go_to(call.stream)
         kind, one, zero = product.terms
         cusparse.sp_mv(
-            *(self._handle, _AS_IT_IS, one, product.matrix, product.x, zero, product.out),
+            *(self._handle, AS_IT_IS, one, product.matrix, product.x, zero, product.out),
             *(kind, _ALGORITHM, call.workspace(product.nbytes)),
         )
 
     def _describe(self, spec: Any, addresses: tuple[int, int, int, int, int]) -> _Product:
         """Make the descriptors of a product, and find its workspace."""
         indptr, indices, data, x_at, out_at = addresses
-        kind, (one, zero) = _VALUE_TYPES[spec.matrix_data.dtype], _factors(spec.matrix_data.dtype)
+        dtype = spec.matrix_data.dtype
+        kind, (one, zero) = VALUE_TYPES[dtype], factors(dtype)
         with ExitStack() as undo:
-            matrix = _csr(undo, spec, (indptr, indices, data), kind)
-            x, out = _vector(undo, spec.x.size, x_at, kind), _vector(undo, spec.out.size, out_at, kind)
+            matrix = _csr(undo, spec, (indptr, indices, data), dtype)
+            x, out = vector(undo, spec.x.size, x_at, dtype), vector(undo, spec.out.size, out_at, dtype)
             nbytes = cusparse.sp_mv_buffer_size(
-                self._handle, _AS_IT_IS, one, matrix, x, zero, out, kind, _ALGORITHM
+                self._handle, AS_IT_IS, one, matrix, x, zero, out, kind, _ALGORITHM
             )
             return _Product(matrix, x, out, nbytes, (kind, one, zero), undo.pop_all().close)
 
@@ -131,25 +124,23 @@ class SparseLibrary(StructureLibrary):
     @kernel("sparse.spmm", backend="cuda", dtypes=_DTYPES)
     def _multiply_dense(self, spec: Any, call: KernelCall) -> None:
         structure, dtype = self._harmless(_structure(spec), call), spec.matrix_data.dtype
-        factors = [scalar_of("sparse", name, getattr(spec, name), dtype) for name in ("alpha", "beta")]
+        given = [scalar_of("sparse", name, getattr(spec, name), dtype) for name in ("alpha", "beta")]
         out, size = call.result(spec.out, is_updated=True), spec.out.size
         if not (_stored(spec) and size and spec.b.shape[0]):
             # There is no product, and cuSPARSE does not take it.
-            beta = complex(factors[1])
+            beta = complex(given[1])
             values = out, size, beta.real, beta.imag, TYPES[dtype]
             self._scale.run(call.handle, max(size, 1), _SCALE, *values)
             return
-        kind, terms_at = _VALUE_TYPES[dtype], np.array(factors, dtype.dtype)
+        kind, terms_at = VALUE_TYPES[dtype], np.array(given, dtype.dtype)
         alpha, beta_at = terms_at.ctypes.data, terms_at.ctypes.data + dtype.itemsize
-        # cuSPARSE conjugates complex matrices alone.
-        turned = "T" if spec.transpose == "C" and dtype.dtype.kind != "c" else spec.transpose
         with ExitStack() as undo:
-            matrix = _csr(undo, spec, (*structure, call.packed(spec.matrix_data)), kind)
-            dense = _dense(undo, spec.b.shape, call.packed(spec.b), kind)
-            product = _dense(undo, spec.out.shape, out, kind)
+            matrix = _csr(undo, spec, (*structure, call.packed(spec.matrix_data)), dtype)
+            b = dense(undo, spec.b.shape, call.packed(spec.b), dtype)
+            product = dense(undo, spec.out.shape, out, dtype)
             self._go_to(call.stream)
             terms = (
-                *(self._handle, _OPERATIONS[turned], _AS_IT_IS, alpha, matrix, dense),
+                *(self._handle, operation_of(spec.transpose, dtype), AS_IT_IS, alpha, matrix, b),
                 *(beta_at, product, kind, cusparse.SpMMAlg.DEFAULT),
             )
             cusparse.sp_mm(*terms, call.workspace(cusparse.sp_mm_buffer_size(*terms)))
@@ -162,13 +153,14 @@ class SparseLibrary(StructureLibrary):
             call.fill(spec.out, 0)
             return
         a, b, out = call.packed(spec.a), call.packed(spec.b), call.result(spec.out)
-        kind, (one, zero) = _VALUE_TYPES[spec.out.dtype], _factors(spec.out.dtype)
+        dtype = spec.out.dtype
+        kind, (one, zero) = VALUE_TYPES[dtype], factors(dtype)
         with ExitStack() as undo:
-            left, right = _dense(undo, spec.a.shape, a, kind), _dense(undo, spec.b.shape, b, kind)
-            sampled = _csr(undo, spec, (*structure, out), kind)
+            left, right = dense(undo, spec.a.shape, a, dtype), dense(undo, spec.b.shape, b, dtype)
+            sampled = _csr(undo, spec, (*structure, out), dtype)
             self._go_to(call.stream)
             terms = (
-                *(self._handle, _AS_IT_IS, _AS_IT_IS, one, left, right),
+                *(self._handle, AS_IT_IS, AS_IT_IS, one, left, right),
                 *(zero, sampled, kind, cusparse.SDDMMAlg.DEFAULT),
             )
             nbytes = np.zeros(1, np.uint64)
@@ -201,35 +193,9 @@ class SparseLibrary(StructureLibrary):
         cusparse.destroy(self._handle)
 
 
-# Nothing of a descriptor is needed once an operation is enqueued: it is destroyed when the stack is undone.
-def _csr(undo: ExitStack, spec: Any, addresses: tuple[int, int, int], kind: int) -> int:
-    """Describe a sparse matrix."""
-    (rows, columns), index = spec.matrix, _INDEX_TYPES[spec.matrix_indptr.dtype]
-    made: int = cusparse.create_csr(
-        rows, columns, _stored(spec), *addresses, index, index, cusparse.IndexBase.ZERO, kind
-    )
-    undo.callback(cusparse.destroy_sp_mat, made)
-    return made
-
-
-def _dense(undo: ExitStack, shape: tuple[int, int], address: int, kind: int) -> int:
-    """Describe a dense matrix by rows."""
-    made: int = cusparse.create_dn_mat(*shape, shape[1], address, kind, cusparse.Order.ROW)
-    undo.callback(cusparse.destroy_dn_mat, made)
-    return made
-
-
-def _vector(undo: ExitStack, size: int, address: int, kind: int) -> int:
-    """Describe a dense vector."""
-    made: int = cusparse.create_dn_vec(size, address, kind)
-    undo.callback(cusparse.destroy_dn_vec, made)
-    return made
-
-
-def _factors(dtype: DType) -> tuple[int, int]:
-    """Return the addresses of one and zero."""
-    one, zero = _FACTORS[dtype]
-    return one.ctypes.data, zero.ctypes.data
+def _csr(undo: ExitStack, spec: Any, addresses: tuple[int, int, int], dtype: DType) -> int:
+    """Describe the matrix of an operation."""
+    return csr(undo, spec.matrix, _stored(spec), addresses, spec.matrix_indptr.dtype, dtype)
 
 
 def _stored(spec: Any) -> int:
