@@ -26,6 +26,10 @@ NEEDS_SORT = pytest.mark.skipif(
     IS_STAND_IN or not HAS_STRUCTURES, reason="the sorting is NVIDIA's, which the stand-in does not have"
 )
 
+NEEDS_SYSTEMS = pytest.mark.skipif(
+    IS_STAND_IN or not HAS_STRUCTURES, reason="the stand-in has no triangular solutions by cuSPARSE"
+)
+
 # The stand-in driver compiles each expression for each dtype, a second each.
 EXAMPLES = 30 if BACKEND == "cpu" else 3
 

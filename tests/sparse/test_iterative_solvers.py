@@ -13,7 +13,7 @@ import trio
 from chosen import BACKEND
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sparse_matrices import CPU_ONLY, EXAMPLES, laplacian, on_device, random_matrix
+from sparse_matrices import EXAMPLES, NEEDS_SYSTEMS, laplacian, on_device, random_matrix
 
 import trio_accel as ta
 from trio_accel import sparse
@@ -89,7 +89,7 @@ async def test_as_many_steps_as_scipy(device: ta.Device) -> None:
         np.testing.assert_allclose(await found.x.to_host(), expected, atol=1e-6)
 
 
-@CPU_ONLY
+@NEEDS_SYSTEMS
 @pytest.mark.parametrize("kind", ["jacobi", "ilu0", "ic0"])
 @pytest.mark.parametrize("name", SOLVERS)
 async def test_preconditioners(device: ta.Device, name: str, kind: Any) -> None:

@@ -195,8 +195,8 @@ USES: dict[str, Callable[[sparse.CsrMatrix], Awaitable[object]]] = {
     "cg": lambda a: sparse.cg(a, np.ones(2)),
     "eigsh": lambda a: sparse.eigsh(a, 1),
 }
-NOT_ON_CUDA = ("spsolve", "spsolve_triangular", "ilu0")
-SORTING = ("spgemm", "add", "tocsc", "tobsr", "sum_duplicates")
+NOT_ON_CUDA = ("spsolve",)
+SORTING = ("add", "tocsc", "tobsr", "sum_duplicates")
 ANYWHERE = ("tocoo", "rows", "sum", "diagonal", "max", "norm", "multiply", "cg", "eigsh")
 
 
