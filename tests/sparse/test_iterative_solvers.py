@@ -250,7 +250,7 @@ async def test_a_device_that_takes_few_operations(system: ta.System, in_flight: 
 async def test_a_worker_killed_in_the_middle_changes_no_number(
     system: ta.System, name: str, isolation: Any
 ) -> None:
-    matrix, b = laplacian(10), np.random.default_rng(6).normal(size=100)
+    matrix, b = laplacian(20), np.random.default_rng(6).normal(size=400)
     options = ta.DeviceOptions(isolation=isolation, retry=2)
     async with system.open_device(BACKEND, options=options) as device:
         a = await sparse.csr(device, matrix)
@@ -262,9 +262,12 @@ async def test_a_worker_killed_in_the_middle_changes_no_number(
             looks += 1
             if looks == 1:
                 ta.testing.inject_fault(device, sparse.Spmv, kill=True)
+            elif looks == 5:
+                # By now the steps are a graph.
+                ta.testing.inject_fault(device, ta.graphs.Replay, kill=True)
 
         found = await SOLVERS[name](a, b, rtol=1e-9, callback=kill)
-        assert device.generation == 2
+        assert device.generation == 3
         assert found[1:] == undisturbed[1:]
         assert (await found.x.to_host()).tolist() == (await undisturbed.x.to_host()).tolist()
 

@@ -45,6 +45,11 @@ class Preconditioner:
         self.shape: tuple[int, int] = shape
         self._diagonal, self._lower, self._upper = diagonal, lower, upper
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a graph can hold it: triangular solutions tell by status words whether they failed."""
+        return self._diagonal is not None
+
     def __repr__(self) -> str:
         return f"<Preconditioner {self.kind} {self.shape}>"
 

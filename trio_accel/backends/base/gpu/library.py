@@ -256,10 +256,12 @@ class EnqueuingLibrary(TableLibrary, Generic[DeviceT, StreamT]):
     Attributes:
         streams: The class of the backend's streams.
         is_captured: What `captures` tells of all its kernels.
+        epoch: Counts events after which what was captured of its kernels must not be launched again.
     """
 
     streams: ClassVar[type[Any]]
     is_captured: ClassVar[bool] = True
+    epoch: int = 0
 
     def __init__(self, device: DeviceT, kernels: Mapping[str, KernelEntry] | None = None) -> None:
         self._device = device

@@ -168,7 +168,7 @@ class StructureLibrary(CudaLibrary):
     """Looks at structures, and makes matrices of others."""
 
     name = "sparse"
-    # Its work depends on whether a structure was checked, so it cannot be captured.
+    # Its work depends on whether a structure was checked, so most of it cannot be captured.
     is_captured: ClassVar[bool] = False
     errors: ClassVar[Errors] = {cusparse.cuSPARSEError: cusparse.Status}
     refused: ClassVar[frozenset[str]] = frozenset({"INVALID_VALUE", "MATRIX_TYPE_NOT_SUPPORTED"})
@@ -250,6 +250,8 @@ class StructureLibrary(CudaLibrary):
             self._forget(min(tuple(self._seen.items()), key=lambda item: item[1].used)[0])
 
     def _forget(self, key: tuple[object, ...]) -> None:
+        # A captured graph may go on with this structure, which nobody watches any more.
+        self.epoch += 1
         product = self._seen.pop(key).product
         if product is not None:
             product.destroy()

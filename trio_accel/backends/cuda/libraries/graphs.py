@@ -120,11 +120,13 @@ class _Captured:
         executable: The graph to launch.
         stream: The stream that captured it.
         area: Address of the workspace that it uses.
+        epoch: See `GraphLibrary._epoch`.
     """
 
     executable: Executable
     stream: CaptureStream
     area: tuple[int, int]
+    epoch: int
 
 
 class GraphLibrary(ChainLibrary, CudaLibrary):
@@ -145,7 +147,11 @@ class GraphLibrary(ChainLibrary, CudaLibrary):
         self.run_chain(spec, call.plan, call.stream)
 
     def _is_in_place(self, graph: _Captured) -> bool:
-        return bool(graph.area == self._device.arena.place(graph.stream))
+        return bool(graph.area == self._device.arena.place(graph.stream)) and graph.epoch == self._epoch()
+
+    def _epoch(self) -> int:
+        """Count what ends the use of what was captured: structures that were checked are gone (D166)."""
+        return sum(library.epoch for library in self._libraries.values())
 
     def _launch_graph(self, graph: _Captured) -> bool:
         return graph.stream.launch(graph.executable)
@@ -193,10 +199,10 @@ class GraphLibrary(ChainLibrary, CudaLibrary):
             self._conditions.load()
         # D129: the needs of a part that has never run are unknown, so memory for it is taken in the capture.
         for _ in range(2 if has_conditions else 1):
-            before = arena.place(capturing)
+            before, epoch = arena.place(capturing), self._epoch()
             executable = capturing.capture(enqueue, has_conditions=has_conditions)
             if arena.place(capturing) == before:
-                return _Captured(executable, capturing, before)
+                return _Captured(executable, capturing, before, epoch)
             # The area of the first capture is given back by now.
             capturing.discard(executable)
         raise LibraryError("its workspace has grown meanwhile", library=self.name, code="workspace")

@@ -12,10 +12,11 @@ import attrs
 import numpy as np
 from nvmath.bindings import cusparse
 
-from ...base import DType
+from ...base import DType, LibraryError
 from ...base.checks import NATIVE, scalar_of
 from ...base.device_array import DeviceArray
 from ...base.kernels import kernel
+from ...base.ops import OperationSpec
 from ..kit._library import KernelCall, LibraryDevice
 from ..runtime._stream import CudaStream
 from ._cusparse import AS_IT_IS, VALUE_TYPES, csr, dense, factors, operation_of, vector
@@ -73,6 +74,10 @@ class SparseLibrary(SystemLibrary):
         self._stream: CudaStream | None = None
         self._handle: int = cusparse.create()
 
+    def captures(self, spec: OperationSpec) -> bool:
+        """See `EnqueuingLibrary.captures`: a product whose structure was found right before."""
+        return spec.operation == "sparse.spmv"
+
     @kernel("sparse.spmv", backend="cuda", dtypes=_DTYPES)
     def _multiply(self, spec: Any, call: KernelCall) -> None:
         # A type is compared by identity: cheaper than its hash, which is NumPy's.
@@ -84,6 +89,10 @@ class SparseLibrary(SystemLibrary):
         )
         out = call.result(spec.out)
         if seen is None:
+            if call.stream.is_capturing:
+                raise LibraryError(
+                    "the structure was not looked at yet", library=self.name, code="not_checked"
+                )
             self._forget_oldest()
             words = call.words(2, partial(self._judge, structure, key))
             self._launch_unchecked(spec, call, (indptr, indices, data, x, out), words, is_dense=False)
