@@ -2,8 +2,7 @@
 
 Operations of a step are handed over one behind the other, with the replies of those before. Only the residual
 is waited for. Those of methods with short recurrences write new arrays, so each can run again after a loss.
-The steps from one look to the next become a graph (D166): one operation, which CUDA launches as a graph of its
-own.
+The steps from one look to the next become a graph (D166): one operation, which CUDA launches as one, too.
 """
 
 from __future__ import annotations
