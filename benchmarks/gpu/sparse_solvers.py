@@ -1,9 +1,9 @@
 """Sparse matrices beside CuPy's in one process: ``python -m benchmarks.gpu.sparse_solvers [SCALE]``.
 
 The five-point Laplacian of a square of 10^6 points, in float64. First 500 steps of conjugate gradients,
-without and with division by the diagonal: the solver looks at its residual every 10 steps, CuPy's at each. Then one
-call each of what makes matrices of others, of a triangular solution and of incomplete factors. Each line tells
-the median of calls that take turns. ``--device`` names another device than CUDA's.
+without and with division by the diagonal: the solver looks at its residual every 10 steps, CuPy's at each.
+Then one call each of what makes matrices of others, of a triangular solution and of incomplete factors. Each
+line tells the median of calls that take turns. ``--device`` names another device than CUDA's.
 """
 
 from __future__ import annotations
