@@ -339,9 +339,9 @@ class Maker:
                 self._call.handle, items, _ARGUMENTS, *[told[field] for field in _FIELDS]
             )
 
-    def _take(self, shape: tuple[int, int], arrays: Any) -> tuple[int, int, int]:
+    def _take(self, shape: tuple[int, ...], arrays: Any) -> tuple[int, int, int]:
         """Return the addresses of a matrix of rows, once its structure is found right."""
-        structure = Structure(shape, arrays[0], arrays[1])
+        structure = Structure((shape[0], shape[1]), arrays[0], arrays[1])
         return *self._right(structure, self._call), self._call.packed(arrays[2])
 
     def _keys(self, columns: int, lines: int, count: int) -> tuple[int, int]:
