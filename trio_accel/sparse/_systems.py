@@ -53,8 +53,8 @@ async def spsolve_triangular(
 ) -> AccelRef:
     """Solve ``op(matrix) @ x = b`` with one triangle, as `scipy.sparse.linalg.spsolve_triangular`.
 
-    SuperLU does it on the CPU. On CUDA cuSPARSE's SpSV and SpSM do, which look in each call for rows that can be
-    solved at a time. Values of the other triangle are not looked at. Values of one place are added up.
+    SuperLU does it on the CPU. On CUDA cuSPARSE's SpSV and SpSM do, which look in each call for rows that can
+    be solved at a time. Values of the other triangle are not looked at. Values of one place are added up.
 
     Args:
         matrix: Matrix of shape (n, n), of float32, float64, complex64 or complex128.

@@ -3,7 +3,7 @@
 
 enum Type { FLOAT32, FLOAT64, COMPLEX64, COMPLEX128 };
 
-// What a key is made of, and what is kept; as in `_sparse_structures.py`.
+// What a key is made of, and what is kept; as in `_sparse_makers.py`.
 enum Kind { ROWS, COORDINATES, COLUMNS, FROM_BLOCKS, TO_BLOCKS, NOT_ZERO, BELOW, ABOVE };
 
 struct MakeArguments {

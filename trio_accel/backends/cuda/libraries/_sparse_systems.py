@@ -16,7 +16,8 @@ from ...base.kernels import kernel
 from ..kit._library import KernelCall
 from ._cublas import KINDS
 from ._cusparse import VALUE_TYPES, csr, dense, factors, operation_of, vector
-from ._sparse_structures import Job, Maker, Structure, StructureLibrary, read_words
+from ._sparse_makers import Job, Maker
+from ._sparse_structures import Structure, StructureLibrary, read_words
 
 __all__ = ["SystemLibrary"]
 

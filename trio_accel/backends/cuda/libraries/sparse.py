@@ -20,7 +20,8 @@ from ...base.ops import OperationSpec
 from ..kit._library import KernelCall, LibraryDevice
 from ..runtime._stream import CudaStream
 from ._cusparse import AS_IT_IS, VALUE_TYPES, csr, dense, factors, operation_of, vector
-from ._sparse_structures import TYPES, Structure
+from ._sparse_makers import TYPES
+from ._sparse_structures import Structure
 from ._sparse_systems import SystemLibrary
 
 __all__ = ["SparseLibrary"]
