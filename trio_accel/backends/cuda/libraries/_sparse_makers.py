@@ -62,7 +62,7 @@ class Job:
         numbers: Rows and columns of what is read, and what else the function is told.
         arrays: The arrays that are read.
         out: Addresses of row pointers, columns and values; zeros where they are only counted.
-        limit: For how many values they have room.
+        limit: For how many values they have room; `ANY` where they are only counted.
         count: Address of an int64 that gets the number of values.
     """
 
@@ -72,6 +72,11 @@ class Job:
     out: tuple[int, int, int]
     limit: int
     count: int
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether values are only counted."""
+        return self.limit == ANY
 
 
 class MakerKernels:
@@ -114,20 +119,13 @@ class Maker:
             `StructureLibrary._right`.
     """
 
-    def __init__(
-        self,
-        kernels: MakerKernels,
-        job: Job,
-        call: KernelCall,
-        right: _Right,
-    ) -> None:
+    def __init__(self, kernels: MakerKernels, job: Job, call: KernelCall, right: _Right) -> None:
         self._kernels, self._job, self._call, self._right = kernels, job, call, right
-        index, self._dtype = job.arrays[0].dtype, job.arrays[2].dtype
-        self._index = index
+        self._index, self._dtype = job.arrays[0].dtype, job.arrays[2].dtype
         self._values: dict[str, int] = {
             **dict.fromkeys(_FIELDS, 0),
             "type": TYPES[self._dtype],
-            "is_wide": index is DType.int64,
+            "is_wide": self._index is DType.int64,
             "kind": _KINDS.get(job.function, 0),
             "limit": job.limit,
         }
@@ -148,6 +146,7 @@ class Maker:
         )
 
     def set(self, **values: int) -> None:
+        """Set arguments of all kernels that follow."""
         self._values.update(values)
 
     def launch(self, name: str, items: int, /, **values: int) -> None:
@@ -160,8 +159,7 @@ class Maker:
 
     def _take(self, shape: tuple[int, ...], arrays: Any) -> tuple[int, int, int]:
         """Return the addresses of a matrix of rows, once its structure is found right."""
-        structure = self._right((shape[0], shape[1]), arrays[0], arrays[1])
-        return *structure, self._call.packed(arrays[2])
+        return *self._right((shape[0], shape[1]), *arrays[:2]), self._call.packed(arrays[2])
 
     def _keys(self, columns: int, lines: int, count: int) -> tuple[int, int]:
         """Take room for keys, that of numbers up to ``columns * lines``, and their numbers."""
@@ -182,11 +180,9 @@ class Maker:
         # The other half is free now.
         self.set(kept=keys + 8 * count * (1 - found))
 
-    def _scan(self, count: int) -> int:
+    def _scan(self, count: int) -> None:
         """Add the flags up."""
-        places = self._kernels.scan(self._call, self._values["flags"], count)
-        self.set(places=places)
-        return places
+        self.set(places=self._kernels.scan(self._call, self._values["flags"], count))
 
     def _group(self, count: int) -> None:
         self.set(flags=self._call.workspace(count * 4))
@@ -209,12 +205,8 @@ class Maker:
         room = self._keys(columns, rows, count)
         self.set(rows=rows, columns=columns, keys=room[0], order=room[1])
         if job.function == "coo_to_csr":
-            places, words = (
-                [call.packed(one) for one in (indptr, indices)],
-                self._words("row", "col"),
-            )
-            self.set(words=words)
-            addresses = *places, call.packed(data)
+            self.set(words=self._words("row", "col"))
+            addresses = call.packed(indptr), call.packed(indices), call.packed(data)
         elif job.function == "bsr_to_csr":
             height, width = data.shape[1:]
             addresses = self._take((rows // height, columns // width), job.arrays)
@@ -254,11 +246,8 @@ class Maker:
     def _sum_without_zeros(self, count: int, first: int, rows: int, columns: int) -> None:
         """Add values of keys in order up, and write what is not zero."""
         self._group(count)
-        sums, keys, kept = (
-            self._call.workspace(count * self._itemsize),
-            self._values["keys"],
-            self._values["kept"],
-        )
+        sums = self._call.workspace(count * self._itemsize)
+        keys, kept = self._values["keys"], self._values["kept"]
         self.launch("sum_groups", count, count=count, first=first, step=columns, out_data=sums, limit=ANY)
         self.launch("mark_sums", count, count=count, data=sums)
         self._scan(count)
@@ -276,9 +265,7 @@ class Maker:
         sizes = [job.arrays[k].size for k in (2, 5)]
         if not all(sizes):
             # cuSPARSE takes no matrix without values.
-            call.stream.set_bytes(self._count, 0, 8)
-            if self._out[0]:
-                call.stream.set_bytes(self._out[0], 0, (rows + 1) * self._index.itemsize)
+            self._write_none(rows)
             return
         handle, kind, (one, zero) = self._kernels.handle, VALUE_TYPES[dtype], factors(dtype)
         cusparse.set_stream(handle, call.handle)
@@ -301,7 +288,10 @@ class Maker:
             stored = int(cusparse.sp_mat_get_size(product)[2])
             if stored > _MOST:
                 raise self._too_many("values")
-            if not self._out[1]:
+            if not stored:
+                self._write_none(rows)
+                return
+            if job.is_counted:
                 counted = call.uploaded(np.array([stored], np.int64))
                 call.stream.copy(self._count, counted, 8)
                 return
@@ -309,6 +299,12 @@ class Maker:
             cusparse.csr_set_pointers(product, pointers, indices, data)
             cusparse.sp_gemm_copy(*terms)
         self._select((pointers, indices, data), rows, stored, kind=_KINDS["eliminate_zeros"])
+
+    def _write_none(self, rows: int) -> None:
+        """Write that nothing is stored."""
+        self._call.stream.set_bytes(self._count, 0, 8)
+        if not self._job.is_counted:
+            self._call.stream.set_bytes(self._out[0], 0, (rows + 1) * self._index.itemsize)
 
     def _csr_to_csc(self) -> None:
         job = self._job
@@ -334,7 +330,7 @@ class Maker:
         self.launch("make_keys", count, count=count)
         self._sort(room, count, lines * step)
         self._group(count)
-        if not self._out[1]:
+        if job.is_counted:
             self.launch("put_total", 1, count=count, words=self._count)
             return
         if job.limit:
@@ -373,7 +369,7 @@ class Maker:
         self.launch("count_rows", count)
         self.launch("tell_outside", 2)
         self._scan(count)
-        if not self._out[1]:
+        if job.is_counted:
             self.launch("put_total", 1, words=self._count)
             return
         told = dict(zip(("out_indptr", "out_indices", "out_data"), self._out, strict=True))
