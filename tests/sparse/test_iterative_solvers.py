@@ -113,6 +113,26 @@ async def test_jacobi_is_a_division(device: ta.Device) -> None:
     assert found.iterations == 1
 
 
+@pytest.mark.parametrize("name", ["cg", "bicgstab", "minres"])
+async def test_steps_become_one_operation(device: ta.Device, name: str) -> None:
+    matrix, b = laplacian(30), np.random.default_rng(8).normal(size=900)
+    a, there = await sparse.csr(device, matrix), await device.put(b)
+    m, launched = await sparse.precondition(a), list[int]()
+
+    async def product(x: ta.AccelRef) -> ta.AccelRef:
+        return await sparse.spmv(a, x)
+
+    for operand in (product, a):
+        before = (await device.statistics()).launched
+        found = await SOLVERS[name](operand, there, rtol=1e-10, M=m)
+        await check_solution(found, matrix, b, 1e-10)
+        launched.append((await device.statistics()).launched - before)
+        steps = found.iterations
+    # The first four rounds are not recorded.
+    assert launched[1] <= launched[0] * (40 / steps) + steps
+    assert launched[1] < launched[0] * 0.9
+
+
 async def test_functions_in_place_of_matrices(device: ta.Device) -> None:
     matrix, seen = laplacian(5), list[float]()
     a, b = await sparse.csr(device, matrix), np.ones(25)
