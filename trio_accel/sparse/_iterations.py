@@ -271,9 +271,18 @@ async def _advance(
         for _ in range(turns):
             made += await method.step()
         return made, await method.problem.size(await method.problem.residual(method.x))
-    *state, norm = await graph(*_state(method))
+    before = _state(method)
+    *state, norm = await graph(*before)
     _set_state(method, state)
-    return turns, float(await norm.item())
+    residual = float(await norm.item())
+    # Memory that was given back last is taken first. In this order each array is where the one before the last
+    # was, so there are two places in all, and a graph of the driver for each.
+    before += [norm]
+    del norm
+    before.sort(key=lambda ref: ref.block.id)
+    while before:
+        before.pop()
+    return turns, residual
 
 
 def _state(method: Method) -> list[AccelRef]:
