@@ -275,8 +275,8 @@ async def _advance(
     *state, norm = await graph(*before)
     _set_state(method, state)
     residual = float(await norm.item())
-    # Memory that was given back last is taken first. In this order each array is where the one before the last
-    # was, so there are two places in all, and a graph of the driver for each.
+    # Memory that was given back last is taken first. In this order each array is where the one before the
+    # last was, so there are two places in all, and a graph of the driver for each.
     before += [norm]
     del norm
     before.sort(key=lambda ref: ref.block.id)
