@@ -73,7 +73,8 @@ async def _steps(a: sparse.CsrMatrix, b: ta.AccelRef, m: Any) -> None:
 
 async def solvers(device: ta.Device, matrix: Any, peer: Any) -> None:
     """Compare steps of conjugate gradients."""
-    b: Any = np.random.default_rng(0).normal(size=matrix.shape[0])
+    unknowns = int(matrix.shape[0])
+    b = np.random.default_rng(0).normal(size=unknowns)
     a, there = await sparse.csr(device, matrix), await device.put(b)
     for name, m in (("cg", None), ("cg, jacobi", await sparse.precondition(a))):
 

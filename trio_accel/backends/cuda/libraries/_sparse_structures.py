@@ -194,7 +194,11 @@ class StructureLibrary(CudaLibrary):
 
     def _maker(self, job: Job, call: KernelCall) -> Maker:
         """Return what makes a matrix, or looks at one; blocks. The lock is held."""
-        return Maker(self._loaded(), job, call, lambda *arrays: self._right(Structure(*arrays), call))
+
+        def right(shape: tuple[int, int], indptr: ArraySpec, indices: ArraySpec) -> tuple[int, int]:
+            return self._right(Structure(shape, indptr, indices), call)
+
+        return Maker(self._loaded(), job, call, right)
 
     def _destroy(self) -> None:
         while self._seen:
