@@ -182,10 +182,10 @@ class SystemLibrary(StructureLibrary):
         """Look at values, and whether so many of them are those of a Hermitian matrix; blocks."""
         words = call.workspace(4 * _WORDS)
         call.stream.set_bytes(words, 0, 4 * _WORDS)
-        maker.set(**dict(zip(("indptr", "indices", "data"), addresses, strict=True)))
-        maker.launch("inspect", maker.rows, rows=maker.rows, words=words, kind=kind)
+        maker.set(**dict(zip(("indptr", "indices", "data"), addresses, strict=True)), rows=maker.rows)
+        maker.launch("inspect", maker.rows, words=words, kind=kind)
         for name in ("measure", "compare"):
-            maker.launch(name, compared, count=compared, rows=maker.rows, words=words)
+            maker.launch(name, compared, count=compared, words=words)
         return read_words(call, words, np.int32, _WORDS)
 
     def _added_up(self, spec: Any, looked: _Looked, call: KernelCall) -> _Looked:
