@@ -290,7 +290,7 @@ API int cusparseSpMV(void *handle, int operation, const void *alpha, const void 
     memcpy(product.beta, beta, itemsize);
     product.buffer = buffer;
     product.size = size;
-    /* Seen with cuSPARSE 12.6 on an H200: it can be captured. */
+    /* Seen with cuSPARSE 12.6 on an H100: it can be captured. */
     return stand_in_call(of->stream, run_product, &product, sizeof product) ? EXECUTION_FAILED : SUCCESS;
 }
 
