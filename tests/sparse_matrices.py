@@ -9,13 +9,26 @@ import numpy as np
 import pytest
 import scipy.sparse
 import trio
-from chosen import BACKEND, INLINE
+from chosen import BACKEND, INLINE, IS_STAND_IN
 from hypothesis import strategies as st
 
 import trio_accel as ta
 from trio_accel import sparse
 
 CPU_ONLY = pytest.mark.skipif(BACKEND != "cpu", reason="only the CPU has this operation")
+
+HAS_STRUCTURES = BACKEND in ("cpu", "cuda")
+"""Whether the backend makes matrices of others."""
+
+NEEDS_STRUCTURES = pytest.mark.skipif(not HAS_STRUCTURES, reason="only the CPU and CUDA do this")
+
+NEEDS_SORT = pytest.mark.skipif(
+    IS_STAND_IN or not HAS_STRUCTURES, reason="the sorting is NVIDIA's, which the stand-in does not have"
+)
+
+NEEDS_SYSTEMS = pytest.mark.skipif(
+    IS_STAND_IN or not HAS_STRUCTURES, reason="the stand-in has no triangular solutions by cuSPARSE"
+)
 
 # The stand-in driver compiles each expression for each dtype, a second each.
 EXAMPLES = 30 if BACKEND == "cpu" else 3

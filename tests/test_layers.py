@@ -46,6 +46,8 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     # Functions that are made of expressions; capabilities are made of them.
     "expressions": ("actors", "backends.base", "devices"),
     **dict.fromkeys(CAPABILITIES, ("actors", "backends.base", "devices", "expressions")),
+    # The steps of solvers are graphs (D166).
+    "sparse": ("actors", "backends.base", "devices", "expressions", "graphs"),
     # What services ride on, and what shows them: they know no capability.
     "patterns": ("actors", "backends.base", "devices"),
     "telemetry": ("actors", "backends.base", "devices"),
@@ -87,6 +89,7 @@ THREADS_TOO = {
     "trio_accel.backends.base.modules": "a lock: two libraries may be imported at once, in two threads",
     "trio_accel.backends.cuda.runtime._signals": "the bridge from host functions, and holds of any thread",
     "trio_accel.backends.cuda.runtime._context": "a context is current in a thread, and lost in any",
+    "trio_accel.backends.cuda.libraries._sparse_structures": "locks: threads of streams share a handle",
     "trio_accel.backends.cuda.runtime._graphs": "locks: launched on one thread, cleared up on another",
     "trio_accel.devices.worker.back._process": "the heartbeat: a sign of life must not depend on the loop",
     "trio_accel.devices.worker.launcher._launcher_fork": "a fork that tries whether threads start in it",

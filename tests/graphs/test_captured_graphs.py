@@ -105,14 +105,42 @@ async def test_what_cannot_be_captured_is_replayed_one_by_one(device: ta.Device,
     sparse = await ta.sparse.csr(device, scipy.sparse.eye_array(N, format="csr") * 3.0)
 
     async def step(x: ta.AccelRef) -> ta.AccelRef:
-        return await linalg.scal(2.0, await ta.sparse.spmv(sparse, x[0]))
+        return await linalg.axpy(2.0, x, await ta.sparse.to_dense(sparse))
 
     graph = await graphs.capture(device, step, x)
     await graph.replay()
     launches, captures = spy("cuGraphLaunch"), spy("cuStreamBeginCapture")
     for _ in range(6):
-        np.testing.assert_array_equal(await (await graph.replay()).to_host(), 6 * matrix(1)[0])
+        np.testing.assert_array_equal(await (await graph.replay()).to_host(), 2 * matrix(1) + 3 * np.eye(N))
     assert (launches.count, captures.count) == (0, 0)
+
+
+async def test_a_sparse_product_is_captured_while_its_structure_is_known(device: ta.Device, spy: Spy) -> None:
+    launches, x = spy("cuGraphLaunch"), np.arange(float(N))
+
+    async def arrays(last: int) -> list[ta.AccelRef]:
+        columns = np.append(np.arange(N - 1), last).astype(np.int32)
+        pointers, values = np.arange(N + 1, dtype=np.int32), np.full(N, 3.0)
+        return [await device.put(one) for one in (pointers, columns, values, x, np.zeros(N))]
+
+    async def step(
+        indptr: ta.AccelRef, indices: ta.AccelRef, data: ta.AccelRef, x: ta.AccelRef, out: ta.AccelRef
+    ) -> None:
+        await ta.sparse.spmv(ta.sparse.CsrMatrix((N, N), indptr, indices, data), x, out=out)
+
+    graph = await graphs.capture(device, step, *await arrays(N - 1))
+    for turn in range(1, 4):
+        # They are where those before were, and nobody has looked at what is there now.
+        given = await arrays(N - 1)
+        for _ in range(6):
+            await graph(*given)
+        np.testing.assert_array_equal(await given[-1].to_host(), 3 * x)
+        assert launches.count >= 2 * turn
+        del given
+        wrong = await arrays(N)
+        with pytest.raises(ta.LibraryError, match="column"):
+            await graph(*wrong)
+        del wrong
 
 
 async def test_the_driver_does_not_capture(

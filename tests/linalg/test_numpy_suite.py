@@ -30,7 +30,7 @@ CLASSES = [
     "TestInv",
     "TestDet",
     "TestLstsq",
-    *(WITH_EIG if BACKEND == "cpu" else ()),
+    *(WITH_EIG if BACKEND in ("cpu", "cuda") else ()),
     "TestSVD",
     "TestSVDHermitian",
     "TestEigvalshCases",

@@ -73,7 +73,7 @@ BAD: dict[str, tuple[Ask, np.ndarray, int | str, str]] = {
     "NaN of eigh": (linalg.eigh, stack_with(np.nan), -1, f"eigh: {NOT_FINITE}"),
     "infinity of eigvalsh": (linalg.eigvalsh, stack_with(np.inf, (4, 2)), -1, f"eigvalsh: {NOT_FINITE}"),
 }
-if BACKEND == "cpu":
+if BACKEND in ("cpu", "cuda"):
     BAD |= {
         "NaN of eig": (linalg.eig, stack_with(np.nan), -1, f"eig: {NOT_FINITE}"),
         "infinity of eigvals": (linalg.eigvals, stack_with(np.inf, (0, 5)), -1, f"eigvals: {NOT_FINITE}"),

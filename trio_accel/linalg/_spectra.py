@@ -141,7 +141,6 @@ async def eigh(
     Raises:
         LinAlgError: That triangle of a matrix holds a NaN or an infinity, a matrix of `b` is not positive
             definite, or an iteration did not converge; `LinAlgError.index` says which one.
-        NotSupportedError: The CUDA backend does not take `b`.
     """
     ...
 
@@ -186,7 +185,7 @@ async def eig(a: Operand) -> EigResult:
     Raises:
         LinAlgError: A matrix holds a NaN or an infinity, or its iteration did not converge;
             `LinAlgError.index` says which one.
-        NotSupportedError: The CUDA backend has no such operation.
+        NotSupportedError: cuSOLVER is older than that of CUDA 12.6.
     """
     ...
 

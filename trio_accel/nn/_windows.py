@@ -56,7 +56,7 @@ def at_least(name: str, argument: str, value: object, least: int) -> int:
         ValueError: It is too small.
     """
     # Most are plain, and the other way takes as long as a launch.
-    number = value if type(value) is int else whole(name, argument, value)
+    number = whole(name, argument, value)
     if number < least:
         raise ValueError(f"{name}: {argument} must be at least {least}, got {value!r}")
     return number

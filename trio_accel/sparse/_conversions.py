@@ -160,7 +160,7 @@ async def tocsr(matrix: SparseMatrix) -> CsrMatrix:
         TypeError: It is none, or of wrong dtypes.
         ValueError: Arrays of wrong shapes.
         LibraryError: A wrong structure.
-        NotSupportedError: CUDA has no such operation.
+        NotSupportedError: There is no sorting on CUDA without the package cuda-cccl.
     """
     if isinstance(matrix, CsrMatrix):
         return matrix
@@ -246,7 +246,7 @@ async def add(a: CsrMatrix, b: CsrMatrix, alpha: complex = 1.0, beta: complex = 
         TypeError: Other formats, or dtypes that differ.
         ValueError: Shapes that differ.
         LibraryError: A wrong structure.
-        NotSupportedError: CUDA has no such operation.
+        NotSupportedError: There is no sorting on CUDA without the package cuda-cccl.
     """
     terms: list[CsrMatrix] = []
     for name, matrix, factor in (("a", a, alpha), ("b", b, beta)):

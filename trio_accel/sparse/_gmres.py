@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -53,12 +53,15 @@ async def orthogonalize(problem: Problem, basis: AccelRef, w: AccelRef, out: Acc
 class _Gmres:
     """Cycles of minimal residuals (Saad and Schultz, 1986), preconditioned from the right."""
 
+    # The host computes in each cycle.
+    changing: ClassVar[tuple[str, ...]] = ()
+
     def __init__(self, restart: int, wanted: float, problem: Problem, x: AccelRef, r: AccelRef) -> None:
-        self._problem, self.x, self._r = problem, x, r
+        self.problem, self.x, self._r = problem, x, r
         self._restart, self._wanted = restart, wanted
 
     async def step(self) -> int:
-        problem, steps, n = self._problem, self._restart, len(self._problem.b)
+        problem, steps, n = self.problem, self._restart, len(self.problem.b)
         r = await problem.residual(self.x)
         size = await problem.ask(NORM.compute(r))
         basis = await problem.device.zeros((steps + 1, n), problem.dtype)

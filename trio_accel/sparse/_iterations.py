@@ -2,24 +2,27 @@
 
 Operations of a step are handed over one behind the other, with the replies of those before. Only the residual
 is waited for. Those of methods with short recurrences write new arrays, so each can run again after a loss.
+The steps from one look to the next become a graph (D166): one operation, which CUDA launches as one, too.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from numbers import Real
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import attrs
 import numpy as np
 
-from ..backends.base import DType, LinAlgError, QueueFullError
+from ..backends.base import DType, LinAlgError, NotSupportedError, QueueFullError
 from ..backends.base.checks import NATIVE
 from ..devices import AccelRef, Device, Operand, Operation, Pending, device_of
 from ..devices.base._refusals import refuse_dtypes, whole
 from ..expressions import Elementwise, Reduction
+from ..graphs import Graph, capture
 from ._elements import ARRAYS
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 from ._multiplications import spmv
@@ -37,6 +40,8 @@ Callback: TypeAlias = Callable[[AccelRef], Awaitable[object] | None]
 make = functools.partial(Elementwise[Any], library=ARRAYS)
 reduce = functools.partial(Reduction, library=ARRAYS)
 
+# Rounds before steps become a graph: to record them takes about as long as some.
+_ROUNDS_ALONE = 4
 # Well below what `DeviceOptions.in_flight` allows by default.
 _MOST_PENDING = 24
 
@@ -74,9 +79,17 @@ class ConvergenceError(LinAlgError):
 
 
 class Method(Protocol):
-    """A method: `x` is the solution so far."""
+    """A method.
 
+    Attributes:
+        problem: What it solves.
+        x: The solution so far.
+        changing: Names of the attributes that a step sets, `x` among them, where it may be recorded.
+    """
+
+    problem: Problem
     x: AccelRef
+    changing: ClassVar[tuple[str, ...]]
 
     async def step(self) -> int:
         """Make it better; returns the number of steps."""
@@ -158,6 +171,11 @@ class Problem:
         """Compute ``b - A @ x``."""
         return self.b if x is None else await self.ask(_MINUS.compute(self.b, await self.multiply(x)))
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether steps may become a graph: functions of the program's own are called in each step."""
+        return not callable(self.a) and (self.m is None or getattr(self.m, "is_recorded", False) is True)
+
     async def size(self, x: AccelRef) -> float:
         """Compute the norm of a vector, and wait for it."""
         norm = await self.ask(NORM.compute(x))
@@ -224,6 +242,58 @@ def check_bound(name: str, argument: str, value: object, *, is_whole: bool = Fal
     return float(given)
 
 
+async def _recorded(method: Method, turns: int) -> Graph[tuple[AccelRef, ...]] | None:
+    """Record steps, with a look at the residual behind them; None where they cannot be."""
+    if not (method.changing and method.problem.is_recorded):
+        return None
+
+    async def steps(*state: AccelRef) -> tuple[AccelRef, ...]:
+        again = copy.copy(method)
+        again.problem = attrs.evolve(method.problem, pending=[])
+        _set_state(again, state)
+        for _ in range(turns):
+            await again.step()
+        norm = await again.problem.ask(NORM.compute(await again.problem.residual(again.x)))
+        return *_state(again), norm
+
+    try:
+        return await capture(method.problem.device, steps, *_state(method))
+    except NotSupportedError:
+        return None
+
+
+async def _advance(
+    method: Method, graph: Graph[tuple[AccelRef, ...]] | None, turns: int
+) -> tuple[int, float]:
+    """Make steps, by their graph where there is one; returns how many, and the norm of the residual."""
+    if graph is None:
+        made = 0
+        for _ in range(turns):
+            made += await method.step()
+        return made, await method.problem.size(await method.problem.residual(method.x))
+    before = _state(method)
+    *state, norm = await graph(*before)
+    _set_state(method, state)
+    residual = float(await norm.item())
+    # Memory that was given back last is taken first. In this order each array is where the one before the
+    # last was, so there are two places in all, and a graph of the driver for each.
+    before += [norm]
+    del norm
+    before.sort(key=lambda ref: ref.block.id)
+    while before:
+        before.pop()
+    return turns, residual
+
+
+def _state(method: Method) -> list[AccelRef]:
+    return [getattr(method, name) for name in method.changing]
+
+
+def _set_state(method: Method, state: Iterable[AccelRef]) -> None:
+    for name, ref in zip(method.changing, state, strict=True):
+        setattr(method, name, ref)
+
+
 async def run(
     problem: Problem,
     start: Callable[[Problem, AccelRef, AccelRef], Method],
@@ -253,12 +323,14 @@ async def run(
     r = await problem.residual(None if x0 is None else begin)
     method = start(problem, begin, r)
     residual, rounds, iterations = await problem.size(r), 0, 0
+    graph: Graph[tuple[AccelRef, ...]] | None = None
     while not residual <= wanted:
         previous, turns = residual, min(check_every, most - rounds)
-        for _ in range(turns):
-            iterations += await method.step()
-        rounds += turns
-        residual = await problem.size(await problem.residual(method.x))
+        # A solver that ends soon needs no graph, and the first step of a method is another one.
+        if rounds == check_every * _ROUNDS_ALONE:
+            graph = await _recorded(method, check_every)
+        made, residual = await _advance(method, graph if turns == check_every else None, turns)
+        rounds, iterations = rounds + turns, iterations + made
         told = None if callback is None else callback(method.x)
         if told is not None:
             await told

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from ..devices import AccelRef, Operand
@@ -22,13 +24,15 @@ _CG_TURN = make("z + where(abs(rz) > least, new / rz, 0 * rz) * p", operation="s
 class _Cg:
     """Conjugate gradients (Hestenes and Stiefel, 1952)."""
 
+    changing: ClassVar[tuple[str, ...]] = ("x", "_r", "_p", "_rz")
+
     def __init__(self, problem: Problem, x: AccelRef, r: AccelRef) -> None:
-        self._problem, self.x, self._r = problem, x, r
+        self.problem, self.x, self._r = problem, x, r
         self._p: AccelRef | None = None
         self._rz: AccelRef = r
 
     async def step(self) -> int:
-        problem = self._problem
+        problem = self.problem
         if self._p is None:
             self._p = await problem.precondition(self._r)
             self._rz = await problem.dot(self._r, self._p)
@@ -61,7 +65,8 @@ async def cg(
     All numbers stay on the device. Each `check_every` steps, ``b - A @ x`` is computed anew, and the host
     reads its norm. So a solution may have some steps more than it needs, and its residual is the true one.
     Steps write new arrays only, where `A` is of rows: with `DeviceOptions.retry` the solver goes on after the
-    loss of a worker, with the same numbers.
+    loss of a worker, on the CPU with the same numbers. Where `A` is a matrix, and `M` is None or of kind
+    ``"jacobi"``, the steps between two looks are recorded as a graph after a while.
 
     Args:
         A: Hermitian positive definite matrix of shape (n, n) and any format, or an async function that
@@ -109,20 +114,23 @@ _BI_STEP = make(
 class _BiCgStab:
     """Stabilized biconjugate gradients (van der Vorst, 1992)."""
 
+    changing: ClassVar[tuple[str, ...]] = ("x", "_r", "_p", "_v", "_rho", "_alpha", "_omega")
+
     def __init__(self, problem: Problem, x: AccelRef, r: AccelRef) -> None:
-        self._problem, self.x, self._r, self._shadow = problem, x, r, r
-        self._last: tuple[AccelRef, ...] = ()
+        self.problem, self.x, self._r, self._shadow = problem, x, r, r
+        self._p: AccelRef | None = None
+        self._v = self._rho = self._alpha = self._omega = r
 
     async def step(self) -> int:
-        problem, r = self._problem, self._r
+        problem, r = self.problem, self._r
         rho, p = await problem.dot(self._shadow, r), r
-        if self._last:
-            rho0, alpha, omega, p, v = self._last
+        if self._p is not None:
             p = await problem.ask(
                 _BI_TURN.compute(
-                    least=problem.least, r=r, rho0=rho0, omega=omega, rho=rho, alpha=alpha, p=p, v=v
+                    least=problem.least, r=r, rho0=self._rho, omega=self._omega, rho=rho, alpha=self._alpha,
+                    p=self._p, v=self._v,
                 )
-            )
+            )  # fmt: skip
         towards = await problem.precondition(p)
         v = await problem.multiply(towards)
         alpha = await problem.ask(
@@ -137,7 +145,7 @@ class _BiCgStab:
         self.x, self._r = await problem.ask(
             _BI_STEP.compute(x=self.x, alpha=alpha, p=towards, omega=omega, s=s, half=half, t=t)
         )
-        self._last = rho, alpha, omega, p, v
+        self._p, self._v, self._rho, self._alpha, self._omega = p, v, rho, alpha, omega
         return 1
 
 
@@ -186,13 +194,17 @@ _MINRES_STEP = make(
 class _Minres:
     """Minimal residuals (Paige and Saunders, 1975), with the names of that paper's program."""
 
+    changing: ClassVar[tuple[str, ...]] = (
+        "x", "_y", "_r1", "_r2", "_w1", "_w2", "_beta", "_oldb", "_dbar", "_epsilon", "_cs", "_sn", "_phibar",
+    )  # fmt: skip
+
     def __init__(self, problem: Problem, x: AccelRef, r: AccelRef) -> None:
-        self._problem, self.x, self._r1, self._r2 = problem, x, r, r
+        self.problem, self.x, self._r1, self._r2 = problem, x, r, r
         self._y: AccelRef | None = None
         self._w1 = self._w2 = r
 
     async def _begin(self) -> AccelRef:
-        problem, device = self._problem, self._problem.device
+        problem, device = self.problem, self.problem.device
         y = await problem.precondition(self._r2)
         self._beta = await problem.ask(_LENGTH.compute(await problem.ask(_REAL_DOT.compute(self._r2, y))))
         zero = await device.zeros((), self._beta.dtype)
@@ -203,7 +215,7 @@ class _Minres:
         return y
 
     async def step(self) -> int:
-        problem = self._problem
+        problem = self.problem
         y, beta = await self._begin() if self._y is None else self._y, self._beta
         v = await problem.ask(_UNIT.compute(beta=beta, y=y))
         y = await problem.multiply(v)

@@ -45,6 +45,11 @@ class Preconditioner:
         self.shape: tuple[int, int] = shape
         self._diagonal, self._lower, self._upper = diagonal, lower, upper
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a graph can hold it: triangular solutions tell by status words whether they failed."""
+        return self._diagonal is not None
+
     def __repr__(self) -> str:
         return f"<Preconditioner {self.kind} {self.shape}>"
 
@@ -75,7 +80,7 @@ async def precondition(matrix: CsrMatrix, kind: _Kind = "jacobi") -> Preconditio
         ValueError: It is not square, or there is no such kind.
         LinAlgError: An element of the diagonal is zero or not stored, or what `ilu0` and `ic0` say.
         LibraryError: A wrong structure.
-        NotSupportedError: CUDA has ``"jacobi"`` only.
+        NotSupportedError: The backend has no incomplete factors.
     """
     check_csr("precondition", matrix)
     if kind not in ("jacobi", "ilu0", "ic0"):

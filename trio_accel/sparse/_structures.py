@@ -266,7 +266,7 @@ async def _take_rows(matrix: CsrMatrix, indices: Operand, size: int | None = Non
 
 
 async def spgemm(a: CsrMatrix, b: CsrMatrix) -> CsrMatrix:
-    """Multiply two sparse matrices: SciPy's ``a @ b`` (Gustavson's algorithm; one product for each pair).
+    """Multiply two sparse matrices: SciPy's ``a @ b`` (Gustavson's algorithm; on CUDA cuSPARSE's SpGEMM).
 
     A first operation counts the values, which the host reads.
 
@@ -279,7 +279,8 @@ async def spgemm(a: CsrMatrix, b: CsrMatrix) -> CsrMatrix:
         not stored.
 
     Raises:
-        NotSupportedError: CUDA has no such operation.
+        LibraryError: A wrong structure.
+        NotSupportedError: The product may have more than 2^31 - 1 values on CUDA.
     """
     size: int = await _spgemm(a, b)
     product: CsrMatrix = await _spgemm(a, b, size)
@@ -298,7 +299,7 @@ async def take_rows(matrix: CsrMatrix, indices: Operand) -> CsrMatrix:
 
     Raises:
         LibraryError: There is no such row.
-        NotSupportedError: CUDA has no such operation; `rows` takes neighbours.
+        NotSupportedError: The backend has no such operation; `rows` takes neighbours.
     """
     size: int = await _take_rows(matrix, indices)
     taken: CsrMatrix = await _take_rows(matrix, indices, size)
@@ -316,7 +317,8 @@ async def sum_duplicates(matrix: CsrMatrix) -> CsrMatrix:
         A new matrix. Its arrays are as large as those of `matrix`, or views of such.
 
     Raises:
-        NotSupportedError: CUDA has no such operation.
+        LibraryError: A wrong structure.
+        NotSupportedError: There is no sorting on CUDA without the package cuda-cccl.
     """
     ...
 

@@ -51,9 +51,10 @@ async def spsolve_triangular(
     unit_diagonal: bool = False,
     trans: Transpose = "N",
 ) -> AccelRef:
-    """Solve ``op(matrix) @ x = b`` with one triangle, as `scipy.sparse.linalg.spsolve_triangular` (SuperLU).
+    """Solve ``op(matrix) @ x = b`` with one triangle, as `scipy.sparse.linalg.spsolve_triangular`.
 
-    Values of the other triangle are not looked at. Values of one place are added up.
+    SuperLU does it on the CPU. On CUDA cuSPARSE's SpSV and SpSM do, which look in each call for rows that can
+    be solved at a time. Values of the other triangle are not looked at. Values of one place are added up.
 
     Args:
         matrix: Matrix of shape (n, n), of float32, float64, complex64 or complex128.
@@ -67,7 +68,6 @@ async def spsolve_triangular(
 
     Raises:
         LinAlgError: An element of the diagonal is not stored or zero; it names the row.
-        NotSupportedError: CUDA has no such operation.
     """
     ...
 
@@ -109,7 +109,8 @@ async def ilu0(matrix: CsrMatrix) -> CsrMatrix:
     """Compute incomplete LU factors that have the structure of the matrix: ILU(0).
 
     That is algorithm 10.4 of Saad, Iterative Methods for Sparse Linear Systems, second edition. The CPU
-    computes it row by row in Python: about a microsecond for each multiplication.
+    computes it row by row in Python: about a microsecond for each multiplication. CUDA does by cuSPARSE's
+    ``csrilu02``, which looks for rows that can be eliminated at a time.
 
     Args:
         matrix: Matrix of shape (n, n), of float32, float64, complex64 or complex128; the columns of each row
@@ -121,14 +122,14 @@ async def ilu0(matrix: CsrMatrix) -> CsrMatrix:
 
     Raises:
         LinAlgError: A pivot is not stored or zero; it names the row.
-        LibraryError: Columns of a row do not ascend.
-        NotSupportedError: CUDA has no such operation.
+        LibraryError: Columns of a row do not ascend, or a wrong structure.
+        NotSupportedError: The matrix has more than 2^31 - 1 rows or values on CUDA.
     """
     return CsrMatrix(matrix.shape, matrix.indptr, matrix.indices, await _ilu0(matrix))
 
 
 async def ic0(matrix: CsrMatrix) -> CsrMatrix:
-    """Compute an incomplete Cholesky factor that has the structure of the matrix, IC(0).
+    """Compute an incomplete Cholesky factor that has the structure of the matrix, IC(0), as `ilu0`.
 
     Args:
         matrix: Hermitian matrix, as for `ilu0`, with both triangles.

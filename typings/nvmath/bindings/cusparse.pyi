@@ -26,6 +26,30 @@ class SpMMAlg(IntEnum):
 class SpMVAlg(IntEnum):
     DEFAULT = 0
 
+class DiagType(IntEnum):
+    NON_UNIT = 0
+    UNIT = 1
+
+class FillMode(IntEnum):
+    LOWER = 0
+    UPPER = 1
+
+class SolvePolicy(IntEnum):
+    USE_LEVEL = 1
+
+class SpGEMMAlg(IntEnum):
+    DEFAULT = 0
+
+class SpMatAttribute(IntEnum):
+    FILL_MODE = 0
+    DIAG_TYPE = 1
+
+class SpSMAlg(IntEnum):
+    DEFAULT = 0
+
+class SpSVAlg(IntEnum):
+    DEFAULT = 0
+
 class Status(IntEnum):
     SUCCESS = 0
 
@@ -128,3 +152,126 @@ def sp_mv_buffer_size(
     compute_type: int,
     alg: int,
 ) -> int: ...
+def create_mat_descr() -> int: ...
+def destroy_mat_descr(descr_a: int) -> None: ...
+def sp_gemm_compute(
+    handle: int,
+    op_a: int,
+    op_b: int,
+    alpha: int,
+    mat_a: int,
+    mat_b: int,
+    beta: int,
+    mat_c: int,
+    compute_type: int,
+    alg: int,
+    spgemm_descr: int,
+    buffer_size2: int,
+    external_buffer2: int,
+) -> None: ...
+def sp_gemm_copy(
+    handle: int,
+    op_a: int,
+    op_b: int,
+    alpha: int,
+    mat_a: int,
+    mat_b: int,
+    beta: int,
+    mat_c: int,
+    compute_type: int,
+    alg: int,
+    spgemm_descr: int,
+) -> None: ...
+def sp_gemm_create_descr() -> int: ...
+def sp_gemm_destroy_descr(descr: int) -> None: ...
+def sp_gemm_work_estimation(
+    handle: int,
+    op_a: int,
+    op_b: int,
+    alpha: int,
+    mat_a: int,
+    mat_b: int,
+    beta: int,
+    mat_c: int,
+    compute_type: int,
+    alg: int,
+    spgemm_descr: int,
+    external_buffer1: int,
+) -> int: ...
+def sp_mat_get_size(sp_mat_descr: int) -> tuple[int, int, int]: ...
+def sp_mat_set_attribute(sp_mat_descr: int, attribute: int, data: int, data_size: int) -> None: ...
+def sp_sm_analysis(
+    handle: int,
+    op_a: int,
+    op_b: int,
+    alpha: int,
+    mat_a: int,
+    mat_b: int,
+    mat_c: int,
+    compute_type: int,
+    alg: int,
+    spsm_descr: int,
+    external_buffer: int,
+) -> None: ...
+def sp_sm_buffer_size(
+    handle: int,
+    op_a: int,
+    op_b: int,
+    alpha: int,
+    mat_a: int,
+    mat_b: int,
+    mat_c: int,
+    compute_type: int,
+    alg: int,
+    spsm_descr: int,
+) -> int: ...
+def sp_sm_create_descr() -> int: ...
+def sp_sm_destroy_descr(descr: int) -> None: ...
+def sp_sm_solve(
+    handle: int,
+    op_a: int,
+    op_b: int,
+    alpha: int,
+    mat_a: int,
+    mat_b: int,
+    mat_c: int,
+    compute_type: int,
+    alg: int,
+    spsm_descr: int,
+) -> None: ...
+def sp_sv_analysis(
+    handle: int,
+    op_a: int,
+    alpha: int,
+    mat_a: int,
+    vec_x: int,
+    vec_y: int,
+    compute_type: int,
+    alg: int,
+    spsv_descr: int,
+    external_buffer: int,
+) -> None: ...
+def sp_sv_buffer_size(
+    handle: int,
+    op_a: int,
+    alpha: int,
+    mat_a: int,
+    vec_x: int,
+    vec_y: int,
+    compute_type: int,
+    alg: int,
+    spsv_descr: int,
+) -> int: ...
+def sp_sv_create_descr() -> int: ...
+def sp_sv_destroy_descr(descr: int) -> None: ...
+def sp_sv_solve(
+    handle: int,
+    op_a: int,
+    alpha: int,
+    mat_a: int,
+    vec_x: int,
+    vec_y: int,
+    compute_type: int,
+    alg: int,
+    spsv_descr: int,
+) -> None: ...

@@ -256,10 +256,14 @@ class EnqueuingLibrary(TableLibrary, Generic[DeviceT, StreamT]):
     Attributes:
         streams: The class of the backend's streams.
         is_captured: What `captures` tells of all its kernels.
+        watched: Counts what was captured of its kernels only until an event.
+        epoch: Counts those events.
     """
 
     streams: ClassVar[type[Any]]
     is_captured: ClassVar[bool] = True
+    watched: int = 0
+    epoch: int = 0
 
     def __init__(self, device: DeviceT, kernels: Mapping[str, KernelEntry] | None = None) -> None:
         self._device = device

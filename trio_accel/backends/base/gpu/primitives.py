@@ -22,11 +22,11 @@ from ..errors import NotSupportedError
 from ..expressions._source import cast_of, element_of, prelude, register_of
 from ..ops import ArraySpec
 from .device import AddressDevice
-from .driver import Function, LoadedCode
+from .driver import Function, Kernels, LoadedCode
 from .kernels import CompiledLibrary
 from .library import EnqueuingCall
 
-__all__ = ["PRIMITIVE_DTYPES", "SORTED_DTYPES", "PrimitivesLibrary", "Sorter"]
+__all__ = ["PRIMITIVE_DTYPES", "SORTED_DTYPES", "CountScan", "PrimitivesLibrary", "Sorter"]
 
 PRIMITIVE_DTYPES = tuple(dtype for dtype in DType if not dtype.value.startswith("float8"))
 """Dtypes of the elements that kernels compute with."""
@@ -139,6 +139,77 @@ def _cast(source: DType, *through: DType) -> str:
     return value
 
 
+def _compiled(
+    kernels: Kernels,
+    part: str,
+    names: Sequence[str],
+    layout: struct.Struct,
+    defined: Mapping[str, object],
+    **more: Any,
+) -> _Code:
+    """Compile one part of the source; blocks."""
+    lines = [
+        f"#define {name}{'(value)' if '(value)' in str(value) else ''} {value}"
+        for name, value in defined.items()
+    ]
+    text = "\n".join([prelude(), f"#define {part}", *lines, _source()])
+    unload, functions = kernels.load(text, names, layout.size)
+    return _Code(unload, layout, functions, **more)
+
+
+def _compiled_scan(
+    kernels: Kernels, x: DType, out: DType, wide: DType, combine: str, defined: Mapping[str, object]
+) -> _Code:
+    defined = {
+        **_types(In=x, Out=out),
+        "Acc": register_of(wide),
+        "COMBINE": _COMBINE[combine],
+        "IDENTITY": cast_of(str(ops.IDENTITIES[combine]), DType.int32, wide),
+        "GIVE": _cast(wide, out),
+        **defined,
+    }
+    return _compiled(kernels, "SCANS", ("total", "carry", "scan", "scan_lines"), _SCAN, defined)
+
+
+def _scan_rows(code: _Code, call: _Call, x: int, out: int, extents: tuple[int, int, int]) -> None:
+    """Scan rows that are in order, in parts if that fills the device."""
+    lines, count, initial = extents
+    most = call.device.kernels.most_blocks
+    parts = max(1, min(most // lines, -(-count // _TILE)))
+    length = -(-count // parts)
+    totals = call.workspace(lines * parts * 16) if parts > 1 else 0
+    values = x, out, totals, lines, count, 1, parts, length, initial
+    if totals:
+        code.launch("total", call, lines * parts * _THREADS, *values)
+        code.launch("carry", call, lines * _THREADS, *values)
+    code.launch("scan", call, lines * parts * _THREADS, *values)
+
+
+class CountScan:
+    """Adds counts of uint32 up, for kernels that have to know where the values of each item go.
+
+    Args:
+        kernels: Of the device. Compiles one, which blocks; the context is current.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        count, total = DType.uint32, DType.uint64
+        self._code = _compiled_scan(kernels, count, total, total, "sum", {"TAKE": _cast(count, total)})
+
+    def __call__(self, call: _Call, counts: int, count: int) -> int:
+        """Enqueue it; returns the address of as many sums of uint64 of those before, and that of all."""
+        sums = call.workspace((count + 1) * 8)
+        if count:
+            _scan_rows(self._code, call, counts, sums, (1, count, 1))
+        else:
+            call.stream.set_bytes(sums, 0, 8)
+        return sums
+
+    def close(self) -> None:
+        """Unload it: nothing of it runs any more. The context is current."""
+        self._code.close()
+
+
 class PrimitivesLibrary(CompiledLibrary):
     """Enqueues sorts, groups, selections, counts and scans."""
 
@@ -162,14 +233,7 @@ class PrimitivesLibrary(CompiledLibrary):
         defined: Mapping[str, object],
         **more: Any,
     ) -> _Code:
-        """Compile one part of the source; blocks."""
-        lines = [
-            f"#define {name}{'(value)' if '(value)' in str(value) else ''} {value}"
-            for name, value in defined.items()
-        ]
-        text = "\n".join([prelude(), f"#define {part}", *lines, _source()])
-        unload, functions = self._device.kernels.load(text, names, layout.size)
-        return _Code(unload, layout, functions, **more)
+        return _compiled(self._device.kernels, part, names, layout, defined, **more)
 
     # ---- scans
 
@@ -181,15 +245,7 @@ class PrimitivesLibrary(CompiledLibrary):
     def _compile_scan(
         self, x: DType, out: DType, wide: DType, combine: str, defined: Mapping[str, object]
     ) -> _Code:
-        defined = {
-            **_types(In=x, Out=out),
-            "Acc": register_of(wide),
-            "COMBINE": _COMBINE[combine],
-            "IDENTITY": cast_of(str(ops.IDENTITIES[combine]), DType.int32, wide),
-            "GIVE": _cast(wide, out),
-            **defined,
-        }
-        return self._compile("SCANS", ("total", "carry", "scan", "scan_lines"), _SCAN, defined)
+        return _compiled_scan(self._device.kernels, x, out, wide, combine, defined)
 
     def scan(self, spec: ops.ScanSpec, call: _Call) -> None:
         """Combine the elements up to each one."""
@@ -205,22 +261,9 @@ class PrimitivesLibrary(CompiledLibrary):
             return
         source, target = _rows(call.array(x), axis), _rows(call.array(out), axis)
         packed = target if target.is_contiguous else call.room(target)
-        self._scan_rows(code, call, _address(call, source), packed.address, (lines, count, initial))
+        _scan_rows(code, call, _address(call, source), packed.address, (lines, count, initial))
         if packed is not target:
             call.convert(packed, target)
-
-    def _scan_rows(self, code: _Code, call: _Call, x: int, out: int, extents: tuple[int, int, int]) -> None:
-        """Scan rows that are in order, in parts if that fills the device."""
-        lines, count, initial = extents
-        most = call.device.kernels.most_blocks
-        parts = max(1, min(most // lines, -(-count // _TILE)))
-        length = -(-count // parts)
-        totals = call.workspace(lines * parts * 16) if parts > 1 else 0
-        values = x, out, totals, lines, count, 1, parts, length, initial
-        if totals:
-            code.launch("total", call, lines * parts * _THREADS, *values)
-            code.launch("carry", call, lines * _THREADS, *values)
-        code.launch("scan", call, lines * parts * _THREADS, *values)
 
     # ---- selections
 
@@ -240,7 +283,7 @@ class PrimitivesLibrary(CompiledLibrary):
         if not items:
             return
         places = call.workspace(items * _number(items).itemsize)
-        self._scan_rows(code.parts["places"], call, call.packed(flags), places, (1, items, 0))
+        _scan_rows(code.parts["places"], call, call.packed(flags), places, (1, items, 0))
         shape = flags.shape or (1,)
         if spec.x is None:
             out = [call.result(one) for one in spec.out]
@@ -369,7 +412,7 @@ class PrimitivesLibrary(CompiledLibrary):
             order, _ = self._order(sorts, call, x.address, x, size)
             sorts.launch("gather", call, size, x.address, 0, order, ordered, 0, 1, size, size, size, 0)
         places, starts = call.workspace(size * _number(size).itemsize), call.workspace(size * 8)
-        self._scan_rows(code.parts["places"], call, ordered, places, (1, size, 0))
+        _scan_rows(code.parts["places"], call, ordered, places, (1, size, 0))
         more = [0 if one is None else call.result(one) for one in (spec.indices, spec.inverse, spec.counts)]
         values = ordered, order, places, call.result(spec.values), starts, *more, count, size
         code.launch("group", call, size, *values)

@@ -204,3 +204,28 @@ KERNEL(list_matrices, SolverArguments)
 {
     EACH(index, arguments.count) ((char **)arguments.b)[index] = arguments.a + index * arguments.step;
 }
+
+// Real vectors by columns, as LAPACK keeps those of complex eigenvalues: of two conjugate ones the first column is the
+// real part of both vectors, and the second the imaginary part. c: the eigenvalues. b gets complex vectors.
+KERNEL(join_pairs, SolverArguments)
+{
+    EACH(index, arguments.count) {
+        const i64 column = index / arguments.columns, step = arguments.columns;
+        const double value
+            = is_single(arguments) ? ((const float *)arguments.c)[2 * column + 1] : ((const double *)arguments.c)[2 * column + 1];
+        double real = part_of(arguments, index, 0), imaginary = 0;
+        if (value > 0) {
+            imaginary = part_of(arguments, index + step, 0);
+        } else if (value < 0) {
+            imaginary = -real;
+            real = part_of(arguments, index - step, 0);
+        }
+        if (is_single(arguments)) {
+            ((float *)arguments.b)[2 * index] = (float)real;
+            ((float *)arguments.b)[2 * index + 1] = (float)imaginary;
+        } else {
+            ((double *)arguments.b)[2 * index] = real;
+            ((double *)arguments.b)[2 * index + 1] = imaginary;
+        }
+    }
+}

@@ -23,10 +23,11 @@ __all__ = ["LOWER", "POINTER", "UPPER", "Places", "Routine", "SolverKernels", "T
 
 LOWER, UPPER = 0, 1
 
-_COMPLEX = {"?orgqr": "?ungqr"}
+_COMPLEX = {"?orgqr": "?ungqr", "?sygvd": "?hegvd"}
 
 _X, _WORK = "solver params", "work bytes host host_bytes info"
-# Arguments of each routine, in order (D107). T is the type, R its real one; a* and x* are lists of addresses.
+# Arguments of each routine, in order (D107). T is the type, R its real one, C its complex one; a* and x* are
+# lists of addresses.
 _CALLS = {
     "xpotrf": f"{_X} uplo n T a n T {_WORK}",
     "xgetrf": f"{_X} m n T a m pivots T {_WORK}",
@@ -34,6 +35,8 @@ _CALLS = {
     "xgeqrf": f"{_X} m n T a m T tau T {_WORK}",
     "xgesvd": f"{_X} job job m n T a m R s T u m T vh n T {_WORK}",
     "xsyev_batched": f"{_X} job uplo n T a n R w T {_WORK} batch",
+    "xgeev": f"{_X} none job n T a n C w T null n T v n T {_WORK}",
+    "?sygvd": "solver itype job uplo n a n b n w work elements info",
     "?orgqr": "solver m n k a m tau work elements info",
     "?potrf_batched": "solver uplo n a* n info batch",
     "?getrf_batched": "blas n a* n pivots info batch",
@@ -41,7 +44,7 @@ _CALLS = {
     "?gesvdj_batched": "solver job m n a m s u m v n work elements info jacobi batch",
 }
 _WORDS = {name: tuple(words.split()) for name, words in _CALLS.items()}
-_ARRAYS = ("a", "pivots", "x", "tau", "s", "u", "v", "vh", "w")
+_ARRAYS = ("a", "b", "pivots", "x", "tau", "s", "u", "v", "vh", "w")
 # The functions that tell the size of a workspace are not told this.
 _NOT_ASKED = frozenset({*_WORK.split(), "elements", "pivots"})
 
@@ -87,7 +90,9 @@ class Routine:
     def values(self) -> dict[str, int]:
         """Return the values of all words that depend on no address."""
         kind = KINDS[self.dtype]
-        told = {"T": kind.code, "R": KINDS[kind.real].code}
+        # Types of numbers are as far from those of complex ones as that: 0 and 1 are 4 and 5.
+        told = {"T": kind.code, "R": KINDS[kind.real].code, "C": kind.code | 4, "itype": 1}
+        told |= dict.fromkeys(("none", "null"), 0)
         told |= {"bytes": self.work[0], "host_bytes": self.work[1]}
         told["elements"] = self.work[0] // self.dtype.itemsize
         return {**told, **self.sizes, **self.options, "batch": self.batch}
@@ -179,7 +184,9 @@ _ARGUMENTS = struct.Struct("<QQQQqqqqii")
 _TYPES = {dtype: code for code, dtype in enumerate(NATIVE)}
 _TRIANGLES = {"": 0, "L": 1, "U": 2}
 _OF_ELEMENTS = ("screen", "blank", "finish_triangle")
-_NAMES = (*_OF_ELEMENTS, "merge", "confirm_pivots", "determinants", "move_pivots", "list_matrices")
+_NAMES = (
+    *_OF_ELEMENTS, "merge", "confirm_pivots", "determinants", "move_pivots", "list_matrices", "join_pairs",
+)  # fmt: skip
 
 
 class SolverKernels:
@@ -233,6 +240,13 @@ class SolverKernels:
             shape=(source.shape[-1],) * 2, code=source.dtype.itemsize + 16 * out.dtype.itemsize,
         )  # fmt: skip
 
+    def join_pairs(self, stream: int, columns: DeviceArray, values: int, out: int) -> None:
+        """Make complex vectors by columns of real ones, as LAPACK keeps those of two conjugate values."""
+        self._launch(
+            stream, "join_pairs", columns.size, a=columns.address, b=out, c=values,
+            shape=columns.shape[-2:], code=_TYPES[columns.dtype],
+        )  # fmt: skip
+
     def list_matrices(self, stream: int, first: int, nbytes: int, count: int, out: int) -> None:
         """Write the addresses of matrices that follow one another, as batched routines want them."""
         self._launch(stream, "list_matrices", count, a=first, b=out, step=nbytes)
@@ -246,7 +260,7 @@ class SolverKernels:
 
 
 # Larger matrices need no more kernels than one of this size.
-_LARGE = {"xpotrf": 2048, "xgetrf": 2048, "xgesvd": 256}
+_LARGE = {"xpotrf": 2048, "xgetrf": 2048, "xgesvd": 256, "xgeev": 256}
 _LARGE_OTHERS = 1024
 
 
@@ -278,7 +292,8 @@ class Trials:
 
     def _run(self, chain: list[Routine]) -> None:
         first, count = chain[0], chain[0].batch
-        whole = max(size for routine in chain for size in routine.sizes.values()) ** 2 * first.dtype.itemsize
+        most = max(2, *[size for routine in chain for size in routine.sizes.values()])
+        whole = most**2 * first.dtype.itemsize
         # The matrix is the first one.
         words = dict.fromkeys(word for routine in chain for word in routine.arrays)
         lists = [word for word in words if word.endswith("*")]
@@ -288,6 +303,8 @@ class Trials:
         with scratch(self._context, *rooms, 4 * count, device) as (stream, [*places, status, work]):
             arrays = dict(zip((*names, *lists), places, strict=True))
             self._upload(stream, places[0], first)
+            if "b" in arrays:
+                self._upload(stream, arrays["b"], first)
             for word in lists:
                 self._kernels.list_matrices(stream, arrays[word[:-1]], whole, count, arrays[word])
             room = np.empty(max(1, host), np.uint8)

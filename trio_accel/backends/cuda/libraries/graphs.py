@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import attrs
 from cuda.bindings import driver
@@ -120,11 +120,13 @@ class _Captured:
         executable: The graph to launch.
         stream: The stream that captured it.
         area: Address of the workspace that it uses.
+        epoch: That of its libraries; None where no event ends its use.
     """
 
     executable: Executable
     stream: CaptureStream
     area: tuple[int, int]
+    epoch: int | None
 
 
 class GraphLibrary(ChainLibrary, CudaLibrary):
@@ -145,7 +147,12 @@ class GraphLibrary(ChainLibrary, CudaLibrary):
         self.run_chain(spec, call.plan, call.stream)
 
     def _is_in_place(self, graph: _Captured) -> bool:
-        return bool(graph.area == self._device.arena.place(graph.stream))
+        is_there: bool = graph.area == self._device.arena.place(graph.stream)
+        # A structure that was checked may be gone (D166).
+        return is_there and graph.epoch in (None, self._counted("epoch"))
+
+    def _counted(self, name: Literal["epoch", "watched"]) -> int:
+        return sum(getattr(library, name) for library in self._libraries.values())
 
     def _launch_graph(self, graph: _Captured) -> bool:
         return graph.stream.launch(graph.executable)
@@ -194,9 +201,11 @@ class GraphLibrary(ChainLibrary, CudaLibrary):
         # D129: the needs of a part that has never run are unknown, so memory for it is taken in the capture.
         for _ in range(2 if has_conditions else 1):
             before = arena.place(capturing)
+            epoch, watched = self._counted("epoch"), self._counted("watched")
             executable = capturing.capture(enqueue, has_conditions=has_conditions)
             if arena.place(capturing) == before:
-                return _Captured(executable, capturing, before)
+                is_watched = self._counted("watched") != watched
+                return _Captured(executable, capturing, before, epoch if is_watched else None)
             # The area of the first capture is given back by now.
             capturing.discard(executable)
         raise LibraryError("its workspace has grown meanwhile", library=self.name, code="workspace")

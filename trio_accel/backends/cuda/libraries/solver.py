@@ -4,8 +4,8 @@ To the vendor, who knows matrices by columns, a matrix by rows is its transpose.
 of the matrix, nothing is laid out anew: Cholesky of the other triangle, and singular values with U and V
 exchanged.
 
-Routines that iterate, `xgesvd` and `xsyev_batched`, wait for the device: they are called in a thread. They
-never get a NaN or an infinity: with one, `gesvd` of 300² took 52 s.
+Routines that iterate, such as `xgesvd` and `xsyev_batched`, wait for the device: they are called in a thread.
+They never get a NaN or an infinity: with one, `gesvd` of 300² took 52 s.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import attrs
 from nvmath.bindings import cublas, cusolver
 
-from ...base import DType, NotSupportedError
+from ...base import DType
 from ...base.checks import NATIVE
 from ...base.device_array import DeviceArray, broadcast, diagonals, first_rows, stacked, transposed
 from ...base.gpu.library import Order
@@ -293,14 +293,12 @@ class SolverLibrary(CudaLibrary):
 
     def _plan_eigh(self, spec: Any, device: LibraryDevice) -> tuple[Routine, ...]:
         n, dtype = spec.a.shape[-1], spec.a.dtype
-        if spec.b is not None:
-            raise NotSupportedError(
-                "the CUDA backend has no eigenvalues of pairs of matrices", backend="cuda"
-            )
         if not spec.a.size:
             return ()
         # To the routine, the triangle is the other one.
         options = {"uplo": UPPER if spec.UPLO in "Ll" else LOWER, "job": int(hasattr(spec, "v"))}
+        if spec.b is not None:
+            return (self._ready(Routine("?sygvd", dtype, {"n": n}, options)),)
         routine = Routine("xsyev_batched", dtype, {"n": n}, options)
         if n <= _MOST_EIGEN:
             room = self._vendor.sized(routine).work[0]
@@ -316,11 +314,41 @@ class SolverLibrary(CudaLibrary):
             return
         # The transpose is the conjugate.
         packed = call.copy_of(spec.a)
+        arrays = {"a": packed, "w": DeviceArray.packed(call.result(spec.w), spec.w.dtype, spec.w.shape)}
+        if spec.b is not None:
+            arrays["b"] = call.copy_of(spec.b)
+            self._blank(call, arrays["b"], status, spec.UPLO.upper())
         self._blank(call, packed, status, spec.UPLO.upper())
         said = call.workspace(_WORD * stacked(packed))
-        self._enqueue(call, call.plan[0], said, a=packed, w=call.array(spec.w))
+        self._enqueue(call, call.plan[0], said, **arrays)
         if hasattr(spec, "v"):
             call.convert(transposed(packed), call.array(spec.v), conjugate=packed.dtype.kind == "complex")
+        self._own.merge(call.handle, said, status, stacked(packed))
+
+    def _plan_eig(self, spec: Any, device: LibraryDevice) -> tuple[Routine, ...]:
+        if not spec.a.size:
+            return ()
+        options = {"job": int(hasattr(spec, "v"))}
+        return (self._ready(Routine("xgeev", spec.a.dtype, {"n": spec.a.shape[-1]}, options)),)
+
+    @kernel("linalg.eig", backend="cuda", dtypes=NATIVE, plan=_plan_eig, is_blocking=True)
+    @kernel("linalg.eigvals", backend="cuda", dtypes=NATIVE, plan=_plan_eig, is_blocking=True)
+    def _eig(self, spec: Any, call: KernelCall) -> None:
+        status = call.status(spec.info)
+        if not call.plan:
+            return
+        packed = call.copy_of(spec.a, "F")
+        self._blank(call, packed, status)
+        said = call.workspace(_WORD * stacked(packed))
+        w = DeviceArray.packed(call.result(spec.w), spec.w.dtype, spec.w.shape)
+        v = call.room(packed) if hasattr(spec, "v") else (0, 0)
+        self._enqueue(call, call.plan[0], said, a=packed, w=w, v=v)
+        if isinstance(v, DeviceArray):
+            if v.dtype.kind != "complex":
+                joined = call.workspace_array(spec.v.dtype, v.shape)
+                self._own.join_pairs(call.handle, v, w.address, joined.address)
+                v = joined
+            call.convert(transposed(v), call.array(spec.v))
         self._own.merge(call.handle, said, status, stacked(packed))
 
 

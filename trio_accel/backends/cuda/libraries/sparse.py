@@ -6,45 +6,34 @@ import struct
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any
 
 import attrs
 import numpy as np
 from nvmath.bindings import cusparse
 
-from ...base import DType
-from ...base.checks import NATIVE, check_structure, scalar_of
+from ...base import DType, LibraryError
+from ...base.checks import NATIVE, scalar_of
 from ...base.device_array import DeviceArray
 from ...base.kernels import kernel
-from ...base.ops import StatusArray, array_key
-from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
+from ...base.ops import OperationSpec
+from ..kit._library import KernelCall, LibraryDevice
 from ..runtime._stream import CudaStream
+from ._cusparse import AS_IT_IS, VALUE_TYPES, csr, dense, factors, operation_of, vector
+from ._sparse_makers import TYPES
+from ._sparse_structures import Structure
+from ._sparse_systems import SystemLibrary
 
 __all__ = ["SparseLibrary"]
 
-_AS_IT_IS = cusparse.Operation.NON_TRANSPOSE
 _ALGORITHM = cusparse.SpMVAlg.DEFAULT
-_OPERATIONS = {
-    "N": _AS_IT_IS,
-    "T": cusparse.Operation.TRANSPOSE,
-    "C": cusparse.Operation.CONJUGATE_TRANSPOSE,
-}
 
 _DTYPES = {"out": NATIVE}
-_INDEX_TYPES = {DType.int32: cusparse.IndexType.INDEX_32I, DType.int64: cusparse.IndexType.INDEX_64I}
-# cudaDataType.
-_VALUE_TYPES = {DType.float32: 0, DType.float64: 1, DType.complex64: 4, DType.complex128: 5}
-_FACTORS = {dtype: (np.ones(1, dtype.dtype), np.zeros(1, dtype.dtype)) for dtype in NATIVE}
 
 # As in sparse.cu.
 _ARGUMENTS = struct.Struct("<6Q3qiii4x")
-_GUARD = struct.Struct("<5Q3qii")
 _SCALE = struct.Struct("<Qqddi4x")
-_TYPES = {dtype: code for code, dtype in enumerate(NATIVE)}
 _LANES = 32
-_MOST_MATRICES = 256
-
-_Structure: TypeAlias = tuple[object, ...]
 
 
 @attrs.frozen(eq=False)
@@ -68,22 +57,7 @@ class _Product:
     destroy: Callable[[], None]
 
 
-@attrs.define(eq=False)
-class _Matrix:
-    """A matrix whose structure is right.
-
-    Attributes:
-        blocks: Blocks of its structure.
-        used: How many products there were before the last one by it.
-        product: Its descriptors; None before the first product by cuSPARSE.
-    """
-
-    blocks: tuple[int, int]
-    used: int
-    product: _Product | None = None
-
-
-class SparseLibrary(CudaLibrary):
+class SparseLibrary(SystemLibrary):
     """Products by cuSPARSE, which follows row pointers and columns without a check, wherever they lead.
 
     To check indices on the device costs nearly as much as a product, and the outcome cannot be awaited before
@@ -94,40 +68,41 @@ class SparseLibrary(CudaLibrary):
     copy of the structure that a kernel has made: a harmless one if it has found something.
     """
 
-    name = "sparse"
-    # Its work depends on whether a structure was checked, so it cannot be captured.
-    is_captured: ClassVar[bool] = False
-    errors: ClassVar[Errors] = {cusparse.cuSPARSEError: cusparse.Status}
-    refused: ClassVar[frozenset[str]] = frozenset({"INVALID_VALUE", "MATRIX_TYPE_NOT_SUPPORTED"})
-
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
         self._unchecked = device.kernels.function("sparse", "multiply_unchecked", _ARGUMENTS.size)
-        self._guard = device.kernels.function("sparse", "guard", _GUARD.size)
         self._scale = device.kernels.function("sparse", "scale", _SCALE.size)
-        self._matrices: dict[_Structure, _Matrix] = {}
-        self._products = 0
         self._stream: CudaStream | None = None
         self._handle: int = cusparse.create()
+
+    def captures(self, spec: OperationSpec) -> bool:
+        """See `EnqueuingLibrary.captures`: a product whose structure was found right before."""
+        return spec.operation == "sparse.spmv"
 
     @kernel("sparse.spmv", backend="cuda", dtypes=_DTYPES)
     def _multiply(self, spec: Any, call: KernelCall) -> None:
         # A type is compared by identity: cheaper than its hash, which is NumPy's.
-        structure = (id(spec.out.dtype), *_layout(spec))
-        matrix = self._matrices.get(structure)
+        structure = _structure(spec)
+        key = (id(spec.out.dtype), *structure.key)
+        seen = self._seen.get(key)
         indptr, indices, data, x = map(
             call.packed, (spec.matrix_indptr, spec.matrix_indices, spec.matrix_data, spec.x)
         )
         out = call.result(spec.out)
-        if matrix is None:
+        if seen is None:
+            if call.stream.is_capturing:
+                raise LibraryError(
+                    "the structure was not looked at yet", library=self.name, code="not_checked"
+                )
             self._forget_oldest()
-            words = call.words(2, partial(self._judge, spec, structure))
+            words = call.words(2, partial(self._judge, structure, key))
             self._launch_unchecked(spec, call, (indptr, indices, data, x, out), words, is_dense=False)
             return
-        matrix.used = self._products = self._products + 1
-        product = matrix.product
+        seen.used = self._uses = self._uses + 1
+        self.watched += call.stream.is_capturing
+        product: _Product | None = seen.product
         if product is None:
-            product = matrix.product = self._describe(spec, (indptr, indices, data, x, out))
+            product = seen.product = self._describe(spec, (indptr, indices, data, x, out))
         else:
             cusparse.csr_set_pointers(product.matrix, indptr, indices, data)
             cusparse.dn_vec_set_values(product.x, x)
@@ -135,19 +110,20 @@ class SparseLibrary(CudaLibrary):
         self._go_to(call.stream)
         kind, one, zero = product.terms
         cusparse.sp_mv(
-            *(self._handle, _AS_IT_IS, one, product.matrix, product.x, zero, product.out),
+            *(self._handle, AS_IT_IS, one, product.matrix, product.x, zero, product.out),
             *(kind, _ALGORITHM, call.workspace(product.nbytes)),
         )
 
     def _describe(self, spec: Any, addresses: tuple[int, int, int, int, int]) -> _Product:
         """Make the descriptors of a product, and find its workspace."""
         indptr, indices, data, x_at, out_at = addresses
-        kind, (one, zero) = _VALUE_TYPES[spec.matrix_data.dtype], _factors(spec.matrix_data.dtype)
+        dtype = spec.matrix_data.dtype
+        kind, (one, zero) = VALUE_TYPES[dtype], factors(dtype)
         with ExitStack() as undo:
-            matrix = _csr(undo, spec, (indptr, indices, data), kind)
-            x, out = _vector(undo, spec.x.size, x_at, kind), _vector(undo, spec.out.size, out_at, kind)
+            matrix = _csr(undo, spec, (indptr, indices, data), dtype)
+            x, out = vector(undo, spec.x.size, x_at, dtype), vector(undo, spec.out.size, out_at, dtype)
             nbytes = cusparse.sp_mv_buffer_size(
-                self._handle, _AS_IT_IS, one, matrix, x, zero, out, kind, _ALGORITHM
+                self._handle, AS_IT_IS, one, matrix, x, zero, out, kind, _ALGORITHM
             )
             return _Product(matrix, x, out, nbytes, (kind, one, zero), undo.pop_all().close)
 
@@ -158,45 +134,44 @@ class SparseLibrary(CudaLibrary):
 
     @kernel("sparse.spmm", backend="cuda", dtypes=_DTYPES)
     def _multiply_dense(self, spec: Any, call: KernelCall) -> None:
-        structure, dtype = self._harmless(spec, call), spec.matrix_data.dtype
-        factors = [scalar_of("sparse", name, getattr(spec, name), dtype) for name in ("alpha", "beta")]
+        structure, dtype = self._harmless(_structure(spec), call), spec.matrix_data.dtype
+        given = [scalar_of("sparse", name, getattr(spec, name), dtype) for name in ("alpha", "beta")]
         out, size = call.result(spec.out, is_updated=True), spec.out.size
         if not (_stored(spec) and size and spec.b.shape[0]):
             # There is no product, and cuSPARSE does not take it.
-            beta = complex(factors[1])
-            values = out, size, beta.real, beta.imag, _TYPES[dtype]
+            beta = complex(given[1])
+            values = out, size, beta.real, beta.imag, TYPES[dtype]
             self._scale.run(call.handle, max(size, 1), _SCALE, *values)
             return
-        kind, terms_at = _VALUE_TYPES[dtype], np.array(factors, dtype.dtype)
+        kind, terms_at = VALUE_TYPES[dtype], np.array(given, dtype.dtype)
         alpha, beta_at = terms_at.ctypes.data, terms_at.ctypes.data + dtype.itemsize
-        # cuSPARSE conjugates complex matrices alone.
-        turned = "T" if spec.transpose == "C" and dtype.dtype.kind != "c" else spec.transpose
         with ExitStack() as undo:
-            matrix = _csr(undo, spec, (*structure, call.packed(spec.matrix_data)), kind)
-            dense = _dense(undo, spec.b.shape, call.packed(spec.b), kind)
-            product = _dense(undo, spec.out.shape, out, kind)
+            matrix = _csr(undo, spec, (*structure, call.packed(spec.matrix_data)), dtype)
+            b = dense(undo, spec.b.shape, call.packed(spec.b), dtype)
+            product = dense(undo, spec.out.shape, out, dtype)
             self._go_to(call.stream)
             terms = (
-                *(self._handle, _OPERATIONS[turned], _AS_IT_IS, alpha, matrix, dense),
+                *(self._handle, operation_of(spec.transpose, dtype), AS_IT_IS, alpha, matrix, b),
                 *(beta_at, product, kind, cusparse.SpMMAlg.DEFAULT),
             )
             cusparse.sp_mm(*terms, call.workspace(cusparse.sp_mm_buffer_size(*terms)))
 
     @kernel("sparse.sddmm", backend="cuda", dtypes=_DTYPES)
     def _sample(self, spec: Any, call: KernelCall) -> None:
-        structure = self._harmless(spec, call)
+        structure = self._harmless(_structure(spec), call)
         (rows, inner), columns = spec.a.shape, spec.b.shape[1]
         if not (_stored(spec) and inner and rows and columns):
             call.fill(spec.out, 0)
             return
         a, b, out = call.packed(spec.a), call.packed(spec.b), call.result(spec.out)
-        kind, (one, zero) = _VALUE_TYPES[spec.out.dtype], _factors(spec.out.dtype)
+        dtype = spec.out.dtype
+        kind, (one, zero) = VALUE_TYPES[dtype], factors(dtype)
         with ExitStack() as undo:
-            left, right = _dense(undo, spec.a.shape, a, kind), _dense(undo, spec.b.shape, b, kind)
-            sampled = _csr(undo, spec, (*structure, out), kind)
+            left, right = dense(undo, spec.a.shape, a, dtype), dense(undo, spec.b.shape, b, dtype)
+            sampled = _csr(undo, spec, (*structure, out), dtype)
             self._go_to(call.stream)
             terms = (
-                *(self._handle, _AS_IT_IS, _AS_IT_IS, one, left, right),
+                *(self._handle, AS_IT_IS, AS_IT_IS, one, left, right),
                 *(zero, sampled, kind, cusparse.SDDMMAlg.DEFAULT),
             )
             nbytes = np.zeros(1, np.uint64)
@@ -208,118 +183,35 @@ class SparseLibrary(CudaLibrary):
         out = call.result(spec.out)
         call.fill(DeviceArray.packed(out, spec.out.dtype, spec.out.shape), 0)
         indptr, indices, data = map(call.packed, (spec.matrix_indptr, spec.matrix_indices, spec.matrix_data))
-        words = call.words(2, partial(_refuse_faulty, spec))
+        words = call.words(2, _structure(spec).refuse_faulty)
         self._launch_unchecked(spec, call, (indptr, indices, data, 0, out), words, is_dense=True)
 
     @kernel("sparse.check_structure", backend="cuda", dtypes={"matrix_data": NATIVE})
     def _check(self, spec: Any, call: KernelCall) -> None:
         # What the guard copies is not used here.
-        self._harmless(spec, call)
-
-    def _harmless(self, spec: Any, call: KernelCall) -> tuple[int, int]:
-        """Return addresses of row pointers and columns that lead nowhere outside.
-
-        Those of the matrix, if it was found right. Otherwise copies that a kernel makes: of the structure, or
-        of a harmless one, and then the operation fails (D104).
-        """
-        indptr, indices = call.packed(spec.matrix_indptr), call.packed(spec.matrix_indices)
-        structure = ("harmless", *_layout(spec))
-        matrix = self._matrices.get(structure)
-        if matrix is not None:
-            matrix.used = self._products = self._products + 1
-            return indptr, indices
-        self._forget_oldest()
-        words = call.words(1, partial(self._judge, spec, structure))
-        size = spec.matrix_indptr.dtype.itemsize
-        safe = call.workspace(spec.matrix_indptr.size * size), call.workspace(spec.matrix_indices.size * size)
-        count, is_wide = max(spec.matrix_indptr.size, _stored(spec)), spec.matrix_indptr.dtype is DType.int64
-        values = indptr, indices, *safe, words, *spec.matrix, _stored(spec), is_wide
-        for phase in range(2):
-            self._guard.run(call.handle, count, _GUARD, *values, phase)
-        return safe
-
-    def _forget_oldest(self) -> None:
-        # Not where one is added: a thread of the device must not destroy what is in use.
-        while len(self._matrices) > _MOST_MATRICES:
-            self._forget(min(tuple(self._matrices.items()), key=lambda item: item[1].used)[0])
+        self._harmless(_structure(spec), call)
 
     def _launch_unchecked(
         self, spec: Any, call: KernelCall, addresses: tuple[int, ...], words: int, *, is_dense: bool
     ) -> None:
         """Enqueue the kernel that checks all that it reads, by a warp for each row."""
-        types = _TYPES[spec.matrix_data.dtype], spec.matrix_indptr.dtype is DType.int64, is_dense
+        types = TYPES[spec.matrix_data.dtype], spec.matrix_indptr.dtype is DType.int64, is_dense
         values = *addresses, words, *spec.matrix, _stored(spec), *types
         self._unchecked.run(call.handle, max(spec.matrix[0], 1) * _LANES, _ARGUMENTS, *values)
 
-    def _judge(self, spec: Any, structure: _Structure, words: StatusArray) -> None:
-        """Note the end of an operation that checked its matrix. May run in a thread of the device."""
-        _refuse_faulty(spec, words)
-        # cuSPARSE can neither be told that more is stored than is used, nor that there is nothing.
-        if not words[1:].any() and spec.matrix[0] and _stored(spec):
-            blocks = spec.matrix_indptr.block, spec.matrix_indices.block
-            self._matrices.setdefault(structure, _Matrix(blocks, self._products))
-            for block in blocks:
-                self._device.invalidate_with(block, self._invalidate_block)
-
-    def _invalidate_block(self, block: int) -> None:
-        """Other arrays, which were not checked, may be in these blocks from now on."""
-        # A thread of the device may add one meanwhile, of other blocks.
-        for structure, matrix in tuple(self._matrices.items()):
-            if block in matrix.blocks:
-                self._forget(structure)
-
-    def _forget(self, structure: _Structure) -> None:
-        product = self._matrices.pop(structure).product
-        if product is not None:
-            product.destroy()
-
     def _destroy(self) -> None:
-        while self._matrices:
-            self._forget(next(iter(self._matrices)))
+        super()._destroy()
         cusparse.destroy(self._handle)
 
 
-# Nothing of a descriptor is needed once an operation is enqueued: it is destroyed when the stack is undone.
-def _csr(undo: ExitStack, spec: Any, addresses: tuple[int, int, int], kind: int) -> int:
-    """Describe a sparse matrix."""
-    (rows, columns), index = spec.matrix, _INDEX_TYPES[spec.matrix_indptr.dtype]
-    made: int = cusparse.create_csr(
-        rows, columns, _stored(spec), *addresses, index, index, cusparse.IndexBase.ZERO, kind
-    )
-    undo.callback(cusparse.destroy_sp_mat, made)
-    return made
-
-
-def _dense(undo: ExitStack, shape: tuple[int, int], address: int, kind: int) -> int:
-    """Describe a dense matrix by rows."""
-    made: int = cusparse.create_dn_mat(*shape, shape[1], address, kind, cusparse.Order.ROW)
-    undo.callback(cusparse.destroy_dn_mat, made)
-    return made
-
-
-def _vector(undo: ExitStack, size: int, address: int, kind: int) -> int:
-    """Describe a dense vector."""
-    made: int = cusparse.create_dn_vec(size, address, kind)
-    undo.callback(cusparse.destroy_dn_vec, made)
-    return made
-
-
-def _factors(dtype: DType) -> tuple[int, int]:
-    """Return the addresses of one and zero."""
-    one, zero = _FACTORS[dtype]
-    return one.ctypes.data, zero.ctypes.data
+def _csr(undo: ExitStack, spec: Any, addresses: tuple[int, int, int], dtype: DType) -> int:
+    """Describe the matrix of an operation."""
+    return csr(undo, spec.matrix, _stored(spec), addresses, spec.matrix_indptr.dtype, dtype)
 
 
 def _stored(spec: Any) -> int:
     return int(spec.matrix_indices.size)
 
 
-def _layout(spec: Any) -> tuple[object, ...]:
-    """Return the key of a matrix's structure."""
-    indptr, indices = spec.matrix_indptr, spec.matrix_indices
-    return spec.matrix, indptr.block, *array_key(indptr), indices.block, *array_key(indices)
-
-
-def _refuse_faulty(spec: Any, words: StatusArray) -> None:
-    """Refuse a structure over what a kernel has found."""
-    check_structure(int(words[0]), spec.matrix, _stored(spec))
+def _structure(spec: Any) -> Structure:
+    return Structure(spec.matrix, spec.matrix_indptr, spec.matrix_indices)

@@ -1,0 +1,404 @@
+"""Sparse matrices that are made of others: keys that are sorted by CUB, and kernels of the backend's own.
+
+cuSPARSE's conversions take indices of int32 alone, and it keeps what cancels out. A key is the place of a
+value, row by row. Once keys are in order, equal ones are neighbours: one way for all functions (D166).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, TypeAlias
+
+import attrs
+import numpy as np
+from nvmath.bindings import cusparse
+
+from ...base import DType, LibraryError, NotSupportedError
+from ...base.checks import NATIVE
+from ...base.gpu.driver import Function
+from ...base.gpu.primitives import CountScan
+from ...base.ops import ArraySpec, StatusArray
+from ..kit._library import KernelCall, LibraryDevice
+from ._cusparse import AS_IT_IS, VALUE_TYPES, csr, factors
+from ._radix_sort import RadixSort
+
+__all__ = ["ANY", "TYPES", "Job", "Maker", "MakerKernels"]
+
+# As in structures.cu.
+_FIELDS = (
+    "indptr", "indices", "data", "other_data", "out_indptr", "out_indices",
+    "out_data", "keys", "kept", "order", "flags", "places", "list", "words", "count", "rows", "columns",
+    "height", "width", "first", "limit", "step", "type", "is_wide", "kind",
+)  # fmt: skip
+_ARGUMENTS = struct.Struct("<14Q8q3i4x")
+_KINDS = {
+    "sum_duplicates": 0, "coo_to_csr": 1, "csr_to_csc": 2, "bsr_to_csr": 3, "csr_to_bsr": 4,
+    "eliminate_zeros": 5, "tril": 6, "triu": 7,
+}  # fmt: skip
+_NAMES = (
+    "make_keys", "mark_heads", "sum_groups", "mark_sums", "move_sums", "fill_blocks", "move_columns",
+    "point_keys", "put_total", "tell_outside", "mark_values", "move_values", "count_rows", "take_values",
+    "inspect", "measure", "compare", "mirror",
+)  # fmt: skip
+TYPES = {dtype: code for code, dtype in enumerate(NATIVE)}
+"""Numbers of the types of values, as sources have them."""
+
+# Values are numbered by 32 bits.
+_MOST = (1 << 31) - 1
+ANY = 1 << 62
+"""No limit."""
+
+_Right: TypeAlias = Callable[[tuple[int, int], ArraySpec, ArraySpec], tuple[int, int]]
+
+
+@attrs.frozen(eq=False)
+class Job:
+    """What is made, as in `MadeSpec`; results are addresses.
+
+    Attributes:
+        function: By the name of the function.
+        numbers: Rows and columns of what is read, and what else the function is told.
+        arrays: The arrays that are read.
+        out: Addresses of row pointers, columns and values; zeros where they are only counted.
+        limit: For how many values they have room; `ANY` where they are only counted.
+        count: Address of an int64 that gets the number of values.
+    """
+
+    function: str
+    numbers: tuple[int, ...]
+    arrays: tuple[ArraySpec, ...]
+    out: tuple[int, int, int]
+    limit: int
+    count: int
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether values are only counted."""
+        return self.limit == ANY
+
+
+class MakerKernels:
+    """What is compiled when the first matrix is made; blocks. The context is current.
+
+    Attributes:
+        handle: Of cuSPARSE: another one than that of operations that do not block.
+    """
+
+    def __init__(self, device: LibraryDevice) -> None:
+        self.handle: int = cusparse.create()
+        load, self._architecture = device.kernels.function, device.architecture
+        self.functions: dict[str, Function] = {
+            name: load("structures", name, _ARGUMENTS.size) for name in _NAMES
+        }
+        self.scan: CountScan = CountScan(device.kernels)
+        self._sort: RadixSort | None = None
+
+    @property
+    def sort(self) -> RadixSort:
+        """What sorts keys with numbers beside them; compiled when that is used first.
+
+        Raises:
+            NotSupportedError: The package cuda-cccl is not there.
+        """
+        if self._sort is None:
+            architecture = self._architecture
+            self._sort = RadixSort(DType.uint64, DType.uint32, descending=False, architecture=architecture)
+        return self._sort
+
+
+class Maker:
+    """Makes one matrix, or counts what it will have.
+
+    Args:
+        kernels: What it launches.
+        job: What it makes.
+        call: The operation.
+        right: Returns the addresses of row pointers and columns, once they are found right; see
+            `StructureLibrary._right`.
+    """
+
+    def __init__(self, kernels: MakerKernels, job: Job, call: KernelCall, right: _Right) -> None:
+        self._kernels, self._job, self._call, self._right = kernels, job, call, right
+        self._index, self._dtype = job.arrays[0].dtype, job.arrays[2].dtype
+        self._values: dict[str, int] = {
+            **dict.fromkeys(_FIELDS, 0),
+            "type": TYPES[self._dtype],
+            "is_wide": self._index is DType.int64,
+            "kind": _KINDS.get(job.function, 0),
+            "limit": job.limit,
+        }
+        self._itemsize = self._dtype.itemsize
+        self._out, self._count = job.out, job.count
+        self.rows: int = job.numbers[0]
+
+    def run(self) -> None:
+        """Enqueue it."""
+        if max(array.size for array in self._job.arrays) > _MOST:
+            raise self._too_many("values")
+        getattr(self, f"_{_WAYS.get(self._job.function, self._job.function)}")()
+
+    def _too_many(self, what: str) -> NotSupportedError:
+        return NotSupportedError(
+            f"{self._job.function}: the CUDA backend has no matrices of more than {_MOST} {what}",
+            backend="cuda",
+        )
+
+    def set(self, **values: int) -> None:
+        """Set arguments of all kernels that follow."""
+        self._values.update(values)
+
+    def launch(self, name: str, items: int, /, **values: int) -> None:
+        """Enqueue a kernel for so many items; these arguments are for it alone."""
+        if items:
+            told = {**self._values, **values}
+            self._kernels.functions[name].run(
+                self._call.handle, items, _ARGUMENTS, *[told[field] for field in _FIELDS]
+            )
+
+    def _take(self, shape: tuple[int, ...], arrays: Any) -> tuple[int, int, int]:
+        """Return the addresses of a matrix of rows, once its structure is found right."""
+        return *self._right((shape[0], shape[1]), *arrays[:2]), self._call.packed(arrays[2])
+
+    def _keys(self, columns: int, lines: int, count: int) -> tuple[int, int]:
+        """Take room for keys, that of numbers up to ``columns * lines``, and their numbers."""
+        if columns * lines >= 1 << 63:
+            raise NotSupportedError(
+                f"{self._job.function}: the CUDA backend has no keys for {lines} times {columns} elements",
+                backend="cuda",
+            )
+        return self._call.workspace(2 * count * 8), self._call.workspace(2 * count * 4)
+
+    def _sort(self, room: tuple[int, int], count: int, most: int) -> None:
+        """Bring keys below `most` into order, and note where they are."""
+        (keys, order), found = room, 0
+        if count:
+            pairs = (keys, keys + 8 * count), (order, order + 4 * count)
+            found = self._kernels.sort(self._call, *pairs, count, max((most - 1).bit_length(), 1))
+        self.set(keys=keys + 8 * count * found, order=order + 4 * count * found)
+        # The other half is free now.
+        self.set(kept=keys + 8 * count * (1 - found))
+
+    def _scan(self, count: int) -> None:
+        """Add the flags up."""
+        self.set(places=self._kernels.scan(self._call, self._values["flags"], count))
+
+    def _group(self, count: int) -> None:
+        self.set(flags=self._call.workspace(count * 4))
+        self.launch("mark_heads", count, count=count)
+        self._scan(count)
+
+    def _point(self, count: int, lines: int, step: int, **values: int) -> None:
+        """Write row pointers, and how many values there are."""
+        told = {"count": count, "rows": lines, "step": step, "words": self._count, "out_indptr": self._out[0]}
+        self.launch("point_keys", lines + 1, **told, **values)
+
+    # ---- by keys
+
+    def _by_rows(self) -> None:
+        """Make a matrix whose values of one place are added up."""
+        job, call = self._job, self._call
+        rows, columns = job.numbers
+        indptr, indices, data = job.arrays[:3]
+        count = data.size
+        room = self._keys(columns, rows, count)
+        self.set(rows=rows, columns=columns, keys=room[0], order=room[1])
+        if job.function == "coo_to_csr":
+            self.set(words=self._words("row", "col"))
+            addresses = call.packed(indptr), call.packed(indices), call.packed(data)
+        elif job.function == "bsr_to_csr":
+            height, width = data.shape[1:]
+            addresses = self._take((rows // height, columns // width), job.arrays)
+            self.set(height=height, width=width)
+        else:
+            addresses = self._take((rows, columns), job.arrays)
+        self.set(**dict(zip(("indptr", "indices", "data"), addresses, strict=True)))
+        self.launch("make_keys", count, count=count)
+        if job.function == "coo_to_csr":
+            self.launch("tell_outside", 2)
+        self._sum(room, count, rows, columns)
+
+    def _sum(self, room: tuple[int, int], count: int, rows: int, columns: int) -> None:
+        """Add values of one key up, and write the matrix."""
+        self._sort(room, count, rows * columns)
+        self._group(count)
+        told = {"count": count, "first": count, "step": columns}
+        self.launch("sum_groups", count, **told, out_indices=self._out[1], out_data=self._out[2])
+        self._point(count, rows, columns)
+
+    def _add(self) -> None:
+        job = self._job
+        rows, columns = job.numbers
+        first, second = (self._take(job.numbers, job.arrays[k : k + 3]) for k in (0, 3))
+        sizes = [job.arrays[k].size for k in (2, 5)]
+        count = sum(sizes)
+        if count > _MOST:
+            raise self._too_many("values")
+        room = self._keys(columns, rows, count)
+        self.set(rows=rows, columns=columns, keys=room[0], order=room[1])
+        for (indptr, indices, _), size, start in zip((first, second), sizes, (0, sizes[0]), strict=True):
+            self.launch("make_keys", size, count=size, first=start, indptr=indptr, indices=indices)
+        self.set(data=first[2], other_data=second[2])
+        self._sort(room, count, rows * columns)
+        self._sum_without_zeros(count, sizes[0], rows, columns)
+
+    def _sum_without_zeros(self, count: int, first: int, rows: int, columns: int) -> None:
+        """Add values of keys in order up, and write what is not zero."""
+        self._group(count)
+        sums = self._call.workspace(count * self._itemsize)
+        keys, kept = self._values["keys"], self._values["kept"]
+        self.launch("sum_groups", count, count=count, first=first, step=columns, out_data=sums, limit=ANY)
+        self.launch("mark_sums", count, count=count, data=sums)
+        self._scan(count)
+        # The keys of groups are in the other half; those of what is left go where all were.
+        told = {"count": count, "data": sums, "keys": kept, "kept": keys, "step": columns}
+        self.launch("move_sums", count, **told, out_indices=self._out[1], out_data=self._out[2])
+        self._point(count, rows, columns, kept=keys)
+
+    def _spgemm(self) -> None:
+        """Multiply by cuSPARSE, which keeps what cancels out; that is left out here."""
+        job, call, dtype = self._job, self._call, self._dtype
+        rows, inner, columns = job.numbers
+        first = self._take((rows, inner), job.arrays[:3])
+        second = self._take((inner, columns), job.arrays[3:])
+        sizes = [job.arrays[k].size for k in (2, 5)]
+        if not all(sizes):
+            # cuSPARSE takes no matrix without values.
+            self._write_none(rows)
+            return
+        handle, kind, (one, zero) = self._kernels.handle, VALUE_TYPES[dtype], factors(dtype)
+        cusparse.set_stream(handle, call.handle)
+        pointers = call.workspace((rows + 1) * self._index.itemsize)
+        with ExitStack() as undo:
+            a = csr(undo, (rows, inner), sizes[0], first, self._index, dtype)
+            b = csr(undo, (inner, columns), sizes[1], second, self._index, dtype)
+            product = csr(undo, (rows, columns), 0, (pointers, 0, 0), self._index, dtype)
+            state = cusparse.sp_gemm_create_descr()
+            undo.callback(cusparse.sp_gemm_destroy_descr, state)
+            terms = (
+                *(handle, AS_IT_IS, AS_IT_IS, one, a, b, zero, product, kind),
+                *(cusparse.SpGEMMAlg.DEFAULT, state),
+            )
+            room = call.workspace(max(cusparse.sp_gemm_work_estimation(*terms, 0), 1))
+            cusparse.sp_gemm_work_estimation(*terms, room)
+            nbytes = np.zeros(1, np.uint64)
+            cusparse.sp_gemm_compute(*terms, nbytes.ctypes.data, 0)
+            cusparse.sp_gemm_compute(*terms, nbytes.ctypes.data, call.workspace(max(int(nbytes[0]), 1)))
+            stored = int(cusparse.sp_mat_get_size(product)[2])
+            if stored > _MOST:
+                raise self._too_many("values")
+            if not stored:
+                self._write_none(rows)
+                return
+            if job.is_counted:
+                counted = call.uploaded(np.array([stored], np.int64))
+                call.stream.copy(self._count, counted, 8)
+                return
+            indices, data = (call.workspace(stored * one.itemsize) for one in (self._index, dtype))
+            cusparse.csr_set_pointers(product, pointers, indices, data)
+            cusparse.sp_gemm_copy(*terms)
+        self._select((pointers, indices, data), rows, stored, kind=_KINDS["eliminate_zeros"])
+
+    def _write_none(self, rows: int) -> None:
+        """Write that nothing is stored."""
+        self._call.stream.set_bytes(self._count, 0, 8)
+        if not self._job.is_counted:
+            self._call.stream.set_bytes(self._out[0], 0, (rows + 1) * self._index.itemsize)
+
+    def _csr_to_csc(self) -> None:
+        job = self._job
+        rows, columns = job.numbers
+        count = job.arrays[2].size
+        indptr, indices, data = self._take(job.numbers, job.arrays)
+        room = self._keys(columns, 1, count)
+        self.set(rows=rows, columns=columns, keys=room[0], order=room[1])
+        self.set(indptr=indptr, indices=indices, data=data)
+        self.launch("make_keys", count, count=count)
+        self._sort(room, count, columns)
+        self.launch("move_columns", count, count=count, out_indices=self._out[1], out_data=self._out[2])
+        self._point(count, columns, 1, kept=self._values["keys"])
+
+    def _csr_to_bsr(self) -> None:
+        job, call = self._job, self._call
+        rows, columns, height, width = job.numbers
+        count = job.arrays[2].size
+        indptr, indices, data = self._take((rows, columns), job.arrays)
+        room, (lines, step) = self._keys(columns, rows, count), (rows // height, columns // width)
+        self.set(rows=rows, columns=columns, height=height, width=width, keys=room[0], order=room[1])
+        self.set(indptr=indptr, indices=indices, data=data)
+        self.launch("make_keys", count, count=count)
+        self._sort(room, count, lines * step)
+        self._group(count)
+        if job.is_counted:
+            self.launch("put_total", 1, count=count, words=self._count)
+            return
+        if job.limit:
+            call.stream.set_bytes(self._out[2], 0, job.limit * height * width * self._itemsize)
+        told = {"count": count, "step": step, "out_indices": self._out[1], "out_data": self._out[2]}
+        self.launch("fill_blocks", count, **told)
+        self._point(count, lines, step)
+
+    # ---- parts
+
+    def _part(self) -> None:
+        job = self._job
+        rows, columns, *numbers = job.numbers
+        addresses = self._take((rows, columns), job.arrays)
+        self.set(first=_clipped(numbers[0]) if numbers else 0)
+        self._select(addresses, rows, job.arrays[2].size)
+
+    def _select(self, addresses: tuple[int, int, int], rows: int, count: int, **values: int) -> None:
+        """Write the values of a matrix that are of the kind that is kept."""
+        self.set(**dict(zip(("indptr", "indices", "data"), addresses, strict=True)), **values)
+        self.set(rows=rows, flags=self._call.workspace(count * 4), count=count)
+        self.launch("mark_values", count)
+        self._scan(count)
+        told = dict(zip(("out_indptr", "out_indices", "out_data"), self._out, strict=True))
+        self.launch("move_values", max(count, rows + 1), words=self._count, **told)
+
+    def _take_rows(self) -> None:
+        job, call = self._job, self._call
+        indptr, indices, data = self._take(job.numbers, job.arrays)
+        wanted = job.arrays[3]
+        count = wanted.size
+        chosen = call.workspace_array(DType.int64, (count,))
+        call.convert(call.array(wanted), chosen)
+        self.set(indptr=indptr, indices=indices, data=data, rows=job.numbers[0], count=count)
+        self.set(flags=call.workspace(count * 4), list=chosen.address, words=self._words("indices"))
+        self.launch("count_rows", count)
+        self.launch("tell_outside", 2)
+        self._scan(count)
+        if job.is_counted:
+            self.launch("put_total", 1, words=self._count)
+            return
+        told = dict(zip(("out_indptr", "out_indices", "out_data"), self._out, strict=True))
+        self.launch("take_values", max(job.limit, count + 1), words=self._count, **told)
+
+    # ---- what was found wrong
+
+    def _words(self, *names: str) -> int:
+        """Return the address of words for indices that lead outside, in arrays of these names."""
+
+        def judge(words: StatusArray) -> None:
+            values = words[2:].view(np.int64)
+            for name, number, value, limit in zip(names, words, values, self._job.numbers, strict=False):
+                if number:
+                    raise LibraryError(
+                        f"{name}[{number - 1}] is {value}; it must be from 0 to {limit - 1}",
+                        library="sparse",
+                        code="invalid_value",
+                    )
+
+        return self._call.words(6, judge)
+
+
+_WAYS = {
+    "coo_to_csr": "by_rows", "bsr_to_csr": "by_rows", "sum_duplicates": "by_rows",
+    "eliminate_zeros": "part", "tril": "part", "triu": "part",
+}  # fmt: skip
+
+
+def _clipped(number: int) -> int:
+    """Take the number of a diagonal to 64 bits."""
+    return max(-ANY, min(number, ANY))
