@@ -55,7 +55,6 @@ def at_least(name: str, argument: str, value: object, least: int) -> int:
         TypeError: It is no whole number.
         ValueError: It is too small.
     """
-    # Most are plain, and the other way takes as long as a launch.
     number = whole(name, argument, value)
     if number < least:
         raise ValueError(f"{name}: {argument} must be at least {least}, got {value!r}")
