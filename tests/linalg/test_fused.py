@@ -303,7 +303,10 @@ async def test_not_a_number_and_infinities(device: ta.Device) -> None:
     a = np.eye(4, dtype=np.float32)
     a[0, 0], a[1, 1], a[2, 2] = math.nan, math.inf, -math.inf
     found = await fused_matmul(await device.put(a), np.ones((4, 4), "f"))
-    np.testing.assert_array_equal(await found.to_host(), a @ np.ones((4, 4), "f"))
+    # Infinity by zero is no number, and some builds of NumPy warn of it.
+    with np.errstate(invalid="ignore"):
+        expected = a @ np.ones((4, 4), "f")
+    np.testing.assert_array_equal(await found.to_host(), expected)
 
 
 f, d, h, e, i = (np.zeros((16, 16), one) for one in (np.float32, float, np.float16, E4, np.int8))

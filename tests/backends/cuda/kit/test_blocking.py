@@ -93,7 +93,9 @@ def test_iterations_of_the_solvers_block() -> None:
     kernels = kernels_of(vars(SolverLibrary), "cuda")
     assert {spec for spec, one in kernels.items() if one.is_blocking} == {
         linalg.svd.spec.operation,
+        linalg.eig.spec.operation,
         linalg.eigh.spec.operation,
+        linalg.eigvals.spec.operation,
         linalg.eigvalsh.spec.operation,
     }
 

@@ -33,7 +33,7 @@ def write(rig: Any, array: ArraySpec, values: list[int]) -> None:
 
 def believed(rig: Any) -> list[bool]:
     """Of each matrix that was found right, whether cuSPARSE has it."""
-    return [matrix.product is not None for matrix in rig.library("sparse")._matrices.values()]
+    return [matrix.product is not None for matrix in rig.library("sparse")._seen.values()]
 
 
 def known_product(rig: Any) -> Any:
@@ -118,7 +118,8 @@ def test_a_block_that_becomes_another_is_believed_no_more(rig: Any, which: str) 
 
 
 def test_matrices_that_make_way_are_checked_again(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[type(rig.library("sparse")).__module__], "_MOST_MATRICES", 2)
+    structures = "trio_accel.backends.cuda.libraries._sparse_structures"
+    monkeypatch.setattr(sys.modules[structures], "_MOST_STRUCTURES", 2)
     specs = [product(rig, [0, 2, 3], [0, 1, 1]), product(rig, [0, 1, 2, 3], [0, 1, 1])]
     results = [3, 2], [1, 2, 2], [2]
     specs.append(product(rig, [0, 1], [1]))

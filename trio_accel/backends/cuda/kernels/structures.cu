@@ -344,16 +344,22 @@ __device__ bool is_finite(Value value)
 }
 
 // Before a matrix is solved with, of six words: the first row whose columns do not ascend; that whose diagonal is not
-// stored, zero, or of factors (`kind`) no finite number, and with 2 not above zero; whether a value is no finite
-// number; and, behind two words of `measure` and `compare`, whether an element of the diagonal is stored twice.
+// stored, zero, or of factors (`kind`) no finite number, and with 2 that no factor of Cholesky's has; whether a value is
+// no finite number; and, behind two words of `measure` and `compare`, whether an element of the diagonal is stored twice.
+// The vendor takes the root of a pivot below zero as if it was above. So the squares of a row of the factor are compared
+// with the diagonal of the matrix, of which `out_data` has the values: they add up to it.
 KERNEL(inspect, MakeArguments)
 {
+    const bool is_single = arguments.type == FLOAT32 || arguments.type == COMPLEX64;
+    const double few = ldexp(1.0, 2 - (is_single ? 23 : 52));
     EACH(row, arguments.rows) {
         i64 before = -1;
         int found = 0;
         Value diagonal = {0, 0};
+        double squares = 0, original = 0;
+        const i64 begin = index_at(arguments, arguments.indptr, row);
         const i64 end = index_at(arguments, arguments.indptr, row + 1);
-        for (i64 item = index_at(arguments, arguments.indptr, row); item < end; item++) {
+        for (i64 item = begin; item < end; item++) {
             const i64 column = index_at(arguments, arguments.indices, item);
             const Value value = value_at(arguments, arguments.data, item);
             if (column <= before)
@@ -362,13 +368,17 @@ KERNEL(inspect, MakeArguments)
                 diagonal = {diagonal.real + value.real, diagonal.imaginary + value.imaginary};
                 if (++found > 1)
                     arguments.words[5] = 1;
+                if (arguments.kind > 1)
+                    original = value_at(arguments, arguments.out_data, item).real;
             }
+            if (column <= row)
+                squares += value.real * value.real + value.imaginary * value.imaginary;
             if (!is_finite(value))
                 arguments.words[2] = 1;
             before = column;
         }
         if (is_zero(diagonal) || (arguments.kind && !is_finite(diagonal))
-            || (arguments.kind > 1 && diagonal.real <= 0))
+            || (arguments.kind > 1 && !(diagonal.real > 0 && fabs(squares - original) <= few * (end - begin + 8) * original)))
             keep_first(arguments.words + 1, row + 1);
     }
 }

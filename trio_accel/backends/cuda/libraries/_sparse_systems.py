@@ -119,7 +119,8 @@ class SystemLibrary(StructureLibrary):
             # The vendor says only that there is a pivot of zero. Behind it all is infinite, or not a number;
             # with one that is not stored, it does nothing.
             maker = self._maker_of(spec, call)
-            words = self._inspect(maker, call, (indptr, indices, out), 2 if is_cholesky else 1)
+            kind, original = (2, data) if is_cholesky else (1, 0)
+            words = self._inspect(maker, call, (indptr, indices, out), kind, original=original)
             bad = [number for number in (pivot, int(words[1])) if number]
             if bad:
                 _tell(call, status, min(bad))
@@ -177,13 +178,22 @@ class SystemLibrary(StructureLibrary):
         return _Looked(addresses, structure.stored, words)
 
     def _inspect(
-        self, maker: Maker, call: KernelCall, addresses: tuple[int, int, int], kind: int, compared: int = 0
+        self,
+        maker: Maker,
+        call: KernelCall,
+        addresses: tuple[int, int, int],
+        kind: int,
+        compared: int = 0,
+        original: int = 0,
     ) -> Any:
-        """Look at values, and whether so many of them are those of a Hermitian matrix; blocks."""
+        """Look at values, and whether so many of them are those of a Hermitian matrix; blocks.
+
+        Factors of kind 2 are compared with the values that they were made of, which are at `original`.
+        """
         words = call.workspace(4 * _WORDS)
         call.stream.set_bytes(words, 0, 4 * _WORDS)
         maker.set(**dict(zip(("indptr", "indices", "data"), addresses, strict=True)), rows=maker.rows)
-        maker.launch("inspect", maker.rows, words=words, kind=kind)
+        maker.launch("inspect", maker.rows, words=words, kind=kind, out_data=original)
         for name in ("measure", "compare"):
             maker.launch(name, compared, count=compared, words=words)
         return read_words(call, words, np.int32, _WORDS)
