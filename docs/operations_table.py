@@ -33,9 +33,25 @@ CAPABILITIES = {
 
 
 def records() -> dict[str, dict[str, Any]]:
-    """What was recorded, by the names of backends."""
-    found: dict[str, dict[str, Any]] = json.loads(RECORDS.read_text(encoding="utf-8"))
-    return found
+    """What was recorded, by the names of backends: of several runs on one, what any of them has passed."""
+    found: dict[str, list[dict[str, Any]] | dict[str, Any]] = json.loads(RECORDS.read_text(encoding="utf-8"))
+    return {name: _joined(runs if isinstance(runs, list) else [runs]) for name, runs in found.items()}
+
+
+def _joined(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    operations: dict[str, dict[str, str]] = {}
+    for name in sorted({name for run in runs for name in run["operations"]}):
+        cells = [run["operations"][name] for run in runs if name in run["operations"]]
+        passed, refused = (
+            {dtype for one in cells for dtype in one[kind].split()} for kind in ("passed", "refused")
+        )
+        told = (passed, refused - passed)
+        operations[name] = dict(zip(("passed", "refused"), map(_in_order, told), strict=True))
+    return {"runs": runs, "operations": operations}
+
+
+def _in_order(dtypes: set[str]) -> str:
+    return " ".join(str(dtype) for dtype in ta.DType if str(dtype) in dtypes)
 
 
 @functools.cache
@@ -78,9 +94,13 @@ def _cells(name: str, record: Mapping[str, Any]) -> dict[str, str]:
 
 
 def run_of(record: Mapping[str, Any]) -> str:
-    """Tell when, where and with what the tests ran."""
-    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-    text = f"{record['date']}, {record['hardware']}, {record['system']}. {record['tests']} tests. {versions}."
+    """Tell when, where and with what the tests ran, in a paragraph for each run."""
+    return "\n\n".join(map(_told, record["runs"]))
+
+
+def _told(run: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+    text = f"{run['date']}, {run['hardware']}, {run['system']}. {run['tests']} tests. {versions}."
     return textwrap.fill(text, _COLUMNS, break_on_hyphens=False)
 
 
