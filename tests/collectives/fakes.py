@@ -12,7 +12,7 @@ import attrs
 import fake_nccl
 import pytest
 
-from trio_accel.collectives._communicators import VENDORS, Vendor
+from trio_accel.collectives import VENDORS, Vendor
 
 FAKE = Vendor(
     title="the fake",

@@ -16,8 +16,7 @@ from fakes import FAKE, fake_libraries
 from worlds import BUSY, DTYPES, REDUCTIONS, contents, elements, kill, opened_world, put, reduced
 
 import trio_accel as ta
-from trio_accel.collectives import RankFailedError, World
-from trio_accel.collectives import _communicators as module
+from trio_accel.collectives import VENDORS, RankFailedError, World
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:open_device:RuntimeWarning"),
@@ -294,13 +293,13 @@ async def test_what_has_no_library(system: ta.System, monkeypatch: pytest.Monkey
             assert alone.why_mapped == "there is one rank"
     async with opened_world(system, 2) as world:
         assert world.transport == "nccl"
-        monkeypatch.setitem(module.VENDORS, "cpu", attrs.evolve(FAKE, is_apart=True))
+        monkeypatch.setitem(VENDORS, "cpu", attrs.evolve(FAKE, is_apart=True))
         async with ta.open_world(world.devices) as together:
             assert together.why_mapped == "ranks 0 and 1 are on one device, cpu:0"
-        monkeypatch.setitem(module.VENDORS, "cpu", attrs.evolve(FAKE, package="no_such_package"))
+        monkeypatch.setitem(VENDORS, "cpu", attrs.evolve(FAKE, package="no_such_package"))
         async with ta.open_world(world.devices) as without:
             assert without.why_mapped == "the fake is not installed"
-        monkeypatch.delitem(module.VENDORS, "cpu")
+        monkeypatch.delitem(VENDORS, "cpu")
         async with ta.open_world(world.devices) as other:
             assert other.why_mapped == "the devices are of cpu"
 

@@ -263,6 +263,10 @@ async def test_results_in_place(device: ta.Device) -> None:
     await fused_matmul(await device.put(a), b, c, beta=0.5, out=wide[:, ::2])
     near((await wide.to_host())[:, ::2], expected, "float32", 8)
     assert not (await wide.to_host())[:, 1::2].any()
+    product, sums = await linalg.fused_matmul_sums(await device.put(a), b, "b", out=wide[:, 1::2])
+    near(await product.to_host(), a.astype(float) @ b.astype(float), "float32", 8)
+    near(await sums.to_host(), b.astype(float).sum(0), "float32", 8)
+    near((await wide.to_host())[:, ::2], expected, "float32", 8)
     # Apart, it is left as it is.
     kept = await device.put(c)
     await fused_matmul(await device.put(a), b, kept)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not HAS_GRAPHS, reason="the front end computes i
 if HAS_GRAPHS:
     import fake_cudnn
 
-    from trio_accel.backends.cuda.libraries import _cudnn, _dnn_base
+    from trio_accel.backends.cuda.libraries import _cudnn
 
 attention: Any = nn.scaled_dot_product_attention
 attention_grad: Any = nn.scaled_dot_product_attention_grad
@@ -30,7 +30,7 @@ attention_grad: Any = nn.scaled_dot_product_attention_grad
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What was built, of devices in this process."""
-    monkeypatch.setattr(_dnn_base, "front_end", lambda: sys.modules["fake_cudnn"])
+    monkeypatch.setattr(_cudnn, "front_end", lambda: sys.modules["fake_cudnn"])
     monkeypatch.setattr(fake_cudnn.Graph, "built", [])
     yield fake_cudnn.Graph.built
     assert set(fake_cudnn.STREAMS.values()) <= {-1}, "handles are given back"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trio_accel as ta
-from trio_accel.random._sequences import MODULI, State, moved, seeded
+from trio_accel.random._sequences import MODULI, moved, seeded
 
 both = pytest.mark.parametrize("isolation", ["inline", "process"])
 kinds = pytest.mark.parametrize("kind", ["mrg32k3a", "xorwow"])
@@ -21,7 +21,7 @@ RNG_STREAMS = (12345,) * 6
 RNG_STREAMS_FIRST = (0.1270111220, 0.3185275654)
 
 
-def mrg32k3a(state: State) -> Iterator[int]:
+def mrg32k3a(state: tuple[int, ...]) -> Iterator[int]:
     """The recurrences of L'Ecuyer, Operations Research 47 (1999), as they are written there."""
     one, two = list(state[:3]), list(state[3:])
     while True:
@@ -30,7 +30,7 @@ def mrg32k3a(state: State) -> Iterator[int]:
         yield (one[-1] - two[-1]) % (2**32 - 209)
 
 
-def xorwow(state: State) -> Iterator[int]:
+def xorwow(state: tuple[int, ...]) -> Iterator[int]:
     """The generator of Marsaglia, Journal of Statistical Software 8 (2003), as it is written there."""
     x, y, z, w, v, d = state
     while True:

@@ -12,7 +12,8 @@ from ...base import DType
 from ...base.gpu.driver import Function
 from ...base.ops import ArraySpec
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
-from ._cudnn import Cudnn, Graph, front_end
+from . import _cudnn
+from ._cudnn import Cudnn, Graph
 
 __all__ = [
     "FLOATS", "GRID", "KINDS", "LANES", "DnnKernels", "aligned", "aligned_result", "grid_of", "images_of",
@@ -52,7 +53,7 @@ class DnnKernels(CudaLibrary):
         """Load cuDNN, once; None where it is not installed. Blocks."""
         if not self._has_looked:
             self._has_looked = True
-            front = front_end()
+            front = _cudnn.front_end()
             self._cudnn = None if front is None else Cudnn(self._device, front)
         return self._cudnn
 
