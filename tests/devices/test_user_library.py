@@ -108,7 +108,11 @@ NOWHERE: list[tuple[str, type[Exception], str]] = [
         ModuleNotFoundError,
         r"\.Message: library: 'no_such_module_anywhere:MyActor' cannot be imported: No module",
     ),
-    (f"{__name__}:NoSuchLibrary", ta.NotSupportedError, r"has no library 'abacus'; it has arrays, blas, dnn"),
+    (
+        f"{__name__}:NoSuchLibrary",
+        ta.NotSupportedError,
+        r"has no library 'abacus'; it has arrays, blas, blaslt",
+    ),
 ]
 
 

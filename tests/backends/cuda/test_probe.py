@@ -306,9 +306,10 @@ class TestLibraries:
         make_library(bare.folder, "cufft", "13, 0, 0")
         libraries = _installed.installed((13, 0))
         assert libraries.libraries == tuple(
-            [one for one in EVERYTHING if one not in ("blas", "blaslt", "fft")]
+            [one for one in EVERYTHING if one not in ("blas", "blaslt", "fft", "tensor")]
         )
-        for library, name in (("blas", "cuBLAS"), ("blaslt", "cuBLAS"), ("fft", "cuFFT")):
+        of_cublas = [(library, "cuBLAS") for library in ("blas", "blaslt", "tensor")]
+        for library, name in (*of_cublas, ("fft", "cuFFT")):
             assert libraries.problem(library) == (
                 f"library {library!r} needs {name}, which is for CUDA 14, and the NVIDIA driver for "
                 f"CUDA 13.0: {CUDA13}, or install a newer driver"

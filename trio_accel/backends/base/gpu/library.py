@@ -262,13 +262,21 @@ class EnqueuingLibrary(TableLibrary, Generic[DeviceT, StreamT]):
 
     streams: ClassVar[type[Any]]
     is_captured: ClassVar[bool] = True
-    watched: int = 0
-    epoch: int = 0
 
     def __init__(self, device: DeviceT, kernels: Mapping[str, KernelEntry] | None = None) -> None:
         self._device = device
         self._is_closed = False
+        self.watched: int = 0
+        self.epoch: int = 0
         super().__init__(device, kernels, device.usage_of(self.name).plans)
+
+    def _note_watched(self) -> None:
+        """Count something that is captured, and may be launched again until `_begin_epoch` only."""
+        self.watched += 1
+
+    def _begin_epoch(self) -> None:
+        """End the use of what was captured so far, and noted by `_note_watched`."""
+        self.epoch += 1
 
     def captures(self, spec: OperationSpec) -> bool:
         """Tell whether what is enqueued for an operation can be captured and launched again.

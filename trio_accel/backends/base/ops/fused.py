@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Literal, NamedTuple, TypeAlias
 
 import attrs
@@ -39,6 +40,8 @@ class FusedDtypes(NamedTuple):
     compute: DType
 
 
+# Not at the import: to hash dtypes of low precision imports ml_dtypes.
+@functools.cache
 def _table() -> dict[tuple[DType, DType], dict[DType, FusedDtypes]]:
     """By the dtypes of a and b, and then by that of the result, of which the first one is the usual one."""
     f16, bf16, f32, f64 = DType.float16, DType.bfloat16, DType.float32, DType.float64
@@ -66,8 +69,6 @@ def _table() -> dict[tuple[DType, DType], dict[DType, FusedDtypes]]:
     }
     return table
 
-
-_DTYPES = _table()
 
 _KNOWN: dict[tuple[int, int, int], tuple[DType, FusedDtypes]] = {}
 
@@ -97,9 +98,10 @@ def fused_dtypes(name: str, a: DType, b: DType, out: DType | None) -> tuple[DTyp
 
 
 def _find_dtypes(name: str, a: DType, b: DType, out: DType | None) -> tuple[DType, FusedDtypes]:
-    made = _DTYPES.get((a, b))
+    table = _table()
+    made = table.get((a, b))
     if made is None:
-        pairs = ", ".join(str(one) if one is other else f"{one} and {other}" for one, other in _DTYPES)
+        pairs = ", ".join(str(one) if one is other else f"{one} and {other}" for one, other in table)
         raise TypeError(
             f"{name}: there are no products of dtypes {a} and {b}; there are those of {pairs} (use cast())"
         )

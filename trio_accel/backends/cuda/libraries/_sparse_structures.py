@@ -170,7 +170,7 @@ class StructureLibrary(CudaLibrary):
 
     def _forget(self, key: tuple[object, ...]) -> None:
         # A captured graph may go on with this structure, which nobody watches any more.
-        self.epoch += 1
+        self._begin_epoch()
         product = self._seen.pop(key).product
         if product is not None:
             product.destroy()

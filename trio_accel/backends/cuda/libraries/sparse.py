@@ -99,7 +99,8 @@ class SparseLibrary(SystemLibrary):
             self._launch_unchecked(spec, call, (indptr, indices, data, x, out), words, is_dense=False)
             return
         seen.used = self._uses = self._uses + 1
-        self.watched += call.stream.is_capturing
+        if call.stream.is_capturing:
+            self._note_watched()
         product: _Product | None = seen.product
         if product is None:
             product = seen.product = self._describe(spec, (indptr, indices, data, x, out))
