@@ -96,6 +96,7 @@ def run(*parts: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_without_the_packages_of_cuda() -> None:
     devices, product, transform, best, cuda, cpu = run(BLOCKED, PROGRAM).splitlines()
     assert devices.startswith("['cpu:0']")

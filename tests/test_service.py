@@ -582,6 +582,7 @@ def check(result):
 """
 
 
+@pytest.mark.slow
 def test_another_model_is_one_file(tmp_path: Path) -> None:
     shutil.copytree(SERVICE, tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("search_words.py", "search_fit.py", "sentences.txt", "README.md", "load.py"):

@@ -129,6 +129,7 @@ def test_no_picture_is_left_half_written(launch: Start, tmp_path: Path, temporar
     assert is_nothing_left(process, temporary)
 
 
+@pytest.mark.slow
 def test_the_terminal_is_restored(launch: Start, temporary: Path) -> None:
     controller, terminal = pty.openpty()
     process = launch("demo", *LONG[1].split(), stdin=terminal, stdout=terminal, stderr=terminal)

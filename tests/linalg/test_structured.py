@@ -61,6 +61,7 @@ def solved(a: Array, b: Array) -> Array:
     return result
 
 
+@pytest.mark.slow
 @only_cpu
 @given(
     n=st.integers(1, 9),

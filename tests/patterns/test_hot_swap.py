@@ -407,6 +407,7 @@ class Scale:
         return self.weights * x
 
 
+@pytest.mark.slow
 async def test_weights_are_replaced_on_a_device_whose_worker_is_lost(system: ta.System) -> None:
     options = ta.DeviceOptions(isolation="process", retry=2)
     async with system.open_device("cpu", options=options) as device:

@@ -114,6 +114,7 @@ async def test_a_module_whose_import_does_not_end_is_left(
             assert device.generation == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retry", [0, 1])
 async def test_a_module_whose_import_ends_the_process_costs_two_contexts(
     system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retry: int

@@ -354,6 +354,7 @@ class Late:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.own_launcher
 async def test_the_module_of_a_program_is_imported_ahead(
     system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -376,6 +377,7 @@ async def test_the_module_of_a_program_is_imported_ahead(
     assert len(log.read_text().split()) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"spares": 1, "retry": 1000}, {"spares": 2, "retry": 1000}])
 async def test_programs_come_and_go_while_workers_do(device: ta.Device, notes: Notes) -> None:
     """Each answers for its own array, whatever was opened ahead for others in the meantime."""

@@ -94,6 +94,7 @@ def test_a_system_and_no_leak(run: Callable[[str], pytest.RunResult]) -> None:
     run(every(fixtures, body)).assert_outcomes(passed=len(fixtures))
 
 
+@pytest.mark.slow
 def test_a_device_and_no_leak(run: Callable[[str], pytest.RunResult]) -> None:
     fixtures = orders("device")
     # Libraries are opened, and the context is replaced, while the test runs.

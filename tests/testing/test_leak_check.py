@@ -138,6 +138,7 @@ async def test_memory_that_no_array_refers_to(opened: ta.Device, monkeypatch: py
             await opened.synchronize()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 async def test_a_device(system: ta.System, isolation: Any) -> None:
     with finds(f"device test/{NAME} is open"):

@@ -266,13 +266,19 @@ async def _advance(
     method: Method, graph: Graph[tuple[AccelRef, ...]] | None, turns: int
 ) -> tuple[int, float]:
     """Make steps, by their graph where there is one; returns how many, and the norm of the residual."""
-    if graph is None:
+    before = _state(method) if graph is not None else []
+    try:
+        replayed = None if graph is None else await graph(*before)
+    except NotSupportedError:
+        # The backend has no graphs, or not of all these operations.
+        replayed = None
+    if replayed is None:
         made = 0
         for _ in range(turns):
             made += await method.step()
         return made, await method.problem.size(await method.problem.residual(method.x))
-    before = _state(method)
-    *state, norm = await graph(*before)
+    *state, norm = replayed
+    del replayed
     _set_state(method, state)
     residual = float(await norm.item())
     # Memory that was given back last is taken first. In this order each array is where the one before the

@@ -31,6 +31,7 @@ def descendants(pid: int) -> set[int]:
     return below.union(*map(descendants, below))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_worker_with_a_living_child_is_replaced(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, kind: str
