@@ -38,7 +38,6 @@ def check(result: Any, expected: Any, scale: Any, dtype: str, terms: int) -> Non
     assert np.all(np.abs(result - expected) <= TOLERANCE[dtype] * np.sqrt(max(terms, 1)) * scale)
 
 
-@pytest.mark.slow
 @needs_cusparse
 @given(
     sizes=st.tuples(*(st.integers(0, 9),) * 3),

@@ -55,7 +55,6 @@ def test_products_of_every_format(case: Any, columns: int, transpose: Any, layou
     on_device(test)
 
 
-@pytest.mark.slow
 @NEEDS_SORT
 @given(case=cases, source=st.sampled_from(sorted(MAKERS)))
 @settings(max_examples=EXAMPLES, deadline=None)
@@ -80,7 +79,6 @@ def test_conversions(case: Any, source: str) -> None:
     on_device(test)
 
 
-@pytest.mark.slow
 @NEEDS_SORT
 @given(rows=st.integers(1, 8), columns=st.integers(1, 8), count=st.integers(0, 40), seed=st.integers(0, 99))
 @settings(max_examples=EXAMPLES, deadline=None)

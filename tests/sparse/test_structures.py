@@ -76,7 +76,6 @@ def test_parts(case: Any, k: int, wanted: list[int]) -> None:
     on_device(test)
 
 
-@pytest.mark.slow
 @given(case=cases, start=st.integers(-14, 14), stop=st.integers(-14, 14), k=st.integers(-11, 11))
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_elements(case: Any, start: int, stop: int, k: int) -> None:
