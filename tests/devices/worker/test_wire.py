@@ -64,7 +64,13 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
 def specs(draw: st.DrawFn) -> OperationSpec:
     cls: Callable[..., OperationSpec] = draw(st.sampled_from(SPECS))
     hints = get_type_hints(cls)
-    return cls(**{field.alias: draw(values(hints[field.name])) for field in attrs.fields(cls)})  # type: ignore[arg-type]
+    return cls(
+        **{
+            field.alias: draw(values(hints[field.name]))
+            for field in attrs.fields(cls)  # type: ignore[arg-type]
+            if field.init
+        }
+    )
 
 
 def across(spec: OperationSpec) -> OperationSpec:
@@ -79,6 +85,9 @@ def across(spec: OperationSpec) -> OperationSpec:
 def same(left: OperationSpec, right: OperationSpec) -> None:
     assert type(left) is type(right)
     for field in attrs.fields(type(left)):  # type: ignore[arg-type]
+        # What is not given belongs to the process.
+        if not field.init:
+            continue
         one, other = getattr(left, field.name), getattr(right, field.name)
         assert type(one) is type(other)
         if isinstance(one, np.ndarray):
