@@ -169,9 +169,9 @@ async def rates(turns: int) -> None:
                 module.convert(dtype)
                 for batch, length in _BATCHES:
                     load = partial(encoders.load_encoder, device, path, shape, dtype=dtype, batch=batch)
-                    for attend in (encoders.attend, encoders.attend_at_once):
-                        encoder = await load(attend=attend)
-                        name = f"{batch} x {length} {dtype} {attend.__name__}"
+                    for attention in (encoders.attention, encoders.fused_attention):
+                        encoder = await load(attention=attention)
+                        name = f"{batch} x {length} {dtype} {attention.__name__}"
                         try:
                             await _compare(
                                 module, encoder, _sentences(batch, length, shape.words), name, turns

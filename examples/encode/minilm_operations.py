@@ -18,9 +18,9 @@ from minilm import Shape, weights_of
 import trio_accel as ta
 from trio_accel import jit, linalg, nn
 
-__all__ = ["NOTHING", "OperationsEncoder", "attend", "attend_at_once", "load_encoder"]
+__all__ = ["NOTHING", "Attention", "OperationsEncoder", "attention", "fused_attention", "load_encoder"]
 
-Attend: TypeAlias = Callable[[ta.AccelRef, ta.AccelRef, ta.AccelRef, ta.AccelRef], Awaitable[ta.AccelRef]]
+Attention: TypeAlias = Callable[[ta.AccelRef, ta.AccelRef, ta.AccelRef, ta.AccelRef], Awaitable[ta.AccelRef]]
 NOTHING = -1
 """In place of a token, behind the end of a sentence."""
 
@@ -51,7 +51,7 @@ def _rounded(name: str, dtype: str) -> jit.Elementwise[ta.AccelRef]:
     return jit.elementwise(text, inputs=inputs, dtypes=dtype, name=name)
 
 
-async def attend(
+async def attention(
     query: ta.AccelRef, key: ta.AccelRef, value: ta.AccelRef, lengths: ta.AccelRef
 ) -> ta.AccelRef:
     """Attention of two products and a softmax, which keeps all scores in memory.
@@ -67,10 +67,10 @@ async def attend(
     return await linalg.matmul(await ta.arrays.softmax(await hidden, axis=3), value)
 
 
-async def attend_at_once(
+async def fused_attention(
     query: ta.AccelRef, key: ta.AccelRef, value: ta.AccelRef, lengths: ta.AccelRef
 ) -> ta.AccelRef:
-    """The same as one operation, where the backend has it: see `attend`."""
+    """The same as one operation, where the backend has it: see `attention`."""
     return await nn.scaled_dot_product_attention(query, key, value, key_lengths=lengths)
 
 
@@ -81,16 +81,20 @@ class OperationsEncoder:
         weights: Arrays on a device, by the names of `weights_of` and as `load_encoder` joins them.
         shape: What the encoder is like.
         batch: Sentences of a batch. Smaller ones are filled up, so that there is one graph for each length.
-        attend: The attention: `attend` or `attend_at_once`.
+        attention: The attention: `attention` or `fused_attention`.
     """
 
     def __init__(
-        self, weights: Mapping[str, ta.AccelRef], shape: Shape, batch: int = 8, attend: Attend = attend
+        self,
+        weights: Mapping[str, ta.AccelRef],
+        shape: Shape,
+        batch: int = 8,
+        attention: Attention = attention,
     ) -> None:
         self._weights = dict(weights)
         self._shape = shape
         self.batch = batch
-        self._attend = attend
+        self._attention = attention
         self._tables = [weights[f"embeddings.{table}_embeddings.weight"] for table in _TABLES]
         self._graphs: dict[int, ta.graphs.Graph[ta.AccelRef]] = {}
 
@@ -162,8 +166,8 @@ class OperationsEncoder:
         )
         bias = self._weights[f"{name}{_JOINED}.bias"].reshape((3, 1, heads, 1, -1))
         each = await self._expression("bias")(apart.transpose(2, 0, 3, 1, 4), bias)
-        attended = await self._attend(each[0], each[1], each[2], lengths)
-        together = (await attended.transpose(0, 2, 1, 3).copy()).reshape(x.shape)
+        mixed = await self._attention(each[0], each[1], each[2], lengths)
+        together = (await mixed.transpose(0, 2, 1, 3).copy()).reshape(x.shape)
         x = await self._add(f"{name}attention.output", together, x)
         inner = await self._product(f"{name}intermediate.dense", x)
         bias = self._weights[f"{name}intermediate.dense.bias"]
@@ -196,7 +200,7 @@ async def load_encoder(
     *,
     dtype: str = "float32",
     batch: int = 8,
-    attend: Attend = attend,
+    attention: Attention = attention,
 ) -> OperationsEncoder:
     """Load weights into arrays of a device, and join those of queries, keys and values to one product.
 
@@ -206,7 +210,7 @@ async def load_encoder(
         shape: What the encoder is like.
         dtype: float32, float16 or bfloat16.
         batch: Sentences of a batch.
-        attend: The attention: `attend` or `attend_at_once`.
+        attention: The attention: `attention` or `fused_attention`.
     """
     loaded = await ta.weights.load(device, path, names=weights_of(shape), packed=True, dtype=dtype)
     weights: dict[str, ta.AccelRef] = dict(loaded)
@@ -215,4 +219,4 @@ async def load_encoder(
         for what in ("weight", "bias"):
             parts: list[Any] = [weights.pop(f"{name}.{part}.{what}") for part in ("query", "key", "value")]
             weights[f"{name}.{what}"] = await ta.arrays.concat(parts, axis=0)
-    return OperationsEncoder(weights, shape, batch, attend)
+    return OperationsEncoder(weights, shape, batch, attention)

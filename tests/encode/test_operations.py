@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from minilm import Shape
 from minilm_float64 import embed_one
-from minilm_operations import OperationsEncoder, attend, attend_at_once, load_encoder
+from minilm_operations import OperationsEncoder, attention, fused_attention, load_encoder
 from tiny_model import SHAPE, random_weights, write_model, write_weights
 
 import trio_accel as ta
@@ -46,15 +46,15 @@ SENTENCES = [np.arange(count) % SHAPE.words for count in (3, 1, 17, 40, 9)]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("attention", [attend, attend_at_once])
+@pytest.mark.parametrize("way", [attention, fused_attention])
 async def test_embeddings_are_those_of_float64(
-    device: ta.Device, path: Path, dtype: str, attention: minilm_operations.Attend
+    device: ta.Device, path: Path, dtype: str, way: minilm_operations.Attention
 ) -> None:
-    encoder = await load_encoder(device, path, SHAPE, dtype=dtype, attend=attention)
+    encoder = await load_encoder(device, path, SHAPE, dtype=dtype, attention=way)
     try:
         found = await encoder.embed(SENTENCES)
     except ta.NotSupportedError:
-        if BACKEND == "cpu" or attention is attend:
+        if BACKEND == "cpu" or way is attention:
             raise
         pytest.skip(f"{BACKEND} has no attention of {dtype}")
     assert found.dtype == np.float32
