@@ -76,7 +76,11 @@ OF_THE_MACHINE = (
     "tests/devices/test_host_pool.py",
     "tests/interop/test_scipy_fft.py",
 )
-OF_DOCS = ("tests/test_docs.py", "tests/test_docs_examples.py", "tests/test_reference.py")
+# What reads the pages with their entries, which takes seconds to make.
+OF_DOCS = (
+    *("tests/test_array_api_table.py", "tests/test_docs.py", "tests/test_docs_examples.py"),
+    *("tests/test_operations_table.py", "tests/test_reference.py"),
+)
 ARRAY_API_TESTS = "https://github.com/data-apis/array-api-tests"
 OF_EXAMPLES = ("tests/test_examples.py", "tests/encode")
 # Calls that block on a device or on a vendor library's planning: in async code they hold up the Trio loop.
