@@ -137,8 +137,8 @@ async def test_where_there_are_no_worker_processes_inline_is(
             {"spares": 17},
             ValueError,
             (
-                r"spares must be from 0 to 16, got 17: each is a process with a context of its own, which "
-                r"takes memory \(on a GPU about 0\.5 GiB\) while it stands ready; one or two bridge"
+                "spares must be from 0 to 16, got 17: each is a process with a context of its own, which "
+                "takes memory of the device while it stands ready; one or two bridge"
             ),
         ),
         ({"completion": "fast"}, TypeError, "completion must be a completion strategy .*, got 'fast'"),
