@@ -9,13 +9,14 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Container, Generator, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
+import hypothesis
 import pytest
 
 # Test folders are no packages: what several modules share is imported by its own name.
@@ -63,6 +64,10 @@ HALVES = {"cuda": 0, third_backend.BACKEND: 1} if IS_STAND_IN or BACKEND != "cud
 # Markers of tests that have launcher processes of their own.
 OWN_LAUNCHER = ("own_launcher", "alone", "gpu")
 
+
+# A machine with other work to do is no failure.
+hypothesis.settings.register_profile("without a deadline", deadline=None)
+hypothesis.settings.load_profile("without a deadline")
 
 # A shell starts programs in the background with SIGINT ignored, and tests interrupt themselves.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -113,7 +118,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     functions: dict[str, list[pytest.Item]] = {}
     chosen: set[pytest.Item] = set()
     for item in items:
-        if item.path.relative_to(_TESTS).parts[0] in WHOLE:
+        if _is_of(item.path, WHOLE):
             chosen.add(item)
         else:
             functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
@@ -122,11 +127,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             chosen.update(sorted(those, key=_place_in_sample)[:size])
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
+    for function in {_function_of(item) for item in items if _is_of(item.path, NUMBERS)}:
+        _draw_fewer_examples(function)
+
+
+def _is_of(path: Path, folders: Container[str]) -> bool:
+    return path.relative_to(_TESTS).parts[0] in folders
+
+
+def _function_of(item: pytest.Item) -> Any:
+    function = getattr(item, "obj", None)
+    return getattr(function, "__func__", function)
+
+
+def _draw_fewer_examples(function: Any) -> None:
+    """Have Hypothesis draw a third of the examples that a test of numbers asks for."""
+    # Its one public way is a decorator, of which a test can have one.
+    name = "_hypothesis_internal_use_settings"
+    if chosen := getattr(function, name, None):
+        setattr(function, name, hypothesis.settings(chosen, max_examples=chosen.max_examples // 3 + 1))
 
 
 def _is_elsewhere(name: str, path: Path) -> bool:
     """Tell whether a sample has a test of numbers on the other of two backends. The CPU has all."""
-    if BACKEND not in HALVES or path.relative_to(_TESTS).parts[0] not in NUMBERS_OF_ALL:
+    if BACKEND not in HALVES or not _is_of(path, NUMBERS_OF_ALL):
         return False
     return zlib.crc32(name.encode()) % 2 != HALVES[BACKEND]
 
@@ -134,8 +158,7 @@ def _is_elsewhere(name: str, path: Path) -> bool:
 def _place_in_sample(item: pytest.Item) -> tuple[bool, int]:
     """Sort parameter sets. Of numbers, three of four functions are sampled inline, as workers take long."""
     name = zlib.crc32(item.nodeid.partition("[")[0].encode())
-    is_of_numbers = item.path.relative_to(_TESTS).parts[0] in NUMBERS
-    last = is_of_numbers and name % 4 > 0 and "process" in item.nodeid
+    last = _is_of(item.path, NUMBERS) and name % 4 > 0 and "process" in item.nodeid
     return last, zlib.crc32((BACKEND + item.nodeid).encode())
 
 
@@ -162,18 +185,26 @@ class Remains:
     children: frozenset[int]
     descriptors: frozenset[tuple[str, str]]
     mapped: frozenset[str]
+    at_the_end: ClassVar[frozenset[str] | None] = None
+    """What was mapped when the last test had ended."""
 
     @classmethod
-    def now(cls) -> Remains:
+    def before(cls) -> Remains:
+        # Between tests nothing is mapped, and to list all that is takes the kernel a millisecond.
+        return cls.now(cls.at_the_end)
+
+    @classmethod
+    def now(cls, mapped: frozenset[str] | None = None) -> Remains:
         if not _SELF.exists():
             return cls(frozenset(), frozenset(), frozenset())
-        return cls(_children(), _descriptors(), _shared_memory())
+        return cls(_children(), _descriptors(), _shared_memory() if mapped is None else mapped)
 
     def check(self, before: Remains) -> None:
         left = self.children - before.children
         assert not left, f"processes are alive, or were not reaped: {sorted(map(_described, left))}"
         left_open = self.descriptors - before.descriptors
         assert not left_open, f"descriptors are open: {sorted(left_open)}"
+        Remains.at_the_end = self.mapped
         left_mapped = self.mapped - before.mapped
         assert not left_mapped, f"shared memory is mapped: {sorted(left_mapped)}"
 
@@ -203,9 +234,9 @@ def _children() -> frozenset[int]:
 def _descriptors() -> frozenset[tuple[str, str]]:
     """Sockets, pipes, shared memory and the like; files are what libraries and pytest open once."""
     found: set[tuple[str, str]] = set()
-    for number in os.listdir(_SELF / "fd"):
+    for number in os.listdir("/proc/self/fd"):
         try:
-            target = os.readlink(_SELF / "fd" / number)
+            target = os.readlink(f"/proc/self/fd/{number}")
         except FileNotFoundError:
             # The one of the listing itself.
             continue
@@ -260,7 +291,7 @@ def nothing_left_behind(
     # What is alive by now is no business of this test, and need not be looked through again.
     gc.freeze()
     # Fixtures of a session were set up before, and what an earlier test has left is there too.
-    before = Remains.now()
+    before = Remains.before()
     threads = set(threading.enumerate())
     opened: list[Any] = []
     workers: list[WorkerProcess] = []

@@ -170,6 +170,11 @@ MISTAKES: dict[str, tuple[Mistake, type[Exception], str]] = {
         AttributeError,
         "write ta.linalg.vector_norm, or",
     ),
+    "another name of NumPy, which SciPy has for sparse matrices": (
+        lambda _: untyped.norm,
+        AttributeError,
+        "write ta.linalg.vector_norm, or",
+    ),
     "a name of PyTorch": (lambda _: untyped.arrays.cat, AttributeError, "write ta.arrays.concat"),
     "another package": (lambda _: untyped.arrays.einsum, AttributeError, "write ta.linalg.einsum"),
     "a pattern": (lambda _: untyped.Batcher, AttributeError, "write ta.patterns.Batcher"),

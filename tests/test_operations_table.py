@@ -18,7 +18,8 @@ from pages import REFERENCE, ROOT, read
 from trio_accel import DType
 from trio_accel.devices import DECLARED
 
-PAGE = read(REFERENCE / "operations.md")
+PAGE = REFERENCE / "operations.md"
+TABLE = r"^### (.+) on (\w+)\n\n((?:\|.*\n?)+)"
 DTYPES = {str(dtype) for dtype in DType}
 RECORDS = list(table.records().items())
 # Each in its own way: the second asks and does not look, the third fails, the fourth looks at what it gave.
@@ -54,7 +55,7 @@ def marked() -> dict[str, set[tuple[str, str]]]:
     """The functions and dtypes that the page shows as passed, by the titles of the backends."""
     titles = {title: capability for capability, title in table.CAPABILITIES.items()}
     found: dict[str, set[tuple[str, str]]] = {}
-    for title, backend, text in re.findall(r"^### (.+) on (\w+)\n\n((?:\|.*\n?)+)", PAGE, re.MULTILINE):
+    for title, backend, text in re.findall(TABLE, read(PAGE), re.MULTILINE):
         head, _, *rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in text.splitlines()]
         for name, *cells in rows:
             passed = [dtype for dtype, cell in zip(head[1:], cells, strict=True) if cell == table.PASSED]
@@ -84,8 +85,9 @@ def test_without_a_record_nothing_has_passed() -> None:
 def test_every_function_that_is_declared_has_a_row() -> None:
     # Other tests of this process may have declared operations of their own.
     declared = {name for name, one in DECLARED.items() if one.__module__.startswith("trio_accel.")}
+    page = read(PAGE)
     public = {
-        name for name in declared if re.search(rf"^\| `{name.partition('.')[2]}` \|", PAGE, re.MULTILINE)
+        name for name in declared if re.search(rf"^\| `{name.partition('.')[2]}` \|", page, re.MULTILINE)
     }
     messages_alone = {
         "linalg.check_diagonal",
@@ -106,7 +108,7 @@ def test_a_record_says_when_and_where(backend: str, record: dict[str, Any]) -> N
         assert run["hardware"]
         assert run["tests"] > 100
         assert {"Python", "trio", "numpy"} <= set(run["versions"])
-    assert f"## {backend.upper()}\n\n{table.run_of(record)}" in PAGE
+    assert f"## {backend.upper()}\n\n{table.run_of(record)}" in read(PAGE)
 
 
 @pytest.mark.parametrize(("backend", "record"), RECORDS, ids=[backend for backend, _ in RECORDS])

@@ -476,6 +476,7 @@ def repeatable() -> Iterator[None]:
 hypothesis.register_random(trio._core._run._r)
 
 
+@pytest.mark.timeout(60)  # hundreds of programs, on a machine with others beside it
 @pytest.mark.parametrize("strategy", Strategy)
 @hypothesis.settings(
     max_examples=334, derandomize=True, deadline=None, database=None, report_multiple_bugs=False

@@ -6,6 +6,7 @@ It never blocks, can be given up from another thread, and hangs where a rank doe
 from __future__ import annotations
 
 import functools
+import os
 import pickle
 import shutil
 import tempfile
@@ -28,11 +29,20 @@ from trio_accel.backends.base.ops import (
 )
 from trio_accel.devices import LibraryActor
 
-PREFIX = "trio-accel-fake-nccl-"
-# A folder beside the names of communicators, whose presence makes their opening fail.
-BROKEN = Path(tempfile.gettempdir()) / f"{PREFIX}broken"
+# What a test is told by, also in its workers: folders of other test processes are not its own.
+MARK = "TRIO_ACCEL_TEST_MARK"
 _OPEN = Communicators("fake")
 _STEPS = {"prod": np.multiply, "min": np.minimum, "max": np.maximum}
+
+
+def prefix() -> str:
+    """How the names of communicators begin, which are folders."""
+    return f"trio-accel-fake-nccl-{os.environ.get(MARK, 'none')}-"
+
+
+def broken() -> Path:
+    """A file whose presence makes the opening of communicators fail."""
+    return Path(tempfile.gettempdir()) / f"{prefix()}broken"
 
 
 class FakeActor(LibraryActor):
@@ -81,9 +91,9 @@ class Handle:
 
 @kernel(CommunicatorIdSpec, backend="cpu")
 def make_id(spec: CommunicatorIdSpec, call: HostCall) -> None:
-    if BROKEN.exists():
+    if broken().exists():
         raise LibraryError("the fake is broken", library="fake", code="BROKEN")
-    name = tempfile.mkdtemp(prefix=PREFIX).encode().ljust(spec.words.nbytes)
+    name = tempfile.mkdtemp(prefix=prefix()).encode().ljust(spec.words.nbytes)
     spec.words[:] = np.frombuffer(name, np.int32)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Generator
@@ -29,10 +30,11 @@ FAKE = Vendor(
 def fake_libraries(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
     """Give the CPU backend a library of collectives, and CUDA on the stand-in driver its own one."""
     monkeypatch.setitem(VENDORS, "cpu", FAKE)
+    monkeypatch.setenv(fake_nccl.MARK, str(os.getpid()))
     # All ranks are on one device.
     monkeypatch.setitem(VENDORS, "cuda", attrs.evolve(VENDORS["cuda"], is_apart=False))
     yield
     # Workers that were killed leave theirs.
-    for folder in Path(tempfile.gettempdir()).glob(f"{fake_nccl.PREFIX}*"):
+    for folder in Path(tempfile.gettempdir()).glob(f"{fake_nccl.prefix()}*"):
         if folder.is_dir():
             shutil.rmtree(folder, ignore_errors=True)

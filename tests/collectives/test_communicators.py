@@ -263,7 +263,7 @@ async def test_two_worlds_take_turns(world: World) -> None:
 async def test_a_library_that_does_not_work_is_left(
     system: ta.System, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fake_nccl.BROKEN.touch()
+    fake_nccl.broken().touch()
     try:
         async with opened_world(system, 2, options=BUSY) as world:
             arrays = await put(world, HOSTS[:2])
@@ -276,7 +276,7 @@ async def test_a_library_that_does_not_work_is_left(
                 with pytest.raises(ta.LibraryError, match="the fake is broken"):
                     await strict.all_reduce(arrays)
     finally:
-        fake_nccl.BROKEN.unlink()
+        fake_nccl.broken().unlink()
 
 
 async def test_what_has_no_library(system: ta.System, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,8 +95,10 @@ class ManualStream:
         self.waits += 1
         self._put(_Wait(event))
 
-    def hold(self) -> ManualHold:
+    def hold(self, waker: Waker | None = None) -> ManualHold:
         hold = ManualHold(self.device)
+        if waker is not None:
+            self.notify(self.record(), waker)
         self._put(_Wait(hold.event))
         return hold
 

@@ -358,8 +358,8 @@ async def test_cancelled_while_all_its_parts_are_queued(pair: Pair) -> None:
 
 
 async def test_cancelled_in_flight_it_is_waited_for(pair: Pair) -> None:
-    ta.testing.inject_fault(pair.devices[1], Round, delay=0.1)
-    with trio.move_on_after(0.02) as scope:
+    ta.testing.inject_fault(pair.devices[1], Round, delay=0.4)
+    with trio.move_on_after(0.2) as scope:
         # What is done in time returns.
         assert await ta.ask_across(Round(pair.arrays, ["", ""])) == [2, 2]
     assert scope.cancel_called

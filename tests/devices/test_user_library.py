@@ -120,8 +120,14 @@ async def test_paths_that_lead_nowhere_cost_nothing(system: ta.System, device: t
     x = await device.put(np.ones(2))
     for path, error, text in NOWHERE:
         for _ in range(5):  # more often than a context may crash
-            with pytest.raises(error, match=text):
+            with pytest.raises(error, match=text) as caught:
                 await device.ask(message(path))
+            if isinstance(caught.value, ta.AccelError):
+                operation = operation_name(type(message(path)))
+                assert (caught.value.operation, caught.value.device) == (operation, NAME)
+                with pytest.raises(error, match=text) as caught:
+                    await device.submit(message(path)).wait()
+                assert caught.value.operation == operation
         assert device.generation == 1
         assert {node.restarts for node in system.tree().walk()} == {0}
         assert (await x.to_host()).tolist() == [1.0, 1.0]

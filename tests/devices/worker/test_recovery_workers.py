@@ -21,7 +21,8 @@ import trio_accel as ta
 from trio_accel.actors import ActorRestarted, ActorStarted
 from trio_accel.devices.worker.transport._channel import Channel, Received
 
-pytestmark = pytest.mark.own_launcher
+# What takes a launcher's life, or starts one in another environment.
+own_launcher = pytest.mark.own_launcher
 
 
 async def wait_spares(device: ta.Device, count: int) -> None:
@@ -243,6 +244,7 @@ async def test_the_spares_of_a_closed_device_are_gone(system: ta.System) -> None
         assert workers(launcher()) == set()
 
 
+@own_launcher
 @pytest.mark.slow
 async def test_the_death_of_the_launcher_is_one_loss(system: ta.System) -> None:
     """All its workers die with it, spares too; a new one starts others."""
@@ -279,6 +281,7 @@ async def opened_in_vain(system: ta.System, **changes: Any) -> BaseException:
     return caught.value
 
 
+@own_launcher
 async def test_a_library_that_only_the_worker_cannot_import(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,12 +321,14 @@ async def test_a_library_that_finds_the_context_lost(system: ta.System) -> None:
         assert device.generation == 2
 
 
+@own_launcher
 async def test_an_interpreter_that_does_not_exist(system: ta.System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     error = await opened_in_vain(system, intensity=ta.Intensity(3, 60.0))
     assert "/no/such/python" in f"{error} {error.__cause__}"
 
 
+@own_launcher
 async def test_an_interpreter_that_ends_at_once(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
@@ -339,6 +344,7 @@ async def test_an_interpreter_that_ends_at_once(
     assert workers(launcher()) == set()
 
 
+@own_launcher
 async def test_a_device_whose_next_worker_cannot_start_is_given_up(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:

@@ -21,10 +21,17 @@ from ...actors import (
     Posted,
     Ref,
 )
-from ...backends.base import AccelDevice, ContextLostError, DeviceLostError, KernelLibrary
+from ...backends.base import (
+    AccelDevice,
+    ContextLostError,
+    DeviceLostError,
+    KernelLibrary,
+    NotSupportedError,
+)
 from ...backends.base.modules import import_extra
 from .._options import DeviceOptions
 from ..arrays._blocks import BlockTable
+from ..operations._faults import anew
 from ..operations._operation import Launch
 from ._context_state import EngineObserver
 from ._engine import Engine
@@ -296,7 +303,11 @@ class Submissions:
             result = outcome.Error(ActorStoppedError(f"{path} was not opened in time", path=path))
         if isinstance(result, outcome.Error):
             for submitted in waiting:
-                self._done(submitted, result.error)
+                error = result.error
+                if isinstance(error, NotSupportedError):
+                    error = anew(error)
+                    self._engine.locate(error, submitted.launch)
+                self._done(submitted, error)
             return
         library = result.unwrap()
         for submitted in waiting:

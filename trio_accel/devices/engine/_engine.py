@@ -239,14 +239,12 @@ class Engine(ContextState):
         for queue in self.streams.all:
             # D111: not joined. A thread that hangs in a call would hang the end of the device, too.
             queue.end_thread()
-        # Asked here: the queues belong to the loop's thread.
-        return await trio.to_thread.run_sync(self._end, not self.in_flight)
+        return await trio.to_thread.run_sync(self._end)
 
-    def _end(self, is_idle: bool) -> bool:
+    def _end(self) -> bool:
         started = time.monotonic()
-        self.streams.finish(self._close_grace)
         # Work that still runs may use plans and workspace of the libraries: then these are not given back.
-        if is_idle:
+        if self.streams.finish(self._close_grace):
             self.libraries.close()
             self._memory.close()
         # One grace for all: the streams have used up a part of it.

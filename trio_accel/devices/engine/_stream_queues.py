@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ import trio
 from ...backends.base import AccelStream
 from ..base._bridge import BackgroundCalls, CallThread
 from ..base._streams import StreamSource
-from ._in_flight import InFlight
+from ._in_flight import NOT_YET, InFlight
 
 __all__ = ["MOST_ON_A_STREAM", "StreamLoad", "StreamQueue", "StreamQueues"]
 
@@ -20,6 +21,8 @@ MOST_ON_A_STREAM = 256
 # Calls that a thread has at once: it goes on to the next one without the loop. They cannot be
 # withdrawn any more, so there are no more than the loop needs to keep up.
 _MOST_AHEAD = 8
+# Seconds between looks at operations that are still in flight when the context ends.
+_LOOK = 0.0005
 
 
 @attrs.define(eq=False)
@@ -129,6 +132,21 @@ class StreamQueue:
             self.thread.end()
             self.thread = None
 
+    def finish(self, deadline: float) -> bool:
+        """Wait until the stream is through all that is in flight; tells whether it is. Any thread."""
+        events = [operation.event for operation in self.operations]
+        # A thread may hang in its call, and a lost context gets nowhere: neither is waited for.
+        if NOT_YET in events:
+            return False
+        while events:
+            if self.stream.failure is not None or time.monotonic() > deadline:
+                return False
+            events = [event for event in events if not event.is_done]
+            if events:
+                time.sleep(_LOOK)
+        self.operations.clear()
+        return True
+
     async def wait_changed(self) -> None:
         """Wait for a change."""
         # Made by the first that waits: most completions have no waiter, and pay for a look alone.
@@ -233,6 +251,20 @@ class StreamQueues:
             while last is not None and last in queue.operations and not last.is_lost:
                 await queue.wait_changed()
 
-    def finish(self, seconds: float) -> None:
-        """Wait until the libraries of retired queues are closed, so many seconds at most. Any thread."""
-        self._closing.finish(seconds)
+    def finish(self, seconds: float) -> bool:
+        """Wait for what is in flight, and until the libraries of retired queues are closed. Any thread.
+
+        To be called when the loop launches and completes nothing any more.
+
+        Args:
+            seconds: The most to wait.
+
+        Returns:
+            Whether nothing is in flight any more. What still runs may use its library, which stays open.
+        """
+        deadline = time.monotonic() + seconds
+        for queue in tuple(self.all):
+            if queue.finish(deadline):
+                self.sweep(queue)
+        self._closing.finish(max(0.0, deadline - time.monotonic()))
+        return not self.in_flight

@@ -25,7 +25,13 @@ from ...actors import (
     Ref,
     idle_actor,
 )
-from ...backends.base import AccelDevice, ContextLostError, DeviceLostError, QueueFullError
+from ...backends.base import (
+    AccelDevice,
+    ContextLostError,
+    DeviceLostError,
+    NotSupportedError,
+    QueueFullError,
+)
 from ...backends.base.ops import CopyFromHostSpec, CopyToHostSpec, OperationSpec
 from .._options import DeviceOptions
 from ..arrays._blocks import BlockTable
@@ -526,11 +532,15 @@ class InlineDispatch:
         Raises:
             ContextLostError: The context was found to be lost over this.
             DeviceLostError: The same, while the device closes.
+            NotSupportedError: The backend has no such library.
         """
         assert self._context_ref is not None  # a session is a context's
         library = None
         try:
             library = await self._context_ref.ask(OpenLibrary(launch.library, launch.name))
+        except NotSupportedError as error:
+            session.engine.locate(error, launch)
+            raise
         except ActorStoppedError:
             await self._end_of(session)
         except ActorFailedError as error:

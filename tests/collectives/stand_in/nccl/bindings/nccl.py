@@ -19,7 +19,7 @@ import attrs
 import ml_dtypes
 import numpy as np
 from cuda.bindings import driver
-from fake_nccl import PREFIX, Handle
+from fake_nccl import Handle, prefix
 
 _DTYPES = [np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64, np.float16, np.float32, np.float64]
 _DTYPES += [ml_dtypes.bfloat16]
@@ -56,7 +56,7 @@ def get_version() -> int:
 
 
 def get_unique_id() -> bytes:
-    return tempfile.mkdtemp(prefix=PREFIX).encode().ljust(128)
+    return tempfile.mkdtemp(prefix=prefix()).encode().ljust(128)
 
 
 def comm_init_rank_scalable(size: int, rank: int, names: int, name: bytearray, config: int) -> Comm:
