@@ -72,7 +72,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow "
         "FaultKind FaultPlan Key Launch LaunchTimes MemoryActor OpenDevice Phase PutFirst PutPart Recorded "
         "Lent PeerCopy PeerCopyActor able alone_on anew by_key by_load check_device describe_workers lend "
-        "opened overlaps record refuse_recording run_together DECLARED"
+        "opened overlaps record refuse_recording run_together DECLARED operation_like"
     ),
     "trio_accel.programs": _names("ProgramActor"),
     "trio_accel.backends.base": _names(

@@ -21,6 +21,7 @@ from typing import (
     ParamSpec,
     Protocol,
     TypeAlias,
+    TypeVar,
     cast,
     get_args,
     get_origin,
@@ -51,11 +52,15 @@ from ...backends.base.ops import (
 )
 from ..arrays._ref import AccelRef, device_of
 from ._operation import Operand, Operation, Planned, Planner, ReplyT, ReplyT_co
-from ._plan_source import PlanSource, Structured, refuse_value
+from ._plan_source import PlanSource, Structured, check_steps, refuse_value
 
-__all__ = ["DECLARED", "Declaration", "Declared", "DeclaredSpec", "message_of", "operation"]
+__all__ = [
+    "DECLARED", "Declaration", "Declared", "DeclaredSpec", "message_of", "operation",
+    "operation_like",
+]  # fmt: skip
 
 ParametersP = ParamSpec("ParametersP")
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 Check: TypeAlias = Callable[[str, Any], None]
 Failure: TypeAlias = "str | Callable[[DeclaredSpec, str, int, tuple[int, ...]], LibraryError]"
@@ -315,7 +320,11 @@ def operation(
             maker = _Maker(function, declaration)
             declaration.check_function()
             own = maker.make_spec() if plan is None and spec is None else None
-            planning = plan or maker.make_plan(own or spec, reply or _as_tuple, alias or {})
+            planning = (
+                maker.make_plan(own or spec, reply or _as_tuple, alias or {})
+                if plan is None
+                else maker.check_values(plan)
+            )
             message = maker.make_message(planning, not_recorded)
         except (ValueError, TypeError, NameError) as error:
             raise TypeError(f"{place}: operation {function.__name__}: {error}") from error
@@ -325,6 +334,32 @@ def operation(
         if dtypes and own is not None:
             ALLOWED[declaration.name] = _dtypes_of(own, declaration)
         return made
+
+    return declare
+
+
+def operation_like(
+    other: FunctionT, *, plan: Callable[[Any, Planner], Planned[Any]]
+) -> Callable[[Callable[[], None]], FunctionT]:
+    """Declare an operation with the signature and the actor of another one, as `operation` does.
+
+    The name and the docstring are those of a function without parameters. Its body is empty.
+
+    Args:
+        other: The other one, declared in the same module.
+        plan: Plans its messages.
+    """
+    declared: Any = other
+    signature: FunctionType = declared.__wrapped__
+
+    def declare(own: Callable[[], None]) -> FunctionT:
+        name, line = own.__name__, own.__code__.co_firstlineno
+        code = signature.__code__.replace(co_name=name, co_qualname=name, co_firstlineno=line)
+        function: Any = FunctionType(code, signature.__globals__, name, signature.__defaults__)
+        function.__kwdefaults__, function.__doc__ = signature.__kwdefaults__, own.__doc__
+        function.__annotations__ = signature.__annotations__
+        made: Any = operation(actor=declared.declaration.library, plan=plan)(function)
+        return cast("FunctionT", made)
 
     return declare
 
@@ -486,6 +521,15 @@ class _Maker:
             return planned
 
         return plan
+
+    def check_values(self, plan: Any) -> Any:
+        """Have flags and values of a ``Literal`` checked ahead of a plan by hand."""
+        names: dict[str, Any] = {"own": plan, "refuse_value": refuse_value}
+        steps = check_steps(self._declaration.parameters, names)
+        if not steps:
+            return plan
+        text = "\n    ".join(["def plan(self, planner):", *steps, "return own(self, planner)"])
+        return self._compiled(text, "plan", names)
 
     def make_message(self, plan: Any, not_recorded: str) -> type[Any]:
         """Make the class of the message."""
