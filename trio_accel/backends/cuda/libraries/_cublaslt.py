@@ -207,7 +207,7 @@ def _set(kind: str, descriptor: int, attribute: int, value: int) -> None:
 
 def _make_layouts(undo: ExitStack, spec: FusedMatmulSpec, product: Product) -> list[int]:
     """Describe b, a, c and the result."""
-    _, dtypes = fused_dtypes("blaslt", spec.a.dtype, spec.b.dtype, spec.out.dtype)
+    dtypes = fused_dtypes("blaslt", spec.a.dtype, spec.b.dtype, spec.out.dtype)
     op_a, op_b, m, n, k, lda, ldb, ldc = product.call
     of_b, of_a, of_out = product.steps
     layouts: list[int] = []
@@ -228,12 +228,11 @@ def _make_layouts(undo: ExitStack, spec: FusedMatmulSpec, product: Product) -> l
 
 def _computed(spec: FusedMatmulSpec) -> tuple[int, DType]:
     """Return the types of sums and of factors."""
-    types, dtype = cublas.ComputeType, spec.a.dtype
-    if dtype is DType.int8 and spec.out.dtype is not DType.float32:
-        return int(types.COMPUTE_32I), DType.int32 if spec.out.dtype is DType.int32 else DType.float32
-    if dtype is DType.float64:
-        return int(_COMPUTE.get(spec.precision, types.COMPUTE_64F)), DType.float64
-    return int(_COMPUTE.get(spec.precision, types.COMPUTE_32F)), DType.float32
+    types, dtype, out = cublas.ComputeType, spec.a.dtype, spec.out.dtype
+    if dtype is DType.int8 and out is not DType.float32:
+        return int(types.COMPUTE_32I), DType.int32 if out is DType.int32 else DType.float32
+    own = types.COMPUTE_64F if dtype is DType.float64 else types.COMPUTE_32F
+    return int(_COMPUTE.get(spec.precision, own)), fused_dtypes("blaslt", dtype, spec.b.dtype, out).factor
 
 
 def _attributes(spec: FusedMatmulSpec, product: Product) -> dict[int, int]:
