@@ -1,7 +1,11 @@
 // The beginning of every source.
 
+// Threads of a warp. In the stand-in they run one after another.
 #ifndef STAND_IN
+#define LANES 32
 #define KERNEL(name, Arguments) extern "C" __global__ void name(const Arguments arguments)
+#else
+#define LANES 1
 #endif
 
 typedef long long i64;

@@ -1,6 +1,8 @@
 // Random numbers: Philox-4x32-10 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3; SC 2011), in the order
 // and with the arithmetic of cuRAND's PHILOX4_32_10.
 
+#include "philox.cuh"
+
 // Between BITS and INTEGERS, odd ones are of single precision and even ones of double.
 enum Kind {
     BITS, UNIFORM, UNIFORM_DOUBLE, NORMAL, NORMAL_DOUBLE,
@@ -15,41 +17,15 @@ struct PhiloxArguments {
     int kind, is_moved, is_aligned;
 };
 
-struct Words {
-    unsigned word[4];
-};
-
 // What comes of one counter, or of two with doubles; stored 16 bytes at a time.
 template <typename Number> struct __align__(16) Four {
     Number number[4];
 };
 
-// Of the counter whose first half is a row, and whose second half a column below 65536.
-__device__ Words philox(u64 seed, u64 row, unsigned column)
-{
-    unsigned key0 = (unsigned)seed, key1 = (unsigned)(seed >> 32);
-    unsigned first = (unsigned)row, second = (unsigned)(row >> 32), third = column, fourth = 0;
-    for (int round = 0; round < 10; round++) {
-        const u64 upper = (u64)0xD2511F53u * first, lower = (u64)0xCD9E8D57u * third;
-        first = (unsigned)(lower >> 32) ^ second ^ key0;
-        second = (unsigned)lower;
-        third = (unsigned)(upper >> 32) ^ fourth ^ key1;
-        fourth = (unsigned)upper;
-        key0 += 0x9E3779B9u;
-        key1 += 0xBB67AE85u;
-    }
-    return {{first, second, third, fourth}};
-}
-
 // Numbers above 0 up to 1.
 __device__ float unit(unsigned word)
 {
     return (float)word * 2.3283064365386963e-10f + 1.1641532182693481e-10f;
-}
-
-__device__ double unit_double(unsigned low, unsigned high)
-{
-    return (double)((u64)low ^ (u64)high << 21) * 1.1102230246251565e-16 + 5.551115123125783e-17;
 }
 
 // Box and Muller.
@@ -106,7 +82,7 @@ template <typename Number> __device__ void finish(const PhiloxArguments &argumen
 
 __device__ void draw(const PhiloxArguments &arguments, i64 counter)
 {
-    const Words words = philox(arguments.seed, arguments.row + (u64)(counter >> 16), (unsigned)counter & 0xffff);
+    const Words words = philox(arguments.seed, arguments.row + (u64)(counter >> 16), (unsigned)counter & 0xffff, 0);
     if (arguments.kind == BITS) {
         store<unsigned>(arguments, counter, {words.word[0], words.word[1], words.word[2], words.word[3]});
         return;
@@ -131,7 +107,7 @@ __device__ i64 integer(const PhiloxArguments &arguments, unsigned low, unsigned 
 
 __device__ Words words_of(const PhiloxArguments &arguments, i64 counter, int half)
 {
-    return philox(arguments.seed, arguments.row + 2 * (u64)(counter >> 16) + half, (unsigned)counter & 0xffff);
+    return philox(arguments.seed, arguments.row + 2 * (u64)(counter >> 16) + half, (unsigned)counter & 0xffff, 0);
 }
 
 // A counter is two numbers of 64 bits: of four, two come from each of two rows.

@@ -1,11 +1,5 @@
 // What is done with a matrix whose structure nobody has checked yet: what it says of itself is not believed.
 
-#ifndef STAND_IN
-#define LANES 32
-#else
-#define LANES 1
-#endif
-
 enum Type { FLOAT32, FLOAT64, COMPLEX64, COMPLEX128 };
 
 // In the order of the messages.

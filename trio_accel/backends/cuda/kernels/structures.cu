@@ -70,13 +70,12 @@ __device__ void put_value(const MakeArguments &arguments, char *array, i64 place
 
 __device__ bool is_zero(Value value) { return value.real == 0 && value.imaginary == 0; }
 
-// The line of a matrix, of so many, that a value belongs to.
-__device__ i64 line_of(const MakeArguments &arguments, const char *indptr, i64 lines, i64 place)
+// The first number from `low` to below `high` for which something is not so any more; or `high`.
+template <typename Test> __device__ i64 search(i64 low, i64 high, const Test &is_before)
 {
-    i64 low = 0, high = lines - 1;
     while (low < high) {
         const i64 middle = (low + high) / 2;
-        if (index_at(arguments, indptr, middle + 1) <= place)
+        if (is_before(middle))
             low = middle + 1;
         else
             high = middle;
@@ -84,18 +83,10 @@ __device__ i64 line_of(const MakeArguments &arguments, const char *indptr, i64 l
     return low;
 }
 
-// The item to which one of those that were counted belongs.
-__device__ i64 item_of(const u64 *places, i64 items, i64 place)
+// The line of a matrix, of so many, that a value belongs to.
+__device__ i64 line_of(const MakeArguments &arguments, const char *indptr, i64 lines, i64 place)
 {
-    i64 low = 0, high = items - 1;
-    while (low < high) {
-        const i64 middle = (low + high) / 2;
-        if ((i64)places[middle + 1] <= place)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    return search(0, lines - 1, [&](i64 line) { return index_at(arguments, indptr, line + 1) <= place; });
 }
 
 // The smallest number that is not zero stays.
@@ -262,15 +253,8 @@ KERNEL(point_keys, MakeArguments)
     put_count(arguments, all);
     EACH(line, arguments.rows + 1) {
         const u64 wanted = (u64)(line * arguments.step);
-        i64 low = 0, high = line == arguments.rows ? 0 : all;
-        while (low < high) {
-            const i64 middle = (low + high) / 2;
-            if (arguments.kept[middle] < wanted)
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        put_index(arguments, arguments.out_indptr, line, line == arguments.rows ? all : low);
+        const i64 first = search(0, all, [&](i64 item) { return arguments.kept[item] < wanted; });
+        put_index(arguments, arguments.out_indptr, line, line == arguments.rows ? all : first);
     }
 }
 
@@ -326,7 +310,8 @@ KERNEL(take_values, MakeArguments)
     all = all < arguments.limit ? all : arguments.limit;
     put_count(arguments, all);
     EACH(place, all) {
-        const i64 item = item_of(arguments.places, arguments.count, place);
+        const i64 item =
+            search(0, arguments.count - 1, [&](i64 one) { return (i64)arguments.places[one + 1] <= place; });
         const i64 source = index_at(arguments, arguments.indptr, arguments.list[item]) + place
             - (i64)arguments.places[item];
         put_index(arguments, arguments.out_indices, place, index_at(arguments, arguments.indices, source));
@@ -386,16 +371,11 @@ KERNEL(inspect, MakeArguments)
 // Where the value of a row and a column is stored, whose columns ascend; -1 if it is not.
 __device__ i64 find_value(const MakeArguments &arguments, i64 row, i64 column)
 {
-    const i64 end = index_at(arguments, arguments.indptr, row + 1);
-    i64 low = index_at(arguments, arguments.indptr, row), high = end;
-    while (low < high) {
-        const i64 middle = (low + high) / 2;
-        if (index_at(arguments, arguments.indices, middle) < column)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < end && index_at(arguments, arguments.indices, low) == column ? low : -1;
+    const i64 begin = index_at(arguments, arguments.indptr, row), end = index_at(arguments, arguments.indptr, row + 1);
+    const i64 place = search(begin, end, [&](i64 item) {
+        return index_at(arguments, arguments.indices, item) < column;
+    });
+    return place < end && index_at(arguments, arguments.indices, place) == column ? place : -1;
 }
 
 enum { EXPONENTS = 4096 };
