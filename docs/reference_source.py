@@ -137,9 +137,12 @@ def _message_of(module: str, node: ast.stmt) -> Definition | None:
 
 
 def _written_out(module: str, node: ast.ClassDef | Function) -> ast.ClassDef | Function:
-    """A function with the signature that its decorator names, as in ``@operation_like(other, plan=plan)``."""
+    """A function with the signature that its decorator names, as in ``@operation_like(other)``."""
     for decorator in node.decorator_list:
-        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) in ("asks", "operation_like"):
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) in (
+            "arguments_of",
+            "operation_like",
+        ):
             other = find(module, ast.unparse(decorator.args[0]))
             assert other is not None
             assert isinstance(other.node, ast.AsyncFunctionDef)

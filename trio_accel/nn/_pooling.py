@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, TypeAlias, overload
 
+from ..actors import arguments_of
 from ..backends.base import DType
 from ..backends.base.ops import AvgPoolGradSpec, MaxPoolGradSpec
 from ..devices import AccelRef, Operand, Operation, Planned, Planner, message_of, operation, operation_like
@@ -263,7 +264,15 @@ _powers, _roots = (
 )
 
 
-async def _lp_pool(dims: int, input: Operand, norm_type: float, *sizes: Any) -> AccelRef:
+async def _lp_pool(
+    dims: int,
+    input: Operand,
+    norm_type: float,
+    kernel_size: _Sizes,
+    stride: _Sizes | None,
+    ceil_mode: bool,
+    padding: _Padding,
+) -> AccelRef:
     """Pool powers, and take the roots."""
     name = f"nn.lp_pool{dims}d"
     if isinstance(norm_type, bool) or not isinstance(norm_type, (int, float)) or not 0 < norm_type < math.inf:
@@ -274,26 +283,12 @@ async def _lp_pool(dims: int, input: Operand, norm_type: float, *sizes: Any) -> 
         raise TypeError(
             f"{name}: input has dtype {dtype}; allowed: {', '.join(map(str, FLOATS))} (use cast())"
         )
-    kernel_size, stride, ceil_mode, padding = sizes
     pool = (avg_pool1d, avg_pool2d, avg_pool3d)[dims - 1]
     # The window is divided by 1, so that the mean is the sum.
     sums = await pool(
         await _powers[dtype](input, float(norm_type)), kernel_size, stride, padding, ceil_mode, True, 1
     )
     return await _roots[dtype](sums, float(norm_type))
-
-
-async def lp_pool1d(
-    input: Operand,
-    norm_type: float,
-    kernel_size: _Sizes,
-    stride: _Sizes | None = None,
-    ceil_mode: bool = False,
-    *,
-    padding: _Padding = 0,
-) -> AccelRef:
-    """Compute the p-norm of each window of sequences, as `torch.nn.functional.lp_pool1d`; see `lp_pool2d`."""
-    return await _lp_pool(1, input, norm_type, kernel_size, stride, ceil_mode, padding)
 
 
 async def lp_pool2d(
@@ -328,17 +323,14 @@ async def lp_pool2d(
     return await _lp_pool(2, input, norm_type, kernel_size, stride, ceil_mode, padding)
 
 
-async def lp_pool3d(
-    input: Operand,
-    norm_type: float,
-    kernel_size: _Sizes,
-    stride: _Sizes | None = None,
-    ceil_mode: bool = False,
-    *,
-    padding: _Padding = 0,
-) -> AccelRef:
+@arguments_of(lp_pool2d, _lp_pool, 1)
+def lp_pool1d() -> None:
+    """Compute the p-norm of each window of sequences, as `torch.nn.functional.lp_pool1d`; see `lp_pool2d`."""
+
+
+@arguments_of(lp_pool2d, _lp_pool, 3)
+def lp_pool3d() -> None:
     """Compute the p-norm of each window of volumes, as `torch.nn.functional.lp_pool3d`; see `lp_pool2d`."""
-    return await _lp_pool(3, input, norm_type, kernel_size, stride, ceil_mode, padding)
 
 
 AdaptiveAvgPoolGrad: Final = adaptive_avg_pool_grad.message

@@ -289,7 +289,8 @@ def operation(
         check: Refuses arguments by rules that shapes cannot tell, given the name for the error and the
             specification.
         by: The parameter, or several, whose value is the key of `shapes`.
-        dtypes: Dtypes of the arrays that have no dtype of their own. Without it the kernels say which.
+        dtypes: Dtypes of the arrays that have no dtype of their own. Without it, they are those that the
+            class of the actor names as its `dtypes`; if it names none, the kernels say which.
         reply: Makes the reply of several results; without it, it is a tuple.
         alias: By the name of a result, the operand that it may be.
         plan: The way out, where no line of shapes says it: plans a message as `Operation.plan` does.
@@ -298,6 +299,8 @@ def operation(
     Raises:
         TypeError: The declaration contradicts the function. The message begins with file and line.
     """
+    if dtypes is None and spec is None and plan is None:
+        dtypes = getattr(actor, "dtypes", None) or None
 
     def declare(function: Any) -> Any:
         code = function.__code__
@@ -339,7 +342,7 @@ def operation(
 
 
 def operation_like(
-    other: FunctionT, *, plan: Callable[[Any, Planner], Planned[Any]]
+    other: FunctionT, shapes: str | Mapping[Any, str] = "", **options: Any
 ) -> Callable[[Callable[[], None]], FunctionT]:
     """Declare an operation with the signature and the actor of another one, as `operation` does.
 
@@ -347,7 +350,8 @@ def operation_like(
 
     Args:
         other: The other one, declared in the same module.
-        plan: Plans its messages.
+        shapes: As of `operation`.
+        options: As of `operation`.
     """
     declared: Any = other
     signature: FunctionType = declared.__wrapped__
@@ -358,7 +362,7 @@ def operation_like(
         function: Any = FunctionType(code, signature.__globals__, name, signature.__defaults__)
         function.__kwdefaults__, function.__doc__ = signature.__kwdefaults__, own.__doc__
         function.__annotations__ = signature.__annotations__
-        made: Any = operation(actor=declared.declaration.library, plan=plan)(function)
+        made: Any = operation(shapes, actor=declared.declaration.library, **options)(function)
         return cast("FunctionT", made)
 
     return declare
