@@ -5,16 +5,6 @@
 
 #include "halves.cuh"
 
-#if LANES > 1
-#define OVER_LANES(value, expression)                                   \
-    for (int step = LANES / 2; step; step /= 2) {                       \
-        const auto other = __shfl_xor_sync(0xffffffffu, value, step);   \
-        value = expression;                                             \
-    }
-#else
-#define OVER_LANES(value, expression)
-#endif
-
 enum { AXES = 64, SPATIAL = 3 };
 
 // Images with three spatial axes, of which the first ones may have one element.
@@ -50,14 +40,17 @@ struct SpreadArguments {
     int is_wide, is_double;
 };
 
-// A kernel that computes in float or double.
+// A kernel that computes in float or double, by a function of `Real`.
 #define KERNEL_OF_REALS(name, Arguments, function) \
     KERNEL(name, Arguments)                        \
     {                                              \
-        if (arguments.is_double)                   \
-            function<double>(arguments);           \
-        else                                       \
-            function<float>(arguments);            \
+        if (arguments.is_double) {                 \
+            typedef double Real;                   \
+            function(arguments);                   \
+        } else {                                   \
+            typedef float Real;                    \
+            function(arguments);                   \
+        }                                          \
     }
 
 __device__ double infinity()
@@ -152,16 +145,6 @@ template <typename Real, bool IS_BACK> __device__ void convolve_images(const Con
     }
 }
 
-template <typename Real> __device__ void convolve_all(const ConvolutionArguments &arguments)
-{
-    convolve_images<Real, false>(arguments);
-}
-
-template <typename Real> __device__ void convolve_back(const ConvolutionArguments &arguments)
-{
-    convolve_images<Real, true>(arguments);
-}
-
 // A warp adds up the windows of all images for one weight.
 template <typename Real> __device__ void convolve_weight(const ConvolutionArguments &arguments)
 {
@@ -188,9 +171,9 @@ template <typename Real> __device__ void convolve_weight(const ConvolutionArgume
     }
 }
 
-KERNEL_OF_REALS(convolution, ConvolutionArguments, convolve_all)
-KERNEL_OF_REALS(convolution_input_grad, ConvolutionArguments, convolve_back)
-KERNEL_OF_REALS(convolution_weight_grad, ConvolutionArguments, convolve_weight)
+KERNEL_OF_REALS(convolution, ConvolutionArguments, (convolve_images<Real, false>))
+KERNEL_OF_REALS(convolution_input_grad, ConvolutionArguments, (convolve_images<Real, true>))
+KERNEL_OF_REALS(convolution_weight_grad, ConvolutionArguments, convolve_weight<Real>)
 
 // Where a window of a pooling begins and ends.
 struct Span {
@@ -325,11 +308,6 @@ template <typename Element> __device__ void pool_back(const PoolArguments &argum
 
 KERNEL_OF_FLOATS(mean_pool_grad, PoolArguments, pool_back)
 
-__device__ i64 whole(const char *numbers, i64 place, int is_wide)
-{
-    return is_wide ? ((const i64 *)numbers)[place] : ((const int *)numbers)[place];
-}
-
 // Notes the first number that is wrong: which argument has it, and both halves of it.
 __device__ void refuse(int *words, int argument, i64 number)
 {
@@ -344,7 +322,7 @@ template <typename Real> __device__ void spread_all(const SpreadArguments &argum
 {
     EACH(place, arguments.count)
     {
-        const i64 index = whole(arguments.indices, place, arguments.is_wide);
+        const i64 index = whole_at(arguments.indices, place, arguments.is_wide);
         if (index < 0 || index >= arguments.size)
             refuse(arguments.words, 1, index);
         else
@@ -353,7 +331,7 @@ template <typename Real> __device__ void spread_all(const SpreadArguments &argum
     }
 }
 
-KERNEL_OF_REALS(max_pool_grad, SpreadArguments, spread_all)
+KERNEL_OF_REALS(max_pool_grad, SpreadArguments, spread_all<Real>)
 
 struct LengthsArguments {
     const char *lengths;
@@ -384,7 +362,7 @@ KERNEL(check_lengths, LengthsArguments)
 {
     EACH(place, arguments.count)
     {
-        const i64 length = whole(arguments.lengths, place, arguments.is_wide);
+        const i64 length = whole_at(arguments.lengths, place, arguments.is_wide);
         const bool is_right = length >= 0 && length <= arguments.most;
         arguments.out[place] = is_right ? (int)length : 0;
         if (!is_right)
@@ -397,7 +375,7 @@ KERNEL(check_blocks, TableArguments)
 {
     EACH(place, arguments.count)
     {
-        const i64 row = place / arguments.most, block = whole(arguments.table, place, arguments.is_wide);
+        const i64 row = place / arguments.most, block = whole_at(arguments.table, place, arguments.is_wide);
         const bool is_used = (place - row * arguments.most) * arguments.block < arguments.lengths[row];
         const bool is_right = block >= 0 && block < arguments.blocks;
         arguments.out[place] = is_used && is_right ? (int)block : 0;
@@ -480,7 +458,7 @@ template <typename Real> __device__ void means_all(const MeansArguments &argumen
 }
 
 // Of each query, the sum of products of its gradient and its result.
-KERNEL_OF_REALS(attention_means, MeansArguments, means_all)
+KERNEL_OF_REALS(attention_means, MeansArguments, means_all<Real>)
 
 enum Mask { NONE, TRUTH, ADDED };
 
@@ -579,7 +557,7 @@ template <typename Real> __device__ void weigh_all(const ScoresArguments &argume
 }
 
 // Weights of the values in place of scores, and logarithms of sums.
-KERNEL_OF_REALS(attention_weights, ScoresArguments, weigh_all)
+KERNEL_OF_REALS(attention_weights, ScoresArguments, weigh_all<Real>)
 
 struct TruthArguments {
     const unsigned char *mask;
@@ -642,4 +620,4 @@ template <typename Real> __device__ void slopes_all(const ScoresArguments &argum
 }
 
 // Weights in place of scores, and gradients of scores in place of those of weights.
-KERNEL_OF_REALS(attention_slopes, ScoresArguments, slopes_all)
+KERNEL_OF_REALS(attention_slopes, ScoresArguments, slopes_all<Real>)

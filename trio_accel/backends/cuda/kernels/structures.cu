@@ -1,7 +1,7 @@
 // Sparse matrices that are made of others, by keys: a key is the place of a value, row by row. Keys are sorted by
 // the vendor; what is before and behind that is here. No index leads outside: `guard` has looked at them.
 
-enum Type { FLOAT32, FLOAT64, COMPLEX64, COMPLEX128 };
+#include "values.cuh"
 
 // What a key is made of, and what is kept; as in `_sparse_makers.py`.
 enum Kind { ROWS, COORDINATES, COLUMNS, FROM_BLOCKS, TO_BLOCKS, NOT_ZERO, BELOW, ABOVE };
@@ -25,51 +25,6 @@ struct MakeArguments {
     int type, is_wide, kind;
 };
 
-__device__ i64 index_at(const MakeArguments &arguments, const char *array, i64 place)
-{
-    return arguments.is_wide ? ((const i64 *)array)[place] : (i64)((const int *)array)[place];
-}
-
-__device__ void put_index(const MakeArguments &arguments, char *array, i64 place, i64 value)
-{
-    if (arguments.is_wide)
-        ((i64 *)array)[place] = value;
-    else
-        ((int *)array)[place] = (int)value;
-}
-
-// Real numbers have no imaginary part. Sums and products are those of doubles.
-struct Value {
-    double real, imaginary;
-};
-
-__device__ Value value_at(const MakeArguments &arguments, const char *array, i64 place)
-{
-    switch (arguments.type) {
-    case FLOAT32: return {((const float *)array)[place], 0};
-    case FLOAT64: return {((const double *)array)[place], 0};
-    case COMPLEX64: return {((const float *)array)[2 * place], ((const float *)array)[2 * place + 1]};
-    default: return {((const double *)array)[2 * place], ((const double *)array)[2 * place + 1]};
-    }
-}
-
-__device__ void put_value(const MakeArguments &arguments, char *array, i64 place, Value value)
-{
-    switch (arguments.type) {
-    case FLOAT32: ((float *)array)[place] = (float)value.real; break;
-    case FLOAT64: ((double *)array)[place] = value.real; break;
-    case COMPLEX64:
-        ((float *)array)[2 * place] = (float)value.real;
-        ((float *)array)[2 * place + 1] = (float)value.imaginary;
-        break;
-    default:
-        ((double *)array)[2 * place] = value.real;
-        ((double *)array)[2 * place + 1] = value.imaginary;
-    }
-}
-
-__device__ bool is_zero(Value value) { return value.real == 0 && value.imaginary == 0; }
-
 // The first number from `low` to below `high` for which something is not so any more; or `high`.
 template <typename Test> __device__ i64 search(i64 low, i64 high, const Test &is_before)
 {
@@ -87,18 +42,6 @@ template <typename Test> __device__ i64 search(i64 low, i64 high, const Test &is
 __device__ i64 line_of(const MakeArguments &arguments, const char *indptr, i64 lines, i64 place)
 {
     return search(0, lines - 1, [&](i64 line) { return index_at(arguments, indptr, line + 1) <= place; });
-}
-
-// The smallest number that is not zero stays.
-__device__ void keep_first(int *word, i64 number)
-{
-    int old = *word;
-    while (old == 0 || old > number) {
-        const int seen = atomicCAS(word, old, (int)number);
-        if (seen == old)
-            return;
-        old = seen;
-    }
 }
 
 __device__ bool is_outside(const MakeArguments &arguments, i64 index, i64 limit, i64 item, int word)
@@ -174,10 +117,8 @@ KERNEL(sum_groups, MakeArguments)
         if (!arguments.flags[item] || group >= arguments.limit)
             continue;
         Value sum = nth_value(arguments, arguments.order[item]);
-        for (i64 other = item + 1; other < arguments.count && !arguments.flags[other]; other++) {
-            const Value value = nth_value(arguments, arguments.order[other]);
-            sum = {sum.real + value.real, sum.imaginary + value.imaginary};
-        }
+        for (i64 other = item + 1; other < arguments.count && !arguments.flags[other]; other++)
+            sum = sum + nth_value(arguments, arguments.order[other]);
         put_value(arguments, arguments.out_data, group, sum);
         arguments.kept[group] = arguments.keys[item];
         if (arguments.out_indices)
@@ -221,9 +162,7 @@ KERNEL(fill_blocks, MakeArguments)
             const i64 column = index_at(arguments, arguments.indices, number);
             const i64 place = (block * height + row % height) * width + column % width;
             const Value old = value_at(arguments, arguments.out_data, place);
-            const Value value = value_at(arguments, arguments.data, number);
-            put_value(arguments, arguments.out_data, place,
-                      {old.real + value.real, old.imaginary + value.imaginary});
+            put_value(arguments, arguments.out_data, place, old + value_at(arguments, arguments.data, number));
         }
     }
 }
@@ -323,11 +262,6 @@ KERNEL(take_values, MakeArguments)
     }
 }
 
-__device__ bool is_finite(Value value)
-{
-    return value.real - value.real == 0 && value.imaginary - value.imaginary == 0;
-}
-
 // Before a matrix is solved with, of six words: the first row whose columns do not ascend; that whose diagonal is not
 // stored, zero, or of factors (`kind`) no finite number, and with 2 that no factor of Cholesky's has; whether a value is
 // no finite number; and, behind two words of `measure` and `compare`, whether an element of the diagonal is stored twice.
@@ -335,8 +269,7 @@ __device__ bool is_finite(Value value)
 // with the diagonal of the matrix, of which `out_data` has the values: they add up to it.
 KERNEL(inspect, MakeArguments)
 {
-    const bool is_single = arguments.type == FLOAT32 || arguments.type == COMPLEX64;
-    const double few = ldexp(1.0, 2 - (is_single ? 23 : 52));
+    const double few = ldexp(1.0, 2 - (is_single(arguments.type) ? 23 : 52));
     EACH(row, arguments.rows) {
         i64 before = -1;
         int found = 0;
@@ -350,7 +283,7 @@ KERNEL(inspect, MakeArguments)
             if (column <= before)
                 keep_first(arguments.words, row + 1);
             if (column == row) {
-                diagonal = {diagonal.real + value.real, diagonal.imaginary + value.imaginary};
+                diagonal = diagonal + value;
                 if (++found > 1)
                     arguments.words[5] = 1;
                 if (arguments.kind > 1)
@@ -402,8 +335,7 @@ KERNEL(measure, MakeArguments)
 // Whether a value differs from that of the conjugate transpose by more than roundings: the fifth word.
 KERNEL(compare, MakeArguments)
 {
-    const bool is_single = arguments.type == FLOAT32 || arguments.type == COMPLEX64;
-    const double most = ldexp(1.0, arguments.words[3] - EXPONENTS + 5 - (is_single ? 23 : 52));
+    const double most = ldexp(1.0, arguments.words[3] - EXPONENTS + 5 - (is_single(arguments.type) ? 23 : 52));
     EACH(item, arguments.count) {
         const i64 row = line_of(arguments, arguments.indptr, arguments.rows, item);
         const i64 other = find_value(arguments, index_at(arguments, arguments.indices, item), row);
