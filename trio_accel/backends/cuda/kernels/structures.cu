@@ -121,28 +121,7 @@ KERNEL(sum_groups, MakeArguments)
             sum = sum + nth_value(arguments, arguments.order[other]);
         put_value(arguments, arguments.out_data, group, sum);
         arguments.kept[group] = arguments.keys[item];
-        if (arguments.out_indices)
-            put_index(arguments, arguments.out_indices, group, (i64)(arguments.keys[item] % (u64)arguments.step));
-    }
-}
-
-// Of groups whose sums are `data`, those that are not zero.
-KERNEL(mark_sums, MakeArguments)
-{
-    const i64 groups = (i64)arguments.places[arguments.count];
-    EACH(group, arguments.count)
-        arguments.flags[group] = group < groups && !is_zero(value_at(arguments, arguments.data, group));
-}
-
-KERNEL(move_sums, MakeArguments)
-{
-    EACH(group, arguments.count) {
-        const i64 place = (i64)arguments.places[group];
-        if (!arguments.flags[group] || place >= arguments.limit)
-            continue;
-        arguments.kept[place] = arguments.keys[group];
-        put_index(arguments, arguments.out_indices, place, (i64)(arguments.keys[group] % (u64)arguments.step));
-        put_value(arguments, arguments.out_data, place, value_at(arguments, arguments.data, group));
+        put_index(arguments, arguments.out_indices, group, (i64)(arguments.keys[item] % (u64)arguments.step));
     }
 }
 

@@ -38,7 +38,7 @@ _KINDS = {
     "eliminate_zeros": 5, "tril": 6, "triu": 7,
 }  # fmt: skip
 _NAMES = (
-    "make_keys", "mark_heads", "sum_groups", "mark_sums", "move_sums", "fill_blocks", "move_columns",
+    "make_keys", "mark_heads", "sum_groups", "fill_blocks", "move_columns",
     "point_keys", "put_total", "tell_outside", "mark_values", "move_values", "count_rows", "take_values",
     "inspect", "measure", "compare", "mirror",
 )  # fmt: skip
@@ -244,15 +244,15 @@ class Maker:
         self.set(data=first[2], other_data=second[2])
         self._sort(count, rows * columns)
         self._group(count)
-        sums = self._call.workspace(count * self._itemsize)
-        keys, kept = self._values["keys"], self._values["kept"]
-        self.launch("sum_groups", count, count=count, first=sizes[0], step=columns, out_data=sums, limit=ANY)
-        self.launch("mark_sums", count, count=count, data=sums)
-        self._scan(count)
-        # Zeros are left out. The keys of groups are in the other half; those that stay go where all were.
-        told = {"count": count, "data": sums, "keys": kept, "kept": keys, "step": columns}
-        self.launch("move_sums", count, **told, **self._to)
-        self._point(count, rows, columns, kept=keys)
+        sizes_of = (rows + 1) * self._index.itemsize, count * self._index.itemsize, count * self._itemsize
+        pointers, indices, sums = map(self._call.workspace, sizes_of)
+        if count:
+            # Behind the sums there are zeros.
+            self._call.stream.set_bytes(sums, 0, count * self._itemsize)
+        told = {"count": count, "step": columns, "limit": ANY}
+        self.launch("sum_groups", count, first=sizes[0], out_indices=indices, out_data=sums, **told)
+        self.launch("point_keys", rows + 1, out_indptr=pointers, **told)
+        self._select_sums((pointers, indices, sums), rows, count)
 
     def _spgemm(self) -> None:
         """Multiply by cuSPARSE, which keeps what cancels out; that is left out here."""
@@ -296,9 +296,13 @@ class Maker:
             indices, data = (call.workspace(stored * one.itemsize) for one in (self._index, dtype))
             cusparse.csr_set_pointers(product, pointers, indices, data)
             cusparse.sp_gemm_copy(*terms)
-        self._set_matrix((pointers, indices, data))
+        self._select_sums((pointers, indices, data), rows, stored)
+
+    def _select_sums(self, addresses: tuple[int, int, int], rows: int, count: int) -> None:
+        """Write the values of a sum or a product, but for zeros."""
+        self._set_matrix(addresses)
         self.set(kind=_KINDS["eliminate_zeros"])
-        self._select(rows, stored)
+        self._select(rows, count)
 
     def _write_none(self, rows: int) -> None:
         """Write that nothing is stored."""
