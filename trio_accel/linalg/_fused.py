@@ -107,10 +107,9 @@ def _plan(message: Any, planner: Planner, epilogue: FusedEpilogue, more: str, re
         answer = reply(out, planner.output((*stack, m if epilogue == "sum_a" else n), dtypes.bias))
     if more:
         arrays[more] = answer[1].spec
-    spec = FusedMatmulSpec(
-        epilogue, message.precision, int(message.autotune), *factors, a, b, out=out.spec,
-        **{**NO_ARRAYS, **arrays},
-    )  # fmt: skip
+    given: dict[str, Any] = {**NO_ARRAYS, **arrays}
+    numbers = epilogue, message.precision, int(message.autotune), *factors
+    spec = FusedMatmulSpec(*numbers, a, b, out=out.spec, **given)
     spec.check_shapes(name)
     return Planned(spec, answer, is_checked=True)
 
@@ -124,14 +123,14 @@ def _factors(
         scale: _Scale = getattr(message, argument, None)
         if scale is None:
             continue
-        is_number = not isinstance(scale, (AccelRef, np.ndarray))
-        if is_number:
+        if not isinstance(scale, (AccelRef, np.ndarray)):
             _check_scale(name, argument, scale)
-        if is_number and argument != "scale_out":
-            product *= scale
-        else:
+            if argument != "scale_out":
+                product *= scale
+                continue
             # That one comes behind the activation, so it is no part of alpha.
-            arrays[argument] = planner.read(argument, np.array(scale, np.float32) if is_number else scale)
+            scale = np.array(scale, np.float32)
+        arrays[argument] = planner.read(argument, scale)
     alpha = _factor(planner, "alpha", message.alpha, dtypes)
     if product != 1:
         if DType.of(message.a.dtype) not in _FLOAT8:

@@ -236,11 +236,11 @@ class AttentionKernels(DnnKernels):
                     "TN", (columns, piece.count, f), of.served(value, f), piece.of_all(grad, f), slopes
                 )
                 of.launch("attention_slopes", scores, room, means, logs, piece)
-                for left, array, to, width in ((weights, grad, to_value, f), (slopes, query, to_key, e)):
-                    extents = width, columns, piece.count
-                    of.multiply("NT", extents, piece.of_all(array, width), left, of.served(to, width), beta=1)
-                to = piece.of_all(to_query, e)
-                of.multiply("NN", (e, piece.count, columns), of.served(key, e), slopes, to)
+                for left, right, place, width in ((weights, grad, to_value, f), (slopes, query, to_key, e)):
+                    extents, added = (width, columns, piece.count), of.served(place, width)
+                    of.multiply("NT", extents, piece.of_all(right, width), left, added, beta=1)
+                made = piece.of_all(to_query, e)
+                of.multiply("NN", (e, piece.count, columns), of.served(key, e), slopes, made)
 
 
 _Matrices: TypeAlias = tuple[int, int, int]
