@@ -65,14 +65,14 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.backends": _names("candidates describe driver_checks members resolve resolve_for_worker"),
     "trio_accel.actors": _names(
         "DirectReply Measured Measuring Meter NOT_NOW Posted WOKEN Waiter actor_path_of around_each_system "
-        "bind_arguments check_name describe idle_actor message_target named_arguments named_options nearest "
-        "note_end quick unknown_option ActorFigures"
+        "arguments_of bind_arguments check_name describe idle_actor message_target named_arguments "
+        "named_options nearest note_end quick unknown_option ActorFigures"
     ),
     "trio_accel.devices": _names(
         "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow "
         "FaultKind FaultPlan Key Launch LaunchTimes MemoryActor OpenDevice Phase PutFirst PutPart Recorded "
         "Lent PeerCopy PeerCopyActor able alone_on anew by_key by_load check_device describe_workers lend "
-        "opened overlaps record refuse_recording run_together DECLARED"
+        "opened overlaps record refuse_recording run_together DECLARED operation_like"
     ),
     "trio_accel.programs": _names("ProgramActor"),
     "trio_accel.backends.base": _names(

@@ -21,6 +21,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 _SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields")
 # What declares a field of an operation specification.
 _ROLES = {"exact", "number", "peers", "reads", "scalar", "status", "updates", "writes"}
+# Decorators whose first argument is a function with the same signature.
+_LIKE = {"arguments_of", "asks", "operation_like"}
 _WIDTH = 88
 
 
@@ -137,9 +139,9 @@ def _message_of(module: str, node: ast.stmt) -> Definition | None:
 
 
 def _written_out(module: str, node: ast.ClassDef | Function) -> ast.ClassDef | Function:
-    """A function with the signature that its decorator names, as in ``@asks(other, Message)``."""
+    """A function with the signature that its decorator names, as in ``@operation_like(other)``."""
     for decorator in node.decorator_list:
-        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "asks":
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) in _LIKE:
             other = find(module, ast.unparse(decorator.args[0]))
             assert other is not None
             assert isinstance(other.node, ast.AsyncFunctionDef)

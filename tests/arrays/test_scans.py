@@ -180,7 +180,7 @@ async def test_what_is_refused(device: ta.Device) -> None:
         await xp.cumulative_prod(z, dtype="float32")
     with pytest.raises(TypeError, match=r"arrays\.SegmentedReduce: offsets must be of whole numbers"):
         await xp.segmented_reduce(x[0], x[0])
-    with pytest.raises(ValueError, match=r"arrays\.SegmentedReduce: op must be one of .* got 'mean'"):
+    with pytest.raises(ValueError, match=r"arrays\.SegmentedReduce: op must be .* got 'mean'"):
         await xp.segmented_reduce(x[0], np.array([0, 1]), "mean")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"arrays\.SegmentedReduce: x must not be complex"):
         await xp.segmented_reduce(z, np.array([0, 1]), "max")

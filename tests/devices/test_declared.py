@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Literal
@@ -13,10 +14,20 @@ from isolations import inline
 
 import trio_accel as ta
 from trio_accel import fft, linalg, random, sparse
+from trio_accel.actors import arguments_of
 from trio_accel.backends.base import DType, kernels
 from trio_accel.backends.base.checks import NATIVE
+from trio_accel.backends.base.kernels import kernel
 from trio_accel.backends.base.ops import KINDS, Item
-from trio_accel.devices import DECLARED, AccelRef, Declaration, LibraryActor, Operand, operation
+from trio_accel.devices import (
+    DECLARED,
+    AccelRef,
+    Declaration,
+    LibraryActor,
+    Operand,
+    operation,
+    operation_like,
+)
 
 _SIZES = {"c": 2, "k": 2, "m": 4, "n": 3}
 
@@ -115,6 +126,55 @@ def eighths() -> Iterator[Any]:
     yield declared
     for table in (DECLARED, kernels.ALLOWED):
         del table[declared.declaration.name]
+
+
+class SinglesActor(LibraryActor):
+    library = "blas"
+    dtypes = (DType.float32,)
+
+
+def test_the_dtypes_of_an_actor_are_those_of_its_operations() -> None:
+    first: Any = operation("a(n) -> out(n)", actor=SinglesActor)(one)
+
+    @operation_like(first, "a(n) -> out(n)", dtypes=(DType.float64,))
+    def like_one() -> None:
+        """Has another dtype."""
+
+    like: Any = like_one
+    try:
+        assert first.declaration.dtypes == (DType.float32,)
+        assert like.declaration.dtypes == (DType.float64,)
+        assert like.declaration.library == first.declaration.library
+        assert inspect.signature(like) == inspect.signature(first)
+        assert like.__doc__ == "Has another dtype."
+    finally:
+        for name in (first.declaration.name, like.declaration.name):
+            del DECLARED[name], kernels.ALLOWED[name]
+
+
+def test_a_kernel_for_several_operations() -> None:
+    def compute(spec: Any, call: Any) -> None: ...
+
+    names = ("own.first", "own.second")
+    kernel(*names, backend="cpu")(compute)
+    assert set(kernels.kernels_of({"compute": compute}, "cpu")) == set(names)
+
+
+async def test_a_function_with_the_arguments_of_another_one() -> None:
+    async def other(x: int, y: int = 2, *, z: int = 3) -> tuple[object, ...]:
+        return x, y, z
+
+    async def run(first: str, **arguments: int) -> tuple[object, ...]:
+        return first, arguments
+
+    @arguments_of(other, run, "own")
+    def own() -> None:
+        """Runs itself."""
+
+    assert await own(1, z=5) == ("own", {"x": 1, "y": 2, "z": 5})
+    assert inspect.signature(own) == inspect.signature(other)
+    with pytest.raises(TypeError, match="own: there is no option 'w'"):
+        await own(1, w=5)
 
 
 def test_a_kernel_without_a_dtype_of_its_declaration(eighths: Any) -> None:

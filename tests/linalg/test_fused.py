@@ -338,6 +338,7 @@ s, rows, columns = (np.ones(shape, np.float32) for shape in ((), (16, 1), (1, 16
         ((f, f), {"autotune": 3}, ValueError, "autotune must be False or True, got 3"),
         ((f, f), {"alpha": 1j}, TypeError, "alpha 1j is complex"),
         ((f, f), {"alpha": 1e300}, ValueError, "alpha"),
+        ((i, i), {"alpha": 1e300, "dtype": "float32"}, ValueError, "outside the range of float32"),
         ((i, i), {"activation": "relu"}, TypeError, "int32 with neither bias nor activation"),
         ((i, i, None, i.astype("i")[0]), {}, TypeError, "int32 with neither bias nor activation"),
         ((i, i), {"activation": "gelu", "dtype": "int8"}, TypeError, "to int8 with bias and relu alone"),

@@ -86,7 +86,7 @@ CASES: list[tuple[Any, type[Exception], str]] = [
     (
         lambda x: nn.conv_input_grad((4, 8), W, x),
         ValueError,
-        "input_size must be the shape of an input of 2 axes",
+        "input_size must have 4 axes, or 3 without a batch, got shape (4, 8)",
     ),
     (
         lambda x: nn.conv_weight_grad(x, (6, 4, 3, -3), GRAD),

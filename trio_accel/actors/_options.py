@@ -26,6 +26,7 @@ __all__ = [
     "Restart",
     "Strategy",
     "SystemOptions",
+    "arguments_of",
     "bind_arguments",
     "named_arguments",
     "named_options",
@@ -74,6 +75,33 @@ def named_arguments(function: FunctionT) -> FunctionT:
         return await function(*values, **options)
 
     return cast("FunctionT", ask if inspect.iscoroutinefunction(function) else call)
+
+
+def arguments_of(
+    other: FunctionT, run: Callable[..., Any], *first: object
+) -> Callable[[Callable[[], None]], FunctionT]:
+    """Make an async function that has the arguments of another one.
+
+    The name and the docstring are those of a function without parameters. Its body is empty.
+
+    Args:
+        other: The other one.
+        run: Is called with `first`, and then all arguments by their names.
+        first: What distinguishes the function from the other one.
+    """
+    signature = inspect.signature(other)
+
+    def make(own: Callable[[], None]) -> FunctionT:
+        async def call(*values: Any, **options: Any) -> Any:
+            bound = bind_arguments(own.__name__, signature, values, options)
+            bound.apply_defaults()
+            return await run(*first, **bound.arguments)
+
+        made: Any = functools.update_wrapper(call, own)
+        made.__wrapped__, made.__annotations__ = other, other.__annotations__
+        return cast("FunctionT", made)
+
+    return make
 
 
 def nearest(name: str, names: Collection[str]) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from ..backends.base import DType
+from ..backends.base.checks import NATIVE
 from ..devices import LibraryActor
 
 __all__ = ["BlasActor", "BlasLtActor", "SolverActor"]
@@ -32,3 +36,4 @@ class SolverActor(LibraryActor):
     """
 
     library = "solver"
+    dtypes: ClassVar[tuple[DType, ...]] = NATIVE

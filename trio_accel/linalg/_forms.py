@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, overload
 
 from ..backends.base import LibraryError, LinAlgError
-from ..backends.base.checks import NATIVE
 from ..devices import AccelRef, DeclaredSpec, Operand, Operation, message_of, operation
 from ._actor import SolverActor
 
@@ -62,7 +61,6 @@ def _no_root(spec: DeclaredSpec, where: str, code: int, index: tuple[int, ...]) 
     },
     by="output",
     actor=SolverActor,
-    dtypes=NATIVE,
     status=_DIVERGED,
     reply=SchurResult,
 )
@@ -95,7 +93,6 @@ async def hessenberg(a: Operand, calc_q: Literal[True]) -> HessenbergResult: ...
     },
     by="calc_q",
     actor=SolverActor,
-    dtypes=NATIVE,
     status="holds a NaN or an infinity",
     reply=HessenbergResult,
 )
@@ -119,7 +116,6 @@ async def hessenberg(a: Operand, calc_q: bool = False) -> HessenbergResult | Acc
 @operation(
     "a(..., n, n) -> lu(..., n, n), d(..., n, n), perm: int32(..., n)",
     actor=SolverActor,
-    dtypes=NATIVE,
     status="holds a NaN or an infinity",
     reply=LDLResult,
 )
@@ -142,12 +138,7 @@ async def ldl(a: Operand, lower: bool = True, hermitian: bool = True) -> LDLResu
     ...
 
 
-@operation(
-    "a(..., n, n) -> out: complex(..., n, n)",
-    actor=SolverActor,
-    dtypes=NATIVE,
-    status=_no_root,
-)
+@operation("a(..., n, n) -> out: complex(..., n, n)", actor=SolverActor, status=_no_root)
 async def sqrtm(a: Operand) -> AccelRef:
     """Principal square root of matrices, as `scipy.linalg.sqrtm`: by `schur` (Björck, Hammarling 1983).
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, overload
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, Unpack, overload
 
 import numpy as np
 
 from ..backends.base import DType, DTypeLike
 from ..backends.base.ops import (
+    NO_ARRAYS,
     ArraySpec,
     FusedDtypes,
     FusedEpilogue,
@@ -16,7 +17,7 @@ from ..backends.base.ops import (
     Precision,
     aux_columns,
     fused_dtypes,
-    product_shape,
+    fused_shape,
 )
 from ..backends.base.values import ALWAYS_HELD
 from ..devices import AccelRef, Operand, Operation, Planned, Planner, message_of, operation
@@ -30,8 +31,6 @@ __all__ = [
 
 _Activation: TypeAlias = Literal["relu", "gelu"]
 _Scale: TypeAlias = "float | Operand | None"
-_PRECISIONS: tuple[Precision, ...] = ("ieee", "tf32", "bf16", "bf16x9", "fixed_point", "fast")
-_SCALES = "scale_a", "scale_b", "scale_out"
 _LEAST, _MOST = float(np.finfo(np.float32).smallest_subnormal), float(np.finfo(np.float32).max)
 _FLOAT8 = (DType.float8_e4m3fn, DType.float8_e5m2)
 
@@ -58,111 +57,87 @@ def _plan_product(message: Any, planner: Planner) -> Planned[Any]:
     """Plan a product with an activation; what all three have in common is in `_plan`."""
     if message.activation not in (None, "relu", "gelu"):
         refuse_value(planner.name, "activation", (None, "relu", "gelu"), message.activation)
-    if message.return_aux not in (False, True) or (message.return_aux and message.activation is None):
-        wanted = "False" if message.activation is None else "False or True"
-        raise ValueError(f"{planner.name}: return_aux must be {wanted}, got {message.return_aux!r}")
-    arrays = {} if message.c is None else {"c": planner.read("c", message.c)}
-    if message.bias is not None:
-        arrays["bias"] = planner.read("bias", message.bias)
-    spec, out, aux = _plan(
-        message, planner, message.activation or "none", arrays=arrays, has_saved=bool(message.return_aux)
-    )
-    return Planned(spec, out if aux is None else FusedMatmulResult(out, aux), is_checked=True)
+    if message.return_aux and message.activation is None:
+        refuse_value(planner.name, "return_aux", (False,), message.return_aux)
+    more = "saved" if message.return_aux else ""
+    return _plan(message, planner, message.activation or "none", more, FusedMatmulResult)
 
 
 def _plan_grad(message: Any, planner: Planner) -> Planned[Any]:
     """Plan a product with the derivative of an activation."""
-    if message.activation not in ("relu", "gelu"):
-        refuse_value(planner.name, "activation", ("relu", "gelu"), message.activation)
-    if message.return_sums not in (False, True):
-        refuse_value(planner.name, "return_sums", (False, True), message.return_sums)
     epilogue: FusedEpilogue = "relu_grad" if message.activation == "relu" else "gelu_grad"
-    arrays = {"aux": planner.read("aux", message.aux)}
-    spec, out, sums = _plan(message, planner, epilogue, arrays=arrays, has_sums=bool(message.return_sums))
-    return Planned(spec, out if sums is None else FusedSumsResult(out, sums), is_checked=True)
+    return _plan(message, planner, epilogue, "sums" if message.return_sums else "", FusedSumsResult)
 
 
 def _plan_sums(message: Any, planner: Planner) -> Planned[Any]:
     """Plan a product with sums of one of its operands."""
-    if message.of not in ("a", "b"):
-        refuse_value(planner.name, "of", ("a", "b"), message.of)
-    epilogue: FusedEpilogue = "sum_a" if message.of == "a" else "sum_b"
-    spec, out, sums = _plan(message, planner, epilogue, arrays={}, has_sums=True)
-    return Planned(spec, out if sums is None else FusedSumsResult(out, sums), is_checked=True)
+    return _plan(message, planner, "sum_a" if message.of == "a" else "sum_b", "sums", FusedSumsResult)
 
 
-def _plan(
-    message: Any,
-    planner: Planner,
-    epilogue: FusedEpilogue,
-    *,
-    arrays: dict[str, ArraySpec],
-    has_saved: bool = False,
-    has_sums: bool = False,
-) -> tuple[FusedMatmulSpec, AccelRef, AccelRef | None]:
-    """Plan by hand: dtypes depend on an option, and arrays are there or not, as no line of shapes says."""
+def _plan(message: Any, planner: Planner, epilogue: FusedEpilogue, more: str, reply: Any) -> Planned[Any]:
+    """Plan by hand: dtypes depend on an option, and arrays are there or not, as no line of shapes says.
+
+    Args:
+        message: The message.
+        planner: Its planner.
+        epilogue: See `FusedMatmulSpec`.
+        more: The field of what is written besides the result; empty for nothing.
+        reply: Makes the reply of both.
+    """
     name = planner.name
-    if message.precision not in _PRECISIONS:
-        refuse_value(name, "precision", _PRECISIONS, message.precision)
-    if message.autotune not in (False, True):
-        refuse_value(name, "autotune", (False, True), message.autotune)
     a, b = planner.read("a", message.a), planner.read("b", message.b)
-    if min(a.ndim, b.ndim) < 2:
-        raise ValueError(f"{name}: a and b must be matrices, got shapes {a.shape} and {b.shape}")
-    shape = product_shape(name, a.shape, b.shape)
+    *stack, m, n = shape = fused_shape(name, a, b)
     wanted = getattr(message.out, "dtype", None) if message.dtype is None else DType.of(message.dtype)
-    dtype, dtypes = fused_dtypes(name, a.dtype, b.dtype, wanted)
-    alpha, beta = _factors(message, planner, arrays, dtype, dtypes)
-    out = planner.output(shape, dtype, message.out)
+    dtypes = fused_dtypes(name, a.dtype, b.dtype, wanted)
+    arrays = {"aux": planner.read("aux", message.aux)} if epilogue.endswith("grad") else {}
+    for field in ("c", "bias"):
+        if getattr(message, field, None) is not None:
+            arrays[field] = planner.read(field, getattr(message, field))
+    factors = _factors(message, planner, arrays, dtypes)
+    out = planner.output(shape, dtypes.out, message.out)
     if message.out is not None:
         # Each element of c is read before it is written.
         others = {one: array for one, array in arrays.items() if one != "c" or array != out.spec}
         planner.distinct("out", out.spec, a=a, b=b, **others)
-    *stack, m, n = shape
-    other = None
-    if has_saved:
-        columns = aux_columns(epilogue, n)
-        other = planner.output((*stack, m, columns), DType.uint8 if epilogue == "relu" else dtypes.aux)
-    elif has_sums:
-        other = planner.output((*stack, m if epilogue == "sum_a" else n), dtypes.bias)
-    made = None if other is None else other.spec
-    spec = FusedMatmulSpec(
-        epilogue, message.precision, int(message.autotune), alpha, beta, a, b, arrays.get("c"),
-        arrays.get("bias"), arrays.get("aux"), arrays.get("scale_a"), arrays.get("scale_b"),
-        arrays.get("scale_out"), out.spec, made if has_saved else None,
-        made if has_sums else None,
-    )  # fmt: skip
+    answer: Any = out
+    if more == "saved":
+        dtype = DType.uint8 if epilogue == "relu" else dtypes.c
+        answer = reply(out, planner.output((*stack, m, aux_columns(epilogue, n)), dtype))
+    elif more:
+        answer = reply(out, planner.output((*stack, m if epilogue == "sum_a" else n), dtypes.bias))
+    if more:
+        arrays[more] = answer[1].spec
+    given: dict[str, Any] = {**NO_ARRAYS, **arrays}
+    numbers = epilogue, message.precision, int(message.autotune), *factors
+    spec = FusedMatmulSpec(*numbers, a, b, out=out.spec, **given)
     spec.check_shapes(name)
-    return spec, out, other
+    return Planned(spec, answer, is_checked=True)
 
 
 def _factors(
-    message: Any, planner: Planner, arrays: dict[str, ArraySpec], dtype: DType, dtypes: FusedDtypes
+    message: Any, planner: Planner, arrays: dict[str, ArraySpec], dtypes: FusedDtypes
 ) -> tuple[float, float]:
     """Take alpha, beta and the scales: those that are numbers become a part of alpha, the others arrays."""
     name, product = planner.name, 1.0
-    for argument in _SCALES:
+    for argument in ("scale_a", "scale_b", "scale_out"):
         scale: _Scale = getattr(message, argument, None)
         if scale is None:
             continue
-        if isinstance(scale, (AccelRef, np.ndarray)):
-            arrays[argument] = planner.read(argument, scale)
-            continue
-        _check_scale(name, argument, scale)
-        if argument == "scale_out":
-            # It comes behind the activation, so it is no part of alpha.
-            arrays[argument] = planner.read(argument, np.array(scale, np.float32))
-        else:
-            product *= scale
+        if not isinstance(scale, (AccelRef, np.ndarray)):
+            _check_scale(name, argument, scale)
+            if argument != "scale_out":
+                product *= scale
+                continue
+            # That one comes behind the activation, so it is no part of alpha.
+            scale = np.array(scale, np.float32)
+        arrays[argument] = planner.read(argument, scale)
     alpha = _factor(planner, "alpha", message.alpha, dtypes)
     if product != 1:
         if DType.of(message.a.dtype) not in _FLOAT8:
             raise TypeError(f"{name}: scale_a and scale_b are for float8, got {message.a.dtype}; use alpha")
         alpha = _factor(planner, "alpha times the scales", alpha * product, dtypes)
     beta = _factor(planner, "beta", message.beta, dtypes) if "c" in arrays else 0.0
-    if dtype is not DType.int32:
-        return alpha, beta
-    for argument, factor in (("alpha", alpha), ("beta", beta)):
+    for argument, factor in (("alpha", alpha), ("beta", beta)) if dtypes.out is DType.int32 else ():
         if not (factor.is_integer() and abs(factor) < 2**31):
             raise ValueError(f"{name}: {argument} must be a whole number of int32, got {factor!r}")
     return alpha, beta
@@ -172,7 +147,7 @@ def _factor(planner: Planner, argument: str, value: object, dtypes: FusedDtypes)
     """Require a factor; nearly always it is an ordinary one."""
     if type(value) is float and -ALWAYS_HELD <= value <= ALWAYS_HELD:
         return value
-    return planner.factor(argument, value, dtypes.compute).real
+    return planner.factor(argument, value, dtypes.factor).real
 
 
 def _check_scale(name: str, argument: str, scale: object) -> None:
@@ -183,6 +158,23 @@ def _check_scale(name: str, argument: str, scale: object) -> None:
         raise ValueError(f"{name}: {argument} must be a finite number above 0 of float32, got {scale!r}")
 
 
+class _Options(TypedDict, total=False):
+    """What products and gradients have in common."""
+
+    alpha: float
+    scale_a: _Scale
+    scale_b: _Scale
+    dtype: DTypeLike | None
+    precision: Precision
+    autotune: bool
+    out: AccelRef | None
+
+
+class _ProductOptions(_Options, total=False):
+    beta: float
+    scale_out: _Scale
+
+
 @overload
 async def fused_matmul(
     a: Operand,
@@ -191,16 +183,8 @@ async def fused_matmul(
     bias: Operand | None = None,
     activation: _Activation | None = None,
     *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    scale_a: _Scale = None,
-    scale_b: _Scale = None,
-    scale_out: _Scale = None,
-    dtype: DTypeLike | None = None,
-    precision: Precision = "ieee",
     return_aux: Literal[False] = False,
-    autotune: bool = False,
-    out: AccelRef | None = None,
+    **options: Unpack[_ProductOptions],
 ) -> AccelRef: ...
 @overload
 async def fused_matmul(
@@ -210,16 +194,8 @@ async def fused_matmul(
     bias: Operand | None = None,
     activation: _Activation | None = None,
     *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    scale_a: _Scale = None,
-    scale_b: _Scale = None,
-    scale_out: _Scale = None,
-    dtype: DTypeLike | None = None,
-    precision: Precision = "ieee",
     return_aux: Literal[True],
-    autotune: bool = False,
-    out: AccelRef | None = None,
+    **options: Unpack[_ProductOptions],
 ) -> FusedMatmulResult: ...
 @operation(actor=BlasLtActor, plan=_plan_product)
 async def fused_matmul(
@@ -291,14 +267,8 @@ async def fused_matmul_grad(
     aux: Operand,
     activation: _Activation,
     *,
-    alpha: float = 1.0,
-    scale_a: _Scale = None,
-    scale_b: _Scale = None,
-    dtype: DTypeLike | None = None,
-    precision: Precision = "ieee",
     return_sums: Literal[False] = False,
-    autotune: bool = False,
-    out: AccelRef | None = None,
+    **options: Unpack[_Options],
 ) -> AccelRef: ...
 @overload
 async def fused_matmul_grad(
@@ -307,14 +277,8 @@ async def fused_matmul_grad(
     aux: Operand,
     activation: _Activation,
     *,
-    alpha: float = 1.0,
-    scale_a: _Scale = None,
-    scale_b: _Scale = None,
-    dtype: DTypeLike | None = None,
-    precision: Precision = "ieee",
     return_sums: Literal[True],
-    autotune: bool = False,
-    out: AccelRef | None = None,
+    **options: Unpack[_Options],
 ) -> FusedSumsResult: ...
 @operation(actor=BlasLtActor, plan=_plan_grad)
 async def fused_matmul_grad(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ..backends.base.ops import MatmulSpec, Side, Transpose, product_shape
-from ..devices import AccelRef, Operand, Planned, Planner, operation
+from ..devices import AccelRef, Operand, Planned, Planner, operation, operation_like
 from ._actor import BlasActor
 
 __all__ = [
@@ -207,24 +207,13 @@ async def trmm(
     ...
 
 
-@operation(_TRIANGULAR, by="side", actor=BlasActor, alias={"out": "b"})
-async def trsm(
-    alpha: complex,
-    a: Operand,
-    b: Operand,
-    side: Side = "L",
-    trans: Transpose = "N",
-    lower: bool = False,
-    unit_diagonal: bool = False,
-    *,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@operation_like(trmm, _TRIANGULAR, by="side", alias={"out": "b"})
+def trsm() -> None:
     """The solution x of ``op(a) @ x = alpha * b`` for a triangular ``a`` (BLAS ``trsm``).
 
     Arguments and result are those of `trmm`; with `side` ``"R"``, it is ``x @ op(a) = alpha * b``. A zero on
     the diagonal makes infinities and NaN; it is no error.
     """
-    ...
 
 
 Matmul: Final = matmul.message

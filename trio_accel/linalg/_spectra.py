@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, TypeAlias, overload
 
 from ..backends.base import LibraryError, LinAlgError
-from ..backends.base.checks import NATIVE
 from ..devices import AccelRef, DeclaredSpec, Operand, Operation, message_of, operation
 from ._actor import SolverActor
 
@@ -77,7 +76,6 @@ async def svd(a: Operand, full_matrices: bool, compute_uv: Literal[False]) -> Ac
     },
     by=("full_matrices", "compute_uv"),
     actor=SolverActor,
-    dtypes=NATIVE,
     status=_DIVERGED,
     reply=SVDResult,
 )
@@ -116,7 +114,6 @@ async def svdvals(x: Operand, /) -> AccelRef:
 @operation(
     "a(s..., n, n), b(s..., n, n) -> w: real(s..., n), v(s..., n, n)",
     actor=SolverActor,
-    dtypes=NATIVE,
     status=_eigh_failure,
     reply=EighResult,
 )
@@ -145,12 +142,7 @@ async def eigh(
     ...
 
 
-@operation(
-    "a(s..., n, n), b(s..., n, n) -> w: real(s..., n)",
-    actor=SolverActor,
-    dtypes=NATIVE,
-    status=_eigh_failure,
-)
+@operation("a(s..., n, n), b(s..., n, n) -> w: real(s..., n)", actor=SolverActor, status=_eigh_failure)
 async def eigvalsh(
     a: Operand,
     UPLO: Triangle = "L",  # noqa: N803  # NumPy's name
@@ -167,7 +159,6 @@ async def eigvalsh(
 @operation(
     "a(..., n, n) -> w: complex(..., n), v: complex(..., n, n)",
     actor=SolverActor,
-    dtypes=NATIVE,
     status=_DIVERGED,
     reply=EigResult,
 )
@@ -190,7 +181,7 @@ async def eig(a: Operand) -> EigResult:
     ...
 
 
-@operation("a(..., n, n) -> w: complex(..., n)", actor=SolverActor, dtypes=NATIVE, status=_DIVERGED)
+@operation("a(..., n, n) -> w: complex(..., n)", actor=SolverActor, status=_DIVERGED)
 async def eigvals(a: Operand) -> AccelRef:
     """Eigenvalues of square matrices, as `numpy.linalg.eigvals` (LAPACK ``geev``).
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..backends.base.checks import NATIVE
 from ..devices import AccelRef, DeclaredSpec, Operand, operation
 from ..expressions import intermediates
 from ._actor import SolverActor
@@ -35,7 +34,6 @@ def _check_band(name: str, spec: DeclaredSpec) -> None:
 @operation(
     "ab(s..., k, n), b(s..., n, c?) -> out(s..., n, c?)",
     actor=SolverActor,
-    dtypes=NATIVE,
     status=SINGULAR,
     check=_check_rows,
 )
@@ -69,7 +67,6 @@ async def solve_banded(l_and_u: tuple[int, int], ab: Operand, b: Operand) -> Acc
 @operation(
     "ab(s..., k, n), b(s..., n, c?) -> out(s..., n, c?)",
     actor=SolverActor,
-    dtypes=NATIVE,
     status="is not positive definite: its leading minor of order {} is not positive",
     check=_check_band,
 )
@@ -100,7 +97,6 @@ async def solveh_banded(ab: Operand, b: Operand, lower: bool = False) -> AccelRe
 @operation(
     "dl(s..., n), d(s..., n), du(s..., n), b(s..., n, c?) -> out(s..., n, c?)",
     actor=SolverActor,
-    dtypes=NATIVE,
     status=SINGULAR,
 )
 async def solve_tridiagonal(dl: Operand, d: Operand, du: Operand, b: Operand) -> AccelRef:
@@ -129,7 +125,6 @@ async def solve_tridiagonal(dl: Operand, d: Operand, du: Operand, b: Operand) ->
 @operation(
     "c(s..., n), r(s..., n), b(s..., n, k?) -> out(s..., n, k?)",
     actor=SolverActor,
-    dtypes=NATIVE,
     status="has a singular leading minor, with which the recursion cannot go on",
 )
 async def _solve_toeplitz(c: Operand, b: Operand, *, r: Operand | None = None) -> AccelRef:

@@ -70,7 +70,6 @@ class LstsqResult(NamedTuple):
 @operation(
     "a(..., n, n) -> out(..., n, n)",
     actor=SolverActor,
-    dtypes=NATIVE,
     # The word is the order, from 1, of the first leading minor that is not positive, or holds a NaN.
     status="is not positive definite: its leading minor of order {} is not positive",
 )
@@ -96,7 +95,6 @@ async def cholesky(a: Operand, *, upper: bool = False) -> AccelRef:
 @operation(
     "a(..., m, n) -> lu(..., m, n), piv: int32(..., min(m, n))",
     actor=SolverActor,
-    dtypes=NATIVE,
     status=SINGULAR,
     reply=LUResult,
 )
@@ -129,7 +127,6 @@ async def qr(a: Operand, mode: Literal["r"]) -> AccelRef: ...
     },
     by="mode",
     actor=SolverActor,
-    dtypes=NATIVE,
     reply=QRResult,
 )
 async def qr(a: Operand, mode: Literal["reduced", "complete", "r"] = "reduced") -> QRResult | AccelRef:
@@ -146,7 +143,7 @@ async def qr(a: Operand, mode: Literal["reduced", "complete", "r"] = "reduced") 
     ...
 
 
-@operation("a(..., n, n) -> det(...)", actor=SolverActor, dtypes=NATIVE)
+@operation("a(..., n, n) -> det(...)", actor=SolverActor)
 async def det(a: Operand) -> AccelRef:
     """Determinant of matrices, as `numpy.linalg.det` (LAPACK ``getrf``).
 
@@ -159,12 +156,7 @@ async def det(a: Operand) -> AccelRef:
     ...
 
 
-@operation(
-    "a(..., n, n) -> sign(...), logabsdet: real(...)",
-    actor=SolverActor,
-    dtypes=NATIVE,
-    reply=SlogdetResult,
-)
+@operation("a(..., n, n) -> sign(...), logabsdet: real(...)", actor=SolverActor, reply=SlogdetResult)
 async def slogdet(a: Operand) -> SlogdetResult:
     """Sign and logarithm of the determinant, as `numpy.linalg.slogdet` (LAPACK ``getrf``).
 
@@ -200,9 +192,7 @@ def _zero_there(spec: DeclaredSpec, where: str, code: int, index: tuple[int, ...
     return LinAlgError(text, library="solver", code=code, index=index)
 
 
-@operation(
-    "a(..., n, n), b(..., n, c?) -> out(..., n, c?)", actor=SolverActor, dtypes=NATIVE, status=SINGULAR
-)
+@operation("a(..., n, n), b(..., n, c?) -> out(..., n, c?)", actor=SolverActor, status=SINGULAR)
 async def solve(a: Operand, b: Operand) -> AccelRef:
     """Solution of ``a @ x = b``, as `numpy.linalg.solve` (LAPACK ``gesv``).
 
@@ -220,7 +210,7 @@ async def solve(a: Operand, b: Operand) -> AccelRef:
     ...
 
 
-@operation("a(..., n, n) -> out(..., n, n)", actor=SolverActor, dtypes=NATIVE, status=SINGULAR)
+@operation("a(..., n, n) -> out(..., n, n)", actor=SolverActor, status=SINGULAR)
 async def inv(a: Operand) -> AccelRef:
     """Inverse of matrices, as `numpy.linalg.inv` (LAPACK ``gesv``). `solve` is faster, and more accurate.
 
@@ -237,10 +227,7 @@ async def inv(a: Operand) -> AccelRef:
 
 
 @operation(
-    "lu(..., n, n), piv: int32(..., n), b(..., n, c?) -> out(..., n, c?)",
-    actor=SolverActor,
-    dtypes=NATIVE,
-    status=_no_row,
+    "lu(..., n, n), piv: int32(..., n), b(..., n, c?) -> out(..., n, c?)", actor=SolverActor, status=_no_row
 )
 async def _lu_solve(lu: Operand, piv: Operand, b: Operand, trans: _Trans = 0) -> AccelRef:
     """Solve by factors that are there; see `lu_solve`."""
@@ -280,7 +267,7 @@ async def _solve_triangular(
     ...
 
 
-@operation("a(..., n, n) -> ", actor=SolverActor, dtypes=NATIVE, status=_zero_there)
+@operation("a(..., n, n) -> ", actor=SolverActor, status=_zero_there)
 async def _check_diagonal(a: Operand) -> None:
     """Fail with `LinAlgError` if a triangular matrix is singular; `solve_triangular` asks it too."""
     ...

@@ -10,7 +10,7 @@ from typing import Final
 
 from ..backends.base.checks import INEXACT
 from ..backends.base.ops import ArraySpec, OperationSpec, Transpose, column
-from ..devices import AccelRef, Operand, operation
+from ..devices import AccelRef, Operand, operation, operation_like
 from ._actor import BlasActor
 from ._matrices import gemm, symm, syr2k, syrk, trmm, trsm
 
@@ -273,21 +273,12 @@ async def trmv(
     ...
 
 
-@operation("a(n, n), x(n) -> out(n)", actor=BlasActor, spec=_trsv, alias={"out": "x"})
-async def trsv(
-    a: Operand,
-    x: Operand,
-    trans: Transpose = "N",
-    lower: bool = False,
-    unit_diagonal: bool = False,
-    *,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@operation_like(trmv, "a(n, n), x(n) -> out(n)", spec=_trsv, alias={"out": "x"})
+def trsv() -> None:
     """The solution of ``op(a) @ result = x`` for a triangular ``a`` (BLAS ``trsv``).
 
     Arguments are those of `trmv`. A zero on the diagonal makes infinities and NaN; it is no error.
     """
-    ...
 
 
 Axpy: Final = axpy.message

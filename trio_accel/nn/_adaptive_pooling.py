@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, TypeAlias, overload
 
-from ..devices import AccelRef, Operand, Operation, message_of, operation
+from ..devices import AccelRef, Operand, Operation, message_of, operation, operation_like
 from ._actor import DnnActor
 from ._pool_plans import MaxPoolResult, avg_pools, max_pools
 
@@ -18,15 +18,7 @@ __all__ = [
 _Targets: TypeAlias = int | Sequence[int | None] | None
 
 
-@operation(actor=DnnActor, plan=avg_pools(1, is_adaptive=True))
-async def adaptive_avg_pool1d(
-    input: Operand, output_size: _Targets, *, out: AccelRef | None = None
-) -> AccelRef:
-    """Compute means of sequences, as `torch.nn.functional.adaptive_avg_pool1d`; see `adaptive_avg_pool2d`."""
-    ...
-
-
-@operation(actor=DnnActor, plan=avg_pools(2, is_adaptive=True))
+@operation(actor=DnnActor, plan=avg_pools(2))
 async def adaptive_avg_pool2d(
     input: Operand, output_size: _Targets, *, out: AccelRef | None = None
 ) -> AccelRef:
@@ -48,28 +40,14 @@ async def adaptive_avg_pool2d(
     ...
 
 
-@operation(actor=DnnActor, plan=avg_pools(3, is_adaptive=True))
-async def adaptive_avg_pool3d(
-    input: Operand, output_size: _Targets, *, out: AccelRef | None = None
-) -> AccelRef:
+@operation_like(adaptive_avg_pool2d, plan=avg_pools(1))
+def adaptive_avg_pool1d() -> None:
+    """Compute means of sequences, as `torch.nn.functional.adaptive_avg_pool1d`; see `adaptive_avg_pool2d`."""
+
+
+@operation_like(adaptive_avg_pool2d, plan=avg_pools(3))
+def adaptive_avg_pool3d() -> None:
     """Compute means of volumes, as `torch.nn.functional.adaptive_avg_pool3d`; see `adaptive_avg_pool2d`."""
-    ...
-
-
-@overload
-async def adaptive_max_pool1d(
-    input: Operand, output_size: _Targets, return_indices: Literal[False] = False
-) -> AccelRef: ...
-@overload
-async def adaptive_max_pool1d(
-    input: Operand, output_size: _Targets, return_indices: Literal[True]
-) -> MaxPoolResult: ...
-@operation(actor=DnnActor, plan=max_pools(1, is_adaptive=True))
-async def adaptive_max_pool1d(
-    input: Operand, output_size: _Targets, return_indices: bool = False
-) -> AccelRef | MaxPoolResult:
-    """Find maxima of sequences, as `torch.nn.functional.adaptive_max_pool1d`; see `adaptive_max_pool2d`."""
-    ...
 
 
 @overload
@@ -80,7 +58,7 @@ async def adaptive_max_pool2d(
 async def adaptive_max_pool2d(
     input: Operand, output_size: _Targets, return_indices: Literal[True]
 ) -> MaxPoolResult: ...
-@operation(actor=DnnActor, plan=max_pools(2, is_adaptive=True))
+@operation(actor=DnnActor, plan=max_pools(2))
 async def adaptive_max_pool2d(
     input: Operand, output_size: _Targets, return_indices: bool = False
 ) -> AccelRef | MaxPoolResult:
@@ -102,20 +80,14 @@ async def adaptive_max_pool2d(
     ...
 
 
-@overload
-async def adaptive_max_pool3d(
-    input: Operand, output_size: _Targets, return_indices: Literal[False] = False
-) -> AccelRef: ...
-@overload
-async def adaptive_max_pool3d(
-    input: Operand, output_size: _Targets, return_indices: Literal[True]
-) -> MaxPoolResult: ...
-@operation(actor=DnnActor, plan=max_pools(3, is_adaptive=True))
-async def adaptive_max_pool3d(
-    input: Operand, output_size: _Targets, return_indices: bool = False
-) -> AccelRef | MaxPoolResult:
+@operation_like(adaptive_max_pool2d, plan=max_pools(1))
+def adaptive_max_pool1d() -> None:
+    """Find maxima of sequences, as `torch.nn.functional.adaptive_max_pool1d`; see `adaptive_max_pool2d`."""
+
+
+@operation_like(adaptive_max_pool2d, plan=max_pools(3))
+def adaptive_max_pool3d() -> None:
     """Find maxima of volumes, as `torch.nn.functional.adaptive_max_pool3d`; see `adaptive_max_pool2d`."""
-    ...
 
 
 AdaptiveAvgPool1d: Final = adaptive_avg_pool1d.message

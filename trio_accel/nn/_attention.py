@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Final, Literal, NamedTuple, overload
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, overload
 
 from ..backends.base import DType, NotSupportedError
 from ..backends.base.ops import Alignment, ArraySpec, AttentionGradSpec, AttentionSpec, common_shape
@@ -21,7 +21,7 @@ __all__ = [
     "scaled_dot_product_attention_grad",
 ]  # fmt: skip
 
-_ALIGNMENTS: tuple[Alignment, ...] = ("upper_left", "lower_right")
+_Numbers: TypeAlias = tuple[int, int, Alignment, float]
 
 
 class AttentionResult(NamedTuple):
@@ -48,8 +48,6 @@ def _check_heads(
     name: str, query: ArraySpec, key: ArraySpec, value: ArraySpec, *, enable_gqa: object
 ) -> None:
     """Require queries, keys and values that fit, of which the leading axes are the same but for the heads."""
-    if enable_gqa not in (False, True):
-        raise ValueError(f"{name}: enable_gqa must be False or True, got {enable_gqa!r}")
     shapes = f"query {query.shape}, key {key.shape} and value {value.shape}"
     if min(query.ndim, key.ndim, value.ndim) < 2:
         raise ValueError(f"{name}: arrays must have at least two axes, got {shapes}")
@@ -66,27 +64,19 @@ def _check_heads(
         raise ValueError(f"{name}: query and key must have the same leading axes, got {shapes}{hint}")
 
 
-def _check_options(name: str, message: Any) -> tuple[int, int, Alignment]:
-    """Check which keys a query sees: how many before and behind its own, and where that stands."""
-    if message.is_causal not in (False, True):
-        raise ValueError(f"{name}: is_causal must be False or True, got {message.is_causal!r}")
-    window: Any = message.window_size
+def _check_numbers(name: str, message: Any, query: ArraySpec) -> _Numbers:
+    """Check which keys a query sees, where its own stands, and the factor; see `AttentionSpec`."""
+    window, scale = message.window_size, message.scale
     is_pair = type(window) in (tuple, list) and len(window) == 2
     if not is_pair or not all(type(one) is int and one >= -1 for one in window):
         raise ValueError(f"{name}: window_size must be two whole numbers of at least -1, got {window!r}")
-    alignment = getattr(message, "causal_alignment", "lower_right")
-    if alignment not in _ALIGNMENTS:
-        raise ValueError(f"{name}: causal_alignment must be 'upper_left' or 'lower_right', got {alignment!r}")
-    left, right = window
-    return left, 0 if message.is_causal else right, alignment
-
-
-def _check_scale(name: str, scale: Any, query: ArraySpec) -> float:
     if scale is None:
-        return 1 / math.sqrt(query.shape[-1])
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):
+        scale = 1 / math.sqrt(query.shape[-1])
+    elif isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):
         raise ValueError(f"{name}: scale must be a finite number or None, got {scale!r}")
-    return float(scale)
+    left, right = window
+    alignment: Alignment = getattr(message, "causal_alignment", "lower_right")
+    return left, 0 if message.is_causal else right, alignment, float(scale)
 
 
 def _read_wholes(planner: Planner, argument: str, operand: Operand) -> ArraySpec:
@@ -119,7 +109,7 @@ def _read_mask(planner: Planner, message: Any, query: ArraySpec, key: ArraySpec)
 
 def _read(
     planner: Planner, message: Any, **more: Operand
-) -> tuple[list[ArraySpec], tuple[int, int, Alignment, float], list[ArraySpec | None]]:
+) -> tuple[list[ArraySpec], _Numbers, tuple[ArraySpec | None, ArraySpec | None, ArraySpec | None]]:
     """Take what attention and its gradients have in common.
 
     Returns:
@@ -131,19 +121,13 @@ def _read(
     check_dtypes(planner, **arrays)
     query, key, value = list(arrays.values())[-3:]
     _check_heads(name, query, key, value, enable_gqa=message.enable_gqa)
-    numbers = (*_check_options(name, message), _check_scale(name, message.scale, query))
-    stack = query.shape[:-3]
-    others = [
-        _read_mask(planner, message, query, key),
-        *[
-            None if lengths is None else _read_lengths(planner, argument, lengths, stack)
-            for argument, lengths in (
-                ("query_lengths", message.query_lengths),
-                ("key_lengths", message.key_lengths),
-            )
-        ],
-    ]
-    return list(arrays.values()), numbers, others
+    numbers = _check_numbers(name, message, query)
+    lengths = {"query_lengths": message.query_lengths, "key_lengths": message.key_lengths}
+    of_query, of_key = (
+        None if one is None else _read_lengths(planner, argument, one, query.shape[:-3])
+        for argument, one in lengths.items()
+    )
+    return list(arrays.values()), numbers, (_read_mask(planner, message, query, key), of_query, of_key)
 
 
 def _log_dtype(dtype: DType) -> DType:
@@ -156,8 +140,6 @@ def _plan_attention(message: Any, planner: Planner) -> Planned[Any]:
         raise NotSupportedError(
             f"{name}: dropout_p must be 0, got {message.dropout_p!r}: there is no dropout"
         )
-    if message.return_lse not in (False, True):
-        raise ValueError(f"{name}: return_lse must be False or True, got {message.return_lse!r}")
     (query, key, value), numbers, others = _read(planner, message)
     out = planner.output((*query.shape[:-1], value.shape[-1]), query.dtype, message.out)
     if message.out is not None:
@@ -165,11 +147,8 @@ def _plan_attention(message: Any, planner: Planner) -> Planned[Any]:
         given = {argument: array for argument, array in named if array is not None}
         planner.distinct("out", out.spec, query=query, key=key, value=value, **given)
     lse = planner.output(query.shape[:-1], _log_dtype(query.dtype)) if message.return_lse else None
-    (left, right, alignment, scale), (mask, query_lengths, key_lengths) = numbers, others
-    spec = AttentionSpec(
-        left, right, alignment, scale, query, key, value, mask, query_lengths, key_lengths, None, out.spec,
-        None if lse is None else lse.spec,
-    )  # fmt: skip
+    made = out.spec, None if lse is None else lse.spec
+    spec = AttentionSpec(*numbers, query, key, value, *others, None, *made)
     return Planned(spec, out if lse is None else AttentionResult(out, lse), is_checked=True)
 
 
@@ -280,11 +259,8 @@ def _plan_attention_grad(message: Any, planner: Planner) -> Planned[AttentionGra
             f"{planner.name}: logsumexp must have dtype {_log_dtype(query.dtype)}, got {lse.dtype}"
         )
     made = AttentionGradResult(*[planner.output(one.shape, one.dtype) for one in (query, key, value)])
-    (left, right, alignment, scale), (mask, query_lengths, key_lengths) = numbers, others
-    spec = AttentionGradSpec(
-        left, right, alignment, scale, grad, query, key, value, output, lse, mask, query_lengths, key_lengths,
-        made.query.spec, made.key.spec, made.value.spec,
-    )  # fmt: skip
+    written = made.query.spec, made.key.spec, made.value.spec
+    spec = AttentionGradSpec(*numbers, grad, query, key, value, output, lse, *others, *written)
     return Planned(spec, made, is_checked=True)
 
 
@@ -356,14 +332,11 @@ def _plan_paged(message: Any, planner: Planner) -> Planned[AccelRef]:
     if table.ndim != 2 or table.shape[0] != query.shape[0]:
         raise ValueError(f"{name}: block_table must have shape ({query.shape[0]}, most), got {table.shape}")
     lengths = _read_lengths(planner, "key_lengths", message.key_lengths, query.shape[:1])
-    numbers = (*_check_options(name, message), _check_scale(name, message.scale, query))
+    numbers = _check_numbers(name, message, query)
     out = planner.output((*query.shape[:3], value.shape[3]), query.dtype, message.out)
     if message.out is not None:
         planner.distinct("out", out.spec, query=query, key_cache=key, value_cache=value)
-    left, right, alignment, scale = numbers
-    spec = AttentionSpec(
-        left, right, alignment, scale, query, key, value, None, None, lengths, table, out.spec, None
-    )
+    spec = AttentionSpec(*numbers, query, key, value, None, None, lengths, table, out.spec, None)
     return Planned(spec, out, is_checked=True)
 
 

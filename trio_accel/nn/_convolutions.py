@@ -10,16 +10,11 @@ from typing import Any, Final, Literal, TypeAlias
 
 import attrs
 
-from ..backends.base.ops import (
-    ArraySpec,
-    ConvolutionInputGradSpec,
-    ConvolutionSpec,
-    ConvolutionWeightGradSpec,
-)
-from ..devices import AccelRef, Operand, Planned, Planner, operation
+from ..backends.base.ops import ConvolutionInputGradSpec, ConvolutionSpec, ConvolutionWeightGradSpec
+from ..devices import AccelRef, Operand, Planned, Planner, operation, operation_like
 from ..expressions import Reduction
 from ._actor import DnnActor
-from ._windows import at_least, check_axes, check_dtypes, pairs, shape_of, sizes
+from ._windows import Windows, at_least, check_axes, check_dtypes, shape_of, sizes
 
 __all__ = [
     "Conv1d", "Conv2d", "Conv3d", "ConvInputGrad", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
@@ -30,199 +25,116 @@ __all__ = [
 _Sizes: TypeAlias = int | Sequence[int]
 _Padding: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]]
 _NamedPadding: TypeAlias = _Padding | Literal["same", "valid"]
-_Plan: TypeAlias = Callable[[Any, Planner], Planned[AccelRef]]
 
 _summed = Reduction(
     "x", "sum", inputs=["x"], operation="nn.conv_bias_grad", library="trio_accel.arrays:ArraysActor"
 )
 
 
-@attrs.frozen
-class _Geometry:
-    """Checked sizes of a convolution, along each spatial axis.
+def _windows_of(name: str, message: Any, window: tuple[int, ...]) -> Windows:
+    """Check the sizes of a convolution; a padding may have a name."""
+    if min(window) < 1:
+        raise ValueError(f"{name}: weight must have at least one element along each axis, got {window}")
+    if not isinstance(message.padding, str):
+        return Windows.of(name, message, window, message.padding)
+    windows = Windows.of(name, message, window, 0)
+    if message.padding == "valid":
+        return windows
+    if message.padding != "same":
+        raise ValueError(f"{name}: padding must be numbers, 'same' or 'valid', got {message.padding!r}")
+    if max(windows.stride) > 1:
+        raise ValueError(f"{name}: padding 'same' needs a stride of 1, got {message.stride!r}")
+    before = tuple([(reach - 1) // 2 for reach in windows.reach])
+    return attrs.evolve(windows, before=before, behind=tuple([reach // 2 for reach in windows.reach]))
 
-    Attributes:
-        stride: Steps from window to window.
-        before: Zeros before the first element.
-        behind: Zeros behind the last one.
-        dilation: Steps between the elements of a window.
-        reach: From the first element of a window to the last one.
-    """
 
-    stride: tuple[int, ...]
-    before: tuple[int, ...]
-    behind: tuple[int, ...]
-    dilation: tuple[int, ...]
-    reach: tuple[int, ...]
-
-    @classmethod
-    def of(cls, name: str, message: Any, window: tuple[int, ...]) -> _Geometry:
-        """Check those of a message, for windows of so many elements."""
-        dims, padding = len(window), message.padding
-        stride = sizes(name, "stride", message.stride, dims, 1)
-        dilation = sizes(name, "dilation", message.dilation, dims, 1)
-        if min(window) < 1:
-            raise ValueError(f"{name}: weight must have at least one element along each axis, got {window}")
-        reach = tuple([step * (extent - 1) for step, extent in zip(dilation, window, strict=True)])
-        if not isinstance(padding, str):
-            before, behind = pairs(name, padding, dims)
-        elif padding == "same":
-            if max(stride) > 1:
-                raise ValueError(f"{name}: padding 'same' needs a stride of 1, got {message.stride!r}")
-            before = tuple([extent // 2 for extent in reach])
-            behind = tuple([extent - first for extent, first in zip(reach, before, strict=True)])
-        elif padding == "valid":
-            before = behind = (0,) * dims
-        else:
-            raise ValueError(f"{name}: padding must be numbers, 'same' or 'valid', got {padding!r}")
-        return cls(stride, before, behind, dilation, reach)
-
-    def windows(self, name: str, argument: str, spatial: tuple[int, ...]) -> tuple[int, ...]:
-        """Count the windows along each axis."""
-        padded = tuple([sum(three) for three in zip(spatial, self.before, self.behind, strict=True)])
-        if any(reach >= extent for extent, reach in zip(padded, self.reach, strict=True)):
-            raise ValueError(
-                f"{name}: windows must fit into the padded {argument}: they have "
-                f"{tuple(one + 1 for one in self.reach)} elements with their gaps, and it has {padded}"
-            )
-        sizes = zip(padded, self.reach, self.stride, strict=True)
-        return tuple([(extent - reach - 1) // stride + 1 for extent, reach, stride in sizes])
-
-    def spread(self, name: str, windows: tuple[int, ...], more: tuple[int, ...]) -> tuple[int, ...]:
-        """Find the extents that so many windows cover, without the paddings, and with `more` elements."""
-        covered = tuple(
-            [
-                (count - 1) * stride + reach + 1 - before - behind + extra
-                for count, stride, reach, before, behind, extra in zip(
-                    windows, self.stride, self.reach, self.before, self.behind, more, strict=True
-                )
-            ]
+def _count(name: str, message: Any, windows: Windows, spatial: tuple[int, ...]) -> tuple[int, ...]:
+    """Count the windows along each axis."""
+    padded = tuple([sum(three) for three in zip(spatial, windows.before, windows.behind, strict=True)])
+    each = tuple(zip(padded, windows.reach, windows.stride, strict=True))
+    if any(reach > extent for extent, reach, _ in each):
+        raise ValueError(
+            f"{name}: windows must fit into the padded input: they have {windows.reach} elements with their "
+            f"gaps, and it has {padded}"
         )
-        if min(covered) < 1 or min(windows) < 1:
+    return tuple([(extent - reach) // stride + 1 for extent, reach, stride in each])
+
+
+def _spread(name: str, message: Any, windows: Windows, counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Find the extents that so many windows cover, without the paddings, and with the output's padding."""
+    more = sizes(name, "output_padding", message.output_padding, len(counts), 0)
+    for extra, stride, dilation in zip(more, windows.stride, windows.dilation, strict=True):
+        if extra >= max(stride, dilation):
             raise ValueError(
-                f"{name}: padding must leave an element along each axis, got {covered} for input of {windows}"
+                f"{name}: output_padding must be below the stride or the dilation, got {extra} for "
+                f"stride {stride} and dilation {dilation}"
             )
-        return covered
+    each = zip(counts, windows.stride, windows.reach, windows.before, windows.behind, more, strict=True)
+    covered = [
+        (count - 1) * stride + reach - before - behind + extra
+        for count, stride, reach, before, behind, extra in each
+    ]
+    if min(covered) < 1 or min(counts) < 1:
+        raise ValueError(
+            f"{name}: padding must leave an element along each axis, got {covered} for input of {counts}"
+        )
+    return tuple(covered)
 
 
-def _check_channels(
-    name: str, weight: tuple[int, ...], groups: object, bias: ArraySpec | None, **channels: int
-) -> int:
+def _check_channels(name: str, weight: tuple[int, ...], groups: object, **channels: int) -> int:
     """Require channels that groups divide; returns the count of groups.
 
     Args:
         name: Name of the operation.
         weight: Shape of the weights.
         groups: The argument.
-        bias: The argument, if there is one.
         **channels: Of the array that the first axis of the weights belongs to, by the name of the array, then
             of the other one; -1 where they follow from the weights.
     """
     count = at_least(name, "groups", groups, 1)
-    (first, rows), (second, columns) = channels.items()
     if weight[0] % count:
         raise ValueError(
             f"{name}: groups must divide the channels: {weight[0]} of weight are not {count} groups"
         )
-    for argument, given, wanted in ((first, rows, weight[0]), (second, columns, weight[1] * count)):
+    for (argument, given), wanted in zip(channels.items(), (weight[0], weight[1] * count), strict=True):
         if given not in (-1, wanted):
             raise ValueError(
                 f"{name}: {argument} must have {wanted} channels for weight of shape {weight} and "
                 f"{count} groups, got {given}"
             )
-    made = weight[0] if rows == -1 else weight[1] * count
-    if bias is not None and bias.shape != (made,):
-        raise ValueError(f"{name}: bias must have shape {(made,)}, got {bias.shape}")
     return count
 
 
-def _read(
-    planner: Planner, message: Any, dims: int
-) -> tuple[ArraySpec, ArraySpec, ArraySpec | None, tuple[int, ...]]:
-    """Take the arrays of a convolution; also returns the shape of the windows."""
-    name = planner.name
-    x, weight = planner.read("input", message.input), planner.read("weight", message.weight)
-    bias = None if message.bias is None else planner.read("bias", message.bias)
-    check_dtypes(planner, input=x, weight=weight, bias=bias)
-    check_axes(name, "input", x, dims)
-    if weight.ndim != dims + 2:
-        raise ValueError(f"{name}: weight must have {dims + 2} axes, got shape {weight.shape}")
-    return x, weight, bias, weight.shape[2:]
-
-
-def _convolves(dims: int) -> _Plan:
-    """Return the plan of a convolution along so many axes."""
+def _convolves(dims: int, *, is_transposed: bool = False) -> Callable[[Any, Planner], Planned[AccelRef]]:
+    """Return the plan of a convolution along so many axes, or of a transposed one."""
 
     def plan(message: Any, planner: Planner) -> Planned[AccelRef]:
         name = planner.name
-        x, weight, bias, window = _read(planner, message, dims)
-        groups = _check_channels(
-            name, weight.shape, message.groups, bias, result=-1, input=x.shape[-dims - 1]
-        )
-        sizes = _Geometry.of(name, message, window)
-        windows = sizes.windows(name, "input", x.shape[-dims:])
-        shape = (*x.shape[: -dims - 1], weight.shape[0], *windows)
-        out = _output(planner, message, shape, x, input=x, weight=weight, bias=bias)
-        spec = ConvolutionSpec(sizes.stride, sizes.before, sizes.dilation, groups, x, weight, bias, out.spec)
-        return Planned(spec, out, is_checked=True)
-
-    return plan
-
-
-def _convolves_transposed(dims: int) -> _Plan:
-    """Return the plan of a transposed convolution along so many axes."""
-
-    def plan(message: Any, planner: Planner) -> Planned[AccelRef]:
-        name = planner.name
-        x, weight, bias, window = _read(planner, message, dims)
-        groups = _check_channels(
-            name, weight.shape, message.groups, bias, input=x.shape[-dims - 1], result=-1
-        )
-        if type(message.padding) is str:
+        x, weight = planner.read("input", message.input), planner.read("weight", message.weight)
+        bias = None if message.bias is None else planner.read("bias", message.bias)
+        check_dtypes(planner, input=x, weight=weight, bias=bias)
+        check_axes(name, "input", x.shape, dims)
+        if weight.ndim != dims + 2:
+            raise ValueError(f"{name}: weight must have {dims + 2} axes, got shape {weight.shape}")
+        given = x.shape[-dims - 1]
+        names = {"input": given, "result": -1} if is_transposed else {"result": -1, "input": given}
+        groups = _check_channels(name, weight.shape, message.groups, **names)
+        if is_transposed and isinstance(message.padding, str):
             raise ValueError(f"{name}: padding must be numbers, got {message.padding!r}")
-        geometry = _Geometry.of(name, message, window)
-        more = sizes(name, "output_padding", message.output_padding, dims, 0)
-        for extra, stride, dilation in zip(more, geometry.stride, geometry.dilation, strict=True):
-            if extra >= max(stride, dilation):
-                raise ValueError(
-                    f"{name}: output_padding must be below the stride or the dilation, got {extra} for "
-                    f"stride {stride} and dilation {dilation}"
-                )
-        spatial = geometry.spread(name, x.shape[-dims:], more)
-        shape = (*x.shape[: -dims - 1], weight.shape[1] * groups, *spatial)
-        out = _output(planner, message, shape, x, input=x, weight=weight, bias=bias)
-        spec = ConvolutionInputGradSpec(
-            geometry.stride, geometry.before, geometry.dilation, groups, x, weight, bias, out.spec
-        )
-        return Planned(spec, out, is_checked=True)
+        windows = _windows_of(name, message, weight.shape[2:])
+        spatial = (_spread if is_transposed else _count)(name, message, windows, x.shape[-dims:])
+        made = weight.shape[1] * groups if is_transposed else weight.shape[0]
+        if bias is not None and bias.shape != (made,):
+            raise ValueError(f"{name}: bias must have shape {(made,)}, got {bias.shape}")
+        out = planner.output((*x.shape[: -dims - 1], made, *spatial), x.dtype, message.out)
+        if message.out is not None:
+            others = {} if bias is None else {"bias": bias}
+            planner.distinct("out", out.spec, input=x, weight=weight, **others)
+        cls = ConvolutionInputGradSpec if is_transposed else ConvolutionSpec
+        numbers = windows.stride, windows.before, windows.dilation
+        return Planned(cls(*numbers, groups, x, weight, bias, out.spec), out, is_checked=True)
 
     return plan
-
-
-def _output(
-    planner: Planner, message: Any, shape: tuple[int, ...], like: ArraySpec, **others: ArraySpec | None
-) -> AccelRef:
-    out = planner.output(shape, like.dtype, message.out)
-    if message.out is not None:
-        given = {name: array for name, array in others.items() if array is not None}
-        planner.distinct("out", out.spec, **given)
-    return out
-
-
-@operation(actor=DnnActor, plan=_convolves(1))
-async def conv1d(
-    input: Operand,
-    weight: Operand,
-    bias: Operand | None = None,
-    stride: _Sizes = 1,
-    padding: _NamedPadding = 0,
-    dilation: _Sizes = 1,
-    groups: int = 1,
-    *,
-    out: AccelRef | None = None,
-) -> AccelRef:
-    """Convolve sequences of shape (n, c, length), as `torch.nn.functional.conv1d`; see `conv2d`."""
-    ...
 
 
 @operation(actor=DnnActor, plan=_convolves(2))
@@ -268,40 +180,17 @@ async def conv2d(
     ...
 
 
-@operation(actor=DnnActor, plan=_convolves(3))
-async def conv3d(
-    input: Operand,
-    weight: Operand,
-    bias: Operand | None = None,
-    stride: _Sizes = 1,
-    padding: _NamedPadding = 0,
-    dilation: _Sizes = 1,
-    groups: int = 1,
-    *,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@operation_like(conv2d, plan=_convolves(1))
+def conv1d() -> None:
+    """Convolve sequences of shape (n, c, length), as `torch.nn.functional.conv1d`; see `conv2d`."""
+
+
+@operation_like(conv2d, plan=_convolves(3))
+def conv3d() -> None:
     """Convolve volumes of shape (n, c, d, h, w), as `torch.nn.functional.conv3d`; see `conv2d`."""
-    ...
 
 
-@operation(actor=DnnActor, plan=_convolves_transposed(1))
-async def conv_transpose1d(
-    input: Operand,
-    weight: Operand,
-    bias: Operand | None = None,
-    stride: _Sizes = 1,
-    padding: _Padding = 0,
-    output_padding: _Sizes = 0,
-    groups: int = 1,
-    dilation: _Sizes = 1,
-    *,
-    out: AccelRef | None = None,
-) -> AccelRef:
-    """Convolve sequences transposed, as `torch.nn.functional.conv_transpose1d`; see `conv_transpose2d`."""
-    ...
-
-
-@operation(actor=DnnActor, plan=_convolves_transposed(2))
+@operation(actor=DnnActor, plan=_convolves(2, is_transposed=True))
 async def conv_transpose2d(
     input: Operand,
     weight: Operand,
@@ -341,61 +230,53 @@ async def conv_transpose2d(
     ...
 
 
-@operation(actor=DnnActor, plan=_convolves_transposed(3))
-async def conv_transpose3d(
-    input: Operand,
-    weight: Operand,
-    bias: Operand | None = None,
-    stride: _Sizes = 1,
-    padding: _Padding = 0,
-    output_padding: _Sizes = 0,
-    groups: int = 1,
-    dilation: _Sizes = 1,
-    *,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@operation_like(conv_transpose2d, plan=_convolves(1, is_transposed=True))
+def conv_transpose1d() -> None:
+    """Convolve sequences transposed, as `torch.nn.functional.conv_transpose1d`; see `conv_transpose2d`."""
+
+
+@operation_like(conv_transpose2d, plan=_convolves(3, is_transposed=True))
+def conv_transpose3d() -> None:
     """Convolve volumes transposed, as `torch.nn.functional.conv_transpose3d`; see `conv_transpose2d`."""
-    ...
 
 
-def _spatial_axes(name: str, argument: str, shape: tuple[int, ...]) -> int:
-    """Count the spatial axes of weights."""
-    if not 3 <= len(shape) <= 5:
-        raise ValueError(f"{name}: {argument} must have one to three axes behind its channels, got {shape}")
-    return len(shape) - 2
-
-
-def _check_gradient(
-    name: str, geometry: _Geometry, argument: str, shape: tuple[int, ...], grad: ArraySpec, channels: int
-) -> None:
-    """Require the shape of the result of a convolution of arrays of a shape."""
-    dims = len(geometry.stride)
-    windows = geometry.windows(name, argument, shape[-dims:])
-    wanted = (*shape[: -dims - 1], channels, *windows)
-    if grad.shape != wanted:
-        raise ValueError(f"{name}: grad_output must have shape {wanted}, got {grad.shape}")
-
-
-def _plan_input_grad(message: Any, planner: Planner) -> Planned[AccelRef]:
-    name, shape = planner.name, shape_of(planner.name, "input_size", message.input_size)
-    weight, grad = planner.read("weight", message.weight), planner.read("grad_output", message.grad_output)
-    check_dtypes(planner, weight=weight, grad_output=grad)
-    dims = _spatial_axes(name, "weight", weight.shape)
-    if len(shape) not in (dims + 1, dims + 2):
-        raise ValueError(f"{name}: input_size must be the shape of an input of {dims} axes, got {shape}")
-    groups = _check_channels(
-        name, weight.shape, message.groups, None, grad_output=-1, input_size=shape[-dims - 1]
+def _plan_grad(message: Any, planner: Planner) -> Planned[AccelRef]:
+    """Plan the gradient for the weights, or for the input: of these, only the shape is given."""
+    name, is_of_weight = planner.name, hasattr(message, "weight_size")
+    names = ("input", "weight_size") if is_of_weight else ("input_size", "weight")
+    wanted, taken = names[is_of_weight], names[not is_of_weight]
+    made = shape_of(name, wanted, getattr(message, wanted))
+    other, grad = (
+        planner.read(taken, getattr(message, taken)),
+        planner.read("grad_output", message.grad_output),
     )
-    geometry = _Geometry.of(name, message, weight.shape[2:])
-    _check_gradient(name, geometry, "input", shape, grad, weight.shape[0])
-    out = planner.output(shape, grad.dtype)
-    spec = ConvolutionInputGradSpec(
-        geometry.stride, geometry.before, geometry.dilation, groups, grad, weight, None, out.spec
+    check_dtypes(planner, **{taken: other}, grad_output=grad)
+    x, weight = (other.shape, made) if is_of_weight else (made, other.shape)
+    if not 3 <= len(weight) <= 5:
+        raise ValueError(f"{name}: {names[1]} must have one to three axes behind its channels, got {weight}")
+    dims = len(weight) - 2
+    check_axes(name, names[0], x, dims)
+    channels = {"grad_output": -1, names[0]: x[-dims - 1]}
+    groups, windows = (
+        _check_channels(name, weight, message.groups, **channels),
+        _windows_of(name, message, weight[2:]),
+    )
+    shape = (*x[: -dims - 1], weight[0], *_count(name, message, windows, x[-dims:]))
+    if grad.shape != shape:
+        raise ValueError(f"{name}: grad_output must have shape {shape}, got {grad.shape}")
+    out, numbers = (
+        planner.output(made, grad.dtype),
+        (windows.stride, windows.before, windows.dilation, groups),
+    )
+    spec = (
+        ConvolutionWeightGradSpec(*numbers, other, grad, out.spec)
+        if is_of_weight
+        else ConvolutionInputGradSpec(*numbers, grad, other, None, out.spec)
     )
     return Planned(spec, out, is_checked=True)
 
 
-@operation(actor=DnnActor, plan=_plan_input_grad)
+@operation(actor=DnnActor, plan=_plan_grad)
 async def conv_input_grad(
     input_size: Sequence[int],
     weight: Operand,
@@ -428,23 +309,7 @@ async def conv_input_grad(
     ...
 
 
-def _plan_weight_grad(message: Any, planner: Planner) -> Planned[AccelRef]:
-    name, shape = planner.name, shape_of(planner.name, "weight_size", message.weight_size)
-    x, grad = planner.read("input", message.input), planner.read("grad_output", message.grad_output)
-    check_dtypes(planner, input=x, grad_output=grad)
-    dims = _spatial_axes(name, "weight_size", shape)
-    check_axes(name, "input", x, dims)
-    groups = _check_channels(name, shape, message.groups, None, grad_output=-1, input=x.shape[-dims - 1])
-    geometry = _Geometry.of(name, message, shape[2:])
-    _check_gradient(name, geometry, "input", x.shape, grad, shape[0])
-    out = planner.output(shape, x.dtype)
-    spec = ConvolutionWeightGradSpec(
-        geometry.stride, geometry.before, geometry.dilation, groups, x, grad, out.spec
-    )
-    return Planned(spec, out, is_checked=True)
-
-
-@operation(actor=DnnActor, plan=_plan_weight_grad)
+@operation(actor=DnnActor, plan=_plan_grad)
 async def conv_weight_grad(
     input: Operand,
     weight_size: Sequence[int],

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from ..backends.base.ops import ArraySpec, FusedMatmulSpec, fused_dtypes
+from ..backends.base.ops import NO_ARRAYS, ArraySpec, FusedMatmulSpec, fused_dtypes
 from ..devices import AccelRef, Operand, Planned, Planner, operation
 from ..devices.operations._plan_source import refuse_value
 
@@ -26,16 +26,16 @@ def _plan_linear(message: Any, planner: Planner) -> Planned[AccelRef]:
         raise ValueError(
             f"{name}: x must have shape (..., k) and weight (n, k), got {x.shape} and {weight.shape}"
         )
-    dtype, _ = fused_dtypes(name, x.dtype, weight.dtype, getattr(message.out, "dtype", None))
-    out = planner.output((*x.shape[:-1], weight.shape[0]), dtype, message.out)
+    dtypes = fused_dtypes(name, x.dtype, weight.dtype, getattr(message.out, "dtype", None))
+    out = planner.output((*x.shape[:-1], weight.shape[0]), dtypes.out, message.out)
+    given = {} if bias is None else {"bias": bias}
     if message.out is not None:
-        given = {} if bias is None else {"bias": bias}
         planner.distinct("out", out.spec, x=x, weight=weight, **given)
     turned = attrs.evolve(weight, shape=weight.shape[::-1], strides=weight.strides[::-1])
+    arrays = {**NO_ARRAYS, **given}
     spec = FusedMatmulSpec(
-        activation or "none", "ieee", 0, 1.0, 0.0, _rows(x), turned, None, bias, None, None, None, None,
-        _rows(out.spec), None, None,
-    )  # fmt: skip
+        activation or "none", "ieee", 0, 1.0, 0.0, _rows(x), turned, out=_rows(out.spec), **arrays
+    )
     spec.check_shapes(name)
     return Planned(spec, out, is_checked=True)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import attrs
 
 from ..backends.base import DType
 from ..backends.base.ops import ArraySpec, AvgPoolSpec, MaxPoolSpec
 from ..devices import AccelRef, Planned, Planner
-from ._windows import at_least, check_axes, check_dtypes, is_several, pairs, sizes
+from ._windows import Windows, at_least, check_axes, check_dtypes, is_several, sizes
 
 __all__ = ["MaxPoolResult", "avg_pools", "check_images", "max_pools", "means"]
+
+_Sizes: TypeAlias = tuple[int, ...]
+_Means: TypeAlias = tuple[_Sizes, _Sizes, _Sizes, _Sizes, int, bool]
 
 
 class MaxPoolResult(NamedTuple):
@@ -24,39 +27,15 @@ class MaxPoolResult(NamedTuple):
     """Their places in the input, counted over its spatial axes in C order: int64."""
 
 
-@attrs.frozen
-class _Pool:
-    """Checked sizes of a pooling, along each spatial axis.
-
-    Attributes:
-        window: Elements of a window.
-        stride: Steps from window to window.
-        before: Elements before the first one, that are not there.
-        behind: Those behind the last one.
-        dilation: Steps between the elements of a window.
-        counts: How many windows there are.
-    """
-
-    window: tuple[int, ...]
-    stride: tuple[int, ...]
-    before: tuple[int, ...]
-    behind: tuple[int, ...]
-    dilation: tuple[int, ...]
-    counts: tuple[int, ...]
-
-    @classmethod
-    def of(cls, name: str, message: Any, spatial: tuple[int, ...]) -> _Pool:
-        """Check those of a message, for arrays of these extents."""
-        dims = len(spatial)
-        window = sizes(name, "kernel_size", message.kernel_size, dims, 1)
-        stride = window if message.stride is None else sizes(name, "stride", message.stride, dims, 1)
-        before, behind = pairs(name, message.padding, dims)
-        dilation = sizes(name, "dilation", getattr(message, "dilation", 1), dims, 1)
-        if message.ceil_mode not in (False, True):
-            raise ValueError(f"{name}: ceil_mode must be False or True, got {message.ceil_mode!r}")
-        of = zip(spatial, window, stride, before, behind, dilation, strict=True)
-        counts = tuple([_count(name, message, *numbers) for numbers in of])
-        return cls(window, stride, before, behind, dilation, counts)
+def _windows(name: str, message: Any, spatial: _Sizes) -> tuple[_Sizes, Windows]:
+    """Check the sizes of a pooling: how many windows there are, and which. Adaptive ones are zeros."""
+    dims = len(spatial)
+    if not hasattr(message, "kernel_size"):
+        return _targets(name, message, spatial), Windows(*((0,) * dims,) * 5)
+    window = sizes(name, "kernel_size", message.kernel_size, dims, 1)
+    windows = Windows.of(name, message, window, message.padding)
+    each = zip(spatial, *attrs.astuple(windows, recurse=False), strict=True)
+    return tuple([_count(name, message, *numbers) for numbers in each]), windows
 
 
 def _count(
@@ -85,41 +64,7 @@ def _count(
     return count
 
 
-def _read(planner: Planner, message: Any, dims: int) -> ArraySpec:
-    x = planner.read("input", message.input)
-    check_dtypes(planner, input=x)
-    check_axes(planner.name, "input", x, dims)
-    return x
-
-
-def max_pools(dims: int, *, is_adaptive: bool = False) -> Callable[[Any, Planner], Planned[Any]]:
-    """Return the plan of a pooling by maxima along so many axes."""
-
-    def plan(message: Any, planner: Planner) -> Planned[Any]:
-        x = _read(planner, message, dims)
-        if message.return_indices not in (False, True):
-            raise ValueError(
-                f"{planner.name}: return_indices must be False or True, got {message.return_indices!r}"
-            )
-        numbers: tuple[tuple[int, ...], ...] = ((0,) * dims,) * 4
-        if is_adaptive:
-            counts = _targets(planner.name, message, x.shape[-dims:])
-        else:
-            pool = _Pool.of(planner.name, message, x.shape[-dims:])
-            counts, numbers = pool.counts, (pool.window, pool.stride, pool.before, pool.dilation)
-        shape = (*x.shape[:-dims], *counts)
-        out = planner.output(shape, x.dtype)
-        indices = planner.output(shape, DType.int64) if message.return_indices else None
-        window, stride, before, dilation = numbers
-        spec = MaxPoolSpec(
-            window, stride, before, dilation, x, out.spec, None if indices is None else indices.spec
-        )
-        return Planned(spec, out if indices is None else MaxPoolResult(out, indices), is_checked=True)
-
-    return plan
-
-
-def _targets(name: str, message: Any, spatial: tuple[int, ...]) -> tuple[int, ...]:
+def _targets(name: str, message: Any, spatial: _Sizes) -> _Sizes:
     """Take the sizes of the result of an adaptive pooling; None keeps one."""
     given: Any = message.output_size
     if not is_several(given):
@@ -134,38 +79,50 @@ def _targets(name: str, message: Any, spatial: tuple[int, ...]) -> tuple[int, ..
     return sizes(name, "output_size", wanted, len(spatial), 1)
 
 
-def avg_pools(dims: int, *, is_adaptive: bool = False) -> Callable[[Any, Planner], Planned[AccelRef]]:
-    """Return the plan of a pooling by means along so many axes."""
+def _read(planner: Planner, message: Any, dims: int) -> ArraySpec:
+    x = planner.read("input", message.input)
+    check_dtypes(planner, input=x)
+    check_axes(planner.name, "input", x.shape, dims)
+    return x
 
-    def plan(message: Any, planner: Planner) -> Planned[AccelRef]:
+
+def max_pools(dims: int) -> Callable[[Any, Planner], Planned[Any]]:
+    """Return the plan of a pooling by maxima along so many axes."""
+
+    def plan(message: Any, planner: Planner) -> Planned[Any]:
         x = _read(planner, message, dims)
-        if is_adaptive:
-            counts = _targets(planner.name, message, x.shape[-dims:])
-            numbers: tuple[Any, ...] = (*((0,) * dims,) * 4, 0, False)
-        else:
-            counts, numbers = means(planner.name, message, x.shape[-dims:])
-        out = planner.output((*x.shape[:-dims], *counts), x.dtype, message.out)
-        if message.out is not None:
-            planner.distinct("out", out.spec, input=x)
-        window, stride, before, behind, divisor, counts_pad = numbers
-        spec = AvgPoolSpec(window, stride, before, behind, divisor, counts_pad, x, out.spec)
-        return Planned(spec, out, is_checked=True)
+        counts, windows = _windows(planner.name, message, x.shape[-dims:])
+        shape = (*x.shape[:-dims], *counts)
+        out = planner.output(shape, x.dtype)
+        indices = planner.output(shape, DType.int64) if message.return_indices else None
+        numbers = windows.window, windows.stride, windows.before, windows.dilation
+        spec = MaxPoolSpec(*numbers, x, out.spec, None if indices is None else indices.spec)
+        return Planned(spec, out if indices is None else MaxPoolResult(out, indices), is_checked=True)
 
     return plan
 
 
-def means(name: str, message: Any, spatial: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+def avg_pools(dims: int) -> Callable[[Any, Planner], Planned[AccelRef]]:
+    """Return the plan of a pooling by means along so many axes."""
+
+    def plan(message: Any, planner: Planner) -> Planned[AccelRef]:
+        x = _read(planner, message, dims)
+        counts, numbers = means(planner.name, message, x.shape[-dims:])
+        out = planner.output((*x.shape[:-dims], *counts), x.dtype, message.out)
+        if message.out is not None:
+            planner.distinct("out", out.spec, input=x)
+        return Planned(AvgPoolSpec(*numbers, x, out.spec), out, is_checked=True)
+
+    return plan
+
+
+def means(name: str, message: Any, spatial: _Sizes) -> tuple[_Sizes, _Means]:
     """Check the sizes of a pooling by means: how many windows there are, and fields of `AvgPoolSpec`."""
-    pool = _Pool.of(name, message, spatial)
-    if message.count_include_pad not in (False, True):
-        raise ValueError(
-            f"{name}: count_include_pad must be False or True, got {message.count_include_pad!r}"
-        )
+    counts, windows = _windows(name, message, spatial)
     divisor = getattr(message, "divisor_override", None)
     divisor = 0 if divisor is None else at_least(name, "divisor_override", divisor, 1)
-    return pool.counts, (
-        pool.window, pool.stride, pool.before, pool.behind, divisor, bool(message.count_include_pad)
-    )  # fmt: skip
+    has_padding = bool(getattr(message, "count_include_pad", False))
+    return counts, (windows.window, windows.stride, windows.before, windows.behind, divisor, has_padding)
 
 
 def check_images(name: str, shape: tuple[int, ...], grad: ArraySpec) -> tuple[int, ...]:

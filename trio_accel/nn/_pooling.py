@@ -9,13 +9,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, TypeAlias, overload
 
-import numpy as np
-
+from ..actors import arguments_of
 from ..backends.base import DType
 from ..backends.base.ops import AvgPoolGradSpec, MaxPoolGradSpec
-from ..devices import AccelRef, Operand, Operation, Planned, Planner, message_of, operation
+from ..devices import AccelRef, Operand, Operation, Planned, Planner, message_of, operation, operation_like
 from ..expressions import Elementwise
 from ._actor import DnnActor
+from ._library import check_array
 from ._pool_plans import MaxPoolResult, avg_pools, check_images, max_pools, means
 from ._windows import FLOATS, check_dtypes, shape_of
 
@@ -28,41 +28,6 @@ __all__ = [
 
 _Sizes: TypeAlias = int | Sequence[int]
 _Padding: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]]
-
-
-@overload
-async def max_pool1d(
-    input: Operand,
-    kernel_size: _Sizes,
-    stride: _Sizes | None = None,
-    padding: _Padding = 0,
-    dilation: _Sizes = 1,
-    ceil_mode: bool = False,
-    return_indices: Literal[False] = False,
-) -> AccelRef: ...
-@overload
-async def max_pool1d(
-    input: Operand,
-    kernel_size: _Sizes,
-    stride: _Sizes | None = None,
-    padding: _Padding = 0,
-    dilation: _Sizes = 1,
-    ceil_mode: bool = False,
-    *,
-    return_indices: Literal[True],
-) -> MaxPoolResult: ...
-@operation(actor=DnnActor, plan=max_pools(1))
-async def max_pool1d(
-    input: Operand,
-    kernel_size: _Sizes,
-    stride: _Sizes | None = None,
-    padding: _Padding = 0,
-    dilation: _Sizes = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> AccelRef | MaxPoolResult:
-    """Find maxima of windows of sequences, as `torch.nn.functional.max_pool1d`; see `max_pool2d`."""
-    ...
 
 
 @overload
@@ -122,55 +87,14 @@ async def max_pool2d(
     ...
 
 
-@overload
-async def max_pool3d(
-    input: Operand,
-    kernel_size: _Sizes,
-    stride: _Sizes | None = None,
-    padding: _Padding = 0,
-    dilation: _Sizes = 1,
-    ceil_mode: bool = False,
-    return_indices: Literal[False] = False,
-) -> AccelRef: ...
-@overload
-async def max_pool3d(
-    input: Operand,
-    kernel_size: _Sizes,
-    stride: _Sizes | None = None,
-    padding: _Padding = 0,
-    dilation: _Sizes = 1,
-    ceil_mode: bool = False,
-    *,
-    return_indices: Literal[True],
-) -> MaxPoolResult: ...
-@operation(actor=DnnActor, plan=max_pools(3))
-async def max_pool3d(
-    input: Operand,
-    kernel_size: _Sizes,
-    stride: _Sizes | None = None,
-    padding: _Padding = 0,
-    dilation: _Sizes = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> AccelRef | MaxPoolResult:
+@operation_like(max_pool2d, plan=max_pools(1))
+def max_pool1d() -> None:
+    """Find maxima of windows of sequences, as `torch.nn.functional.max_pool1d`; see `max_pool2d`."""
+
+
+@operation_like(max_pool2d, plan=max_pools(3))
+def max_pool3d() -> None:
     """Find maxima of windows of volumes, as `torch.nn.functional.max_pool3d`; see `max_pool2d`."""
-    ...
-
-
-@operation(actor=DnnActor, plan=avg_pools(1))
-async def avg_pool1d(
-    input: Operand,
-    kernel_size: _Sizes,
-    stride: _Sizes | None = None,
-    padding: _Padding = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-    *,
-    out: AccelRef | None = None,
-) -> AccelRef:
-    """Compute means of windows of sequences, as `torch.nn.functional.avg_pool1d`; see `avg_pool2d`."""
-    ...
 
 
 @operation(actor=DnnActor, plan=avg_pools(2))
@@ -210,20 +134,14 @@ async def avg_pool2d(
     ...
 
 
-@operation(actor=DnnActor, plan=avg_pools(3))
-async def avg_pool3d(
-    input: Operand,
-    kernel_size: _Sizes,
-    stride: _Sizes | None = None,
-    padding: _Padding = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-    *,
-    out: AccelRef | None = None,
-) -> AccelRef:
+@operation_like(avg_pool2d, plan=avg_pools(1))
+def avg_pool1d() -> None:
+    """Compute means of windows of sequences, as `torch.nn.functional.avg_pool1d`; see `avg_pool2d`."""
+
+
+@operation_like(avg_pool2d, plan=avg_pools(3))
+def avg_pool3d() -> None:
     """Compute means of windows of volumes, as `torch.nn.functional.avg_pool3d`; see `avg_pool2d`."""
-    ...
 
 
 def _plan_max_grad(message: Any, planner: Planner) -> Planned[AccelRef]:
@@ -271,13 +189,12 @@ def _plan_avg_grad(message: Any, planner: Planner) -> Planned[AccelRef]:
         if grad.shape[2:] != counts:
             raise ValueError(f"{name}: grad_output must have shape {(*shape[:2], *counts)}, got {grad.shape}")
     else:
-        numbers = (*((0,) * len(spatial),) * 4, 0, False)
+        none = (0,) * len(spatial)
+        numbers = none, none, none, none, 0, False
         if 0 in grad.shape[2:]:
             raise ValueError(f"{name}: grad_output must have an element along each axis, got {grad.shape}")
     out = planner.output(shape, grad.dtype)
-    window, stride, before, behind, divisor, counts_pad = numbers
-    spec = AvgPoolGradSpec(window, stride, before, behind, divisor, counts_pad, grad, out.spec)
-    return Planned(spec, out, is_checked=True)
+    return Planned(AvgPoolGradSpec(*numbers, grad, out.spec), out, is_checked=True)
 
 
 @operation(actor=DnnActor, plan=_plan_avg_grad)
@@ -347,38 +264,31 @@ _powers, _roots = (
 )
 
 
-async def _lp_pool(dims: int, input: Operand, norm_type: float, *sizes: Any) -> AccelRef:
+async def _lp_pool(
+    dims: int,
+    input: Operand,
+    norm_type: float,
+    kernel_size: _Sizes,
+    stride: _Sizes | None,
+    ceil_mode: bool,
+    padding: _Padding,
+) -> AccelRef:
     """Pool powers, and take the roots."""
     name = f"nn.lp_pool{dims}d"
     if isinstance(norm_type, bool) or not isinstance(norm_type, (int, float)) or not 0 < norm_type < math.inf:
         raise ValueError(f"{name}: norm_type must be a number above 0, got {norm_type!r}")
-    if not isinstance(input, (AccelRef, np.ndarray)):
-        raise TypeError(f"{name}: input must be an AccelRef or a NumPy array, got {type(input).__name__}")
+    check_array(name, input=input)
     dtype = DType.of(input.dtype)
     if dtype not in FLOATS:
         raise TypeError(
             f"{name}: input has dtype {dtype}; allowed: {', '.join(map(str, FLOATS))} (use cast())"
         )
-    kernel_size, stride, ceil_mode, padding = sizes
     pool = (avg_pool1d, avg_pool2d, avg_pool3d)[dims - 1]
     # The window is divided by 1, so that the mean is the sum.
     sums = await pool(
         await _powers[dtype](input, float(norm_type)), kernel_size, stride, padding, ceil_mode, True, 1
     )
     return await _roots[dtype](sums, float(norm_type))
-
-
-async def lp_pool1d(
-    input: Operand,
-    norm_type: float,
-    kernel_size: _Sizes,
-    stride: _Sizes | None = None,
-    ceil_mode: bool = False,
-    *,
-    padding: _Padding = 0,
-) -> AccelRef:
-    """Compute the p-norm of each window of sequences, as `torch.nn.functional.lp_pool1d`; see `lp_pool2d`."""
-    return await _lp_pool(1, input, norm_type, kernel_size, stride, ceil_mode, padding)
 
 
 async def lp_pool2d(
@@ -413,17 +323,14 @@ async def lp_pool2d(
     return await _lp_pool(2, input, norm_type, kernel_size, stride, ceil_mode, padding)
 
 
-async def lp_pool3d(
-    input: Operand,
-    norm_type: float,
-    kernel_size: _Sizes,
-    stride: _Sizes | None = None,
-    ceil_mode: bool = False,
-    *,
-    padding: _Padding = 0,
-) -> AccelRef:
+@arguments_of(lp_pool2d, _lp_pool, 1)
+def lp_pool1d() -> None:
+    """Compute the p-norm of each window of sequences, as `torch.nn.functional.lp_pool1d`; see `lp_pool2d`."""
+
+
+@arguments_of(lp_pool2d, _lp_pool, 3)
+def lp_pool3d() -> None:
     """Compute the p-norm of each window of volumes, as `torch.nn.functional.lp_pool3d`; see `lp_pool2d`."""
-    return await _lp_pool(3, input, norm_type, kernel_size, stride, ceil_mode, padding)
 
 
 AdaptiveAvgPoolGrad: Final = adaptive_avg_pool_grad.message

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
 from ..backends.base import DType
@@ -12,7 +13,10 @@ from ..backends.base.ops import ArraySpec
 from ..devices import Planner
 from ..devices.base._refusals import whole
 
-__all__ = ["FLOATS", "at_least", "check_axes", "check_dtypes", "is_several", "pairs", "shape_of", "sizes"]
+__all__ = [
+    "FLOATS", "Windows", "at_least", "check_axes", "check_dtypes", "is_several", "pairs", "shape_of",
+    "sizes",
+]  # fmt: skip
 
 FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 """Those of the arrays; the first two are computed in float32 and rounded once."""
@@ -35,16 +39,15 @@ def check_dtypes(planner: Planner, **arrays: ArraySpec | None) -> None:
             )
 
 
-def check_axes(name: str, argument: str, array: ArraySpec, dims: int) -> None:
+def check_axes(name: str, argument: str, shape: tuple[int, ...], dims: int) -> None:
     """Require spatial axes, one for channels, and perhaps one for a batch before it.
 
     Raises:
         ValueError: There are more or fewer.
     """
-    if array.ndim not in (dims + 1, dims + 2):
+    if len(shape) not in (dims + 1, dims + 2):
         raise ValueError(
-            f"{name}: {argument} must have {dims + 2} axes, or {dims + 1} without a batch, "
-            f"got shape {array.shape}"
+            f"{name}: {argument} must have {dims + 2} axes, or {dims + 1} without a batch, got shape {shape}"
         )
 
 
@@ -115,3 +118,41 @@ def shape_of(name: str, argument: str, value: object) -> tuple[int, ...]:
     if not is_several(value):
         raise TypeError(f"{name}: {argument} must be a shape, got {value!r}")
     return tuple([at_least(name, argument, one, 0) for one in given])
+
+
+@attrs.frozen
+class Windows:
+    """Checked sizes of windows, along each spatial axis.
+
+    Attributes:
+        window: Elements of a window.
+        stride: Steps from window to window.
+        before: Zeros, or places, before the first element.
+        behind: Those behind the last one.
+        dilation: Steps between the elements of a window.
+    """
+
+    window: tuple[int, ...]
+    stride: tuple[int, ...]
+    before: tuple[int, ...]
+    behind: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @classmethod
+    def of(cls, name: str, message: Any, window: tuple[int, ...], padding: object) -> Windows:
+        """Check those of a message, for windows of so many elements.
+
+        Raises:
+            TypeError: Not whole numbers.
+            ValueError: Too small numbers, or another count of them.
+        """
+        dims = len(window)
+        stride = window if message.stride is None else sizes(name, "stride", message.stride, dims, 1)
+        dilation = sizes(name, "dilation", getattr(message, "dilation", 1), dims, 1)
+        return cls(window, stride, *pairs(name, padding, dims), dilation)
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """From the first element of a window to behind the last one."""
+        both = zip(self.dilation, self.window, strict=True)
+        return tuple([step * (extent - 1) + 1 for step, extent in both])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 
+from ..actors import arguments_of
 from ..devices import AccelRef, Operand
 from ._formats import SparseMatrix
-from ._iterations import Callback, LinearMap, Problem, SolveResult, make, make_problem, reduce, run
+from ._iterations import Callback, LinearMap, Method, Problem, SolveResult, make, make_problem, reduce, run
 
 __all__ = ["bicgstab", "cg", "minres"]
 
@@ -46,6 +48,18 @@ class _Cg:
         self._rz = await problem.dot(self._r, z)
         self._p = await problem.ask(_CG_TURN.compute(least=problem.least, z=z, rz=rz, new=self._rz, p=p))
         return 1
+
+
+async def _solve(
+    method: Callable[[Problem, AccelRef, AccelRef], Method],
+    name: str,
+    A: SparseMatrix | LinearMap,  # noqa: N803  # SciPy's name
+    b: Operand,
+    x0: Operand | None,
+    M: LinearMap | None,  # noqa: N803  # SciPy's name
+    **options: Any,
+) -> SolveResult:
+    return await run(await make_problem(name, A, b, M, x0), method, x0=x0, **options)
 
 
 async def cg(
@@ -92,10 +106,19 @@ async def cg(
         ValueError: `A` is not square, shapes do not fit, or a bound is negative.
         LibraryError: A wrong structure.
     """
-    return await run(
-        await make_problem("cg", A, b, M, x0), _Cg,
-        x0=x0, rtol=rtol, atol=atol, maxiter=maxiter, callback=callback, check_every=check_every,
-    )  # fmt: skip
+    return await _solve(
+        _Cg,
+        "cg",
+        A,
+        b,
+        x0,
+        M,
+        rtol=rtol,
+        atol=atol,
+        maxiter=maxiter,
+        callback=callback,
+        check_every=check_every,
+    )
 
 
 _BI_TURN = make(
@@ -149,27 +172,13 @@ class _BiCgStab:
         return 1
 
 
-async def bicgstab(
-    A: SparseMatrix | LinearMap,  # noqa: N803  # SciPy's name
-    b: Operand,
-    x0: Operand | None = None,
-    *,
-    rtol: float = 1e-5,
-    atol: float = 0.0,
-    maxiter: int | None = None,
-    M: LinearMap | None = None,  # noqa: N803  # SciPy's name
-    callback: Callback | None = None,
-    check_every: int = 10,
-) -> SolveResult:
+@arguments_of(cg, _solve, _BiCgStab, "bicgstab")
+def bicgstab() -> None:
     """Solve ``A @ x = b`` by stabilized biconjugate gradients, as `scipy.sparse.linalg.bicgstab`.
 
     `A` is any square matrix. Each step has two products, and two calls of `M`. Arguments, result, errors and
     the looks at the residual are those of `cg`.
     """
-    return await run(
-        await make_problem("bicgstab", A, b, M, x0), _BiCgStab,
-        x0=x0, rtol=rtol, atol=atol, maxiter=maxiter, callback=callback, check_every=check_every,
-    )  # fmt: skip
 
 
 _REAL_DOT = reduce("real(conj(x) * y)", "sum", operation="sparse.minres")
@@ -251,24 +260,10 @@ class _Minres:
         return 1
 
 
-async def minres(
-    A: SparseMatrix | LinearMap,  # noqa: N803  # SciPy's name
-    b: Operand,
-    x0: Operand | None = None,
-    *,
-    rtol: float = 1e-5,
-    atol: float = 0.0,
-    maxiter: int | None = None,
-    M: LinearMap | None = None,  # noqa: N803  # SciPy's name
-    callback: Callback | None = None,
-    check_every: int = 10,
-) -> SolveResult:
+@arguments_of(cg, _solve, _Minres, "minres")
+def minres() -> None:
     """Solve ``A @ x = b`` by minimal residuals, as `scipy.sparse.linalg.minres`.
 
     `A` is Hermitian, and may be indefinite; `M` is positive definite. Arguments, result, errors and the looks
     at the residual are those of `cg`. So is `rtol`: SciPy's is relative to the norm of `A`, too.
     """
-    return await run(
-        await make_problem("minres", A, b, M, x0), _Minres,
-        x0=x0, rtol=rtol, atol=atol, maxiter=maxiter, callback=callback, check_every=check_every,
-    )  # fmt: skip

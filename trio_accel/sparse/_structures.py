@@ -142,33 +142,17 @@ def _plan(
     return Planned(spec, finish=finish)
 
 
-def _of_one(function: str, *numbers: str) -> Callable[[Any, Planner], Planned[Any]]:
-    """Return the plan of what leaves values of a matrix out."""
+def _of_one(
+    function: str, *numbers: str, of: type[Any] = CsrMatrix, made: _Compressed = CsrMatrix
+) -> Callable[[Any, Planner], Planned[Any]]:
+    """Return the plan of what has no more values than one matrix: a conversion, or a part."""
 
     def plan(message: Any, planner: Planner) -> Planned[Any]:
-        matrix, arrays = message.matrix, _read(planner, "matrix", message.matrix, CsrMatrix)
-        more = [whole(planner.name, one, getattr(message, one)) for one in numbers]
-        return _plan(
-            planner, function, (*matrix.shape, *more), arrays, shape=matrix.shape, size=arrays[2].size
-        )
+        matrix, arrays = message.matrix, _read(planner, "matrix", message.matrix, of)
+        told = (*matrix.shape, *[whole(planner.name, one, getattr(message, one)) for one in numbers])
+        return _plan(planner, function, told, arrays, made=made, shape=matrix.shape, size=arrays[2].size)
 
     return plan
-
-
-def _plan_coo(message: Any, planner: Planner) -> Planned[Any]:
-    matrix, arrays = message.matrix, _read(planner, "matrix", message.matrix, CooMatrix)
-    return _plan(planner, "coo_to_csr", matrix.shape, arrays, shape=matrix.shape, size=arrays[2].size)
-
-
-def _plan_csc(message: Any, planner: Planner) -> Planned[Any]:
-    matrix, arrays = message.matrix, _read(planner, "matrix", message.matrix, CsrMatrix)
-    size = arrays[2].size
-    return _plan(planner, "csr_to_csc", matrix.shape, arrays, made=CscMatrix, shape=matrix.shape, size=size)
-
-
-def _plan_from_bsr(message: Any, planner: Planner) -> Planned[Any]:
-    matrix, arrays = message.matrix, _read(planner, "matrix", message.matrix, BsrMatrix)
-    return _plan(planner, "bsr_to_csr", matrix.shape, arrays, shape=matrix.shape, size=arrays[2].size)
 
 
 def _plan_to_bsr(message: Any, planner: Planner) -> Planned[Any]:
@@ -186,27 +170,19 @@ def _plan_to_bsr(message: Any, planner: Planner) -> Planned[Any]:
     )  # fmt: skip
 
 
-def _plan_two(message: Any, planner: Planner, argument: str) -> tuple[tuple[ArraySpec, ...], Any, Any]:
-    """Take two matrices of one dtype, and of one for their indices."""
-    a, b = message.a, message.b
-    first, second = _read(planner, "a", a, CsrMatrix), _read(planner, "b", b, CsrMatrix)
-    if first[2].dtype is not second[2].dtype:
-        planner.refuse_dtypes(a=first[2], b=second[2])
-    check_index(planner.name, [("a.indptr", first[0]), ("b.indptr", second[0])])
-    is_sum = argument == "shape"
+def _plan_two(message: Any, planner: Planner) -> Planned[Any]:
+    """Plan the sum of two matrices of one dtype, and of one for their indices; or their product."""
+    a, b, is_sum = message.a, message.b, not hasattr(message, "size")
+    arrays = (*_read(planner, "a", a, CsrMatrix), *_read(planner, "b", b, CsrMatrix))
+    if arrays[2].dtype is not arrays[5].dtype:
+        planner.refuse_dtypes(a=arrays[2], b=arrays[5])
+    check_index(planner.name, [("a.indptr", arrays[0]), ("b.indptr", arrays[3])])
     if (a.shape != b.shape) if is_sum else (a.shape[1] != b.shape[0]):
         rule = "one shape" if is_sum else "shapes (m, k) and (k, n)"
         raise ValueError(f"{planner.name}: a and b must have {rule}, got {a.shape} and {b.shape}")
-    return (*first, *second), a, b
-
-
-def _plan_sum(message: Any, planner: Planner) -> Planned[Any]:
-    arrays, a, _ = _plan_two(message, planner, "shape")
-    return _plan(planner, "add", a.shape, arrays, shape=a.shape, size=arrays[2].size + arrays[5].size)
-
-
-def _plan_product(message: Any, planner: Planner) -> Planned[Any]:
-    arrays, a, b = _plan_two(message, planner, "columns")
+    if is_sum:
+        size = arrays[2].size + arrays[5].size
+        return _plan(planner, "add", a.shape, arrays, shape=a.shape, size=size)
     shape = a.shape[0], b.shape[1]
     return _plan(planner, "spgemm", (*a.shape, b.shape[1]), arrays, shape=shape, size=message.size)
 
@@ -223,19 +199,19 @@ def _plan_rows(message: Any, planner: Planner) -> Planned[Any]:
     return _plan(planner, "take_rows", matrix.shape, (*arrays, wanted), shape=shape, size=message.size)
 
 
-@operation(actor=SparseActor, plan=_plan_coo)
+@operation(actor=SparseActor, plan=_of_one("coo_to_csr", of=CooMatrix))
 async def _coo_to_csr(matrix: CooMatrix) -> CsrMatrix:
     """Bring coordinates into rows, in order of the columns; values of one place are added up."""
     ...
 
 
-@operation(actor=SparseActor, plan=_plan_csc)
+@operation(actor=SparseActor, plan=_of_one("csr_to_csc", made=CscMatrix))
 async def _csr_to_csc(matrix: CsrMatrix) -> CscMatrix:
     """Bring the values of rows into columns."""
     ...
 
 
-@operation(actor=SparseActor, plan=_plan_from_bsr)
+@operation(actor=SparseActor, plan=_of_one("bsr_to_csr", of=BsrMatrix))
 async def _bsr_to_csr(matrix: BsrMatrix) -> CsrMatrix:
     """Bring the values of blocks into rows; zeros of a block are stored."""
     ...
@@ -247,13 +223,13 @@ async def _csr_to_bsr(matrix: CsrMatrix, blocksize: tuple[int, int], size: int |
     ...
 
 
-@operation(actor=SparseActor, plan=_plan_sum)
+@operation(actor=SparseActor, plan=_plan_two)
 async def _sum_of_two(a: CsrMatrix, b: CsrMatrix) -> CsrMatrix:
     """Add two matrices."""
     ...
 
 
-@operation(actor=SparseActor, plan=_plan_product)
+@operation(actor=SparseActor, plan=_plan_two)
 async def _spgemm(a: CsrMatrix, b: CsrMatrix, size: int | None = None) -> Any:
     """Multiply two matrices; without a size, count the values of the product."""
     ...

@@ -205,23 +205,22 @@ class _Declared(Protocol):
 
 
 def kernel(
-    operation: type[OperationSpec] | str | _Declared,
-    *,
+    *operations: type[OperationSpec] | str | _Declared,
     backend: str,
     dtypes: Collection[DType] | Mapping[str, Collection[DType]] | None = None,
     plan: Callable[..., Any] | None = None,
     is_quick: bool = False,
     is_blocking: bool = False,
 ) -> Callable[[FunctionT], FunctionT]:
-    """Declare a function as a kernel; a function may be one for several classes and backends.
+    """Declare a function as a kernel; a function may be one for several operations and backends.
 
     The functions of a module are the kernels of the library that has the module's import path as its name.
     A kernel is called as ``kernel(spec, call)``, and returns None. Where the backend computes in the thread
     of a stream, it computes there; otherwise it enqueues. See the guide, "A new kernel".
 
     Args:
-        operation: The operation: a declared function, a specification class, or the `OperationSpec.operation`
-            of one.
+        operations: The operations: declared functions, specification classes, or the
+            `OperationSpec.operation` of some.
         backend: Name of the backend, such as ``"cpu"``.
         dtypes: The dtypes that it has: of the first array of the specification, or by the names of fields. An
             operation with another is refused before it is launched.
@@ -238,12 +237,11 @@ def kernel(
         ValueError: The operation has a kernel for this backend already, or was declared for other dtypes, or
             there are no dtypes.
     """
-    if not isinstance(operation, (str, type)):
-        operation = operation.spec
+    specs = [one if isinstance(one, (str, type)) else one.spec for one in operations]
     frame = sys._getframe(1)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # where a class or a module is made: only its frame has its names
     place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    name = operation if isinstance(operation, str) else operation.operation
-    allowed = _checked_dtypes(dtypes, operation, place)
+    names = [one if isinstance(one, str) else one.operation for one in specs]
+    allowed = [_checked_dtypes(dtypes, one, place) for one in specs]
 
     def declare(function: FunctionT) -> FunctionT:
         where = _where(function, place)
@@ -252,11 +250,12 @@ def kernel(
         _check_signature(function, ("spec", "call"), is_method=is_method, where=where)
         if plan is not None:
             _check_signature(plan, ("spec", "device"), is_method=is_method, where=_where(plan, place))
-        made = KernelEntry(name, backend, function, plan, allowed, is_quick, is_blocking, where)
-        _check_declared(made)
-        if is_method or frame.f_code.co_name == "<module>":
-            _enter(made, frame.f_locals)
-        setattr(function, _KERNELS, (*getattr(function, _KERNELS, ()), made))
+        for name, has in zip(names, allowed, strict=True):
+            made = KernelEntry(name, backend, function, plan, has, is_quick, is_blocking, where)
+            _check_declared(made)
+            if is_method or frame.f_code.co_name == "<module>":
+                _enter(made, frame.f_locals)
+            setattr(function, _KERNELS, (*getattr(function, _KERNELS, ()), made))
         return function
 
     return declare

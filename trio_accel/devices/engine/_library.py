@@ -21,7 +21,7 @@ from ...actors import (
     handles,
     quick,
 )
-from ...backends.base import InThread, KernelLibrary
+from ...backends.base import DType, InThread, KernelLibrary
 from ...backends.base.fast_paths import current_fast_paths
 from ..base._errors import FailureClass, classify
 from ..operations._operation import Launch
@@ -64,10 +64,12 @@ class LibraryActor(Actor):
         library: Name of the backend's library.
         hands_ahead: Whether a thread that calls its kernels is given the next call before it has returned
             from the last one. Then the backend's library may be asked to `prepare` meanwhile.
+        dtypes: Those of its operations, unless a declaration names others; empty where the kernels say which.
     """
 
     library: ClassVar[str]
     hands_ahead: ClassVar[bool] = False
+    dtypes: ClassVar[tuple[DType, ...]] = ()
 
     @classmethod
     def supervision(cls, argument: str) -> OwnSupervision | None:

@@ -21,6 +21,7 @@ from typing import (
     ParamSpec,
     Protocol,
     TypeAlias,
+    TypeVar,
     cast,
     get_args,
     get_origin,
@@ -51,11 +52,15 @@ from ...backends.base.ops import (
 )
 from ..arrays._ref import AccelRef, device_of
 from ._operation import Operand, Operation, Planned, Planner, ReplyT, ReplyT_co
-from ._plan_source import PlanSource, Structured, refuse_value
+from ._plan_source import PlanSource, Structured, check_steps, refuse_value
 
-__all__ = ["DECLARED", "Declaration", "Declared", "DeclaredSpec", "message_of", "operation"]
+__all__ = [
+    "DECLARED", "Declaration", "Declared", "DeclaredSpec", "message_of", "operation",
+    "operation_like",
+]  # fmt: skip
 
 ParametersP = ParamSpec("ParametersP")
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 Check: TypeAlias = Callable[[str, Any], None]
 Failure: TypeAlias = "str | Callable[[DeclaredSpec, str, int, tuple[int, ...]], LibraryError]"
@@ -284,7 +289,8 @@ def operation(
         check: Refuses arguments by rules that shapes cannot tell, given the name for the error and the
             specification.
         by: The parameter, or several, whose value is the key of `shapes`.
-        dtypes: Dtypes of the arrays that have no dtype of their own. Without it the kernels say which.
+        dtypes: Dtypes of the arrays that have no dtype of their own. Without it, they are those that the
+            class of the actor names as its `dtypes`; if it names none, the kernels say which.
         reply: Makes the reply of several results; without it, it is a tuple.
         alias: By the name of a result, the operand that it may be.
         plan: The way out, where no line of shapes says it: plans a message as `Operation.plan` does.
@@ -293,6 +299,8 @@ def operation(
     Raises:
         TypeError: The declaration contradicts the function. The message begins with file and line.
     """
+    if dtypes is None and spec is None and plan is None:
+        dtypes = getattr(actor, "dtypes", None) or None
 
     def declare(function: Any) -> Any:
         code = function.__code__
@@ -315,7 +323,11 @@ def operation(
             maker = _Maker(function, declaration)
             declaration.check_function()
             own = maker.make_spec() if plan is None and spec is None else None
-            planning = plan or maker.make_plan(own or spec, reply or _as_tuple, alias or {})
+            planning = (
+                maker.make_plan(own or spec, reply or _as_tuple, alias or {})
+                if plan is None
+                else maker.check_values(plan)
+            )
             message = maker.make_message(planning, not_recorded)
         except (ValueError, TypeError, NameError) as error:
             raise TypeError(f"{place}: operation {function.__name__}: {error}") from error
@@ -325,6 +337,33 @@ def operation(
         if dtypes and own is not None:
             ALLOWED[declaration.name] = _dtypes_of(own, declaration)
         return made
+
+    return declare
+
+
+def operation_like(
+    other: FunctionT, shapes: str | Mapping[Any, str] = "", **options: Any
+) -> Callable[[Callable[[], None]], FunctionT]:
+    """Declare an operation with the signature and the actor of another one, as `operation` does.
+
+    The name and the docstring are those of a function without parameters. Its body is empty.
+
+    Args:
+        other: The other one, declared in the same module.
+        shapes: As of `operation`.
+        options: As of `operation`.
+    """
+    declared: Any = other
+    signature: FunctionType = declared.__wrapped__
+
+    def declare(own: Callable[[], None]) -> FunctionT:
+        name, line = own.__name__, own.__code__.co_firstlineno
+        code = signature.__code__.replace(co_name=name, co_qualname=name, co_firstlineno=line)
+        function: Any = FunctionType(code, signature.__globals__, name, signature.__defaults__)
+        function.__kwdefaults__, function.__doc__ = signature.__kwdefaults__, own.__doc__
+        function.__annotations__ = signature.__annotations__
+        made: Any = operation(shapes, actor=declared.declaration.library, **options)(function)
+        return cast("FunctionT", made)
 
     return declare
 
@@ -486,6 +525,15 @@ class _Maker:
             return planned
 
         return plan
+
+    def check_values(self, plan: Any) -> Any:
+        """Have flags and values of a ``Literal`` checked ahead of a plan by hand."""
+        names: dict[str, Any] = {"own": plan, "refuse_value": refuse_value}
+        steps = check_steps(self._declaration.parameters, names)
+        if not steps:
+            return plan
+        text = "\n    ".join(["def plan(self, planner):", *steps, "return own(self, planner)"])
+        return self._compiled(text, "plan", names)
 
     def make_message(self, plan: Any, not_recorded: str) -> type[Any]:
         """Make the class of the message."""

@@ -12,7 +12,7 @@ from ..arrays._ref import AccelRef
 from ..base._refusals import whole
 from ._operation import Planned, Planner
 
-__all__ = ["PlanSource", "Structured", "refuse_value", "written"]
+__all__ = ["PlanSource", "Structured", "check_steps", "refuse_value", "written"]
 
 
 class Structured(Protocol):
@@ -102,23 +102,14 @@ class PlanSource:
 
     def _values(self) -> list[str]:
         """Take exact values."""
-        steps: list[str] = []
+        steps = check_steps(self._kinds, self.names)
         for name, kind in self._kinds.items():
-            if kind == "bool":
-                steps += [
-                    f"if self.{name} not in FLAGS: refuse_value(name, {name!r}, FLAGS, self.{name})",
-                    f"{name} = bool(self.{name})",
-                ]
-            elif kind == "whole":
-                steps.append(f"{name} = whole(name, {name!r}, self.{name})")
-            elif kind == "text":
-                steps.append(f"{name} = text(name, {name!r}, self.{name})")
+            if kind in ("whole", "text"):
+                steps.append(f"{name} = {kind}(name, {name!r}, self.{name})")
+            elif kind == "bool":
+                steps.append(f"{name} = bool(self.{name})")
             elif isinstance(kind, tuple):
-                self.names[f"ALLOWED_{name}"] = kind
-                steps += [
-                    f"{name} = self.{name}",
-                    f"if {name} not in ALLOWED_{name}: refuse_value(name, {name!r}, ALLOWED_{name}, {name})",
-                ]
+                steps.append(f"{name} = self.{name}")
         return steps
 
     def _reads(self) -> list[str]:
@@ -228,6 +219,24 @@ class PlanSource:
         return "".join(f", {one}={one}" for one in names)
 
 
+def check_steps(kinds: Mapping[str, Any], names: dict[str, Any]) -> list[str]:
+    """Write the steps that refuse values which annotations do not allow: flags, and those of a ``Literal``.
+
+    Args:
+        kinds: By parameter how it is annotated.
+        names: Gets the objects that the steps refer to by name.
+    """
+    steps: list[str] = []
+    for name, kind in kinds.items():
+        if kind == "bool" or isinstance(kind, tuple):
+            names[f"ALLOWED_{name}"] = (False, True) if kind == "bool" else kind
+            steps.append(
+                f"if self.{name} not in ALLOWED_{name}: "
+                f"refuse_value(planner.name, {name!r}, ALLOWED_{name}, self.{name})"
+            )
+    return steps
+
+
 def refuse_value(name: str, argument: str, allowed: tuple[object, ...], value: object) -> NoReturn:
     """Refuse a value that a ``Literal`` does not allow."""
     said = " or ".join(", ".join(map(repr, allowed)).rsplit(", ", 1))
@@ -280,7 +289,6 @@ def written(
 
 
 _STEPS: Mapping[str, Any] = {
-    "FLAGS": (False, True),
     "Planned": Planned,
     "check_index": check_index,
     "column": column,

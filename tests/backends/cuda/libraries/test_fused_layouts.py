@@ -28,8 +28,8 @@ def multiplied(problem: Any, memory: list[np.ndarray[Any, Any]], size: int) -> n
     for batch in range(problem.product.batches):
         operands: list[Any] = []
         for op, ld, step, elements, sizes in (
-            (op_a, lda, problem.steps[0], memory[0], (m, k)),
-            (op_b, ldb, problem.steps[1], memory[1], (k, n)),
+            (op_a, lda, problem.product.steps[0], memory[0], (m, k)),
+            (op_b, ldb, problem.product.steps[1], memory[1], (k, n)),
         ):
             rows, columns = reversed(sizes) if op else sizes
             strides = elements.itemsize, ld * elements.itemsize
@@ -38,7 +38,7 @@ def multiplied(problem: Any, memory: list[np.ndarray[Any, Any]], size: int) -> n
                 (rows, columns), elements.dtype, elements, batch * step * elements.itemsize, strides
             )
             operands.append(part.T if op else part)
-        place = batch * problem.steps[3]
+        place = batch * problem.product.steps[2]
         target = np.lib.stride_tricks.as_strided(out[place:], (m, n), (8, ldc * 8))
         target[...] = operands[0].astype(float) @ operands[1].astype(float)
     assert problem.product.call[0] in (0, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
 import attrs
@@ -13,7 +14,10 @@ from ._signature import refuse_shapes
 from ._spec import OperationSpec, specification
 from .numeric import product_shape
 
-__all__ = ["FusedDtypes", "FusedEpilogue", "FusedMatmulSpec", "Precision", "aux_columns", "fused_dtypes"]
+__all__ = [
+    "NO_ARRAYS", "FusedDtypes", "FusedEpilogue", "FusedMatmulSpec", "Precision", "aux_columns",
+    "fused_dtypes", "fused_shape",
+]  # fmt: skip
 
 FusedEpilogue: TypeAlias = Literal["none", "relu", "gelu", "relu_grad", "gelu_grad", "sum_a", "sum_b"]
 """What is done behind the product: see `FusedMatmulSpec`."""
@@ -28,57 +32,47 @@ class FusedDtypes(NamedTuple):
     """The dtypes that go with those of the operands and of the result.
 
     Attributes:
-        c: Of the array that is added.
+        out: Of the result.
+        c: Of the array that is added, and of the values that `gelu` is applied to.
         bias: Of the vector that is added, and of sums of gradients.
-        aux: Of the values that `gelu` is applied to.
+        factor: Of the factors.
         compute: In which all is computed on a host, and rounded once.
     """
 
+    out: DType
     c: DType
     bias: DType
-    aux: DType
+    factor: DType
     compute: DType
 
 
 # Not at the import: to hash dtypes of low precision imports ml_dtypes.
 @functools.cache
-def _table() -> dict[tuple[DType, DType], dict[DType, FusedDtypes]]:
-    """By the dtypes of a and b, and then by that of the result, of which the first one is the usual one."""
-    f16, bf16, f32, f64 = DType.float16, DType.bfloat16, DType.float32, DType.float64
-    i8, i32 = DType.int8, DType.int32
+def _results() -> dict[tuple[DType, DType], tuple[DType, ...]]:
+    """By the dtypes of a and b those of results, of which the first one is the usual one."""
+    f16, bf16, f32 = DType.float16, DType.bfloat16, DType.float32
     e4, e5 = _FLOAT8
-    table: dict[tuple[DType, DType], dict[DType, FusedDtypes]] = {}
-    for half in (f16, bf16):
-        table[half, half] = {half: FusedDtypes(half, half, half, f32), f32: FusedDtypes(f32, f32, f32, f32)}
-    for own in (f32, f64):
-        table[own, own] = {own: FusedDtypes(own, own, own, own)}
-    for pair in ((e4, e4), (e4, e5), (e5, e4)):
-        of_bf16 = FusedDtypes(bf16, bf16, bf16, f32)
-        table[pair] = {
-            bf16: of_bf16,
-            f16: FusedDtypes(f16, f16, f16, f32),
-            f32: FusedDtypes(f32, bf16, f32, f32),
-            e4: of_bf16,
-        }
-        if e5 in pair:
-            table[pair][e5] = of_bf16
-    table[i8, i8] = {
-        i32: FusedDtypes(i32, i32, i32, f64),
-        i8: FusedDtypes(i8, f32, i8, f64),
-        f32: FusedDtypes(f32, f32, f32, f64),
+    return {
+        (f16, f16): (f16, f32),
+        (bf16, bf16): (bf16, f32),
+        (f32, f32): (f32,),
+        (DType.float64, DType.float64): (DType.float64,),
+        (e4, e4): (bf16, f16, f32, e4),
+        (e4, e5): (bf16, f16, f32, e4, e5),
+        (e5, e4): (bf16, f16, f32, e4, e5),
+        (DType.int8, DType.int8): (DType.int32, DType.int8, f32),
     }
-    return table
 
 
-_KNOWN: dict[tuple[int, int, int], tuple[DType, FusedDtypes]] = {}
+_KNOWN: dict[tuple[int, int, int], FusedDtypes] = {}
 
 _MOST_CHECKED = 4096
 # Keys of plans whose arrays fit each other.
 _CHECKED: set[tuple[object, ...]] = set()
 
 
-def fused_dtypes(name: str, a: DType, b: DType, out: DType | None) -> tuple[DType, FusedDtypes]:
-    """Find the dtype of a result, and those that go with it.
+def fused_dtypes(name: str, a: DType, b: DType, out: DType | None) -> FusedDtypes:
+    """Find the dtypes of a product.
 
     Args:
         name: Name of the operation, for the message.
@@ -97,20 +91,35 @@ def fused_dtypes(name: str, a: DType, b: DType, out: DType | None) -> tuple[DTyp
     return known
 
 
-def _find_dtypes(name: str, a: DType, b: DType, out: DType | None) -> tuple[DType, FusedDtypes]:
-    table = _table()
-    made = table.get((a, b))
+def _find_dtypes(name: str, a: DType, b: DType, out: DType | None) -> FusedDtypes:
+    made = _results().get((a, b))
     if made is None:
-        pairs = ", ".join(str(one) if one is other else f"{one} and {other}" for one, other in table)
+        pairs = ", ".join(str(one) if one is other else f"{one} and {other}" for one, other in _results())
         raise TypeError(
             f"{name}: there are no products of dtypes {a} and {b}; there are those of {pairs} (use cast())"
         )
-    if out is None:
-        out = next(iter(made))
+    out = made[0] if out is None else out
     if out not in made:
         allowed = ", ".join(map(str, made))
         raise TypeError(f"{name}: dtype {out}: products of {a} and {b} are of {allowed}")
-    return out, made[out]
+    c = bias = DType.bfloat16 if out in _FLOAT8 else out
+    if a in _FLOAT8 and out is DType.float32:
+        bias = DType.bfloat16
+    elif out is DType.int8:
+        bias = DType.float32
+    factor = DType.float64 if a is DType.float64 else DType.float32
+    return FusedDtypes(out, c, bias, factor, DType.float64 if a is DType.int8 else factor)
+
+
+def fused_shape(name: str, a: ArraySpec, b: ArraySpec) -> tuple[int, ...]:
+    """Find the shape of a product of matrices.
+
+    Raises:
+        ValueError: They are no matrices, or do not fit.
+    """
+    if min(a.ndim, b.ndim) < 2:
+        raise ValueError(f"{name}: a and b must be matrices, got shapes {a.shape} and {b.shape}")
+    return product_shape(name, a.shape, b.shape)
 
 
 def aux_columns(epilogue: FusedEpilogue, columns: int) -> int:
@@ -119,6 +128,12 @@ def aux_columns(epilogue: FusedEpilogue, columns: int) -> int:
     Of relu they are bits in bytes, 128 at a time; of gelu values, 8 at a time.
     """
     return -(-columns // 128) * 16 if epilogue.startswith("relu") else -(-columns // 8) * 8
+
+
+NO_ARRAYS: Mapping[str, ArraySpec | None] = dict.fromkeys(
+    ("c", "bias", "aux", "scale_a", "scale_b", "scale_out", "saved", "sums")
+)
+"""The arrays that a fused product may be without."""
 
 
 @specification
@@ -186,32 +201,35 @@ class FusedMatmulSpec(OperationSpec):
         _CHECKED.add(key)
 
     def _check_all(self, name: str) -> None:
-        a, b, out = self.a, self.b, self.out
-        if min(a.ndim, b.ndim) < 2:
-            raise ValueError(f"{name}: a and b must be matrices, got shapes {a.shape} and {b.shape}")
-        shape = product_shape(name, a.shape, b.shape)
+        a, b, out, epilogue = self.a, self.b, self.out, self.epilogue
+        shape = fused_shape(name, a, b)
         if out.shape != shape:
             refuse_shapes(name, self, f"out must have the shape {shape} of the product", a=a, b=b, out=out)
-        _, dtypes = fused_dtypes(name, a.dtype, b.dtype, out.dtype)
+        dtypes = fused_dtypes(name, a.dtype, b.dtype, out.dtype)
         *stack, m, n = shape
-        bits = DType.uint8 if self.epilogue.startswith("relu") else dtypes.aux
-        saved = ((*stack, m, aux_columns(self.epilogue, n)),), bits
-        summed = (*stack, m if self.epilogue == "sum_a" else n)
-        wanted: dict[str, tuple[tuple[tuple[int, ...], ...], DType]] = {
-            "c": ((shape,), dtypes.c),
-            "bias": (((n,), summed), dtypes.bias),
-            "aux": saved,
-            "saved": saved,
-            "sums": ((summed,), dtypes.bias),
-            "scale_a": (((), (*a.shape[:-1], 1)), DType.float32),
-            "scale_b": (((), (*b.shape[:-2], 1, n)), DType.float32),
-            "scale_out": (((),), DType.float32),
+        bits = DType.uint8 if epilogue.startswith("relu") else dtypes.c
+        rows, summed = (*stack, m, aux_columns(epilogue, n)), (*stack, m if epilogue == "sum_a" else n)
+        wanted: dict[str, tuple[DType, *tuple[tuple[int, ...], ...]]] = {
+            "c": (dtypes.c, shape),
+            "bias": (dtypes.bias, (n,), summed),
+            "aux": (bits, rows),
+            "saved": (bits, rows),
+            "sums": (dtypes.bias, summed),
+            "scale_a": (DType.float32, (), (*a.shape[:-1], 1)),
+            "scale_b": (DType.float32, (), (*b.shape[:-2], 1, n)),
+            "scale_out": (DType.float32, ()),
         }
-        for field, (shapes, dtype) in wanted.items():
+        for field, (dtype, *shapes) in wanted.items():
             array: ArraySpec | None = getattr(self, field)
-            if array is not None:
-                _check(name, field, array, shapes, dtype)
-        _check_precision(name, self.precision, a.dtype)
+            if array is not None and array.shape not in shapes:
+                told = " or ".join(map(str, dict.fromkeys(shapes)))
+                raise ValueError(f"{name}: {field} must have shape {told}, got {array.shape}")
+            if array is not None and array.dtype is not dtype:
+                raise TypeError(f"{name}: {field} must have dtype {dtype}, got {array.dtype} (use cast())")
+        allowed = _PRECISIONS.get(self.precision, (a.dtype,))
+        if a.dtype not in allowed:
+            told = " and ".join(map(str, allowed))
+            raise TypeError(f"{name}: precision {self.precision!r} is for {told}, got {a.dtype}")
         self._check_scales(name)
         if a.dtype is DType.int8:
             self._check_whole(name)
@@ -221,16 +239,13 @@ class FusedMatmulSpec(OperationSpec):
 
         cuBLASLt makes what a gradient needs of rounded numbers, and gelu behind a bias came out wrong.
         """
-        if self.out.dtype is DType.int32:
-            is_there = self.epilogue == "none" and self.bias is None
+        out, epilogue, what = self.out.dtype, self.epilogue, ""
+        if out is DType.int32 and (epilogue != "none" or self.bias is not None):
             what = "neither bias nor activation, and no gradients"
-        else:
-            is_there = self.epilogue in ("none", "relu") and self.saved is None
+        elif out is DType.int8 and (epilogue not in ("none", "relu") or self.saved is not None):
             what = "bias and relu alone"
-        if not is_there and self.out.dtype is not DType.float32:
-            raise TypeError(
-                f"{name}: of int8 there are products to {self.out.dtype} with {what}; use float32"
-            )
+        if what:
+            raise TypeError(f"{name}: of int8 there are products to {out} with {what}; use float32")
 
     def _check_scales(self, name: str) -> None:
         arrays = [one for one in (self.scale_a, self.scale_b) if one is not None]
@@ -245,17 +260,6 @@ class FusedMatmulSpec(OperationSpec):
             )
 
 
-def _check(
-    name: str, field: str, array: ArraySpec, shapes: tuple[tuple[int, ...], ...], dtype: DType
-) -> None:
-    """Require one of some shapes, and a dtype."""
-    if array.shape not in shapes:
-        wanted = " or ".join(map(str, dict.fromkeys(shapes)))
-        raise ValueError(f"{name}: {field} must have shape {wanted}, got {array.shape}")
-    if array.dtype is not dtype:
-        raise TypeError(f"{name}: {field} must have dtype {dtype}, got {array.dtype} (use cast())")
-
-
 _PRECISIONS = {
     "tf32": (DType.float32,),
     "bf16": (DType.float32,),
@@ -263,11 +267,3 @@ _PRECISIONS = {
     "fixed_point": (DType.float64,),
     "fast": _FLOAT8,
 }
-
-
-def _check_precision(name: str, precision: str, dtype: DType) -> None:
-    wanted = _PRECISIONS.get(precision, (dtype,))
-    if dtype not in wanted:
-        raise TypeError(
-            f"{name}: precision {precision!r} is for {' and '.join(map(str, wanted))}, got {dtype}"
-        )

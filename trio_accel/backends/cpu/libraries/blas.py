@@ -46,11 +46,10 @@ def _plan_gemm(spec: Any, device: object) -> Blas | _Plain:
 
 
 @kernel("linalg.gemm", backend="cpu", dtypes=INEXACT, plan=_plan_gemm, is_quick=True)
-@kernel("linalg.symm", backend="cpu", dtypes=NATIVE, plan=_plan_blas, is_quick=True)
-@kernel("linalg.syrk", backend="cpu", dtypes=NATIVE, plan=_plan_blas, is_quick=True)
-@kernel("linalg.syr2k", backend="cpu", dtypes=NATIVE, plan=_plan_blas, is_quick=True)
-@kernel("linalg.trmm", backend="cpu", dtypes=NATIVE, plan=_plan_blas, is_quick=True)
-@kernel("linalg.trsm", backend="cpu", dtypes=NATIVE, plan=_plan_blas, is_quick=True)
+@kernel(
+    *("linalg.symm", "linalg.syrk", "linalg.syr2k", "linalg.trmm", "linalg.trsm"),
+    backend="cpu", dtypes=NATIVE, plan=_plan_blas, is_quick=True,
+)  # fmt: skip
 def by_blas(spec: Any, call: HostCall[Blas | _Plain]) -> None:
     """Run an operation on matrices as its plan says."""
     call.plan.run(spec, call.array)

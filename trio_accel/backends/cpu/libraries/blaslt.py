@@ -22,8 +22,7 @@ _MOST = {DType.float8_e4m3fn: 448.0, DType.float8_e5m2: 57344.0}
 @kernel(FusedMatmulSpec, backend="cpu")
 def fused_matmul(spec: FusedMatmulSpec, call: HostCall) -> None:
     """Multiply by `numpy.matmul`; a precision below that of the type is not needed here."""
-    _, dtypes = fused_dtypes("blaslt", spec.a.dtype, spec.b.dtype, spec.out.dtype)
-    wide = dtypes.compute.dtype
+    wide = fused_dtypes("blaslt", spec.a.dtype, spec.b.dtype, spec.out.dtype).compute.dtype
 
     def read(array: Any) -> HostArray:
         found: HostArray = call.array(array)

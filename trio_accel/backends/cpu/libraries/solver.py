@@ -54,10 +54,8 @@ def _solver(names: str, *fields: str, workspace: Callable[[int, int], int] = max
             run(spec, call.plan, *[array if array is None else call.array(array) for array in arrays])
 
         solve.__name__, solve.__qualname__, solve.__doc__ = run.__name__, run.__qualname__, run.__doc__
-        for name in names.split():
-            kernel(f"linalg.{name}", backend="cpu", dtypes={fields[0]: NATIVE}, plan=plan, is_quick=True)(
-                solve
-            )
+        operations = [f"linalg.{name}" for name in names.split()]
+        kernel(*operations, backend="cpu", dtypes={fields[0]: NATIVE}, plan=plan, is_quick=True)(solve)
         return solve
 
     return declare

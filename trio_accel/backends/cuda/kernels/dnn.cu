@@ -3,18 +3,7 @@
 // All computes in float or double: halves are converted before and after. A thread makes an element, but for rows of
 // scores, which a warp shares.
 
-#ifndef STAND_IN
-#define LANES 32
-#define OVER_LANES(value, expression)                                   \
-    for (int step = LANES / 2; step; step /= 2) {                       \
-        const auto other = __shfl_xor_sync(0xffffffffu, value, step);   \
-        value = expression;                                             \
-    }
-#else
-// Threads run one after another there.
-#define LANES 1
-#define OVER_LANES(value, expression)
-#endif
+#include "halves.cuh"
 
 enum { AXES = 64, SPATIAL = 3 };
 
@@ -51,69 +40,34 @@ struct SpreadArguments {
     int is_wide, is_double;
 };
 
-#define WITH_TYPE(FUNCTION, ...)                    \
-    if (arguments.is_double)                        \
-        FUNCTION<double>(arguments, ##__VA_ARGS__); \
-    else                                            \
-        FUNCTION<float>(arguments, ##__VA_ARGS__)
+// A kernel that computes in float or double, by a function of `Real`.
+#define KERNEL_OF_REALS(name, Arguments, function) \
+    KERNEL(name, Arguments)                        \
+    {                                              \
+        if (arguments.is_double) {                 \
+            typedef double Real;                   \
+            function(arguments);                   \
+        } else {                                   \
+            typedef float Real;                    \
+            function(arguments);                   \
+        }                                          \
+    }
 
 __device__ double infinity()
 {
     return __longlong_as_double(0x7ff0000000000000ll);
 }
 
-struct Half {
-    unsigned short bits;
-};
-
-struct Bfloat {
-    unsigned short bits;
-};
-
-__device__ float wide(float value) { return value; }
-__device__ double wide(double value) { return value; }
-__device__ float wide(Bfloat value) { return __uint_as_float((unsigned)value.bits << 16); }
-__device__ float wide(Half value)
-{
-    const unsigned sign = (unsigned)(value.bits & 0x8000) << 16, rest = value.bits & 0x7fff;
-    if (rest >= 0x7c00)
-        return __uint_as_float(sign | 0x7f800000 | (rest & 0x3ff) << 13);
-    if (rest >= 0x400)
-        return __uint_as_float(sign | ((rest << 13) + (112u << 23)));
-    const float size = (float)rest * 0x1p-24f;
-    return sign ? -size : size;
-}
-
-__device__ void narrow(float value, float &out) { out = value; }
-__device__ void narrow(double value, double &out) { out = value; }
-// To the nearest, and of two to the even one.
-__device__ void narrow(float value, Bfloat &out)
-{
-    const unsigned bits = __float_as_uint(value);
-    out.bits = (unsigned short)(value != value ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-__device__ void narrow(float value, Half &out)
-{
-    const unsigned bits = __float_as_uint(value), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
-    unsigned code;
-    if (value != value)
-        code = 0x7e00;
-    else if (size >= 0x47800000)
-        code = 0x7c00;
-    else if (size < 0x38800000)
-        code = (unsigned)rintf(__uint_as_float(size) * 0x1p24f);
-    else
-        code = (size - (112u << 23) + 0xfff + (size >> 13 & 1)) >> 13;
-    out.bits = (unsigned short)(sign | code);
-}
-
-// Halves are computed in float, and rounded once.
-#define WITH_KIND(FUNCTION)                          \
-    switch (arguments.kind) {                        \
-    case 0: FUNCTION<Half>(arguments); break;        \
-    case 1: FUNCTION<Bfloat>(arguments); break;      \
-    case 2: FUNCTION<float>(arguments); break;       \
-    default: FUNCTION<double>(arguments); break;     \
+// One for elements of each type. Halves are computed in float, and rounded once.
+#define KERNEL_OF_FLOATS(name, Arguments, function)      \
+    KERNEL(name, Arguments)                              \
+    {                                                    \
+        switch (arguments.kind) {                        \
+        case 0: function<Half>(arguments); break;        \
+        case 1: function<Bfloat>(arguments); break;      \
+        case 2: function<float>(arguments); break;       \
+        default: function<double>(arguments); break;     \
+        }                                                \
     }
 
 // Splits an index over the last three axes.
@@ -162,47 +116,30 @@ __device__ i64 looking(const Grid &grid, const i64 *element, const i64 *tap)
     return index;
 }
 
-template <typename Real> __device__ void convolve_all(const ConvolutionArguments &arguments)
+// Each window adds up elements of images; or, for the transposed map, each element those of the windows that look at it.
+template <typename Real, bool IS_BACK> __device__ void convolve_images(const ConvolutionArguments &arguments)
 {
     const Grid &grid = arguments.grid;
     const Real *x = (const Real *)arguments.a, *weight = (const Real *)arguments.b, *bias = (const Real *)arguments.bias;
-    const i64 size = product(grid.extent), taps = product(grid.window);
+    const i64 inputs = arguments.inputs, outputs = arguments.outputs, taps = product(grid.window);
+    const i64 made = IS_BACK ? inputs : outputs, added = IS_BACK ? outputs : inputs;
+    const i64 size = product(IS_BACK ? grid.counts : grid.extent);
     EACH(place, arguments.count)
     {
-        const Place window(place, grid.counts);
-        const i64 channels = arguments.groups * arguments.outputs;
-        const i64 image = window.rest / channels, o = window.rest - image * channels;
-        const i64 first = image * arguments.groups * arguments.inputs + o / arguments.outputs * arguments.inputs;
+        const Place target(place, IS_BACK ? grid.extent : grid.counts);
+        const i64 channels = arguments.groups * made, image = target.rest / channels;
+        const i64 channel = target.rest - image * channels, group = channel / made;
         Real sum = 0;
         for (i64 tap = 0; tap < taps; tap++) {
-            const i64 element = tapped(grid, window.at, Place(tap, grid.window).at);
-            if (element >= 0)
-                for (i64 c = 0; c < arguments.inputs; c++)
-                    sum += x[(first + c) * size + element] * weight[(o * arguments.inputs + c) * taps + tap];
-        }
-        ((Real *)arguments.out)[place] = bias ? sum + bias[o] : sum;
-    }
-}
-
-template <typename Real> __device__ void convolve_back(const ConvolutionArguments &arguments)
-{
-    const Grid &grid = arguments.grid;
-    const Real *grad = (const Real *)arguments.a, *weight = (const Real *)arguments.b;
-    const Real *bias = (const Real *)arguments.bias;
-    const i64 windows = product(grid.counts), taps = product(grid.window);
-    EACH(place, arguments.count)
-    {
-        const Place element(place, grid.extent);
-        const i64 channels = arguments.groups * arguments.inputs;
-        const i64 image = element.rest / channels, channel = element.rest - image * channels;
-        const i64 group = channel / arguments.inputs, c = channel - group * arguments.inputs;
-        Real sum = 0;
-        for (i64 tap = 0; tap < taps; tap++) {
-            const i64 window = looking(grid, element.at, Place(tap, grid.window).at);
-            if (window >= 0)
-                for (i64 o = group * arguments.outputs; o < (group + 1) * arguments.outputs; o++)
-                    sum += grad[(image * arguments.groups * arguments.outputs + o) * windows + window] *
-                           weight[(o * arguments.inputs + c) * taps + tap];
+            const Place window(tap, grid.window);
+            const i64 source = IS_BACK ? looking(grid, target.at, window.at) : tapped(grid, target.at, window.at);
+            if (source >= 0)
+                for (i64 other = 0; other < added; other++) {
+                    const i64 o = IS_BACK ? group * outputs + other : channel;
+                    const i64 c = IS_BACK ? channel - group * inputs : other;
+                    sum += x[((image * arguments.groups + group) * added + other) * size + source] *
+                           weight[(o * inputs + c) * taps + tap];
+                }
         }
         ((Real *)arguments.out)[place] = bias ? sum + bias[channel] : sum;
     }
@@ -234,20 +171,9 @@ template <typename Real> __device__ void convolve_weight(const ConvolutionArgume
     }
 }
 
-KERNEL(convolution, ConvolutionArguments)
-{
-    WITH_TYPE(convolve_all);
-}
-
-KERNEL(convolution_input_grad, ConvolutionArguments)
-{
-    WITH_TYPE(convolve_back);
-}
-
-KERNEL(convolution_weight_grad, ConvolutionArguments)
-{
-    WITH_TYPE(convolve_weight);
-}
+KERNEL_OF_REALS(convolution, ConvolutionArguments, (convolve_images<Real, false>))
+KERNEL_OF_REALS(convolution_input_grad, ConvolutionArguments, (convolve_images<Real, true>))
+KERNEL_OF_REALS(convolution_weight_grad, ConvolutionArguments, convolve_weight<Real>)
 
 // Where a window of a pooling begins and ends.
 struct Span {
@@ -327,10 +253,7 @@ template <typename Element> __device__ void pool_all(const PoolArguments &argume
     }
 }
 
-KERNEL(pool, PoolArguments)
-{
-    WITH_KIND(pool_all)
-}
+KERNEL_OF_FLOATS(pool, PoolArguments, pool_all)
 
 // The windows that an element may be in.
 struct Windows {
@@ -383,15 +306,7 @@ template <typename Element> __device__ void pool_back(const PoolArguments &argum
     }
 }
 
-KERNEL(mean_pool_grad, PoolArguments)
-{
-    WITH_KIND(pool_back)
-}
-
-__device__ i64 whole(const char *numbers, i64 place, int is_wide)
-{
-    return is_wide ? ((const i64 *)numbers)[place] : ((const int *)numbers)[place];
-}
+KERNEL_OF_FLOATS(mean_pool_grad, PoolArguments, pool_back)
 
 // Notes the first number that is wrong: which argument has it, and both halves of it.
 __device__ void refuse(int *words, int argument, i64 number)
@@ -407,7 +322,7 @@ template <typename Real> __device__ void spread_all(const SpreadArguments &argum
 {
     EACH(place, arguments.count)
     {
-        const i64 index = whole(arguments.indices, place, arguments.is_wide);
+        const i64 index = whole_at(arguments.indices, place, arguments.is_wide);
         if (index < 0 || index >= arguments.size)
             refuse(arguments.words, 1, index);
         else
@@ -416,10 +331,7 @@ template <typename Real> __device__ void spread_all(const SpreadArguments &argum
     }
 }
 
-KERNEL(max_pool_grad, SpreadArguments)
-{
-    WITH_TYPE(spread_all);
-}
+KERNEL_OF_REALS(max_pool_grad, SpreadArguments, spread_all<Real>)
 
 struct LengthsArguments {
     const char *lengths;
@@ -450,7 +362,7 @@ KERNEL(check_lengths, LengthsArguments)
 {
     EACH(place, arguments.count)
     {
-        const i64 length = whole(arguments.lengths, place, arguments.is_wide);
+        const i64 length = whole_at(arguments.lengths, place, arguments.is_wide);
         const bool is_right = length >= 0 && length <= arguments.most;
         arguments.out[place] = is_right ? (int)length : 0;
         if (!is_right)
@@ -463,7 +375,7 @@ KERNEL(check_blocks, TableArguments)
 {
     EACH(place, arguments.count)
     {
-        const i64 row = place / arguments.most, block = whole(arguments.table, place, arguments.is_wide);
+        const i64 row = place / arguments.most, block = whole_at(arguments.table, place, arguments.is_wide);
         const bool is_used = (place - row * arguments.most) * arguments.block < arguments.lengths[row];
         const bool is_right = block >= 0 && block < arguments.blocks;
         arguments.out[place] = is_used && is_right ? (int)block : 0;
@@ -520,10 +432,7 @@ template <typename Element> __device__ void add_all(const BiasArguments &argumen
 }
 
 // Adds a number to all elements of each channel.
-KERNEL(add_bias, BiasArguments)
-{
-    WITH_KIND(add_all)
-}
+KERNEL_OF_FLOATS(add_bias, BiasArguments, add_all)
 
 struct MeansArguments {
     const char *grad, *out;
@@ -549,10 +458,7 @@ template <typename Real> __device__ void means_all(const MeansArguments &argumen
 }
 
 // Of each query, the sum of products of its gradient and its result.
-KERNEL(attention_means, MeansArguments)
-{
-    WITH_TYPE(means_all);
-}
+KERNEL_OF_REALS(attention_means, MeansArguments, means_all<Real>)
 
 enum Mask { NONE, TRUTH, ADDED };
 
@@ -651,10 +557,7 @@ template <typename Real> __device__ void weigh_all(const ScoresArguments &argume
 }
 
 // Weights of the values in place of scores, and logarithms of sums.
-KERNEL(attention_weights, ScoresArguments)
-{
-    WITH_TYPE(weigh_all);
-}
+KERNEL_OF_REALS(attention_weights, ScoresArguments, weigh_all<Real>)
 
 struct TruthArguments {
     const unsigned char *mask;
@@ -717,7 +620,4 @@ template <typename Real> __device__ void slopes_all(const ScoresArguments &argum
 }
 
 // Weights in place of scores, and gradients of scores in place of those of weights.
-KERNEL(attention_slopes, ScoresArguments)
-{
-    WITH_TYPE(slopes_all);
-}
+KERNEL_OF_REALS(attention_slopes, ScoresArguments, slopes_all<Real>)

@@ -1,6 +1,8 @@
 // What vectors' routines of cuBLAS leave to do: the index of the largest element, which they count from 1; and
 // the norm of a vector, once more where cuBLAS's is so small that it may be wrong: denormal numbers are zeros to it.
 
+#include "halves.cuh"
+
 #ifndef STAND_IN
 #define THREADS 1024
 #undef KERNEL
@@ -19,10 +21,6 @@ struct NormArguments {
     int type;
 };
 
-struct Bfloat {
-    unsigned short bits;
-};
-
 // About the root of the smallest normal number over the rounding error: what is lost of a longer vector's squares
 // does not count.
 __device__ double least_of(Bfloat) { return 0x1p-51; }
@@ -33,19 +31,6 @@ __device__ double least_of(double) { return 0x1p-484; }
 __device__ double scale_of(Bfloat) { return 1; }
 __device__ double scale_of(float) { return 1; }
 __device__ double scale_of(double) { return 0x1p600; }
-
-__device__ double wide(Bfloat number) { return __uint_as_float((unsigned)number.bits << 16); }
-__device__ double wide(float number) { return number; }
-__device__ double wide(double number) { return number; }
-
-__device__ void narrow(double number, float &out) { out = (float)number; }
-__device__ void narrow(double number, double &out) { out = number; }
-// To the nearest, and of two to the even one. It is a number, and small.
-__device__ void narrow(double number, Bfloat &out)
-{
-    const unsigned bits = __float_as_uint((float)number);
-    out.bits = (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
 
 // The sum over all threads, in the same order every time; the first thread has it.
 __device__ double summed(double sum)

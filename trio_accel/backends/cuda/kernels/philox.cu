@@ -1,22 +1,17 @@
 // Random numbers: Philox-4x32-10 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3; SC 2011), in the order
 // and with the arithmetic of cuRAND's PHILOX4_32_10.
 
-// Between BITS and INTEGERS, odd ones are of single precision and even ones of double.
-enum Kind {
-    BITS, UNIFORM, UNIFORM_DOUBLE, NORMAL, NORMAL_DOUBLE,
-    EXPONENTIAL, EXPONENTIAL_DOUBLE, LOGNORMAL, LOGNORMAL_DOUBLE, INTEGERS
-};
+#include "philox.cuh"
+
+enum Kind { BITS, UNIFORM, NORMAL, EXPONENTIAL, LOGNORMAL, INTEGERS };
 
 struct PhiloxArguments {
     char *out;
     u64 seed, row;
     i64 count;
     double low, width;
-    int kind, is_moved, is_aligned;
-};
-
-struct Words {
-    unsigned word[4];
+    // Twice a kind: of double precision; one less: of single precision, or whole numbers.
+    int code, is_moved, is_aligned;
 };
 
 // What comes of one counter, or of two with doubles; stored 16 bytes at a time.
@@ -24,32 +19,10 @@ template <typename Number> struct __align__(16) Four {
     Number number[4];
 };
 
-// Of the counter whose first half is a row, and whose second half a column below 65536.
-__device__ Words philox(u64 seed, u64 row, unsigned column)
-{
-    unsigned key0 = (unsigned)seed, key1 = (unsigned)(seed >> 32);
-    unsigned first = (unsigned)row, second = (unsigned)(row >> 32), third = column, fourth = 0;
-    for (int round = 0; round < 10; round++) {
-        const u64 upper = (u64)0xD2511F53u * first, lower = (u64)0xCD9E8D57u * third;
-        first = (unsigned)(lower >> 32) ^ second ^ key0;
-        second = (unsigned)lower;
-        third = (unsigned)(upper >> 32) ^ fourth ^ key1;
-        fourth = (unsigned)upper;
-        key0 += 0x9E3779B9u;
-        key1 += 0xBB67AE85u;
-    }
-    return {{first, second, third, fourth}};
-}
-
 // Numbers above 0 up to 1.
 __device__ float unit(unsigned word)
 {
     return (float)word * 2.3283064365386963e-10f + 1.1641532182693481e-10f;
-}
-
-__device__ double unit_double(unsigned low, unsigned high)
-{
-    return (double)((u64)low ^ (u64)high << 21) * 1.1102230246251565e-16 + 5.551115123125783e-17;
 }
 
 // Box and Muller.
@@ -60,14 +33,6 @@ __device__ void normal(unsigned first, unsigned second, float *both)
     const float radius = sqrtf(-2.0f * logf(unit(first)));
     both[0] = radius * sinf(angle);
     both[1] = radius * cosf(angle);
-}
-
-__device__ void normal_double(const Words &words, double *both)
-{
-    const double angle = unit_double(words.word[2], words.word[3]) * 6.283185307179586;
-    const double radius = sqrt(-2.0 * log(unit_double(words.word[0], words.word[1])));
-    both[0] = radius * sin(angle);
-    both[1] = radius * cos(angle);
 }
 
 template <typename Number>
@@ -87,89 +52,86 @@ __device__ double logarithm(double number) { return log(number); }
 __device__ float power_of_e(float number) { return expf(number); }
 __device__ double power_of_e(double number) { return exp(number); }
 
-// Makes of uniform or normal numbers what is wanted.
-template <typename Number> __device__ void finish(const PhiloxArguments &arguments, i64 counter, Four<Number> four)
+// Makes of a uniform or a normal number what is wanted.
+template <typename Number> __device__ void finish(const PhiloxArguments &arguments, int kind, Number &number)
 {
-    if (arguments.kind == EXPONENTIAL || arguments.kind == EXPONENTIAL_DOUBLE)
-        for (Number &number : four.number)
-            number = -logarithm(number);
-    if (arguments.is_moved)
-        for (Number &number : four.number) {
-            number = number * (Number)arguments.width;
-            number = number + (Number)arguments.low;
-        }
-    if (arguments.kind == LOGNORMAL || arguments.kind == LOGNORMAL_DOUBLE)
-        for (Number &number : four.number)
-            number = power_of_e(number);
-    store(arguments, counter, four);
+    if (kind == EXPONENTIAL)
+        number = -logarithm(number);
+    if (arguments.is_moved) {
+        number = number * (Number)arguments.width;
+        number = number + (Number)arguments.low;
+    }
+    if (kind == LOGNORMAL)
+        number = power_of_e(number);
 }
 
-__device__ void draw(const PhiloxArguments &arguments, i64 counter)
+// The numbers of one counter: four of 32 bits, or two of 64.
+__device__ void make(const PhiloxArguments &, int, const Words &words, unsigned *out)
 {
-    const Words words = philox(arguments.seed, arguments.row + (u64)(counter >> 16), (unsigned)counter & 0xffff);
-    if (arguments.kind == BITS) {
-        store<unsigned>(arguments, counter, {words.word[0], words.word[1], words.word[2], words.word[3]});
-        return;
-    }
-    Four<float> four;
-    if (arguments.kind == UNIFORM || arguments.kind == EXPONENTIAL) {
+    for (int place = 0; place < 4; place++)
+        out[place] = words.word[place];
+}
+
+__device__ void make(const PhiloxArguments &arguments, int kind, const Words &words, float *out)
+{
+    if (kind == UNIFORM || kind == EXPONENTIAL) {
         for (int place = 0; place < 4; place++)
-            four.number[place] = unit(words.word[place]);
+            out[place] = unit(words.word[place]);
     } else {
-        normal(words.word[0], words.word[1], four.number);
-        normal(words.word[2], words.word[3], four.number + 2);
+        normal(words.word[0], words.word[1], out);
+        normal(words.word[2], words.word[3], out + 2);
     }
-    finish(arguments, counter, four);
+    for (int place = 0; place < 4; place++)
+        finish(arguments, kind, out[place]);
+}
+
+__device__ void make(const PhiloxArguments &arguments, int kind, const Words &words, double *out)
+{
+    out[0] = unit_double(words.word[0], words.word[1]);
+    out[1] = unit_double(words.word[2], words.word[3]);
+    if (kind == NORMAL || kind == LOGNORMAL) {
+        const double angle = out[1] * 6.283185307179586, radius = sqrt(-2.0 * log(out[0]));
+        out[0] = radius * sin(angle);
+        out[1] = radius * cos(angle);
+    }
+    for (int place = 0; place < 2; place++)
+        finish(arguments, kind, out[place]);
 }
 
 // Of two words, the upper half of the product with a range of at most 2**32.
-__device__ i64 integer(const PhiloxArguments &arguments, unsigned low, unsigned high)
+__device__ void make(const PhiloxArguments &arguments, int, const Words &words, i64 *out)
 {
     const u64 width = (u64)arguments.width;
-    return (i64)arguments.low + (i64)((high * width + (low * width >> 32)) >> 32);
+    for (int place = 0; place < 2; place++) {
+        const u64 low = words.word[2 * place], high = words.word[2 * place + 1];
+        out[place] = (i64)arguments.low + (i64)((high * width + (low * width >> 32)) >> 32);
+    }
 }
 
-__device__ Words words_of(const PhiloxArguments &arguments, i64 counter, int half)
+// Of four numbers of 64 bits, two come from each of two rows.
+template <typename Number> __device__ void draw(const PhiloxArguments &arguments, int kind, i64 counter)
 {
-    return philox(arguments.seed, arguments.row + 2 * (u64)(counter >> 16) + half, (unsigned)counter & 0xffff);
-}
-
-// A counter is two numbers of 64 bits: of four, two come from each of two rows.
-__device__ void draw_integers(const PhiloxArguments &arguments, i64 counter)
-{
-    Four<i64> four;
-    for (int half = 0; half < 2; half++) {
-        const Words words = words_of(arguments, counter, half);
-        four.number[2 * half] = integer(arguments, words.word[0], words.word[1]);
-        four.number[2 * half + 1] = integer(arguments, words.word[2], words.word[3]);
+    const int rows = sizeof(Number) / 4;
+    const u64 first = arguments.row + rows * (u64)(counter >> 16);
+    Four<Number> four;
+    for (int row = 0; row < rows; row++) {
+        const Words words = philox(arguments.seed, first + row, (unsigned)counter & 0xffff, 0);
+        make(arguments, kind, words, four.number + 4 / rows * row);
     }
     store(arguments, counter, four);
-}
-
-__device__ void draw_doubles(const PhiloxArguments &arguments, i64 counter)
-{
-    Four<double> four;
-    for (int half = 0; half < 2; half++) {
-        const Words words = words_of(arguments, counter, half);
-        if (arguments.kind == UNIFORM_DOUBLE || arguments.kind == EXPONENTIAL_DOUBLE) {
-            four.number[2 * half] = unit_double(words.word[0], words.word[1]);
-            four.number[2 * half + 1] = unit_double(words.word[2], words.word[3]);
-        } else {
-            normal_double(words, four.number + 2 * half);
-        }
-    }
-    finish(arguments, counter, four);
 }
 
 // One thread for each four numbers.
 KERNEL(philox_fill, PhiloxArguments)
 {
-    const bool has_doubles = arguments.kind != BITS && arguments.kind % 2 == 0;
+    const int kind = (arguments.code + 1) / 2;
     EACH(counter, (arguments.count + 3) / 4)
-        if (arguments.kind == INTEGERS)
-            draw_integers(arguments, counter);
-        else if (has_doubles)
-            draw_doubles(arguments, counter);
+        if (kind == BITS)
+            draw<unsigned>(arguments, kind, counter);
+        else if (kind == INTEGERS)
+            draw<i64>(arguments, kind, counter);
+        else if (arguments.code % 2)
+            draw<float>(arguments, kind, counter);
         else
-            draw(arguments, counter);
+            draw<double>(arguments, kind, counter);
 }

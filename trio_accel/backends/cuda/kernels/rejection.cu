@@ -1,6 +1,8 @@
 // Numbers that are proposed until one is accepted. Each has counters of a Philox sequence of its own, which the fourth
 // word counts: see `RejectionSpec`. The arithmetic is that of the CPU backend, step by step.
 
+#include "philox.cuh"
+
 enum Distribution { GAMMA, LOG_GAMMA, POISSON, BINOMIAL };
 
 struct RejectionArguments {
@@ -22,11 +24,6 @@ struct Pair {
     double first, second;
 };
 
-__device__ double unit_double(unsigned low, unsigned high)
-{
-    return (double)((u64)low ^ (u64)high << 21) * 1.1102230246251565e-16 + 5.551115123125783e-17;
-}
-
 // The uniform numbers of one number of a draw.
 struct Number {
     u64 seed, half;
@@ -34,18 +31,8 @@ struct Number {
 
     __device__ Pair uniform(unsigned block) const
     {
-        unsigned key0 = (unsigned)seed, key1 = (unsigned)(seed >> 32);
-        unsigned first = (unsigned)half, second = (unsigned)(half >> 32), third = column, fourth = block;
-        for (int round = 0; round < 10; round++) {
-            const u64 upper = (u64)0xD2511F53u * first, lower = (u64)0xCD9E8D57u * third;
-            first = (unsigned)(lower >> 32) ^ second ^ key0;
-            second = (unsigned)lower;
-            third = (unsigned)(upper >> 32) ^ fourth ^ key1;
-            fourth = (unsigned)upper;
-            key0 += 0x9E3779B9u;
-            key1 += 0xBB67AE85u;
-        }
-        return {unit_double(first, second), unit_double(third, fourth)};
+        const Words words = philox(seed, half, column, block);
+        return {unit_double(words.word[0], words.word[1]), unit_double(words.word[2], words.word[3])};
     }
 };
 

@@ -1,7 +1,7 @@
 // Sparse matrices that are made of others, by keys: a key is the place of a value, row by row. Keys are sorted by
 // the vendor; what is before and behind that is here. No index leads outside: `guard` has looked at them.
 
-enum Type { FLOAT32, FLOAT64, COMPLEX64, COMPLEX128 };
+#include "values.cuh"
 
 // What a key is made of, and what is kept; as in `_sparse_makers.py`.
 enum Kind { ROWS, COORDINATES, COLUMNS, FROM_BLOCKS, TO_BLOCKS, NOT_ZERO, BELOW, ABOVE };
@@ -25,89 +25,23 @@ struct MakeArguments {
     int type, is_wide, kind;
 };
 
-__device__ i64 index_at(const MakeArguments &arguments, const char *array, i64 place)
+// The first number from `low` to below `high` for which something is not so any more; or `high`.
+template <typename Test> __device__ i64 search(i64 low, i64 high, const Test &is_before)
 {
-    return arguments.is_wide ? ((const i64 *)array)[place] : (i64)((const int *)array)[place];
-}
-
-__device__ void put_index(const MakeArguments &arguments, char *array, i64 place, i64 value)
-{
-    if (arguments.is_wide)
-        ((i64 *)array)[place] = value;
-    else
-        ((int *)array)[place] = (int)value;
-}
-
-// Real numbers have no imaginary part. Sums and products are those of doubles.
-struct Value {
-    double real, imaginary;
-};
-
-__device__ Value value_at(const MakeArguments &arguments, const char *array, i64 place)
-{
-    switch (arguments.type) {
-    case FLOAT32: return {((const float *)array)[place], 0};
-    case FLOAT64: return {((const double *)array)[place], 0};
-    case COMPLEX64: return {((const float *)array)[2 * place], ((const float *)array)[2 * place + 1]};
-    default: return {((const double *)array)[2 * place], ((const double *)array)[2 * place + 1]};
+    while (low < high) {
+        const i64 middle = (low + high) / 2;
+        if (is_before(middle))
+            low = middle + 1;
+        else
+            high = middle;
     }
+    return low;
 }
-
-__device__ void put_value(const MakeArguments &arguments, char *array, i64 place, Value value)
-{
-    switch (arguments.type) {
-    case FLOAT32: ((float *)array)[place] = (float)value.real; break;
-    case FLOAT64: ((double *)array)[place] = value.real; break;
-    case COMPLEX64:
-        ((float *)array)[2 * place] = (float)value.real;
-        ((float *)array)[2 * place + 1] = (float)value.imaginary;
-        break;
-    default:
-        ((double *)array)[2 * place] = value.real;
-        ((double *)array)[2 * place + 1] = value.imaginary;
-    }
-}
-
-__device__ bool is_zero(Value value) { return value.real == 0 && value.imaginary == 0; }
 
 // The line of a matrix, of so many, that a value belongs to.
 __device__ i64 line_of(const MakeArguments &arguments, const char *indptr, i64 lines, i64 place)
 {
-    i64 low = 0, high = lines - 1;
-    while (low < high) {
-        const i64 middle = (low + high) / 2;
-        if (index_at(arguments, indptr, middle + 1) <= place)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-// The item to which one of those that were counted belongs.
-__device__ i64 item_of(const u64 *places, i64 items, i64 place)
-{
-    i64 low = 0, high = items - 1;
-    while (low < high) {
-        const i64 middle = (low + high) / 2;
-        if ((i64)places[middle + 1] <= place)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-// The smallest number that is not zero stays.
-__device__ void keep_first(int *word, i64 number)
-{
-    int old = *word;
-    while (old == 0 || old > number) {
-        const int seen = atomicCAS(word, old, (int)number);
-        if (seen == old)
-            return;
-        old = seen;
-    }
+    return search(0, lines - 1, [&](i64 line) { return index_at(arguments, indptr, line + 1) <= place; });
 }
 
 __device__ bool is_outside(const MakeArguments &arguments, i64 index, i64 limit, i64 item, int word)
@@ -183,34 +117,11 @@ KERNEL(sum_groups, MakeArguments)
         if (!arguments.flags[item] || group >= arguments.limit)
             continue;
         Value sum = nth_value(arguments, arguments.order[item]);
-        for (i64 other = item + 1; other < arguments.count && !arguments.flags[other]; other++) {
-            const Value value = nth_value(arguments, arguments.order[other]);
-            sum = {sum.real + value.real, sum.imaginary + value.imaginary};
-        }
+        for (i64 other = item + 1; other < arguments.count && !arguments.flags[other]; other++)
+            sum = sum + nth_value(arguments, arguments.order[other]);
         put_value(arguments, arguments.out_data, group, sum);
         arguments.kept[group] = arguments.keys[item];
-        if (arguments.out_indices)
-            put_index(arguments, arguments.out_indices, group, (i64)(arguments.keys[item] % (u64)arguments.step));
-    }
-}
-
-// Of groups whose sums are `data`, those that are not zero.
-KERNEL(mark_sums, MakeArguments)
-{
-    const i64 groups = (i64)arguments.places[arguments.count];
-    EACH(group, arguments.count)
-        arguments.flags[group] = group < groups && !is_zero(value_at(arguments, arguments.data, group));
-}
-
-KERNEL(move_sums, MakeArguments)
-{
-    EACH(group, arguments.count) {
-        const i64 place = (i64)arguments.places[group];
-        if (!arguments.flags[group] || place >= arguments.limit)
-            continue;
-        arguments.kept[place] = arguments.keys[group];
-        put_index(arguments, arguments.out_indices, place, (i64)(arguments.keys[group] % (u64)arguments.step));
-        put_value(arguments, arguments.out_data, place, value_at(arguments, arguments.data, group));
+        put_index(arguments, arguments.out_indices, group, (i64)(arguments.keys[item] % (u64)arguments.step));
     }
 }
 
@@ -230,9 +141,7 @@ KERNEL(fill_blocks, MakeArguments)
             const i64 column = index_at(arguments, arguments.indices, number);
             const i64 place = (block * height + row % height) * width + column % width;
             const Value old = value_at(arguments, arguments.out_data, place);
-            const Value value = value_at(arguments, arguments.data, number);
-            put_value(arguments, arguments.out_data, place,
-                      {old.real + value.real, old.imaginary + value.imaginary});
+            put_value(arguments, arguments.out_data, place, old + value_at(arguments, arguments.data, number));
         }
     }
 }
@@ -262,15 +171,8 @@ KERNEL(point_keys, MakeArguments)
     put_count(arguments, all);
     EACH(line, arguments.rows + 1) {
         const u64 wanted = (u64)(line * arguments.step);
-        i64 low = 0, high = line == arguments.rows ? 0 : all;
-        while (low < high) {
-            const i64 middle = (low + high) / 2;
-            if (arguments.kept[middle] < wanted)
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        put_index(arguments, arguments.out_indptr, line, line == arguments.rows ? all : low);
+        const i64 first = search(0, all, [&](i64 item) { return arguments.kept[item] < wanted; });
+        put_index(arguments, arguments.out_indptr, line, line == arguments.rows ? all : first);
     }
 }
 
@@ -326,7 +228,8 @@ KERNEL(take_values, MakeArguments)
     all = all < arguments.limit ? all : arguments.limit;
     put_count(arguments, all);
     EACH(place, all) {
-        const i64 item = item_of(arguments.places, arguments.count, place);
+        const i64 item =
+            search(0, arguments.count - 1, [&](i64 one) { return (i64)arguments.places[one + 1] <= place; });
         const i64 source = index_at(arguments, arguments.indptr, arguments.list[item]) + place
             - (i64)arguments.places[item];
         put_index(arguments, arguments.out_indices, place, index_at(arguments, arguments.indices, source));
@@ -338,11 +241,6 @@ KERNEL(take_values, MakeArguments)
     }
 }
 
-__device__ bool is_finite(Value value)
-{
-    return value.real - value.real == 0 && value.imaginary - value.imaginary == 0;
-}
-
 // Before a matrix is solved with, of six words: the first row whose columns do not ascend; that whose diagonal is not
 // stored, zero, or of factors (`kind`) no finite number, and with 2 that no factor of Cholesky's has; whether a value is
 // no finite number; and, behind two words of `measure` and `compare`, whether an element of the diagonal is stored twice.
@@ -350,8 +248,7 @@ __device__ bool is_finite(Value value)
 // with the diagonal of the matrix, of which `out_data` has the values: they add up to it.
 KERNEL(inspect, MakeArguments)
 {
-    const bool is_single = arguments.type == FLOAT32 || arguments.type == COMPLEX64;
-    const double few = ldexp(1.0, 2 - (is_single ? 23 : 52));
+    const double few = ldexp(1.0, 2 - (is_single(arguments.type) ? 23 : 52));
     EACH(row, arguments.rows) {
         i64 before = -1;
         int found = 0;
@@ -365,7 +262,7 @@ KERNEL(inspect, MakeArguments)
             if (column <= before)
                 keep_first(arguments.words, row + 1);
             if (column == row) {
-                diagonal = {diagonal.real + value.real, diagonal.imaginary + value.imaginary};
+                diagonal = diagonal + value;
                 if (++found > 1)
                     arguments.words[5] = 1;
                 if (arguments.kind > 1)
@@ -386,16 +283,11 @@ KERNEL(inspect, MakeArguments)
 // Where the value of a row and a column is stored, whose columns ascend; -1 if it is not.
 __device__ i64 find_value(const MakeArguments &arguments, i64 row, i64 column)
 {
-    const i64 end = index_at(arguments, arguments.indptr, row + 1);
-    i64 low = index_at(arguments, arguments.indptr, row), high = end;
-    while (low < high) {
-        const i64 middle = (low + high) / 2;
-        if (index_at(arguments, arguments.indices, middle) < column)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < end && index_at(arguments, arguments.indices, low) == column ? low : -1;
+    const i64 begin = index_at(arguments, arguments.indptr, row), end = index_at(arguments, arguments.indptr, row + 1);
+    const i64 place = search(begin, end, [&](i64 item) {
+        return index_at(arguments, arguments.indices, item) < column;
+    });
+    return place < end && index_at(arguments, arguments.indices, place) == column ? place : -1;
 }
 
 enum { EXPONENTS = 4096 };
@@ -422,8 +314,7 @@ KERNEL(measure, MakeArguments)
 // Whether a value differs from that of the conjugate transpose by more than roundings: the fifth word.
 KERNEL(compare, MakeArguments)
 {
-    const bool is_single = arguments.type == FLOAT32 || arguments.type == COMPLEX64;
-    const double most = ldexp(1.0, arguments.words[3] - EXPONENTS + 5 - (is_single ? 23 : 52));
+    const double most = ldexp(1.0, arguments.words[3] - EXPONENTS + 5 - (is_single(arguments.type) ? 23 : 52));
     EACH(item, arguments.count) {
         const i64 row = line_of(arguments, arguments.indptr, arguments.rows, item);
         const i64 other = find_value(arguments, index_at(arguments, arguments.indices, item), row);

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from functools import cached_property, partial
 from struct import Struct
+from typing import TypeAlias
 
 import attrs
 from nvmath.bindings import cublas
@@ -192,10 +193,13 @@ class AttentionKernels(DnnKernels):
         query, key, value = of.rows(spec.query), of.keys(spec.key), of.keys(spec.value)
         logs = call.workspace(sizes.batches * sizes.lines * of.wide.itemsize)
         with wide_result(call, spec.out) as out:
-            for first, count in of.pieces():
-                scores = of.scores(query, key, first, count)
-                of.launch("attention_weights", scores, 0, 0, logs, first, count)
-                of.multiply((scores, "N"), (value, "N"), out, (count, sizes.f, sizes.columns), first)
+            for piece in of.pieces():
+                scores = of.scores(query, key, piece)
+                of.launch("attention_weights", scores, 0, 0, logs, piece)
+                to, weights = piece.of_all(out, sizes.f), piece.own(scores, sizes.columns)
+                of.multiply(
+                    "NN", (sizes.f, piece.count, sizes.columns), of.served(value, sizes.f), weights, to
+                )
         if spec.lse is not None:
             shape = spec.query.shape[:-1]
             call.convert(DeviceArray.packed(logs, of.wide, shape), call.array(spec.lse))
@@ -210,7 +214,7 @@ class AttentionKernels(DnnKernels):
             return
         query, key, value = of.rows(spec.query), of.keys(spec.key), of.keys(spec.value)
         grad, out, logs = of.rows(spec.grad), of.rows(spec.out), call.packed(spec.lse)
-        lines = sizes.batches * sizes.lines
+        lines, columns, e, f = sizes.batches * sizes.lines, sizes.columns, sizes.e, sizes.f
         means = call.workspace(lines * of.wide.itemsize)
         self.launch(
             *("attention_means", call, lines * LANES, grad, out, means, lines, sizes.f),
@@ -224,15 +228,48 @@ class AttentionKernels(DnnKernels):
             room = 0
             for array, place in ((spec.grad_key, to_key), (spec.grad_value, to_value)):
                 call.fill(DeviceArray.packed(place, of.wide, array.shape), 0)
-            for first, count in of.pieces():
-                scores = of.scores(query, key, first, count)
+            for piece in of.pieces():
+                scores = of.scores(query, key, piece)
                 room = room or of.room()
-                extents = count, sizes.columns, sizes.f
-                of.multiply((grad, "R"), (value, "T"), room, extents, first, is_piece=True)
-                of.launch("attention_slopes", scores, room, means, logs, first, count)
-                of.add_transposed(scores, grad, to_value, sizes.f, first, count)
-                of.add_transposed(room, query, to_key, sizes.e, first, count)
-                of.multiply((room, "N"), (key, "N"), to_query, (count, sizes.e, sizes.columns), first)
+                weights, slopes = (piece.own(one, columns) for one in (scores, room))
+                of.multiply(
+                    "TN", (columns, piece.count, f), of.served(value, f), piece.of_all(grad, f), slopes
+                )
+                of.launch("attention_slopes", scores, room, means, logs, piece)
+                for left, right, place, width in ((weights, grad, to_value, f), (slopes, query, to_key, e)):
+                    extents, added = (width, columns, piece.count), of.served(place, width)
+                    of.multiply("NT", extents, piece.of_all(right, width), left, added, beta=1)
+                made = piece.of_all(to_query, e)
+                of.multiply("NN", (e, piece.count, columns), of.served(key, e), slopes, made)
+
+
+_Matrices: TypeAlias = tuple[int, int, int]
+"""Address of the first one, its leading dimension, and elements from one to the next."""
+
+
+@attrs.frozen
+class _Piece:
+    """Some rows of each head of keys.
+
+    Attributes:
+        first: The first one.
+        count: How many there are.
+        lines: How many there are in all.
+        itemsize: Bytes of an element.
+    """
+
+    first: int
+    count: int
+    lines: int
+    itemsize: int
+
+    def of_all(self, address: int, width: int) -> _Matrices:
+        """Take these rows out of an array that has all."""
+        return address + self.first * width * self.itemsize, max(1, width), self.lines * width
+
+    def own(self, address: int, width: int) -> _Matrices:
+        """Take an array that has these rows alone."""
+        return address, max(1, width), self.count * width
 
 
 class Attention:
@@ -302,110 +339,73 @@ class Attention:
         )
         return made
 
-    def pieces(self) -> Iterator[tuple[int, int]]:
-        """Cut the rows of each head of keys into pieces: the first row, and how many."""
-        for first in range(0, self.sizes.lines, self._most):
-            yield first, min(self._most, self.sizes.lines - first)
+    def pieces(self) -> Iterator[_Piece]:
+        """Cut the rows of each head of keys into pieces."""
+        lines = self.sizes.lines
+        for first in range(0, lines, self._most):
+            yield _Piece(first, min(self._most, lines - first), lines, self.wide.itemsize)
+
+    def served(self, address: int, width: int) -> _Matrices:
+        """Take keys, or what is like them, as matrices."""
+        return address, max(1, width), self.sizes.columns * width
 
     def room(self) -> int:
         """Return the address of workspace for the scores of a piece."""
         count = self.sizes.batches * min(self._most, self.sizes.lines) * self.sizes.columns
         return self._call.workspace(max(1, count) * self.wide.itemsize)
 
-    def scores(self, query: int, key: int, first: int, count: int) -> int:
+    def scores(self, query: int, key: int, piece: _Piece) -> int:
         """Multiply queries by keys; returns the address of the scores."""
         self._scores = self._scores or self.room()
-        extents = count, self.sizes.columns, self.sizes.e
-        self.multiply(
-            (query, "R"), (key, "T"), self._scores, extents, first, is_piece=True, alpha=self._spec.scale
-        )
+        columns, e = self.sizes.columns, self.sizes.e
+        to, extents = piece.own(self._scores, columns), (columns, piece.count, e)
+        self.multiply("TN", extents, self.served(key, e), piece.of_all(query, e), to, self._spec.scale)
         return self._scores
 
     def multiply(
         self,
-        a: tuple[int, str],
-        b: tuple[int, str],
-        out: int,
+        letters: str,
         extents: tuple[int, int, int],
-        first: int,
-        *,
-        is_piece: bool = False,
-        alpha: float = 1.0,
+        a: _Matrices,
+        b: _Matrices,
+        c: _Matrices,
+        alpha: float = 1,
+        beta: float = 0,
     ) -> None:
-        """Enqueue products of rows of each head of keys.
+        """Enqueue products, one for each head of keys, by cuBLAS, to which matrices are by columns.
 
         Args:
-            a: The left matrices: ``"N"`` for those of a piece, ``"R"`` for rows of all, of which this is one.
-            b: The right matrices: ``"T"`` for transposed ones.
-            out: The results.
-            extents: Rows, columns and terms.
-            first: The first row of the piece.
-            is_piece: Whether the results are those of a piece, and not rows of all.
-            alpha: Factor.
+            letters: For a and b, whether it is transposed.
+            extents: To cuBLAS: rows, columns and terms.
+            a: The left matrices.
+            b: The right matrices.
+            c: The results.
+            alpha: Factor of the products.
+            beta: Factor of the results as they are.
         """
-        rows, columns, terms = extents
-        size, lines = self.wide.itemsize, self.sizes.lines
-        if not columns:
-            return
-        left, step_left = (
-            (a[0] + first * terms * size, lines * terms) if a[1] == "R" else (a[0], rows * terms)
-        )
-        to, step_to = (out, rows * columns) if is_piece else (out + first * columns * size, lines * columns)
-        lead = terms if b[1] == "T" else columns
-        self._call_gemm(
-            (b[1] == "T", False),
-            (columns, rows, terms),
-            (b[0], max(1, lead), terms * columns),
-            (left, max(1, terms), step_left),
-            (to, columns, step_to),
-            (alpha, 0.0),
-        )
-
-    def add_transposed(self, a: int, b: int, out: int, columns: int, first: int, count: int) -> None:
-        """Add products of transposed matrices of a piece with rows of all to the results of each head."""
-        size, lines, terms = self.wide.itemsize, self.sizes.lines, self.sizes.columns
-        if columns and terms:
-            self._call_gemm(
-                (False, True),
-                (columns, terms, count),
-                (b + first * columns * size, columns, lines * columns),
-                (a, terms, count * terms),
-                (out, columns, terms * columns),
-                (1.0, 1.0),
-            )
-
-    def _call_gemm(
-        self,
-        turned: tuple[bool, bool],
-        extents: tuple[int, int, int],
-        a: tuple[int, int, int],
-        b: tuple[int, int, int],
-        c: tuple[int, int, int],
-        factors: tuple[float, float],
-    ) -> None:
-        """Call cuBLAS, to which matrices are by columns: address, leading dimension and step of each."""
         blas, kind = self._kernels.blas, self._kind
+        if not (extents[0] and extents[1]):
+            return
         assert blas is not None
         blas.select(self._call.stream, HOST)
-        blas.factors.put(kind, *factors)
+        blas.factors.put(kind, alpha, beta)
+        op_a, op_b = ["NT".index(one) for one in letters]
         (first, lda, step_a), (second, ldb, step_b), (out, ldc, step_c) = a, b, c
         cublas.gemm_strided_batched_ex_64(
-            blas.handle, int(turned[0]), int(turned[1]), *extents, blas.factors.alpha, first, kind.code, lda,
-            step_a, second, kind.code, ldb, step_b, blas.factors.beta, out, kind.code, ldc, step_c,
-            self.sizes.batches, kind.compute, DEFAULT,
+            blas.handle, op_a, op_b, *extents, blas.factors.alpha, first, kind.code, lda, step_a, second,
+            kind.code, ldb, step_b, blas.factors.beta, out, kind.code, ldc, step_c, self.sizes.batches,
+            kind.compute, DEFAULT,
         )  # fmt: skip
 
-    def launch(
-        self, name: str, scores: int, slopes: int, means: int, logs: int, first: int, count: int
-    ) -> None:
+    def launch(self, name: str, scores: int, slopes: int, means: int, logs: int, piece: _Piece) -> None:
         """Launch a kernel over the rows of a piece."""
         sizes, spec, mask, lengths = self.sizes, self._spec, self._mask, self.lengths
         strides = (0,) * (len(sizes.stack) + 3) if mask is None else mask.strides
         kind = 0 if mask is None else 1 if mask.dtype is DType.bool else _ADDED
-        rows, shape = sizes.batches * count, (*sizes.stack, sizes.heads)
+        rows, shape = sizes.batches * piece.count, (*sizes.stack, sizes.heads)
         self._kernels.launch(
             name, self._call, rows * LANES, scores, slopes, means, logs, 0 if mask is None else mask.address,
-            lengths.query, lengths.key, rows, count, first, sizes.rows, sizes.columns,
+            lengths.query, lengths.key, rows, piece.count, piece.first, sizes.rows, sizes.columns,
             sizes.heads // sizes.served, sizes.served, spec.left, spec.right, *strides[-2:], spec.scale,
             self.wide is DType.float64, spec.alignment == "lower_right", kind, len(shape), *shape,
             *strides[:-2], layout=with_axes(_SCORES, 2, len(shape)),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-import struct
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -19,7 +17,7 @@ from ...base import DType, NotSupportedError
 from ...base.ops import ArraySpec, FusedMatmulSpec, contiguous_strides, fused_dtypes
 from ...base.product_layouts import Product, broadcast_operands, plan_matmul
 
-__all__ = ["Numbers", "Order", "Problem", "Routine"]
+__all__ = ["Order", "Problem", "Routine"]
 
 _Desc, _Layout, _Preference = (
     cublasLt.MatmulDescAttribute,
@@ -43,176 +41,296 @@ _COMPUTE = {
     "bf16x9": cublas.ComputeType.COMPUTE_32F_EMULATED_16BFX9,
     "fixed_point": cublas.ComputeType.COMPUTE_64F_EMULATED_FIXEDPOINT,
 }
-_FORMATS = {0: "f", 1: "d", 10: "i"}
+# Rows of these types begin at multiples of so many bytes.
+_ROWS = {DType.float8_e4m3fn: 16, DType.float8_e5m2: 16, DType.int8: 4}
+_NAMES = {"relu_grad": "DRELU", "gelu_grad": "DGELU", "sum_a": "BGRADB", "sum_b": "BGRADA", "none": ""}
+# The attributes for the addresses of a specification's arrays: the library's a is our b.
+_POINTERS: Mapping[str, int] = {
+    "bias": _Desc.BIAS_POINTER,
+    "sums": _Desc.BIAS_POINTER,
+    "aux": _Desc.EPILOGUE_AUX_POINTER,
+    "saved": _Desc.EPILOGUE_AUX_POINTER,
+    "scale_a": _Desc.B_SCALE_POINTER,
+    "scale_b": _Desc.A_SCALE_POINTER,
+    "scale_out": _Desc.D_SCALE_POINTER,
+}
 # Nothing there is read or written before a launch has put the address of its array there.
 _SOMEWHERE = 256
 _PER_ROW = int(cublasLt.MatmulMatrixScale.OUTER_VEC_32F)
 
 Order: TypeAlias = Literal["C", "F"]
 """See `EnqueuingCall.copy_of`."""
+_Orders: TypeAlias = tuple[Order | None, Order | None]
 
 
-class Numbers:
-    """Two factors in host memory, which cuBLASLt reads at the call.
-
-    Attributes:
-        alpha: Address of the first one.
-        beta: Address of the second one.
-    """
-
-    __slots__ = ("_buffer", "_view", "alpha", "beta")
-
-    def __init__(self) -> None:
-        self._buffer = bytearray(32)
-        self._view = (ctypes.c_char * 32).from_buffer(self._buffer)
-        self.alpha: int = ctypes.addressof(self._view)
-        self.beta: int = self.alpha + 16
-
-    def put(self, code: int, alpha: float, beta: float) -> None:
-        """Write both, as numbers of a type."""
-        kind = int if code == _CODES[DType.int32] else float
-        struct.pack_into(_FORMATS[code], self._buffer, 0, kind(alpha))
-        struct.pack_into(_FORMATS[code], self._buffer, 16, kind(beta))
-
-
-@attrs.frozen(eq=False, kw_only=True)
+@attrs.frozen(eq=False)
 class Problem:
-    """A product as cuBLASLt gets it: its first operand is b, and its second one a.
+    """How a product that is not empty lies, for cuBLASLt: its first operand is b, and its second one a.
 
     Attributes:
-        product: Letters, sizes and leading dimensions.
+        spec: The product; one that adds nothing, with zeros to multiply in place of a and b.
+        is_zero: Whether it is such a one.
+        product: Letters, sizes, leading dimensions and steps.
         orders: How a and b are copied ahead of the call; None where they are read in place.
         stack: The stack that both are laid out in; None where they are as they are.
-        codes: Types of b, a, c and the result.
-        steps: From one product of a stack to the next, of the same.
-        compute: Type of the sums, and the way to them.
-        scale: Type of the factors.
-        values: Attributes of its descriptor.
-        pointers: Attributes that are addresses, and the fields of the specification.
-        alignments: Of the same four.
         nbytes: As far as all arrays reach, with their gaps, one behind the other.
-        is_zero: Whether the product adds nothing, so that zeros are multiplied in place of a and b.
-        text: What it is, for an error.
     """
 
-    product: Product
-    orders: tuple[Order | None, Order | None]
-    stack: tuple[int, ...] | None
-    codes: tuple[int, int, int, int]
-    steps: tuple[int, int, int, int]
-    compute: int
-    scale: int
-    values: Mapping[int, int]
-    pointers: tuple[tuple[int, str], ...]
-    alignments: tuple[int, int, int, int]
-    nbytes: int
+    spec: FusedMatmulSpec
     is_zero: bool
-    text: str
+    product: Product
+    orders: _Orders
+    stack: tuple[int, ...] | None
+    nbytes: int
 
     @classmethod
     def of(cls, spec: FusedMatmulSpec) -> Problem:
-        """Put a product that is not empty in these terms.
+        """Lay a product out.
 
         Raises:
-            NotSupportedError: The library has it not.
+            NotSupportedError: The library has no such lengths.
         """
-        dtype = spec.a.dtype
         _check_lengths(spec)
         is_zero = not spec.a.shape[-1]
-        if is_zero:
-            spec = _with_zeros(spec)
-        keeps_stack = spec.sums is not None or (spec.bias is not None and spec.bias.ndim > 1)
-        product, orders, stack = _lay_out(spec, keeps_stack)
-        _, dtypes = fused_dtypes("blaslt", dtype, spec.b.dtype, spec.out.dtype)
+        spec = _with_zeros(spec) if is_zero else spec
+        product, orders, stack = _lay_out(spec)
+        return cls(spec, is_zero, product, orders, stack, _reach(spec, orders, stack or ()))
+
+
+class Routine:
+    """The library's descriptors of a product, and the ways to compute it that it advises.
+
+    Args:
+        handle: The library's.
+        problem: The product.
+        most_workspace: Bytes that a way may take.
+        count: How many ways to ask for.
+
+    Raises:
+        NotSupportedError: There is no way.
+
+    Attributes:
+        problem: As given.
+        fields: Of the specification: arrays whose addresses are told besides those of a, b, c and the result.
+        ways: How many ways there are.
+        workspace: Bytes that the chosen one needs.
+        close: Gives the descriptors back; the library has copied what running work needs of them.
+    """
+
+    __slots__ = (
+        "_address", "_alpha", "_desc", "_factors", "_found", "_handle", "_layouts", "_pointer", "_way",
+        "close", "fields", "problem", "ways", "workspace",
+    )  # fmt: skip
+
+    def __init__(self, handle: int, problem: Problem, most_workspace: int, count: int) -> None:
+        self._handle = handle
+        self.problem: Problem = problem
+        spec, product = problem.spec, problem.product
+        self.fields: tuple[str, ...] = tuple([one for one in _POINTERS if getattr(spec, one) is not None])
+        self._pointer = np.full(1, _SOMEWHERE, np.int64)
+        self._address = int(self._pointer.ctypes.data)
         compute, scale = _computed(spec)
-        if product.batches > 1 and spec.scale_a is not None and spec.scale_a.ndim:
+        # Read by the library at each call.
+        self._factors: npt.NDArray[Any] = np.zeros(2, scale.dtype)
+        self._alpha = int(self._factors.ctypes.data)
+        with ExitStack() as undo:
+            self._desc: int = cublasLt.matmul_desc_create(compute, _CODES[scale])
+            undo.callback(cublasLt.matmul_desc_destroy, self._desc)
+            for attribute, value in _attributes(spec, product).items():
+                _set("matmul_desc", self._desc, attribute, value)
+            self._layouts = _make_layouts(undo, spec, product)
+            # Kept, as the ways are read from there at each launch.
+            self._found = np.zeros(count, cublasLt.matmul_heuristic_result_dtype)
+            self.ways: int = self._ask(most_workspace)
+            if not self.ways:
+                raise NotSupportedError(f"blaslt: cuBLASLt has no {_text(spec)} on this card", backend="cuda")
+            self.choose(0)
+            self.close: Callable[[], None] = undo.pop_all().close
+
+    def _ask(self, most_workspace: int) -> int:
+        """Ask for ways; returns how many there are."""
+        preference, count = cublasLt.matmul_preference_create(), np.zeros(1, np.int32)
+        options = {_Preference[f"MIN_ALIGNMENT_{name}_BYTES"]: _alignment(self.problem) for name in "ABCD"}
+        try:
+            for attribute, value in {_Preference.MAX_WORKSPACE_BYTES: most_workspace, **options}.items():
+                _set("matmul_preference", preference, attribute, value)
+            with suppress(cublasLt.cuBLASLtError):
+                # It fails if there is none.
+                cublasLt.matmul_algo_get_heuristic(
+                    self._handle, self._desc, *self._layouts, preference, len(self._found),
+                    self._found.ctypes.data, count.ctypes.data,
+                )  # fmt: skip
+        finally:
+            cublasLt.matmul_preference_destroy(preference)
+        return int(count[0])
+
+    def choose(self, way: int) -> None:
+        """Have it run in one of the ways; they are numbered from 0, the first one as the library advises."""
+        self._way = int(self._found[way:].ctypes.data)
+        self.workspace: int = int(self._found["workspace_size"][way])
+
+    def run(
+        self,
+        factors: tuple[float, float],
+        places: Sequence[int],
+        pointers: Sequence[int],
+        workspace: int,
+        stream: int,
+    ) -> None:
+        """Enqueue it.
+
+        Args:
+            factors: Of the product, and of c.
+            places: Addresses of b, a, c and the result.
+            pointers: Addresses of the arrays that `fields` names.
+            workspace: Address of `workspace` bytes.
+            stream: Where to.
+        """
+        for field, address in zip(self.fields, pointers, strict=True):
+            self._pointer[0] = address
+            cublasLt.matmul_desc_set_attribute(self._desc, _POINTERS[field], self._address, 8)
+        self._factors[0], self._factors[1] = factors
+        b, a, c, out = places
+        of_b, of_a, of_c, of_out = self._layouts
+        cublasLt.matmul(
+            self._handle, self._desc, self._alpha, b, of_b, a, of_a, self._alpha + self._factors.itemsize, c,
+            of_c, out, of_out, self._way, workspace, self.workspace, stream,
+        )  # fmt: skip
+
+
+def _set(kind: str, descriptor: int, attribute: int, value: int) -> None:
+    """Set an attribute of one of the library's descriptors."""
+    dtype: type[np.generic] = getattr(cublasLt, f"get_{kind}_attribute_dtype")(attribute)
+    word = np.array([value], dtype)
+    getattr(cublasLt, f"{kind}_set_attribute")(descriptor, attribute, word.ctypes.data, word.nbytes)
+
+
+def _make_layouts(undo: ExitStack, spec: FusedMatmulSpec, product: Product) -> list[int]:
+    """Describe b, a, c and the result."""
+    dtypes = fused_dtypes("blaslt", spec.a.dtype, spec.b.dtype, spec.out.dtype)
+    op_a, op_b, m, n, k, lda, ldb, ldc = product.call
+    of_b, of_a, of_out = product.steps
+    layouts: list[int] = []
+    for dtype, rows, columns, lead, step in (
+        (spec.b.dtype, *((k, m) if op_a else (m, k)), lda, of_b),
+        (spec.a.dtype, *((n, k) if op_b else (k, n)), ldb, of_a),
+        (dtypes.c, m, n, ldc, of_out),
+        (spec.out.dtype, m, n, ldc, of_out),
+    ):
+        layout = cublasLt.matrix_layout_create(_CODES[dtype], rows, columns, lead)
+        undo.callback(cublasLt.matrix_layout_destroy, layout)
+        layouts.append(layout)
+        if product.batches > 1:
+            _set("matrix_layout", layout, _Layout.BATCH_COUNT, product.batches)
+            _set("matrix_layout", layout, _Layout.STRIDED_BATCH_OFFSET, step)
+    return layouts
+
+
+def _computed(spec: FusedMatmulSpec) -> tuple[int, DType]:
+    """Return the types of sums and of factors."""
+    types, dtype, out = cublas.ComputeType, spec.a.dtype, spec.out.dtype
+    if dtype is DType.int8 and out is not DType.float32:
+        return int(types.COMPUTE_32I), DType.int32 if out is DType.int32 else DType.float32
+    own = types.COMPUTE_64F if dtype is DType.float64 else types.COMPUTE_32F
+    return int(_COMPUTE.get(spec.precision, own)), fused_dtypes("blaslt", dtype, spec.b.dtype, out).factor
+
+
+def _attributes(spec: FusedMatmulSpec, product: Product) -> dict[int, int]:
+    """Return the values of a descriptor's attributes."""
+    op_a, op_b, *_ = product.call
+    parts = [_NAMES.get(spec.epilogue, spec.epilogue.upper())]
+    parts += ["AUX"] * (spec.saved is not None) + ["BIAS"] * (spec.bias is not None)
+    parts += ["BGRAD"] * (spec.sums is not None and spec.aux is not None)
+    values: dict[int, int] = {
+        _Desc.TRANSA: op_a,
+        _Desc.TRANSB: op_b,
+        _Desc.EPILOGUE: cublasLt.Epilogue["_".join(filter(None, parts)) or "DEFAULT"],
+        _Desc.FAST_ACCUM: spec.precision == "fast",
+        **{_POINTERS[field]: _SOMEWHERE for field in _POINTERS if getattr(spec, field) is not None},
+    }
+    vector = spec.sums if spec.bias is None else spec.bias
+    if vector is not None:
+        values[_Desc.BIAS_DATA_TYPE] = _CODES[vector.dtype]
+        values[_Desc.BIAS_BATCH_STRIDE] = vector.shape[-1] if vector.ndim > 1 else 0
+    rows = spec.saved if spec.aux is None else spec.aux
+    if rows is not None:
+        is_bits = rows.dtype is DType.uint8
+        values[_Desc.EPILOGUE_AUX_LD] = length = rows.shape[-1] * (8 if is_bits else 1)
+        values[_Desc.EPILOGUE_AUX_BATCH_STRIDE] = rows.shape[-2] * length
+        if not is_bits:
+            values[_Desc.EPILOGUE_AUX_DATA_TYPE] = _CODES[rows.dtype]
+    if spec.scale_a is not None and spec.scale_a.ndim:
+        if product.batches > 1:
             raise NotSupportedError(f"blaslt: CUDA has no {_text(spec)} of a stack", backend="cuda")
-        of_b, of_a, of_c = product.steps
-        values, pointers = _attributes(spec, product)
-        return cls(
-            product=product,
-            orders=("C", "C") if is_zero else orders,
-            stack=stack,
-            codes=(_CODES[spec.b.dtype], _CODES[dtype], _CODES[dtypes.c], _CODES[spec.out.dtype]),
-            steps=(of_b, of_a, of_c, of_c),
-            compute=compute,
-            scale=scale,
-            values=values,
-            pointers=pointers,
-            alignments=_alignments(spec, orders),
-            nbytes=_reach(spec, orders, stack or ()),
-            is_zero=is_zero,
-            text=_text(spec),
-        )
-
-    def places(self, source: int, out: int) -> list[int]:
-        """Return places for `pointers`, where there is room for what is written and for what is read."""
-        return [out if field in ("saved", "sums") else source for _, field in self.pointers]
+        # Both have numbers for rows, or neither.
+        values[_Desc.A_SCALE_MODE] = values[_Desc.B_SCALE_MODE] = _PER_ROW
+    return values
 
 
-# Rows of these types begin at multiples of so many bytes.
-_ROWS = {DType.float8_e4m3fn: 16, DType.float8_e5m2: 16, DType.int8: 4}
+def _text(spec: FusedMatmulSpec) -> str:
+    """Tell what a product is."""
+    there = {"bias": "a bias", "saved": "aux", "sums": "sums", "scale_out": "scale_out"}
+    more = [text for field, text in there.items() if getattr(spec, field) is not None]
+    if spec.scale_a is not None and spec.scale_a.ndim:
+        more.append("scales of rows")
+    with_ = f" with {', '.join(more)}" if more else ""
+    return (
+        f"{spec.epilogue!r}{with_} of {spec.a.dtype} {spec.a.shape} and {spec.b.dtype} {spec.b.shape} to "
+        f"{spec.out.dtype} with precision {spec.precision!r}"
+    )
 
 
 def _check_lengths(spec: FusedMatmulSpec) -> None:
     """Refuse lengths that the library refuses of a type, before it is asked."""
-    nbytes = _ROWS.get(spec.a.dtype)
-    if nbytes is None:
-        return
-    for name, length, dtype in (
-        ("k", spec.a.shape[-1], spec.a.dtype),
-        ("n", spec.out.shape[-1], spec.out.dtype),
-    ):
-        if length * dtype.itemsize % nbytes:
+    nbytes = _ROWS.get(spec.a.dtype, 1)
+    for name, array in (("k", spec.a), ("n", spec.out)):
+        length, size = array.shape[-1], array.dtype.itemsize
+        if length * size % nbytes:
             raise NotSupportedError(
                 f"blaslt: CUDA has products of {spec.a.dtype} to {spec.out.dtype} where {name} is a multiple "
-                f"of {nbytes // dtype.itemsize}, got {length}: a {spec.a.shape}, b {spec.b.shape}",
+                f"of {nbytes // size}, got {length}: a {spec.a.shape}, b {spec.b.shape}",
                 backend="cuda",
             )
 
 
-def _wanted(spec: FusedMatmulSpec) -> tuple[Order | None, Order | None]:
-    """Tell how the operands have to lie; None where both ways are read."""
-    if spec.a.dtype in _ROWS:
-        # Both along the axis that is added along.
-        return "C", "F"
-    # An operand whose sums are wanted, across it.
-    return "F" if spec.epilogue == "sum_a" else None, "C" if spec.epilogue == "sum_b" else None
-
-
 def _with_zeros(spec: FusedMatmulSpec) -> FusedMatmulSpec:
     """Have the least product of zeros in place of one that adds nothing, which the library does not take."""
-    size, made = spec.a.dtype.itemsize, dict[str, ArraySpec]()
-    shapes = (*spec.a.shape[:-1], 16), (*spec.b.shape[:-2], 16, spec.b.shape[-1])
-    orders: tuple[Order, Order] = "C", "F"
-    for field, array, shape, order in zip("ab", (spec.a, spec.b), shapes, orders, strict=True):
-        made[field] = attrs.evolve(array, offset=0, shape=shape, strides=_packed(shape, size, order))
+    a, b, size = spec.a, spec.b, spec.a.dtype.itemsize
+    shapes = (*a.shape[:-1], 16), (*b.shape[:-2], 16, b.shape[-1])
     cls: Any = spec
-    evolved: FusedMatmulSpec = attrs.evolve(cls, **made)
+    evolved: FusedMatmulSpec = attrs.evolve(
+        cls,
+        a=attrs.evolve(a, offset=0, shape=shapes[0], strides=_packed(shapes[0], size, "C")),
+        b=attrs.evolve(b, offset=0, shape=shapes[1], strides=_packed(shapes[1], size, "F")),
+    )
     return evolved
 
 
-def _lay_out(
-    spec: FusedMatmulSpec, keeps_stack: bool
-) -> tuple[Product, tuple[Order | None, Order | None], tuple[int, ...] | None]:
-    """Find the one call for both operands, and which of them are copied to be read by it."""
-    size, shapes, wanted = spec.a.dtype.itemsize, (spec.a.shape, spec.b.shape), _wanted(spec)
-    plan = partial(plan_matmul, itemsize=size, is_fused=True, keeps_stack=keeps_stack)
+def _lay_out(spec: FusedMatmulSpec) -> tuple[Product, _Orders, tuple[int, ...] | None]:
+    """Find the one call for both operands, and which of them are copied to be read by it, in which stack."""
+    size, operands, shapes = spec.a.dtype.itemsize, (spec.a, spec.b), (spec.a.shape, spec.b.shape)
+    # Some types have to lie along the axis that is added along; an operand whose sums are wanted, across it.
+    wanted: _Orders = (
+        "F" if spec.epilogue == "sum_a" else "C" if spec.a.dtype in _ROWS else None,
+        "C" if spec.epilogue == "sum_b" else "F" if spec.a.dtype in _ROWS else None,
+    )
     orders: list[Order | None] = [
         None if order is None or _lies(one, order) else order
-        for one, order in zip((spec.a, spec.b), wanted, strict=True)
+        for one, order in zip(operands, wanted, strict=True)
     ]
-    strides = [
+    first, second = (
         one.strides if order is None else _packed(one.shape, size, order)
-        for one, order in zip((spec.a, spec.b), orders, strict=True)
-    ]
-    product, stack = plan(shapes, (strides[0], strides[1])), None
+        for one, order in zip(operands, orders, strict=True)
+    )
+    keeps_stack = spec.sums is not None or (spec.bias is not None and spec.bias.ndim > 1)
+    plan = partial(plan_matmul, itemsize=size, is_fused=True, keeps_stack=keeps_stack)
+    product, stack = plan(shapes, (first, second)), None
     if product.is_in_full:
         stack, *_ = broadcast_operands(shapes, (spec.a.strides, spec.b.strides))
         in_full: list[Order] = [order or "C" for order in wanted]
         shapes = (*stack, *shapes[0][-2:]), (*stack, *shapes[1][-2:])
-        of_a, of_b = (_packed(shape, size, order) for shape, order in zip(shapes, in_full, strict=True))
-        product = plan(shapes, (of_a, of_b))
+        first, second = (_packed(shape, size, order) for shape, order in zip(shapes, in_full, strict=True))
+        product = plan(shapes, (first, second))
         orders = [*in_full]
     elif product.packing_a or product.packing_b:
         packings = product.packing_a, product.packing_b
@@ -244,7 +362,7 @@ def _lies(array: ArraySpec, order: Order) -> bool:
     return is_matrix and is_aligned and min(leads, default=0) >= 0
 
 
-def _reach(spec: FusedMatmulSpec, orders: tuple[Order | None, Order | None], stack: tuple[int, ...]) -> int:
+def _reach(spec: FusedMatmulSpec, orders: _Orders, stack: tuple[int, ...]) -> int:
     """Return how much memory has what a call reads and writes, if each array is in a place of its own."""
     total = 0
     for one in (*spec.inputs(), *spec.outputs()):
@@ -252,235 +370,14 @@ def _reach(spec: FusedMatmulSpec, orders: tuple[Order | None, Order | None], sta
         total += one.dtype.itemsize + sum((extent - 1) * abs(step) for extent, step in steps if extent)
     for one, order in zip((spec.a, spec.b), orders, strict=True):
         if order is not None:
-            shape = (*stack, *one.shape[-2:]) if stack else one.shape
-            total += math.prod(shape) * one.dtype.itemsize
+            total += math.prod((stack or one.shape[:-2]) + one.shape[-2:]) * one.dtype.itemsize
     return total
 
 
-def _alignments(
-    spec: FusedMatmulSpec, orders: tuple[Order | None, Order | None]
-) -> tuple[int, int, int, int]:
-    """Return to how many bytes the library's four operands are aligned; a copy is to more."""
-    a, b = (16 if order else _alignment(one) for one, order in zip((spec.a, spec.b), orders, strict=True))
-    out = _alignment(spec.out)
-    c = 16 if spec.c is None or not spec.c.is_contiguous else _alignment(spec.c)
-    return b, a, c, out
-
-
-def _alignment(array: ArraySpec) -> int:
-    """Return to how many bytes an array is aligned, up to 16; blocks are."""
-    return array.offset % 16 & -(array.offset % 16) or 16
-
-
-def _computed(spec: FusedMatmulSpec) -> tuple[int, int]:
-    """Return the types of sums and of factors."""
-    way = _COMPUTE.get(spec.precision)
-    if spec.a.dtype is DType.float64:
-        return int(way or cublas.ComputeType.COMPUTE_64F), 1
-    if spec.a.dtype is DType.int8 and spec.out.dtype is not DType.float32:
-        return int(cublas.ComputeType.COMPUTE_32I), 10 if spec.out.dtype is DType.int32 else 0
-    return int(way or cublas.ComputeType.COMPUTE_32F), 0
-
-
-_NAMES = {"relu_grad": "DRELU", "gelu_grad": "DGELU", "sum_a": "BGRADB", "sum_b": "BGRADA", "none": ""}
-# By the fields of a specification: the attribute for their address, and that for the way of scales.
-_SCALES: Mapping[str, tuple[int, int]] = {
-    "scale_a": (_Desc.B_SCALE_POINTER, _Desc.B_SCALE_MODE),
-    "scale_b": (_Desc.A_SCALE_POINTER, _Desc.A_SCALE_MODE),
-    "scale_out": (_Desc.D_SCALE_POINTER, _Desc.D_SCALE_MODE),
-}
-
-
-def _attributes(
-    spec: FusedMatmulSpec, product: Product
-) -> tuple[dict[int, int], tuple[tuple[int, str], ...]]:
-    """Return the values of a descriptor's attributes, and which of them are addresses of which arrays."""
-    op_a, op_b, *_ = product.call
-    values: dict[int, int] = {
-        _Desc.TRANSA: op_a, _Desc.TRANSB: op_b, _Desc.EPILOGUE: _epilogue(spec),
-        _Desc.FAST_ACCUM: int(spec.precision == "fast"),
-    }  # fmt: skip
-    pointers: list[tuple[int, str]] = []
-    for field in ("bias", "sums"):
-        vector: ArraySpec | None = getattr(spec, field)
-        if vector is not None:
-            pointers.append((_Desc.BIAS_POINTER, field))
-            values[_Desc.BIAS_DATA_TYPE] = _CODES[vector.dtype]
-            values[_Desc.BIAS_BATCH_STRIDE] = vector.shape[-1] if vector.ndim > 1 else 0
-    for field in ("aux", "saved"):
-        rows: ArraySpec | None = getattr(spec, field)
-        if rows is not None:
-            pointers.append((_Desc.EPILOGUE_AUX_POINTER, field))
-            values.update(_rows(rows))
-    for field, (attribute, mode) in _SCALES.items():
-        scale: ArraySpec | None = getattr(spec, field)
-        if scale is not None:
-            pointers.append((attribute, field))
-            if scale.ndim:
-                values[mode] = _PER_ROW
-    return values, tuple(pointers)
-
-
-def _epilogue(spec: FusedMatmulSpec) -> int:
-    parts = [_NAMES.get(spec.epilogue, spec.epilogue.upper())]
-    parts += ["AUX"] * (spec.saved is not None) + ["BIAS"] * (spec.bias is not None)
-    parts += ["BGRAD"] * (spec.sums is not None and spec.aux is not None)
-    return int(cublasLt.Epilogue["_".join(filter(None, parts)) or "DEFAULT"])
-
-
-def _rows(aux: ArraySpec) -> dict[int, int]:
-    """Tell how what an activation leaves lies: of bits, by their numbers."""
-    if aux.dtype is DType.uint8:
-        length = 8 * aux.shape[-1]
-        return {_Desc.EPILOGUE_AUX_LD: length, _Desc.EPILOGUE_AUX_BATCH_STRIDE: aux.shape[-2] * length}
-    length = aux.shape[-1]
-    return {
-        _Desc.EPILOGUE_AUX_DATA_TYPE: _CODES[aux.dtype],
-        _Desc.EPILOGUE_AUX_LD: length,
-        _Desc.EPILOGUE_AUX_BATCH_STRIDE: aux.shape[-2] * length,
-    }
-
-
-def _text(spec: FusedMatmulSpec) -> str:
-    """Tell what a product is."""
-    there = {"bias": "a bias", "saved": "aux", "sums": "sums", "scale_out": "scale_out"}
-    more = [text for field, text in there.items() if getattr(spec, field) is not None]
-    if spec.scale_a is not None and spec.scale_a.ndim:
-        more.append("scales of rows")
-    with_ = f" with {', '.join(more)}" if more else ""
-    return (
-        f"{spec.epilogue!r}{with_} of {spec.a.dtype} {spec.a.shape} and {spec.b.dtype} {spec.b.shape} to "
-        f"{spec.out.dtype} with precision {spec.precision!r}"
-    )
-
-
-class Routine:
-    """The descriptors of a problem, and the ways to solve it that the library advises.
-
-    Args:
-        handle: The library's.
-        problem: The problem.
-        most_workspace: Bytes that a way may take.
-        count: How many to ask for.
-
-    Raises:
-        NotSupportedError: There is no way.
-
-    Attributes:
-        problem: As given.
-        workspace: Bytes that it needs.
-    """
-
-    __slots__ = (
-        "_address", "_desc", "_found", "_handle", "_layouts", "_pointer", "_way", "problem", "workspace",
-    )  # fmt: skip
-
-    def __init__(self, handle: int, problem: Problem, most_workspace: int, count: int) -> None:
-        self._handle = handle
-        self.problem: Problem = problem
-        self._layouts: list[int] = []
-        self._pointer = np.full(1, _SOMEWHERE, np.int64)
-        self._address = int(self._pointer.ctypes.data)
-        self._desc: int = cublasLt.matmul_desc_create(problem.compute, problem.scale)
-        try:
-            for attribute, value in problem.values.items():
-                word = np.array([value], cublasLt.get_matmul_desc_attribute_dtype(attribute))
-                cublasLt.matmul_desc_set_attribute(self._desc, attribute, word.ctypes.data, word.nbytes)
-            for attribute, _ in problem.pointers:
-                self._point(attribute, _SOMEWHERE)
-            self._make_layouts()
-            # Kept, as the ways are read from there at each launch.
-            self._found = self._ask(most_workspace, count)
-            self.choose(0)
-        except BaseException:
-            self.close()
-            raise
-
-    def _make_layouts(self) -> None:
-        problem = self.problem
-        op_a, op_b, m, n, k, *leading = problem.product.call
-        sizes = (k, m) if op_a else (m, k), (n, k) if op_b else (k, n), (m, n), (m, n)
-        for code, (rows, columns), step, ld in zip(
-            problem.codes, sizes, problem.steps, (*leading, leading[-1]), strict=True
-        ):
-            layout = cublasLt.matrix_layout_create(code, rows, columns, ld)
-            self._layouts.append(layout)
-            if problem.product.batches > 1:
-                count, distance = np.array([problem.product.batches], np.int32), np.array([step], np.int64)
-                for attribute, word in (
-                    (_Layout.BATCH_COUNT, count),
-                    (_Layout.STRIDED_BATCH_OFFSET, distance),
-                ):
-                    cublasLt.matrix_layout_set_attribute(layout, attribute, word.ctypes.data, word.nbytes)
-
-    def _ask(self, most_workspace: int, count: int) -> npt.NDArray[Any]:
-        """Ask for ways."""
-        preference = cublasLt.matmul_preference_create()
-        try:
-            names = "A", "B", "C", "D"
-            numbers: dict[int, npt.NDArray[Any]] = {
-                _Preference.MAX_WORKSPACE_BYTES: np.array([most_workspace], np.uint64)
-            }
-            for name, nbytes in zip(names, self.problem.alignments, strict=True):
-                numbers[_Preference[f"MIN_ALIGNMENT_{name}_BYTES"]] = np.array([nbytes], np.uint32)
-            for attribute, word in numbers.items():
-                cublasLt.matmul_preference_set_attribute(preference, attribute, word.ctypes.data, word.nbytes)
-            found = np.zeros(count, cublasLt.matmul_heuristic_result_dtype)
-            ways = np.zeros(1, np.int32)
-            with suppress(cublasLt.cuBLASLtError):
-                # It fails if there is none.
-                cublasLt.matmul_algo_get_heuristic(
-                    self._handle, self._desc, *self._layouts, preference, count, found.ctypes.data,
-                    ways.ctypes.data,
-                )  # fmt: skip
-        finally:
-            cublasLt.matmul_preference_destroy(preference)
-        if not ways[0]:
-            raise NotSupportedError(
-                f"blaslt: cuBLASLt has no {self.problem.text} on this card", backend="cuda"
-            )
-        return found[: int(ways[0])]
-
-    @property
-    def ways(self) -> int:
-        """How many ways there are."""
-        return len(self._found)
-
-    def choose(self, way: int) -> None:
-        """Have it run in one of the ways; they are numbered from 0, the first one as the library advises."""
-        self._way = int(self._found[way:].ctypes.data)
-        self.workspace = int(self._found["workspace_size"][way])
-
-    def _point(self, attribute: int, address: int) -> None:
-        self._pointer[0] = address
-        cublasLt.matmul_desc_set_attribute(self._desc, attribute, self._address, 8)
-
-    def run(
-        self, numbers: Numbers, places: Sequence[int], pointers: Sequence[int], workspace: int, stream: int
-    ) -> None:
-        """Enqueue it.
-
-        Args:
-            numbers: The factors.
-            places: Addresses of b, a, c and the result.
-            pointers: Addresses of the arrays that `Problem.pointers` names.
-            workspace: Address of `workspace` bytes.
-            stream: Where to.
-        """
-        for (attribute, _), address in zip(self.problem.pointers, pointers, strict=True):
-            self._point(attribute, address)
-        b, a, c, out = places
-        of_b, of_a, of_c, of_out = self._layouts
-        cublasLt.matmul(
-            self._handle, self._desc, numbers.alpha, b, of_b, a, of_a, numbers.beta, c, of_c, out, of_out,
-            self._way, workspace, self.workspace, stream,
-        )  # fmt: skip
-
-    def close(self) -> None:
-        """Give the descriptors back; the library has copied what it needs of them."""
-        for layout in self._layouts:
-            cublasLt.matrix_layout_destroy(layout)
-        self._layouts.clear()
-        if self._desc:
-            cublasLt.matmul_desc_destroy(self._desc)
-            self._desc = 0
+def _alignment(problem: Problem) -> int:
+    """Return to how many bytes, up to 16, the operands and the result are aligned; copies and blocks are."""
+    spec = problem.spec
+    in_place = [one for one, order in zip((spec.a, spec.b), problem.orders, strict=True) if order is None]
+    if spec.c is not None and spec.c.is_contiguous:
+        in_place.append(spec.c)
+    return math.gcd(16, spec.out.offset, *[one.offset for one in in_place])

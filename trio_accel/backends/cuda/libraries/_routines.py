@@ -40,9 +40,9 @@ _INDEX = struct.Struct("<QQq")
 # Of each array as a vector: bytes to its first element, and elements from one to the next.
 _Vectors: TypeAlias = list[tuple[int, int]]
 
-_MATRICES = frozenset({"linalg.symm", "linalg.syrk", "linalg.syr2k", "linalg.trmm", "linalg.trsm"})
+_MATRICES = ("linalg.symm", "linalg.syrk", "linalg.syr2k", "linalg.trmm", "linalg.trsm")
 # Operations whose routines wait for the device when they are called for the first time.
-_TRIED = _MATRICES | {"linalg.asum", "linalg.iamax", "linalg.rot"}
+_TRIED = frozenset({*_MATRICES, "linalg.asum", "linalg.iamax", "linalg.rot"})
 # Larger arrays need no more kernels than those of this size.
 _LARGE = 512
 
@@ -189,11 +189,7 @@ class RoutineLibrary(CudaLibrary):
     def _plan_matrices(self, spec: Any, device: LibraryDevice) -> Plan:
         return plan_routine(spec)
 
-    @kernel("linalg.symm", backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
-    @kernel("linalg.syrk", backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
-    @kernel("linalg.syr2k", backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
-    @kernel("linalg.trmm", backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
-    @kernel("linalg.trsm", backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
+    @kernel(*_MATRICES, backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
     def _matrices(self, spec: Any, call: KernelCall) -> None:
         plan: Plan = call.plan
         routine = plan.routine_for(spec)

@@ -38,7 +38,7 @@ _KINDS = {
     "eliminate_zeros": 5, "tril": 6, "triu": 7,
 }  # fmt: skip
 _NAMES = (
-    "make_keys", "mark_heads", "sum_groups", "mark_sums", "move_sums", "fill_blocks", "move_columns",
+    "make_keys", "mark_heads", "sum_groups", "fill_blocks", "move_columns",
     "point_keys", "put_total", "tell_outside", "mark_values", "move_values", "count_rows", "take_values",
     "inspect", "measure", "compare", "mirror",
 )  # fmt: skip
@@ -131,6 +131,7 @@ class Maker:
         }
         self._itemsize = self._dtype.itemsize
         self._out, self._count = job.out, job.count
+        self._to = {"out_indices": job.out[1], "out_data": job.out[2]}
         self.rows: int = job.numbers[0]
 
     def run(self) -> None:
@@ -161,18 +162,25 @@ class Maker:
         """Return the addresses of a matrix of rows, once its structure is found right."""
         return *self._right((shape[0], shape[1]), *arrays[:2]), self._call.packed(arrays[2])
 
-    def _keys(self, columns: int, lines: int, count: int) -> tuple[int, int]:
+    def _read(self, shape: tuple[int, ...]) -> None:
+        """Set the addresses of the first matrix, likewise."""
+        self._set_matrix(self._take(shape, self._job.arrays))
+
+    def _set_matrix(self, addresses: tuple[int, int, int]) -> None:
+        self.set(**dict(zip(("indptr", "indices", "data"), addresses, strict=True)))
+
+    def _make_room(self, columns: int, lines: int, count: int) -> None:
         """Take room for keys, that of numbers up to ``columns * lines``, and their numbers."""
         if columns * lines >= 1 << 63:
             raise NotSupportedError(
                 f"{self._job.function}: the CUDA backend has no keys for {lines} times {columns} elements",
                 backend="cuda",
             )
-        return self._call.workspace(2 * count * 8), self._call.workspace(2 * count * 4)
+        self.set(keys=self._call.workspace(2 * count * 8), order=self._call.workspace(2 * count * 4))
 
-    def _sort(self, room: tuple[int, int], count: int, most: int) -> None:
+    def _sort(self, count: int, most: int) -> None:
         """Bring keys below `most` into order, and note where they are."""
-        (keys, order), found = room, 0
+        keys, order, found = self._values["keys"], self._values["order"], 0
         if count:
             pairs = (keys, keys + 8 * count), (order, order + 4 * count)
             found = self._kernels.sort(self._call, *pairs, count, max((most - 1).bit_length(), 1))
@@ -199,32 +207,26 @@ class Maker:
     def _by_rows(self) -> None:
         """Make a matrix whose values of one place are added up."""
         job, call = self._job, self._call
-        rows, columns = job.numbers
-        indptr, indices, data = job.arrays[:3]
+        (rows, columns), data = job.numbers, job.arrays[2]
         count = data.size
-        room = self._keys(columns, rows, count)
-        self.set(rows=rows, columns=columns, keys=room[0], order=room[1])
+        self._make_room(columns, rows, count)
+        self.set(rows=rows, columns=columns)
         if job.function == "coo_to_csr":
             self.set(words=self._words("row", "col"))
-            addresses = call.packed(indptr), call.packed(indices), call.packed(data)
+            row, col = job.arrays[:2]
+            self._set_matrix((call.packed(row), call.packed(col), call.packed(data)))
         elif job.function == "bsr_to_csr":
             height, width = data.shape[1:]
-            addresses = self._take((rows // height, columns // width), job.arrays)
+            self._read((rows // height, columns // width))
             self.set(height=height, width=width)
         else:
-            addresses = self._take((rows, columns), job.arrays)
-        self.set(**dict(zip(("indptr", "indices", "data"), addresses, strict=True)))
+            self._read(job.numbers)
         self.launch("make_keys", count, count=count)
         if job.function == "coo_to_csr":
             self.launch("tell_outside", 2)
-        self._sum(room, count, rows, columns)
-
-    def _sum(self, room: tuple[int, int], count: int, rows: int, columns: int) -> None:
-        """Add values of one key up, and write the matrix."""
-        self._sort(room, count, rows * columns)
+        self._sort(count, rows * columns)
         self._group(count)
-        told = {"count": count, "first": count, "step": columns}
-        self.launch("sum_groups", count, **told, out_indices=self._out[1], out_data=self._out[2])
+        self.launch("sum_groups", count, count=count, first=count, step=columns, **self._to)
         self._point(count, rows, columns)
 
     def _add(self) -> None:
@@ -235,26 +237,22 @@ class Maker:
         count = sum(sizes)
         if count > _MOST:
             raise self._too_many("values")
-        room = self._keys(columns, rows, count)
-        self.set(rows=rows, columns=columns, keys=room[0], order=room[1])
+        self._make_room(columns, rows, count)
+        self.set(rows=rows, columns=columns)
         for (indptr, indices, _), size, start in zip((first, second), sizes, (0, sizes[0]), strict=True):
             self.launch("make_keys", size, count=size, first=start, indptr=indptr, indices=indices)
         self.set(data=first[2], other_data=second[2])
-        self._sort(room, count, rows * columns)
-        self._sum_without_zeros(count, sizes[0], rows, columns)
-
-    def _sum_without_zeros(self, count: int, first: int, rows: int, columns: int) -> None:
-        """Add values of keys in order up, and write what is not zero."""
+        self._sort(count, rows * columns)
         self._group(count)
-        sums = self._call.workspace(count * self._itemsize)
-        keys, kept = self._values["keys"], self._values["kept"]
-        self.launch("sum_groups", count, count=count, first=first, step=columns, out_data=sums, limit=ANY)
-        self.launch("mark_sums", count, count=count, data=sums)
-        self._scan(count)
-        # The keys of groups are in the other half; those of what is left go where all were.
-        told = {"count": count, "data": sums, "keys": kept, "kept": keys, "step": columns}
-        self.launch("move_sums", count, **told, out_indices=self._out[1], out_data=self._out[2])
-        self._point(count, rows, columns, kept=keys)
+        sizes_of = (rows + 1) * self._index.itemsize, count * self._index.itemsize, count * self._itemsize
+        pointers, indices, sums = map(self._call.workspace, sizes_of)
+        if count:
+            # Behind the sums there are zeros.
+            self._call.stream.set_bytes(sums, 0, count * self._itemsize)
+        told = {"count": count, "step": columns, "limit": ANY}
+        self.launch("sum_groups", count, first=sizes[0], out_indices=indices, out_data=sums, **told)
+        self.launch("point_keys", rows + 1, out_indptr=pointers, **told)
+        self._select_sums((pointers, indices, sums), rows, count)
 
     def _spgemm(self) -> None:
         """Multiply by cuSPARSE, which keeps what cancels out; that is left out here."""
@@ -298,7 +296,13 @@ class Maker:
             indices, data = (call.workspace(stored * one.itemsize) for one in (self._index, dtype))
             cusparse.csr_set_pointers(product, pointers, indices, data)
             cusparse.sp_gemm_copy(*terms)
-        self._select((pointers, indices, data), rows, stored, kind=_KINDS["eliminate_zeros"])
+        self._select_sums((pointers, indices, data), rows, stored)
+
+    def _select_sums(self, addresses: tuple[int, int, int], rows: int, count: int) -> None:
+        """Write the values of a sum or a product, but for zeros."""
+        self._set_matrix(addresses)
+        self.set(kind=_KINDS["eliminate_zeros"])
+        self._select(rows, count)
 
     def _write_none(self, rows: int) -> None:
         """Write that nothing is stored."""
@@ -310,61 +314,59 @@ class Maker:
         job = self._job
         rows, columns = job.numbers
         count = job.arrays[2].size
-        indptr, indices, data = self._take(job.numbers, job.arrays)
-        room = self._keys(columns, 1, count)
-        self.set(rows=rows, columns=columns, keys=room[0], order=room[1])
-        self.set(indptr=indptr, indices=indices, data=data)
+        self._read(job.numbers)
+        self._make_room(columns, 1, count)
+        self.set(rows=rows, columns=columns)
         self.launch("make_keys", count, count=count)
-        self._sort(room, count, columns)
-        self.launch("move_columns", count, count=count, out_indices=self._out[1], out_data=self._out[2])
+        self._sort(count, columns)
+        self.launch("move_columns", count, count=count, **self._to)
         self._point(count, columns, 1, kept=self._values["keys"])
 
     def _csr_to_bsr(self) -> None:
         job, call = self._job, self._call
         rows, columns, height, width = job.numbers
         count = job.arrays[2].size
-        indptr, indices, data = self._take((rows, columns), job.arrays)
-        room, (lines, step) = self._keys(columns, rows, count), (rows // height, columns // width)
-        self.set(rows=rows, columns=columns, height=height, width=width, keys=room[0], order=room[1])
-        self.set(indptr=indptr, indices=indices, data=data)
+        self._read(job.numbers)
+        lines, step = rows // height, columns // width
+        self._make_room(columns, rows, count)
+        self.set(rows=rows, columns=columns, height=height, width=width)
         self.launch("make_keys", count, count=count)
-        self._sort(room, count, lines * step)
+        self._sort(count, lines * step)
         self._group(count)
         if job.is_counted:
             self.launch("put_total", 1, count=count, words=self._count)
             return
         if job.limit:
             call.stream.set_bytes(self._out[2], 0, job.limit * height * width * self._itemsize)
-        told = {"count": count, "step": step, "out_indices": self._out[1], "out_data": self._out[2]}
-        self.launch("fill_blocks", count, **told)
+        self.launch("fill_blocks", count, count=count, step=step, **self._to)
         self._point(count, lines, step)
 
     # ---- parts
 
     def _part(self) -> None:
-        job = self._job
-        rows, columns, *numbers = job.numbers
-        addresses = self._take((rows, columns), job.arrays)
-        self.set(first=_clipped(numbers[0]) if numbers else 0)
-        self._select(addresses, rows, job.arrays[2].size)
+        rows, _, *numbers = self._job.numbers
+        self._read(self._job.numbers)
+        # The number of a diagonal, within 64 bits.
+        self.set(first=max(-ANY, min(numbers[0], ANY)) if numbers else 0)
+        self._select(rows, self._job.arrays[2].size)
 
-    def _select(self, addresses: tuple[int, int, int], rows: int, count: int, **values: int) -> None:
+    def _select(self, rows: int, count: int) -> None:
         """Write the values of a matrix that are of the kind that is kept."""
-        self.set(**dict(zip(("indptr", "indices", "data"), addresses, strict=True)), **values)
         self.set(rows=rows, flags=self._call.workspace(count * 4), count=count)
         self.launch("mark_values", count)
         self._scan(count)
-        told = dict(zip(("out_indptr", "out_indices", "out_data"), self._out, strict=True))
-        self.launch("move_values", max(count, rows + 1), words=self._count, **told)
+        self.launch(
+            "move_values", max(count, rows + 1), words=self._count, **self._to, out_indptr=self._out[0]
+        )
 
     def _take_rows(self) -> None:
         job, call = self._job, self._call
-        indptr, indices, data = self._take(job.numbers, job.arrays)
+        self._read(job.numbers)
         wanted = job.arrays[3]
         count = wanted.size
         chosen = call.workspace_array(DType.int64, (count,))
         call.convert(call.array(wanted), chosen)
-        self.set(indptr=indptr, indices=indices, data=data, rows=job.numbers[0], count=count)
+        self.set(rows=job.numbers[0], count=count)
         self.set(flags=call.workspace(count * 4), list=chosen.address, words=self._words("indices"))
         self.launch("count_rows", count)
         self.launch("tell_outside", 2)
@@ -372,8 +374,8 @@ class Maker:
         if job.is_counted:
             self.launch("put_total", 1, words=self._count)
             return
-        told = dict(zip(("out_indptr", "out_indices", "out_data"), self._out, strict=True))
-        self.launch("take_values", max(job.limit, count + 1), words=self._count, **told)
+        told = {"words": self._count, "out_indptr": self._out[0], **self._to}
+        self.launch("take_values", max(job.limit, count + 1), **told)
 
     # ---- what was found wrong
 
@@ -397,8 +399,3 @@ _WAYS = {
     "coo_to_csr": "by_rows", "bsr_to_csr": "by_rows", "sum_duplicates": "by_rows",
     "eliminate_zeros": "part", "tril": "part", "triu": "part",
 }  # fmt: skip
-
-
-def _clipped(number: int) -> int:
-    """Take the number of a diagonal to 64 bits."""
-    return max(-ANY, min(number, ANY))

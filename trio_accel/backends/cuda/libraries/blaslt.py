@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from time import perf_counter
 from typing import ClassVar
 
-import attrs
 from cuda.bindings import driver
 from nvmath.bindings import cublas, cublasLt
 
@@ -17,7 +16,7 @@ from ...base.ops import ArraySpec, FusedMatmulSpec, OperationSpec
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
 from ..runtime._context import CudaMemoryError
 from ..runtime._stream import scratch
-from ._cublaslt import Numbers, Order, Problem, Routine
+from ._cublaslt import Order, Problem, Routine
 
 __all__ = ["BlasLtLibrary"]
 
@@ -27,13 +26,6 @@ _WORKSPACE = 32 << 20
 _MOST_TRIED = 256 << 20
 # How many ways are measured, and how often.
 _WAYS, _TIMES = 8, 10
-
-
-@attrs.frozen(eq=False)
-class _Plan:
-    """What products of one layout have in common; nothing where the result is empty."""
-
-    routine: Routine | None = None
 
 
 class BlasLtLibrary(CudaLibrary):
@@ -47,7 +39,6 @@ class BlasLtLibrary(CudaLibrary):
 
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
-        self._numbers = Numbers()
         self._handle: int = cublasLt.create()
 
     def _destroy(self) -> None:
@@ -57,11 +48,11 @@ class BlasLtLibrary(CudaLibrary):
         key: tuple[object, ...] = getattr(spec, "key", ())
         return key or super()._key_of(spec)
 
-    def _close_plan(self, plan: _Plan) -> None:
-        if plan.routine is not None:
-            plan.routine.close()
+    def _close_plan(self, plan: tuple[Routine, ...]) -> None:
+        for routine in plan:
+            routine.close()
 
-    def _plan(self, spec: FusedMatmulSpec, device: LibraryDevice) -> _Plan:
+    def _plan(self, spec: FusedMatmulSpec, device: LibraryDevice) -> tuple[Routine, ...]:
         """Ask the library for an algorithm, and try it out: its first call loads code, and may wait."""
         if not spec.out.size:
             if spec.sums is not None and spec.sums.size and spec.aux is None:
@@ -69,74 +60,68 @@ class BlasLtLibrary(CudaLibrary):
                     f"blaslt: CUDA has no sums with a product without elements, got shape {spec.out.shape}",
                     backend="cuda",
                 )
-            return _Plan()
+            return ()
         problem = Problem.of(spec)
         routine = Routine(self._handle, problem, _WORKSPACE, _WAYS if spec.is_tuned else 1)
-        try:
-            if spec.is_tuned or problem.nbytes <= _MOST_TRIED:
-                # Without memory for it, it runs as the library advises.
-                with suppress(CudaMemoryError):
+        with ExitStack() as undo:
+            undo.callback(routine.close)
+            # Without memory for it, it runs as the library advises.
+            with suppress(CudaMemoryError):
+                if spec.is_tuned or problem.nbytes <= _MOST_TRIED:
                     self._try(routine)
-        except BaseException:
-            routine.close()
-            raise
-        return _Plan(routine)
+            undo.pop_all()
+        return (routine,)
 
     def _try(self, routine: Routine) -> None:
         """Run it in each of its ways on zeros, and choose the fastest one; waits for a stream of its own."""
-        problem, numbers = routine.problem, Numbers()
-        numbers.put(problem.scale, 1, 0)
-        with scratch(self._context, problem.nbytes, problem.nbytes, _WORKSPACE) as (stream, rooms):
-            source, out, workspace = rooms
+        nbytes, check = routine.problem.nbytes, self._context.check
+        with scratch(self._context, nbytes, nbytes, _WORKSPACE) as (stream, (source, out, workspace)):
             # Of what is written, nothing may be where another array is written.
-            places, pointers = (source, source, 0, out), problem.places(source, out)
+            pointers = [out if field in ("saved", "sums") else source for field in routine.fields]
 
-            def run(times: int) -> float:
-                self._context.check(driver.cuStreamSynchronize(stream))
+            def run(way: int, times: int) -> float:
+                routine.choose(way)
+                check(driver.cuStreamSynchronize(stream))
                 start = perf_counter()
                 for _ in range(times):
-                    routine.run(numbers, places, pointers, workspace, stream)
-                self._context.check(driver.cuStreamSynchronize(stream))
+                    routine.run((1, 0), (source, source, 0, out), pointers, workspace, stream)
+                check(driver.cuStreamSynchronize(stream))
                 return perf_counter() - start
 
-            if routine.ways == 1:
-                run(1)
-                return
             took: list[float] = []
             for way in range(routine.ways):
-                routine.choose(way)
-                run(1)
-                took.append(run(_TIMES))
+                took.append(run(way, 1))
+                if routine.ways > 1:
+                    took[way] = run(way, _TIMES)
             routine.choose(took.index(min(took)))
 
     @kernel(FusedMatmulSpec, backend="cuda", plan=_plan)
     def _fused_matmul(self, spec: FusedMatmulSpec, call: KernelCall) -> None:
-        routine: Routine | None = call.plan.routine
-        if routine is None:
+        if not call.plan:
             if spec.sums is not None:
                 call.fill(spec.sums, 0)
             return
-        problem = routine.problem
+        routine: Routine = call.plan[0]
         a, b = (
-            call.at(array) if order is None else _operand(call, array, order, problem)
-            for array, order in zip((spec.a, spec.b), problem.orders, strict=True)
+            _operand(call, array, order, routine.problem)
+            for array, order in zip((spec.a, spec.b), routine.problem.orders, strict=True)
         )
         out = call.at(spec.out)
         # Without a factor it is not read; of float8 it must not be the result, whose type is another.
         c = call.packed(spec.c) if spec.c is not None and spec.beta else 0
-        pointers = [call.packed(getattr(spec, field)) for _, field in problem.pointers]
+        pointers = [call.packed(getattr(spec, field)) for field in routine.fields]
         workspace = call.workspace(routine.workspace)
-        self._numbers.put(problem.scale, spec.alpha, spec.beta)
-        routine.run(self._numbers, (b, a, c, out), pointers, workspace, call.handle)
+        routine.run((spec.alpha, spec.beta), (b, a, c, out), pointers, workspace, call.handle)
 
 
-def _operand(call: KernelCall, array: ArraySpec, order: Order, problem: Problem) -> int:
-    """Lay an operand out anew; returns the address. Where nothing is added, it is zeros."""
+def _operand(call: KernelCall, array: ArraySpec, order: Order | None, problem: Problem) -> int:
+    """Return the address of an operand as it has to lie. Where nothing is added, it is zeros."""
     if problem.is_zero:
-        nbytes = problem.nbytes
-        room = call.workspace(nbytes)
-        call.stream.set_bytes(room, 0, nbytes)
+        room = call.workspace(problem.nbytes)
+        call.stream.set_bytes(room, 0, problem.nbytes)
         return room
+    if order is None:
+        return call.at(array)
     source = call.array(array)
     if problem.stack is not None:
         source = broadcast(source, (*problem.stack, *source.shape[-2:]))

@@ -137,8 +137,7 @@ class SolverLibrary(CudaLibrary):
             call.convert(transposed(packed), call.array(spec.lu))
             self._own.move_pivots(call.handle, pivots, call.array(spec.piv), -1)
 
-    @kernel("linalg.det", backend="cuda", dtypes=NATIVE, plan=_plan_lu)
-    @kernel("linalg.slogdet", backend="cuda", dtypes=NATIVE, plan=_plan_lu)
+    @kernel("linalg.det", "linalg.slogdet", backend="cuda", dtypes=NATIVE, plan=_plan_lu)
     def _det(self, spec: Any, call: KernelCall) -> None:
         stack, is_complex = spec.a.shape[:-2], spec.a.dtype.kind == "complex"
         # Of each matrix in double precision: the determinant, its sign, and the logarithm of its size.
@@ -158,8 +157,7 @@ class SolverLibrary(CudaLibrary):
                 dtype = DType.complex128 if is_complex and place < 2 else DType.float64
                 call.convert(_part(made, place, dtype), call.array(out))
 
-    @kernel("linalg.solve", backend="cuda", dtypes=NATIVE, plan=_plan_lu)
-    @kernel("linalg.inv", backend="cuda", dtypes=NATIVE, plan=_plan_lu)
+    @kernel("linalg.solve", "linalg.inv", backend="cuda", dtypes=NATIVE, plan=_plan_lu)
     def _solve(self, spec: Any, call: KernelCall) -> None:
         status = call.status(spec.info)
         if call.plan:
@@ -306,8 +304,9 @@ class SolverLibrary(CudaLibrary):
             routine = attrs.evolve(routine, batch=batch)
         return (self._ready(routine),)
 
-    @kernel("linalg.eigh", backend="cuda", dtypes=NATIVE, plan=_plan_eigh, is_blocking=True)
-    @kernel("linalg.eigvalsh", backend="cuda", dtypes=NATIVE, plan=_plan_eigh, is_blocking=True)
+    @kernel(
+        "linalg.eigh", "linalg.eigvalsh", backend="cuda", dtypes=NATIVE, plan=_plan_eigh, is_blocking=True
+    )
     def _eigh(self, spec: Any, call: KernelCall) -> None:
         status = call.status(spec.info)
         if not call.plan:
@@ -331,8 +330,7 @@ class SolverLibrary(CudaLibrary):
         options = {"job": int(hasattr(spec, "v"))}
         return (self._ready(Routine("xgeev", spec.a.dtype, {"n": spec.a.shape[-1]}, options)),)
 
-    @kernel("linalg.eig", backend="cuda", dtypes=NATIVE, plan=_plan_eig, is_blocking=True)
-    @kernel("linalg.eigvals", backend="cuda", dtypes=NATIVE, plan=_plan_eig, is_blocking=True)
+    @kernel("linalg.eig", "linalg.eigvals", backend="cuda", dtypes=NATIVE, plan=_plan_eig, is_blocking=True)
     def _eig(self, spec: Any, call: KernelCall) -> None:
         status = call.status(spec.info)
         if not call.plan:

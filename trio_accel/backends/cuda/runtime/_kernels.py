@@ -5,6 +5,7 @@ Among them are those that lose the context for tests.
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 from typing import Any, get_args
@@ -21,6 +22,7 @@ from ._stream import CudaHold, CudaStream
 __all__ = ["CudaFaults", "CudaKernels"]
 
 _FOLDER = Path(__file__).parents[1] / "kernels"
+_INCLUDES = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 _THREADS = 256
 
 
@@ -36,10 +38,11 @@ class CudaKernels(Kernels):
         self._architecture = architecture
 
     def read(self, source: str) -> str:
-        """Read a source with what all have in common."""
-        names = "common.cuh", f"{source}.cu"
-        common, own = ((_FOLDER / name).read_text(encoding="utf-8") for name in names)
-        return f'{common}#line 1 "{source}.cu"\n{own}'
+        """Read a source, behind what all have in common and the headers that it includes."""
+        own = (_FOLDER / f"{source}.cu").read_text(encoding="utf-8")
+        names = "common.cuh", *_INCLUDES.findall(own)
+        before = "".join([(_FOLDER / name).read_text(encoding="utf-8") for name in names])
+        return f'{before}#line 1 "{source}.cu"\n{_INCLUDES.sub("", own)}'
 
     def compile(self, text: str) -> Any:
         """Compile a source and load it; blocks. The context is current."""
