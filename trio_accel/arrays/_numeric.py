@@ -37,7 +37,7 @@ async def cbrt(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRe
     ...
 
 
-@_expression("degrees(x)")
+@_expression("x * 57.29577951308232")
 async def degrees(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
     """Convert angles from radians to degrees."""
     ...
@@ -144,7 +144,7 @@ async def logaddexp2(
     ...
 
 
-@_expression("radians(x)")
+@_expression("x * 0.017453292519943295")
 async def radians(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
     """Convert angles from degrees to radians."""
     ...

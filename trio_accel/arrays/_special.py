@@ -140,7 +140,7 @@ async def ndtri(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelR
 
 @_expression(
     "y = where((x1 > 0) and (x2 > 0), x1 * log(x1 / x2),"
-    " where((x1 == 0) and (x2 >= 0), 0, where(isnan(x1 + x2), nan, inf)))"
+    " where((x1 == 0) and (x2 >= 0), 0, where((x1 == x1) and (x2 == x2), inf, x1 + x2)))"
 )
 async def rel_entr(
     x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef | None = None
