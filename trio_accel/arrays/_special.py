@@ -87,7 +87,8 @@ async def gamma(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelR
     ...
 
 
-@_expression("y = lgamma(x)")
+# CUDA's is plus infinity at minus infinity for some dtypes.
+@_expression("y = where(x == -inf, x, lgamma(x))")
 async def gammaln(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
     """Compute the logarithm of the size of the gamma function: `torch.lgamma`."""
     ...

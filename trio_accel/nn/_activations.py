@@ -144,7 +144,7 @@ async def prelu_grad(
     ...
 
 
-@_expression("y = where(x > threshold, x, value)")
+@_expression("y = where(x <= threshold, value, x)")
 async def threshold(x: ExpressionArgument, threshold: float, value: float, *, out: Out = None) -> AccelRef:
     """Replace elements up to `threshold` by `value`.
 
@@ -153,7 +153,7 @@ async def threshold(x: ExpressionArgument, threshold: float, value: float, *, ou
     ...
 
 
-@_expression("y = where(x > threshold, grad, 0 * value)")
+@_expression("y = where(x <= threshold, 0 * value, grad)")
 async def threshold_grad(
     grad: ExpressionArgument, x: ExpressionArgument, threshold: float, value: float, *, out: Out = None
 ) -> AccelRef:
