@@ -177,16 +177,16 @@ async def gradient(
         NotSupportedError: float8.
     """
     name = "arrays.gradient"
-    is_even = not isinstance(spacing, (AccelRef, np.ndarray))
-    x, *coordinates = await placed(name, x=x, **({} if is_even else {"spacing": spacing}))
+    given = {"spacing": spacing} if isinstance(spacing, (AccelRef, np.ndarray)) else {}
+    x, *coordinates = await placed(name, x=x, **given)
     axes = axes_of(name, x.shape, axis)
     lengths = [x.shape[one] for one in axes]
     if min(lengths, default=2) < 2 or any(c.shape != (n,) for c in coordinates for n in lengths):
         told = f"two samples, and spacing a coordinate for each, got shape {x.shape}"
         raise ValueError(f"{name}: an axis must have {told}")
-    more = coordinates or [float(cast("float", spacing))]
+    more: Sequence[ExpressionArgument] = coordinates or [float(cast("float", spacing))]
     pairs = zip(axes, lengths, strict=True)
-    found = [await _gradient(x.ndim, one, is_even)(x, n - 1, *more, shape=x.shape) for one, n in pairs]
+    found = [await _gradient(x.ndim, one, not given)(x, n - 1, *more, shape=x.shape) for one, n in pairs]
     return found[0] if len(found) == 1 else tuple(found)
 
 

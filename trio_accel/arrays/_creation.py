@@ -352,5 +352,5 @@ async def _made(
 
 
 @functools.cache
-def _expression(name: str, text: str, dtype: DType) -> Elementwise[Any]:
+def _expression(name: str, text: str, dtype: DType) -> Elementwise[AccelRef]:
     return Elementwise(text, dtypes=dtype, operation=f"arrays.{name}", library=LIBRARY)

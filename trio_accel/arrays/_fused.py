@@ -323,7 +323,7 @@ class _Recording:
         result = self._written(made.text, self._widened(values, made.precision), kind)
         return result if made.precision is None else self._rounded(result)
 
-    def _widened(self, values: dict[str, _Traced], precision: str | None) -> dict[str, _Traced]:
+    def _widened(self, values: Mapping[str, _Traced], precision: str | None) -> dict[str, _Traced]:
         """Record conversions to what a function computes in at least."""
         wide: Mapping[str, DType] = {} if precision is None else base.WIDE[precision]
         casts = {key: wide[str(value.kind)] for key, value in values.items() if str(value.kind) in wide}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -166,7 +166,7 @@ def rot90(x: AccelRef, k: int = 1, axes: Sequence[int] = (0, 1)) -> AccelRef:
         ValueError: These are not two axes that there are.
     """
     times, plane = whole("arrays.rot90", "k", k), wholes("arrays.rot90", "axes", axes)
-    return _view("rot90", x, lambda array: np.rot90(array, times, plane))
+    return _view("rot90", x, lambda array: np.rot90(array, times, cast("Any", plane)))
 
 
 def swapaxes(x: AccelRef, axis1: int, axis2: int) -> AccelRef:
