@@ -33,7 +33,10 @@ STAND_IN = (
 CONFORMANCE = (
     *(f"tests/{folder}" for folder in ("arrays", "backends", "fft", "linalg")),
     *(f"tests/devices/test_{module}.py" for module in ("hazards", "memory", "out_arrays")),
+    *(f"tests/jit/test_{module}.py" for module in ("elementwise", "indices", "reductions")),
 )
+# What else holds for it: whole runs have these, too.
+MORE_CONFORMANCE = tuple(f"tests/{folder}" for folder in ("jit", "nn", "random", "sparse", "tensor"))
 # And what has no device, or one of its own.
 NO_DEVICE = (
     "tests/backends/cpu",
@@ -195,7 +198,7 @@ def tests(session: nox.Session, backend: str) -> None:
 @nox.session(venv_backend="none", requires=["env"], default=False)
 @nox.parametrize("backend", ["cpu", "cuda"])
 def tests_full(session: nox.Session, backend: str) -> None:
-    """Run all tests on one backend; with `cpu` all of `stand_in` too, and the command line on machines.
+    """Run all tests on one backend; with `cpu` all of `stand_in` and `third` too, and the command line on machines.
 
     Where the environment names a checkout of array-api-tests, in ``ARRAY_API_TESTS``, that suite too.
     """
@@ -206,6 +209,7 @@ def tests_full(session: nox.Session, backend: str) -> None:
         if "ARRAY_API_TESTS" in os.environ:
             _array_api(session, os.environ["ARRAY_API_TESTS"])
         _test_on_stand_in(session)
+        _test_third(session, *CONFORMANCE, *MORE_CONFORMANCE)
 
 
 def _test(session: nox.Session, backend: str, *sample: str) -> None:
@@ -256,15 +260,18 @@ def stand_in(session: nox.Session) -> None:
 def third(session: nox.Session) -> None:
     """Run the conformance tests on a third backend, `tests/third_backend.py`; it has no workers.
 
-    Those of linear algebra, transforms, expressions and memory; behind `--`, others: `tests/jit`, `tests/nn`,
-    `tests/random`, `tests/sparse` and `tests/tensor` hold for it, too.
+    Those of linear algebra, transforms, expressions and memory, sampled; or what is named behind `--`.
     """
+    _test_third(session, *(session.posargs or [*SAMPLE, *CONFORMANCE]))
+
+
+def _test_third(session: nox.Session, *chosen: str) -> None:
     ignored = [
         f"--ignore={path}"
         for path in ("tests/backends/cpu", "tests/backends/cuda", "tests/jit/test_faults.py")
     ]
-    chosen = session.posargs or [*SAMPLE, *TWO_AT_A_TIME, *ignored, *CONFORMANCE]
-    _python(session, "-m", "pytest", *chosen, env={"TRIO_ACCEL_BACKEND": "third"})
+    command = ("-m", "pytest", *TWO_AT_A_TIME, *ignored, *chosen)
+    _python(session, *command, env={"TRIO_ACCEL_BACKEND": "third"})
 
 
 def _test_on_stand_in(session: nox.Session, *sample: str) -> None:

@@ -84,7 +84,8 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "BranchSpec GraphNode GraphRecipe GraphSpec LoopSpec graph_recipe "
         "Descriptor Role SpecField array_key arrays_of field_repr map_arrays value_key "
         "common_shape product_shape real_of transformed_shape KINDS check_index Item Shapes column "
-        "complex_of scalar_offsets IDENTITIES Combination accumulator_of number_of contraction_terms"
+        "complex_of scalar_offsets IDENTITIES Combination Scan identity_of accumulator_of number_of "
+        "contraction_terms"
     ),
     "ActorContext": _names("served show show_note show_process"),
     "AdaptiveCompletion": _names("open"),

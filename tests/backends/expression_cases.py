@@ -17,7 +17,7 @@ DTYPES = (
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
 )
 NUMPY_NAMES = frozenset(
-    name for name, function in FUNCTIONS.items() if function.ufunc is not None and hasattr(np, name)
+    name for name, function in FUNCTIONS.items() if isinstance(getattr(np, name, None), np.ufunc)
 )
 
 

@@ -23,10 +23,14 @@ from trio_accel.backends.base.expressions import (
 )
 from trio_accel.backends.base.expressions.compiled import ROW_THREADS, make_kernel, rows_arguments
 from trio_accel.backends.base.ops import ArraySpec, RowsSpec
+from trio_accel.testing import stand_in
+
+SPECIAL = Path(stand_in.__file__).parent / "special.h"
 
 # Threads of a block are contexts that take turns at each barrier.
 HARNESS = r"""
 #include <math.h>
+#include "@SPECIAL@"
 #include <ucontext.h>
 #include <vector>
 #define __HIP__ 1
@@ -96,7 +100,7 @@ LAYOUTS = (
 
 def compiled(source: str, folder: Path) -> Any:
     path, library = folder / "rows.cpp", folder / "rows.so"
-    path.write_text(HARNESS.replace("@SOURCE@", source), encoding="utf-8")
+    path.write_text(HARNESS.replace("@SPECIAL@", str(SPECIAL)).replace("@SOURCE@", source), encoding="utf-8")
     command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off", "-o"]
     subprocess.run([*command, str(library), str(path)], check=True)
     launch = ctypes.CDLL(str(library)).launch

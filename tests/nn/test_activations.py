@@ -63,9 +63,17 @@ WANTED: dict[str, Callable[..., Any]] = {
     "log_sigmoid": special.log_expit,
     "tanhshrink": lambda x: x - np.tanh(x),
     "glu": glu,
+    "threshold": lambda x, threshold=0.0, value=0.0: np.where(x > threshold, x, value),
+    "hardshrink": lambda x, lambd=0.5: np.where(np.abs(x) <= lambd, 0, x),
+    "softshrink": lambda x, lambd=0.5: np.sign(x) * np.maximum(np.abs(x) - lambd, 0),
+    "prelu": lambda x, weight=0.25: np.where(x > 0, x, x * weight),
 }
+# Those that have no numbers of their own.
+NEEDED = {"threshold": {"threshold": 1.0, "value": -2.0}, "prelu": {"weight": 0.25}}
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in WANTED),
+    *((name, NEEDED.get(name, {})) for name in WANTED),
+    ("hardshrink", {"lambd": 2.0}),
+    ("softshrink", {"lambd": 2.0}),
     ("leaky_relu", {"negative_slope": 0.3}),
     ("elu", {"alpha": 0.5}),
     ("celu", {"alpha": 2.5}),
@@ -131,9 +139,9 @@ async def test_gradients_of_narrow_dtypes_are_those_of_float64(
     x = smooth(function, (4, 50)).astype(ta.DType(name).dtype)
     grad = numbers((4, 25 if function == "glu" else 50), name, 5)
     call = getattr(nn, f"{function}_grad")
-    found = await call(await device.put(grad), await device.put(x))
+    found = await call(await device.put(grad), await device.put(x), **NEEDED.get(function, {}))
     assert found.dtype == name
-    want = await call(await device.put(widest(grad)), widest(x))
+    want = await call(await device.put(widest(grad)), widest(x), **NEEDED.get(function, {}))
     assert_near(await found.to_host(), await want.to_host(), name)
 
 
@@ -164,13 +172,14 @@ async def test_large_elements(device: ta.Device, name: str) -> None:
         for function, want in WANTED.items():
             if function == "glu":
                 continue
+            options = NEEDED.get(function, {})
             for made in (
-                await getattr(nn, function)(on),
-                await getattr(nn, f"{function}_grad")(ones, on),
+                await getattr(nn, function)(on, **options),
+                await getattr(nn, f"{function}_grad")(ones, on, **options),
             ):
                 assert np.isfinite(widest(await made.to_host())).all(), function
-            got = widest(await (await getattr(nn, function)(on)).to_host())
-            expected = want(wide).astype(name).astype(float)
+            got = widest(await (await getattr(nn, function)(on, **options)).to_host())
+            expected = want(wide, **options).astype(name).astype(float)
             finite = np.isfinite(expected)
             np.testing.assert_allclose(
                 got[finite], expected[finite], rtol=TOLERANCES[name] * 4, atol=1e-37, err_msg=function
@@ -184,7 +193,8 @@ async def test_large_elements(device: ta.Device, name: str) -> None:
 async def test_nan_stays(device: ta.Device) -> None:
     x = await device.put(np.full((2, 2), np.nan))
     for function in WANTED:
-        assert np.isnan(await (await getattr(nn, function)(x)).to_host()).all(), function
+        found = await getattr(nn, function)(x, **NEEDED.get(function, {}))
+        assert np.isnan(await found.to_host()).all(), function
 
 
 async def test_whole_numbers_and_numbers(device: ta.Device) -> None:

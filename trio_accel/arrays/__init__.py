@@ -8,6 +8,7 @@ import typing as _typing
 
 from ..backends.base.foreign_names import tells_of_missing as _tells_of_missing
 from . import (
+    _calculus,
     _creation,
     _elementwise,
     _fused,
@@ -15,13 +16,19 @@ from . import (
     _joins,
     _manipulation,
     _normalizations,
+    _numeric,
+    _quantiles,
     _reductions,
     _scans,
     _selection,
+    _sets,
     _sorting,
+    _special,
+    _statistics,
     _views,
 )
 from ._actor import ArraysActor
+from ._calculus import *
 from ._creation import *
 from ._elementwise import *
 from ._fused import *
@@ -29,13 +36,19 @@ from ._indexing import *
 from ._joins import *
 from ._manipulation import *
 from ._normalizations import *
+from ._numeric import *
+from ._quantiles import *
 from ._reductions import *
 from ._scans import *
 from ._selection import *
+from ._sets import *
 from ._sorting import *
+from ._special import *
+from ._statistics import *
 from ._views import *
 
 __all__: list[str] = ["ArraysActor"]
+__all__ += _calculus.__all__
 __all__ += _creation.__all__
 __all__ += _elementwise.__all__
 __all__ += _fused.__all__
@@ -43,10 +56,15 @@ __all__ += _indexing.__all__
 __all__ += _joins.__all__
 __all__ += _manipulation.__all__
 __all__ += _normalizations.__all__
+__all__ += _numeric.__all__
+__all__ += _quantiles.__all__
 __all__ += _reductions.__all__
 __all__ += _scans.__all__
 __all__ += _selection.__all__
+__all__ += _sets.__all__
 __all__ += _sorting.__all__
+__all__ += _special.__all__
+__all__ += _statistics.__all__
 __all__ += _views.__all__
 
 if not _typing.TYPE_CHECKING:

@@ -11,13 +11,13 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from ..backends.base import DType, DTypeLike
 from ..backends.base.ops import ArraySpec
-from ..devices import AccelRef, Planner
+from ..devices import AccelRef, Operand, Planner, device_of
 from ..devices.base._refusals import what_to_do, whole
 from ..devices.base._views import reshaped
 
 __all__ = [
-    "axis_of", "check_number", "check_real", "check_ref", "dtype_of", "flag", "flat", "summed_dtype", "whole",
-    "wholes",
+    "axis_of", "check_number", "check_real", "check_ref", "dtype_of", "flag", "flat", "placed",
+    "summed_dtype", "whole", "wholes",
 ]  # fmt: skip
 
 
@@ -54,6 +54,19 @@ def check_ref(name: str, argument: str, value: object) -> None:
     if not isinstance(value, AccelRef):
         told = f"{type(value).__name__}{what_to_do(value)}"
         raise TypeError(f"{name}: {argument} must be an AccelRef, got {told}")
+
+
+async def placed(name: str, **arrays: Operand) -> list[AccelRef]:
+    """Bring arrays to the device that one of them is on, for functions of several steps.
+
+    Raises:
+        TypeError: One is no array, or none is on a device.
+    """
+    device = device_of(name, *arrays.values())
+    for argument, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            check_ref(name, argument, array)
+    return [one if isinstance(one, AccelRef) else await device.put(one) for one in arrays.values()]
 
 
 def check_number(name: str, argument: str, value: object, *, is_real: bool = False) -> None:

@@ -15,11 +15,11 @@ from ..backends.base.values import check_conversion, element
 from ..devices import AccelRef, Device, Operand, check_device
 from ..expressions import Elementwise
 from ._actor import LIBRARY
-from ._checks import check_number, check_ref, dtype_of, flag, whole, wholes
+from ._checks import check_number, check_ref, dtype_of, flag, placed, whole, wholes
 
 __all__ = [
-    "arange", "asarray", "empty", "empty_like", "eye", "full", "full_like", "linspace", "ones", "ones_like",
-    "tril", "triu", "zeros", "zeros_like",
+    "arange", "asarray", "diag", "empty", "empty_like", "eye", "full", "full_like", "geomspace", "linspace",
+    "logspace", "ones", "ones_like", "tri", "tril", "triu", "zeros", "zeros_like",
 ]  # fmt: skip
 
 
@@ -231,6 +231,90 @@ async def eye(
     return await _made(device, "eye", "i(1) == i(0) + k", shape, dtype, k=nearest)
 
 
+async def tri(
+    device: Device, n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: DTypeLike = "float64"
+) -> AccelRef:
+    """Make a matrix with ones on a diagonal and below it, and zeros above; arguments are those of `eye`."""
+    rows = whole("arrays.tri", "n_rows", n_rows)
+    shape = (rows, rows if n_cols is None else whole("arrays.tri", "n_cols", n_cols))
+    nearest = max(-shape[0], min(whole("arrays.tri", "k", k), shape[1]))
+    return await _made(device, "tri", "i(1) <= i(0) + k", shape, dtype, k=nearest)
+
+
+async def diag(x: Operand, *, k: int = 0) -> AccelRef:
+    """Make matrices that have vectors on a diagonal, and zeros elsewhere, as `torch.diag_embed` does.
+
+    `diagonal` goes the other way.
+
+    Args:
+        x: Array of shape (..., n).
+        k: Which diagonal: above the main one for positive numbers, below it for negative ones.
+
+    Returns:
+        Matrices of n + abs(k) rows and columns.
+
+    Raises:
+        TypeError: `x` is no array, or `k` no whole number.
+        ValueError: `x` has no axis.
+    """
+    [x] = await placed("arrays.diag", x=x)
+    if not x.ndim:
+        raise ValueError("arrays.diag: x must have an axis, got shape ()")
+    size, ahead = (
+        x.shape[-1] + abs(whole("arrays.diag", "k", k)),
+        [f"i({axis})" for axis in range(x.ndim - 1)],
+    )
+    if not x.shape[-1]:
+        return await _full("diag", x.device, (*x.shape[:-1], size, size), 0, x.dtype)
+    text = f"x[{', '.join([*ahead, 'i(-2) + minimum(k, 0)'])}] if i(-1) == i(-2) + k else bool(0)"
+    made = Elementwise[AccelRef](text, inputs=("x", "k"), operation="arrays.diag", library=LIBRARY)
+    return await made(x, k, shape=(*x.shape[:-1], size, size))
+
+
+async def logspace(
+    device: Device,
+    start: float,
+    stop: float,
+    /,
+    num: int,
+    *,
+    base: float = 10.0,
+    dtype: DTypeLike = "float64",
+    endpoint: bool = True,
+) -> AccelRef:
+    """Make powers of one base, whose exponents have one distance; arguments are those of `linspace`."""
+    check_number("arrays.logspace", "base", base, is_real=True)
+    exponents = await linspace(device, start, stop, num, endpoint=endpoint)
+    made = _expression("logspace", "float64(base) ** x", dtype_of("arrays.logspace", dtype))
+    return await made(base, exponents)
+
+
+async def geomspace(
+    device: Device,
+    start: float,
+    stop: float,
+    /,
+    num: int,
+    *,
+    dtype: DTypeLike = "float64",
+    endpoint: bool = True,
+) -> AccelRef:
+    """Make numbers of one ratio from `start` to `stop`, both positive; arguments are those of `linspace`.
+
+    Raises:
+        TypeError, ValueError: As of `linspace`; or a number that is not positive.
+    """
+    for argument, number in (("start", start), ("stop", stop)):
+        check_number("arrays.geomspace", argument, number, is_real=True)
+        if not 0 < number < math.inf:
+            raise ValueError(f"arrays.geomspace: {argument} must be positive and finite, got {number!r}")
+    steps = await linspace(device, 0, math.log(stop) - math.log(start), num, endpoint=endpoint)
+    made = _expression(
+        "geomspace", "stop if i(0) == last else float64(start) * exp(x)", dtype_of("arrays.geomspace", dtype)
+    )
+    return await made(stop, num - 1 if endpoint and num > 1 else -1, start, steps)
+
+
 async def tril(x: Operand, /, *, k: int = 0, out: AccelRef | None = None) -> AccelRef:
     """Copy matrices, with zeros in place of the elements above a diagonal.
 
@@ -268,5 +352,5 @@ async def _made(
 
 
 @functools.cache
-def _expression(name: str, text: str, dtype: DType) -> Elementwise[Any]:
+def _expression(name: str, text: str, dtype: DType) -> Elementwise[AccelRef]:
     return Elementwise(text, dtypes=dtype, operation=f"arrays.{name}", library=LIBRARY)

@@ -25,12 +25,19 @@ from ..backends.base.expressions import COUNT, ArgumentType, RowExpression, Weak
 from ..backends.base.ops import common_shape
 from ..devices import AccelRef
 from ..expressions import Elementwise, ExpressionArgument, Reduction, Rowwise, argument_of, binder, reduced
-from . import _elementwise, _normalizations, _reductions  # pyright: ignore[reportPrivateUsage]  # beside it
+from . import (  # pyright: ignore[reportPrivateUsage]  # beside it
+    _elementwise,
+    _normalizations,
+    _numeric,
+    _reductions,
+    _special,
+    _statistics,
+)
 from ._actor import LIBRARY
 
 __all__ = ["fused"]
 
-_MODULES: Sequence[Any] = (_elementwise, _reductions, _normalizations)
+_MODULES: Sequence[Any] = (_elementwise, _numeric, _special, _reductions, _statistics, _normalizations)
 _FUNCTIONS = {name: getattr(module, name) for module in _MODULES for name in module.__all__}
 # Names that an argument has not in a text; nor one with "_" in it, which the names of other values have.
 _TAKEN = {*base.FUNCTIONS, *base.CONSTANTS, *base.REDUCTIONS, COUNT, "axis", "i", "keepdims", "out", "shape"}
@@ -125,12 +132,12 @@ _REFUSED = {
     **dict.fromkeys(("matmul", "rmatmul"), "call ta.linalg.matmul before or behind it"),
     "array": "take functions of xp = x.__array_namespace__() in place of NumPy's",
 }
-for _special, _name in (_OF_TWO | _OTHERS).items():
-    setattr(_Traced, f"__{_special}__", _operator(_name))
-for _special, _name in _OF_TWO.items():
-    setattr(_Traced, f"__r{_special}__", _operator(_name, -1))
-for _special, _told in _REFUSED.items():
-    setattr(_Traced, f"__{_special}__", _refusal(f"__{_special}__", _told))
+for _method, _name in (_OF_TWO | _OTHERS).items():
+    setattr(_Traced, f"__{_method}__", _operator(_name))
+for _method, _name in _OF_TWO.items():
+    setattr(_Traced, f"__r{_method}__", _operator(_name, -1))
+for _method, _told in _REFUSED.items():
+    setattr(_Traced, f"__{_method}__", _refusal(f"__{_method}__", _told))
 
 
 class _Namespace:
@@ -313,7 +320,18 @@ class _Recording:
             if not isinstance(node, base.Apply) or node.function not in base.WEAK_ARITHMETIC:
                 raise TypeError(f"{name}: one argument must be an array: of numbers, arithmetic is recorded")
             kind = next(weak for weak in Weak if weak.carrier is kind)
-        return self._written(made.text, values, kind)
+        result = self._written(made.text, self._widened(values, made.precision), kind)
+        return result if made.precision is None else self._rounded(result)
+
+    def _widened(self, values: Mapping[str, _Traced], precision: str | None) -> dict[str, _Traced]:
+        """Record conversions to what a function computes in at least."""
+        wide: Mapping[str, DType] = {} if precision is None else base.WIDE[precision]
+        casts = {key: wide[str(value.kind)] for key, value in values.items() if str(value.kind) in wide}
+        return {**values, **{key: self.cast(values[key], dtype) for key, dtype in casts.items()}}
+
+    def _rounded(self, result: _Traced) -> _Traced:
+        """Record that what was computed in a wider dtype is rounded."""
+        return self._written(f"{result.kind}(x)", {"x": result}, result.kind)
 
     def _reduced(
         self,
@@ -347,15 +365,11 @@ class _Recording:
             axes = tuple(sorted(normalize_axis_tuple(range(len(ones)) if axis is None else axis, len(ones))))
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: axis {axis!r} of {len(ones)} axes: {error}") from None
-        wide: Mapping[str, DType] = {} if precision is None else base.WIDE[precision]
-        casts = {key: wide[str(value.kind)] for key, value in values.items() if str(value.kind) in wide}
-        values = {**values, **{key: self.cast(values[key], dtype) for key, dtype in casts.items()}}
+        values = self._widened(values, precision)
         made = ones if specialized.is_whole else reduced(ones, axes, keepdims=keepdims)
         each = _Stage(len(self.statements), ones, axes, keepdims)
         result = self._written(function.text, values, specialized.result, made, [each] * len(stages))
-        # What was computed in a wider dtype is rounded.
-        text = f"{specialized.result}(x)"
-        return result if precision is None else self._written(text, {"x": result}, specialized.result)
+        return result if precision is None else self._rounded(result)
 
 
 class _Launches:

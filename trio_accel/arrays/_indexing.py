@@ -8,6 +8,7 @@ uses them. One that is outside of its axis fails the operation with an `OutOfRan
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import get_args
 
@@ -21,10 +22,11 @@ from ..devices import AccelRef, Operand
 from ..devices.operations._plan_source import refuse_value
 from ..expressions import Elementwise, ExpressionArgument, Scatter
 from ._actor import LIBRARY
-from ._checks import dtype_of, whole
+from ._checks import dtype_of, placed, whole, wholes
 
 __all__ = [
     "gather_nd", "one_hot", "put", "put_along_axis", "scatter", "scatter_nd", "take", "take_along_axis",
+    "unravel_index",
 ]  # fmt: skip
 
 
@@ -219,6 +221,32 @@ async def one_hot(
     return await made(_spread(x, 1), shape=(*x.shape, length), out=out)
 
 
+async def unravel_index(x: Operand, shape: int | Sequence[int]) -> tuple[AccelRef, ...]:
+    """Find the indices of elements along each axis from those in C order, as `numpy.unravel_index` does.
+
+    Args:
+        x: Indices in C order, whole numbers. They are not checked: of one that is outside, the index along
+            the first axis is outside, too.
+        shape: Shape of the array that they are for.
+
+    Returns:
+        The indices along each axis, of int64, of the shape of `x`: one launch makes all.
+
+    Raises:
+        TypeError: `x` is not of whole numbers.
+        ValueError: `shape` has no axes, or one without elements.
+    """
+    name = "arrays.unravel_index"
+    extents = wholes(name, "shape", shape)
+    [x] = await placed(name, x=x)
+    if x.dtype.kind not in ("int", "uint"):
+        raise TypeError(f"{name}: x must be of whole numbers, got {x.dtype}")
+    if not extents or min(extents) < 1:
+        raise ValueError(f"{name}: shape must have axes of at least one element, got {shape!r}")
+    steps = [math.prod(extents[axis + 1 :]) for axis in range(len(extents))]
+    return await _unravelled(len(steps))(x, *steps, *extents[1:])
+
+
 @attrs.frozen
 class _Places:
     """Places of elements of an array.
@@ -313,6 +341,16 @@ def _scattering(name: str, place: str, indices: tuple[str, ...], reduce: Reduce)
 @functools.cache
 def _one_hot(dtype: DType) -> Elementwise[AccelRef]:
     return Elementwise("i(-1) == x", dtypes=dtype, operation="arrays.one_hot", library=LIBRARY)
+
+
+@functools.cache
+def _unravelled(ndim: int) -> Elementwise[tuple[AccelRef, ...]]:
+    steps, extents = ([f"{name}{axis}" for axis in range(ndim)] for name in "se")
+    places = [f"y{axis} = int64(x) // s{axis}" + f" % e{axis}" * (axis > 0) for axis in range(ndim)]
+    return Elementwise(
+        "; ".join(places), inputs=("x", *steps, *extents[1:]), outputs=[f"y{axis}" for axis in range(ndim)],
+        operation="arrays.unravel_index", library=LIBRARY,
+    )  # fmt: skip
 
 
 def _spread(indices: Operand, count: int) -> Operand:

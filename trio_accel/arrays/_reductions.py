@@ -29,19 +29,25 @@ __all__ = [
 _reduction = partial(reduction, library=LIBRARY)
 _rows = partial(rows, library=LIBRARY)
 
-_Axis: TypeAlias = "int | Sequence[int] | None"
-_Out: TypeAlias = "AccelRef | None"
-_Dtype: TypeAlias = "DTypeLike | None"
+Axis: TypeAlias = "int | Sequence[int] | None"
+"""Axis or axes to reduce; None for all."""
+
+Out: TypeAlias = "AccelRef | None"
+"""An array to write to; None for a new one."""
+
+Dtype: TypeAlias = "DTypeLike | None"
+"""A dtype; None for the usual one."""
 
 # Without degrees of freedom it divides by zero, as NumPy does.
-_VARIANCE = (
+VARIANCE = (
     "d = x - mean(x); s = sum(real(d) * real(d) + imag(d) * imag(d)); "
     "v = where(n > correction, s / (n - correction), s / 0.0)"
 )
+"""Of each element how far it is from the mean, ``d``, and the variance, ``v``."""
 
 
 @_reduction("all")
-async def all(x: Operand, axis: _Axis = None, *, keepdims: bool = False, out: _Out = None) -> AccelRef:
+async def all(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Tell whether all elements along axes are true: NaN is, and so are no elements.
 
     Args:
@@ -62,7 +68,7 @@ async def all(x: Operand, axis: _Axis = None, *, keepdims: bool = False, out: _O
 
 
 @_reduction("any")
-async def any(x: Operand, axis: _Axis = None, *, keepdims: bool = False, out: _Out = None) -> AccelRef:
+async def any(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Tell whether any element along axes is true: NaN is, and of no elements none is.
 
     Arguments and errors are those of `all`.
@@ -71,9 +77,7 @@ async def any(x: Operand, axis: _Axis = None, *, keepdims: bool = False, out: _O
 
 
 @_reduction("argmax")
-async def argmax(
-    x: Operand, axis: int | None = None, *, keepdims: bool = False, out: _Out = None
-) -> AccelRef:
+async def argmax(x: Operand, axis: int | None = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Find the place of the largest element along an axis: the first NaN, and the first of equal ones.
 
     Args:
@@ -96,9 +100,7 @@ async def argmax(
 
 
 @_reduction("argmin")
-async def argmin(
-    x: Operand, axis: int | None = None, *, keepdims: bool = False, out: _Out = None
-) -> AccelRef:
+async def argmin(x: Operand, axis: int | None = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Find the place of the smallest element along an axis: the first NaN, and the first of equal ones.
 
     Arguments and errors are those of `argmax`.
@@ -108,7 +110,7 @@ async def argmin(
 
 @_reduction("sum", "x != 0")
 async def count_nonzero(
-    x: Operand, axis: _Axis = None, *, keepdims: bool = False, out: _Out = None
+    x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
     """Count the elements along axes that are not zero, as int64: NaN is not zero.
 
@@ -118,7 +120,7 @@ async def count_nonzero(
 
 
 @_rows("m = max(x); m = where(isfinite(m), m, 0.0); y = log(sum(exp(x - m))) + m")
-async def logsumexp(x: Operand, axis: _Axis = None, *, keepdims: bool = False, out: _Out = None) -> AccelRef:
+async def logsumexp(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Compute the logarithm of the sum of exponentials along axes, as `scipy.special.logsumexp` does.
 
     Nothing overflows on the way: the largest element is taken from all others first. It is one launch; see
@@ -143,7 +145,7 @@ async def logsumexp(x: Operand, axis: _Axis = None, *, keepdims: bool = False, o
 
 
 @_reduction("max")
-async def max(x: Operand, axis: _Axis = None, *, keepdims: bool = False, out: _Out = None) -> AccelRef:
+async def max(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Find the largest element along axes; NaN if there is one.
 
     Args:
@@ -165,7 +167,7 @@ async def max(x: Operand, axis: _Axis = None, *, keepdims: bool = False, out: _O
 
 
 @_reduction("mean")
-async def mean(x: Operand, axis: _Axis = None, *, keepdims: bool = False, out: _Out = None) -> AccelRef:
+async def mean(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Compute the mean of the elements along axes; NaN of no elements.
 
     It has the dtype of `x`, and float64 for whole numbers and truth values, which are converted before they
@@ -175,7 +177,7 @@ async def mean(x: Operand, axis: _Axis = None, *, keepdims: bool = False, out: _
 
 
 @_reduction("min")
-async def min(x: Operand, axis: _Axis = None, *, keepdims: bool = False, out: _Out = None) -> AccelRef:
+async def min(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Find the smallest element along axes; NaN if there is one.
 
     Arguments and errors are those of `max`.
@@ -185,7 +187,7 @@ async def min(x: Operand, axis: _Axis = None, *, keepdims: bool = False, out: _O
 
 @_reduction("prod")
 async def prod(
-    x: Operand, axis: _Axis = None, *, dtype: _Dtype = None, keepdims: bool = False, out: _Out = None
+    x: Operand, axis: Axis = None, *, dtype: Dtype = None, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
     """Multiply the elements of an array along axes; 1 of no elements.
 
@@ -194,9 +196,9 @@ async def prod(
     ...
 
 
-@_rows(f"{_VARIANCE}; y = sqrt(v)", precision="float64")
+@_rows(f"{VARIANCE}; y = sqrt(v)", precision="float64")
 async def std(
-    x: Operand, axis: _Axis = None, *, correction: float = 0, keepdims: bool = False, out: _Out = None
+    x: Operand, axis: Axis = None, *, correction: float = 0, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
     """Compute the standard deviation of the elements along axes: the root of `var`.
 
@@ -207,7 +209,7 @@ async def std(
 
 @_reduction("sum")
 async def sum(
-    x: Operand, axis: _Axis = None, *, dtype: _Dtype = None, keepdims: bool = False, out: _Out = None
+    x: Operand, axis: Axis = None, *, dtype: Dtype = None, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
     """Add the elements of an array along axes; 0 of no elements.
 
@@ -239,9 +241,9 @@ async def sum(
     ...
 
 
-@_rows(_VARIANCE, precision="float64")
+@_rows(VARIANCE, precision="float64")
 async def var(
-    x: Operand, axis: _Axis = None, *, correction: float = 0, keepdims: bool = False, out: _Out = None
+    x: Operand, axis: Axis = None, *, correction: float = 0, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
     """Compute the variance of the elements along axes: the mean square of what they differ from the mean.
 

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from ..backends.base import DType, DTypeLike
-from ..backends.base.ops import Combination, ScanSpec, SegmentSpec
+from ..backends.base.ops import Combination, Scan, ScanSpec, SegmentSpec
 from ..devices import AccelRef, Operand, Planned, Planner, device_of, operation
 from ..expressions import Elementwise
 from ._actor import LIBRARY, ArraysActor
 from ._checks import axis_of, check_real, flag, summed_dtype, whole
 from ._joins import concat
 
-__all__ = ["cumulative_prod", "cumulative_sum", "diff", "segmented_reduce"]
+__all__ = [
+    "cumulative_logsumexp", "cumulative_max", "cumulative_min", "cumulative_prod", "cumulative_sum", "diff",
+    "segmented_reduce",
+]  # fmt: skip
 
 
-def _plan_scan(message: Any, planner: Planner, combine: Literal["sum", "prod"]) -> Planned[AccelRef]:
+def _plan_scan(message: Any, planner: Planner, combine: Scan) -> Planned[AccelRef]:
     name, x = planner.name, planner.read("x", message.x)
     if message.axis is None and x.ndim != 1:
         raise ValueError(f"{name}: axis must be given for an array of shape {x.shape}, which is no vector")
     axis = axis_of(name, x, 0 if message.axis is None else message.axis)
-    dtype = summed_dtype(name, x.dtype, message.dtype)
-    more = flag(name, "include_initial", message.include_initial)
+    if combine in ("sum", "prod"):
+        dtype, more = (
+            summed_dtype(name, x.dtype, message.dtype),
+            flag(name, "include_initial", message.include_initial),
+        )
+    else:
+        check_real(name, x=x)
+        more, dtype = False, x.dtype if combine != "logaddexp" or x.dtype.is_inexact else DType.float64
     if x.dtype.kind == "complex" and dtype.kind != "complex":
         raise TypeError(f"{name}: dtype must be complex for an array of {x.dtype}, got {dtype}")
     shape = (*x.shape[:axis], x.shape[axis] + more, *x.shape[axis + 1 :])
@@ -90,6 +99,49 @@ async def cumulative_prod(
         TypeError: There is no such dtype, or it is real and the array complex.
         ValueError: There is no such axis, or `out` has another shape or shares memory with `x`.
         NotSupportedError: float8.
+    """
+    ...
+
+
+@operation(actor=ArraysActor, plan=lambda message, planner: _plan_scan(message, planner, "max"))
+async def cumulative_max(x: Operand, *, axis: int | None = None, out: AccelRef | None = None) -> AccelRef:
+    """Find the largest of the elements up to each one along an axis, as `numpy.maximum.accumulate` does.
+
+    From a NaN on, all are NaN.
+
+    Args:
+        x: The array, of a dtype that has an order.
+        axis: The axis, from the end for a negative one. It may be left out for a vector.
+        out: Array to write to; by default a new one.
+
+    Returns:
+        The largest elements, of the dtype of `x`.
+
+    Raises:
+        TypeError: `x` is complex.
+        ValueError: There is no such axis, or `out` has another shape or shares memory with `x`.
+        NotSupportedError: float8.
+    """
+    ...
+
+
+@operation(actor=ArraysActor, plan=lambda message, planner: _plan_scan(message, planner, "min"))
+async def cumulative_min(x: Operand, *, axis: int | None = None, out: AccelRef | None = None) -> AccelRef:
+    """Find the smallest of the elements up to each one along an axis.
+
+    Arguments and errors are those of `cumulative_max`.
+    """
+    ...
+
+
+@operation(actor=ArraysActor, plan=lambda message, planner: _plan_scan(message, planner, "logaddexp"))
+async def cumulative_logsumexp(
+    x: Operand, *, axis: int | None = None, out: AccelRef | None = None
+) -> AccelRef:
+    """Compute the logarithm of the sum of exponentials up to each element: `torch.logcumsumexp`.
+
+    No exponential is too large or too small. It is computed in float64 and rounded to the dtype of `x`; the
+    result of whole numbers is float64. Arguments and errors are those of `cumulative_max`.
     """
     ...
 

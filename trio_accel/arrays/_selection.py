@@ -6,8 +6,9 @@ view of what is filled, which keeps the memory of the whole.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,14 +17,15 @@ from ..backends.base import DType
 from ..backends.base.ops import ArraySpec, CountSpec, GroupSpec, SelectSpec, number_of
 from ..devices import AccelRef, Operand, Operation, Planned, Planner, device_of, operation
 from ..devices.base._views import reshaped
-from ..expressions import Reduction
+from ..expressions import Elementwise, ExpressionArgument, Reduction
 from ._actor import LIBRARY, ArraysActor
 from ._checks import check_number, check_real, flat, whole
+from ._joins import stack
 
 __all__ = [
     "HistogramResult", "RunLengthsResult", "UniqueAllResult", "UniqueCountsResult", "UniqueInverseResult",
-    "bincount", "compress", "histogram", "nonzero", "partition", "run_lengths", "unique_all",
-    "unique_counts", "unique_inverse", "unique_values",
+    "argwhere", "bincount", "compress", "histogram", "nonzero", "partition", "run_lengths", "select",
+    "unique_all", "unique_counts", "unique_inverse", "unique_values",
 ]  # fmt: skip
 
 
@@ -237,6 +239,55 @@ async def nonzero(x: Operand) -> tuple[AccelRef, ...]:
         NotSupportedError: float8 on CUDA.
     """
     ...
+
+
+async def argwhere(x: Operand) -> AccelRef:
+    """Find the indices of elements that are not zero, a row for each: `nonzero`, and a join.
+
+    Arguments and errors are those of `nonzero`.
+
+    Returns:
+        A matrix of int64, with a column for each axis of `x`.
+    """
+    return await stack(await nonzero(x), axis=1)
+
+
+async def select(
+    conditions: Sequence[ExpressionArgument],
+    choices: Sequence[ExpressionArgument],
+    default: ExpressionArgument = 0,
+) -> AccelRef:
+    """Take the first choice whose condition is true, as `numpy.select` does: one launch.
+
+    Args:
+        conditions: Truth values. These and all others broadcast.
+        choices: As many arrays or numbers, promoted to one dtype with `default`.
+        default: Where no condition is true.
+
+    Returns:
+        The elements.
+
+    Raises:
+        TypeError: A condition is not of truth values, or the standard has no promotion of the choices.
+        ValueError: Not as many choices as conditions, or shapes that do not broadcast.
+    """
+    if not len(conditions) == len(choices) > 0:
+        raise ValueError(
+            f"arrays.select: each condition must have a choice, got {len(conditions)} and {len(choices)}"
+        )
+    return await _selecting(len(choices))(*conditions, *choices, default)
+
+
+@functools.cache
+def _selecting(count: int) -> Elementwise[AccelRef]:
+    conditions, choices = (
+        [f"{name}_{number}" for number in range(count)] for name in ("condition", "choice")
+    )
+    pairs = zip(reversed(conditions), reversed(choices), strict=True)
+    text = functools.reduce(lambda rest, pair: f"where({pair[0]}, {pair[1]}, {rest})", pairs, "default")
+    inputs = (*conditions, *choices, "default")
+    named: dict[str, Any] = {"promoted": (*choices, "default"), "truths": conditions}
+    return Elementwise(text, inputs=inputs, operation="arrays.select", library=LIBRARY, **named)
 
 
 def _plan_select(

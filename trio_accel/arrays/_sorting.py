@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from ..backends.base import DType
 from ..backends.base.ops import ArraySpec, SearchSpec, SortSpec
 from ..devices import AccelRef, Operand, Planned, Planner, operation
 from ._actor import ArraysActor
-from ._checks import axis_of, check_real, flag, whole
+from ._checks import axis_of, check_real, flag, placed, whole
+from ._indexing import take_along_axis
 
-__all__ = ["TopKResult", "argsort", "searchsorted", "sort", "top_k"]
+__all__ = ["TopKResult", "argsort", "lexsort", "searchsorted", "sort", "top_k"]
 
 
 class TopKResult(NamedTuple):
@@ -134,6 +136,31 @@ async def argsort(
         NotSupportedError: As `sort`.
     """
     ...
+
+
+async def lexsort(keys: Sequence[Operand], *, axis: int = -1) -> AccelRef:
+    """Find the indices that sort by several keys, as `numpy.lexsort` does: the last one counts first.
+
+    There is a sort for each key.
+
+    Args:
+        keys: Arrays of one shape.
+        axis: The axis, from the end for a negative one.
+
+    Returns:
+        Indices along the axis, of int64.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `argsort`; or no keys, or keys of several shapes.
+    """
+    given = await placed("arrays.lexsort", **{f"keys[{number}]": key for number, key in enumerate(keys)})
+    if len({key.shape for key in given}) > 1:
+        raise ValueError(f"arrays.lexsort: keys must be of one shape, got {[key.shape for key in given]}")
+    order = await argsort(given[0], axis=axis)
+    for key in given[1:]:
+        step = await argsort(await take_along_axis(key, order, axis), axis=axis)
+        order = await take_along_axis(order, step, axis)
+    return order
 
 
 @operation(actor=ArraysActor, plan=_plan_top_k)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,8 @@ from ._checks import check_ref, flag, whole, wholes
 
 __all__ = [
     "broadcast_arrays", "broadcast_to", "diagonal", "expand_dims", "flip", "matrix_transpose", "meshgrid",
-    "moveaxis", "permute_dims", "reshape", "sliding_window_view", "split", "squeeze", "unstack",
+    "moveaxis", "permute_dims", "reshape", "rot90", "sliding_window_view", "split", "squeeze", "swapaxes",
+    "unstack",
 ]  # fmt: skip
 
 
@@ -151,6 +152,31 @@ def diagonal(x: AccelRef, *, offset: int = 0) -> AccelRef:
     """
     number = whole("arrays.diagonal", "offset", offset)
     return _view("diagonal", x, lambda array: np.diagonal(array, number, -2, -1))
+
+
+def rot90(x: AccelRef, k: int = 1, axes: Sequence[int] = (0, 1)) -> AccelRef:
+    """Return a view that is turned by 90 degrees, from the first of two axes towards the second.
+
+    Args:
+        x: The array.
+        k: How often.
+        axes: The plane.
+
+    Raises:
+        ValueError: These are not two axes that there are.
+    """
+    times, plane = whole("arrays.rot90", "k", k), wholes("arrays.rot90", "axes", axes)
+    return _view("rot90", x, lambda array: np.rot90(array, times, cast("Any", plane)))
+
+
+def swapaxes(x: AccelRef, axis1: int, axis2: int) -> AccelRef:
+    """Return a view with two axes exchanged.
+
+    Raises:
+        ValueError: An axis that there is not.
+    """
+    places = whole("arrays.swapaxes", "axis1", axis1), whole("arrays.swapaxes", "axis2", axis2)
+    return _view("swapaxes", x, lambda array: array.swapaxes(*places))
 
 
 def sliding_window_view(

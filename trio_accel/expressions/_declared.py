@@ -177,7 +177,7 @@ def reduction(
 
 
 def rows(
-    text: str, *, precision: str = "float32", library: str
+    text: str, *, precision: str | None = "float32", library: str
 ) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], DeclaredReduction[ParametersP]]:
     """Declare a function that computes an expression of rows.
 

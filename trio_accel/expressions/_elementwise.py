@@ -88,11 +88,12 @@ class Elementwise(Generic[ReplyT]):
 
     Attributes:
         operation: Name of the operation.
+        precision: The least that arrays are computed in.
     """
 
     __slots__ = (
         "_dtypes", "_expression", "_is_checked", "_is_single", "_known", "_message", "_promoted", "_truths",
-        "_wide", "operation",
+        "_wide", "operation", "precision",
     )  # fmt: skip
 
     def __init__(
@@ -127,6 +128,7 @@ class Elementwise(Generic[ReplyT]):
         self._promoted, self._truths = tuple(promoted), tuple(truths)
         self._wide: Mapping[str, DType] = {} if precision is None else WIDE[precision]
         self.operation: str = operation
+        self.precision: str | None = precision
         # By the types of the arguments, and of results that are given.
         self._known: dict[tuple[object, ...], _Known] = {}
 

@@ -17,6 +17,7 @@ from . import (
     _embedding,
     _linear,
     _losses,
+    _margins,
     _norms,
     _optimizers,
     _pooling,
@@ -30,6 +31,7 @@ from ._dropout import *
 from ._embedding import *
 from ._linear import *
 from ._losses import *
+from ._margins import *
 from ._norms import *
 from ._optimizers import *
 from ._pooling import *
@@ -44,6 +46,7 @@ __all__ += _dropout.__all__
 __all__ += _embedding.__all__
 __all__ += _linear.__all__
 __all__ += _losses.__all__
+__all__ += _margins.__all__
 __all__ += _norms.__all__
 __all__ += _optimizers.__all__
 __all__ += _pooling.__all__

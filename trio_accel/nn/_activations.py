@@ -21,12 +21,13 @@ from ..expressions import Elementwise, ExpressionArgument, expression, rows
 from ._library import LIBRARY, Axis, Out, check_array, check_choice
 
 __all__ = [
-    "celu", "celu_grad", "elu", "elu_grad", "gelu", "gelu_grad", "glu", "glu_grad", "hardsigmoid",
-    "hardsigmoid_grad", "hardswish", "hardswish_grad", "hardtanh", "hardtanh_grad", "leaky_relu",
-    "leaky_relu_grad", "log_sigmoid", "log_sigmoid_grad", "log_softmax_grad", "mish", "mish_grad",
-    "relu", "relu6", "relu6_grad", "relu_grad", "selu", "selu_grad", "sigmoid", "sigmoid_grad", "silu",
-    "silu_grad", "softmax_grad", "softplus", "softplus_grad", "softsign", "softsign_grad", "tanh_grad",
-    "tanhshrink", "tanhshrink_grad",
+    "celu", "celu_grad", "elu", "elu_grad", "gelu", "gelu_grad", "glu", "glu_grad", "hardshrink",
+    "hardshrink_grad", "hardsigmoid", "hardsigmoid_grad", "hardswish", "hardswish_grad", "hardtanh",
+    "hardtanh_grad", "leaky_relu", "leaky_relu_grad", "log_sigmoid", "log_sigmoid_grad", "log_softmax_grad",
+    "mish", "mish_grad", "prelu", "prelu_grad", "relu", "relu6", "relu6_grad", "relu_grad", "selu",
+    "selu_grad", "sigmoid", "sigmoid_grad", "silu", "silu_grad", "softmax_grad", "softmin", "softplus",
+    "softplus_grad", "softshrink", "softshrink_grad", "softsign", "softsign_grad", "tanh_grad", "tanhshrink",
+    "tanhshrink_grad", "threshold", "threshold_grad",
 ]  # fmt: skip
 
 _expression = partial(expression, library=LIBRARY, precision="float32")
@@ -116,6 +117,87 @@ async def leaky_relu_grad(
     grad: ExpressionArgument, x: ExpressionArgument, negative_slope: float = 0.01, *, out: Out = None
 ) -> AccelRef:
     """Compute the gradient of `leaky_relu`.
+
+    Arguments and errors are those of `relu_grad`.
+    """
+    ...
+
+
+@_expression("y = where(x > 0, x, x * weight)")
+async def prelu(x: ExpressionArgument, weight: ExpressionArgument, *, out: Out = None) -> AccelRef:
+    """Multiply negative elements by learned factors.
+
+    `weight` broadcasts to `x`: those of channels along axis 1 have shape (C, 1, 1) for images. Other
+    arguments and errors are those of `relu`.
+    """
+    ...
+
+
+@_expression("y = where(x > 0, grad, grad * weight)")
+async def prelu_grad(
+    grad: ExpressionArgument, x: ExpressionArgument, weight: ExpressionArgument, *, out: Out = None
+) -> AccelRef:
+    """Compute the gradient of `prelu` by `x`. That of the factors is the sum of ``grad * minimum(x, 0)``.
+
+    Arguments and errors are those of `relu_grad`.
+    """
+    ...
+
+
+@_expression("y = where(x <= threshold, value, x)")
+async def threshold(x: ExpressionArgument, threshold: float, value: float, *, out: Out = None) -> AccelRef:
+    """Replace elements up to `threshold` by `value`.
+
+    Arguments and errors are those of `relu`.
+    """
+    ...
+
+
+@_expression("y = where(x <= threshold, 0 * value, grad)")
+async def threshold_grad(
+    grad: ExpressionArgument, x: ExpressionArgument, threshold: float, value: float, *, out: Out = None
+) -> AccelRef:
+    """Compute the gradient of `threshold`.
+
+    Arguments and errors are those of `relu_grad`.
+    """
+    ...
+
+
+@_expression("y = where(abs(x) <= lambd, 0, x)")
+async def hardshrink(x: ExpressionArgument, lambd: float = 0.5, *, out: Out = None) -> AccelRef:
+    """Replace elements from ``-lambd`` to `lambd` by 0.
+
+    Arguments and errors are those of `relu`.
+    """
+    ...
+
+
+@_expression("y = where(abs(x) <= lambd, 0, grad)")
+async def hardshrink_grad(
+    grad: ExpressionArgument, x: ExpressionArgument, lambd: float = 0.5, *, out: Out = None
+) -> AccelRef:
+    """Compute the gradient of `hardshrink`, which is that of `softshrink`, too.
+
+    Arguments and errors are those of `relu_grad`.
+    """
+    ...
+
+
+@_expression("y = x - minimum(maximum(x, -lambd), lambd)")
+async def softshrink(x: ExpressionArgument, lambd: float = 0.5, *, out: Out = None) -> AccelRef:
+    """Bring elements nearer to 0 by `lambd`, and those that are nearer than that to 0.
+
+    Arguments and errors are those of `relu`.
+    """
+    ...
+
+
+@_expression("y = where(abs(x) <= lambd, 0, grad)")
+async def softshrink_grad(
+    grad: ExpressionArgument, x: ExpressionArgument, lambd: float = 0.5, *, out: Out = None
+) -> AccelRef:
+    """Compute the gradient of `softshrink`.
 
     Arguments and errors are those of `relu_grad`.
     """
@@ -445,6 +527,12 @@ async def gelu_grad(
     """
     check_choice("nn.gelu_grad", "approximate", approximate, _gelu_grads)
     return await _gelu_grads[approximate](grad, x, out=out)
+
+
+@_rows("e = exp(min(x) - x); y = e / sum(e)")
+async def softmin(x: Operand, axis: Axis = None, *, out: Out = None) -> AccelRef:
+    """Compute the `ta.arrays.softmax` of ``-x``; arguments and errors are those of that."""
+    ...
 
 
 @_rows("e = exp(x - max(x)); p = e / sum(e); y = p * (grad - sum(p * grad))", precision="float64")

@@ -25,12 +25,12 @@ __all__ = [
     "mse_loss", "mse_loss_grad", "nll_loss", "smooth_l1_loss", "smooth_l1_loss_grad",
 ]  # fmt: skip
 
-_Reduction: TypeAlias = Literal["none", "mean", "sum"]
+LossReduction: TypeAlias = Literal["none", "mean", "sum"]
 _REDUCTIONS = ("none", "mean", "sum")
 
 
 @attrs.frozen(eq=False)
-class _Loss:
+class Loss:
     """A loss that is computed for each element.
 
     Attributes:
@@ -103,22 +103,22 @@ class _Loss:
         )
 
 
-_MSE = _Loss("nn.mse_loss", "d = x - target; v = d * d", "v = 2 * (x - target)")
-_L1 = _Loss("nn.l1_loss", "v = abs(x - target)", "v = sign(x - target)")
-_SMOOTH_L1 = _Loss(
+_MSE = Loss("nn.mse_loss", "d = x - target; v = d * d", "v = 2 * (x - target)")
+_L1 = Loss("nn.l1_loss", "v = abs(x - target)", "v = sign(x - target)")
+_SMOOTH_L1 = Loss(
     "nn.smooth_l1_loss",
     "d = abs(x - target); v = where(d < beta, 0.5 * d * d / beta, d - 0.5 * beta)",
     "d = x - target; v = where(abs(d) < beta, d / beta, sign(d))",
     ("beta",),
 )
-_HUBER = _Loss(
+_HUBER = Loss(
     "nn.huber_loss",
     "d = abs(x - target); v = where(d <= delta, 0.5 * d * d, delta * (d - 0.5 * delta))",
     "d = x - target; v = minimum(maximum(d, -delta), delta)",
     ("delta",),
 )
 # Both exponentials are of numbers that are not positive, and nothing is subtracted.
-_BINARY = _Loss(
+_BINARY = Loss(
     "nn.binary_cross_entropy_with_logits",
     "a = log1p(exp(-abs(x))); v = weight * ((1 - target) * (maximum(x, 0) + a)"
     " + pos_weight * target * (maximum(-x, 0) + a))",
@@ -127,12 +127,12 @@ _BINARY = _Loss(
     ("weight", "pos_weight"),
 )
 _DIVERGENCES = {
-    False: _Loss("nn.kl_div", "v = where(target == 0, 0, target * (log(target) - x))", "v = -target + 0 * x"),
-    True: _Loss("nn.kl_div", "v = exp(target) * (target - x)", "v = -exp(target) + 0 * x"),
+    False: Loss("nn.kl_div", "v = where(target == 0, 0, target * (log(target) - x))", "v = -target + 0 * x"),
+    True: Loss("nn.kl_div", "v = exp(target) * (target - x)", "v = -exp(target) + 0 * x"),
 }
 
 
-async def mse_loss(x: Operand, target: Operand, *, reduction: _Reduction = "mean") -> AccelRef:
+async def mse_loss(x: Operand, target: Operand, *, reduction: LossReduction = "mean") -> AccelRef:
     """Compute squares of differences, as `torch.nn.functional.mse_loss`: one launch.
 
     Args:
@@ -152,7 +152,7 @@ async def mse_loss(x: Operand, target: Operand, *, reduction: _Reduction = "mean
 
 
 async def mse_loss_grad(
-    grad: ExpressionArgument, x: Operand, target: Operand, *, reduction: _Reduction = "mean"
+    grad: ExpressionArgument, x: Operand, target: Operand, *, reduction: LossReduction = "mean"
 ) -> AccelRef:
     """Compute the gradient of `mse_loss` by `x`: one launch.
 
@@ -171,7 +171,7 @@ async def mse_loss_grad(
     return await _MSE.derived(grad, x, target, reduction)
 
 
-async def l1_loss(x: Operand, target: Operand, *, reduction: _Reduction = "mean") -> AccelRef:
+async def l1_loss(x: Operand, target: Operand, *, reduction: LossReduction = "mean") -> AccelRef:
     """Compute sizes of differences, as `torch.nn.functional.l1_loss`: one launch.
 
     Arguments and errors are those of `mse_loss`.
@@ -180,7 +180,7 @@ async def l1_loss(x: Operand, target: Operand, *, reduction: _Reduction = "mean"
 
 
 async def l1_loss_grad(
-    grad: ExpressionArgument, x: Operand, target: Operand, *, reduction: _Reduction = "mean"
+    grad: ExpressionArgument, x: Operand, target: Operand, *, reduction: LossReduction = "mean"
 ) -> AccelRef:
     """Compute the gradient of `l1_loss` by `x`: 0 where there is no difference. One launch.
 
@@ -190,7 +190,7 @@ async def l1_loss_grad(
 
 
 async def smooth_l1_loss(
-    x: Operand, target: Operand, *, reduction: _Reduction = "mean", beta: float = 1.0
+    x: Operand, target: Operand, *, reduction: LossReduction = "mean", beta: float = 1.0
 ) -> AccelRef:
     """Compute `l1_loss`, with a parabola below `beta`, as `torch.nn.functional.smooth_l1_loss`: one launch.
 
@@ -206,7 +206,7 @@ async def smooth_l1_loss_grad(
     x: Operand,
     target: Operand,
     *,
-    reduction: _Reduction = "mean",
+    reduction: LossReduction = "mean",
     beta: float = 1.0,
 ) -> AccelRef:
     """Compute the gradient of `smooth_l1_loss` by `x`: one launch.
@@ -218,7 +218,7 @@ async def smooth_l1_loss_grad(
 
 
 async def huber_loss(
-    x: Operand, target: Operand, *, reduction: _Reduction = "mean", delta: float = 1.0
+    x: Operand, target: Operand, *, reduction: LossReduction = "mean", delta: float = 1.0
 ) -> AccelRef:
     """Compute Huber's loss, as `torch.nn.functional.huber_loss`: one launch.
 
@@ -234,7 +234,7 @@ async def huber_loss_grad(
     x: Operand,
     target: Operand,
     *,
-    reduction: _Reduction = "mean",
+    reduction: LossReduction = "mean",
     delta: float = 1.0,
 ) -> AccelRef:
     """Compute the gradient of `huber_loss` by `x`: one launch.
@@ -250,7 +250,7 @@ async def binary_cross_entropy_with_logits(
     target: Operand,
     weight: ExpressionArgument = 1,
     *,
-    reduction: _Reduction = "mean",
+    reduction: LossReduction = "mean",
     pos_weight: ExpressionArgument = 1,
 ) -> AccelRef:
     """Compute the cross entropy of truth values, of logits: one launch.
@@ -281,7 +281,7 @@ async def binary_cross_entropy_with_logits_grad(
     target: Operand,
     weight: ExpressionArgument = 1,
     *,
-    reduction: _Reduction = "mean",
+    reduction: LossReduction = "mean",
     pos_weight: ExpressionArgument = 1,
 ) -> AccelRef:
     """Compute the gradient of `binary_cross_entropy_with_logits` by `x`: one launch.
@@ -490,7 +490,7 @@ async def cross_entropy(
     weight: Operand | None = None,
     *,
     ignore_index: int = -100,
-    reduction: _Reduction = "mean",
+    reduction: LossReduction = "mean",
     label_smoothing: float = 0.0,
 ) -> AccelRef:
     """Compute the cross entropy of labels and the softmax of logits, as `torch.nn.functional.cross_entropy`.
@@ -537,7 +537,7 @@ async def nll_loss(
     weight: Operand | None = None,
     *,
     ignore_index: int = -100,
-    reduction: _Reduction = "mean",
+    reduction: LossReduction = "mean",
 ) -> AccelRef:
     """Take the negative logarithms of the probabilities of labels, as `torch.nn.functional.nll_loss`.
 
@@ -573,7 +573,7 @@ async def cross_entropy_grad(
     weight: Operand | None = None,
     *,
     ignore_index: int = -100,
-    reduction: _Reduction = "mean",
+    reduction: LossReduction = "mean",
     label_smoothing: float = 0.0,
 ) -> AccelRef:
     """Compute the gradient of `cross_entropy` by the logits: the softmax, less 1 for the class of each label.

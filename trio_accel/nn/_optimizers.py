@@ -6,6 +6,7 @@ least. What is kept may be of a wider dtype than the parameter. Arrays are damag
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..devices.base._refusals import what_to_do, whole
 from ..expressions import Elementwise
 from ._library import LIBRARY, check_array, check_range
 
-__all__ = ["adam", "adamw", "sgd"]
+__all__ = ["adadelta", "adagrad", "adam", "adamax", "adamw", "lion", "radam", "rmsprop", "sgd"]
 
 
 def _stepping(name: str, text: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Elementwise[Any]:
@@ -88,8 +89,7 @@ async def sgd(
     name = "nn.sgd"
     check_range(name, 0, math.inf, lr=lr, momentum=momentum, weight_decay=weight_decay)
     check_range(name, 0, 1, is_closed=True, dampening=dampening)
-    if (momentum > 0) != (momentum_buffer is not None):
-        raise ValueError(f"{name}: momentum and momentum_buffer go together, got momentum {momentum!r}")
+    _check_momentum(name, momentum, momentum_buffer)
     if nesterov and (momentum <= 0 or dampening):
         raise ValueError(
             f"{name}: nesterov needs momentum and no dampening, got {momentum!r} and {dampening!r}"
@@ -172,12 +172,227 @@ async def adamw(
     return param
 
 
+# By the name, the states that a step changes beside the parameter, and what it makes of them: ``p`` of the
+# parameter, and ``a`` and ``b`` of the states. The gradient with its share of the parameter is ``g``.
+_MEAN_SQUARE = "a = alpha * square_avg + (1 - alpha) * g * g"
+_STEPS: dict[str, tuple[str, str]] = {
+    "adadelta": (
+        "square_avg acc_delta",
+        (
+            "a = rho * square_avg + (1 - rho) * g * g; d = g * (sqrt(acc_delta + eps) / sqrt(a + eps)); "
+            "b = rho * acc_delta + (1 - rho) * d * d; p = param - lr * d"
+        ),
+    ),
+    "adagrad": ("state_sum", "a = state_sum + g * g; p = param - lr * g / (sqrt(a) + eps)"),
+    "adamax": (
+        "exp_avg exp_inf",
+        (
+            "a = exp_avg + share * (g - exp_avg); b = maximum(beta * exp_inf, abs(g) + eps); "
+            "p = param - lr * a / b"
+        ),
+    ),
+    "lion": (
+        "exp_avg",
+        "d = grad - exp_avg; a = exp_avg + other * d; p = shrink * param - lr * sign(exp_avg + share * d)",
+    ),
+    "radam": (
+        "exp_avg exp_avg_sq",
+        (
+            "a = exp_avg + share * (g - exp_avg); b = beta * exp_avg_sq + other * g * g; "
+            "p = param - lr * a * (plain + root / (sqrt(b) + eps))"
+        ),
+    ),
+    "rmsprop": ("square_avg", f"{_MEAN_SQUARE}; p = param - lr * g / (sqrt(a) + eps)"),
+    "rmsprop_momentum": (
+        "square_avg momentum_buffer",
+        f"{_MEAN_SQUARE}; b = momentum * momentum_buffer + g / (sqrt(a) + eps); p = param - lr * b",
+    ),
+}
+
+
+async def _step(
+    name: str, step: str, param: AccelRef, grad: Operand, *states: AccelRef, **numbers: float
+) -> AccelRef:
+    """Take a step of the table: one launch."""
+    arrays = dict(zip(_STEPS[step][0].split(), states, strict=True))
+    _check(name, grad, param=param, **arrays)
+    values = [float(number) for number in numbers.values()]
+    await _made(name, step, tuple(numbers))(param, grad, *states, *values, out=(param, *states))
+    return param
+
+
+@functools.cache
+def _made(name: str, step: str, numbers: tuple[str, ...]) -> Elementwise[Any]:
+    states, text = _STEPS[step][0].split(), _STEPS[step][1]
+    if "weight_decay" in numbers:
+        text = f"g = grad + weight_decay * param; {text}"
+    return _stepping(name, text, ("param", "grad", *states, *numbers), ("p", "a", "b")[: 1 + len(states)])
+
+
+async def adadelta(
+    param: AccelRef,
+    grad: Operand,
+    square_avg: AccelRef,
+    acc_delta: AccelRef,
+    *,
+    lr: float = 1.0,
+    rho: float = 0.9,
+    eps: float = 1e-6,
+    weight_decay: float = 0.0,
+) -> AccelRef:
+    """Take a step of Adadelta (Zeiler, 2012), as `torch.optim.Adadelta`: one launch.
+
+    `square_avg` and `acc_delta` are means of squares of gradients and of steps, zeros at the beginning, and
+    `rho` is the share of them that goes on. Other arguments and errors are those of `adam`.
+    """
+    name = "nn.adadelta"
+    check_range(name, 0, math.inf, lr=lr, eps=eps, weight_decay=weight_decay)
+    check_range(name, 0, 1, is_closed=True, rho=rho)
+    states = square_avg, acc_delta
+    return await _step(
+        name, "adadelta", param, grad, *states, weight_decay=weight_decay, lr=lr, rho=rho, eps=eps
+    )
+
+
+async def adagrad(
+    param: AccelRef,
+    grad: Operand,
+    state_sum: AccelRef,
+    step: int,
+    *,
+    lr: float = 1e-2,
+    lr_decay: float = 0.0,
+    eps: float = 1e-10,
+    weight_decay: float = 0.0,
+) -> AccelRef:
+    """Take a step of Adagrad (Duchi et al., 2011), as `torch.optim.Adagrad`: one launch.
+
+    `state_sum` is the sum of squares of gradients, zeros at the beginning. The length of the step is
+    ``lr / (1 + (step - 1) * lr_decay)``. Other arguments and errors are those of `adam`.
+    """
+    name = "nn.adagrad"
+    check_range(name, 0, math.inf, lr=lr, lr_decay=lr_decay, eps=eps, weight_decay=weight_decay)
+    rate = lr / (1 + (_number(name, step) - 1) * lr_decay)
+    return await _step(name, "adagrad", param, grad, state_sum, weight_decay=weight_decay, lr=rate, eps=eps)
+
+
+async def adamax(
+    param: AccelRef,
+    grad: Operand,
+    exp_avg: AccelRef,
+    exp_inf: AccelRef,
+    step: int,
+    *,
+    lr: float = 2e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> AccelRef:
+    """Take a step of Adamax (Kingma and Ba, 2015), as `torch.optim.Adamax`: one launch.
+
+    `exp_inf` is the largest size of the gradients, which fades, and zeros at the beginning. Other arguments
+    and errors are those of `adam`.
+    """
+    name = "nn.adamax"
+    share, beta, _, rate, _, eps = _numbers(name, step, lr, betas, eps, weight_decay)
+    given = {"share": share, "beta": beta, "lr": rate, "eps": eps}
+    return await _step(name, "adamax", param, grad, exp_avg, exp_inf, weight_decay=weight_decay, **given)
+
+
+async def lion(
+    param: AccelRef,
+    grad: Operand,
+    exp_avg: AccelRef,
+    *,
+    lr: float = 1e-4,
+    betas: tuple[float, float] = (0.9, 0.99),
+    weight_decay: float = 0.0,
+) -> AccelRef:
+    """Take a step of Lion (Chen et al., 2023), by the sign of a mean of gradients: one launch.
+
+    `exp_avg` is zeros at the beginning. The step goes by a mean with the first of `betas`, and the second one
+    is the share that goes on. The parameter is multiplied by ``1 - lr * weight_decay`` first. Other arguments
+    and errors are those of `adam`.
+    """
+    name = "nn.lion"
+    share, _, other, *_ = _numbers(name, 1, lr, betas, 0.0, weight_decay)
+    shrink = 1.0 - lr * weight_decay
+    return await _step(name, "lion", param, grad, exp_avg, other=other, shrink=shrink, lr=lr, share=share)
+
+
+async def radam(
+    param: AccelRef,
+    grad: Operand,
+    exp_avg: AccelRef,
+    exp_avg_sq: AccelRef,
+    step: int,
+    *,
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> AccelRef:
+    """Take a step of rectified Adam (Liu et al., 2020), as `torch.optim.RAdam`: one launch.
+
+    The first steps go by the mean of the gradients alone. Arguments and errors are those of `adam`.
+    """
+    name = "nn.radam"
+    share, beta, other, rate, root, eps = _numbers(name, step, lr, betas, eps, weight_decay)
+    most = 2 / (1 - beta) - 1
+    length = most - 2 * step * beta**step / root**2
+    is_plain = length <= 5
+    if not is_plain:
+        root *= math.sqrt((length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length))
+    given = {"share": share, "beta": beta, "other": other, "lr": rate, "eps": eps}
+    given |= {"plain": float(is_plain), "root": 0.0 if is_plain else root}
+    return await _step(name, "radam", param, grad, exp_avg, exp_avg_sq, weight_decay=weight_decay, **given)
+
+
+async def rmsprop(
+    param: AccelRef,
+    grad: Operand,
+    square_avg: AccelRef,
+    momentum_buffer: AccelRef | None = None,
+    *,
+    lr: float = 1e-2,
+    alpha: float = 0.99,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+) -> AccelRef:
+    """Take a step of RMSprop, as `torch.optim.RMSprop` without `centered`: one launch.
+
+    `square_avg` is the mean of squares of gradients, of which `alpha` is the share that goes on. It and
+    `momentum_buffer` are zeros at the beginning. Other arguments and errors are those of `sgd`.
+    """
+    name = "nn.rmsprop"
+    check_range(name, 0, math.inf, lr=lr, eps=eps, weight_decay=weight_decay, momentum=momentum)
+    check_range(name, 0, 1, is_closed=True, alpha=alpha)
+    _check_momentum(name, momentum, momentum_buffer)
+    given = {"weight_decay": weight_decay, "lr": lr, "alpha": alpha, "eps": eps}
+    if momentum_buffer is None:
+        return await _step(name, "rmsprop", param, grad, square_avg, **given)
+    states = square_avg, momentum_buffer
+    return await _step(name, "rmsprop_momentum", param, grad, *states, momentum=momentum, **given)
+
+
+def _check_momentum(name: str, momentum: float, momentum_buffer: AccelRef | None) -> None:
+    if (momentum > 0) != (momentum_buffer is not None):
+        raise ValueError(f"{name}: momentum and momentum_buffer go together, got momentum {momentum!r}")
+
+
+def _number(name: str, step: int) -> int:
+    """Require the number of a step."""
+    if whole(name, "step", step) < 1:
+        raise ValueError(f"{name}: step must be at least 1, got {step}")
+    return step
+
+
 def _numbers(
     name: str, step: int, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
 ) -> tuple[float, ...]:
     """Check the numbers of a step, and compute those of its formula, which are the same for all elements."""
-    if whole(name, "step", step) < 1:
-        raise ValueError(f"{name}: step must be at least 1, got {step}")
+    _number(name, step)
     given: object = betas
     if not isinstance(given, (tuple, list)) or len(betas) != 2:
         raise TypeError(f"{name}: betas must be two numbers, got {betas!r}")

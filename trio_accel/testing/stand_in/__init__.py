@@ -117,7 +117,8 @@ def _build_into(target: Path) -> None:
     # Built aside and renamed: other processes see a whole build. The second of two throws its own away.
     aside = Path(tempfile.mkdtemp(dir=target.parent, prefix="build-"))
     try:
-        shutil.copy(Path(__file__).with_name("kernels.h"), aside)
+        for name in ("kernels.h", "special.h"):
+            shutil.copy(Path(__file__).with_name(name), aside)
         for stem, name in _LIBRARIES.items():
             _build_library(aside, stem, name)
         try:

@@ -7,6 +7,8 @@
 
 #include <math.h>
 
+#include "special.h"
+
 #define STAND_IN 1
 #define __CUDACC_RTC__ 1
 #define __CUDA_ARCH__ 900

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._checked import check_places
-from ._functions import FUNCTIONS
+from ._functions import FUNCTIONS, SPECIAL
 from ._typing import Step, TypedExpression
 
 __all__ = ["Places", "evaluate"]
@@ -82,7 +82,7 @@ def _special(name: str, x: Any) -> Any:
 _OTHERS: dict[str, Any] = {
     "where": np.where, "real": np.real, "imag": np.imag, "power": _power, "log1p": _log1p, "expm1": _expm1,
     "floor_divide": _floor_divide, "tanh": _tanh, "tan": _tan,
-    "erf": partial(_special, "erf"), "erfc": partial(_special, "erfc"),
+    **{name: partial(_special, function) for name, function in SPECIAL.items()},
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Functions that an expression may call: NumPy's, by their names; and the error function."""
+"""Functions that an expression may call: NumPy's, by their names; and some of SciPy's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import attrs
 import numpy as np
 
-__all__ = ["CONSTANTS", "FUNCTIONS", "OPERATORS", "Function", "Rule"]
+__all__ = ["CONSTANTS", "FUNCTIONS", "OPERATORS", "SPECIAL", "Function", "Rule"]
 
 Rule: TypeAlias = Literal["ufunc", "cast", "where", "clip", "part", "angle", "round"]
 """How its types follow from those of its arguments; ``"ufunc"``: as the ufunc of NumPy says."""
@@ -44,6 +44,12 @@ def _ufuncs(kinds: frozenset[str], names: str) -> dict[str, Function]:
     return {name: Function(ufunc.__name__, ufunc.nin, "ufunc", ufunc, kinds) for name, ufunc in found.items()}
 
 
+SPECIAL: Mapping[str, str] = {
+    "bessel_i0": "i0", "bessel_i1": "i1", "erf": "erf", "erfc": "erfc", "erfcinv": "erfcinv",
+    "erfcx": "erfcx", "erfinv": "erfinv", "lgamma": "gammaln", "tgamma": "gamma",
+}  # fmt: skip
+"""By the name in an expression, the function of SciPy. Short names are left to arguments."""
+
 _DTYPES = (
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 "
     "complex64 complex128"
@@ -70,14 +76,14 @@ FUNCTIONS: Mapping[str, Function] = {
         "ceil floor floor_divide fmax fmin fmod greater greater_equal less less_equal maximum minimum mod "
         "remainder trunc",
     ),
+    **_ufuncs(frozenset({"int", "uint"}), "gcd lcm"),
     **_ufuncs(_WHOLE, "bitwise_and bitwise_or bitwise_xor invert bitwise_not left_shift right_shift"),
     **{name: Function(name, 1, "cast") for name in _DTYPES.split()},
     "int": Function("int64", 1, "cast"),
     "float": Function("float64", 1, "cast"),
     "complex": Function("complex128", 1, "cast"),
     # SciPy's, which is imported when one is computed. Types are as of any function of floating numbers.
-    "erf": Function("erf", 1, "ufunc", np.exp, _FLOATS),
-    "erfc": Function("erfc", 1, "ufunc", np.exp, _FLOATS),
+    **{name: Function(name, 1, "ufunc", np.exp, _FLOATS) for name in SPECIAL},
     "where": Function("where", 3, "where"),
     "clip": Function("clip", 3, "clip"),
     "real": Function("real", 1, "part"),

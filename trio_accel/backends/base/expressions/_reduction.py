@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import attrs
 import numpy as np
@@ -20,14 +20,15 @@ from ._typing import ArgumentType, TypedExpression, Weak, typed
 __all__ = ["REDUCTIONS", "WIDER", "Reduction", "TypedReduction", "evaluate_reduction", "typed_reduction"]
 
 ReductionName: TypeAlias = Literal[
-    "sum", "prod", "mean", "min", "max", "any", "all", "argmin", "argmax", "expression"
+    "sum", "prod", "mean", "min", "max", "nanmin", "nanmax", "any", "all", "argmin", "argmax", "expression"
 ]
 
-REDUCTIONS: tuple[str, ...] = ("sum", "prod", "mean", "min", "max", "any", "all", "argmin", "argmax")
+REDUCTIONS: tuple[str, ...] = get_args(ReductionName)[:-1]
 """Reductions that have names."""
 
 _IDENTITIES: dict[str, complex] = {"sum": 0, "prod": 1, "mean": 0, "any": False, "all": True}
 _ADDED_UP = ("sum", "prod", "mean")
+_ORDERED = ("min", "max", "nanmin", "nanmax", "argmin", "argmax")
 # Sums and products of these are made in a wider type, and rounded once. By their names, because to hash a
 # dtype of low precision imports ml_dtypes.
 WIDER = {
@@ -43,6 +44,8 @@ _UFUNCS: dict[str, Any] = {
     "mean": np.add,
     "min": np.minimum,
     "max": np.maximum,
+    "nanmin": np.fmin,
+    "nanmax": np.fmax,
     "any": np.logical_or,
     "all": np.logical_and,
 }
@@ -200,7 +203,7 @@ def _accumulated(name: str, value: DType, *, is_chosen: bool) -> DType:
     """Return the type that values are combined to, before it is widened."""
     if name in ("any", "all"):
         return DType.bool
-    if name in ("min", "max", "argmin", "argmax") and value.kind == "complex":
+    if name in _ORDERED and value.kind == "complex":
         raise TypeError(f"{name} of {value}: complex numbers have no order")
     if name == "mean" and not is_chosen and not value.is_inexact:
         return DType.float64

@@ -42,6 +42,8 @@ _COMBINE = {
     "mean": "f_add(a.value, b.value)",
     "min": "f_minimum(a.value, b.value)",
     "max": "f_maximum(a.value, b.value)",
+    "nanmin": "f_fmin(a.value, b.value)",
+    "nanmax": "f_fmax(a.value, b.value)",
     "any": "a.value || b.value",
     "all": "a.value && b.value",
 }
@@ -171,10 +173,11 @@ def _identity(reduction: TypedReduction) -> str:
     dtype, name = reduction.accumulator, reduction.reduction.name
     if name == "expression":
         return literal_of(reduction.reduction.identity or 0, dtype)
-    if name in ("min", "argmin", "max", "argmax"):
-        is_least = name in ("max", "argmax")
+    if name.endswith(("min", "max")):
+        is_least = name.endswith("max")
         if dtype.kind == "float":
-            return literal_of(-np.inf if is_least else np.inf, dtype)
+            most = np.nan if name.startswith("nan") else np.inf
+            return literal_of(-most if is_least else most, dtype)
         if dtype is DType.bool:
             return literal_of(not is_least, dtype)
         limits = np.iinfo(dtype.dtype)

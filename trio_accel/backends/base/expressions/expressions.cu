@@ -148,6 +148,23 @@ template <class T> FUNCTION T f_bitwise_and(T a, T b) { return (T)(a & b); }
 template <class T> FUNCTION T f_bitwise_or(T a, T b) { return (T)(a | b); }
 template <class T> FUNCTION T f_bitwise_xor(T a, T b) { return (T)(a ^ b); }
 template <class T> FUNCTION T f_invert(T a) { return (T)~a; }
+// The least number of a signed dtype has no size there, and comes out as NumPy's does.
+template <class T> FUNCTION u64 size_of(T a) { return a < (T)0 ? 0 - (u64)a : (u64)a; }
+FUNCTION u64 common_divisor(u64 a, u64 b)
+{
+    while (b) {
+        const u64 rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+template <class T> FUNCTION T f_gcd(T a, T b) { return (T)common_divisor(size_of(a), size_of(b)); }
+template <class T> FUNCTION T f_lcm(T a, T b)
+{
+    const u64 divisor = common_divisor(size_of(a), size_of(b));
+    return divisor ? (T)(size_of(a) / divisor * size_of(b)) : (T)0;
+}
 template <class T> FUNCTION bool f_isnan(T) { return false; }
 template <class T> FUNCTION bool f_isinf(T) { return false; }
 template <class T> FUNCTION bool f_isfinite(T) { return true; }
@@ -334,7 +351,14 @@ template <class T> FUNCTION T quotient_of(T a, T b, T *rest)
     FUNCTION T f_arccosh(T a) { return acosh##suffix(a); }                                          \
     FUNCTION T f_arctanh(T a) { return atanh##suffix(a); }                                          \
     FUNCTION T f_erf(T a) { return erf##suffix(a); }                                                \
-    FUNCTION T f_erfc(T a) { return erfc##suffix(a); }
+    FUNCTION T f_erfc(T a) { return erfc##suffix(a); }                                              \
+    FUNCTION T f_erfcx(T a) { return erfcx##suffix(a); }                                            \
+    FUNCTION T f_erfinv(T a) { return erfinv##suffix(a); }                                          \
+    FUNCTION T f_erfcinv(T a) { return erfcinv##suffix(a); }                                        \
+    FUNCTION T f_tgamma(T a) { return tgamma##suffix(a); }                                          \
+    FUNCTION T f_lgamma(T a) { return lgamma##suffix(a); }                                          \
+    FUNCTION T f_bessel_i0(T a) { return cyl_bessel_i0##suffix(a); }                                \
+    FUNCTION T f_bessel_i1(T a) { return cyl_bessel_i1##suffix(a); }
 
 FLOATING(double, )
 FLOATING(float, f)

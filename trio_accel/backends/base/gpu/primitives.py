@@ -19,7 +19,7 @@ from .. import ops
 from ..device_array import DeviceArray
 from ..dtypes import DType
 from ..errors import NotSupportedError
-from ..expressions._source import cast_of, element_of, prelude, register_of
+from ..expressions._source import cast_of, element_of, literal_of, prelude, register_of
 from ..ops import ArraySpec
 from .device import AddressDevice
 from .driver import Function, Kernels, LoadedCode
@@ -54,7 +54,13 @@ _SEGMENT = struct.Struct("<4Q2q")
 
 _INFINITE = {DType.float64: 0x7FF << 52, DType.float32: 0xFF << 23, DType.float16: 31 << 10}
 _INFINITE[DType.bfloat16] = 0xFF << 7
-_COMBINE = {"sum": "f_add", "prod": "f_multiply", "min": "f_minimum", "max": "f_maximum"}
+_COMBINE = {
+    "sum": "f_add",
+    "prod": "f_multiply",
+    "min": "f_minimum",
+    "max": "f_maximum",
+    "logaddexp": "f_logaddexp",
+}
 
 _Call: TypeAlias = EnqueuingCall[Any, Any]
 _Device: TypeAlias = AddressDevice[Any, Any, Any]
@@ -164,7 +170,7 @@ def _compiled_scan(
         **_types(In=x, Out=out),
         "Acc": register_of(wide),
         "COMBINE": _COMBINE[combine],
-        "IDENTITY": cast_of(str(ops.IDENTITIES[combine]), DType.int32, wide),
+        "IDENTITY": literal_of(ops.identity_of(combine, wide), wide),
         "GIVE": _cast(wide, out),
         **defined,
     }

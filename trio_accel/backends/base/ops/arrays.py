@@ -13,15 +13,32 @@ from ._array import ArraySpec, StatusArray, exact, reads, status, writes
 from ._spec import OperationSpec, specification
 
 __all__ = [
-    "IDENTITIES", "Combination", "CountSpec", "GroupSpec", "ScanSpec", "SearchSpec", "SegmentSpec",
-    "SelectSpec", "SortSpec", "accumulator_of", "number_of",
+    "IDENTITIES", "Combination", "CountSpec", "GroupSpec", "Scan", "ScanSpec", "SearchSpec", "SegmentSpec",
+    "SelectSpec", "SortSpec", "accumulator_of", "identity_of", "number_of",
 ]  # fmt: skip
 
 Combination: TypeAlias = Literal["sum", "prod", "min", "max"]
 """What elements are combined by."""
 
+Scan: TypeAlias = Literal["sum", "prod", "min", "max", "logaddexp"]
+"""What elements up to each one are combined by."""
+
 IDENTITIES: Mapping[str, int] = {"sum": 0, "prod": 1}
-"""What changes nothing; the others have none."""
+"""What changes nothing, where that is the same for all dtypes."""
+
+
+def identity_of(combine: str, dtype: DType) -> complex:
+    """Return what changes nothing: of numbers that are compared it is the last one."""
+    if combine in IDENTITIES:
+        return IDENTITIES[combine]
+    is_least = combine != "min"
+    if dtype.is_inexact:
+        return -np.inf if is_least else np.inf
+    if dtype is DType.bool:
+        return not is_least
+    limits = np.iinfo(dtype.dtype)
+    return int(limits.min if is_least else limits.max)
+
 
 # By their names: to hash a type of low precision imports it.
 _WIDE = {**dict.fromkeys(("float16", "bfloat16", "float32"), DType.float64), "complex64": DType.complex128}
@@ -180,13 +197,13 @@ class ScanSpec(OperationSpec):
     """The elements up to each one along an axis, combined.
 
     Attributes:
-        combine: How: ``"sum"`` or ``"prod"``.
+        combine: How.
         axis: The axis, not negative.
         x: The array. Elements are converted to the dtype of `out` before they are combined.
         out: The results. It may have one more along the axis: then it begins with that of no elements.
     """
 
-    combine: Literal["sum", "prod"] = exact()
+    combine: Scan = exact()
     axis: int = exact()
     x: ArraySpec = reads()
     out: ArraySpec = writes()

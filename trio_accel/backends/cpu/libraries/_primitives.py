@@ -18,12 +18,19 @@ from ...base.ops import (
     SelectSpec,
     SortSpec,
     accumulator_of,
+    identity_of,
 )
 from ..runtime._memory import HostArray
 
 __all__ = ["combine_segments", "count", "group", "scan", "search", "select", "sort"]
 
-_UFUNCS = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+_UFUNCS = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "logaddexp": np.logaddexp,
+}
 
 
 def _comparable(x: HostArray) -> HostArray:
@@ -152,7 +159,7 @@ def scan(spec: ScanSpec, call: HostCall) -> None:
     wide, ufunc = accumulator_of(spec.out.dtype).dtype, _UFUNCS[spec.combine]
     out = np.moveaxis(out, spec.axis, 0)
     if spec.has_initial:
-        out[0] = IDENTITIES[spec.combine]
+        out[0] = identity_of(spec.combine, spec.out.dtype)
         out = out[1:]
     accumulate = cast("Callable[..., Any]", ufunc.accumulate)
     with np.errstate(all="ignore"):

@@ -1,0 +1,212 @@
+"""Functions of each element beyond the standard, and special ones: against NumPy and SciPy in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.special
+from chosen import IS_STAND_IN
+from differences import widest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trio_accel as ta
+
+TOLERANCES = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 2e-6, "float64": 1e-12}
+SPECIAL = (
+    *(
+        "digamma",
+        "entr",
+        "erf",
+        "erfc",
+        "erfcinv",
+        "erfcx",
+        "erfinv",
+        "expit",
+        "gamma",
+        "gammaln",
+        "i0",
+        "i1",
+    ),
+    *("log_expit", "log_ndtr", "logit", "ndtr", "ndtri", "rel_entr", "xlog1py", "xlogy"),
+)
+NUMPY = (
+    "angle",
+    "cbrt",
+    "degrees",
+    "exp2",
+    "fmax",
+    "fmin",
+    "fmod",
+    "heaviside",
+    "logaddexp2",
+    "radians",
+    "sinc",
+)
+WANTED: dict[str, Callable[..., Any]] = {
+    **{name: getattr(scipy.special, name) for name in SPECIAL},
+    **{name: getattr(np, name) for name in NUMPY},
+    "frac": lambda x: x - np.trunc(x),
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "isclose": np.isclose,
+}
+OF_TWO = ("fmax", "fmin", "fmod", "heaviside", "logaddexp2", "rel_entr", "xlog1py", "xlogy", "isclose")
+# A result where the slope is steep, or a difference is what is left, has the digits of the argument.
+ABSOLUTE = {"digamma": 4, "gammaln": 4, "angle": 0, "logit": 2, "logaddexp2": 2, "sinc": 2}
+NAMES = [*WANTED][::4] if IS_STAND_IN else [*WANTED]
+
+
+def data(dtype: str, seed: int = 0) -> Any:
+    special = [0.0, -0.0, 1, -1, 2, 0.5, 0.75, -5, 30, -30, math.inf, -math.inf, math.nan]
+    rng = np.random.default_rng(seed)
+    return rng.permutation(np.concatenate([special, rng.normal(0, 2, 150)])).astype(ta.DType(dtype).dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+async def test_every_function_of_every_dtype(device: ta.Device, dtype: str) -> None:
+    for name in NAMES:
+        given = [data(dtype, seed) for seed in range(1 + (name in OF_TWO))]
+        found = await getattr(ta.arrays, name)(*[await device.put(one) for one in given])
+        with np.errstate(all="ignore"):
+            want = WANTED[name](*map(widest, given))
+            if want.dtype != bool:
+                want = widest(want.astype(ta.DType(dtype).dtype))
+        assert found.dtype == ("bool" if want.dtype == bool else dtype), name
+        tolerance = TOLERANCES[dtype]
+        np.testing.assert_allclose(
+            widest(await found.to_host()),
+            want,
+            rtol=tolerance,
+            atol=tolerance * ABSOLUTE.get(name, 1e-3),
+            err_msg=name,
+        )
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8", "uint16", "uint64"])
+async def test_divisors_and_multiples(device: ta.Device, dtype: str) -> None:
+    rng, limits = np.random.default_rng(2), np.iinfo(dtype)
+    ends = np.array([limits.min, limits.max, 0, 0, 12, 7], dtype)
+    x, y = (np.concatenate([ends, rng.integers(limits.min, limits.max, 60, dtype)]) for _ in range(2))
+    y = rng.permutation(y) % 50
+    on = await device.put(x)
+    for name in ("gcd", "lcm"):
+        found = await getattr(ta.arrays, name)(on, y)
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(await found.to_host(), getattr(np, name)(x, y), err_msg=name)
+    with pytest.raises(TypeError, match=r"arrays\.gcd: gcd does not take float32"):
+        await ta.arrays.gcd(await device.zeros(2, "float32"), await device.zeros(2, "float32"))
+
+
+async def test_whole_and_complex_numbers(device: ta.Device) -> None:
+    n, z = np.arange(-3, 6), np.array([1 + 2j, -1 - 0j, 3j, 0, np.nan])
+    on, of = await device.put(n), await device.put(z)
+    for name in ("expit", "sinc", "gammaln", "cbrt"):
+        found = await getattr(ta.arrays, name)(on)
+        np.testing.assert_allclose(
+            await found.to_host(), WANTED[name](n.astype(float)), rtol=1e-12, atol=1e-16
+        )
+    np.testing.assert_allclose(await (await ta.arrays.angle(of)).to_host(), np.angle(z))
+    np.testing.assert_allclose(await (await ta.arrays.sinc(of[:4])).to_host(), np.sinc(z[:4]))
+    for name in ("erfinv", "i0", "expit", "fmax", "cbrt"):
+        with pytest.raises(TypeError, match=rf"arrays\.{name}: \w+ does not take complex128"):
+            await getattr(ta.arrays, name)(*[of] * (1 + (name in OF_TWO)))
+
+
+async def test_close_elements(device: ta.Device) -> None:
+    x = np.array([1.0, 1.00001, math.inf, -math.inf, math.nan, 0, 1e-9, math.inf])
+    y = np.array([1.00001, 1.1, math.inf, math.inf, math.nan, 1e-8, 0, 1.0])
+    on = await device.put(x)
+    for options in ({}, {"equal_nan": True}, {"rtol": 0.2}, {"atol": 0.0, "rtol": 1e-3}):
+        found = await ta.arrays.isclose(on, y, **options)
+        np.testing.assert_array_equal(
+            await found.to_host(), np.isclose(x, y, **options), err_msg=str(options)
+        )
+        for shift in (1.0, 1 + 1e-9):
+            given = x * shift
+            got = await ta.arrays.allclose(on, given, **options)
+            assert got is bool(np.allclose(x, given, **options)), options
+    # Unsigned numbers do not wrap around, and complex ones are compared by distances.
+    few = await device.put(np.array([1, 200], np.uint8))
+    assert not await ta.arrays.allclose(few, np.array([2, 199], np.uint8))
+    assert await ta.arrays.allclose(few, np.array([2, 199], np.uint8), atol=1)
+    z = np.array([1 + 1j, 2 - 1j])
+    assert await ta.arrays.allclose(await device.put(z), z + 1e-9j)
+    assert await ta.arrays.allclose(on[:0], on[:0])
+    with pytest.raises(ValueError, match=r"arrays\.allclose: the shapes \(8,\), \(3,\) do not broadcast"):
+        await ta.arrays.allclose(on, np.zeros(3))
+
+
+async def test_equal_arrays(device: ta.Device) -> None:
+    x = np.array([[1.0, math.nan], [0.0, -0.0]])
+    on = await device.put(x)
+    for other in (x, x.T, x[:1], -x, np.nan_to_num(x), x.astype(np.float32)):
+        for equal_nan in (False, True):
+            got = await ta.arrays.array_equal(on, other, equal_nan=equal_nan)
+            assert got is np.array_equal(x, other, equal_nan=equal_nan)
+    assert await ta.arrays.array_equal(on[:0], x[:0])
+    with pytest.raises(TypeError, match=r"arrays\.array_equal: x2 must be an AccelRef, got list"):
+        await ta.arrays.array_equal(on, [1.0])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"equal_nan must be True or False, got 1"):
+        await ta.arrays.array_equal(on, on, equal_nan=1)  # type: ignore[arg-type]
+
+
+async def test_weights_between_two_arrays(device: ta.Device) -> None:
+    x, y, w = (np.random.default_rng(4).normal(size=(3, 5)) for _ in range(3))
+    w[0, :3] = 0, 1, 0.5
+    found = await (await ta.arrays.lerp(await device.put(x), y, w)).to_host()
+    np.testing.assert_allclose(found, x + w * (y - x), rtol=1e-12, atol=1e-15)
+    assert (found[0, 0], found[0, 1]) == (x[0, 0], y[0, 1])
+
+
+@pytest.mark.parametrize("dtype", [*TOLERANCES, "int32"])
+async def test_numbers_in_place_of_nan(device: ta.Device, dtype: str) -> None:
+    x = data(dtype) if dtype != "int32" else np.arange(5, dtype=np.int32)
+    on = await device.put(x)
+    most = float({"bfloat16": 255 * 2.0**120, "int32": 1.0}.get(dtype) or np.finfo(dtype).max)
+    for options in ({}, {"nan": 2.5}, {"posinf": 5}, {"nan": -1, "posinf": 3, "neginf": -7.5}):
+        chosen = {"posinf": most, "neginf": -most, **options}
+        want = np.nan_to_num(widest(x), **chosen)
+        found = await ta.arrays.nan_to_num(on, **options)
+        assert found.dtype == ("float64" if dtype == "int32" else dtype)
+        np.testing.assert_array_equal(widest(await found.to_host()), want)
+    with pytest.raises(TypeError, match=r"arrays\.nan_to_num: nextafter does not take complex64"):
+        await ta.arrays.nan_to_num(await device.zeros(2, "complex64"))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    shapes=st.sampled_from([((4, 1), (3,)), ((), (2, 2)), ((0, 3), (3,)), ((2, 1, 3), (4, 1))]),
+    seed=st.integers(0, 99),
+)
+def test_shapes_broadcast(shapes: Any, seed: int) -> None:
+    import trio
+
+    rng = np.random.default_rng(seed)
+    x, y = (rng.normal(size=shape) for shape in shapes)
+
+    async def compute() -> None:
+        async with ta.open_system("shapes") as system, system.open_device("cpu") as device:
+            found = await ta.arrays.xlogy(await device.put(x), y)
+            with np.errstate(all="ignore"):
+                np.testing.assert_allclose(await found.to_host(), scipy.special.xlogy(x, y), rtol=1e-12)
+
+    trio.run(compute)
+
+
+async def test_fused_functions_know_them(device: ta.Device) -> None:
+    @ta.fused
+    def entropy(p: Any, q: Any) -> Any:
+        xp = p.__array_namespace__()
+        return xp.sum(xp.rel_entr(p, q) + xp.sinc(p) * xp.nanmax(q), axis=1)
+
+    for dtype in ("float16", "float64"):
+        p, q = (np.random.default_rng(n).random((4, 9)).astype(dtype) for n in range(2))
+        found = await entropy(await device.put(p), await device.put(q))
+        wide, other = widest(p), widest(q)
+        want = (scipy.special.rel_entr(wide, other) + np.sinc(wide) * np.nanmax(other)).sum(1)
+        assert found.dtype == dtype
+        np.testing.assert_allclose(widest(await found.to_host()), want, rtol=20 * TOLERANCES[dtype])

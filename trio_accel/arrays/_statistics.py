@@ -1,0 +1,160 @@
+"""Statistics along axes: of elements that are not NaN, and moments. One launch each.
+
+A function whose name begins with ``nan`` leaves NaN out.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ..devices import AccelRef, Operand
+from ..expressions import reduction, rows
+from ._actor import LIBRARY
+from ._reductions import VARIANCE, Axis, Dtype, Out
+
+__all__ = [
+    "kurtosis", "nanargmax", "nanargmin", "nanmax", "nanmean", "nanmin", "nanprod", "nanstd", "nansum",
+    "nanvar", "ptp", "skew", "zscore",
+]  # fmt: skip
+
+_reduction = partial(reduction, library=LIBRARY)
+_rows = partial(rows, library=LIBRARY)
+
+# Numbers that are there, their count in the dtype of the elements, and how far each is from their mean.
+_THERE = "k = where(x == x, x, 0); c = real(sum(where(x == x, 1, k)))"
+_NAN_VARIANCE = (
+    f"{_THERE}; d = where(x == x, x - sum(k) / c, 0);"
+    "v = where(c > correction, sum(real(d) * real(d) + imag(d) * imag(d)) / (c - correction), nan)"
+)
+_MOMENTS = "d = x - mean(x); v = mean(d * d)"
+
+
+@_rows(f"{_MOMENTS}; y = where(v > 0, mean(d * d * d * d) / v / v - 3, nan)", precision="float64")
+async def kurtosis(x: Operand, axis: Axis = 0, *, keepdims: bool = False, out: Out = None) -> AccelRef:
+    """Compute the excess kurtosis along axes, as `scipy.stats.kurtosis` does: 0 of a normal distribution.
+
+    It is computed in float64 and rounded once. It is NaN where all elements are equal. Arguments and errors
+    are those of `var`; complex numbers are refused.
+    """
+    ...
+
+
+@_rows("argmax(x == nanmax(x))", precision=None)
+async def nanargmax(
+    x: Operand, axis: int | None = None, *, keepdims: bool = False, out: Out = None
+) -> AccelRef:
+    """Find the place of the largest element along an axis that is not NaN; the first place where all are.
+
+    Arguments and errors are those of `argmax`.
+    """
+    ...
+
+
+@_rows("argmax(x == nanmin(x))", precision=None)
+async def nanargmin(
+    x: Operand, axis: int | None = None, *, keepdims: bool = False, out: Out = None
+) -> AccelRef:
+    """Find the place of the smallest element along an axis that is not NaN; the first place where all are.
+
+    Arguments and errors are those of `argmax`.
+    """
+    ...
+
+
+@_reduction("nanmax")
+async def nanmax(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
+    """Find the largest element along axes that is not NaN; NaN where all are.
+
+    Arguments and errors are those of `max`.
+    """
+    ...
+
+
+@_rows(f"{_THERE}; y = sum(k) / c", precision="float64")
+async def nanmean(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
+    """Compute the mean of the elements along axes that are not NaN; NaN where all are.
+
+    Arguments and errors are those of `mean`.
+    """
+    ...
+
+
+@_reduction("nanmin")
+async def nanmin(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
+    """Find the smallest element along axes that is not NaN; NaN where all are.
+
+    Arguments and errors are those of `max`.
+    """
+    ...
+
+
+@_reduction("prod", "where(x == x, x, 1)")
+async def nanprod(
+    x: Operand, axis: Axis = None, *, dtype: Dtype = None, keepdims: bool = False, out: Out = None
+) -> AccelRef:
+    """Multiply the elements along axes that are not NaN; 1 where all are.
+
+    Arguments and errors are those of `sum`.
+    """
+    ...
+
+
+@_rows(f"{_NAN_VARIANCE}; y = sqrt(v)", precision="float64")
+async def nanstd(
+    x: Operand, axis: Axis = None, *, correction: float = 0, keepdims: bool = False, out: Out = None
+) -> AccelRef:
+    """Compute the standard deviation of the elements along axes that are not NaN: the root of `nanvar`.
+
+    Arguments and errors are those of `var`.
+    """
+    ...
+
+
+@_reduction("sum", "where(x == x, x, 0)")
+async def nansum(
+    x: Operand, axis: Axis = None, *, dtype: Dtype = None, keepdims: bool = False, out: Out = None
+) -> AccelRef:
+    """Add the elements along axes that are not NaN; 0 where all are.
+
+    Arguments and errors are those of `sum`.
+    """
+    ...
+
+
+@_rows(f"{_NAN_VARIANCE}; y = +v", precision="float64")
+async def nanvar(
+    x: Operand, axis: Axis = None, *, correction: float = 0, keepdims: bool = False, out: Out = None
+) -> AccelRef:
+    """Compute the variance of the elements along axes that are not NaN.
+
+    It is NaN where there are no more of them than `correction`. Arguments and errors are those of `var`.
+    """
+    ...
+
+
+@_rows("max(x) - min(x)", precision=None)
+async def ptp(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
+    """Compute how far the largest element along axes is from the smallest; whole numbers wrap around.
+
+    Arguments and errors are those of `max`.
+    """
+    ...
+
+
+@_rows(f"{_MOMENTS}; y = where(v > 0, mean(d * d * d) / v / sqrt(v), nan)", precision="float64")
+async def skew(x: Operand, axis: Axis = 0, *, keepdims: bool = False, out: Out = None) -> AccelRef:
+    """Compute the skewness along axes, as `scipy.stats.skew` does.
+
+    It is computed in float64 and rounded once. It is NaN where all elements are equal. Arguments and errors
+    are those of `var`; complex numbers are refused.
+    """
+    ...
+
+
+@_rows(f"{VARIANCE}; y = d / sqrt(v)", precision="float64")
+async def zscore(x: Operand, axis: Axis = 0, *, correction: float = 0, out: Out = None) -> AccelRef:
+    """Compute how many standard deviations each element is from the mean along axes: `scipy.stats.zscore`.
+
+    The shape stays. Arguments and errors are those of `std`.
+    """
+    ...

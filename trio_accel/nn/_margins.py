@@ -1,0 +1,365 @@
+"""Losses of margins and of likelihoods, and their gradients; and distances of vectors.
+
+What all losses have in common is said of `mse_loss`: dtypes, `reduction`, shapes, errors.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ..devices import AccelRef, Operand
+from ..expressions import ExpressionArgument, Rowwise, rows
+from ._library import LIBRARY, Axis, Out, check_array, check_choice
+from ._losses import Loss, LossReduction
+
+__all__ = [
+    "binary_cross_entropy", "binary_cross_entropy_grad", "cosine_embedding_loss", "gaussian_nll_loss",
+    "gaussian_nll_loss_grad", "hinge_embedding_loss", "hinge_embedding_loss_grad", "margin_ranking_loss",
+    "margin_ranking_loss_grad", "normalize", "pairwise_distance", "poisson_nll_loss", "poisson_nll_loss_grad",
+    "soft_margin_loss", "soft_margin_loss_grad", "triplet_margin_loss",
+]  # fmt: skip
+
+_rows = partial(rows, library=LIBRARY)
+
+# Logarithms are at least -100, and products at least 1e-12, as PyTorch has them: so all is finite.
+_BINARY = Loss(
+    "nn.binary_cross_entropy",
+    "v = -weight * (target * maximum(log(x), -100) + (1 - target) * maximum(log1p(-x), -100))",
+    "v = weight * (x - target) / maximum(x * (1 - x), 1e-12)",
+    ("weight",),
+)
+_SOFT_MARGIN = Loss(
+    "nn.soft_margin_loss",
+    "m = -target * x; v = maximum(m, 0) + log1p(exp(-abs(m)))",
+    "m = -target * x; e = exp(-abs(m)); v = -target * (where(m >= 0, 1, e) / (1 + e))",
+)
+_HINGE = Loss(
+    "nn.hinge_embedding_loss",
+    "v = where(target > 0, x, maximum(margin - x, 0))",
+    "v = where(target > 0, 1, where(x < margin, -1, 0 * x))",
+    ("margin",),
+)
+_RANKING = Loss(
+    "nn.margin_ranking_loss",
+    "v = maximum(margin - target * (x - other), 0)",
+    "v = where(margin - target * (x - other) > 0, -target, 0)",
+    ("other", "margin"),
+)
+_STIRLING = "s = full * where(target > 1, target * log(target) - target + 0.5 * log(2 * pi * target), 0)"
+_POISSON = {
+    True: Loss(
+        "nn.poisson_nll_loss",
+        f"{_STIRLING}; v = exp(x) - target * x + s + 0 * eps",
+        "v = exp(x) - target + 0 * eps * full",
+        ("full", "eps"),
+    ),
+    False: Loss(
+        "nn.poisson_nll_loss",
+        f"{_STIRLING}; v = x - target * log(x + eps) + s",
+        "v = 1 - target / (x + eps) + 0 * full",
+        ("full", "eps"),
+    ),
+}
+_GAUSSIAN = Loss(
+    "nn.gaussian_nll_loss",
+    "d = x - target; u = maximum(var, eps); v = 0.5 * (log(u) + d * d / u) + full * 0.9189385332046727",
+    "v = (x - target) / maximum(var, eps) + 0 * full",
+    ("var", "full", "eps"),
+)
+_COSINE = Loss(
+    "nn.cosine_embedding_loss", "v = where(target > 0, 1 - x, maximum(x - margin, 0))", "v = +x", ("margin",)
+)
+_MEANT = Loss("nn.triplet_margin_loss", "v = maximum(x - target + margin, 0)", "v = +x", ("margin",))
+_COSINES = Rowwise(
+    "y = sum(x1 * x2) / sqrt((sum(x1 * x1) + 1e-12) * (sum(x2 * x2) + 1e-12))", ("x1", "x2"),
+    precision="float64", operation="nn.cosine_embedding_loss", library=LIBRARY,
+)  # fmt: skip
+
+
+async def binary_cross_entropy(
+    x: Operand, target: Operand, weight: ExpressionArgument = 1, *, reduction: LossReduction = "mean"
+) -> AccelRef:
+    """Compute the cross entropy of truth values, of probabilities: one launch.
+
+    That of logits is `binary_cross_entropy_with_logits`, which is more exact. `weight` are factors of the
+    elements. Arguments and errors are those of that.
+    """
+    return await _BINARY.reduced(x, target, reduction, weight)
+
+
+async def binary_cross_entropy_grad(
+    grad: ExpressionArgument,
+    x: Operand,
+    target: Operand,
+    weight: ExpressionArgument = 1,
+    *,
+    reduction: LossReduction = "mean",
+) -> AccelRef:
+    """Compute the gradient of `binary_cross_entropy` by `x`: one launch.
+
+    Arguments and errors are those of that and of `mse_loss_grad`.
+    """
+    return await _BINARY.derived(grad, x, target, reduction, weight)
+
+
+async def soft_margin_loss(x: Operand, target: Operand, *, reduction: LossReduction = "mean") -> AccelRef:
+    """Compute ``log(1 + exp(-target * x))``, of targets that are 1 or -1: one launch.
+
+    Arguments and errors are those of `mse_loss`.
+    """
+    return await _SOFT_MARGIN.reduced(x, target, reduction)
+
+
+async def soft_margin_loss_grad(
+    grad: ExpressionArgument, x: Operand, target: Operand, *, reduction: LossReduction = "mean"
+) -> AccelRef:
+    """Compute the gradient of `soft_margin_loss` by `x`: one launch.
+
+    Arguments and errors are those of `mse_loss_grad`.
+    """
+    return await _SOFT_MARGIN.derived(grad, x, target, reduction)
+
+
+async def hinge_embedding_loss(
+    x: Operand, target: Operand, *, reduction: LossReduction = "mean", margin: float = 1.0
+) -> AccelRef:
+    """Take distances where the target is 1, and ``max(0, margin - x)`` where it is -1: one launch.
+
+    Arguments and errors are those of `mse_loss`.
+    """
+    return await _HINGE.reduced(x, target, reduction, float(margin))
+
+
+async def hinge_embedding_loss_grad(
+    grad: ExpressionArgument,
+    x: Operand,
+    target: Operand,
+    *,
+    reduction: LossReduction = "mean",
+    margin: float = 1.0,
+) -> AccelRef:
+    """Compute the gradient of `hinge_embedding_loss` by `x`: one launch.
+
+    Arguments and errors are those of `mse_loss_grad`.
+    """
+    return await _HINGE.derived(grad, x, target, reduction, float(margin))
+
+
+async def margin_ranking_loss(
+    x1: Operand, x2: Operand, target: Operand, *, reduction: LossReduction = "mean", margin: float = 0.0
+) -> AccelRef:
+    """Compute ``max(0, margin - target * (x1 - x2))``, of targets that are 1 or -1: one launch.
+
+    Args:
+        x1: Scores that shall be larger where the target is 1.
+        x2: Scores that shall be larger where it is -1; of the same shape, as is `target`.
+        target: The targets.
+        reduction: ``"none"``, ``"mean"`` or ``"sum"``.
+        margin: How much larger.
+
+    Returns:
+        The loss: of shape () or, with ``"none"``, of that of `x1`.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `mse_loss`.
+    """
+    return await _RANKING.reduced(x1, target, reduction, x2, float(margin))
+
+
+async def margin_ranking_loss_grad(
+    grad: ExpressionArgument,
+    x1: Operand,
+    x2: Operand,
+    target: Operand,
+    *,
+    reduction: LossReduction = "mean",
+    margin: float = 0.0,
+) -> AccelRef:
+    """Compute the gradient of `margin_ranking_loss` by `x1`: one launch. That by `x2` has the other sign.
+
+    Arguments and errors are those of that and of `mse_loss_grad`.
+    """
+    return await _RANKING.derived(grad, x1, target, reduction, x2, float(margin))
+
+
+async def poisson_nll_loss(
+    x: Operand,
+    target: Operand,
+    *,
+    log_input: bool = True,
+    full: bool = False,
+    eps: float = 1e-8,
+    reduction: LossReduction = "mean",
+) -> AccelRef:
+    """Compute the negative logarithm of Poisson's likelihood, as `torch.nn.functional.poisson_nll_loss`.
+
+    Args:
+        x: Logarithms of the expected counts; with ``log_input=False`` the counts themselves.
+        target: The counts, of the same shape.
+        log_input: Whether `x` are logarithms.
+        full: Whether to add the logarithm of the factorial of the counts, by Stirling's approximation.
+        eps: Added to counts whose logarithm is taken.
+        reduction: ``"none"``, ``"mean"`` or ``"sum"``.
+
+    Returns:
+        The loss: of shape () or, with ``"none"``, of that of `x`. It is one launch.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `mse_loss`.
+    """
+    return await _POISSON[bool(log_input)].reduced(x, target, reduction, float(full), float(eps))
+
+
+async def poisson_nll_loss_grad(
+    grad: ExpressionArgument,
+    x: Operand,
+    target: Operand,
+    *,
+    log_input: bool = True,
+    full: bool = False,
+    eps: float = 1e-8,
+    reduction: LossReduction = "mean",
+) -> AccelRef:
+    """Compute the gradient of `poisson_nll_loss` by `x`: one launch.
+
+    Arguments and errors are those of that and of `mse_loss_grad`.
+    """
+    return await _POISSON[bool(log_input)].derived(grad, x, target, reduction, float(full), float(eps))
+
+
+async def gaussian_nll_loss(
+    x: Operand,
+    target: Operand,
+    var: ExpressionArgument,
+    *,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: LossReduction = "mean",
+) -> AccelRef:
+    """Compute the negative logarithm of a normal likelihood, as `torch.nn.functional.gaussian_nll_loss`.
+
+    Args:
+        x: Expected values.
+        target: Samples, of the same shape.
+        var: Variances, which broadcast to `x`; not checked to be positive.
+        full: Whether to add ``0.5 * log(2 * pi)``.
+        eps: The least that a variance counts as.
+        reduction: ``"none"``, ``"mean"`` or ``"sum"``.
+
+    Returns:
+        The loss: of shape () or, with ``"none"``, of that of `x`. It is one launch.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `mse_loss`.
+    """
+    return await _GAUSSIAN.reduced(x, target, reduction, var, float(full), float(eps))
+
+
+async def gaussian_nll_loss_grad(
+    grad: ExpressionArgument,
+    x: Operand,
+    target: Operand,
+    var: ExpressionArgument,
+    *,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: LossReduction = "mean",
+) -> AccelRef:
+    """Compute the gradient of `gaussian_nll_loss` by `x`: one launch.
+
+    Arguments and errors are those of that and of `mse_loss_grad`.
+    """
+    return await _GAUSSIAN.derived(grad, x, target, reduction, var, float(full), float(eps))
+
+
+async def cosine_embedding_loss(
+    x1: Operand, x2: Operand, target: Operand, *, margin: float = 0.0, reduction: LossReduction = "mean"
+) -> AccelRef:
+    """Compute ``1 - cos(x1, x2)`` where the target is 1, and ``max(0, cos - margin)`` where it is -1.
+
+    It is two launches: the cosines, and the loss.
+
+    Args:
+        x1: Vectors, along the last axis.
+        x2: Vectors, of the same shape.
+        target: The targets, of the shape without the last axis.
+        margin: Up to which cosine a pair counts as apart.
+        reduction: ``"none"``, ``"mean"`` or ``"sum"``.
+
+    Returns:
+        The loss: of shape () or, with ``"none"``, of that of `target`.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `mse_loss`.
+    """
+    check_array("nn.cosine_embedding_loss", x1=x1, x2=x2)
+    cosines = await _COSINES.ask(_COSINES.compute(x1, x2, axis=-1))
+    return await _COSINE.reduced(cosines, target, reduction, float(margin))
+
+
+async def triplet_margin_loss(
+    anchor: Operand,
+    positive: Operand,
+    negative: Operand,
+    *,
+    margin: float = 1.0,
+    eps: float = 1e-6,
+    reduction: LossReduction = "mean",
+) -> AccelRef:
+    """Compute ``max(0, margin + |anchor - positive| - |anchor - negative|)`` of Euclidean distances.
+
+    It is three launches: two distances, and the loss.
+
+    Args:
+        anchor: Vectors, along the last axis.
+        positive: Vectors that shall be near to it.
+        negative: Vectors that shall be apart from it.
+        margin: How much nearer.
+        eps: Added to each difference, as in `pairwise_distance`.
+        reduction: ``"none"``, ``"mean"`` or ``"sum"``.
+
+    Returns:
+        The loss: of shape () or, with ``"none"``, of that of `anchor` without the last axis.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `mse_loss`.
+    """
+    check_choice("nn.triplet_margin_loss", "reduction", reduction, ("none", "mean", "sum"))
+    near, apart = [await pairwise_distance(anchor, other, eps=eps) for other in (positive, negative)]
+    return await _MEANT.reduced(near, apart, reduction, float(margin))
+
+
+@_rows("d = x1 - x2 + eps; y = sqrt(sum(d * d))", precision="float64")
+async def pairwise_distance(
+    x1: Operand, x2: Operand, axis: Axis = -1, *, eps: float = 1e-6, keepdims: bool = False, out: Out = None
+) -> AccelRef:
+    """Compute Euclidean distances of vectors, as `torch.nn.functional.pairwise_distance`: one launch.
+
+    Args:
+        x1: Vectors.
+        x2: Vectors; both broadcast.
+        axis: Axis or axes that make a vector; None for all.
+        eps: Added to each difference.
+        keepdims: Whether those axes stay, with one element.
+        out: Array to write to.
+
+    Returns:
+        The distances, computed in float64 and rounded once.
+
+    Raises:
+        TypeError: No array, or dtypes that do not become that of `out`.
+        ValueError: Shapes that do not broadcast, an axis that there is not, or `out` has another shape or
+            shares memory with an argument.
+        NotSupportedError: float8.
+    """
+    ...
+
+
+@_rows("y = x / maximum(sqrt(sum(real(x) * real(x) + imag(x) * imag(x))), eps)", precision="float64")
+async def normalize(x: Operand, axis: Axis = 1, *, eps: float = 1e-12, out: Out = None) -> AccelRef:
+    """Divide vectors by their Euclidean norms, as `torch.nn.functional.normalize` does: one launch.
+
+    `eps` is the least that a norm counts as. Other arguments and errors are those of `pairwise_distance`; the
+    shape stays, and `out` may be `x`.
+    """
+    ...
