@@ -30,7 +30,17 @@ from ..backends.base.ops import (
     CommunicatorIdSpec,
     OpenCommunicatorSpec,
 )
-from ..devices import AccelRef, Device, LibraryActor, Operation, Pending, Planned, Planner, alone_on
+from ..devices import (
+    AccelRef,
+    Device,
+    LibraryActor,
+    Operation,
+    Pending,
+    Planned,
+    Planner,
+    alone_on,
+    look_for_answers,
+)
 
 __all__ = ["VENDORS", "Communicator", "CommunicatorActor", "CommunicatorControlActor", "Part", "Vendor"]
 
@@ -374,6 +384,7 @@ class Communicator:
 
         asked = self._submit(operations, end)
         try:
+            await look_for_answers([self._devices[rank] for rank in asked], lambda: not changed.is_set())
             # Its opening waits for a rank that is about to get a worker.
             await self._settled(changed, [] if is_opening else before)
         finally:
