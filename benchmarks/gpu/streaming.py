@@ -3,8 +3,10 @@
 First `put` of 256 MiB: of an ordinary array, of one with ``pinned=True``, and of one of `host_empty`; beside
 the bare copy from ordinary and pinned memory, by CuPy, where it is there. Then 32 batches of 64 MiB, each
 multiplied by a matrix and summed: a loop of reading, `put`, computing and release, beside ``ta.stream`` with
-a depth of 1 and 3. They are read from memory, and from a source that waits in each call as a disk does, for
-as long as the loop takes for a batch from memory. Both isolations; ``--device`` names another than CUDA's.
+a depth of 1 and 3. `put` alone, computing alone, and CuPy's bare copies of the same batches tell how much of
+the copies is hidden: a stream can take no less than the longest of them. They are read from memory, and from
+a source that waits in each call as a disk does, for as long as the loop takes for a batch from memory. Both
+isolations; ``--device`` names another than CUDA's.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ async def copies(device: ta.Device, scale: float) -> None:
         "put with pinned=True": partial(device.put, lasting, pinned=True),
         "put of an array of host_empty": partial(device.put, pooled),
     }
-    if device.info.name.startswith("cuda") and find_spec("cupy") is not None:
+    if _has_cupy(device):
         ways |= _bare(plain)
     for name, call in ways.items():
         await call()
@@ -108,6 +110,7 @@ async def batches(device: ta.Device, scale: float) -> None:
     weights = await device.put(np.random.default_rng(count).random((_COLUMNS, 32), np.float32))
     plain = partial(_loop, device, lambda: iter(data), weights)
     right = await plain()
+    await _alone(device, data, weights)
     pause = statistics.median([await _time(plain) for _ in range(_ROUNDS)]) / count
 
     def waiting() -> Iterator[Host]:
@@ -129,6 +132,38 @@ async def batches(device: ta.Device, scale: float) -> None:
         told = ", ".join(f"depth {depth}: {_quartiles(found)}" for depth, found in ratios.items())
         each = statistics.median(loop) / count
         _say(f"  {name:<18} loop {each * 1e3:8.2f} ms a batch of {data[0].nbytes >> 10} KiB; stream {told}")
+
+
+async def _alone(device: ta.Device, data: Sequence[Host], weights: ta.AccelRef) -> None:
+    """Print how long it takes to copy the batches, and to compute with them."""
+    kept = [await device.put(host) for host in data]
+
+    async def put() -> None:
+        for host in data:
+            (await device.put(host)).release()
+
+    async def compute() -> None:
+        for x in kept:
+            await _compute(x, weights)
+
+    ways: dict[str, Callable[[], Awaitable[object]]] = {"put": put, "computing": compute}
+    for name, copy in _bare(data[0]).items() if _has_cupy(device) else ():
+        ways[name] = partial(_repeated, copy, len(data))
+    for name, call in ways.items():
+        await call()
+        each = statistics.median([await _time(call) for _ in range(_ROUNDS)]) / len(data)
+        _say(f"  {name + ' alone':<34} {each * 1e3:8.2f} ms a batch")
+    for x in kept:
+        x.release()
+
+
+async def _repeated(call: Callable[[], Awaitable[object]], times: int) -> None:
+    for _ in range(times):
+        await call()
+
+
+def _has_cupy(device: ta.Device) -> bool:
+    return device.info.name.startswith("cuda") and find_spec("cupy") is not None
 
 
 def _quartiles(values: Sequence[float]) -> str:
