@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import signal
 from collections.abc import Iterable
@@ -26,33 +27,41 @@ descend = ta.jit.elementwise("w - rate * g")
 async def train(
     rank: Rank, x: np.ndarray, y: np.ndarray, given: argparse.Namespace
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Train with the data of one rank; returns losses of all, the first weights, and steps a second."""
+    """Train with the data of one rank; returns losses of all, all weights, and steps a second."""
     sizes = [x.shape[1], *[given.width] * (2 if given.width else 0), y.shape[1]]
-    rng, pairs = np.random.default_rng(0), list(itertools.pairwise(sizes))
-    layers = [
-        rng.normal(size=pair) * (2 / pair[0]) ** 0.5 if given.width else np.zeros(pair) for pair in pairs
-    ]
-    weights = [await rank.device.put(layer) for layer in layers]
-    inputs, labels = [await rank.device.put(x)], await rank.device.put(y)
-    losses, began = [], 0.0
-    for step in range(given.steps):
-        began = trio.current_time() if step <= given.steps // 4 else began
-        for layer in weights[:-1]:
+    rng, shapes = np.random.default_rng(0), list(itertools.pairwise(sizes))
+    scale, ends = float(given.width > 0), list(itertools.accumulate(a * b for a, b in shapes))
+    start = rng.normal(size=ends[-1])
+    start *= np.concatenate([np.full(a * b, scale * math.sqrt(2 / a)) for a, b in shapes])
+    points, labels = await rank.device.put(x), await rank.device.put(y)
+    # All weights are one array. So a step has one array of gradients, which meets those of the others once.
+    weights = await rank.device.put(start)
+
+    async def step(weights: ta.AccelRef) -> tuple[ta.AccelRef, ta.AccelRef]:
+        layers = [weights[end - a * b : end].reshape(a, b) for (a, b), end in zip(shapes, ends, strict=True)]
+        inputs, gradients = [points], list[ta.AccelRef]()
+        for layer in layers[:-1]:
             inputs.append(await ta.nn.relu(await ta.linalg.matmul(inputs[-1], layer)))
-        chances = await ta.arrays.softmax(await ta.linalg.matmul(inputs[-1], weights[-1]), axis=1)
+        chances = await ta.arrays.softmax(await ta.linalg.matmul(inputs[-1], layers[-1]), axis=1)
         slope = await difference(chances, labels, len(x))
-        for number in reversed(range(len(weights))):
+        for number in reversed(range(len(layers))):
             gradient = await ta.linalg.matmul(inputs[number].T, slope)
+            gradients.insert(0, gradient.reshape(-1))
             if number:
-                below = await ta.linalg.matmul(slope, weights[number].T)
-                slope = await ta.nn.relu_grad(below, inputs.pop())
-            weights[number] = await descend(
-                weights[number], await rank.all_reduce(gradient, "mean"), given.rate
-            )
-        losses.append(await penalty(labels, chances))
+                below = await ta.linalg.matmul(slope, layers[number].T)
+                slope = await ta.nn.relu_grad(below, inputs[number])
+        return await ta.arrays.concat(gradients), await penalty(labels, chances)
+
+    graph = await ta.graphs.capture(rank.device, step, weights)
+    losses, began = list[ta.AccelRef](), 0.0
+    for number in range(given.steps):
+        began = trio.current_time() if number <= given.steps // 4 else began
+        gradients, loss = await graph(weights)
+        weights = await descend(weights, await rank.all_reduce(gradients, "mean"), given.rate)
+        losses.append(loss)
     rate = (given.steps - given.steps // 4) / (trio.current_time() - began)
     means = await rank.all_reduce(await ta.arrays.stack(losses), "mean")
-    return await means.to_host() / len(x), await weights[0].to_host(), rate
+    return await means.to_host() / len(x), await weights.to_host(), rate
 
 
 async def kill(devices: Iterable[ta.Device], every: float) -> None:

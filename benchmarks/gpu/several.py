@@ -559,7 +559,7 @@ async def pipeline(given: Given, world: World) -> None:
 
 async def example(given: Given) -> None:
     """Run the example that trains: under kills, and undisturbed with a large network."""
-    await _train(given, "under kills", "--steps", "200")
+    await _train(given, "under kills", *("--steps", "1500" if "cuda" in given.devices[0] else "200"))
     # A step of one H100 takes some 40 ms.
     large = ("--width", "2048", "--times", "48") if "cuda" in given.devices[0] else ("--width", "64")
     printed = await _train(
