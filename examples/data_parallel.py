@@ -28,7 +28,7 @@ async def train(
     rank: Rank, x: np.ndarray, y: np.ndarray, given: argparse.Namespace
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Train with the data of one rank; returns losses of all, all weights, and steps a second."""
-    sizes = [x.shape[1], *[given.width] * (2 if given.width else 0), y.shape[1]]
+    sizes: list[int] = [x.shape[1], *[given.width] * (2 if given.width else 0), y.shape[1]]
     rng, shapes = np.random.default_rng(0), list(itertools.pairwise(sizes))
     scale, ends = float(given.width > 0), list(itertools.accumulate(a * b for a, b in shapes))
     start = rng.normal(size=ends[-1])

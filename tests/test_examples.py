@@ -126,7 +126,7 @@ largest difference of a weight [0-9]e-[01][0-9]: right
     ),
     (
         "data_parallel.py",
-        "--steps 10 --every 0.3",
+        "--steps 10 --every 1",
         """
 1 devices by mapped, 0 workers lost, [0-9.]+ steps and [0-9]+ images a second: 1[.]59[0-9]+
 2 devices by mapped, [0-9]+ workers lost, [0-9.]+ steps and [0-9]+ images a second: 1[.]59[0-9]+
