@@ -3,8 +3,10 @@
 First `put` of 256 MiB: of an ordinary array, of one with ``pinned=True``, and of one of `host_empty`; beside
 the bare copy from ordinary and pinned memory, by CuPy, where it is there. Then 32 batches of 64 MiB, each
 multiplied by a matrix and summed: a loop of reading, `put`, computing and release, beside ``ta.stream`` with
-a depth of 1 and 3. They are read from memory, and from a source that waits in each call as a disk does, for
-as long as the loop takes for a batch from memory. Both isolations; ``--device`` names another than CUDA's.
+a depth of 1 and 3. `put` alone, computing alone, and CuPy's bare copies of the same batches tell how much of
+the copies is hidden: a stream can take no less than the longest of them. They are read from memory, and from
+a source that waits in each call as a disk does, for as long as the loop takes for a batch from memory. Both
+isolations; ``--device`` names another than CUDA's.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 import trio
@@ -52,7 +55,7 @@ async def copies(device: ta.Device, scale: float) -> None:
         "put with pinned=True": partial(device.put, lasting, pinned=True),
         "put of an array of host_empty": partial(device.put, pooled),
     }
-    if device.info.name.startswith("cuda") and find_spec("cupy") is not None:
+    if _has_cupy(device):
         ways |= _bare(plain)
     for name, call in ways.items():
         await call()
@@ -77,25 +80,43 @@ def _bare(plain: Host) -> dict[str, Callable[[], Awaitable[object]]]:
     }
 
 
-async def _compute(x: ta.AccelRef, weights: ta.AccelRef) -> float:
-    total = await ta.arrays.sum(await ta.linalg.matmul(x, weights))
-    return float(await total.item())
+@attrs.define
+class Work:
+    """What is computed with each batch.
+
+    Attributes:
+        weights: It is multiplied by these.
+        times: How many times.
+    """
+
+    weights: ta.AccelRef
+    times: int = 1
+
+    async def __call__(self, x: ta.AccelRef) -> float:
+        """Return the sum."""
+        for _ in range(self.times - 1):
+            await self.once(x)
+        return float(await (await self.once(x)).item())
+
+    async def once(self, x: ta.AccelRef) -> ta.AccelRef:
+        """Compute the sum."""
+        return await ta.arrays.sum(await ta.linalg.matmul(x, self.weights))
 
 
-async def _loop(device: ta.Device, source: Source, weights: ta.AccelRef) -> float:
+async def _loop(device: ta.Device, source: Source, work: Work) -> float:
     total = 0.0
     for host in source():
         x = await device.put(host)
-        total += await _compute(x, weights)
+        total += await work(x)
         x.release()
     return total
 
 
-async def _ahead(device: ta.Device, source: Source, weights: ta.AccelRef, depth: int) -> float:
+async def _ahead(device: ta.Device, source: Source, work: Work, depth: int) -> float:
     total = 0.0
     async with ta.stream(device, source(), depth=depth) as ahead:
         async for x in ahead:
-            total += await _compute(x, weights)
+            total += await work(x)
             x.release()
     return total
 
@@ -105,30 +126,83 @@ async def batches(device: ta.Device, scale: float) -> None:
     rows = max(64, int(_BATCH * scale) // (4 * _COLUMNS))
     count = _BATCHES if scale >= 1 else _BATCHES // 2
     data = [np.random.default_rng(number).random((rows, _COLUMNS), np.float32) for number in range(count)]
-    weights = await device.put(np.random.default_rng(count).random((_COLUMNS, 32), np.float32))
-    plain = partial(_loop, device, lambda: iter(data), weights)
-    right = await plain()
-    pause = statistics.median([await _time(plain) for _ in range(_ROUNDS)]) / count
+    pooled = [device.host_empty(host.shape, host.dtype) for host in data]
+    for empty, host in zip(pooled, data, strict=True):
+        empty[...] = host
+    weights = await device.put(np.random.default_rng(count).random((_COLUMNS, _COLUMNS), np.float32))
+    work = Work(weights)
+    right = await _loop(device, lambda: iter(data), work)
 
-    def waiting() -> Iterator[Host]:
+    def waiting(pause: float) -> Iterator[Host]:
         for host in data:
             time.sleep(pause)
             yield host
 
-    sources: dict[str, Source] = {"from memory": lambda: iter(data), f"waits {pause * 1e3:.2f} ms": waiting}
-    for name, source in sources.items():
-        loop: list[float] = []
-        ratios: dict[int, list[float]] = {depth: [] for depth in _DEPTHS}
-        for _ in range(_ROUNDS):
-            loop.append(await _time(partial(_loop, device, source, weights)))
-            for depth, found in ratios.items():
-                start = time.perf_counter()
-                total = await _ahead(device, source, weights, depth)
-                found.append(loop[-1] / (time.perf_counter() - start))
-                assert np.isclose(total, right, rtol=1e-4)
-        told = ", ".join(f"depth {depth}: {_quartiles(found)}" for depth, found in ratios.items())
-        each = statistics.median(loop) / count
-        _say(f"  {name:<18} loop {each * 1e3:8.2f} ms a batch of {data[0].nbytes >> 10} KiB; stream {told}")
+    for name, hosts in (("of host_empty", pooled), ("ordinary", data)):
+        put, once = await _alone(device, hosts, Work(weights))
+        work.times = max(1, round(put / once))
+        await _compare(device, name, partial(iter, hosts), work, right, put, once * work.times)
+    # Reading takes as long as `put` of the ordinary arrays, and so computing as long as both.
+    work.times = max(1, round(2 * put / once))
+    source = partial(waiting, put)
+    await _compare(device, f"waits {put * 1e3:.1f} ms", source, work, right, 2 * put, once * work.times)
+
+
+async def _compare(
+    device: ta.Device, name: str, source: Source, work: Work, right: float, put: float, computing: float
+) -> None:
+    """Print how a loop and streams do: `put` and `computing` are the seconds of a batch for each alone."""
+    count = sum(1 for _ in source())
+    loop: list[float] = []
+    ahead: dict[int, list[float]] = {depth: [] for depth in _DEPTHS}
+    for _ in range(_ROUNDS):
+        loop.append(await _time(partial(_loop, device, source, work)) / count)
+        for depth, found in ahead.items():
+            start = time.perf_counter()
+            total = await _ahead(device, source, work, depth)
+            found.append((time.perf_counter() - start) / count)
+            assert np.isclose(total, right, rtol=1e-4)
+    alone = f"put {put * 1e3:.2f} ms, computing {computing * 1e3:.2f} ms"
+    _say(f"  {name:<15} {alone}, loop {statistics.median(loop) * 1e3:.2f} ms a batch")
+    for depth, found in ahead.items():
+        pairs = list(zip(loop, found, strict=True))
+        hidden = statistics.median((plain - stream) / min(put, computing) for plain, stream in pairs)
+        told = _quartiles([plain / stream for plain, stream in pairs])
+        _say(f"  {name:<15} stream of depth {depth}: {told} of the loop, overlap {hidden:.2f}")
+
+
+async def _alone(device: ta.Device, data: Sequence[Host], work: Work) -> tuple[float, float]:
+    """Return the seconds of a batch for its copy alone, and for computing alone; print bare copies."""
+    kept = [await device.put(host) for host in data[:4]]
+
+    async def put() -> None:
+        for host in data:
+            (await device.put(host)).release()
+
+    async def compute() -> None:
+        for number in range(len(data)):
+            await work(kept[number % len(kept)])
+
+    ways: dict[str, Callable[[], Awaitable[object]]] = {"put": put, "computing once": compute}
+    for name, copy in _bare(data[0]).items() if _has_cupy(device) else ():
+        ways[name] = partial(_repeated, copy, len(data))
+    took: list[float] = []
+    for name, call in ways.items():
+        await call()
+        took.append(statistics.median([await _time(call) for _ in range(_ROUNDS)]) / len(data))
+        _say(f"  {name + ' alone':<34} {took[-1] * 1e3:8.2f} ms a batch")
+    for x in kept:
+        x.release()
+    return took[0], took[1]
+
+
+async def _repeated(call: Callable[[], Awaitable[object]], times: int) -> None:
+    for _ in range(times):
+        await call()
+
+
+def _has_cupy(device: ta.Device) -> bool:
+    return device.info.name.startswith("cuda") and find_spec("cupy") is not None
 
 
 def _quartiles(values: Sequence[float]) -> str:

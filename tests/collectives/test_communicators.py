@@ -212,16 +212,46 @@ async def test_a_stopped_rank_is_named(system: ta.System) -> None:
             await check_whole(world, arrays)
 
 
-async def test_a_rank_that_was_stopped_before_is_replaced(system: ta.System) -> None:
-    """Its part has not begun, so the next worker gets it, which has no communicator: all is done anew."""
+@pytest.mark.parametrize("retry", [0, 1])
+async def test_a_rank_that_was_stopped_before_is_named(system: ta.System, retry: int) -> None:
+    """Its part has not begun: nobody waits until the next worker, which has no communicator, has it."""
     options = attrs.evolve(BUSY, heartbeat_timeout=0.3)
-    async with opened_world(system, SIZE, options=options) as world:
+    async with opened_world(system, SIZE, options=options, retry=retry) as world:
         arrays = await put(world, HOSTS)
         await world.all_reduce(arrays)
         await kill(world.devices[2], signal.SIGSTOP)
+        if not retry:
+            with trio.fail_after(1.0), pytest.raises(RankFailedError) as caught:
+                await world.all_reduce(arrays)
+            assert caught.value.rank == 2
+            assert isinstance(caught.value.__cause__, ta.ContextLostError)
         with trio.fail_after(5):
             await check_whole(world, arrays)
         assert [device.generation for device in world.devices] == [1, 1, 2]
+
+
+async def test_a_rank_is_named_whose_loss_another_one_met_first(world: World) -> None:
+    """The library of a rank fails as another rank has gone, whose loss is known later."""
+    arrays = await put(world, HOSTS)
+    await world.all_reduce(arrays)
+    ta.testing.inject_fault(world.devices[0], "collectives.sum", fail=REFUSED)
+    ta.testing.inject_fault(world.devices[2], "collectives.sum", delay=10.0)
+    launched = (await world.devices[2].statistics()).launched
+    caught: list[RankFailedError] = []
+
+    async def ask() -> None:
+        with pytest.raises(RankFailedError) as raised:
+            await world.all_reduce(arrays)
+        caught.append(raised.value)
+
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            while (await world.devices[2].statistics()).launched == launched:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            await kill(world.devices[2])
+    assert [error.rank for error in caught] == [2]
+    await check_whole(world, arrays)
 
 
 async def test_tasks_of_ranks_get_one_error(world: World) -> None:

@@ -30,7 +30,17 @@ from ..backends.base.ops import (
     CommunicatorIdSpec,
     OpenCommunicatorSpec,
 )
-from ..devices import AccelRef, Device, LibraryActor, Operation, Pending, Planned, Planner, alone_on
+from ..devices import (
+    AccelRef,
+    Device,
+    LibraryActor,
+    Operation,
+    Pending,
+    Planned,
+    Planner,
+    alone_on,
+    look_for_answers,
+)
 
 __all__ = ["VENDORS", "Communicator", "CommunicatorActor", "CommunicatorControlActor", "Part", "Vendor"]
 
@@ -41,9 +51,9 @@ _NAME = 32
 # Seconds for a communicator to be given up by ranks that answer, before another one is opened.
 _GIVING_UP = 5.0
 # Seconds after an error of the library until it is known whether a rank was lost, which may be its cause.
-_TOLD = 1.0
+_TOLD = 0.6
 # Seconds between two looks whether a rank was lost whose part is over, or has not begun.
-_LOOKED = 0.25
+_LOOKED = 0.05
 # How often a communicator is made anew for one collective where a rank had a new worker and nobody knew.
 _MOST_OPENED = 4
 _numbers = itertools.count(1)
@@ -243,32 +253,28 @@ class RanksFailedError(Exception):
         is_opening: Whether the communicator was being opened.
     """
 
-    def __init__(self, errors: Errors, *, is_opening: bool, is_disturbed: bool) -> None:
+    def __init__(self, errors: Errors, *, is_opening: bool) -> None:
         # A rank that hears of the loss of another one is not to blame.
         self.rank: int = min(errors, key=lambda rank: (_order(errors[rank]), rank))
         self.error: Exception = errors[self.rank]
         super().__init__(f"rank {self.rank}: {self.error}")
         self.is_opening: bool = is_opening
-        # Whether a rank has lost its worker meanwhile, which may have no error of its own.
-        self._is_disturbed = is_disturbed
 
     @property
     def is_stale(self) -> bool:
-        """Whether a new communicator may do: a rank had a new worker, or was late."""
+        """Whether a new communicator may do: a rank had a new worker before, or was late."""
         error = self.error
         if not isinstance(error, LibraryError):
             return False
-        codes = (MISSING, ABORTED) if self.is_opening else _CONSEQUENCES
-        return error.code in codes or self._is_disturbed
+        return error.code in ((MISSING, ABORTED) if self.is_opening else _CONSEQUENCES)
 
     @property
     def is_refusal(self) -> bool:
         """Whether the library does not work with these devices: no rank was lost."""
-        is_told = isinstance(self.error, (LibraryError, NotSupportedError))
-        return self.is_opening and is_told and not self._is_disturbed
+        return self.is_opening and isinstance(self.error, (LibraryError, NotSupportedError))
 
 
-def _order(error: Exception) -> int:
+def _order(error: Exception | None) -> int:
     """Tell how near an error is to the cause of all."""
     if isinstance(error, (ContextLostError, DeviceLostError, CompletionTimeoutError)):
         return _LOSS
@@ -378,48 +384,41 @@ class Communicator:
 
         asked = self._submit(operations, end)
         try:
-            if is_opening:
-                # It waits for a rank that is about to get a worker.
-                await changed.wait()
-            else:
-                await self._watch(changed, before, errors)
+            await look_for_answers([self._devices[rank] for rank in asked], lambda: not changed.is_set())
+            # Its opening waits for a rank that is about to get a worker.
+            await self._settled(changed, [] if is_opening else before)
         finally:
-            if errors or left:
+            if left or errors:
                 self._give_up(number)
                 # What survivors wait for ends soon, and nobody waits for that here: only the next opening.
                 self._waiting.append(over)
-                if min(map(_order, errors.values()), default=0) == _OTHER:
+                if min(map(_order, errors.values()), default=_LOSS) == _OTHER:
                     with trio.move_on_after(_TOLD, shield=True):
-                        await over.wait()
-        if errors:
+                        await self._settled(over, before)
+        if errors or left:
+            for rank in self._lost(before):
+                # Its part may not have begun, and waits for the next worker, which has no communicator.
+                if _order(errors.get(rank)) != _LOSS:
+                    text = "the rank lost its worker while the others waited for it"
+                    errors[rank] = ContextLostError(text, device=self._devices[rank].name)
             try:
-                is_disturbed = before != self._generations_now()
-                raise RanksFailedError(errors, is_opening=is_opening, is_disturbed=is_disturbed)
+                raise RanksFailedError(errors, is_opening=is_opening)
             finally:
                 # The frames of the error have them: with results, and with other errors and their frames.
                 asked.clear()
                 errors.clear()
         return {rank: pending.value for rank, pending in asked.items()}
 
-    async def _watch(
-        self, changed: trio.Event, before: Sequence[tuple[int, bool]], errors: dict[int, Exception]
-    ) -> None:
-        """Wait until ranks are done or one has failed; or was lost, and its part tells nothing of that.
+    def _lost(self, before: Sequence[tuple[int, bool]]) -> list[int]:
+        """Name the ranks that had a worker, and have another one now, or none."""
+        now = self._generations_now()
+        return [rank for rank, then in enumerate(before) if then[1] and then != now[rank]]
 
-        That part may be over, or has not begun and waits for the next worker. Others must not wait for it.
-        """
-        while not changed.is_set():
+    async def _settled(self, event: trio.Event, before: Sequence[tuple[int, bool]]) -> None:
+        """Wait for an event, or until a rank is lost, whose part may tell nothing of that."""
+        while not (event.is_set() or self._lost(before)):
             with trio.move_on_after(_LOOKED):
-                await changed.wait()
-            lost = [
-                rank
-                for rank, states in enumerate(zip(before, self._generations_now(), strict=True))
-                if states[0] != states[1]
-            ]
-            if lost and not changed.is_set():
-                text = f"rank {lost[0]} has lost its worker"
-                errors[lost[0]] = LibraryError(text, library=self.vendor.title, code=MISSING)
-                return
+                await event.wait()
 
     def _submit(
         self, operations: Mapping[int, Operation[Any, Any]], end: Callable[[int, BaseException | None], None]

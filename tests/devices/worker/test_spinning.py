@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import gc
+import itertools
 import logging
 import os
 import signal
@@ -187,12 +188,12 @@ async def test_what_was_notified_while_one_spins_is_notified_again(peers: Peers)
     peers.ask()
     take, turns = peers.ours._take, iter(range(20))
 
-    def late(*, is_due: bool) -> list[Received]:
+    def late(seconds: float) -> list[Received]:
         turn = next(turns)
         if turn == 10:
             peers.theirs.post(("answer",), now=True)
         # The loop has turned since then.
-        return take(is_due=is_due) if turn > 13 else []
+        return take(seconds) if turn > 13 else []
 
     peers.ours._take = late  # type: ignore[method-assign]
     await peers.spin(lambda: False)
@@ -230,6 +231,33 @@ async def test_the_end_is_the_receivers(peers: Peers, whose: str) -> None:
     await peers.spin(is_over)
     await trio.testing.wait_all_tasks_blocked(0.01)
     assert isinstance(peers.end, EndOfChannel)
+
+
+async def test_one_task_waits_for_several_peers(nursery: trio.Nursery) -> None:
+    """Each receiver has its peer back once that has answered, and the others are still looked for."""
+    several = [Peers(nursery, None) for _ in range(3)]
+    await trio.testing.wait_all_tasks_blocked()
+    for one in several:
+        one.ask()
+    turns = itertools.count()
+    heard: list[Any] = []
+
+    def goes_on() -> bool:
+        turn = next(turns)
+        if turn in (3, 12):
+            several[turn // 6].theirs.post(("answer", turn), now=True)
+        if turn == 8:
+            several[0].theirs.post(("later",), now=True)
+        heard[:] = several[0].received
+        return turn < 30
+
+    await _channel.spin_together([(one.ours, one.take) for one in several], goes_on)
+    assert [one.polled for one in several] == [[("answer", 3)], [], [("answer", 12)]]
+    assert heard == [("later",)]
+    for one in several:
+        one.ours.close()
+        one.theirs.close()
+    nursery.cancel_scope.cancel()
 
 
 @attrs.define
@@ -449,6 +477,15 @@ ANSWER = "done", 7, (), (), None
 LINK: Any = SimpleNamespace()
 
 
+def sent(device: ta.Device, monkeypatch: pytest.MonkeyPatch, *, is_copied: bool) -> Any:
+    """Have the worker serve a request 7; returns the dispatch."""
+    dispatch: Any = device.dispatch  # type: ignore[attr-defined]
+    request, _ = dispatch._plan(ta.devices.Empty((1,), ta.DType.float32), invalidates=False)
+    request.hosts = SimpleNamespace(is_used=is_copied)
+    monkeypatch.setattr(dispatch._requests, "get", {7: request}.get)
+    return dispatch
+
+
 @pytest.mark.parametrize(
     "received",
     [
@@ -459,22 +496,22 @@ LINK: Any = SimpleNamespace()
         [("done", 7, (), (), ("done", True, False, None, ()))],
         [("result", 7, None)],
     ],
-    ids=["with another", "behind another", "of another", "with an array", "with trouble", "no answer"],
+    ids=["with another", "behind another", "of none", "with an array", "with trouble", "no answer"],
 )
-async def test_what_is_not_its_own_answer_alone_is_the_receivers(device: ta.Device, received: Any) -> None:
-    dispatch: Any = device.dispatch
-    request = SimpleNamespace(number=7, hosts=SimpleNamespace(is_used=False))
-    assert not dispatch._answers.take_own(LINK, request, [(message, ()) for message in received])
+async def test_what_is_no_plain_answer_is_the_receivers(
+    device: ta.Device, monkeypatch: pytest.MonkeyPatch, received: Any
+) -> None:
+    dispatch = sent(device, monkeypatch, is_copied=False)
+    assert not dispatch._answers.take_plain(LINK, [(message, ()) for message in received])
 
 
 @pytest.mark.parametrize("what", ["a copy", "a request that waits", "a hook"])
 async def test_an_answer_that_something_follows_from_is_the_receivers(
     device: ta.Device, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    dispatch: Any = device.dispatch
-    request = SimpleNamespace(number=7, hosts=SimpleNamespace(is_used=what == "a copy"))
+    dispatch = sent(device, monkeypatch, is_copied=what == "a copy")
     if what == "a request that waits":
         monkeypatch.setattr(dispatch._requests, "waiting", 1)
     if what == "a hook":
         monkeypatch.setattr(device.state, "hooks", [print])
-    assert not dispatch._answers.take_own(LINK, request, [(ANSWER, ())])
+    assert not dispatch._answers.take_plain(LINK, [(ANSWER, ())])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from operator import attrgetter
@@ -39,10 +39,10 @@ from ..host._host_pool import SMALL, Copying
 from ..inline._dispatch import InlineDispatch
 from ..operations._hooks import Around, Ask, EngineHook
 from ..operations._operation import Operand, Operation, ReplyT, refuse_recording
-from ..worker import Borrowed, LeftMemory, Loan, WorkerDispatch
+from ..worker import Borrowed, LeftMemory, Loan, WorkerDispatch, spin_together
 from ._memory import Assign, Copy, Empty, Fill, PeerCopy, Put, ToHost, copy_between
 
-__all__ = ["DeviceActor", "Lent", "OpenDevice", "alone_on", "lend", "opened"]
+__all__ = ["DeviceActor", "Lent", "OpenDevice", "alone_on", "lend", "look_for_answers", "opened"]
 
 
 class OpenDevice(Device):
@@ -475,6 +475,23 @@ async def alone_on(devices: Iterable[Device]) -> AsyncGenerator[None, None]:
     finally:
         for lock in held:
             lock.release()
+
+
+@enable_ki_protection
+async def look_for_answers(devices: Iterable[Device], goes_on: Callable[[], bool]) -> None:
+    """Poll for the answers of several workers in the task that waits for them, while these are due (D171).
+
+    It may return at once: whoever calls it waits for what is left.
+
+    Args:
+        devices: The devices.
+        goes_on: Tells whether something is waited for.
+    """
+    dispatches = [opened(device).dispatch for device in devices]
+    due = [one.due() for one in dispatches if isinstance(one, WorkerDispatch)]
+    ends = [end for end in due if end is not None]
+    if ends:
+        await spin_together(ends, goes_on)
 
 
 def _reaches(device: Device, owner: Device) -> bool:

@@ -3,5 +3,14 @@
 from .front._calls import Borrowed, Loan
 from .front._chunks import INTACT, LeftMemory, free_left_memory
 from .front._dispatch import WorkerDispatch
+from .transport._channel import spin_together
 
-__all__ = ["INTACT", "Borrowed", "LeftMemory", "Loan", "WorkerDispatch", "free_left_memory"]
+__all__ = [
+    "INTACT",
+    "Borrowed",
+    "LeftMemory",
+    "Loan",
+    "WorkerDispatch",
+    "free_left_memory",
+    "spin_together",
+]

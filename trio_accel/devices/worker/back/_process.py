@@ -24,6 +24,8 @@ from ._server import WorkerServer
 __all__ = ["main"]
 
 _SOCKET, _PAGE = 3, 4
+# What may follow an answer soon; D43.
+_REQUESTS = frozenset({"request", "replay", "lease", "borrow"})
 # Seconds between two beats, and the most characters of a record of the logs.
 _INTERVAL, _LONGEST = 0.1, 1 << 16
 # Seconds after which a thread is asked for the interpreter's lock. With Python's own 5 ms, replies to
@@ -84,7 +86,7 @@ async def _main(page: SharedPage) -> None:
         nursery.start_soon(channel.run)
         if config.window:
             # D43: a task that has its answer may ask again at once, so the worker stays awake for a moment.
-            channel.spin_with(SpinWait(config.window, frozenset({"done"}), frozenset({"request", "replay"})))
+            channel.spin_with(SpinWait(config.window, frozenset({"done"}), _REQUESTS))
             channel.share(*reversed(page.frames))
             nursery.start_soon(channel.listen)
         async with System.open(config.path) as system:

@@ -113,27 +113,25 @@ class AnswerHandler:
         if self._requests.waiting:
             self._requests.pump()
 
-    def take_own(self, link: WorkerLink, request: OperationRequest, received: list[Received]) -> bool:
-        """Take received messages in an asker's task, if all are plain answers to this request.
+    def take_plain(self, link: WorkerLink, received: list[Received]) -> bool:
+        """Take received messages in an asker's task, if all are plain answers.
 
         Other messages are handled in the task of the worker: here they would run in the asker's context, and
         their errors would have the exception that the asker is handling as context.
         """
         message: Any
         for message, _ in received:
-            if not (self._is_answer(message, request) or message[0] == "times"):
+            if not (message[0] == "times" or (message[0] == "done" and self._is_plain(message))):
                 return False
         self.handle(link, received)
         return True
 
-    def _is_answer(self, message: Any, request: OperationRequest) -> bool:
-        """Tell whether a message says that all went well with a request."""
-        if message[:2] != ("done", request.number):
+    def _is_plain(self, message: Any) -> bool:
+        """Tell whether an answer says that all went well with a request, whose end has no further effects."""
+        _, number, _, results, trouble = message
+        request = self._requests.get(number)
+        if results or trouble is not None or not isinstance(request, OperationRequest):
             return False
-        _, _, _, results, trouble = message
-        if results or trouble is not None:
-            return False
-        # Its end has no further effects.
         return not (request.hosts.is_used or self._requests.waiting or self._device.hooks)
 
     def is_waited_for(self, request: OperationRequest) -> bool:

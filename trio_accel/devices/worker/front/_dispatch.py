@@ -28,6 +28,7 @@ from ...engine._device_state import DeviceState
 from ...host._host_pool import SMALL
 from ...operations._operation import Operation, Planned, Planner, admit
 from ..launcher._launcher import Launcher, WorkerProcess, open_launcher
+from ..transport._channel import Channel, Take
 from ._answers import AnswerHandler
 from ._calls import Borrowed, Leases, Loan, MeasuredRequest, Measures, Questions
 from ._chunks import INTACT, ChunkTable, LeftMemory
@@ -430,7 +431,7 @@ class WorkerDispatch:
                 # D38, D43: a lone asker polls for the answer in its own task, which saves the receiver's
                 # wake-up.
                 await link.channel.spin(
-                    partial(self._answers.take_own, link, request),
+                    partial(self._answers.take_plain, link),
                     partial(self._answers.is_waited_for, request),
                 )
                 if request.is_over:
@@ -441,6 +442,13 @@ class WorkerDispatch:
             if not request.is_left:
                 request.launch.forget()
         return planned.result()
+
+    def due(self) -> tuple[Channel, Take] | None:
+        """Return where the worker's next answer comes from and what takes it, if it is due; see D171."""
+        link = self._sender.link
+        if link is None or not link.channel.may_spin:
+            return None
+        return link.channel, partial(self._answers.take_plain, link)
 
     @enable_ki_protection
     def submit(self, operation: Operation[LibraryT, ReplyT]) -> Pending[ReplyT]:

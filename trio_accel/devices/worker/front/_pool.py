@@ -46,8 +46,9 @@ _DOUBLINGS = 8
 # While there are too few descriptors for a worker: for so many seconds, and so far apart at most.
 _SHORTAGE = 30.0
 _LONGEST_SHORTAGE_PAUSE = 1.0
-# A worker stays awake only for requests that follow their answers closely.
-_WINDOW = 0.5e-3
+# A worker stays awake only for requests that follow their answers closely: half of this before one is due. A
+# loop cannot sleep for less than that millisecond, as `epoll` rounds up (D171).
+_WINDOW = 2e-3
 _logger = logging.getLogger("trio_accel.devices")
 # Modules of a worker itself, for backends whose workers have them imported ahead.
 _PROGRAM = "trio_accel.devices.worker.back._process"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from math import inf
+from typing import TypeAlias
 
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -24,7 +25,10 @@ from ._frames import (
 )
 from ._protocol import PICKLED, Codec, SharedFrame
 
-__all__ = ["Channel", "EndOfChannel", "SpinWait"]
+__all__ = ["Channel", "EndOfChannel", "SpinWait", "Take", "spin_together"]
+
+Take: TypeAlias = Callable[[list[Received]], bool]
+"""Takes messages, and says whether it has."""
 
 # Turns of the loop before the receiver sleeps, where answers come one after the other.
 _TURNS = 2
@@ -152,7 +156,7 @@ class Channel:
                     continue
             # From here on there is no checkpoint: a cancellation cannot lose messages that were read.
             if not self._is_spinning and not self._left:
-                received = self._take(is_due=not pause)
+                received = self._take(0.0 if pause else _POLL)
                 if received:
                     return received
                 if self._inbox.is_refused:
@@ -172,46 +176,39 @@ class Channel:
             return False
         return not self.spin_wait.pause()
 
-    async def spin(self, take: Callable[[list[Received]], bool], goes_on: Callable[[], bool]) -> None:
-        """Poll for an answer in the task that waits for it, as long as it is due and `goes_on` says so.
+    async def spin(self, take: Take, goes_on: Callable[[], bool]) -> None:
+        """Poll for an answer in the task that waits for it; see `spin_together`."""
+        await spin_together(((self, take),), goes_on)
 
-        Then it need not be woken by the receiver, which takes a turn of the loop. The receiver sleeps
-        meanwhile. Once the task is cancelled this returns, as it does at the end of the channel, and after a
-        while in any case: Trio tells the main task of Ctrl-C only where it is parked.
-
-        Args:
-            take: Takes what was received if it is what the task waits for, or belongs to it, and says
-                whether it has; what it has not is the receiver's.
-            goes_on: Called between two polls.
-        """
-        assert self.spin_wait is not None
+    def begin_spin(self) -> None:
+        """Leave to the receiver only what a task does not take that polls, until `end_spin`."""
         self._is_spinning = True
-        end = time.perf_counter() + LONGEST_LOOK
-        try:
-            while True:
-                await trio.lowlevel.cancel_shielded_checkpoint()
-                if self._inbox.is_at_end or not goes_on() or self.spin_wait.pause():
-                    break
-                received = self._take(is_due=True)
-                if received and not take(received):
-                    self._left = received
-                    break
-                if received and not goes_on():
-                    break
-                if trio.current_effective_deadline() == -inf or time.perf_counter() > end:
-                    break
-        finally:
-            self._is_spinning = False
-            received = [] if self._left else self._doze()
-            if received and not take(received):
-                self._left = received
-            if self._left or self._inbox.is_at_end or self.spin_wait.pause() != inf:
-                # Something is left, over or due: the receiver looks after it.
-                self._sleeper.notify()
-            self._listener.notify()
 
-    def _take(self, *, is_due: bool) -> list[Received]:
-        """Read what has arrived."""
+    def look(self, take: Take, seconds: float) -> bool | None:
+        """Look once for what a task waits for that polls; returns whether it has come, or None at the end."""
+        assert self.spin_wait is not None
+        if self._inbox.is_at_end or self.spin_wait.pause():
+            return None
+        received = self._take(seconds)
+        if received and not take(received):
+            self._left = received
+            return None
+        return bool(received)
+
+    def end_spin(self, take: Take) -> None:
+        """Leave the rest to the receiver."""
+        assert self.spin_wait is not None
+        self._is_spinning = False
+        received = [] if self._left else self._doze()
+        if received and not take(received):
+            self._left = received
+        if self._left or self._inbox.is_at_end or self.spin_wait.pause() != inf:
+            # Something is left, over or due: the receiver looks after it.
+            self._sleeper.notify()
+        self._listener.notify()
+
+    def _take(self, seconds: float) -> list[Received]:
+        """Read what has arrived; where an answer is near, look for so long."""
         spin_wait, inbox = self.spin_wait, self._inbox
         if inbox.seen is not None:
             # D44: from here on the peer may show frames in place of sending them, as this end looks once more
@@ -219,16 +216,16 @@ class Channel:
             inbox.seen.wake()
         received = inbox.poll() or inbox.read(self._sock)
         if spin_wait is not None:
-            if not received and is_due and spin_wait.is_near:
-                received = self._poll()
+            if not received and seconds and spin_wait.is_near:
+                received = self._poll(seconds)
             if received:
                 spin_wait.received(received)
         return received
 
-    def _poll(self) -> list[Received]:
+    def _poll(self, seconds: float) -> list[Received]:
         """Look for a short while: a turn of the loop takes longer than the answer does from here on."""
         inbox = self._inbox
-        end = time.perf_counter() + _POLL
+        end = time.perf_counter() + seconds
         received: list[Received] = []
         looks = 0
         while not (received or inbox.is_at_end) and time.perf_counter() < end:
@@ -309,6 +306,43 @@ class Channel:
             self._sleeper.notify()
             self._listener.notify()
         self._sock.close()
+
+
+async def spin_together(ends: Iterable[tuple[Channel, Take]], goes_on: Callable[[], bool]) -> None:
+    """Poll for answers of several peers in the task that waits for them, while due and `goes_on` says so.
+
+    Then it need not be woken by the receivers, which takes a turn of the loop for each. They sleep until the
+    answer of their peer has come. Once the task is cancelled this returns, as it does after a while in any
+    case: Trio tells the main task of Ctrl-C only where it is parked.
+
+    Args:
+        ends: Each with what takes messages that were received, if they are what the task waits for or belong
+            to it, and says whether it has; what it has not is the receiver's.
+        goes_on: Called between two looks.
+    """
+    spinning = dict(ends)
+    for channel in spinning:
+        channel.begin_spin()
+    seconds, end = _POLL / len(spinning), time.perf_counter() + LONGEST_LOOK
+    try:
+        while spinning:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            if not goes_on():
+                break
+            has_come = False
+            for channel, take in tuple(spinning.items()):
+                found = channel.look(take, seconds)
+                if found is None:
+                    del spinning[channel]
+                    channel.end_spin(take)
+                has_come = has_come or bool(found)
+            if has_come and not goes_on():
+                break
+            if trio.current_effective_deadline() == -inf or time.perf_counter() > end:
+                break
+    finally:
+        for channel, take in spinning.items():
+            channel.end_spin(take)
 
 
 class SpinWait:
