@@ -71,7 +71,7 @@ class Transform:
             planner.distinct("out", result.spec, a=source)
         if taken is not source.dtype:
             source = planner.convert(source, taken)
-        norm = message.norm or "backward"
+        norm: FftNorm = message.norm or "backward"
         spec = ops.FftSpec(self.kind, self.direction, lengths, axes, norm, source, result.spec)
         return Planned(spec, result, is_checked=True)
 
@@ -92,6 +92,8 @@ class Transform:
         Returns:
             Axes counted from the first, lengths, and the shape.
         """
+        axes: tuple[int, ...]
+        chosen: tuple[int, ...] | None
         if isinstance(self.default_axes, int):
             argument = "n"
             axes = (axis_of(name, "axis", whole(name, "axis", message.axis, "a whole number"), source),)
@@ -289,11 +291,11 @@ def asks(
         function.__doc__ = own.__doc__
 
         def plan(message: Any, planner: Planner) -> Planned[AccelRef]:
-            """Plan by hand: no line of shapes says the lengths of transforms along axes that are arguments."""
+            """Plan by hand: no line of shapes says the lengths along axes that are arguments."""
             return transform.plan(message, planner)
 
-        declared: Any = operation(actor=FftActor, plan=plan)(function)
-        declared.transform = transform
+        declared: Declared[ParametersP, AccelRef] = operation(actor=FftActor, plan=plan)(function)
+        vars(declared)["transform"] = transform
         return declared
 
     return declare

@@ -182,7 +182,8 @@ class ComputeFused(Operation[Any, AccelRef]):
         has_prolog = ahead.text != "x" or taken.arrays[0].dtype is not dtype
         has_epilog = behind.text != "y" or result.dtype is not made
         spec = FusedFftSpec(
-            transform.kind, transform.direction, lengths, axes, self.norm or "backward", dtype.value, taken.shape,
+            transform.kind, transform.direction, lengths, axes, self.norm or "backward",
+            dtype.value, taken.shape,
             known.expression, int(has_prolog), taken.arrays, taken.loaded, taken.scalars,
             last.expression, int(has_epilog), more.arrays[1:], more.loaded, more.scalars, result.spec,
         )  # fmt: skip
@@ -196,4 +197,3 @@ def _expression(operation: str, text: str, element: str) -> Elementwise[AccelRef
         raise ValueError(f"{operation}: {text!r} does not read {element}")
     others = [name for name in made.inputs if name != element]
     return Elementwise[AccelRef](text, inputs=(element, *others), operation=operation, library=_LIBRARY)
-

@@ -202,7 +202,7 @@ _Step: TypeAlias = Zero | Convert | Transform
 
 
 def single(spec: FftSpec) -> Fit | None:
-    """Find the plan that makes all of a transform between arrays without gaps, but for the factor of its sums.
+    """Find the plan that makes all of a transform, but for the factor of its sums.
 
     Returns:
         The plan, which is executed once; None where a transform takes several, or copies.

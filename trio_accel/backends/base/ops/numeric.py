@@ -13,8 +13,8 @@ from ._spec import OperationSpec, specification
 
 __all__ = [
     "FFT_DTYPES", "PHILOX_ROW", "RANDOM_DTYPES", "Distribution", "ElementwiseSpec", "FftDirection", "FftKind",
-    "FftNorm", "FftSpec", "FusedFftSpec", "MatmulSpec", "PhiloxSpec", "Reduce", "ReductionSpec", "RowsSpec", "ScatterSpec",
-    "Side", "Transpose", "in_between", "product_shape", "transformed_shape",
+    "FftNorm", "FftSpec", "FusedFftSpec", "MatmulSpec", "PhiloxSpec", "Reduce", "ReductionSpec", "RowsSpec",
+    "ScatterSpec", "Side", "Transpose", "in_between", "product_shape", "transformed_shape",
 ]  # fmt: skip
 
 Transpose = Literal["N", "T", "C"]
@@ -249,7 +249,10 @@ class FusedFftSpec(OperationSpec):
             raise ValueError(f"{name}: FusedFftSpec: without a prolog there is one array to transform")
         _, transform, _ = self.parts(self.has_prolog, self.has_epilog)
         transform.check_shapes(name)
-        for shape, arrays in ((self.shape, self.arrays), (transform.out.shape, (*self.more_arrays, self.out))):
+        for shape, arrays in (
+            (self.shape, self.arrays),
+            (transform.out.shape, (*self.more_arrays, self.out)),
+        ):
             if any(array.shape != shape for array in arrays):
                 raise ValueError(f"{name}: FusedFftSpec: arrays of an expression must have its shape {shape}")
 

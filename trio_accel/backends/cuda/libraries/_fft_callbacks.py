@@ -22,28 +22,19 @@ __all__ = ["Callback", "Callbacks"]
 
 # Of structures of arguments.
 _ALIGNMENT = 16
+# By dtype: what names of functions end in, the type of an element, and what types of callbacks end in.
 _TYPES = {
-    DType.float32: ("Real", "float", cufft.XtCallbackType.LD_REAL, cufft.XtCallbackType.ST_REAL),
-    DType.float64: (
-        "DoubleReal",
-        "double",
-        cufft.XtCallbackType.LD_REAL_DOUBLE,
-        cufft.XtCallbackType.ST_REAL_DOUBLE,
-    ),
-    DType.complex64: ("Complex", "float2", cufft.XtCallbackType.LD_COMPLEX, cufft.XtCallbackType.ST_COMPLEX),
-    DType.complex128: (
-        "DoubleComplex",
-        "double2",
-        cufft.XtCallbackType.LD_COMPLEX_DOUBLE,
-        cufft.XtCallbackType.ST_COMPLEX_DOUBLE,
-    ),
+    DType.float32: ("Real", "float", "REAL"),
+    DType.float64: ("DoubleReal", "double", "REAL_DOUBLE"),
+    DType.complex64: ("Complex", "float2", "COMPLEX"),
+    DType.complex128: ("DoubleComplex", "double2", "COMPLEX_DOUBLE"),
 }
 _LOAD = """
 __device__ {type} cufftJITCallbackLoad{name}(void *, unsigned long long i, void *info, void *)
 {{
     const Arguments &arguments = *(const Arguments *)info;
     const auto x = compute(arguments, (Index)i, load_at(arguments, (Index)i)).x0;
-    return {made};
+    return {value};
 }}
 """
 # The element takes the place of the one that was loaded, which the compiler leaves out then.
@@ -52,7 +43,7 @@ __device__ void cufftJITCallbackStore{name}(void *, unsigned long long i, {type}
 {{
     const Arguments &arguments = *(const Arguments *)info;
     Loaded loaded = load_at(arguments, (Index)i);
-    loaded.x0 = {made};
+    loaded.x0 = {value};
     store_at(arguments, (Index)i, compute(arguments, (Index)i, loaded));
 }}
 """
@@ -65,22 +56,25 @@ class Callback:
     source: compiled.KernelSource
     type: cufft.XtCallbackType
 
-    @staticmethod
-    def load(spec: ElementwiseSpec) -> Callback:
+    @classmethod
+    def load(cls, spec: ElementwiseSpec) -> Callback:
         """Make one that computes an element in place of loading it."""
-        dtype = spec.results[0].dtype
-        name, type_, load, _ = _TYPES[dtype]
-        made = f"{type_}{{x.re, x.im}}" if dtype.kind == "complex" else "x"
-        return Callback(compiled.make_functions(spec, _LOAD.format(name=name, type=type_, made=made)), load)
+        return cls._made(spec, "LD", _LOAD, spec.results[0].dtype, ("x", "{type}{{x.re, x.im}}"))
 
-    @staticmethod
-    def store(spec: ElementwiseSpec, scale: float) -> Callback:
+    @classmethod
+    def store(cls, spec: ElementwiseSpec, scale: float) -> Callback:
         """Make one that multiplies an element, computes another of it, and stores that."""
-        dtype = spec.arrays[0].dtype
-        name, type_, _, store = _TYPES[dtype]
-        factor = f"({type_.removesuffix('2')}){scale.hex()}"
-        made = f"{{x.x * {factor}, x.y * {factor}}}" if dtype.kind == "complex" else f"x * {factor}"
-        return Callback(compiled.make_functions(spec, _STORE.format(name=name, type=type_, made=made)), store)
+        by = f"* ({{part}}){scale.hex()}"
+        return cls._made(spec, "ST", _STORE, spec.arrays[0].dtype, (f"x {by}", f"{{{{x.x {by}, x.y {by}}}}}"))
+
+    @classmethod
+    def _made(
+        cls, spec: ElementwiseSpec, side: str, text: str, dtype: DType, values: tuple[str, str]
+    ) -> Callback:
+        name, element, ending = _TYPES[dtype]
+        value = values[dtype.kind == "complex"].format(type=element, part=element.removesuffix("2"))
+        source = compiled.make_functions(spec, text.format(name=name, type=element, value=value))
+        return cls(source, cufft.XtCallbackType[f"{side}_{ending}"])
 
 
 class Callbacks:
@@ -123,7 +117,7 @@ class Callbacks:
             callback.source.arguments.pack_into(told, place, *each)
         if call.stream is not last and last is not None and not last.is_destroyed:
             self._context.order(last.handle, call.handle)
-        if told != self._told:
+        if bytes(told) != self._told:
             self._told = bytes(told)
             call.stream.copy(self._address, call.uploaded(np.frombuffer(told, np.uint8)), len(told))
 

@@ -40,7 +40,7 @@ from ._fft_callbacks import Callback, Callbacks
 
 __all__ = ["FftLibrary"]
 
-# Versions of cuFFT (CUDA 13.3) whose callbacks of real numbers are wrong for lengths with large prime factors.
+# Versions of cuFFT (CUDA 13.3) whose callbacks of real numbers are wrong for some lengths.
 _WRONG = range(12300, 12400)
 # Of temporary buffers, as of device memory.
 _ALIGNMENT = 256
@@ -263,12 +263,16 @@ class FftLibrary(CudaLibrary):
         is_wrong = spec.kind != "c2c" and cufft.get_version() in _WRONG
         if found is None or is_wrong or not (has_ahead or has_behind):
             raise NotSupportedError("fft: callbacks go with one plan", backend=self.backend)
-        sides = (Callback.load(ahead) if has_ahead else None, Callback.store(behind, scale) if has_behind else None)
+        sides = (
+            Callback.load(ahead) if has_ahead else None,
+            Callback.store(behind, scale) if has_behind else None,
+        )
         callbacks = Callbacks([one for one in sides if one], self._context, self._device.architecture)
         plan = self._hold(found.key, callbacks)
         step = Transform(found, SOURCE, OUT, goes_forward(transform))
         return _FusedPlan(
-            _Plan(((step, plan),), plan.size, (0,), (plan,)), tuple([one and one.source for one in sides])
+            _Plan(((step, plan),), plan.size, (0,), (plan,)),
+            tuple([None if one is None else one.source for one in sides]),
         )
 
     @kernel(FusedFftSpec, backend="cuda", plan=_plan_fused)
@@ -277,14 +281,13 @@ class FftLibrary(CudaLibrary):
         ahead, transform, behind = spec.parts(*[side is not None for side in plan.sides])
         if not plan.transform.steps:
             return
-        places = {
-            array.block: call.workspace(array.size * array.dtype.itemsize)
-            for array in (transform.source, transform.out)
-            if array.block < 0
-        }
-        if transform.out.dtype is spec.out.dtype:
-            # An epilog may compute it in place.
-            places[transform.out.block] = call.at(spec.out)
+        places: dict[int, int] = {}
+        for array in (transform.source, transform.out):
+            if array.block < 0:
+                # An epilog that keeps the dtype is computed in place.
+                in_place = array is transform.out and array.dtype is spec.out.dtype
+                nbytes = array.size * array.dtype.itemsize
+                places[array.block] = call.at(spec.out) if in_place else call.workspace(nbytes)
 
         def address(array: ArraySpec) -> int:
             return places[array.block] if array.block in places else call.at(array)
