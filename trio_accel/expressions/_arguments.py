@@ -270,7 +270,7 @@ def bind(
 def take(
     planner: Planner,
     expression: Expression | RowExpression,
-    arguments: Sequence[ExpressionArgument],
+    arguments: Sequence[ExpressionArgument | ArraySpec],
     shape: tuple[int, ...] | None = None,
     otherwise: tuple[int, ...] = (),
 ) -> Taken:
@@ -279,7 +279,7 @@ def take(
     Args:
         planner: Of the operation.
         expression: The expression.
-        arguments: One for each of its inputs.
+        arguments: One for each of its inputs; a specification is of what is not in memory yet.
         shape: The shape of the result; None for the one that the arrays broadcast to.
         otherwise: The shape where there are no such arrays.
 
@@ -294,13 +294,13 @@ def take(
     values: list[complex] = []
     loads = expression.loads
     for name, argument in zip(expression.inputs, arguments, strict=True):
-        if type(argument) is not AccelRef and not isinstance(argument, (AccelRef, np.ndarray)):
+        if type(argument) is not AccelRef and not isinstance(argument, (AccelRef, np.ndarray, ArraySpec)):
             if name in loads:
                 raise TypeError(f"{planner.name}: {name} must be an array: elements are loaded from it")
             signature.append(argument_of(planner.name, name, argument))
             values.append(argument.item() if isinstance(argument, np.generic) else argument)
         else:
-            array = planner.read(name, argument)
+            array = argument if type(argument) is ArraySpec else planner.read(name, cast("Operand", argument))
             signature.append(_ARRAYS[array.dtype.value])
             if name in loads:
                 if array.ndim != loads[name]:

@@ -17,7 +17,7 @@ from ..backends.base.expressions import (
     TypedExpression,
     parse,
 )
-from ..backends.base.ops import ElementwiseSpec
+from ..backends.base.ops import ArraySpec, ElementwiseSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
 from ..devices.operations._plan_source import written
 from ._arguments import (
@@ -33,7 +33,7 @@ from ._arguments import (
     take,
 )
 
-__all__ = ["ComputeElementwise", "Elementwise"]
+__all__ = ["ComputeElementwise", "Elementwise", "KnownExpression"]
 
 ReplyT = TypeVar("ReplyT")
 
@@ -42,7 +42,7 @@ _RESERVED = ("out", "shape")
 
 
 @attrs.frozen
-class _Known:
+class KnownExpression:
     """Facts that are found once for arguments of certain types.
 
     Attributes:
@@ -130,7 +130,7 @@ class Elementwise(Generic[ReplyT]):
         self.operation: str = operation
         self.precision: str | None = precision
         # By the types of the arguments, and of results that are given.
-        self._known: dict[tuple[object, ...], _Known] = {}
+        self._known: dict[tuple[object, ...], KnownExpression] = {}
 
     def __repr__(self) -> str:
         return f"<Elementwise {self.operation}({', '.join(self.inputs)}) -> {', '.join(self.outputs)}>"
@@ -149,6 +149,10 @@ class Elementwise(Generic[ReplyT]):
     def outputs(self) -> tuple[str, ...]:
         """Names of its results, in order."""
         return self._expression.outputs
+
+    def is_loaded(self, name: str) -> bool:
+        """Tell whether elements of an input are loaded by indices."""
+        return name in self._expression.loads
 
     def compute(
         self,
@@ -222,15 +226,7 @@ class Elementwise(Generic[ReplyT]):
         """Validate the arguments of a call, and lower it; see `Operation.plan`."""
         first = out[0]
         taken = take(planner, self._expression, arguments, shape, () if first is None else first.shape)
-        key = taken.signature, *[None if each is None else each.dtype.value for each in out]
-        known = self._known.get(key)
-        if known is None:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            known = self._known[key] = self._find_types(planner.name, taken.arguments, out)
-        taken.check_held(planner.name, known.typed)
-        if known.has_places:
-            taken.check_places(planner.name, known.typed.axes)
+        known = self.known_of(planner.name, taken, out)
         results = [
             written(planner, name, each, (taken.shape, dtype))[0]
             for name, dtype, each in zip(self.outputs, known.dtypes, out, strict=True)
@@ -248,6 +244,35 @@ class Elementwise(Generic[ReplyT]):
         reply: Any = results[0] if self._is_single else tuple(results)
         return Planned(spec, cast("ReplyT", reply))
 
+    def take(
+        self,
+        planner: Planner,
+        arguments: Sequence[ExpressionArgument | ArraySpec],
+        shape: tuple[int, ...] | None = None,
+        otherwise: tuple[int, ...] = (),
+    ) -> Taken:
+        """Take the arguments of a call; see `take`."""
+        return take(planner, self._expression, arguments, shape, otherwise)
+
+    def known_of(
+        self, operation: str, taken: Taken, out: Sequence[AccelRef | ArraySpec | None]
+    ) -> KnownExpression:
+        """Find the types for arguments, and for results that are given.
+
+        Raises:
+            TypeError, ValueError, NotSupportedError: See `Elementwise.__call__`.
+        """
+        key = taken.signature, *[None if each is None else each.dtype.value for each in out]
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[key] = self._find_types(operation, taken.arguments, out)
+        taken.check_held(operation, known.typed)
+        if known.has_places:
+            taken.check_places(operation, known.typed.axes)
+        return known
+
     def dtype_of(self, operation: str, arguments: Sequence[ArgumentType]) -> DType:
         """Return the dtype of the first result, of arguments of these types.
 
@@ -258,8 +283,8 @@ class Elementwise(Generic[ReplyT]):
         return self._find_types(operation, given, (None,) * len(self.outputs)).dtypes[0]
 
     def _find_types(
-        self, operation: str, arguments: tuple[Argument, ...], out: Sequence[AccelRef | None]
-    ) -> _Known:
+        self, operation: str, arguments: tuple[Argument, ...], out: Sequence[AccelRef | ArraySpec | None]
+    ) -> KnownExpression:
         kinds = {name: each.kind for name, each in zip(self.inputs, arguments, strict=True)}
         check_promotion(operation, {name: kinds[name] for name in self._promoted})
         check_truths(operation, {name: kinds[name] for name in self._truths})
@@ -283,7 +308,7 @@ class Elementwise(Generic[ReplyT]):
         specialized = SpecializedExpression(expression, arguments, dtypes, self._is_checked)
         typed = specialized.typed
         has_places = bool(typed.axes or typed.loads)
-        return _Known(specialized.encode(), typed.dtypes, typed, has_places)
+        return KnownExpression(specialized.encode(), typed.dtypes, typed, has_places)
 
     def _widened(self, kinds: Mapping[str, ArgumentType]) -> tuple[Expression, dict[str, DType]]:
         """Return the expression with arrays converted first, and what they are converted to."""

@@ -42,47 +42,28 @@ class FftActor(LibraryActor):
 
 @attrs.frozen
 class Transform:
-    """A transform, as both libraries call it; see `FftSpec`."""
+    """A transform, as both libraries call it; see `FftSpec`.
 
+    Attributes:
+        name: Name of the function.
+        kind: See `FftSpec`.
+        direction: See `FftSpec`.
+        default_axes: Axes where the caller names none; None for all, and a number for a transform along one.
+    """
+
+    name: str
     kind: FftKind
     direction: FftDirection
+    default_axes: int | tuple[int, ...] | None
 
-    def plan_one_axis(self, message: Any, planner: Planner) -> Planned[AccelRef]:
-        """Check a message with `n` and `axis`, and name the result."""
-        name, source = planner.name, planner.read("a", message.a)
-        axis = axis_of(name, "axis", whole(name, "axis", message.axis, "a whole number"), source)
-        given = None if message.n is None else [whole(name, "n", message.n, "a whole number or None")]
-        return self._plan(message, planner, "n", source, (axis,), given)
-
-    def plan_several_axes(self, message: Any, planner: Planner) -> Planned[AccelRef]:
-        """Check a message with `s` and `axes`, and name the result."""
-        name, source = planner.name, planner.read("a", message.a)
-        given = all_whole(name, "s", message.s)
-        axes = axes_of(name, source, all_whole(name, "axes", message.axes), given)
-        lengths = given and [
-            extent_of(name, axis, source) if n == -1 else n for axis, n in zip(axes, given, strict=True)
-        ]
-        return self._plan(message, planner, "s", source, axes, lengths)
-
-    def _plan(
-        self,
-        message: Any,
-        planner: Planner,
-        argument: str,
-        source: ArraySpec,
-        axes: tuple[int, ...],
-        given: Sequence[int] | None,
-    ) -> Planned[AccelRef]:
-        """Check what is left to check, and name the result; axes are checked."""
-        name, kind, norm, out = planner.name, self.kind, message.norm, message.out
-        lengths = tuple(given or self._default_lengths(name, argument, source, axes))
-        if min(lengths) < 1:
-            raise ValueError(f"{name}: {argument} must be at least 1, got {getattr(message, argument)}")
-        check_norm(name, norm)
-        shape = ops.transformed_shape(source.shape, axes, lengths, is_halved=kind == "r2c")
+    def plan(self, message: Any, planner: Planner) -> Planned[AccelRef]:
+        """Check a message, and name the result."""
+        name, out = planner.name, message.out
+        source = planner.read("a", message.a)
+        axes, lengths, shape = self.fit(name, message, source)
         # Libraries have the other kinds for complex input alone.
-        taken = source.dtype if kind == "r2c" else ops.complex_of(source.dtype)
-        dtype = ops.FFT_DTYPES[kind].get(taken)
+        taken = self.dtype_of(source.dtype)
+        dtype = ops.FFT_DTYPES[self.kind].get(taken)
         if dtype is None:
             self._refuse(name, message.a, source.dtype)
         result = planner.output(shape, dtype, out)
@@ -90,8 +71,44 @@ class Transform:
             planner.distinct("out", result.spec, a=source)
         if taken is not source.dtype:
             source = planner.convert(source, taken)
-        spec = ops.FftSpec(kind, self.direction, lengths, axes, norm or "backward", source, result.spec)
+        norm: FftNorm = message.norm or "backward"
+        spec = ops.FftSpec(self.kind, self.direction, lengths, axes, norm, source, result.spec)
         return Planned(spec, result, is_checked=True)
+
+    def dtype_of(self, dtype: DType) -> DType:
+        """Return the dtype that an array is transformed in."""
+        return dtype if self.kind == "r2c" else ops.complex_of(dtype)
+
+    def fit(
+        self, name: str, message: Any, source: ArraySpec
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Check the axes, the lengths and the norm of a message, and find the shape of the result.
+
+        Args:
+            name: Name of the operation, for the error.
+            message: Has `norm`, and of a transform along one axis `n` and `axis`, else `s` and `axes`.
+            source: What is transformed.
+
+        Returns:
+            Axes counted from the first, lengths, and the shape.
+        """
+        axes: tuple[int, ...]
+        chosen: tuple[int, ...] | None
+        if isinstance(self.default_axes, int):
+            argument = "n"
+            axes = (axis_of(name, "axis", whole(name, "axis", message.axis, "a whole number"), source),)
+            chosen = None if message.n is None else (whole(name, "n", message.n, "a whole number or None"),)
+        else:
+            argument, given = "s", all_whole(name, "s", message.s)
+            axes = axes_of(name, source, all_whole(name, "axes", message.axes), given)
+            chosen = given and tuple(
+                [extent_of(name, axis, source) if n == -1 else n for axis, n in zip(axes, given, strict=True)]
+            )
+        lengths = tuple(chosen or self._default_lengths(name, argument, source, axes))
+        if min(lengths) < 1:
+            raise ValueError(f"{name}: {argument} must be at least 1, got {getattr(message, argument)}")
+        check_norm(name, message.norm)
+        return axes, lengths, ops.transformed_shape(source.shape, axes, lengths, is_halved=self.kind == "r2c")
 
     def _default_lengths(
         self, name: str, argument: str, source: ArraySpec, axes: tuple[int, ...]
@@ -257,15 +274,14 @@ def asks(
         direction: See `FftSpec`.
     """
     assert isinstance(signature, FunctionType)
-    transform = Transform(kind, direction)
-    check = transform.plan_one_axis if signature is one_axis else transform.plan_several_axes
-
-    def plan(message: Any, planner: Planner) -> Planned[AccelRef]:
-        """Plan by hand: no line of shapes says the lengths of transforms along axes that are arguments."""
-        return check(message, planner)
+    default = (signature.__kwdefaults__ or {}) | dict(
+        zip(signature.__code__.co_varnames[1:4], signature.__defaults__ or (), strict=True)
+    )
+    default_axes = default.get("axis", default.get("axes"))
 
     def declare(own: Callable[[], None]) -> Declared[ParametersP, AccelRef]:
         name, line = own.__name__, own.__code__.co_firstlineno
+        transform = Transform(name, kind, direction, default_axes)
         code = signature.__code__.replace(co_name=name, co_qualname=name, co_firstlineno=line)
         function: Any = FunctionType(code, globals(), name, signature.__defaults__)
         function.__kwdefaults__, function.__annotations__ = (
@@ -273,7 +289,14 @@ def asks(
             signature.__annotations__,
         )
         function.__doc__ = own.__doc__
-        return operation(actor=FftActor, plan=plan)(function)
+
+        def plan(message: Any, planner: Planner) -> Planned[AccelRef]:
+            """Plan by hand: no line of shapes says the lengths along axes that are arguments."""
+            return transform.plan(message, planner)
+
+        declared: Declared[ParametersP, AccelRef] = operation(actor=FftActor, plan=plan)(function)
+        vars(declared)["transform"] = transform
+        return declared
 
     return declare
 

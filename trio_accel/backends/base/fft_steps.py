@@ -13,11 +13,11 @@ from typing import TypeAlias
 import attrs
 
 from .dtypes import DType
-from .ops import ArraySpec, FftSpec, complex_of, contiguous_strides
+from .ops import ArraySpec, FftSpec, FusedFftSpec, complex_of, contiguous_strides
 
 __all__ = [
     "MOST_AXES", "OUT", "SOURCE", "TEMPORARIES", "Convert", "Fit", "PlanKey", "Transform", "TransformPlan",
-    "View", "Zero", "fit",
+    "View", "Zero", "fit", "goes_forward", "scale_of", "single",
 ]  # fmt: skip
 
 MOST_AXES = 3
@@ -201,6 +201,23 @@ class Transform:
 _Step: TypeAlias = Zero | Convert | Transform
 
 
+def single(spec: FftSpec) -> Fit | None:
+    """Find the plan that makes all of a transform, but for the factor of its sums.
+
+    Returns:
+        The plan, which is executed once; None where a transform takes several, or copies.
+    """
+    need = list(spec.lengths)
+    if spec.kind == "c2r":
+        need[-1] = need[-1] // 2 + 1
+    is_shorter = any(spec.source.shape[axis] < n for axis, n in zip(spec.axes, need, strict=True))
+    if is_shorter or _conjugates(spec) or len(need) > MOST_AXES or min(spec.lengths) < 2:
+        return None
+    source, out = _view(SOURCE, spec.source), _view(OUT, spec.out)
+    found = fit(source, out, dict(zip(spec.axes, spec.lengths, strict=True)))
+    return found if found is not None and found.offsets == ((0, 0),) else None
+
+
 class TransformPlan:
     """The steps of a transform that was checked, and whose result is not empty: as few copies as can be.
 
@@ -219,11 +236,9 @@ class TransformPlan:
         self._out = _view(OUT, spec.out)
         # Where the numbers are now.
         self._at = self._source
-        self._scale = _scale(spec)
-        # The libraries transform from real numbers forward and to them backward: the other way is the
-        # conjugate, of the result or of the source.
-        self._conjugate = (spec.kind, spec.direction) in (("r2c", "inverse"), ("c2r", "forward"))
-        self._is_forward = spec.direction == "forward" if spec.kind == "c2c" else spec.kind == "r2c"
+        self._scale = scale_of(spec)
+        self._conjugate = _conjugates(spec)
+        self._is_forward = goes_forward(spec)
         self._plan()
 
     def _plan(self) -> None:
@@ -384,7 +399,20 @@ def _view(buffer: int, array: ArraySpec) -> View:
     return View(buffer, array.dtype, array.shape, array.strides, array.offset % size == 0)
 
 
-def _scale(spec: FftSpec) -> float:
+def _conjugates(spec: FftSpec) -> bool:
+    """Tell whether a transform is the conjugate, of the result or of the source, of one that libraries have.
+
+    They transform from real numbers forward and to them backward.
+    """
+    return (spec.kind, spec.direction) in (("r2c", "inverse"), ("c2r", "forward"))
+
+
+def goes_forward(spec: FftSpec) -> bool:
+    """Tell whether the plan of a transform is executed forward."""
+    return spec.direction == "forward" if spec.kind == "c2c" else spec.kind == "r2c"
+
+
+def scale_of(spec: FftSpec | FusedFftSpec) -> float:
     """Return the factor of the sums."""
     points = math.prod(spec.lengths)
     if spec.norm == "ortho":

@@ -5,15 +5,21 @@
  * half spectrum, and back, leaves out what a half spectrum cannot say, as the real one does. Back to real numbers, it
  * destroys its input. The work area is written to all over, so that nobody keeps anything in it.
  *
+ * A callback by LTO is a shared object, as the stand-in NVRTC makes it in place of LTO-IR. It is called once for each
+ * element. Where there is one to load by, nothing is read from the source.
+ *
  * Lengths that are powers of two are transformed by halving, others by way of a convolution (Bluestein), all in double
  * precision.
  */
+#include <dlfcn.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cmath>
 #include <complex>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -63,8 +69,17 @@ struct Side {
     }
 };
 
+/* What is called for the elements of one side. */
+struct Callback {
+    int type = -1;
+    std::shared_ptr<void> library;
+    void *function = nullptr;
+    void *info = nullptr;
+};
+
 struct Plan {
     int type = 0; /* 0: not made yet */
+    Callback load, store;
     int rank = 0;
     Size lengths[3] = {1, 1, 1};
     Side in, out;
@@ -211,40 +226,58 @@ template <typename Visit> static void for_each(const Plan &plan, Size last, Visi
             }
 }
 
+/* The vector types of kernels, as functions return and take them. */
+template <typename Real> struct Pair {
+    Real x, y;
+};
+
+template <typename Element> static Element element(const Work &work, Size place) {
+    const Callback &callback = work.plan.load;
+    if (!callback.function)
+        return ((const Element *)work.input)[place];
+    return ((Element(*)(void *, unsigned long long, void *, void *))callback.function)(
+        work.input, (unsigned long long)place, callback.info, nullptr);
+}
+
+template <typename Element> static void put(const Work &work, Size place, Element value) {
+    const Callback &callback = work.plan.store;
+    if (callback.function)
+        ((void (*)(void *, unsigned long long, Element, void *, void *))callback.function)(
+            work.output, (unsigned long long)place, value, callback.info, nullptr);
+    else
+        ((Element *)work.output)[place] = value;
+}
+
 template <typename Real> static void load(const Work &work, Size batch, std::vector<Complex> &block) {
     const Plan &plan = work.plan;
     if (is_real_input(plan.type)) {
-        const Real *input = (const Real *)work.input;
         for_each(plan, last_extent(plan, false), [&](Size number, const Size *index) {
-            block[number] = (double)input[plan.in.at(plan.rank, batch, index)];
+            block[number] = (double)element<Real>(work, plan.in.at(plan.rank, batch, index));
         });
         return;
     }
-    std::complex<Real> *input = (std::complex<Real> *)work.input;
     const bool is_halved = is_real_output(plan.type);
     for_each(plan, last_extent(plan, is_halved), [&](Size number, const Size *index) {
-        const std::complex<Real> value = input[plan.in.at(plan.rank, batch, index)];
-        block[number] = Complex(value.real(), value.imag());
+        const Pair<Real> value = element<Pair<Real>>(work, plan.in.at(plan.rank, batch, index));
+        block[number] = Complex(value.x, value.y);
     });
     if (is_halved && work.input != work.output)
         for_each(plan, last_extent(plan, true), [&](Size, const Size *index) {
-            input[plan.in.at(plan.rank, batch, index)] = std::complex<Real>(NAN, NAN);
+            ((Pair<Real> *)work.input)[plan.in.at(plan.rank, batch, index)] = {NAN, NAN};
         });
 }
 
 template <typename Real> static void store(const Work &work, Size batch, const std::vector<Complex> &block) {
     const Plan &plan = work.plan;
     if (is_real_output(plan.type)) {
-        Real *output = (Real *)work.output;
         for_each(plan, last_extent(plan, false), [&](Size number, const Size *index) {
-            output[plan.out.at(plan.rank, batch, index)] = (Real)block[number].real();
+            put(work, plan.out.at(plan.rank, batch, index), (Real)block[number].real());
         });
         return;
     }
-    std::complex<Real> *output = (std::complex<Real> *)work.output;
     for_each(plan, last_extent(plan, is_real_input(plan.type)), [&](Size number, const Size *index) {
-        output[plan.out.at(plan.rank, batch, index)] =
-            std::complex<Real>((Real)block[number].real(), (Real)block[number].imag());
+        const Pair<Real> value = {(Real)block[number].real(), (Real)block[number].imag()};
+        put(work, plan.out.at(plan.rank, batch, index), value);
     });
 }
 
@@ -353,6 +386,45 @@ API int cufftSetAutoAllocation(int handle, int allocates) {
     return SUCCESS;
 }
 
+/* The functions of callbacks, in the order of their types: to load by, then to store by. */
+static const char *const CALLBACKS[] = {
+    "_Z27cufftJITCallbackLoadComplexPvyS_S_",
+    "_Z33cufftJITCallbackLoadDoubleComplexPvyS_S_",
+    "_Z24cufftJITCallbackLoadRealPvyS_S_",
+    "_Z30cufftJITCallbackLoadDoubleRealPvyS_S_",
+    "_Z28cufftJITCallbackStoreComplexPvy6float2S_S_",
+    "_Z34cufftJITCallbackStoreDoubleComplexPvy7double2S_S_",
+    "_Z25cufftJITCallbackStoreRealPvyfS_S_",
+    "_Z31cufftJITCallbackStoreDoubleRealPvydS_S_",
+};
+
+API int cufftXtSetJITCallback(int handle, const char *name, const void *image, size_t size, int type, void **info) {
+    auto plan = find(handle);
+    if (!plan || plan->type)
+        return INVALID_PLAN; /* too late */
+    if (type < 0 || type > 7 || !image || !info)
+        return INVALID_VALUE;
+    char path[64];
+    const int descriptor = memfd_create("stand-in-callback", MFD_CLOEXEC);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", descriptor);
+    const bool is_written = descriptor >= 0 && write(descriptor, image, size) == (ssize_t)size;
+    std::shared_ptr<void> library(is_written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr, [=](void *opened) {
+        if (opened)
+            dlclose(opened);
+        close(descriptor);
+    });
+    void *function = library ? dlsym(library.get(), name ? name : CALLBACKS[type]) : nullptr;
+    if (!function)
+        return INVALID_VALUE;
+    (type < 4 ? plan->load : plan->store) = {type, library, function, *info};
+    return SUCCESS;
+}
+
+/* The type that a callback has for one side of a plan; -1 is none. */
+static bool fits(const Callback &callback, int first, bool is_real, int type) {
+    return callback.type < 0 || callback.type == first + 2 * is_real + !is_single(type);
+}
+
 /* Whether the extents of the other axes fit between one index of an axis and the next. */
 static bool is_embedding(int rank, const Size *extents, const Size *embed) {
     for (int axis = 1; axis < rank; axis++)
@@ -384,6 +456,8 @@ API int cufftMakePlanMany64(int handle, int rank, Size *lengths, Size *inembed, 
     if (stand_in_check() || stand_in_drain())
         return SETUP_FAILED;
     if (type != C2C && type != R2C && type != C2R && type != Z2Z && type != D2Z && type != Z2D)
+        return INVALID_TYPE;
+    if (!fits(plan->load, 0, is_real_input(type), type) || !fits(plan->store, 4, is_real_output(type), type))
         return INVALID_TYPE;
     if (rank < 1 || rank > 3 || !lengths || !size || !inembed != !onembed)
         return INVALID_VALUE;

@@ -463,3 +463,12 @@ API int nvrtcGetLoweredName(struct program *program, const char *expression, con
         }
     return NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID;
 }
+
+/* In place of the code of link-time optimization, too. */
+API int nvrtcGetLTOIRSize(struct program *program, size_t *size) {
+    return give_size(program, size);
+}
+
+API int nvrtcGetLTOIR(struct program *program, char *image) {
+    return give_image(program, image);
+}

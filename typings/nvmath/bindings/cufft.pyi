@@ -14,6 +14,10 @@ class Type(IntEnum):
     D2Z = 106
     Z2D = 108
 
+class XtCallbackType(IntEnum):
+    LD_COMPLEX = 0
+    ST_COMPLEX = 4
+
 class cuFFTError(Exception):
     status: Result
 
@@ -42,3 +46,11 @@ def make_plan_many64(
 def set_auto_allocation(plan: int, auto_allocate: int) -> None: ...
 def set_stream(plan: int, stream: int) -> None: ...
 def set_work_area(plan: int, work_area: int) -> None: ...
+def xt_set_jit_callback(
+    plan: int,
+    lto_callback_symbol_name: int,
+    lto_callback_fatbin: bytes,
+    lto_callback_fatbin_size: int,
+    type: int,
+    caller_info: Sequence[int],
+) -> None: ...

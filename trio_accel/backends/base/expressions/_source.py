@@ -229,7 +229,11 @@ def load(dtype: DType, address: str) -> str:
 
 
 def elementwise_source(
-    expression: TypedExpression, inputs: Sequence[DType | None], scalars: Sequence[DType], layouts: Layouts
+    expression: TypedExpression,
+    inputs: Sequence[DType | None],
+    scalars: Sequence[DType],
+    layouts: Layouts,
+    kernel: str = "",
 ) -> str:
     """Write the source of a kernel ``elementwise`` that computes every element.
 
@@ -238,6 +242,7 @@ def elementwise_source(
         inputs: Dtypes of its arguments that are arrays; None for those that are scalars.
         scalars: Dtypes of the scalars, in order.
         layouts: Layouts of the arrays that are read element by element.
+        kernel: C++ in place of the kernel. It calls ``load_at``, ``compute`` and ``store_at``.
     """
     results = expression.dtypes
     places = _place(layouts, [dtype.itemsize for dtype in results])
@@ -245,7 +250,8 @@ def elementwise_source(
         f"{element_of(dtype)}::store(arguments.out[{number}] + {place}, made.x{number});"
         for number, (dtype, place) in enumerate(zip(results, places, strict=False))
     ]
-    return kernel_source(expression, inputs, scalars, layouts, "\n".join(stores), len(results))
+    written = "\n".join(stores)
+    return kernel_source(expression, inputs, scalars, layouts, written, len(results), kernel=kernel)
 
 
 def kernel_source(
@@ -256,6 +262,7 @@ def kernel_source(
     store: str,
     results: int,
     functions: str = "",
+    kernel: str = "",
 ) -> str:
     """Write the source of a kernel that computes an expression for each element, and then what it is told.
 
@@ -267,6 +274,7 @@ def kernel_source(
         store: C++ of what is done with the results ``made.x0``, ``made.x1`` of element ``i``.
         results: How many arrays are written element by element.
         functions: C++ of functions that `store` calls.
+        kernel: C++ in place of the kernel; see `elementwise_source`.
     """
     arrays = [dtype for n, dtype in enumerate(inputs) if dtype is not None and n in expression.elements]
     written = expression.dtypes[:results]
@@ -302,7 +310,7 @@ FUNCTION void store_at(const Arguments &arguments, Index i, const Made &made)
 {{
 {indented(store, 4)}
 }}
-{_ELEMENTWISE}"""
+{kernel or _ELEMENTWISE}"""
 
 
 def elements_of_thread(dtypes: Sequence[DType], steps: int) -> int:

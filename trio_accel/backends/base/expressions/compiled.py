@@ -32,6 +32,7 @@ __all__ = [
     "KernelSource",
     "ReductionLaunch",
     "elementwise_arguments",
+    "make_functions",
     "make_kernel",
     "plan_key",
     "reduction_launch",
@@ -162,7 +163,17 @@ def make_kernel(spec: ExpressionSpec, backend: str) -> KernelSource:
     return made
 
 
-def _elementwise_kernel(spec: ElementwiseSpec | ScatterSpec) -> KernelSource:
+def make_functions(spec: ElementwiseSpec, kernel: str) -> KernelSource:
+    """Make the source of the functions of an expression, with other code in place of its kernel.
+
+    Args:
+        spec: The expression and its arrays.
+        kernel: C++ that calls ``load_at``, ``compute`` and ``store_at``.
+    """
+    return _elementwise_kernel(spec, kernel)
+
+
+def _elementwise_kernel(spec: ElementwiseSpec | ScatterSpec, kernel: str = "") -> KernelSource:
     specialized, layouts = SpecializedExpression.decode(spec.expression), _elements(spec).layouts
     arrays, scalars = _split(specialized.arguments)
     count = len(spec.arrays) + len(spec.results)
@@ -173,7 +184,7 @@ def _elementwise_kernel(spec: ElementwiseSpec | ScatterSpec) -> KernelSource:
     if isinstance(spec, ScatterSpec):
         text = scatter_source(specialized.typed, arrays, scalars, layouts, spec.reduce)
     else:
-        text = elementwise_source(specialized.typed, arrays, scalars, layouts)
+        text = elementwise_source(specialized.typed, arrays, scalars, layouts, kernel)
     return KernelSource(
         text,
         ("elementwise",),

@@ -22,7 +22,7 @@ from .device import AddressDevice
 from .driver import Function, GpuStream, LoadedCode
 from .library import EnqueuingCall, EnqueuingLibrary
 
-__all__ = ["CompiledLibrary", "PhiloxLibrary", "TransferLibrary", "UserKernel"]
+__all__ = ["CompiledExpression", "CompiledLibrary", "PhiloxLibrary", "TransferLibrary", "UserKernel"]
 
 _PARAMETER_ALIGNMENT = 16
 _POINTER = 8
@@ -211,7 +211,7 @@ def _extents(extents: ops.Dim3) -> str:
 
 
 @attrs.define(eq=False)
-class _Expression(LoadedCode):
+class CompiledExpression(LoadedCode):
     """A compiled expression.
 
     Attributes:
@@ -222,10 +222,29 @@ class _Expression(LoadedCode):
     source: compiled.KernelSource
     functions: dict[str, Function]
 
+    @staticmethod
+    def load(source: compiled.KernelSource, device: _Device) -> CompiledExpression:
+        """Compile it; blocks."""
+        unload, functions = device.kernels.load(source.text, source.names, source.arguments.size)
+        return CompiledExpression(unload, source, functions)
+
     def launch(self, name: str, call: _Call, values: tuple[object, ...], count: int, **how: int) -> None:
         """Launch one of the kernels, by so many threads."""
         self.functions[name].run(call.handle, count, self.source.arguments, *values, **how)
         self._runs.note(call.stream)
+
+    def elementwise(
+        self,
+        spec: ops.ElementwiseSpec | ops.ScatterSpec,
+        call: _Call,
+        address: Callable[[ops.ArraySpec], int],
+        *more: object,
+    ) -> None:
+        """Compute each element; `more` follows the arguments."""
+        count = math.prod(spec.shape)
+        if count:
+            values = (*compiled.elementwise_arguments(spec, self.source, address), *more)
+            self.launch("elementwise", call, values, -(-count // self.source.each), most=compiled.MOST_BLOCKS)
 
 
 class CompiledLibrary(EnqueuingLibrary[Any, Any]):
@@ -255,22 +274,18 @@ class CompiledLibrary(EnqueuingLibrary[Any, Any]):
             return not SpecializedExpression.decode(spec.expression).is_checked
         return super().captures(spec)
 
-    def compile_expression(self, spec: compiled.ExpressionSpec, device: _Device) -> _Expression:
+    def compile_expression(self, spec: compiled.ExpressionSpec, device: _Device) -> CompiledExpression:
         """Compile an expression; blocks."""
-        source = compiled.make_kernel(spec, self.backend)
-        unload, functions = device.kernels.load(source.text, source.names, source.arguments.size)
-        return _Expression(unload, source, functions)
+        return CompiledExpression.load(compiled.make_kernel(spec, self.backend), device)
 
     def elementwise(self, spec: ops.ElementwiseSpec | ops.ScatterSpec, call: _Call) -> None:
         """Compute each element of the results, or each value and its place."""
-        plan, count = call.plan, math.prod(spec.shape)
-        if count:
-            values = compiled.elementwise_arguments(spec, plan.source, call.device.address)
-            if plan.source.is_checked:
-                typed = SpecializedExpression.decode(spec.expression).typed
-                shapes = [array.shape for array in spec.loaded]
-                values += (call.words(CHECK_WORDS, partial(check_words, typed, shapes)),)
-            plan.launch("elementwise", call, values, -(-count // plan.source.each), most=compiled.MOST_BLOCKS)
+        more: tuple[int, ...] = ()
+        if call.plan.source.is_checked and math.prod(spec.shape):
+            typed = SpecializedExpression.decode(spec.expression).typed
+            shapes = [array.shape for array in spec.loaded]
+            more = (call.words(CHECK_WORDS, partial(check_words, typed, shapes)),)
+        call.plan.elementwise(spec, call, call.device.address, *more)
 
     def reduce(self, spec: ops.ReductionSpec, call: _Call) -> None:
         """Reduce along axes, in parts if that fills the device."""

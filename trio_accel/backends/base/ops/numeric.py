@@ -7,14 +7,14 @@ from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from ..dtypes import DType
-from ._array import ArraySpec, exact, packed, reads, scalar, updates, writes
+from ._array import ArraySpec, contiguous_strides, exact, packed, reads, scalar, updates, writes
 from ._signature import check_one_dtype, common_shape, refuse_shapes
 from ._spec import OperationSpec, specification
 
 __all__ = [
     "FFT_DTYPES", "PHILOX_ROW", "RANDOM_DTYPES", "Distribution", "ElementwiseSpec", "FftDirection", "FftKind",
-    "FftNorm", "FftSpec", "MatmulSpec", "PhiloxSpec", "Reduce", "ReductionSpec", "RowsSpec", "ScatterSpec",
-    "Side", "Transpose", "product_shape", "transformed_shape",
+    "FftNorm", "FftSpec", "FusedFftSpec", "MatmulSpec", "PhiloxSpec", "Reduce", "ReductionSpec", "RowsSpec",
+    "ScatterSpec", "Side", "Transpose", "in_between", "product_shape", "transformed_shape",
 ]  # fmt: skip
 
 Transpose = Literal["N", "T", "C"]
@@ -184,6 +184,82 @@ class ElementwiseSpec(OperationSpec):
     def shape(self) -> tuple[int, ...]:
         """Shape of the results."""
         return self.results[0].shape
+
+
+@specification
+class FusedFftSpec(OperationSpec):
+    """A transform of what an expression makes, and an expression of its result.
+
+    Attributes:
+        kind: As of `FftSpec`, and so are `direction`, `lengths`, `axes` and `norm`.
+        dtype: Name of the dtype of what is transformed.
+        shape: Shape of that.
+        prolog: The expression and its types, as of `ElementwiseSpec`.
+        has_prolog: 0 where it is the only one of `arrays` unchanged, of the dtype of the transform.
+        arrays: Arrays that the prolog reads element by element, broadcast to `shape`.
+        loaded: Arrays that it loads elements from.
+        scalars: Its numbers.
+        epilog: The expression of the result of the transform, which is the first array that it reads.
+        has_epilog: 0 where it is that unchanged.
+        more_arrays: The other arrays that it reads, broadcast to the shape of the result.
+        more_loaded: Arrays that it loads elements from.
+        more_scalars: Its numbers.
+    """
+
+    kind: FftKind = exact()
+    direction: FftDirection = exact()
+    lengths: tuple[int, ...] = exact()
+    axes: tuple[int, ...] = exact()
+    norm: FftNorm = exact()
+    dtype: str = exact()
+    shape: tuple[int, ...] = exact()
+    prolog: str = exact()
+    has_prolog: int = exact()
+    arrays: tuple[ArraySpec, ...] = reads(many=True)
+    loaded: tuple[ArraySpec, ...] = reads(many=True)
+    scalars: bytes = packed()
+    epilog: str = exact()
+    has_epilog: int = exact()
+    more_arrays: tuple[ArraySpec, ...] = reads(many=True)
+    more_loaded: tuple[ArraySpec, ...] = reads(many=True)
+    more_scalars: bytes = packed()
+    out: ArraySpec = writes()
+
+    def parts(self, ahead: object, behind: object) -> tuple[ElementwiseSpec, FftSpec, ElementwiseSpec]:
+        """Return the prolog, the transform and the epilog; arrays between them have blocks below 0.
+
+        Args:
+            ahead: Whether the prolog is computed; else the transform reads the array itself.
+            behind: Whether the epilog is computed; else the transform writes the result itself.
+        """
+        source = in_between(-1, DType(self.dtype), self.shape) if ahead else self.arrays[0]
+        shape = transformed_shape(self.shape, self.axes, self.lengths, is_halved=self.kind == "r2c")
+        result = in_between(-2, FFT_DTYPES[self.kind][DType(self.dtype)], shape) if behind else self.out
+        return (
+            ElementwiseSpec(self.prolog, self.arrays, self.loaded, (source,), self.scalars),
+            FftSpec(self.kind, self.direction, self.lengths, self.axes, self.norm, source, result),
+            ElementwiseSpec(
+                self.epilog, (result, *self.more_arrays), self.more_loaded, (self.out,), self.more_scalars
+            ),
+        )
+
+    def check_shapes(self, name: str) -> None:
+        """See `OperationSpec.check_shapes`."""
+        if not self.has_prolog and len(self.arrays) != 1:
+            raise ValueError(f"{name}: FusedFftSpec: without a prolog there is one array to transform")
+        _, transform, _ = self.parts(self.has_prolog, self.has_epilog)
+        transform.check_shapes(name)
+        for shape, arrays in (
+            (self.shape, self.arrays),
+            (transform.out.shape, (*self.more_arrays, self.out)),
+        ):
+            if any(array.shape != shape for array in arrays):
+                raise ValueError(f"{name}: FusedFftSpec: arrays of an expression must have its shape {shape}")
+
+
+def in_between(block: int, dtype: DType, shape: tuple[int, ...]) -> ArraySpec:
+    """Describe an array that is in no memory of its own, without gaps."""
+    return ArraySpec(block, 0, dtype, shape, contiguous_strides(shape, dtype.itemsize))
 
 
 Reduce: TypeAlias = Literal["set", "add", "multiply", "min", "max"]

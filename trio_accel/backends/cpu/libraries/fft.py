@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import attrs
 import numpy as np
 import scipy.fft
 from scipy.fft._backend import _ScipyBackend  # pyright: ignore[reportPrivateUsage]
@@ -12,10 +13,11 @@ from scipy.fft._backend import _ScipyBackend  # pyright: ignore[reportPrivateUsa
 from ...base.checks import NATIVE
 from ...base.host import usable_cores
 from ...base.kernels import HostCall, kernel
-from ...base.ops import FftSpec
+from ...base.ops import ArraySpec, FftSpec, FusedFftSpec
 from ..runtime._memory import HostArray
+from . import arrays
 
-__all__ = ["fft"]
+__all__ = ["fft", "fused"]
 
 _TRANSFORMS: dict[tuple[str, str], object] = {
     ("c2c", "forward"): scipy.fft.fftn,
@@ -38,6 +40,35 @@ def fft(spec: FftSpec, call: HostCall) -> None:
     options = {"s": spec.lengths, "axes": spec.axes, "norm": spec.norm}
     run = _run_in_place if spec.kind == "c2c" else _run
     run(_TRANSFORMS[spec.kind, spec.direction], source, out, options)
+
+
+@kernel(FusedFftSpec, backend="cpu")
+def fused(spec: FusedFftSpec, call: HostCall) -> None:
+    """Compute the prolog, the transform and the epilog, one after the other."""
+    ahead, transform, behind = spec.parts(spec.has_prolog, spec.has_epilog)
+    made = {
+        array.block: np.empty(array.shape, array.dtype.dtype)
+        for array in (transform.source, transform.out)
+        if array.block < 0
+    }
+    within: Any = _Within(call, made)
+    if spec.has_prolog:
+        arrays.elementwise(ahead, within)
+    fft(transform, within)
+    if spec.has_epilog:
+        arrays.elementwise(behind, within)
+
+
+@attrs.frozen(eq=False)
+class _Within:
+    """The call, with arrays that are made on the way by their blocks."""
+
+    call: HostCall
+    made: dict[int, HostArray]
+
+    def array(self, array: ArraySpec) -> HostArray:
+        """Return an array."""
+        return self.made[array.block] if array.block in self.made else self.call.array(array)
 
 
 def _run(transform: object, source: HostArray, out: HostArray, options: dict[str, Any]) -> None:

@@ -12,18 +12,36 @@ from typing import ClassVar, TypeAlias
 import attrs
 from nvmath.bindings import cufft
 
+from ...base import LibraryError, NotSupportedError
 from ...base.checks import NATIVE
 from ...base.device_array import DeviceArray
-from ...base.fft_steps import Convert, PlanKey, Transform, TransformPlan, View, Zero
+from ...base.expressions import compiled
+from ...base.fft_steps import (
+    OUT,
+    SOURCE,
+    Convert,
+    PlanKey,
+    Transform,
+    TransformPlan,
+    View,
+    Zero,
+    goes_forward,
+    scale_of,
+    single,
+)
 from ...base.gpu.driver import LoadedCode
+from ...base.gpu.kernels import CompiledExpression
 from ...base.kernels import kernel
-from ...base.ops import FftSpec
+from ...base.ops import ArraySpec, FftSpec, FusedFftSpec, OperationSpec
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
 from ..runtime._context import CudaContext
 from ..runtime._stream import CudaStream
+from ._fft_callbacks import Callback, Callbacks
 
 __all__ = ["FftLibrary"]
 
+# Versions of cuFFT (CUDA 13.3) whose callbacks of real numbers are wrong for some lengths.
+_WRONG = range(12300, 12400)
 # Of temporary buffers, as of device memory.
 _ALIGNMENT = 256
 
@@ -46,19 +64,22 @@ class _VendorPlan(LoadedCode):
     """One plan of cuFFT. To make one takes up to a second, and loads kernels. The context is current.
 
     Args:
-        key: Its `VendorPlanKey`.
+        key: Its `PlanKey`.
         context: The device's context.
+        callbacks: Called for its elements.
 
     Attributes:
         key: As given.
+        callbacks: As given.
         size: Bytes of the work area that it needs.
         users: How many plans of ours execute it.
     """
 
-    __slots__ = ("_area", "_execute", "_handle", "_signs", "_stream", "key", "size", "users")
+    __slots__ = ("_area", "_execute", "_handle", "_signs", "_stream", "callbacks", "key", "size", "users")
 
-    def __init__(self, key: PlanKey, context: CudaContext) -> None:
+    def __init__(self, key: PlanKey, context: CudaContext, callbacks: Callbacks | None = None) -> None:
         self.key: PlanKey = key
+        self.callbacks: Callbacks | None = callbacks
         self.users: int = 0
         kind, self._execute = _TYPES[key.kind, key.is_double]
         self._signs: tuple[tuple[int, ...], tuple[int, ...]] = (
@@ -72,6 +93,8 @@ class _VendorPlan(LoadedCode):
         try:
             # The work area is one for all plans.
             cufft.set_auto_allocation(self._handle, 0)
+            if callbacks is not None:
+                callbacks.set(self._handle)
             self.size: int = cufft.make_plan_many64(
                 self._handle,
                 len(key.lengths),
@@ -87,6 +110,17 @@ class _VendorPlan(LoadedCode):
             with suppress(cufft.cuFFTError):
                 self.close()
             raise
+
+    def close(self) -> None:
+        """See `LoadedCode.close`."""
+        super().close()
+        if self.callbacks is not None:
+            self.callbacks.close()
+
+    def tell(self, call: KernelCall, values: list[tuple[object, ...]]) -> None:
+        """Say the arguments of its callbacks."""
+        if self.callbacks is not None:
+            self.callbacks.tell(call, self._stream, values)
 
     def run(self, stream: CudaStream, area: int, source: int, out: int, is_forward: bool) -> None:
         """Enqueue the transform once."""
@@ -118,6 +152,25 @@ class _Plan:
     vendor_plans: tuple[_VendorPlan, ...] = ()
 
 
+@attrs.frozen(eq=False)
+class _FusedPlan:
+    """The plan of a transform with expressions.
+
+    Attributes:
+        transform: That of the transform.
+        sides: The prolog and the epilog: compiled where it is a launch of its own, its source where cuFFT
+            calls it, and None where there is none.
+    """
+
+    transform: _Plan
+    sides: tuple[CompiledExpression | compiled.KernelSource | None, ...] = (None, None)
+
+    @property
+    def kernels(self) -> list[CompiledExpression]:
+        """What is launched."""
+        return [side for side in self.sides if isinstance(side, CompiledExpression)]
+
+
 class FftLibrary(CudaLibrary):
     """Transforms by plans that are cached, and made where that may block.
 
@@ -132,7 +185,7 @@ class FftLibrary(CudaLibrary):
 
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
-        self._vendor_plans: dict[PlanKey, _VendorPlan] = {}
+        self._vendor_plans: dict[tuple[PlanKey, Callbacks | None], _VendorPlan] = {}
         # Loads cuFFT, or says that it is missing.
         cufft.get_version()
 
@@ -158,9 +211,10 @@ class FftLibrary(CudaLibrary):
 
     @kernel(FftSpec, backend="cuda", dtypes=NATIVE, plan=_plan)
     def _transform(self, spec: FftSpec, call: KernelCall) -> None:
-        plan: _Plan = call.plan
-        workspace = call.workspace(plan.workspace)
-        buffers = [call.at(spec.source), call.at(spec.out)]
+        self._run_steps(call.plan, call, call.at(spec.source), call.at(spec.out))
+
+    def _run_steps(self, plan: _Plan, call: KernelCall, *arrays: int) -> None:
+        workspace, buffers = call.workspace(plan.workspace), list(arrays)
         buffers += [workspace + offset for offset in plan.offsets]
         for step in plan.steps:
             if isinstance(step, tuple):
@@ -176,11 +230,90 @@ class FftLibrary(CudaLibrary):
             else:
                 call.fill(_array(step.out, buffers), 0)
 
-    def _hold(self, key: PlanKey) -> _VendorPlan:
+    def _plan_fused(self, spec: FusedFftSpec, device: LibraryDevice) -> _FusedPlan:
+        """Have cuFFT call the expressions, or compile them where it does not; blocks."""
+        if not math.prod(spec.out.shape):
+            return _FusedPlan(_Plan())
+        try:
+            return self._plan_callbacks(spec)
+        except Exception as error:
+            # Where cuFFT refuses callbacks, or has none, expressions are launched.
+            if not isinstance(self._told(error), (NotSupportedError, LibraryError, cufft.cuFFTError)):
+                raise
+        ahead, transform, behind = spec.parts(spec.has_prolog, spec.has_epilog)
+        made = [
+            CompiledExpression.load(compiled.make_kernel(one, self.backend), device) if has else None
+            for one, has in ((ahead, spec.has_prolog), (behind, spec.has_epilog))
+        ]
+        return _FusedPlan(self._plan(transform, device), tuple(made))
+
+    def _plan_callbacks(self, spec: FusedFftSpec) -> _FusedPlan:
+        """Have cuFFT call the expressions.
+
+        Raises:
+            NotSupportedError: The transform takes several steps.
+            cuFFTError: cuFFT has no callbacks for it.
+        """
+        # cuFFT destroys the source of a transform to real numbers, so it computes the prolog of any.
+        has_ahead = spec.has_prolog or spec.kind == "c2r"
+        scale = scale_of(spec)
+        has_behind = spec.has_epilog or scale != 1.0
+        ahead, transform, behind = spec.parts(has_ahead, has_behind)
+        found = single(transform)
+        is_wrong = spec.kind != "c2c" and cufft.get_version() in _WRONG
+        if found is None or is_wrong or not (has_ahead or has_behind):
+            raise NotSupportedError("fft: callbacks go with one plan", backend=self.backend)
+        sides = (
+            Callback.load(ahead) if has_ahead else None,
+            Callback.store(behind, scale) if has_behind else None,
+        )
+        callbacks = Callbacks([one for one in sides if one], self._context, self._device.architecture)
+        plan = self._hold(found.key, callbacks)
+        step = Transform(found, SOURCE, OUT, goes_forward(transform))
+        return _FusedPlan(
+            _Plan(((step, plan),), plan.size, (0,), (plan,)),
+            tuple([None if one is None else one.source for one in sides]),
+        )
+
+    @kernel(FusedFftSpec, backend="cuda", plan=_plan_fused)
+    def _fused(self, spec: FusedFftSpec, call: KernelCall) -> None:
+        plan: _FusedPlan = call.plan
+        ahead, transform, behind = spec.parts(*[side is not None for side in plan.sides])
+        if not plan.transform.steps:
+            return
+        places: dict[int, int] = {}
+        for array in (transform.source, transform.out):
+            if array.block < 0:
+                # An epilog that keeps the dtype is computed in place.
+                in_place = array is transform.out and array.dtype is spec.out.dtype
+                nbytes = array.size * array.dtype.itemsize
+                places[array.block] = call.at(spec.out) if in_place else call.workspace(nbytes)
+
+        def address(array: ArraySpec) -> int:
+            return places[array.block] if array.block in places else call.at(array)
+
+        told: list[tuple[object, ...]] = []
+        for one, side in zip((ahead, behind), plan.sides, strict=True):
+            if isinstance(side, compiled.KernelSource):
+                told.append(compiled.elementwise_arguments(one, side, address))
+        for vendor_plan in plan.transform.vendor_plans:
+            vendor_plan.tell(call, told)
+        first, last = plan.sides
+        if isinstance(first, CompiledExpression):
+            first.elementwise(ahead, call, address)
+        self._run_steps(plan.transform, call, address(transform.source), address(transform.out))
+        if isinstance(last, CompiledExpression):
+            last.elementwise(behind, call, address)
+
+    def captures(self, spec: OperationSpec) -> bool:
+        """See `EnqueuingLibrary.captures`: the arguments of callbacks are in the memory of a plan."""
+        return not isinstance(spec, FusedFftSpec)
+
+    def _hold(self, key: PlanKey, callbacks: Callbacks | None = None) -> _VendorPlan:
         """Have one more plan execute a plan of cuFFT, which is made if it is not there."""
-        plan = self._vendor_plans.get(key)
+        plan = self._vendor_plans.get((key, callbacks))
         if plan is None:
-            plan = self._vendor_plans[key] = _VendorPlan(key, self._context)
+            plan = self._vendor_plans[key, callbacks] = _VendorPlan(key, self._context, callbacks)
         plan.users += 1
         return plan
 
@@ -189,14 +322,18 @@ class FftLibrary(CudaLibrary):
         for plan in vendor_plans:
             plan.users -= 1
             if not plan.users:
-                del self._vendor_plans[plan.key]
+                del self._vendor_plans[plan.key, plan.callbacks]
                 plan.close()
 
-    def _close_plan(self, plan: _Plan) -> None:
-        self._release(plan.vendor_plans)
+    def _close_plan(self, plan: _Plan | _FusedPlan) -> None:
+        fused = plan if isinstance(plan, _FusedPlan) else _FusedPlan(plan)
+        self._release(fused.transform.vendor_plans)
+        for one in fused.kernels:
+            one.close()
 
-    def _is_busy(self, plan: _Plan) -> bool:
-        return any(vendor_plan.is_busy for vendor_plan in plan.vendor_plans)
+    def _is_busy(self, plan: _Plan | _FusedPlan) -> bool:
+        fused = plan if isinstance(plan, _FusedPlan) else _FusedPlan(plan)
+        return any(one.is_busy for one in (*fused.transform.vendor_plans, *fused.kernels))
 
 
 def _array(view: View, buffers: list[int]) -> DeviceArray:

@@ -1,0 +1,199 @@
+"""Transforms of what expressions make, and expressions of their results, in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, ClassVar
+
+import attrs
+
+from ..actors import unknown_option
+from ..backends.base.ops import FFT_DTYPES, FftNorm, FusedFftSpec, in_between
+from ..devices import AccelRef, Operation, Planned, Planner, device_of
+from ..expressions import Elementwise, ExpressionArgument, bind
+from ._functions import Transform
+
+__all__ = ["ComputeFused", "FusedTransform", "fused"]
+
+_LIBRARY = "trio_accel.fft:FftActor"
+_OPTIONS = ("n", "axis", "s", "axes", "norm", "out")
+
+
+def fused(
+    transform: Callable[..., Coroutine[Any, Any, AccelRef]], prolog: str = "x", epilog: str = "y"
+) -> FusedTransform:
+    """Make a function that computes a transform of an expression, and an expression of the result.
+
+    On CUDA, cuFFT computes both while it loads and stores elements (LTO callbacks), where it has them for the
+    transform: no array in between is written. Elsewhere they are launches of their own, or NumPy's, with
+    the same numbers but for rounding.
+
+    >>> import trio_accel as ta
+    >>> ta.fft.fused(ta.fft.rfft, "x * window", "abs(y) ** 2")
+    <FusedTransform fft.fused_rfft(x, window)>
+
+    Args:
+        transform: A function of this package: `fft`, `irfftn` and so on.
+        prolog: What is transformed: an expression of the array ``x`` and of others, see `jit.elementwise`.
+            Arrays broadcast. Its dtype is one that the transform has; a real one is converted for complex
+            transforms. So ``"float32(x)"`` transforms whole numbers, or float16.
+        epilog: The result: an expression of the spectrum ``y`` and of other arrays and numbers, which
+            broadcast to its shape. It may have another dtype, as ``"abs(y)"`` has.
+
+    Raises:
+        TypeError: `transform` is no such function.
+        ValueError: An expression has something that is not allowed, does not read ``x`` or ``y``, loads
+            elements of ``y`` by indices, or has an input with the name of an option.
+    """
+    found = getattr(transform, "transform", None)
+    if not isinstance(found, Transform):
+        raise TypeError(f"fft.fused: transform must be a function of trio_accel.fft, got {transform!r}")
+    return FusedTransform(found, prolog, epilog)
+
+
+class FusedTransform:
+    """A transform between two expressions; see `fused`, which makes one.
+
+    Attributes:
+        operation: Name of the operation.
+        inputs: Names of its arguments, in order: ``x``, those of the prolog, those of the epilog.
+    """
+
+    __slots__ = ("epilog", "inputs", "operation", "prolog", "transform")
+
+    def __init__(self, transform: Transform, prolog: str, epilog: str) -> None:
+        self.transform: Transform = transform
+        self.operation: str = f"fft.fused_{transform.name}"
+        self.prolog: Elementwise[AccelRef] = _expression(self.operation, prolog, "x")
+        self.epilog: Elementwise[AccelRef] = _expression(self.operation, epilog, "y")
+        if self.epilog.is_loaded("y"):
+            raise ValueError(f"{self.operation}: the epilog can read y at the place of the element only")
+        self.inputs: tuple[str, ...] = tuple(dict.fromkeys((*self.prolog.inputs, *self.epilog.inputs[1:])))
+        taken = [name for name in (*self.prolog.inputs, *self.epilog.inputs) if name in _OPTIONS]
+        if taken or "x" in self.epilog.inputs or "y" in self.prolog.inputs:
+            told = f"{taken[0]}: that is an option" if taken else "x in the epilog, or y in the prolog"
+            raise ValueError(f"{self.operation}: an input cannot have the name {told}")
+
+    def __repr__(self) -> str:
+        return f"<FusedTransform {self.operation}({', '.join(self.inputs)})>"
+
+    def compute(
+        self,
+        *arguments: ExpressionArgument,
+        norm: FftNorm | None = None,
+        out: AccelRef | None = None,
+        **named: Any,
+    ) -> ComputeFused:
+        """Make the message that computes it: ``device.submit(transform.compute(...))``.
+
+        Raises:
+            TypeError: Too few or too many arguments, or an option that the transform has not.
+        """
+        is_one = isinstance(self.transform.default_axes, int)
+        places = {"n": None, "axis": -1} if is_one else {"s": None, "axes": self.transform.default_axes}
+        options = {name: named.pop(name, value) for name, value in places.items()}
+        for name in named:
+            if name in _OPTIONS:
+                raise unknown_option(self.operation, name, (*self.inputs, *places, "norm", "out"))
+        given = bind(self.operation, self.inputs, arguments, named, options=(*places, "norm", "out"))
+        return ComputeFused(self, given, norm, out, **options)
+
+    async def __call__(
+        self,
+        *arguments: ExpressionArgument,
+        norm: FftNorm | None = None,
+        out: AccelRef | None = None,
+        **named: Any,
+    ) -> AccelRef:
+        """Compute it on the device of its arrays.
+
+        Args:
+            *arguments: Arrays and numbers, in the order of `inputs`.
+            norm: As of the transform.
+            out: Array of the result's shape and dtype to write to, which shares no memory with the others;
+                by default a new one.
+            **named: Arguments by their names; and `n` and `axis`, or `s` and `axes`, as of the transform.
+
+        Returns:
+            The result.
+
+        Raises:
+            TypeError: A wrong argument; or the prolog makes a dtype without a transform.
+            ValueError: As of the transform; or shapes that do not broadcast.
+
+        See `Device.ask` for cancellation and the errors that any operation can end with.
+        """
+        message = self.compute(*arguments, norm=norm, out=out, **named)
+        return await device_of(self.operation, *message.arguments, out).ask(message)
+
+
+@attrs.frozen(eq=False)
+class ComputeFused(Operation[Any, AccelRef]):
+    """One computation of a fused transform; see `FusedTransform.compute`, which makes one.
+
+    Attributes:
+        fused: The transform.
+        arguments: One for each of its inputs.
+        norm: As of the transform, and so are the others.
+    """
+
+    library: ClassVar[str] = _LIBRARY
+
+    fused: FusedTransform
+    arguments: tuple[ExpressionArgument, ...]
+    norm: FftNorm | None = None
+    out: AccelRef | None = None
+    n: int | None = None
+    axis: int = -1
+    s: Sequence[int] | None = None
+    axes: Sequence[int] | None = None
+
+    @property
+    def operation(self) -> str:
+        """Name of the operation."""
+        return self.fused.operation
+
+    def plan(self, planner: Planner) -> Planned[AccelRef]:
+        """Find types and shapes, and name the result."""
+        name, fused, transform = planner.name, self.fused, self.fused.transform
+        given = dict(zip(fused.inputs, self.arguments, strict=True))
+        ahead, behind = fused.prolog, fused.epilog
+        first = getattr(given["x"], "shape", ())
+        taken = ahead.take(planner, [given[key] for key in ahead.inputs], otherwise=first)
+        known = ahead.known_of(name, taken, (None,))
+        found, dtype = known.dtypes[0], transform.dtype_of(known.dtypes[0])
+        made = FFT_DTYPES[transform.kind].get(dtype)
+        if made is None:
+            allowed = "float32 or float64" if transform.kind == "r2c" else "a dtype of fft"
+            raise TypeError(f"{name}: the prolog must make {allowed}, it makes {found}; try 'float32(x)'")
+        source = in_between(-1, dtype, taken.shape)
+        if dtype is not found:
+            known = ahead.known_of(name, taken, (source,))
+        axes, lengths, shape = transform.fit(name, self, source)
+        more = behind.take(
+            planner, [in_between(-2, made, shape), *[given[key] for key in behind.inputs[1:]]], shape
+        )
+        last = behind.known_of(name, more, (self.out,))
+        result = planner.output(shape, last.dtypes[0], self.out)
+        if self.out is not None:
+            read = (*taken.lying, *taken.loaded, *more.lying[1:], *more.loaded)
+            for array in read:
+                planner.distinct("out", result.spec, **{"an argument": array})
+        has_prolog = ahead.text != "x" or taken.arrays[0].dtype is not dtype
+        has_epilog = behind.text != "y" or result.dtype is not made
+        spec = FusedFftSpec(
+            transform.kind, transform.direction, lengths, axes, self.norm or "backward",
+            dtype.value, taken.shape,
+            known.expression, int(has_prolog), taken.arrays, taken.loaded, taken.scalars,
+            last.expression, int(has_epilog), more.arrays[1:], more.loaded, more.scalars, result.spec,
+        )  # fmt: skip
+        return Planned(spec, result, is_checked=True)
+
+
+def _expression(operation: str, text: str, element: str) -> Elementwise[AccelRef]:
+    """Parse an expression whose first argument is the element."""
+    made = Elementwise[AccelRef](text, operation=operation, library=_LIBRARY)
+    if element not in made.inputs:
+        raise ValueError(f"{operation}: {text!r} does not read {element}")
+    others = [name for name in made.inputs if name != element]
+    return Elementwise[AccelRef](text, inputs=(element, *others), operation=operation, library=_LIBRARY)
