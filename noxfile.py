@@ -198,7 +198,7 @@ def tests(session: nox.Session, backend: str) -> None:
 @nox.session(venv_backend="none", requires=["env"], default=False)
 @nox.parametrize("backend", ["cpu", "cuda"])
 def tests_full(session: nox.Session, backend: str) -> None:
-    """Run all tests on one backend; with `cpu` all of `stand_in` and `third` and the command line on machines, too.
+    """Run all tests on one backend; with `cpu` all of `stand_in`, `third` and the command line on machines.
 
     Where the environment names a checkout of array-api-tests, in ``ARRAY_API_TESTS``, that suite too.
     """
