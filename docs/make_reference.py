@@ -71,7 +71,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.devices": _names(
         "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow "
         "FaultKind FaultPlan Key Launch LaunchTimes MemoryActor OpenDevice Phase PutFirst PutPart Recorded "
-        "Lent PeerCopy PeerCopyActor able alone_on anew by_key by_load check_device describe_workers lend "
+        "Lent look_for_answers PeerCopy PeerCopyActor able alone_on anew by_key by_load check_device describe_workers lend "
         "opened overlaps record refuse_recording run_together DECLARED operation_like"
     ),
     "trio_accel.programs": _names("ProgramActor"),
@@ -85,7 +85,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "Descriptor Role SpecField array_key arrays_of field_repr map_arrays value_key "
         "common_shape product_shape real_of transformed_shape KINDS check_index Item Shapes column "
         "complex_of scalar_offsets IDENTITIES Combination Scan identity_of accumulator_of number_of "
-        "contraction_terms"
+        "contraction_terms in_between"
     ),
     "ActorContext": _names("served show show_note show_process"),
     "AdaptiveCompletion": _names("open"),

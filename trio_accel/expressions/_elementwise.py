@@ -326,6 +326,8 @@ class Elementwise(Generic[ReplyT]):
     def _check_apart(self, planner: Planner, number: int, results: Sequence[AccelRef], taken: Taken) -> None:
         """Refuse a result over elements of an argument that are read for other elements of the result."""
         name, written = self.outputs[number], results[number].spec
+        if not (number or taken.loaded or written.block in [array.block for array in taken.lying]):
+            return
         others = {
             argument: array
             for argument, array in zip(taken.array_names, taken.lying, strict=True)

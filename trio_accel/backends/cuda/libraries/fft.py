@@ -42,6 +42,8 @@ __all__ = ["FftLibrary"]
 
 # Versions of cuFFT (CUDA 13.3) whose callbacks of real numbers are wrong for some lengths.
 _WRONG = range(12300, 12400)
+# Longer transforms take several kernels, which are slower with callbacks than launches beside them (D173).
+_LONGEST = 1 << 13
 # Of temporary buffers, as of device memory.
 _ALIGNMENT = 256
 
@@ -261,7 +263,8 @@ class FftLibrary(CudaLibrary):
         ahead, transform, behind = spec.parts(has_ahead, has_behind)
         found = single(transform)
         is_wrong = spec.kind != "c2c" and cufft.get_version() in _WRONG
-        if found is None or is_wrong or not (has_ahead or has_behind):
+        is_slow = max(spec.lengths) > _LONGEST
+        if found is None or is_wrong or is_slow or not (has_ahead or has_behind):
             raise NotSupportedError("fft: callbacks go with one plan", backend=self.backend)
         sides = (
             Callback.load(ahead) if has_ahead else None,
