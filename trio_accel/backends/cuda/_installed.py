@@ -49,7 +49,7 @@ class Installed:
         """Libraries of the backend that can be used, sorted."""
         needing = {name for software in self.software if not software.problem for name in software.needed_by}
         own = {name for name, library in LIBRARIES.items() if not library.needs and library.has_package}
-        return tuple(sorted(own | needing))
+        return tuple(sorted(name for name in own | needing if self.problem(name) is None))
 
     def problem(self, library: str) -> str | None:
         """Tell why a library of the backend cannot be used."""
