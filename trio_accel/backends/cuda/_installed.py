@@ -53,10 +53,11 @@ class Installed:
 
     def problem(self, library: str) -> str | None:
         """Tell why a library of the backend cannot be used."""
+        needed = VENDOR.get(LIBRARIES[library].needs)
         problems = (
             f"library {library!r} needs {software.name}, which {software.problem}"
             for software in self.software
-            if library in software.needed_by and LIBRARIES[library].needs and software.problem
+            if needed is not None and software.name == needed.title and software.problem
         )
         return next(problems, None)
 
