@@ -100,7 +100,7 @@ async def test_its_error_restarts_the_library(
         await check(await ta.tensor.contract("abc,cda->db", ra, b), expected, 20)
         with monkeypatch.context() as broken:
             broken.setattr(cutensor, "contract", _fail)
-            with pytest.raises(ta.AccelError):
+            with pytest.raises(ta.ActorFailedError, match="INTERNAL_ERROR"):
                 await ta.tensor.contract("abc,cda->db", ra, b)
         await check(await ta.tensor.contract("abc,cda->db", ra, b), expected, 20)
         assert library.planned == ["abc,cda->db"] * 2
