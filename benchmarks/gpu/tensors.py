@@ -139,7 +139,7 @@ async def _beside_cutensor(
     async def eight() -> None:
         message = ta.tensor.Contract(subscripts, arrays[0], arrays[1], out=out)
         for reply in [device.submit(message) for _ in range(_IN_FLIGHT)]:
-            await reply
+            await reply.wait()
 
     times = {"eight": await _ours(eight) / _IN_FLIGHT}
     try:
