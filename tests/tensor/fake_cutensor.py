@@ -51,8 +51,8 @@ class Cutensor:
 
     def functions(self) -> dict[str, Any]:
         """Everything by the names in nvmath's module."""
-        names = [name for name in dir(self) if name.startswith(("create", "plan_", "estimate", "contract"))]
-        kinds = ("", "_plan_preference", "_tensor_descriptor", "_operation_descriptor", "_plan")
+        names = [name for name in dir(self) if name.startswith(("create", "plan_", "contract"))]
+        kinds = ("", "_tensor_descriptor", "_operation_descriptor", "_plan")
         made = {f"destroy{kind}": self.live.pop for kind in kinds}
         return {**made, **{name: getattr(self, name) for name in names}, "ComputeDesc": ComputeDesc}
 
@@ -63,10 +63,6 @@ class Cutensor:
 
     def create(self) -> int:
         return self._make("handle")
-
-    def create_plan_preference(self, handle: int, algo: int, jit_mode: int) -> int:
-        assert self.live[handle] == "handle"
-        return self._make((algo, jit_mode))
 
     def create_tensor_descriptor(
         self,
@@ -93,14 +89,12 @@ class Cutensor:
         assert all(len(set(term)) == len(term) for term in terms)
         return self._make(("{},{}->{}".format(*terms), [self.live[one] for one in (a, b, d)]))
 
-    def estimate_workspace_size(self, handle: int, desc: int, pref: int, workspace_pref: int) -> int:
-        assert workspace_pref == 2
-        return WORKSPACE
-
     def create_plan(self, handle: int, desc: int, pref: int, limit: int) -> int:
         if self.refused:
             raise cuTENSORError(self.refused)
-        assert limit == WORKSPACE
+        assert self.live[handle] == "handle"
+        assert pref == 0
+        assert limit == 32 << 20
         self.planned.append(self.live[desc][0])
         return self._make(self.live[desc])
 

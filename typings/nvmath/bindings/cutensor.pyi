@@ -3,17 +3,11 @@
 from collections.abc import Sequence
 from enum import IntEnum
 
-class Algo(IntEnum):
-    DEFAULT = -1
-
 class ComputeDesc:
     @staticmethod
     def COMPUTE_32F() -> int: ...
     @staticmethod
     def COMPUTE_64F() -> int: ...
-
-class JitMode(IntEnum):
-    NONE = 0
 
 class Operator(IntEnum):
     OP_IDENTITY = 1
@@ -24,15 +18,11 @@ class PlanAttribute(IntEnum):
 class Status(IntEnum):
     SUCCESS = 0
 
-class WorksizePreference(IntEnum):
-    WORKSPACE_DEFAULT = 2
-
 class cuTENSORError(Exception):
     status: int
 
 def create() -> int: ...
 def destroy(handle: int) -> None: ...
-def get_version() -> int: ...
 def create_tensor_descriptor(
     handle: int,
     num_modes: int,
@@ -58,9 +48,6 @@ def create_contraction(
     desc_compute: int,
 ) -> int: ...
 def destroy_operation_descriptor(desc: int) -> None: ...
-def create_plan_preference(handle: int, algo: int, jit_mode: int) -> int: ...
-def destroy_plan_preference(pref: int) -> None: ...
-def estimate_workspace_size(handle: int, desc: int, plan_pref: int, workspace_pref: int) -> int: ...
 def create_plan(handle: int, desc: int, pref: int, workspace_size_limit: int) -> int: ...
 def destroy_plan(plan: int) -> None: ...
 def plan_get_attribute(handle: int, plan: int, attr: int, buf: int, size_in_bytes: int) -> None: ...

@@ -14,8 +14,9 @@ from ...base.ops import ArraySpec, ContractionSpec
 from ...base.product_layouts import Contraction, plan_contraction
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice, factor_of
 from ..runtime._stream import CudaStream
+from . import _cutensor
 from ._cublas import HOST, KINDS, Cublas, Kind
-from ._cutensor import Cutensor, TensorPlan
+from ._cutensor import TensorPlan
 
 __all__ = ["TensorLibrary"]
 
@@ -48,7 +49,7 @@ class TensorLibrary(CudaLibrary):
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
         self._blas = Cublas(device, self.name)
-        self._cutensor = Cutensor.find(device)
+        self._handle: int = _cutensor.find(self._context)
 
     def attach(self, stream: CudaStream) -> None:
         """Take the workspace of cuBLAS; see `EnqueuingLibrary.attach`."""
@@ -56,8 +57,8 @@ class TensorLibrary(CudaLibrary):
 
     def _destroy(self) -> None:
         self._blas.destroy()
-        if self._cutensor is not None:
-            self._cutensor.destroy()
+        if self._handle:
+            cutensor.destroy(self._handle)
 
     def _close_plan(self, plan: _Plan) -> None:
         if plan.routine is not None:
@@ -71,12 +72,12 @@ class TensorLibrary(CudaLibrary):
         a, b, out = arrays
         shapes, strides = (a.shape, b.shape, out.shape), (a.strides, b.strides, out.strides)
         contraction = plan_contraction(spec.terms, shapes, strides, out.dtype.itemsize)
-        if contraction.product.is_packed and self._cutensor is not None:
-            routine = self._cutensor.plan(spec, kind)
-            if routine is not None:
-                return _Plan(kind, contraction, routine)
-        self._blas.warm(kind)
-        return _Plan(kind, contraction)
+        routine = None
+        if contraction.product.is_packed and self._handle:
+            routine = TensorPlan.of(self._context, self._handle, spec, kind)
+        if routine is None:
+            self._blas.warm(kind)
+        return _Plan(kind, contraction, routine)
 
     @kernel(ContractionSpec, backend="cuda", dtypes=INEXACT, plan=_plan)
     def _contract(self, spec: ContractionSpec, call: KernelCall) -> None:
