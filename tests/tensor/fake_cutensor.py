@@ -15,7 +15,8 @@ from nvmath.bindings.cutensor import cuTENSORError
 
 NOWHERE = 1 << 40
 SINGLE, DOUBLE = 11, 12
-WORKSPACE = 1000
+# What a plan may take, and what it takes.
+ESTIMATE, WORKSPACE = 2000, 1000
 DTYPES: dict[int, tuple[Any, Any]] = {
     # The type of elements, and that of factors, which tells the type to compute in.
     0: (np.float32, np.float32),
@@ -51,8 +52,8 @@ class Cutensor:
 
     def functions(self) -> dict[str, Any]:
         """Everything by the names in nvmath's module."""
-        names = [name for name in dir(self) if name.startswith(("create", "plan_", "contract"))]
-        kinds = ("", "_tensor_descriptor", "_operation_descriptor", "_plan")
+        names = [name for name in dir(self) if name.startswith(("create", "estimate", "plan_", "contract"))]
+        kinds = ("", "_tensor_descriptor", "_operation_descriptor", "_plan_preference", "_plan")
         made = {f"destroy{kind}": self.live.pop for kind in kinds}
         return {**made, **{name: getattr(self, name) for name in names}, "ComputeDesc": ComputeDesc}
 
@@ -89,12 +90,21 @@ class Cutensor:
         assert all(len(set(term)) == len(term) for term in terms)
         return self._make(("{},{}->{}".format(*terms), [self.live[one] for one in (a, b, d)]))
 
+    def create_plan_preference(self, handle: int, algo: int, jit: int) -> int:
+        assert (algo, jit) == (-1, 0)
+        return self._make("preference")
+
+    def estimate_workspace_size(self, handle: int, desc: int, pref: int, kind: int) -> int:
+        assert self.live[pref] == "preference"
+        assert kind == 2
+        return ESTIMATE
+
     def create_plan(self, handle: int, desc: int, pref: int, limit: int) -> int:
         if self.refused:
             raise cuTENSORError(self.refused)
         assert self.live[handle] == "handle"
-        assert pref == 0
-        assert limit == 32 << 20
+        assert self.live[pref] == "preference", "the library refuses a plan without one"
+        assert limit == ESTIMATE
         self.planned.append(self.live[desc][0])
         return self._make(self.live[desc])
 

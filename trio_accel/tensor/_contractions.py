@@ -51,8 +51,8 @@ async def contract(
     """Contraction of two tensors, as cuTENSOR's: ``alpha * einsum(subscripts, a, b) + beta * c``.
 
     One launch, whatever the order of the axes: a product of stacks of matrices. What cannot be read as such
-    where it lies is computed by cuTENSOR on CUDA, or transposed in workspace. Where nothing is added along, or nothing else is left, it is an expression, and
-    the sum of one with `c` takes a second launch.
+    where it lies is computed by cuTENSOR on CUDA, or transposed in workspace. Where nothing is added along,
+    or nothing else is left, it is an expression, and the sum of one with `c` takes a second launch.
 
     float16 and bfloat16 are multiplied and added in float32 and rounded once; the other dtypes are computed
     in their own precision, float32 not in TF32.

@@ -20,12 +20,10 @@ __all__ = ["TensorPlan", "find"]
 _logger = logging.getLogger("trio_accel.backends")
 
 _IDENTITY = int(cutensor.Operator.OP_IDENTITY)
-_NO_PREFERENCE = 0
+_ROOM = int(cutensor.WorksizePreference.WORKSPACE_DEFAULT)
 _WORKSPACE = int(cutensor.PlanAttribute.REQUIRED_WORKSPACE)
 # Bytes: as far as a plan's key tells of addresses, and as much as a thread reads at once.
 _ALIGNMENT = 16
-# For sums that are cut into parts: as much as cuBLAS is given.
-_LEAST_WORKSPACE = 32 << 20
 # Where nothing is read: what is captured there does not run.
 _NOWHERE = 1 << 40
 
@@ -49,8 +47,6 @@ class TensorPlan:
 
     def __init__(self, handle: int, spec: ContractionSpec, kind: Kind) -> None:
         arrays, size = (spec.a, spec.b, spec.out), spec.out.dtype.itemsize
-        # No more than copies of all three take on the other way.
-        most = max(sum(array.size for array in arrays) * size, _LEAST_WORKSPACE)
         compute = cutensor.ComputeDesc.COMPUTE_64F() if kind.is_double else cutensor.ComputeDesc.COMPUTE_32F()
         operands: list[tuple[int, list[int], int]] = []
         with ExitStack() as held:
@@ -65,7 +61,11 @@ class TensorPlan:
             a, b, out = operands
             contraction = cutensor.create_contraction(handle, *a, *b, *out, *out[:2], compute)
             held.callback(cutensor.destroy_operation_descriptor, contraction)
-            self._plan: int = cutensor.create_plan(handle, contraction, _NO_PREFERENCE, most)
+            preference = cutensor.create_plan_preference(handle, cutensor.Algo.DEFAULT, cutensor.JitMode.NONE)
+            held.callback(cutensor.destroy_plan_preference, preference)
+            # With less than it asks for, it falls back to kernels that may take twenty times as long.
+            room = cutensor.estimate_workspace_size(handle, contraction, preference, _ROOM)
+            self._plan: int = cutensor.create_plan(handle, contraction, preference, room)
             held.callback(cutensor.destroy_plan, self._plan)
             self._handle, self._held = handle, held.pop_all()
         buffer = np.zeros(1, np.uint64)
