@@ -26,6 +26,9 @@ class PlanAttribute(IntEnum):
 
 class Status(IntEnum):
     SUCCESS = 0
+    INTERNAL_ERROR = 14
+    NOT_SUPPORTED = 15
+    INSUFFICIENT_DRIVER = 20
 
 class cuTENSORError(Exception):
     status: int
