@@ -1,9 +1,10 @@
-"""Contractions beside PyTorch and CuPy, in one run: ``python -m benchmarks.gpu.tensors``.
+"""Contractions beside cuTENSOR, PyTorch and CuPy, in one run: ``python -m benchmarks.gpu.tensors``.
 
 Each row is a sum of products of two tensors, or of several: milliseconds of one ask that is awaited. It is by
 `ta.tensor.contract` (which writes axes in the order that was asked for), by `ta.tensor.einsum` and by
-`ta.linalg.einsum`, and by copies and one `matmul`. Beside it are `torch.einsum` and `cupy.einsum` with a
-wait. PyTorch multiplies float32 without TF32, as we do. Then permutations. It needs a GPU, PyTorch and CuPy.
+`ta.linalg.einsum`, and by copies and one `matmul`. "eight" is one of eight contractions in flight.
+Beside it are the bare calls of cuTENSOR, `torch.einsum` and `cupy.einsum`, each with a wait. PyTorch
+multiplies float32 without TF32, as we do. Then permutations. It needs a GPU, PyTorch and CuPy.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ import trio_accel as ta
 __all__ = ["main"]
 
 _ROUNDS = 15
+_IN_FLIGHT = 8
+# Codes of `cudaDataType`.
+_CODES = {"float32": 0, "bfloat16": 14}
 
 # Some from TCCG (P. Springer and P. Bientinesi, 2018), a bilinear form, attention, and products of matrices.
 _CASES = (
@@ -36,6 +40,8 @@ _CASES = (
     ("abcde,ecbfa->fd", {"a": 24, "b": 24, "c": 24, "d": 256, "e": 24, "f": 256}),
     ("abcdef,dega->gfbc", {"a": 24, "b": 16, "c": 16, "d": 24, "e": 16, "f": 24, "g": 24}),
     ("abkl,kcld->adbc", {"a": 32, "b": 32, "c": 32, "d": 32, "k": 64, "l": 64}),
+    ("bi,bj->ij", {"b": 65536, "i": 64, "j": 64}),
+    ("iajb,jkbl->iakl", {"i": 48, "a": 48, "j": 48, "b": 48, "k": 48, "l": 48}),
     ("ai,ij,aj->a", {"a": 65536, "i": 256, "j": 256}),
     ("ab,bc,cd,de->ae", {"a": 1024, "b": 2048, "c": 512, "d": 4096, "e": 256}),
     ("aik,kja->ji", {"a": 8, "i": 16, "k": 8, "j": 16}),
@@ -89,6 +95,70 @@ async def _by_matmul(subscripts: str, a: ta.AccelRef, b: ta.AccelRef) -> ta.Acce
     return ta.arrays.permute_dims(product.reshape([every[x] for x in made]), [made.index(x) for x in output])
 
 
+def _bare(subscripts: str, a: Any, b: Any, out: Any) -> Callable[[], object]:
+    """Plan a contraction of PyTorch's tensors by cuTENSOR's bindings; returns its call."""
+    cutensor: Any = import_module("nvmath.bindings.cutensor")
+    torch: Any = import_module("torch")
+    handle = cutensor.create()
+    terms = [[ord(letter) for letter in term] for term in subscripts.replace("->", ",").split(",")]
+    tensors = [
+        cutensor.create_tensor_descriptor(
+            handle, one.dim(), list(one.shape), list(one.stride()), _CODES[str(one.dtype).split(".")[1]], 16
+        )
+        for one in (a, b, out)
+    ]
+    (of_a, of_b, of_out), (at_a, at_b, at_out) = terms, tensors
+    contraction = cutensor.create_contraction(
+        handle, at_a, of_a, 1, at_b, of_b, 1, at_out, of_out, 1, at_out, of_out,
+        cutensor.ComputeDesc.COMPUTE_32F(),
+    )  # fmt: skip
+    preference = cutensor.create_plan_preference(handle, cutensor.Algo.DEFAULT, cutensor.JitMode.NONE)
+    wanted = cutensor.estimate_workspace_size(handle, contraction, preference, 2)
+    plan = cutensor.create_plan(handle, contraction, preference, wanted)
+    room = torch.empty(max(wanted, 1), dtype=torch.uint8, device="cuda")
+    factors = np.array([1, 0], np.float32)
+    alpha, beta = factors.ctypes.data, factors.ctypes.data + 4
+    stream = torch.cuda.current_stream().cuda_stream
+    places = a.data_ptr(), b.data_ptr(), beta, out.data_ptr(), out.data_ptr(), room.data_ptr(), wanted, stream
+
+    def call() -> None:
+        # What it holds must live as long as the call.
+        cutensor.contract(handle, plan, alpha, *places)
+        _ = factors, room
+
+    return call
+
+
+async def _beside_cutensor(
+    device: ta.Device, subscripts: str, arrays: list[ta.AccelRef], peers: list[Any]
+) -> dict[str, float]:
+    """Measure one of eight contractions in flight, and the same by cuTENSOR alone; and one alone of that."""
+    torch: Any = import_module("torch")
+    out = await ta.tensor.contract(subscripts, *arrays[:2])
+
+    async def eight() -> None:
+        message = ta.tensor.Contract(subscripts, arrays[0], arrays[1], out=out)
+        for reply in [device.submit(message) for _ in range(_IN_FLIGHT)]:
+            await reply.wait()
+
+    times = {"eight": await _ours(eight) / _IN_FLIGHT}
+    try:
+        call = _bare(
+            subscripts, peers[0], peers[1], torch.empty(out.shape, dtype=peers[0].dtype, device="cuda")
+        )
+    except Exception as error:  # noqa: BLE001  # it need not be there
+        _say(f"  cutensor: {type(error).__name__}: {error}")
+        return times
+
+    def bare() -> None:
+        for _ in range(_IN_FLIGHT):
+            call()
+
+    times["cutensor"] = _peer(call, torch.cuda.synchronize)
+    times["cutensor eight"] = _peer(bare, torch.cuda.synchronize) / _IN_FLIGHT
+    return times
+
+
 async def _case(device: ta.Device, subscripts: str, extents: dict[str, int], dtype: str) -> None:
     torch: Any = import_module("torch")
     cupy: Any = import_module("cupy")
@@ -117,6 +187,8 @@ async def _case(device: ta.Device, subscripts: str, extents: dict[str, int], dty
         off = torch.from_numpy(host).cuda() - expected
         worst = max(worst, float(off.abs().max() / expected.abs().max()))
         times[name] = await _ours(ask)
+    if len(arrays) == 2:
+        times |= await _beside_cutensor(device, subscripts, arrays, peers)
     times["torch"] = _peer(lambda: torch.einsum(subscripts, *peers), wait)
     if dtype == "float32":
         theirs = [cupy.asarray(peer) for peer in peers]
@@ -125,7 +197,7 @@ async def _case(device: ta.Device, subscripts: str, extents: dict[str, int], dty
         except Exception as error:  # noqa: BLE001  # a peer's trouble is a row of the table
             _say(f"  cupy: {type(error).__name__}: {error}")
     flops = ta.tensor.contract_path(subscripts, *arrays).flops
-    best = min(time for name, time in times.items() if name not in ("torch", "cupy"))
+    best = min(times[name] for name in ways)
     told = ", ".join(f"{name} {time:8.3f}" for name, time in sorted(times.items()))
     _say(
         f"{subscripts:<20} {dtype:<9} {told} ms; best of ours / torch {best / times['torch']:.2f}, "

@@ -22,6 +22,9 @@ from ._views import check_operands, on_device, permuted, viewed
 
 __all__ = ["Contract", "Contracting", "Factor", "Groups", "Made", "contraction_path", "factors_of"]
 
+_expression = functools.cache(Elementwise[AccelRef])
+_reduction = functools.cache(Reduction)
+
 Made: TypeAlias = Callable[[AccelRef], AccelRef]
 """Takes an array that is released when the function ends, and returns it."""
 
@@ -121,24 +124,20 @@ class Contract(Operation[Any, AccelRef]):
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Plan by the letters, which no line of shapes can say."""
-        name, read = planner.name, planner.read
+        read = planner.read
         a, b = read("a", self.a), read("b", self.b)
         c = None if self.c is None else read("c", self.c)
         if a.dtype is not b.dtype or (c is not None and c.dtype is not a.dtype):
             planner.refuse_dtypes(a=a, b=b, c=c)
-        left, right, output, shape = contraction_terms(name, self.subscripts, a.shape, b.shape)
+        *terms, shape = contraction_terms(planner.name, self.subscripts, a.shape, b.shape)
         if c is not None and c.shape != shape:
-            raise ValueError(f"{name}: c must have shape {shape}, got shape {c.shape}")
-        alpha = planner.factor("alpha", self.alpha, a.dtype)
-        beta = planner.factor("beta", self.beta, a.dtype)
-        if c is None and beta:
-            raise ValueError(f"{name}: beta must be 0 without c, got {self.beta!r}")
+            raise ValueError(f"{planner.name}: c must have shape {shape}, got shape {c.shape}")
+        alpha, beta = (planner.factor(name, getattr(self, name), a.dtype) for name in ("alpha", "beta"))
         out = planner.output(shape, a.dtype, self.out)
         if self.out is not None:
-            planner.distinct("out", out.spec, a=a, b=b)
-            if c is not None and c != out.spec:
-                planner.distinct("out", out.spec, c=c)
-        return Planned(ContractionSpec(f"{left},{right}->{output}", alpha, beta, a, b, c, out.spec), out)
+            others = {"a": a, "b": b} if c is None or c == out.spec else {"a": a, "b": b, "c": c}
+            planner.distinct("out", out.spec, **others)
+        return Planned(ContractionSpec("{},{}->{}".format(*terms), alpha, beta, a, b, c, out.spec), out)
 
 
 @attrs.frozen
@@ -161,12 +160,12 @@ class Contracting:
         """Name of the function."""
         return self.operation.partition(".")[2]
 
+    @property
+    def _names(self) -> dict[str, str]:
+        return {"operation": self.operation, "library": self.library}
+
     async def sum(
-        self,
-        subscripts: str,
-        operands: Sequence[Operand],
-        optimize: Optimize,
-        memory_limit: int | None,
+        self, subscripts: str, operands: Sequence[Operand], optimize: Optimize, memory_limit: int | None
     ) -> AccelRef:
         """Compute a sum of products of any number of arrays.
 
@@ -176,8 +175,7 @@ class Contracting:
         """
         name = self.name
         check_operands(name, **{f"operands[{number}]": each for number, each in enumerate(operands)})
-        factors, output, extents = factors_of(name, subscripts, operands)
-        path = _path(name, factors, output, extents, optimize, memory_limit)
+        factors, output, path = _planned(name, subscripts, operands, optimize, memory_limit)
         _check_memory(name, path, memory_limit, device_of(name, *operands))
         result = frozenset[object](output)
         try:
@@ -206,13 +204,15 @@ class Contracting:
             left = await self._summed(left, keep.union(right.labels), made)
             right = await self._summed(right, keep.union(left.labels), made)
             groups = Groups.of(left, right, keep)
-            labels, inner = groups.kept, groups.inner
+            labels, inner, names = groups.kept, groups.inner, self._names
             if not inner:
-                return Factor(labels, await self._times(left.along(labels), right.along(labels)))
+                return Factor(
+                    labels, await _expression("x * y", **names)(left.along(labels), right.along(labels))
+                )
             if not groups.rows and not groups.columns:
                 whole = left.along(labels + inner), right.along(labels + inner)
                 axes = range(len(labels), len(labels) + len(inner))
-                added = _sum(self.operation, self.library, "x * y", DType.of(left.array.dtype).value)
+                added = _reduction("x * y", dtype=DType.of(left.array.dtype).value, **names)
                 return Factor(labels, await added(*whole, axis=axes))
             return Factor(labels, await self.multiply(left, right, groups, made))
 
@@ -221,13 +221,9 @@ class Contracting:
         axes = [axis for axis, label in enumerate(factor.labels) if label not in keep]
         if not axes:
             return factor
-        add = _sum(self.operation, self.library, "x", DType.of(factor.array.dtype).value)
+        add = _reduction("x", dtype=DType.of(factor.array.dtype).value, **self._names)
         labels = tuple(label for label in factor.labels if label in keep)
         return Factor(labels, made(await add(factor.array, axis=axes)))
-
-    @property
-    def _times(self) -> Elementwise[AccelRef]:
-        return _product(self.operation, self.library)
 
 
 def factors_of(
@@ -253,27 +249,22 @@ def contraction_path(
     name: str, subscripts: str, operands: Sequence[Operand], optimize: Optimize, memory_limit: int | None
 ) -> ContractionPath:
     """Find the path of a sum of products, as `Contracting.sum` does; nothing is launched, or refused."""
+    return _planned(name, subscripts, operands, optimize, memory_limit)[2]
+
+
+def _planned(
+    name: str, subscripts: str, operands: Sequence[Operand], optimize: Optimize, memory_limit: int | None
+) -> tuple[list[Factor], str, ContractionPath]:
+    """Read subscripts, and find the path; returns the factors and the letters of the result, too."""
     factors, output, extents = factors_of(name, subscripts, operands)
-    return _path(name, factors, output, extents, optimize, memory_limit)
-
-
-def _path(
-    name: str,
-    factors: Sequence[Factor],
-    output: str,
-    extents: Mapping[str, int],
-    optimize: Optimize,
-    memory_limit: int | None,
-) -> ContractionPath:
     if memory_limit is not None and whole(name, "memory_limit", memory_limit) < 0:
         raise ValueError(f"{name}: memory_limit must be a number of bytes, got {memory_limit!r}")
     if not factors:
         raise TypeError(f"{name}: there is no operand")
     terms = ["".join(map(str, factor.labels)) for factor in factors]
     size = DType.of(factors[0].array.dtype).itemsize
-    return find_path(
-        name, terms, output, extents, itemsize=size, optimize=optimize, memory_limit=memory_limit
-    )
+    find = functools.partial(find_path, itemsize=size, optimize=optimize, memory_limit=memory_limit)
+    return factors, output, find(name, terms, output, extents)
 
 
 def _check_memory(name: str, path: ContractionPath, memory_limit: int | None, device: Device) -> None:
@@ -313,13 +304,3 @@ def _distinct(term: str, operand: Operand, extents: Mapping[str, int]) -> Factor
     ]
     shape = [extents[label] for label in labels]
     return Factor(labels, viewed(view, lambda array: as_strided(array, shape, strides)))
-
-
-@functools.cache
-def _product(operation: str, library: str) -> Elementwise[AccelRef]:
-    return Elementwise("x * y", operation=operation, library=library)
-
-
-@functools.cache
-def _sum(operation: str, library: str, text: str, dtype: str) -> Reduction:
-    return Reduction(text, dtype=dtype, operation=operation, library=library)

@@ -35,6 +35,7 @@ __all__ = ["cross", "einsum", "kron", "outer", "tensordot", "trace", "vecdot"]
 _multiply = functools.partial(Elementwise[AccelRef], "x * y", library=ARRAYS)
 _OUTER = _multiply(operation="linalg.outer")
 _KRON = _multiply(operation="linalg.kron")
+_sum = functools.cache(functools.partial(Reduction, library=ARRAYS))
 
 
 async def vecdot(x1: Operand, x2: Operand, /, *, axis: int = -1, out: AccelRef | None = None) -> AccelRef:
@@ -62,7 +63,7 @@ async def vecdot(x1: Operand, x2: Operand, /, *, axis: int = -1, out: AccelRef |
             f"vecdot: the vectors must have one length, got shapes {x1.shape} and {x2.shape} with axis {axis}"
         )
     text = "conj(x) * y" if dtype.kind == "complex" else "x * y"
-    return await _sum("vecdot", text, dtype.value)(first, second, axis=-1, out=out)
+    return await _sum(text, dtype=dtype.value, operation="linalg.vecdot")(first, second, axis=-1, out=out)
 
 
 async def outer(x1: Operand, x2: Operand, /, *, out: AccelRef | None = None) -> AccelRef:
@@ -154,7 +155,8 @@ async def trace(
     check_operands("trace", x=x)
     check_matrices("trace", x)
     along = diagonal(on_device(x), offset=offset)
-    return await _sum("trace", "x", None if dtype is None else DType.of(dtype).value)(along, axis=-1, out=out)
+    kind = None if dtype is None else DType.of(dtype).value
+    return await _sum("x", dtype=kind, operation="linalg.trace")(along, axis=-1, out=out)
 
 
 async def tensordot(
@@ -238,35 +240,21 @@ async def einsum(
 async def _multiplied(left: Factor, right: Factor, groups: Groups, made: Made) -> AccelRef:
     """Multiply stacks of matrices; what is none where it lies goes to the actor of tensors, in one launch."""
     batch, rows, columns, inner = groups.batch, groups.rows, groups.columns, groups.inner
-    first, second = _merged(left, batch, rows, inner), _merged(right, batch, inner, columns)
     has_letters = len({*left.labels, *right.labels}) <= len(string.ascii_letters)
-    if (first is None or second is None) and has_letters and DType.of(left.array.dtype).is_inexact:
-        return await device_of("einsum", left.array, right.array).ask(Contract.of(left, right, groups))
-    if first is None:
-        first = _merged(await _copied(left, (*batch, *rows, *inner), made), batch, rows, inner)
-    if second is None:
-        second = _merged(await _copied(right, (*batch, *inner, *columns), made), batch, inner, columns)
-    assert first is not None
-    assert second is not None
-    product = await matmul(first, second)
+    stacks: list[Operand] = []
+    for factor, *sides in (left, rows, inner), (right, inner, columns):
+        view = factor.along((*batch, *sides[0], *sides[1]))
+        shape = (*factor.extents(batch), *(math.prod(factor.extents(side)) for side in sides))
+        try:
+            stacks.append(view.reshape(shape))
+        except NoViewError:
+            if has_letters and DType.of(view.dtype).is_inexact:
+                return await device_of("einsum", left.array, right.array).ask(
+                    Contract.of(left, right, groups)
+                )
+            stacks.append(made(await on_device(view).copy()).reshape(shape))
+    product = await matmul(*stacks)
     return product.reshape(left.extents([*batch, *rows]) + right.extents(columns))
-
-
-async def _copied(factor: Factor, labels: tuple[object, ...], made: Made) -> Factor:
-    """Copy an array, with its axes in this order."""
-    return Factor(labels, made(await on_device(factor.along(labels)).copy()))
-
-
-def _merged(
-    factor: Factor, batch: Sequence[object], first: Sequence[object], second: Sequence[object]
-) -> Operand | None:
-    """View an array as a stack of matrices; None where no view is one."""
-    view = factor.along((*batch, *first, *second))
-    merged = math.prod(factor.extents(first)), math.prod(factor.extents(second))
-    try:
-        return view.reshape((*factor.extents(batch), *merged))
-    except NoViewError:
-        return None
 
 
 _CONTRACTING = Contracting("linalg.einsum", ARRAYS, _multiplied)
@@ -289,8 +277,3 @@ def _cross(axes: int) -> Elementwise[AccelRef]:
     return Elementwise(
         f"x[{one}] * y[{two}] - x[{two}] * y[{one}]", inputs="xy", operation="linalg.cross", library=ARRAYS
     )
-
-
-@functools.cache
-def _sum(name: str, text: str, dtype: str | None) -> Reduction:
-    return Reduction(text, dtype=dtype, operation=f"linalg.{name}", library=ARRAYS)

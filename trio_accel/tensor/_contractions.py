@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Final
+from typing import Any, Final
 
 from ..backends.base import DType
 from ..backends.base.ops import contraction_terms
@@ -32,7 +32,7 @@ ARRAYS: Final = "trio_accel.arrays:ArraysActor"
 class TensorActor(LibraryActor):
     """Serves contractions, on a stream of its own.
 
-    CPU backend: NumPy. CUDA: cuBLAS, by transposes and products of stacks of matrices.
+    CPU backend: NumPy. CUDA: cuTENSOR, or cuBLAS by transposes and products of stacks of matrices.
     """
 
     library = "tensor"
@@ -50,9 +50,9 @@ async def contract(
 ) -> AccelRef:
     """Contraction of two tensors, as cuTENSOR's: ``alpha * einsum(subscripts, a, b) + beta * c``.
 
-    One launch, whatever the order of the axes: a product of stacks of matrices, whose library transposes what
-    it has to in workspace. Where nothing is added along, or nothing else is left, it is an expression, and
-    the sum of one with `c` takes a second launch.
+    One launch, whatever the order of the axes: a product of stacks of matrices. What cannot be read as such
+    where it lies is computed by cuTENSOR on CUDA, or transposed in workspace. Where nothing is added along,
+    or nothing else is left, it is an expression, and the sum of one with `c` takes a second launch.
 
     float16 and bfloat16 are multiplied and added in float32 and rounded once; the other dtypes are computed
     in their own precision, float32 not in TF32.
@@ -91,7 +91,7 @@ async def contract(
         if c is None or not beta:
             return await _expression("out = p * x * y")(alpha, x, y, out=out)
         return await _expression("out = p * x * y + q * z")(alpha, x, y, beta, c, out=out)
-    add, axes = _sums(dtype.value), range(len(output), len(output + inner))
+    add, axes = _sums("p * x * y", dtype=dtype.value), range(len(output), len(output + inner))
     if c is None or not beta:
         return await add(alpha, x, y, axis=axes, out=out)
     with intermediates() as made:
@@ -99,14 +99,9 @@ async def contract(
         return await _expression("out = x + q * z")(product, beta, c, out=out)
 
 
-@functools.cache
-def _expression(text: str) -> Elementwise[AccelRef]:
-    return Elementwise(text, operation="tensor.contract", library=ARRAYS, precision="float32")
-
-
-@functools.cache
-def _sums(dtype: str) -> Reduction:
-    return Reduction("p * x * y", dtype=dtype, operation="tensor.contract", library=ARRAYS)
+_names: Any = {"operation": "tensor.contract", "library": ARRAYS}
+_expression = functools.cache(functools.partial(Elementwise[AccelRef], precision="float32", **_names))
+_sums = functools.cache(functools.partial(Reduction, **_names))
 
 
 def _check_dtype(name: str, dtype: DType) -> None:

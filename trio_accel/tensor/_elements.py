@@ -17,6 +17,10 @@ __all__ = ["elementwise", "permute", "reduce"]
 Operator: TypeAlias = Literal["add", "max", "min", "multiply"]
 """How two elements become one: those of cuTENSOR."""
 
+# By their texts.
+_expression = functools.cache(functools.partial(Elementwise[AccelRef], library=ARRAYS))
+_reduction = functools.cache(functools.partial(Reduction, operation="tensor.reduce", library=ARRAYS))
+
 _REDUCTIONS = {"add": "sum", "max": "max", "min": "min", "multiply": "prod"}
 _TEXTS = {
     "add": "({} + {})",
@@ -49,8 +53,9 @@ async def reduce(
     _check_operator("reduce", op)
     inner = [label for label in read.labels if str(label) not in output]
     if not inner:
-        return await _expression("reduce", "out = x", None)(read.along(output), out=out)
-    combine = _reduction(_REDUCTIONS[op], None if op in ("max", "min") else DType.of(a.dtype).value)
+        return await _combined("reduce", [read.along(output)], [1], [], out)
+    dtype = None if op in ("max", "min") else DType.of(a.dtype).value
+    combine = _reduction("x", _REDUCTIONS[op], dtype=dtype)
     axes = range(len(output), len(output) + len(inner))
     return await combine(read.along((*output, *inner)), axis=axes, out=out)
 
@@ -75,12 +80,10 @@ async def permute(
     if set(output) != set(read.labels):
         raise ValueError(f"permute: subscripts {subscripts!r}: both sides must have the same letters")
     view = read.along(output)
+    alpha = _scale("permute", "alpha", alpha, DType.of(a.dtype))
     if alpha == 1 and out is None and isinstance(view, AccelRef):
         return await view.copy()
-    if alpha == 1:
-        return await _expression("permute", "out = x", None)(view, out=out)
-    alpha = _scale("permute", "alpha", alpha, DType.of(a.dtype))
-    return await _expression("permute", "out = p * x", _precision(DType.of(a.dtype)))(alpha, view, out=out)
+    return await _combined("permute", [view], [alpha], [], out)
 
 
 async def elementwise(
@@ -129,15 +132,24 @@ async def elementwise(
     more = sorted({str(label) for tensor in read for label in tensor.labels} - set(output))
     if more:
         raise ValueError(f"{name}: subscripts {subscripts!r}: the result has not {more[0]!r}: reduce it")
+    return await _combined(name, [each.along(output) for each in read], scales, ops, out)
+
+
+async def _combined(
+    name: str, views: Sequence[Operand], scales: Sequence[complex], ops: Sequence[str], out: AccelRef | None
+) -> AccelRef:
+    """Combine views of one shape from the left; low precision is rounded once."""
     # By the number of the tensor: itself, and its factor.
-    terms = [f"x{n}" if scale == 1 else f"p{n} * x{n}" for n, scale in enumerate(scales)]
-    text = terms[0]
-    for one, term in zip(ops, terms[1:], strict=True):
+    text, *terms = (f"x{n}" if scale == 1 else f"p{n} * x{n}" for n, scale in enumerate(scales))
+    for one, term in zip(ops, terms, strict=True):
         text = _TEXTS[one].format(text, term)
     given: list[Operand | complex] = []
-    for each, scale in zip(read, scales, strict=True):
-        given += [each.along(output)] if scale == 1 else [scale, each.along(output)]
-    return await _expression(name, f"out = {text}", _precision(dtype))(*given, out=out)
+    for view, scale in zip(views, scales, strict=True):
+        given += [view] if scale == 1 else [scale, view]
+    # Whole numbers stay what they are.
+    precision = "float32" if DType.of(views[0].dtype).is_inexact else None
+    combine = _expression(f"out = {text}", operation=f"tensor.{name}", precision=precision)
+    return await combine(*given, out=out)
 
 
 def _read(name: str, subscripts: str, a: Operand) -> tuple[Factor, str]:
@@ -156,18 +168,3 @@ def _scale(name: str, argument: str, value: complex, dtype: DType) -> complex:
     if dtype.kind in ("int", "uint"):
         return element(name, argument, value, dtype)
     return value if dtype is DType.bool and value == 1 else factor(name, argument, value, dtype)
-
-
-def _precision(dtype: DType) -> str | None:
-    """Round low precision once; whole numbers stay what they are."""
-    return "float32" if dtype.is_inexact else None
-
-
-@functools.lru_cache
-def _expression(name: str, text: str, precision: str | None) -> Elementwise[AccelRef]:
-    return Elementwise(text, operation=f"tensor.{name}", library=ARRAYS, precision=precision)
-
-
-@functools.cache
-def _reduction(reduce: str, dtype: str | None) -> Reduction:
-    return Reduction("x", reduce, dtype=dtype, operation="tensor.reduce", library=ARRAYS)

@@ -23,6 +23,12 @@ int {name}Version(int *major, int *minor) {{
     return 0;
 }}
 """
+_CUTENSOR = """
+unsigned long {name}GetVersion(void) {{
+    int parts[3] = {{{version}}};
+    return parts[0] * 10000 + parts[1] * 100 + parts[2];
+}}
+"""
 
 # Name, file and version of what CUDA 13.0 has; the dependencies have nothing that is called.
 LIBRARIES = {
@@ -33,6 +39,7 @@ LIBRARIES = {
     "cusolver": ("libcusolver.so.12", "12, 0, 4"),
     "cusparse": ("libcusparse.so.12", "12, 6, 3"),
     "cudnn": ("libcudnn.so.9", "9, 19, 0"),
+    "cutensor": ("libcutensor.so.2", "2, 3, 0"),
     "nvJitLink": ("libnvJitLink.so.13", ""),
 }
 
@@ -46,7 +53,7 @@ def compile_library(path: Path, source: str) -> None:
 def make_library(folder: Path, name: str, version: str | None = None) -> Path:
     """Compile what has the version of a library of CUDA, and nothing else of it."""
     file, usual = LIBRARIES[name]
-    template = _NVRTC if name == "nvrtc" else _PROPERTY
+    template = {"nvrtc": _NVRTC, "cutensor": _CUTENSOR}.get(name, _PROPERTY)
     path = folder / file
     compile_library(path, template.format(name=name, version=version or usual or "0, 0, 0"))
     return path

@@ -74,6 +74,11 @@ class Product:
     is_c_packed: bool = False
     is_single: bool = attrs.field(init=False, default=attrs.Factory(_has_no_batch, takes_self=True))
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether any array is copied."""
+        return self.is_c_packed or self.packing_a is not None or self.packing_b is not None
+
 
 class Matrices(NamedTuple):
     """One operand of a product as a batch of matrices, in bytes."""

@@ -49,14 +49,15 @@ class Installed:
         """Libraries of the backend that can be used, sorted."""
         needing = {name for software in self.software if not software.problem for name in software.needed_by}
         own = {name for name, library in LIBRARIES.items() if not library.needs and library.has_package}
-        return tuple(sorted(own | needing))
+        return tuple(sorted(name for name in own | needing if self.problem(name) is None))
 
     def problem(self, library: str) -> str | None:
         """Tell why a library of the backend cannot be used."""
+        needed = VENDOR.get(LIBRARIES[library].needs)
         problems = (
             f"library {library!r} needs {software.name}, which {software.problem}"
             for software in self.software
-            if library in software.needed_by and LIBRARIES[library].needs and software.problem
+            if needed is not None and software.name == needed.title and software.problem
         )
         return next(problems, None)
 

@@ -134,8 +134,8 @@ def look(versions: Mapping[str, Sequence[object]]) -> dict[str, object]:
     """Look for the bindings, and by them for every library.
 
     Args:
-        versions: By the name of each library the function that tells its version, and whether that is asked
-            for one part of it at a time.
+        versions: By the name of each library the function that tells its version, and how that is asked: for
+            one part of it at a time, for a pair of them, or for one number.
     """
     try:
         # The import that every other module of the backend begins with; it loads nothing of the driver.
@@ -150,9 +150,7 @@ def look(versions: Mapping[str, Sequence[object]]) -> dict[str, object]:
     }
 
 
-def _find(
-    pathfinder: ModuleType, name: str, function: object, is_in_parts: object
-) -> dict[str, object] | None:
+def _find(pathfinder: ModuleType, name: str, function: object, asked: object) -> dict[str, object] | None:
     try:
         with warnings.catch_warnings():
             # Its warnings do no harm here, and must not fail where warnings are errors.
@@ -166,7 +164,7 @@ def _find(
     return {
         "path": path,
         "source": library.found_via,
-        "version": _version(path, str(function), bool(is_in_parts)),
+        "version": _version(path, str(function), asked),
     }
 
 
@@ -178,14 +176,17 @@ def _is_missing(error: Exception) -> bool:
     )
 
 
-def _version(path: str, function: str, is_in_parts: bool) -> list[int] | None:  # of JSON
+def _version(path: str, function: str, asked: object) -> list[int] | None:  # of JSON
     """Return the library's own word for it; None if it has none."""
-    numbers = [ctypes.c_int() for _ in range(_PARTS if is_in_parts else 2)]
     try:
         call = getattr(ctypes.CDLL(path), function)
     except (OSError, AttributeError):
         return None
-    if is_in_parts:
+    if asked == "number":
+        number = call()
+        return [number // 10000, number // 100 % 100, number % 100]
+    numbers = [ctypes.c_int() for _ in range(_PARTS if asked == "part" else 2)]
+    if asked == "part":
         codes = [call(part, ctypes.byref(number)) for part, number in enumerate(numbers)]
     else:
         codes = [call(*map(ctypes.byref, numbers))]

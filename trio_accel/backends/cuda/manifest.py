@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import attrs
 
@@ -21,28 +22,29 @@ class Vendor:
     Attributes:
         title: NVIDIA's name of it.
         version: Function that tells its version.
-        is_in_parts: Whether that is asked for one part of the version at a time.
+        asked: How: for one part of the version at a time, for its two parts, or for one number of all.
         behind: How far its major version is behind that of its CUDA; None if its number does not tell.
     """
 
     title: str
     version: str
-    is_in_parts: bool = True
+    asked: Literal["part", "pair", "number"] = "part"
     behind: int | None = None
 
 
 VENDOR: Mapping[str, Vendor] = {
     # By which kernels are compiled: every device needs it.
-    "nvrtc": Vendor("NVRTC", "nvrtcVersion", is_in_parts=False, behind=0),
+    "nvrtc": Vendor("NVRTC", "nvrtcVersion", asked="pair", behind=0),
     "cublas": Vendor("cuBLAS", "cublasGetProperty", behind=0),
     "cufft": Vendor("cuFFT", "cufftGetProperty", behind=1),
     "cusolver": Vendor("cuSOLVER", "cusolverGetProperty", behind=1),
     "cusparse": Vendor("cuSPARSE", "cusparseGetProperty"),
     "cudnn": Vendor("cuDNN", "cudnnGetProperty"),
+    "cutensor": Vendor("cuTENSOR", "cutensorGetVersion", asked="number"),
 }
 """By the names that cuda-pathfinder has for them."""
 
-VERSIONS = {name: (vendor.version, vendor.is_in_parts) for name, vendor in VENDOR.items()}
+VERSIONS = {name: (vendor.version, vendor.asked) for name, vendor in VENDOR.items()}
 """How each tells its version, in plain values."""
 
 LIBRARIES: Mapping[str, LibraryEntry] = {
@@ -59,6 +61,6 @@ LIBRARIES: Mapping[str, LibraryEntry] = {
     "random": LibraryEntry(".libraries.compiled", "RandomLibrary"),
     "solver": LibraryEntry(".libraries.solver", "SolverLibrary", "cusolver"),
     "sparse": LibraryEntry(".libraries.sparse", "SparseLibrary", "cusparse"),
-    "tensor": LibraryEntry(".libraries.tensor", "TensorLibrary", "cublas"),
+    "tensor": LibraryEntry(".libraries.tensor", "TensorLibrary", "cublas", uses="cutensor"),
 }
 """By the names that library actors have for them."""

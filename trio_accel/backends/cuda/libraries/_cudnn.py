@@ -10,17 +10,17 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import attrs
-from cuda.bindings import driver
 
 from ...base import DType, LibraryError
 from ...base.gpu.driver import LoadedCode
 from ..kit._library import LibraryDevice
-from ..runtime._stream import CudaStream
+from ..runtime._stream import CudaStream, capture_once
 
 __all__ = ["Cudnn", "Graph", "Layout", "front_end"]
 
@@ -31,8 +31,6 @@ _STAND_IN = "TRIO_ACCEL_STAND_IN"
 _MODULE = "cudnn._compiled_module"
 # Graphs that need more are left to others of cuDNN's choices.
 _MOST_WORKSPACE = 1 << 30
-_NON_BLOCKING = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-_RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 # Where nothing is read: a call that is captured does not run.
 _NOWHERE = 1 << 40
 _KINDS = {
@@ -211,24 +209,17 @@ class Cudnn:
 
     def _try_out(self, graph: Graph) -> None:
         """Capture a graph once, and throw that away: its first launch has nothing to load then."""
-        check = self._context.check
-        stream = int(check(driver.cuStreamCreate(_NON_BLOCKING)))
+
+        def enqueue(stream: int) -> None:
+            self.front.set_stream(self._building, stream)
+            graph.try_out(self._building)
+
         try:
-            if driver.cuStreamBeginCapture(stream, _RELAXED)[0]:
-                return
-            try:
-                self.front.set_stream(self._building, stream)
-                graph.try_out(self._building)
-            except RuntimeError:
-                # Then its first launch loads them.
-                pass
-            finally:
-                code, captured = driver.cuStreamEndCapture(stream)
-                if not code and int(captured):
-                    driver.cuGraphDestroy(captured)
+            # What fails here is loaded by the first launch.
+            with suppress(RuntimeError):
+                capture_once(self._context, enqueue)
         finally:
             self.front.set_stream(self._building, 0)
-            driver.cuStreamDestroy(stream)
 
     def error_of(self, error: Exception) -> Exception:
         """Make the backends' own error of one of the front end."""

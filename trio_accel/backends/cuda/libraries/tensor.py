@@ -1,11 +1,11 @@
-"""Contractions of tensors: transposes, and products of stacks of matrices by cuBLAS."""
+"""Contractions of tensors: by cuTENSOR; or products of stacks of matrices by cuBLAS, behind transposes."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 import attrs
-from nvmath.bindings import cublas
+from nvmath.bindings import cublas, cutensor
 
 from ...base.checks import INEXACT
 from ...base.device_array import DeviceArray
@@ -14,7 +14,9 @@ from ...base.ops import ArraySpec, ContractionSpec
 from ...base.product_layouts import Contraction, plan_contraction
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice, factor_of
 from ..runtime._stream import CudaStream
+from . import _cutensor
 from ._cublas import HOST, KINDS, Cublas, Kind
+from ._cutensor import TensorPlan
 
 __all__ = ["TensorLibrary"]
 
@@ -26,22 +28,28 @@ class _Plan:
     Attributes:
         kind: The type of the elements.
         contraction: The products; None where nothing is added, as an array is empty.
+        routine: The plan of cuTENSOR; None where cuBLAS multiplies.
     """
 
     kind: Kind
-    contraction: Contraction | None
+    contraction: Contraction | None = None
+    routine: TensorPlan | None = None
 
 
 class TensorLibrary(CudaLibrary):
-    """Contractions by a handle of cuBLAS of its own."""
+    """Contractions by cuTENSOR, and by a handle of cuBLAS of its own."""
 
     name = "tensor"
-    errors: ClassVar[Errors] = {cublas.cuBLASError: cublas.Status}
+    errors: ClassVar[Errors] = {
+        cublas.cuBLASError: cublas.Status,
+        cutensor.cuTENSORError: cutensor.Status,
+    }
     refused: ClassVar[frozenset[str]] = frozenset({"INVALID_VALUE"})
 
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
         self._blas = Cublas(device, self.name)
+        self._handle: int = _cutensor.find(self._context)
 
     def attach(self, stream: CudaStream) -> None:
         """Take the workspace of cuBLAS; see `EnqueuingLibrary.attach`."""
@@ -49,16 +57,27 @@ class TensorLibrary(CudaLibrary):
 
     def _destroy(self) -> None:
         self._blas.destroy()
+        if self._handle:
+            cutensor.destroy(self._handle)
+
+    def _close_plan(self, plan: _Plan) -> None:
+        if plan.routine is not None:
+            plan.routine.close()
 
     def _plan(self, spec: ContractionSpec, device: LibraryDevice) -> _Plan:
         """Find the products, and have cuBLAS load what it multiplies this type with; blocks."""
         kind, arrays = KINDS[spec.out.dtype], (spec.a, spec.b, spec.out)
         if not all(array.size for array in arrays):
-            return _Plan(kind, None)
-        self._blas.warm(kind)
+            return _Plan(kind)
         a, b, out = arrays
         shapes, strides = (a.shape, b.shape, out.shape), (a.strides, b.strides, out.strides)
-        return _Plan(kind, plan_contraction(spec.terms, shapes, strides, out.dtype.itemsize))
+        contraction = plan_contraction(spec.terms, shapes, strides, out.dtype.itemsize)
+        routine = None
+        if contraction.product.is_packed and self._handle:
+            routine = TensorPlan.of(self._context, self._handle, spec, kind)
+        if routine is None:
+            self._blas.warm(kind)
+        return _Plan(kind, contraction, routine)
 
     @kernel(ContractionSpec, backend="cuda", dtypes=INEXACT, plan=_plan)
     def _contract(self, spec: ContractionSpec, call: KernelCall) -> None:
@@ -68,10 +87,16 @@ class TensorLibrary(CudaLibrary):
             self._scale(spec, call, plan.kind, beta)
             return
         (of_a, of_b, of_out), product = plan.contraction
+        routine, blas = plan.routine, self._blas
         out = _in_order(call.array(spec.out), of_out)
-        target = call.room(out) if product.is_c_packed else out
-        if beta and spec.c is not None and (product.is_c_packed or spec.c != spec.out):
+        target = call.room(out) if product.is_c_packed and routine is None else out
+        if beta and spec.c is not None and (target is not out or spec.c != spec.out):
             call.convert(_in_order(call.array(spec.c), of_out), target)
+        blas.factors.put(plan.kind, alpha, beta)
+        if routine is not None:
+            room = call.workspace(routine.workspace)
+            routine.run(blas.factors, call.at(spec.a), call.at(spec.b), out.address, room, call.handle)
+            return
         a, b = (
             _laid_out(call, array, order, is_packed=packing is not None)
             for array, order, packing in (
@@ -79,9 +104,7 @@ class TensorLibrary(CudaLibrary):
                 (spec.b, of_b, product.packing_b),
             )
         )
-        blas = self._blas
         blas.select(call.stream, HOST)
-        blas.factors.put(plan.kind, alpha, beta)
         blas.multiply(plan.kind, product, blas.factors, a, b, target.address)
         if target is not out:
             call.convert(target, out)

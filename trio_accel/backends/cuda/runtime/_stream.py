@@ -14,7 +14,7 @@ from ...base import AccelEvent, ContextPoisonedError, Waker
 from ._context import CudaContext, is_sticky
 from ._signals import EventNotifier, StatusWord, StatusWords
 
-__all__ = ["CudaEvent", "CudaHold", "CudaStream", "scratch"]
+__all__ = ["CudaEvent", "CudaHold", "CudaStream", "capture_once", "scratch"]
 
 _MASK = 0xFFFFFFFF
 _AT_LEAST = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
@@ -22,6 +22,7 @@ _AT_LEAST = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
 _SCRATCH = 256
 # A blocking stream would wait for the legacy default stream, which other libraries of the process use.
 _NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+_RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 class CudaStream:
@@ -406,5 +407,26 @@ def scratch(context: CudaContext, *rooms: int) -> Generator[tuple[int, list[int]
             check(driver.cuMemFreeAsync(place, stream))
         check(driver.cuStreamSynchronize(stream))
         context.settle()
+    finally:
+        driver.cuStreamDestroy(stream)
+
+
+def capture_once(context: CudaContext, enqueue: Callable[[int], None]) -> None:
+    """Have the driver load the kernels that a call enqueues: they are captured, and do not run. Blocks.
+
+    Args:
+        context: The context, which is current.
+        enqueue: Called with the handle of a stream for this call alone; its errors are raised.
+    """
+    stream = int(context.check(driver.cuStreamCreate(_NON_BLOCKING)))
+    try:
+        if driver.cuStreamBeginCapture(stream, _RELAXED)[0]:
+            return
+        try:
+            enqueue(stream)
+        finally:
+            code, captured = driver.cuStreamEndCapture(stream)
+            if not code and int(captured):
+                driver.cuGraphDestroy(captured)
     finally:
         driver.cuStreamDestroy(stream)
