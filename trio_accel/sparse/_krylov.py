@@ -8,7 +8,7 @@ import numpy as np
 
 from ..devices import AccelRef, Operand
 from ._formats import SparseMatrix
-from ._iterations import Callback, LinearMap, Problem, SolveResult, make, make_problem, reduce, run
+from ._iterations import Callback, LinearMap, Method, Problem, SolveResult, make, make_problem, reduce, run
 
 __all__ = ["bicgstab", "cg", "minres"]
 
@@ -21,7 +21,7 @@ _CG_STEP = make(
 _CG_TURN = make("z + where(abs(rz) > least, new / rz, 0 * rz) * p", operation="sparse.cg")
 
 
-class _Cg:
+class _Cg(Method):
     """Conjugate gradients (Hestenes and Stiefel, 1952)."""
 
     changing: ClassVar[tuple[str, ...]] = ("x", "_r", "_p", "_rz")
@@ -31,7 +31,7 @@ class _Cg:
         self._p: AccelRef | None = None
         self._rz: AccelRef = r
 
-    async def step(self) -> int:
+    async def step(self) -> None:
         problem = self.problem
         if self._p is None:
             self._p = await problem.precondition(self._r)
@@ -45,7 +45,6 @@ class _Cg:
         z = await problem.precondition(self._r)
         self._rz = await problem.dot(self._r, z)
         self._p = await problem.ask(_CG_TURN.compute(least=problem.least, z=z, rz=rz, new=self._rz, p=p))
-        return 1
 
 
 async def cg(
@@ -111,7 +110,7 @@ _BI_STEP = make(
 )
 
 
-class _BiCgStab:
+class _BiCgStab(Method):
     """Stabilized biconjugate gradients (van der Vorst, 1992)."""
 
     changing: ClassVar[tuple[str, ...]] = ("x", "_r", "_p", "_v", "_rho", "_alpha", "_omega")
@@ -121,7 +120,7 @@ class _BiCgStab:
         self._p: AccelRef | None = None
         self._v = self._rho = self._alpha = self._omega = r
 
-    async def step(self) -> int:
+    async def step(self) -> None:
         problem, r = self.problem, self._r
         rho, p = await problem.dot(self._shadow, r), r
         if self._p is not None:
@@ -146,7 +145,6 @@ class _BiCgStab:
             _BI_STEP.compute(x=self.x, alpha=alpha, p=towards, omega=omega, s=s, half=half, t=t)
         )
         self._p, self._v, self._rho, self._alpha, self._omega = p, v, rho, alpha, omega
-        return 1
 
 
 async def bicgstab(
@@ -191,7 +189,7 @@ _MINRES_STEP = make(
 )
 
 
-class _Minres:
+class _Minres(Method):
     """Minimal residuals (Paige and Saunders, 1975), with the names of that paper's program."""
 
     changing: ClassVar[tuple[str, ...]] = (
@@ -214,7 +212,7 @@ class _Minres:
         self._least = float(np.finfo(self._beta.dtype.dtype).tiny)
         return y
 
-    async def step(self) -> int:
+    async def step(self) -> None:
         problem = self.problem
         y, beta = await self._begin() if self._y is None else self._y, self._beta
         v = await problem.ask(_UNIT.compute(beta=beta, y=y))
@@ -248,7 +246,6 @@ class _Minres:
             )
         )
         self._w1, self._w2 = self._w2, w
-        return 1
 
 
 async def minres(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from ..kit._library import Errors, KernelCall, LibraryDevice
 from ._cublas import KINDS
 from ._cudss import SIZES, Cudss, System, is_solved
 from ._cusparse import VALUE_TYPES, csr, dense, factors, operation_of, vector
-from ._sparse_makers import Job, Maker
+from ._sparse_makers import TYPES, Job, Maker
 from ._sparse_structures import Structure, StructureLibrary, read_words
 
 __all__ = ["SystemLibrary"]
@@ -26,6 +27,8 @@ _DTYPES = {"matrix_data": NATIVE}
 _NARROW = 1 << 31
 _NOT_FINITE, _NOT_HERMITIAN = -1, -2
 _WORDS = 6
+# As in residuals.cu.
+_LEAST = struct.Struct("<7Qdqi4x")
 
 
 @attrs.frozen(eq=False)
@@ -55,6 +58,7 @@ class SystemLibrary(StructureLibrary):
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
         self._direct: Cudss | None = None
+        self._least = device.kernels.function("residuals", "least_residual", _LEAST.size)
 
     @kernel("sparse.spsolve", backend="cuda", dtypes=_DTYPES, is_blocking=True)
     def _solve(self, spec: Any, call: KernelCall) -> None:
@@ -90,6 +94,14 @@ class SystemLibrary(StructureLibrary):
             return False
         sizes = self._direct.find_sizes(system, call)
         return is_solved(read_words(call, sizes, np.float64, SIZES * system.sides), system.dtype)
+
+    @kernel("sparse.least_residual", backend="cuda", dtypes={"h": NATIVE})
+    def _find_least(self, spec: Any, call: KernelCall) -> None:
+        steps = spec.sizes.size
+        arrays = [call.packed(array) for array in (spec.h, spec.sizes, spec.size, spec.made)]
+        room = call.workspace((steps * (steps + 2) + 1) * 16 + steps * 8)
+        places = *arrays, call.result(spec.y), call.result(spec.count), room
+        self._least.run(call.handle, 1, _LEAST, *places, spec.wanted, steps, TYPES[spec.h.dtype])
 
     def _destroy(self) -> None:
         super()._destroy()
