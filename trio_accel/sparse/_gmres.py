@@ -61,8 +61,8 @@ async def _least_residual(
 ) -> tuple[AccelRef, AccelRef]:
     """Find the combination of the first vectors that makes the residual small enough, or least.
 
-    Givens' rotations bring the matrix of Arnoldi's steps to triangular form, step by step. The first step with
-    a residual of half of what is wanted, or with nothing left of its product, is the last one that counts.
+    On CUDA, Givens' rotations bring the matrix of Arnoldi's steps to triangular form. The first step with a
+    residual of half of what is wanted, or with nothing left of its product, is the last one that counts.
 
     Args:
         h: Row by row, the parts of a product along the vectors before.
@@ -103,6 +103,7 @@ class _Gmres(Method):
             w = await orthogonalize(problem, basis[: step + 1], w, h[step, : step + 1])
             await problem.ask(NORM.compute(w, out=sizes[step]))
             await problem.ask(_UNIT.compute(size=sizes[step], w=w, out=basis[step + 1]))
+        assert self.made is not None
         y, self.made = await problem.ask(LeastResidual(h, sizes, size, self.made, self._wanted))
         change = await problem.ask(COMBINE.compute(v=basis[:steps], h=y[:, None], axis=0))
         self.x = await problem.ask(_ADD.compute(self.x, await problem.precondition(change)))
@@ -123,10 +124,10 @@ async def gmres(
     """Solve ``A @ x = b`` by generalized minimal residuals, as `scipy.sparse.linalg.gmres`.
 
     `A` is any square matrix. All numbers stay on the device, and the host reads the residual once in each
-    cycle of `restart` steps. Vectors of a cycle are orthogonalized twice, by two reductions each time. Where `A`
-    is a matrix, and `M` is None or of kind ``"jacobi"``, a cycle is recorded as a graph before the first one.
-    Then the solver goes on after the loss of a worker, as `cg`. Else the vectors are rows of one array that
-    steps write to, which `DeviceOptions.retry` does not have run again: a loss ends the solver.
+    cycle of `restart` steps. Vectors of a cycle are orthogonalized twice, by two reductions each time. Where
+    `A` is a matrix, and `M` is None or of kind ``"jacobi"``, a cycle is recorded as a graph before the first
+    one. Then the solver goes on after the loss of a worker, as `cg`. Else the vectors are rows of one array
+    that steps write to, which `DeviceOptions.retry` does not have run again: a loss ends the solver.
 
     Args:
         A: As for `cg`, but any matrix.

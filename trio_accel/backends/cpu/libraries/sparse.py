@@ -20,8 +20,8 @@ from ._sparse_structures import checked, make
 from ._sparse_systems import check_structure_only, incomplete, least_residual, solve, solve_triangular
 
 __all__ = [
-    "check_structure_only", "incomplete", "least_residual", "make", "sddmm", "solve", "solve_triangular", "spmm", "spmv",
-    "to_dense",
+    "check_structure_only", "incomplete", "least_residual", "make", "sddmm", "solve", "solve_triangular",
+    "spmm", "spmv", "to_dense",
 ]  # fmt: skip
 
 _tools: Any = _sparsetools
