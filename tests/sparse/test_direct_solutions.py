@@ -212,3 +212,33 @@ async def test_a_device_without_memory_for_factors(system: ta.System) -> None:
         np.testing.assert_allclose(small @ await solved(device, small, np.ones(16)), np.ones(16), rtol=1e-12)
     async with system.open_device(BACKEND, options=INLINE) as device:
         assert (await solved(device, laplacian(40), np.ones(1600))).shape == (1600,)
+
+
+@pytest.mark.skipif(BACKEND != "cuda", reason="only CUDA needs cuDSS")
+async def test_a_machine_without_cudss_and_one_with_another(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pathfinder, cudss = (
+        importlib.import_module(name) for name in ("cuda.pathfinder", "nvmath.bindings.cudss")
+    )
+    load, matrix = pathfinder.load_nvidia_dynamic_lib, laplacian(3)
+
+    def find(name: str) -> Any:
+        if name == "cudss":
+            raise pathfinder.DynamicLibNotFoundError("no such file")
+        return load(name)
+
+    async with system.open_device(BACKEND, options=INLINE) as device:
+        with monkeypatch.context() as patch:
+            patch.setattr(pathfinder, "load_nvidia_dynamic_lib", find)
+            with pytest.raises(
+                ta.NotSupportedError, match=r"spsolve needs cuDSS, which is missing: pip inst"
+            ):
+                await solved(device, matrix, np.ones(9))
+        with monkeypatch.context() as patch:
+            patch.setattr(cudss, "get_property", lambda part: 1 - part)
+            with pytest.raises(
+                ta.NotSupportedError, match=r"spsolve needs cuDSS 0\.8, and has 1\.0: pip inst"
+            ):
+                await solved(device, matrix, np.ones(9))
+        np.testing.assert_allclose(matrix @ await solved(device, matrix, np.ones(9)), 1, rtol=1e-12)

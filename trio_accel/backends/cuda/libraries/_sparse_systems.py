@@ -65,8 +65,6 @@ class SystemLibrary(StructureLibrary):
         status, dtype, rows = call.status(spec.info), spec.out.dtype, spec.matrix[0]
         out = call.result(spec.out, "F")
         with self._lock:
-            if self._direct is None:
-                self._direct = Cudss(self._device)
             looked = self._looked_at(spec, call)
             if looked.words[0]:
                 looked = self._added_up(spec, looked, call)
@@ -75,6 +73,8 @@ class SystemLibrary(StructureLibrary):
                 return
             if not rows:
                 return
+            if self._direct is None:
+                self._direct = Cudss(self._device)
             b, sides = call.packed(spec.b, "F"), spec.out.size // rows
             if not sides:
                 # The matrix may be singular all the same.
