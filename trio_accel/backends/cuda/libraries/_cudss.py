@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import struct
+import threading
 from contextlib import ExitStack
 from typing import Any
 
@@ -83,12 +84,16 @@ class Cudss:
     Args:
         device: The device.
 
+    Attributes:
+        lock: Held while something is solved: a handle is for one thread at a time.
+
     Raises:
         NotSupportedError: cuDSS is not installed, or of another version.
     """
 
     def __init__(self, device: LibraryDevice) -> None:
         _load()
+        self.lock: threading.Lock = threading.Lock()
         self._arena = device.arena
         self._residuals = device.kernels.function("residuals", "measure_residuals", _ARGUMENTS.size)
         self._stream: CudaStream | None = None
