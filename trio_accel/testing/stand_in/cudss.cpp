@@ -24,7 +24,7 @@ enum Status { SUCCESS, NOT_INITIALIZED, ALLOC_FAILED, INVALID_VALUE, NOT_SUPPORT
 
 enum { ILLEGAL_ADDRESS = 700 };
 enum Type { R_32F = 0, R_64F = 1, C_32F = 4, C_64F = 5, R_32I = 10, R_64I = 24 };
-enum Parameter { REORDERING_ALG = 0, PIVOT_EPSILON = 9 };
+enum Parameter { REORDERING_ALG = 0, MATCHING_ALG = 3, PIVOT_EPSILON = 9 };
 enum Found { INFO = 0, NPIVOTS = 2 };
 enum Phase { ANALYSIS = 3, FACTORIZATION = 4, SOLVE = 1008 };
 enum { REORDERING_DEFAULT = 0, COLAMD = 2, GENERAL = 0, FULL = 0, BASE_ZERO = 0, COL_MAJOR = 0 };
@@ -132,6 +132,8 @@ API int cudssConfigSet(void *config, int parameter, const void *value, size_t si
         const int given = ((Config *)config)->reordering;
         return given == REORDERING_DEFAULT || given == COLAMD ? SUCCESS : NOT_SUPPORTED;
     }
+    if (parameter == MATCHING_ALG && size == sizeof(int))
+        return SUCCESS; /* the diagonal stays as it is: a solver need not find a larger one */
     if (parameter == PIVOT_EPSILON && size == sizeof(double)) {
         memcpy(&((Config *)config)->epsilon, value, size);
         return SUCCESS;

@@ -7,6 +7,7 @@ import numpy as np
 
 class ConfigParam(IntEnum):
     REORDERING_ALG = 0
+    MATCHING_ALG = 3
     PIVOT_EPSILON = 9
 
 class DataParam(IntEnum):
@@ -22,6 +23,9 @@ class IndexBase(IntEnum):
 
 class Layout(IntEnum):
     COL_MAJOR = 0
+
+class MatchingAlg(IntEnum):
+    MAX_DIAG_PRODUCT = 5
 
 class MatrixType(IntEnum):
     GENERAL = 0
@@ -77,3 +81,4 @@ def matrix_create_dn(nrows: int, ncols: int, ld: int, values: int, value_type: i
 def matrix_destroy(matrix: int) -> None: ...
 def set_device_mem_handler(handle: int, handler: int) -> None: ...
 def set_stream(handle: int, stream: int) -> None: ...
+def set_threading_layer(handle: int, thr_lib_file_name: str) -> None: ...

@@ -7,6 +7,7 @@ import importlib
 import struct
 import threading
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -26,6 +27,8 @@ _VERSION = (0, 8)
 _INSTALL = "pip install '.[cuda13]' in a checkout, or '.[cuda12]'"
 _INDEX_TYPES = {DType.int32: cudss.DataType.R_32I, DType.int64: cudss.DataType.R_64I}
 _NAME_LENGTH = 64
+# It comes with cuDSS: several threads of the host find an order in less time.
+_THREADS = "libcudss_mtlayer_gomp.so.0"
 # As in residuals.cu.
 _ARGUMENTS = struct.Struct("<6Q2qii")
 SIZES = 4
@@ -92,7 +95,7 @@ class Cudss:
     """
 
     def __init__(self, device: LibraryDevice) -> None:
-        _load()
+        folder = Path(_load()).parent
         self.lock: threading.Lock = threading.Lock()
         self._arena = device.arena
         self._residuals = device.kernels.function("residuals", "measure_residuals", _ARGUMENTS.size)
@@ -102,6 +105,8 @@ class Cudss:
         self._handle: int = cudss.create()
         self._handler = _Handler(None, _Allocate(self._allocate), _Free(self._free), b"trio_accel")
         cudss.set_device_mem_handler(self._handle, ctypes.addressof(self._handler))
+        if (folder / _THREADS).exists():
+            cudss.set_threading_layer(self._handle, str(folder / _THREADS))
 
     def destroy(self) -> None:
         """Give the handle back; the context is current."""
@@ -113,8 +118,8 @@ class Cudss:
         Args:
             system: The equations.
             stream: Where to enqueue.
-            is_global: Whether pivots are looked for in whole columns, which takes longer. Else they are
-                looked for in blocks of the diagonal.
+            is_global: Whether pivots are looked for in whole columns, which takes longer. Else columns are
+                permuted first, so that the diagonal is large, and pivots are looked for in its blocks.
 
         Returns:
             Whether all pivots were large enough. Else there is no solution.
@@ -137,6 +142,8 @@ class Cudss:
             _set(config, cudss.ConfigParam.PIVOT_EPSILON, float(np.finfo(system.dtype.dtype).tiny))
             if is_global:
                 _set(config, cudss.ConfigParam.REORDERING_ALG, cudss.ReorderingAlg.COLAMD)
+            else:
+                _set(config, cudss.ConfigParam.MATCHING_ALG, cudss.MatchingAlg.MAX_DIAG_PRODUCT)
             data: int = cudss.data_create(self._handle)
             undo.callback(cudss.data_destroy, self._handle, data)
             indptr, indices, values = system.matrix
@@ -181,6 +188,9 @@ class Cudss:
 
     def _allocate(self, _context: int, place: Any, nbytes: int, _stream: int) -> int:
         assert self._stream is not None
+        if not nbytes:
+            place[0] = None
+            return 0
         try:
             address = self._arena.take(self._stream, nbytes)
         except Exception as error:  # noqa: BLE001  # the library is told, and it is raised when that returns
@@ -190,9 +200,10 @@ class Cudss:
         place[0] = address
         return 0
 
-    def _free(self, _context: int, address: int, _nbytes: int, _stream: int) -> int:
+    def _free(self, _context: int, address: int | None, _nbytes: int, _stream: int) -> int:
         assert self._stream is not None
-        self._arena.free(self._stream, address, self._sizes.pop(address))
+        if address is not None:
+            self._arena.free(self._stream, address, self._sizes.pop(address))
         return 0
 
 
@@ -213,11 +224,11 @@ def _set(config: int, parameter: int, value: float) -> None:
     cudss.config_set(config, parameter, word.ctypes.data, word.nbytes)
 
 
-def _load() -> None:
-    """Load cuDSS."""
+def _load() -> str:
+    """Load cuDSS; returns its path."""
     pathfinder = importlib.import_module("cuda.pathfinder")
     try:
-        pathfinder.load_nvidia_dynamic_lib("cudss")
+        path = str(pathfinder.load_nvidia_dynamic_lib("cudss").abs_path)
     except pathfinder.DynamicLibNotFoundError as error:
         raise NotSupportedError(
             f"spsolve needs cuDSS, which is missing: {_INSTALL}", backend="cuda"
@@ -226,3 +237,4 @@ def _load() -> None:
     if version != _VERSION:
         told = ".".join(map(str, version))
         raise NotSupportedError(f"spsolve needs cuDSS 0.8, and has {told}: {_INSTALL}", backend="cuda")
+    return path
