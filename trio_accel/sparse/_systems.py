@@ -79,7 +79,7 @@ async def spsolve(matrix: CsrMatrix, b: Operand) -> AccelRef:
     On CUDA cuDSS makes them. Its solution is held against the equations. Where it is not as good as can be
     expected, factors are made again with pivots of whole columns, which takes longer. Factors are made and
     used in one operation, because they would be lost with a worker process. So give all right-hand sides
-    together, as the columns of `b`.
+    together, as the columns of `b`. A solution that was begun goes on after a cancellation, in a thread.
 
     Args:
         matrix: Matrix of shape (n, n), of float32, float64, complex64 or complex128.
