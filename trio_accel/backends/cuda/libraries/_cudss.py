@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import importlib
 import struct
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -87,16 +86,12 @@ class Cudss:
     Args:
         device: The device.
 
-    Attributes:
-        lock: Held while something is solved: a handle is for one thread at a time.
-
     Raises:
         NotSupportedError: cuDSS is not installed, or of another version.
     """
 
     def __init__(self, device: LibraryDevice) -> None:
         folder = Path(_load()).parent
-        self.lock: threading.Lock = threading.Lock()
         self._arena = device.arena
         self._residuals = device.kernels.function("residuals", "measure_residuals", _ARGUMENTS.size)
         self._stream: CudaStream | None = None

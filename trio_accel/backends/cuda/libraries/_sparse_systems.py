@@ -75,8 +75,8 @@ class SystemLibrary(StructureLibrary):
                 return
             if self._direct is None:
                 self._direct = Cudss(self._device)
-        # Others go on meanwhile: this takes seconds.
-        with self._direct.lock:
+        # What makes matrices goes on meanwhile: this takes seconds.
+        with self._solving:
             b, sides = call.packed(spec.b, "F"), spec.out.size // rows
             if not sides:
                 # The matrix may be singular all the same.
