@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,8 +16,6 @@ from hypothesis import strategies as st
 import trio_accel as ta
 from trio_accel import sparse
 
-CPU_ONLY = pytest.mark.skipif(BACKEND != "cpu", reason="only the CPU has this operation")
-
 HAS_STRUCTURES = BACKEND in ("cpu", "cuda")
 """Whether the backend makes matrices of others."""
 
@@ -29,6 +28,20 @@ NEEDS_SORT = pytest.mark.skipif(
 NEEDS_SYSTEMS = pytest.mark.skipif(
     IS_STAND_IN or not HAS_STRUCTURES, reason="the stand-in has no triangular solutions by cuSPARSE"
 )
+
+
+def _has_direct() -> bool:
+    if BACKEND != "cuda" or IS_STAND_IN:
+        return HAS_STRUCTURES
+    pathfinder = importlib.import_module("cuda.pathfinder")
+    try:
+        pathfinder.load_nvidia_dynamic_lib("cudss")
+    except pathfinder.DynamicLibNotFoundError:
+        return False
+    return True
+
+
+NEEDS_DIRECT = pytest.mark.skipif(not _has_direct(), reason="direct solutions need SuperLU or cuDSS")
 
 # The stand-in driver compiles each expression for each dtype, a second each.
 EXAMPLES = 30 if BACKEND == "cpu" else 3
@@ -58,6 +71,28 @@ def random_matrix(
     matrix.data[: matrix.nnz // 5] = 0
     matrix.indptr, matrix.indices = matrix.indptr.astype(index), matrix.indices.astype(index)
     return matrix
+
+
+systems = st.fixed_dictionaries({
+    "n": st.integers(0, 12), "density": st.floats(0.0, 0.6), "dtype": st.sampled_from(sorted(TOLERANCE)),
+    "index": st.sampled_from(["int32", "int64"]), "seed": st.integers(0, 99),
+})  # fmt: skip
+
+
+def well_conditioned(n: int, density: float, dtype: str, index: str, seed: int) -> Any:
+    """Make a matrix whose diagonal is larger than all else of a row together."""
+    matrix = random_matrix(n, n, density, dtype, index, seed)
+    full = matrix.toarray()
+    np.fill_diagonal(full, 1 + 2 * np.abs(full).sum(1))
+    made = scipy.sparse.csr_array(full)
+    made.indptr, made.indices = made.indptr.astype(index), made.indices.astype(index)
+    return made
+
+
+def sides(n: int, columns: int | None, dtype: str) -> Any:
+    """Make right-hand sides: a vector, or so many columns."""
+    made = np.random.default_rng(5).normal(size=(n,) if columns is None else (n, columns))
+    return (made + 1j * made[::-1] if dtype.startswith("complex") else made).astype(dtype)
 
 
 def laplacian(points: int, dtype: str = "float64") -> Any:

@@ -140,7 +140,7 @@ def test_the_base_installation_is_light() -> None:
 def test_an_extra_installs_all_that_the_cuda_backend_loads(major: int) -> None:
     extra = f"cuda{major}"
     lines = [line.partition(";")[0] for line in PROJECT["optional-dependencies"][extra]]
-    bindings, toolkit, sorting, nccl, nccl_itself, cudnn, front_end, cutensor = lines
+    bindings, toolkit, sorting, nccl, nccl_itself, cudnn, front_end, cutensor, cudss = lines
     parts = re.fullmatch(rf"cuda-toolkit\[(.*)\]=={major}\.\*", toolkit)
     assert parts is not None
     # cuSPARSE cannot be loaded without nvJitLink. The toolkit has neither cuDNN nor cuTENSOR.
@@ -148,6 +148,7 @@ def test_an_extra_installs_all_that_the_cuda_backend_loads(major: int) -> None:
     assert cudnn.startswith(f"nvidia-cudnn-cu{major}")
     assert cutensor.startswith(f"cutensor-cu{major}")
     assert front_end.startswith("nvidia-cudnn-frontend")
+    assert cudss == f"nvidia-cudss-cu{major}>=0.8,<0.9"
     assert sorting.startswith(f"cuda-cccl[minimal-cu{major}]")
     assert nccl.startswith("nccl4py")
     assert nccl_itself.startswith(f"nvidia-nccl-cu{major}")

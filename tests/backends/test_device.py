@@ -54,9 +54,6 @@ def test_every_specification_belongs_to_one_library(rig):
         specs -= {linalg.eig.spec, linalg.eigvals.spec}
         names = "hessenberg ldl schur solve_banded solve_toeplitz solve_tridiagonal solveh_banded sqrtm"
         specs -= {DECLARED[f"linalg.{name}"].spec for name in names.split()}
-        # And so are solutions and incomplete factors of sparse matrices.
-        names = "ic0 ilu0 spsolve spsolve_triangular"
-        specs -= {DECLARED[f"sparse.{name}"].spec for name in names.split()}
     else:
         # What a kernel may use of a GPU.
         specs -= {ops.KernelInfoSpec}

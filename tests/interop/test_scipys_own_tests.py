@@ -6,34 +6,16 @@ thread of a Trio run (`scipy_fft_suite.py`), with NumPy arrays.
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
 
-import attrs
 import pytest
 import scipy
+from own_suites import Refused, Tests, check_refused, failures, refused, run_suite
 
-HERE = Path(__file__).parent
 MODULES = ("test_basic", "test_multithreading", "test_real_transforms")
 DEADLINE = 400
 # The first test waits for all of them.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE + 30)]
-
-
-@attrs.frozen
-class Refused:
-    """Tests that a device does not pass: which, how many they are, why, and how it is said."""
-
-    tests: str
-    count: int
-    reason: str
-    error: str
 
 
 REFUSED = (
@@ -57,55 +39,20 @@ if scipy.__version__.startswith("1.15."):
     # There it has something to do for other array libraries only.
     WITHOUT_A_TRANSFORM += r"|test_basic::test_non_standard_params\[\w+\]"
 
-Tests = dict[str, dict[str, Any]]
-
 
 @pytest.fixture(scope="module")
 def tests(tmp_path_factory: pytest.TempPathFactory) -> Tests:
     names = [f"scipy.fft.tests.{module}" for module in MODULES]
-    if importlib.util.find_spec("scipy.fft.tests") is None:
-        pytest.skip("this SciPy was installed without its tests")
-    folder = tmp_path_factory.mktemp("suite")
-    report = folder / "report.json"
-    done = subprocess.run(
-        [sys.executable, str(HERE / "scipy_fft_suite.py"), str(report), *names],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-        # Unset, SciPy's tests are those of NumPy arrays, and not of the other array libraries.
-        env={key: value for key, value in os.environ.items() if key != "SCIPY_ARRAY_API"}
-        | {
-            "PYTHONPATH": os.pathsep.join(
-                [*filter(None, [os.environ.get("PYTHONPATH")]), str(HERE.parents[1])]
-            )
-        },
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    result: Tests = json.loads(report.read_text(encoding="utf-8"))
-    return result
-
-
-def refused(name: str) -> Refused | None:
-    return next((entry for entry in REFUSED if re.fullmatch(entry.tests, name)), None)
+    return run_suite("scipy_fft_suite.py", tmp_path_factory.mktemp("suite"), names, DEADLINE)
 
 
 def test_all_pass_but_those_that_are_listed(tests: Tests) -> None:
-    failed = {
-        name: test["error"]
-        for name, test in tests.items()
-        if test["outcome"] != "passed" and refused(name) is None
-    }
-    assert failed == {}
+    assert failures(tests, REFUSED) == {}
 
 
 @pytest.mark.parametrize("entry", REFUSED, ids=lambda entry: entry.tests)
 def test_what_is_listed_is_refused_for_the_reason_given(tests: Tests, entry: Refused) -> None:
-    listed = {name: test for name, test in tests.items() if re.fullmatch(entry.tests, name)}
-    assert len(listed) == entry.count
-    assert {name for name, test in listed.items() if test["outcome"] != "failed"} == set()
-    assert [test["error"] for test in listed.values() if not re.search(entry.error, test["error"])] == []
+    check_refused(tests, entry)
 
 
 def test_every_one_that_passes_used_the_device(tests: Tests) -> None:
@@ -119,7 +66,9 @@ def test_every_one_that_passes_used_the_device(tests: Tests) -> None:
 @pytest.mark.parametrize("module", MODULES)
 def test_the_suite_was_there(tests: Tests, module: str) -> None:
     # A suite that was not collected is no success.
-    passed = [name for name, test in tests.items() if name.startswith(f"{module}::") and not refused(name)]
+    passed = [
+        name for name, test in tests.items() if name.startswith(f"{module}::") and not refused(name, REFUSED)
+    ]
     assert len(passed) >= {"test_basic": 140, "test_multithreading": 50, "test_real_transforms": 3000}[module]
     if module == "test_basic":
         assert tests["test_basic::TestFFT::test_identity_extensive"]["calls"] == 4 * 511

@@ -113,7 +113,7 @@ async def test_jacobi_is_a_division(device: ta.Device) -> None:
     assert found.iterations == 1
 
 
-@pytest.mark.parametrize("name", ["cg", "bicgstab", "minres"])
+@pytest.mark.parametrize("name", SOLVERS)
 async def test_steps_become_one_operation(device: ta.Device, name: str) -> None:
     matrix, b = laplacian(30), np.random.default_rng(8).normal(size=900)
     a, there = await sparse.csr(device, matrix), await device.put(b)
@@ -128,9 +128,39 @@ async def test_steps_become_one_operation(device: ta.Device, name: str) -> None:
         await check_solution(found, matrix, b, 1e-10)
         launched.append((await device.statistics()).launched - before)
         steps = found.iterations
-    # The first four rounds are not recorded.
+    if name == "gmres":
+        # A replay and the read of its residual for each cycle, and what is before and behind them.
+        assert launched[1] <= 2 * -(-steps // 20) + 12
+    # Of the others, the first four rounds are not recorded.
     assert launched[1] <= launched[0] * (40 / steps) + steps
     assert launched[1] < launched[0] * 0.9
+
+
+async def test_steps_of_a_backend_without_graphs(device: ta.Device) -> None:
+    matrix, b = laplacian(20), np.random.default_rng(9).normal(size=400)
+    a = await sparse.csr(device, matrix)
+    for solve in SOLVERS.values():
+        refusal = ta.NotSupportedError("no graphs here", backend=BACKEND)
+        fault = ta.testing.inject_fault(device, ta.graphs.Replay, fail=refusal, count=1000)
+        found = await solve(a, b, rtol=1e-9)
+        await check_solution(found, matrix, b, 1e-9)
+        assert fault.hit > 0
+        fault.remove()
+
+
+async def test_a_cycle_ends_where_it_is_good_enough(device: ta.Device) -> None:
+    # Three eigenvalues: three steps are enough, and no more of the twenty count.
+    values = np.tile([1.0, 2.0, 5.0], 8)
+    a = await sparse.csr(device, scipy.sparse.diags_array(values).tocsr())
+    found = await sparse.gmres(a, np.ones(24), rtol=1e-12)
+    assert found.iterations == 3
+    np.testing.assert_allclose(await found.x.to_host(), 1 / values, rtol=1e-13)
+    turned = scipy.sparse.csr_array(np.roll(np.eye(24), 1, 0))
+    b = np.random.default_rng(3).normal(size=24)
+    # Nothing gets better before the last step.
+    found = await sparse.gmres(await sparse.csr(device, turned), b, rtol=1e-10, restart=24)
+    assert found.iterations == 24
+    np.testing.assert_allclose(await found.x.to_host(), np.roll(b, -1), atol=1e-13)
 
 
 async def test_functions_in_place_of_matrices(device: ta.Device) -> None:
@@ -264,27 +294,28 @@ async def test_a_device_that_takes_few_operations(system: ta.System, in_flight: 
 
 
 @pytest.mark.parametrize(
-    "name", ["cg", *[pytest.param(one, marks=pytest.mark.slow) for one in ("bicgstab", "minres")]]
+    "name", ["cg", "gmres", *[pytest.param(one, marks=pytest.mark.slow) for one in ("bicgstab", "minres")]]
 )
 @pytest.mark.parametrize("isolation", ["process"])
 async def test_a_worker_killed_in_the_middle(system: ta.System, name: str, isolation: Any) -> None:
     matrix, b = laplacian(20), np.random.default_rng(6).normal(size=400)
     options = ta.DeviceOptions(isolation=isolation, retry=2)
+    more, first = ({"restart": 8}, ta.graphs.Replay) if name == "gmres" else ({}, sparse.Spmv)
     async with system.open_device(BACKEND, options=options) as device:
         a = await sparse.csr(device, matrix)
-        undisturbed = await SOLVERS[name](a, b, rtol=1e-9)
+        undisturbed = await SOLVERS[name](a, b, rtol=1e-9, **more)
         looks = 0
 
         def kill(x: ta.AccelRef) -> None:
             nonlocal looks
             looks += 1
             if looks == 1:
-                ta.testing.inject_fault(device, sparse.Spmv, kill=True)
+                ta.testing.inject_fault(device, first, kill=True)
             elif looks == 5:
                 # By now the steps are a graph.
                 ta.testing.inject_fault(device, ta.graphs.Replay, kill=True)
 
-        found = await SOLVERS[name](a, b, rtol=1e-9, callback=kill)
+        found = await SOLVERS[name](a, b, rtol=1e-9, callback=kill, **more)
         assert device.generation == 3
         await check_solution(found, matrix, b, 1e-9)
         if BACKEND == "cpu":

@@ -195,7 +195,6 @@ USES: dict[str, Callable[[sparse.CsrMatrix], Awaitable[object]]] = {
     "cg": lambda a: sparse.cg(a, np.ones(2)),
     "eigsh": lambda a: sparse.eigsh(a, 1),
 }
-NOT_ON_CUDA = ("spsolve",)
 SORTING = ("add", "tocsc", "tobsr", "sum_duplicates")
 ANYWHERE = ("tocoo", "rows", "sum", "diagonal", "max", "norm", "multiply", "cg", "eigsh")
 
@@ -207,8 +206,6 @@ async def test_wrong_structures(
 ) -> None:
     if not HAS_STRUCTURES and use not in ANYWHERE:
         pytest.skip("only the CPU and CUDA have this operation")
-    if BACKEND == "cuda" and use in NOT_ON_CUDA:
-        pytest.skip("CUDA has no such operation")
     if IS_STAND_IN and use in SORTING:
         pytest.skip("the sorting is NVIDIA's, which the stand-in does not have")
     arrays = [await device.put(np.array(one)) for one in (indptr, indices, [1.0, 2.0])]
@@ -256,10 +253,3 @@ async def test_dtypes_that_differ(device: ta.Device) -> None:
         await sparse.spgemm(a, wide)
     with pytest.raises(ta.LibraryError, match=r"indices\[1\] is 3; it must be from 0 to 2"):
         await sparse.take_rows(a, np.array([0, 3]))
-
-
-@pytest.mark.skipif(BACKEND != "cuda", reason="the CPU has all")
-async def test_what_cuda_has_not(device: ta.Device) -> None:
-    a = await sparse.csr(device, random_matrix(3, 3, 0.9))
-    with pytest.raises(ta.NotSupportedError):
-        await sparse.spsolve(a, np.ones(3))

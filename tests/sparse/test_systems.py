@@ -1,4 +1,4 @@
-"""Systems of equations with sparse matrices, and incomplete factors, against SciPy and NumPy."""
+"""Triangular systems with sparse matrices, and incomplete factors, against SciPy and NumPy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from chosen import BACKEND
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sparse_matrices import (
-    CPU_ONLY,
     EXAMPLES,
     NEEDS_SYSTEMS,
     TOLERANCE,
@@ -21,6 +20,9 @@ from sparse_matrices import (
     laplacian,
     on_device,
     random_matrix,
+    sides,
+    systems,
+    well_conditioned,
 )
 
 import trio_accel as ta
@@ -28,41 +30,6 @@ from trio_accel import sparse
 
 pytestmark = NEEDS_SYSTEMS
 ISOLATIONS = ["inline", "process"]
-
-systems = st.fixed_dictionaries({
-    "n": st.integers(0, 12), "density": st.floats(0.0, 0.6), "dtype": st.sampled_from(sorted(TOLERANCE)),
-    "index": st.sampled_from(["int32", "int64"]), "seed": st.integers(0, 99),
-})  # fmt: skip
-
-
-def well_conditioned(n: int, density: float, dtype: str, index: str, seed: int) -> Any:
-    """Make a matrix whose diagonal is larger than all else of a row together."""
-    matrix = random_matrix(n, n, density, dtype, index, seed)
-    full = matrix.toarray()
-    np.fill_diagonal(full, 1 + 2 * np.abs(full).sum(1))
-    made = scipy.sparse.csr_array(full)
-    made.indptr, made.indices = made.indptr.astype(index), made.indices.astype(index)
-    return made
-
-
-def sides(n: int, columns: int | None, dtype: str) -> Any:
-    made = np.random.default_rng(5).normal(size=(n,) if columns is None else (n, columns))
-    return (made + 1j * made[::-1] if dtype.startswith("complex") else made).astype(dtype)
-
-
-@CPU_ONLY
-@given(case=systems, columns=st.sampled_from([None, 0, 1, 3]))
-@settings(max_examples=EXAMPLES, deadline=None)
-def test_direct_solutions(case: Any, columns: int | None) -> None:
-    matrix, dtype = well_conditioned(**case), case["dtype"]
-    b = sides(case["n"], columns, dtype)
-    expected = np.linalg.solve(matrix.toarray().astype(complex if "complex" in dtype else float), b)
-
-    async def test(device: ta.Device) -> None:
-        found = await sparse.spsolve(await sparse.csr(device, matrix), b)
-        check(await found.to_host(), expected, dtype, case["n"])
-
-    on_device(test)
 
 
 @given(
@@ -107,12 +74,6 @@ async def test_solutions_in_both_isolations(system: ta.System, isolation: Any) -
         empty = await sparse.csr(device, scipy.sparse.csr_array((3, 3)))
         with pytest.raises(ta.LinAlgError, match="is singular: its diagonal is missing or zero in row 0"):
             await sparse.spsolve_triangular(empty, np.ones(3))
-        if BACKEND == "cpu":
-            found = await (await sparse.spsolve(a, b)).to_host()
-            np.testing.assert_allclose(matrix @ found, b, atol=1e-11)
-            with pytest.raises(ta.LinAlgError, match="is singular") as caught:
-                await sparse.spsolve(empty, np.ones(3))
-            assert caught.value.operation == "sparse.Spsolve"
 
 
 async def test_values_of_one_place_are_one(device: ta.Device) -> None:
@@ -179,20 +140,10 @@ REFUSED: dict[str, tuple[Any, Callable[[Any], Awaitable[object]], type[Exception
         ta.LinAlgError,
         "missing or zero in row 1",
     ),
-    "singular": (changed(2, 2, 0), lambda a: sparse.spsolve(a, ONES), ta.LinAlgError, "matrix is singular"),
-    "a NaN": (changed(0, 1, np.nan), lambda a: sparse.spsolve(a, ONES), ta.LinAlgError, "NaN or an infinity"),
     "no pivot": (changed(1, 1, 0), sparse.ilu0, ta.LinAlgError, "its pivot of row 1 is missing or zero"),
     "a negative pivot": (changed(2, 2, -1), sparse.ic0, ta.LinAlgError, "its pivot of row 2 is missing or"),
     "not Hermitian": (changed(0, 1, 1), sparse.ic0, ta.LinAlgError, "is not Hermitian"),
     "a NaN to factor": (changed(0, 1, np.nan), sparse.ilu0, ta.LinAlgError, "NaN or an infinity"),
-    "not square": (random_matrix(3, 4), lambda a: sparse.spsolve(a, ONES), ValueError, "must be square"),
-    "too short": (changed(0, 1, 1), lambda a: sparse.spsolve(a, np.ones(2)), ValueError, "b"),
-    "a dtype": (
-        changed(0, 1, 1),
-        lambda a: sparse.spsolve(a, np.ones(3, np.float32)),
-        TypeError,
-        "float32",
-    ),
     "a letter": (
         changed(0, 1, 1),
         lambda a: sparse.spsolve_triangular(a, ONES, trans="X"),  # type: ignore[arg-type]
@@ -207,8 +158,6 @@ REFUSED: dict[str, tuple[Any, Callable[[Any], Awaitable[object]], type[Exception
 
 @pytest.mark.parametrize("case", REFUSED)
 async def test_what_is_refused(device: ta.Device, case: str) -> None:
-    if BACKEND != "cpu" and case in ("singular", "a NaN"):
-        pytest.skip("only the CPU has direct solutions")
     matrix, ask, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         await ask(await sparse.csr(device, matrix))
@@ -223,9 +172,6 @@ async def test_columns_that_do_not_ascend(device: ta.Device) -> None:
         await sparse.ilu0(a)
     made = await dense(await sparse.ilu0(await sparse.sum_duplicates(a)))
     assert made.tolist() == [[2.0, 1.0], [0.0, 3.0]]
-    if BACKEND == "cpu":
-        found = await (await sparse.spsolve(a, np.array([3.0, 3.0]))).to_host()
-        np.testing.assert_allclose(found, [1.0, 1.0], rtol=1e-15)
 
 
 async def test_a_zero_on_the_diagonal_that_is_not_read(device: ta.Device) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar
+from typing import ClassVar, Final
 
-import numpy as np
-import numpy.typing as npt
-
-from ..devices import AccelRef, Operand
+from ..backends.base.checks import NATIVE
+from ..backends.base.ops import real_of
+from ..devices import AccelRef, Operand, operation
 from ..expressions import Reduction
 from ._formats import SparseMatrix
 from ._iterations import (
     NORM,
     Callback,
     LinearMap,
+    Method,
     Problem,
     SolveResult,
     check_bound,
@@ -23,8 +23,9 @@ from ._iterations import (
     reduce,
     run,
 )
+from ._products import SparseActor
 
-__all__ = ["gmres"]
+__all__ = ["LeastResidual", "gmres"]
 
 _ADD = make("x + y", operation="sparse.gmres")
 _MINUS = make("x - y", operation="sparse.gmres")
@@ -50,17 +51,46 @@ async def orthogonalize(problem: Problem, basis: AccelRef, w: AccelRef, out: Acc
     return w
 
 
-class _Gmres:
+@operation(
+    "h(m, m), sizes: real(m), size: real(), made: real() -> y(m), count: real()",
+    actor=SparseActor,
+    dtypes=NATIVE,
+)
+async def _least_residual(
+    h: Operand, sizes: Operand, size: Operand, made: Operand, wanted: float
+) -> tuple[AccelRef, AccelRef]:
+    """Find the combination of the first vectors that makes the residual small enough, or least.
+
+    On CUDA, Givens' rotations bring the matrix of Arnoldi's steps to triangular form. The first step with a
+    residual of half of what is wanted, or with nothing left of its product, is the last one that counts.
+
+    Args:
+        h: Row by row, the parts of a product along the vectors before.
+        sizes: What was left of each product.
+        size: The norm of the residual that the first vector was made of.
+        made: Steps that were made before.
+        wanted: The norm that the residual may have.
+
+    Returns:
+        Factors of the vectors, zeros behind the last step that counts; and how many steps were made by then.
+    """
+    ...
+
+
+class _Gmres(Method):
     """Cycles of minimal residuals (Saad and Schultz, 1986), preconditioned from the right."""
 
-    # The host computes in each cycle.
-    changing: ClassVar[tuple[str, ...]] = ()
+    changing: ClassVar[tuple[str, ...]] = ("x", "made")
+    # A cycle has more steps than what it takes to record it, and only a graph may run again after a loss.
+    alone: ClassVar[int] = 0
 
-    def __init__(self, restart: int, wanted: float, problem: Problem, x: AccelRef, r: AccelRef) -> None:
-        self.problem, self.x, self._r = problem, x, r
+    def __init__(
+        self, restart: int, wanted: float, made: AccelRef, problem: Problem, x: AccelRef, r: AccelRef
+    ) -> None:
+        self.problem, self.x, self.made = problem, x, made
         self._restart, self._wanted = restart, wanted
 
-    async def step(self) -> int:
+    async def step(self) -> None:
         problem, steps, n = self.problem, self._restart, len(self.problem.b)
         r = await problem.residual(self.x)
         size = await problem.ask(NORM.compute(r))
@@ -73,33 +103,10 @@ class _Gmres:
             w = await orthogonalize(problem, basis[: step + 1], w, h[step, : step + 1])
             await problem.ask(NORM.compute(w, out=sizes[step]))
             await problem.ask(_UNIT.compute(size=sizes[step], w=w, out=basis[step + 1]))
-        await problem.settle()
-        y = self._least(await h.to_host(), await sizes.to_host(), float(await size.item()))
-        if len(y):
-            y_there = (await problem.device.put(y)).reshape(-1, 1)
-            change = await problem.ask(COMBINE.compute(v=basis[: len(y)], h=y_there, axis=0))
-            self.x = await problem.ask(_ADD.compute(self.x, await problem.precondition(change)))
-        return len(y)
-
-    def _least(self, h: npt.NDArray[Any], sizes: npt.NDArray[Any], size: float) -> npt.NDArray[Any]:
-        """Find the combination of the first vectors that makes the residual small enough, or least."""
-        steps = self._restart
-        hessenberg = np.zeros((steps + 1, steps), h.dtype)
-        hessenberg[:steps] = h.T
-        hessenberg[range(1, steps + 1), range(steps)] = sizes
-        target = np.zeros(steps + 1, h.dtype)
-        target[0] = size
-        if not np.isfinite(hessenberg).all():
-            return np.full(1, np.nan, h.dtype)
-        limit = np.finfo(h.dtype).eps * np.abs(hessenberg).max(initial=0)
-        y = target[:0]
-        for count in range(1, steps + 1):
-            part = hessenberg[: count + 1, :count]
-            y = np.linalg.lstsq(part, target[: count + 1])[0]
-            left = float(np.linalg.norm(target[: count + 1] - part @ y))
-            if left <= self._wanted / 2 or sizes[count - 1] <= limit:
-                break
-        return np.asarray(y, h.dtype)
+        assert self.made is not None
+        y, self.made = await problem.ask(LeastResidual(h, sizes, size, self.made, self._wanted))
+        change = await problem.ask(COMBINE.compute(v=basis[:steps], h=y[:, None], axis=0))
+        self.x = await problem.ask(_ADD.compute(self.x, await problem.precondition(change)))
 
 
 async def gmres(
@@ -116,9 +123,11 @@ async def gmres(
 ) -> SolveResult:
     """Solve ``A @ x = b`` by generalized minimal residuals, as `scipy.sparse.linalg.gmres`.
 
-    `A` is any square matrix. The host reads a small matrix and the residual once in each cycle of `restart`
-    steps. Vectors of a cycle are orthogonalized twice, by two reductions each time. They are rows of one
-    array that steps write to. `DeviceOptions.retry` does not have these run again: a loss ends the solver.
+    `A` is any square matrix. All numbers stay on the device, and the host reads the residual once in each
+    cycle of `restart` steps. Vectors of a cycle are orthogonalized twice, by two reductions each time. Where
+    `A` is a matrix, and `M` is None or of kind ``"jacobi"``, a cycle is recorded as a graph before the first
+    one. Then the solver goes on after the loss of a worker, as `cg`. Else the vectors are rows of one array
+    that steps write to, which `DeviceOptions.retry` does not have run again: a loss ends the solver.
 
     Args:
         A: As for `cg`, but any matrix.
@@ -142,7 +151,11 @@ async def gmres(
     steps = min(check_bound("gmres", "restart", restart, is_whole=True), max(len(problem.b), 1))
     length = await problem.size(problem.b)
     wanted = max(check_bound("gmres", "rtol", rtol) * length, check_bound("gmres", "atol", atol))
+    made = await problem.device.zeros((), real_of(problem.dtype))
     return await run(
-        problem, functools.partial(_Gmres, steps, wanted),
+        problem, functools.partial(_Gmres, steps, wanted, made),
         x0=x0, rtol=rtol, atol=atol, maxiter=maxiter, callback=callback, check_every=1,
     )  # fmt: skip
+
+
+LeastResidual: Final = _least_residual.message

@@ -40,8 +40,6 @@ Callback: TypeAlias = Callable[[AccelRef], Awaitable[object] | None]
 make = functools.partial(Elementwise[Any], library=ARRAYS)
 reduce = functools.partial(Reduction, library=ARRAYS)
 
-# Rounds before steps become a graph: to record them takes about as long as some.
-_ROUNDS_ALONE = 4
 # Well below what `DeviceOptions.in_flight` allows by default.
 _MOST_PENDING = 24
 
@@ -84,15 +82,19 @@ class Method(Protocol):
     Attributes:
         problem: What it solves.
         x: The solution so far.
+        made: How many steps were made, where a round has several; else None.
         changing: Names of the attributes that a step sets, `x` among them, where it may be recorded.
+        alone: Looks before steps become a graph: to record them takes about as long as some.
     """
 
     problem: Problem
     x: AccelRef
+    made: AccelRef | None = None
     changing: ClassVar[tuple[str, ...]]
+    alone: ClassVar[int] = 4
 
-    async def step(self) -> int:
-        """Make it better; returns the number of steps."""
+    async def step(self) -> None:
+        """Make it better by one round."""
         ...
 
 
@@ -262,10 +264,8 @@ async def _recorded(method: Method, turns: int) -> Graph[tuple[AccelRef, ...]] |
         return None
 
 
-async def _advance(
-    method: Method, graph: Graph[tuple[AccelRef, ...]] | None, turns: int
-) -> tuple[int, float]:
-    """Make steps, by their graph where there is one; returns how many, and the norm of the residual."""
+async def _advance(method: Method, graph: Graph[tuple[AccelRef, ...]] | None, turns: int) -> float:
+    """Make rounds, by their graph where there is one; returns the norm of the residual."""
     before = _state(method) if graph is not None else []
     try:
         replayed = None if graph is None else await graph(*before)
@@ -273,10 +273,9 @@ async def _advance(
         # The backend has no graphs, or not of all these operations.
         replayed = None
     if replayed is None:
-        made = 0
         for _ in range(turns):
-            made += await method.step()
-        return made, await method.problem.size(await method.problem.residual(method.x))
+            await method.step()
+        return await method.problem.size(await method.problem.residual(method.x))
     *state, norm = replayed
     del replayed
     _set_state(method, state)
@@ -288,7 +287,7 @@ async def _advance(
     before.sort(key=lambda ref: ref.block.id)
     while before:
         before.pop()
-    return turns, residual
+    return residual
 
 
 def _state(method: Method) -> list[AccelRef]:
@@ -328,15 +327,15 @@ async def run(
         begin = x0 if isinstance(x0, AccelRef) else await problem.device.put(x0)
     r = await problem.residual(None if x0 is None else begin)
     method = start(problem, begin, r)
-    residual, rounds, iterations = await problem.size(r), 0, 0
+    residual, rounds = await problem.size(r), 0
     graph: Graph[tuple[AccelRef, ...]] | None = None
     while not residual <= wanted:
         previous, turns = residual, min(check_every, most - rounds)
         # A solver that ends soon needs no graph, and the first step of a method is another one.
-        if rounds == check_every * _ROUNDS_ALONE:
+        if rounds == check_every * method.alone:
             graph = await _recorded(method, check_every)
-        made, residual = await _advance(method, graph if turns == check_every else None, turns)
-        rounds, iterations = rounds + turns, iterations + made
+        residual = await _advance(method, graph if turns == check_every else None, turns)
+        rounds += turns
         told = None if callback is None else callback(method.x)
         if told is not None:
             await told
@@ -344,9 +343,14 @@ async def run(
             continue
         if not residual <= wanted:
             why = "it stands still" if residual == previous else "no more steps were allowed"
+            iterations = await _iterations(method, rounds)
             raise ConvergenceError(
                 f"{name}: the residual is {residual:.3g} after {iterations} steps, and {wanted:.3g} was "
                 f"asked for: {why if math.isfinite(residual) else 'it broke down'}",
                 library="sparse", code="not_converged", iterations=iterations, residual=residual, x=method.x,
             )  # fmt: skip
-    return SolveResult(method.x, iterations, residual)
+    return SolveResult(method.x, await _iterations(method, rounds), residual)
+
+
+async def _iterations(method: Method, rounds: int) -> int:
+    return rounds if method.made is None else int(await method.made.item())

@@ -23,7 +23,7 @@ _CG_STEP = make(
 _CG_TURN = make("z + where(abs(rz) > least, new / rz, 0 * rz) * p", operation="sparse.cg")
 
 
-class _Cg:
+class _Cg(Method):
     """Conjugate gradients (Hestenes and Stiefel, 1952)."""
 
     changing: ClassVar[tuple[str, ...]] = ("x", "_r", "_p", "_rz")
@@ -33,7 +33,7 @@ class _Cg:
         self._p: AccelRef | None = None
         self._rz: AccelRef = r
 
-    async def step(self) -> int:
+    async def step(self) -> None:
         problem = self.problem
         if self._p is None:
             self._p = await problem.precondition(self._r)
@@ -47,7 +47,6 @@ class _Cg:
         z = await problem.precondition(self._r)
         self._rz = await problem.dot(self._r, z)
         self._p = await problem.ask(_CG_TURN.compute(least=problem.least, z=z, rz=rz, new=self._rz, p=p))
-        return 1
 
 
 async def _solve(
@@ -134,7 +133,7 @@ _BI_STEP = make(
 )
 
 
-class _BiCgStab:
+class _BiCgStab(Method):
     """Stabilized biconjugate gradients (van der Vorst, 1992)."""
 
     changing: ClassVar[tuple[str, ...]] = ("x", "_r", "_p", "_v", "_rho", "_alpha", "_omega")
@@ -144,7 +143,7 @@ class _BiCgStab:
         self._p: AccelRef | None = None
         self._v = self._rho = self._alpha = self._omega = r
 
-    async def step(self) -> int:
+    async def step(self) -> None:
         problem, r = self.problem, self._r
         rho, p = await problem.dot(self._shadow, r), r
         if self._p is not None:
@@ -169,7 +168,6 @@ class _BiCgStab:
             _BI_STEP.compute(x=self.x, alpha=alpha, p=towards, omega=omega, s=s, half=half, t=t)
         )
         self._p, self._v, self._rho, self._alpha, self._omega = p, v, rho, alpha, omega
-        return 1
 
 
 @arguments_of(cg, _solve, _BiCgStab, "bicgstab")
@@ -200,7 +198,7 @@ _MINRES_STEP = make(
 )
 
 
-class _Minres:
+class _Minres(Method):
     """Minimal residuals (Paige and Saunders, 1975), with the names of that paper's program."""
 
     changing: ClassVar[tuple[str, ...]] = (
@@ -223,7 +221,7 @@ class _Minres:
         self._least = float(np.finfo(self._beta.dtype.dtype).tiny)
         return y
 
-    async def step(self) -> int:
+    async def step(self) -> None:
         problem = self.problem
         y, beta = await self._begin() if self._y is None else self._y, self._beta
         v = await problem.ask(_UNIT.compute(beta=beta, y=y))
@@ -257,7 +255,6 @@ class _Minres:
             )
         )
         self._w1, self._w2 = self._w2, w
-        return 1
 
 
 @arguments_of(cg, _solve, _Minres, "minres")

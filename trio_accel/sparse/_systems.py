@@ -76,8 +76,10 @@ async def spsolve_triangular(
 async def spsolve(matrix: CsrMatrix, b: Operand) -> AccelRef:
     """Solve ``matrix @ x = b`` by LU factors, as `scipy.sparse.linalg.spsolve` (SuperLU, COLAMD).
 
-    Factors are made and used in one operation, because they would be lost with a worker process. So give all
-    right-hand sides together, as the columns of `b`.
+    On CUDA cuDSS makes them. Its solution is held against the equations. Where it is not as good as can be
+    expected, factors are made again with pivots of whole columns, which takes longer. Factors are made and
+    used in one operation, because they would be lost with a worker process. So give all right-hand sides
+    together, as the columns of `b`. A solution that was begun goes on after a cancellation, in a thread.
 
     Args:
         matrix: Matrix of shape (n, n), of float32, float64, complex64 or complex128.
@@ -87,8 +89,10 @@ async def spsolve(matrix: CsrMatrix, b: Operand) -> AccelRef:
         The solution, of the shape of `b`.
 
     Raises:
-        LinAlgError: The matrix is singular, or holds a NaN or an infinity.
-        NotSupportedError: CUDA has no such operation.
+        LinAlgError: The matrix is singular, or holds a NaN or an infinity. On CUDA it also counts as singular
+            where no solution is good enough.
+        OutOfMemoryError: On CUDA the limit of the device leaves no room for factors.
+        NotSupportedError: CUDA without cuDSS 0.8, or where columns do not ascend without cuda-cccl.
     """
     ...
 

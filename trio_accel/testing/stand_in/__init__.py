@@ -1,4 +1,4 @@
-"""A stand-in for the CUDA driver, NVRTC, cuBLAS, cuFFT and cuSPARSE: CUDA programs run without a GPU.
+"""A stand-in for the CUDA driver, NVRTC, cuBLAS, cuFFT, cuSPARSE and cuDSS: CUDA programs run without a GPU.
 
 `python -m trio_accel.testing.stand_in program.py` runs a program on it. The libraries are compiled once, by
 gcc and g++, from the sources beside this file. These variables say what they simulate:
@@ -47,6 +47,7 @@ _LIBRARIES = {
     "cufft": "libcufft.so.12",
     "nvjitlink": "libnvJitLink.so.13",
     "cusparse": "libcusparse.so.12",
+    "cudss": "libcudss.so.0",
 }
 
 

@@ -16,7 +16,7 @@ from ...base.kernels import HostCall, kernel
 from ..runtime._memory import HostArray
 from ._sparse_structures import checked
 
-__all__ = ["check_structure_only", "incomplete", "solve", "solve_triangular"]
+__all__ = ["check_structure_only", "incomplete", "least_residual", "solve", "solve_triangular"]
 
 _DTYPES = {"matrix_data": NATIVE}
 _linalg: Any = linalg
@@ -108,6 +108,30 @@ def incomplete(spec: Any, call: HostCall) -> None:
         made[is_below] *= roots[indices[is_below]]
         made[~is_below] /= roots[rows[~is_below]]
     np.copyto(out, made)
+
+
+@kernel("sparse.least_residual", backend="cpu", dtypes={"h": NATIVE})
+def least_residual(spec: Any, call: HostCall) -> None:
+    """Find the combination of the first vectors that makes a residual small enough, or least."""
+    h, sizes, out = call.array(spec.h), call.array(spec.sizes), call.array(spec.y)
+    steps = len(sizes)
+    hessenberg: HostArray = np.zeros((steps + 1, steps), h.dtype)
+    hessenberg[:steps] = h.T
+    hessenberg[range(1, steps + 1), range(steps)] = sizes
+    target: HostArray = np.zeros(steps + 1, h.dtype)
+    target[0] = call.array(spec.size)
+    is_finite = bool(np.isfinite(hessenberg).all())
+    y, count = np.full(steps, np.nan, h.dtype), steps
+    limit = np.finfo(h.dtype).eps * np.abs(hessenberg).max(initial=0)
+    for count in range(1, steps + 1) if is_finite else ():
+        part = hessenberg[: count + 1, :count]
+        y = np.linalg.lstsq(part, target[: count + 1])[0]
+        left = float(np.linalg.norm(target[: count + 1] - part @ y))
+        if left <= spec.wanted / 2 or sizes[count - 1] <= limit:
+            break
+    out.fill(0)
+    out[: len(y)] = y
+    call.array(spec.count)[...] = call.array(spec.made) + count
 
 
 def _eliminate(

@@ -17,11 +17,11 @@ from ...base.checks import NATIVE, scalar_of
 from ...base.kernels import HostCall, kernel
 from ..runtime._memory import HostArray
 from ._sparse_structures import checked, make
-from ._sparse_systems import check_structure_only, incomplete, solve, solve_triangular
+from ._sparse_systems import check_structure_only, incomplete, least_residual, solve, solve_triangular
 
 __all__ = [
-    "check_structure_only", "incomplete", "make", "sddmm", "solve", "solve_triangular", "spmm", "spmv",
-    "to_dense",
+    "check_structure_only", "incomplete", "least_residual", "make", "sddmm", "solve", "solve_triangular",
+    "spmm", "spmv", "to_dense",
 ]  # fmt: skip
 
 _tools: Any = _sparsetools

@@ -100,6 +100,7 @@ class StructureLibrary(CudaLibrary):
         self._made_by: MakerKernels | None = None
         # Operations that block are called in threads, one for each stream.
         self._lock = threading.Lock()
+        self._solving = threading.Lock()
 
     # ---- structures that are looked at
 

@@ -1,22 +1,24 @@
-"""Systems with sparse matrices by cuSPARSE: triangular solutions, and incomplete factors."""
+"""Systems with sparse matrices: direct solutions by cuDSS; by cuSPARSE triangles and incomplete factors."""
 
 from __future__ import annotations
 
+import struct
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import numpy as np
-from nvmath.bindings import cusparse
+from nvmath.bindings import cudss, cusparse
 
 from ...base import DType, LibraryError, NotSupportedError
 from ...base.checks import NATIVE
 from ...base.device_array import DeviceArray
 from ...base.kernels import kernel
-from ..kit._library import KernelCall
+from ..kit._library import Errors, KernelCall, LibraryDevice
 from ._cublas import KINDS
+from ._cudss import SIZES, Cudss, System, is_solved
 from ._cusparse import VALUE_TYPES, csr, dense, factors, operation_of, vector
-from ._sparse_makers import Job, Maker
+from ._sparse_makers import TYPES, Job, Maker
 from ._sparse_structures import Structure, StructureLibrary, read_words
 
 __all__ = ["SystemLibrary"]
@@ -25,6 +27,8 @@ _DTYPES = {"matrix_data": NATIVE}
 _NARROW = 1 << 31
 _NOT_FINITE, _NOT_HERMITIAN = -1, -2
 _WORDS = 6
+# As in residuals.cu.
+_LEAST = struct.Struct("<7Qdqi4x")
 
 
 @attrs.frozen(eq=False)
@@ -48,6 +52,63 @@ class SystemLibrary(StructureLibrary):
     cuSPARSE takes a diagonal that is not there for ones, so each matrix is looked at first, which waits for
     the device. Its routines wait too, while they look for what can be done at a time.
     """
+
+    errors: ClassVar[Errors] = {**StructureLibrary.errors, cudss.cuDSSError: cudss.Status}
+
+    def __init__(self, device: LibraryDevice) -> None:
+        super().__init__(device)
+        self._direct: Cudss | None = None
+        self._least = device.kernels.function("residuals", "least_residual", _LEAST.size)
+
+    @kernel("sparse.spsolve", backend="cuda", dtypes=_DTYPES, is_blocking=True)
+    def _solve(self, spec: Any, call: KernelCall) -> None:
+        status, dtype, rows = call.status(spec.info), spec.out.dtype, spec.matrix[0]
+        out = call.result(spec.out, "F")
+        with self._lock:
+            looked = self._looked_at(spec, call)
+            if looked.words[0]:
+                looked = self._added_up(spec, looked, call)
+            if looked.words[2] or (rows and not looked.stored):
+                _tell(call, status, _NOT_FINITE if looked.words[2] else 1)
+                return
+            if not rows:
+                return
+            if self._direct is None:
+                self._direct = Cudss(self._device)
+        # What makes matrices goes on meanwhile: this takes seconds.
+        with self._solving:
+            b, sides = call.packed(spec.b, "F"), spec.out.size // rows
+            if not sides:
+                # The matrix may be singular all the same.
+                b, out = (call.workspace(rows * dtype.itemsize) for _ in range(2))
+                call.stream.set_bytes(b, 0, rows * dtype.itemsize)
+            system = System(
+                rows, looked.stored, looked.addresses, spec.matrix_indptr.dtype, dtype, max(sides, 1), b, out
+            )
+            # Pivots of blocks are found in less time. They may not do, where those of columns would.
+            if not any(self._is_solved(system, call, is_global=is_global) for is_global in (False, True)):
+                _tell(call, status, 1)
+
+    def _is_solved(self, system: System, call: KernelCall, *, is_global: bool) -> bool:
+        """Solve, and tell whether the solution is right; blocks."""
+        assert self._direct is not None
+        if not self._direct.solve(system, call.stream, is_global=is_global):
+            return False
+        sizes = self._direct.find_sizes(system, call)
+        return is_solved(read_words(call, sizes, np.float64, SIZES * system.sides), system.dtype)
+
+    @kernel("sparse.least_residual", backend="cuda", dtypes={"h": NATIVE})
+    def _find_least(self, spec: Any, call: KernelCall) -> None:
+        steps = spec.sizes.size
+        arrays = [call.packed(array) for array in (spec.h, spec.sizes, spec.size, spec.made)]
+        room = call.workspace((steps * (steps + 2) + 1) * 16 + steps * 8)
+        places = *arrays, call.result(spec.y), call.result(spec.count), room
+        self._least.run(call.handle, 1, _LEAST, *places, spec.wanted, steps, TYPES[spec.h.dtype])
+
+    def _destroy(self) -> None:
+        super()._destroy()
+        if self._direct is not None:
+            self._direct.destroy()
 
     @kernel("sparse.spsolve_triangular", backend="cuda", dtypes=_DTYPES, is_blocking=True)
     def _solve_triangular(self, spec: Any, call: KernelCall) -> None:

@@ -76,8 +76,8 @@ class SparseLibrary(SystemLibrary):
         self._handle: int = cusparse.create()
 
     def captures(self, spec: OperationSpec) -> bool:
-        """See `EnqueuingLibrary.captures`: a product whose structure was found right before."""
-        return spec.operation == "sparse.spmv"
+        """See `EnqueuingLibrary.captures`: a product whose structure was found right before, among others."""
+        return spec.operation in ("sparse.spmv", "sparse.least_residual")
 
     @kernel("sparse.spmv", backend="cuda", dtypes=_DTYPES)
     def _multiply(self, spec: Any, call: KernelCall) -> None:
