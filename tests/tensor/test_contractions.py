@@ -235,3 +235,36 @@ async def test_a_contraction_is_a_step_of_a_graph(device: ta.Device) -> None:
     for factor in range(1, 5):
         result = await graph(await device.put(factor * a))
         await check(result, 2 * factor * np.einsum("iak,kbi->ab", a, b), 6)
+
+
+@pytest.mark.skipif(BACKEND != "cuda" or IS_STAND_IN, reason="asks the library itself")
+@pytest.mark.parametrize("dtype", TOLERANCES)
+async def test_cutensor_computes_what_would_be_copied(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    pathfinder = pytest.importorskip("cuda.pathfinder")
+    try:
+        pathfinder.load_nvidia_dynamic_lib("cutensor")
+    except pathfinder.DynamicLibNotFoundError as error:
+        pytest.skip(f"cuTENSOR is not installed: {error}")
+    cutensor = pytest.importorskip("nvmath.bindings.cutensor")
+    executed: list[tuple[int, ...]] = []
+    contract = cutensor.contract
+
+    def counted(*arguments: int) -> None:
+        contract(*arguments)
+        executed.append(arguments)
+
+    monkeypatch.setattr(cutensor, "contract", counted)
+    async with system.open_device(BACKEND, options=INLINE) as device:
+        for subscripts in ("abcd,dbea->ec", "abc,acd->db", "abcdef,dega->gfbc"):
+            a, b, c = operands(subscripts, dtype, dict.fromkeys("abcdefg", 8))
+            ra, rb, rc = await device.put(a), await device.put(b), await device.put(c)
+            product = np.einsum(subscripts, wide(a), wide(b), optimize=True)
+            # The first one may be executed in a capture too, to have its kernel loaded.
+            await ta.tensor.contract(subscripts, ra, rb)
+            before = len(executed)
+            await check(await ta.tensor.contract(subscripts, ra, rb), product, 512)
+            assert len(executed) == before + 1, f"{subscripts} went another way"
+            result = await ta.tensor.contract(subscripts, ra, rb, rc, alpha=2, beta=-0.5)
+            await check(result, 2 * product - 0.5 * wide(c), 512)

@@ -65,6 +65,21 @@ async def test_views_at_any_address(system: ta.System, library: Cutensor) -> Non
         assert library.ran == 3
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+async def test_halves_at_an_odd_element_go_by_cublas(
+    system: ta.System, library: Cutensor, dtype: str
+) -> None:
+    a, b = values((4, 6, 5), dtype, 1), values((5, 3, 4), dtype, 2)
+    async with system.open_device(BACKEND, options=INLINE) as device:
+        ra, rb = await device.put(a), await device.put(b)
+        expected = np.einsum("abc,cda->db", wide(a)[:, 1:], wide(b))
+        await check(await ta.tensor.contract("abc,cda->db", ra[:, 1:], rb), expected, 20)
+        assert library.ran == 0
+        # From a multiple of four bytes it is cuTENSOR's.
+        await check(await ta.tensor.contract("abc,cda->db", ra[:, 2:], rb), expected[:, 1:], 20)
+        assert library.ran == 1
+
+
 async def test_what_it_does_not_take_goes_by_cublas(system: ta.System, library: Cutensor) -> None:
     a, b = values((4, 6, 5), seed=1), values((5, 3, 4), seed=2)
     async with system.open_device(BACKEND, options=INLINE) as device:

@@ -39,7 +39,7 @@ LIBRARIES = {
     "cusolver": ("libcusolver.so.12", "12, 0, 4"),
     "cusparse": ("libcusparse.so.12", "12, 6, 3"),
     "cudnn": ("libcudnn.so.9", "9, 19, 0"),
-    "cutensor": ("libcutensor.so.2", "2, 3, 0"),
+    "cutensor": ("libcutensor.so.2", "2, 5, 0"),
     "nvJitLink": ("libnvJitLink.so.13", ""),
 }
 

@@ -238,7 +238,7 @@ class TestLibraries:
             "cuSOLVER": ("12.0.4", "system", str(folder / "libcusolver.so.12")),
             "cuSPARSE": ("12.6.3", "system", str(folder / "libcusparse.so.12")),
             "cuDNN": ("9.19.0", "system", str(folder / "libcudnn.so.9")),
-            "cuTENSOR": ("2.3.0", "system", str(folder / "libcutensor.so.2")),
+            "cuTENSOR": ("2.5.0", "system", str(folder / "libcutensor.so.2")),
         }
 
     @pytest.mark.parametrize("variable", ["CONDA_PREFIX", "CUDA_PATH"])
@@ -560,7 +560,7 @@ def device(**changes: object) -> dict[str, object]:
 def found() -> dict[str, object]:
     """What is found where all libraries of CUDA 13 are installed."""
     versions = {"nvrtc": [13, 0], "cublas": [13, 0, 0], "cufft": [12, 0, 0]}
-    versions |= {"cusolver": [12, 0, 4], "cusparse": None, "cudnn": [9, 19, 0], "cutensor": [2, 3, 0]}
+    versions |= {"cusolver": [12, 0, 4], "cusparse": None, "cudnn": [9, 19, 0], "cutensor": [2, 5, 0]}
     return {
         "bindings": "13.0.0",
         "found": {
