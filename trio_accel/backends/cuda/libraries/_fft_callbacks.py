@@ -118,8 +118,8 @@ class Callbacks:
         if call.stream is not last and last is not None and not last.is_destroyed:
             self._context.order(last.handle, call.handle)
         if bytes(told) != self._told:
-            self._told = bytes(told)
             call.stream.copy(self._address, call.uploaded(np.frombuffer(told, np.uint8)), len(told))
+            self._told = bytes(told)
 
     def close(self) -> None:
         """Give the memory back: the plan is destroyed."""
