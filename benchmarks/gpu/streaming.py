@@ -138,6 +138,7 @@ async def batches(device: ta.Device, scale: float) -> None:
             time.sleep(pause)
             yield host
 
+    put = once = 0.0
     for name, hosts in (("of host_empty", pooled), ("ordinary", data)):
         put, once = await _alone(device, hosts, Work(weights))
         work.times = max(1, round(put / once))

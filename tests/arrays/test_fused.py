@@ -153,6 +153,8 @@ async def test_every_function_of_each_element(device: ta.Device, name: str) -> N
             1: made[:1],
             2: made,
             3: [numbers((5,), "bool"), *made] if name == "where" else [*made, made[1]],
+            # Of `isclose`.
+            5: [*made, 1e-3, 1e-3, True],
         }[len(several)]
         if not any(isinstance(each, np.ndarray) for each in arguments):
             continue

@@ -50,6 +50,9 @@ NUMPY = (
 WANTED: dict[str, Callable[..., Any]] = {
     **{name: getattr(scipy.special, name) for name in SPECIAL},
     **{name: getattr(np, name) for name in NUMPY},
+    # SciPy's are NaN at infinities.
+    "i0": lambda x: np.where(np.isinf(x), np.abs(x), scipy.special.i0(x)),
+    "i1": lambda x: np.where(np.isinf(x), x, scipy.special.i1(x)),
     "frac": lambda x: x - np.trunc(x),
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "isclose": np.isclose,

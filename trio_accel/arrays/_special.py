@@ -87,22 +87,22 @@ async def gamma(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelR
     ...
 
 
-# CUDA's is plus infinity at minus infinity for some dtypes.
+# CUDA's is plus infinity at minus infinity.
 @_expression("y = where(x == -inf, x, lgamma(x))")
 async def gammaln(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
     """Compute the logarithm of the size of the gamma function: `torch.lgamma`."""
     ...
 
 
-@_expression("y = bessel_i0(x)")
+@_expression("y = where(abs(x) == inf, abs(x), bessel_i0(x))")
 async def i0(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
-    """Compute the modified Bessel function of the first kind of order 0."""
+    """Compute the modified Bessel function of the first kind of order 0: infinite at infinities."""
     ...
 
 
-@_expression("y = bessel_i1(x)")
+@_expression("y = where(abs(x) == inf, x, bessel_i1(x))")
 async def i1(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
-    """Compute the modified Bessel function of the first kind of order 1."""
+    """Compute the modified Bessel function of the first kind of order 1: infinite at infinities."""
     ...
 
 

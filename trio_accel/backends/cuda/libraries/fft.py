@@ -42,7 +42,8 @@ __all__ = ["FftLibrary"]
 
 # Versions of cuFFT (CUDA 13.3) whose callbacks of real numbers are wrong for some lengths.
 _WRONG = range(12300, 12400)
-# Longer transforms take several kernels, which are slower with callbacks than launches beside them (D173).
+# Longer transforms take several kernels. These are slower with callbacks than launches beside them, and so
+# are epilogs of real transforms (D173).
 _LONGEST = 1 << 13
 # Of temporary buffers, as of device memory.
 _ALIGNMENT = 256
@@ -263,7 +264,7 @@ class FftLibrary(CudaLibrary):
         ahead, transform, behind = spec.parts(has_ahead, has_behind)
         found = single(transform)
         is_wrong = spec.kind != "c2c" and cufft.get_version() in _WRONG
-        is_slow = max(spec.lengths) > _LONGEST
+        is_slow = max(spec.lengths) > _LONGEST or (spec.kind == "r2c" and spec.has_epilog)
         if found is None or is_wrong or is_slow or not (has_ahead or has_behind):
             raise NotSupportedError("fft: callbacks go with one plan", backend=self.backend)
         sides = (
