@@ -25,14 +25,7 @@ from ..backends.base.expressions import COUNT, ArgumentType, RowExpression, Weak
 from ..backends.base.ops import common_shape
 from ..devices import AccelRef
 from ..expressions import Elementwise, ExpressionArgument, Reduction, Rowwise, argument_of, binder, reduced
-from . import (  # pyright: ignore[reportPrivateUsage]  # beside it
-    _elementwise,
-    _normalizations,
-    _numeric,
-    _reductions,
-    _special,
-    _statistics,
-)
+from . import _elementwise, _normalizations, _numeric, _reductions, _special, _statistics  # pyright: ignore[reportPrivateUsage]  # beside it
 from ._actor import LIBRARY
 
 __all__ = ["fused"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -70,8 +70,9 @@ def _counting(name: str) -> Reduction:
 async def _quantiles(
     name: str, x: Operand, q: Any, axis: int | Sequence[int] | None, method: str, keepdims: bool
 ) -> AccelRef:
-    shares = np.asarray(q, np.float64) if isinstance(q, (int, float, Sequence, np.ndarray, np.generic)) else q
-    if not isinstance(shares, np.ndarray) or shares.ndim > 1:
+    is_taken = isinstance(cast("object", q), (int, float, Sequence, np.ndarray, np.generic))
+    shares = np.asarray(q if is_taken else [[]], np.float64)
+    if shares.ndim > 1:
         raise TypeError(f"{name}: q must be a number or a sequence of numbers, got {type(q).__name__}")
     if not np.all((shares >= 0) & (shares <= 1)):
         raise ValueError(f"{name}: q must be from 0 to {100 if 'percentile' in name else 1}")
