@@ -138,6 +138,11 @@ async def test_what_quantiles_refuse(device: ta.Device) -> None:
         await arrays.quantile(one, 0.5, method="best")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"arrays\.quantile: q must be a number"):
         await arrays.quantile(one, one)  # type: ignore[arg-type]
+    for wrong in ("half", [0.5, "half"], [[0.1, 0.2]], [0.1, [0.2]]):
+        with pytest.raises(TypeError, match=r"arrays\.quantile: q must be a number"):
+            await arrays.quantile(one, wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"arrays\.percentile: q must be a number"):
+        await arrays.percentile(one, "half")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"complex"):
         await arrays.median(await device.zeros(3, "complex64"))
 

@@ -71,11 +71,16 @@ async def _quantiles(
     name: str, x: Operand, q: Any, axis: int | Sequence[int] | None, method: str, keepdims: bool
 ) -> AccelRef:
     is_taken = isinstance(cast("object", q), (int, float, Sequence, np.ndarray, np.generic))
-    shares = np.asarray(q if is_taken else [[]], np.float64)
+    try:
+        shares = np.asarray(q if is_taken else [[]], np.float64)
+    except (TypeError, ValueError):
+        shares = np.zeros((0, 0))
     if shares.ndim > 1:
         raise TypeError(f"{name}: q must be a number or a sequence of numbers, got {type(q).__name__}")
-    if not np.all((shares >= 0) & (shares <= 1)):
-        raise ValueError(f"{name}: q must be from 0 to {100 if 'percentile' in name else 1}")
+    most = 100 if "percentile" in name else 1
+    if not np.all((shares >= 0) & (shares <= most)):
+        raise ValueError(f"{name}: q must be from 0 to {most}")
+    shares = shares / most
     if method not in _PLACES:
         refuse_value(name, "method", get_args(QuantileMethod), method)
     [x] = await placed(name, x=x)
@@ -191,7 +196,7 @@ async def percentile(
 
     Arguments and errors are those of `quantile`.
     """
-    return await _quantiles("arrays.percentile", x, _hundredths(q), axis, method, keepdims)
+    return await _quantiles("arrays.percentile", x, q, axis, method, keepdims)
 
 
 async def nanpercentile(
@@ -206,8 +211,4 @@ async def nanpercentile(
 
     Arguments and errors are those of `quantile`.
     """
-    return await _quantiles("arrays.nanpercentile", x, _hundredths(q), axis, method, keepdims)
-
-
-def _hundredths(q: Any) -> Any:
-    return q if isinstance(q, AccelRef) else np.asarray(q) / 100
+    return await _quantiles("arrays.nanpercentile", x, q, axis, method, keepdims)
