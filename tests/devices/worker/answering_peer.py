@@ -19,10 +19,10 @@ def answer(sock: socket.socket, seen: SharedFrame, count: int) -> None:
     channel._inbox.seen = seen
     answered = 0
     while answered < count:
-        received = channel._take(is_due=False)
+        received = channel._take(0.0)
         patience = 50 if answered % 7 else 0
         while not received and patience:
-            received = channel._take(is_due=False)
+            received = channel._take(0.0)
             patience -= 1
         received = received or channel._doze()
         while not received:

@@ -164,7 +164,7 @@ class Ends:
 
     def take(self) -> None:
         """The receiver is awake, and looks."""
-        self._keep(self.right._take(is_due=False))
+        self._keep(self.right._take(0.0))
 
     def doze(self) -> None:
         """It falls asleep."""
