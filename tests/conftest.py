@@ -58,8 +58,8 @@ NUMBERS = (*NUMBERS_OF_ALL, "nn")  # which the stand-in's sample leaves out
 if BACKEND == third_backend.BACKEND:
     third_backend.register_third()
 
-# Backends that halve the functions of numbers in a sample: each is on the CPU, and on one of these (D96).
-HALVES = {"cuda": 0, third_backend.BACKEND: 1} if IS_STAND_IN or BACKEND != "cuda" else {}
+# Backends that have one of so many functions of numbers in a sample; the CPU has all (D96).
+SHARES = {"cuda": 4, third_backend.BACKEND: 2} if IS_STAND_IN or BACKEND != "cuda" else {}
 
 # Markers of tests that have launcher processes of their own.
 OWN_LAUNCHER = ("own_launcher", "alone", "gpu")
@@ -149,16 +149,16 @@ def _draw_fewer_examples(function: Any) -> None:
 
 
 def _is_elsewhere(name: str, path: Path) -> bool:
-    """Tell whether a sample has a test of numbers on the other of two backends. The CPU has all."""
-    if BACKEND not in HALVES or not _is_of(path, NUMBERS_OF_ALL):
+    """Tell whether a sample has a test of numbers on other backends only."""
+    if BACKEND not in SHARES or not _is_of(path, NUMBERS_OF_ALL):
         return False
-    return zlib.crc32(name.encode()) % 2 != HALVES[BACKEND]
+    return zlib.crc32(name.encode()) % SHARES[BACKEND] > 0
 
 
 def _place_in_sample(item: pytest.Item) -> tuple[bool, int]:
-    """Sort parameter sets. Of numbers, three of four functions are sampled inline, as workers take long."""
+    """Sort parameter sets. Of numbers, most functions are sampled inline, as workers take long."""
     name = zlib.crc32(item.nodeid.partition("[")[0].encode())
-    last = _is_of(item.path, NUMBERS) and name % 4 > 0 and "process" in item.nodeid
+    last = _is_of(item.path, NUMBERS) and name % 12 > 0 and "process" in item.nodeid
     return last, zlib.crc32((BACKEND + item.nodeid).encode())
 
 

@@ -52,7 +52,7 @@ LONGEST = {
     "mixture_of_experts.py": 130,
     "speculative_decoding.py": 135,
     # It trains on one, two and four devices, and compares.
-    "data_parallel.py": 115,
+    "data_parallel.py": 130,
 }
 
 # Program, arguments, and the whole output as a pattern.
