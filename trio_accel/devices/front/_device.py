@@ -481,7 +481,7 @@ async def alone_on(devices: Iterable[Device]) -> AsyncGenerator[None, None]:
 async def look_for_answers(devices: Iterable[Device], goes_on: Callable[[], bool]) -> None:
     """Poll for the answers of several workers in the task that waits for them, while these are due (D171).
 
-    It may return at once: whoever calls it waits for what is left.
+    It may return at once. The caller waits for the answers that have not come.
 
     Args:
         devices: The devices.

@@ -170,7 +170,7 @@ class _FusedPlan:
 
     @property
     def kernels(self) -> list[CompiledExpression]:
-        """What is launched."""
+        """The expressions that are launches of their own."""
         return [side for side in self.sides if isinstance(side, CompiledExpression)]
 
 
@@ -244,11 +244,18 @@ class FftLibrary(CudaLibrary):
             if not isinstance(self._told(error), (NotSupportedError, LibraryError, cufft.cuFFTError)):
                 raise
         ahead, transform, behind = spec.parts(spec.has_prolog, spec.has_epilog)
-        made = [
-            CompiledExpression.load(compiled.make_kernel(one, self.backend), device) if has else None
-            for one, has in ((ahead, spec.has_prolog), (behind, spec.has_epilog))
-        ]
-        return _FusedPlan(self._plan(transform, device), tuple(made))
+        made: list[CompiledExpression | None] = []
+        try:
+            for one, has in ((ahead, spec.has_prolog), (behind, spec.has_epilog)):
+                source = compiled.make_kernel(one, self.backend) if has else None
+                made.append(None if source is None else CompiledExpression.load(source, device))
+            return _FusedPlan(self._plan(transform, device), tuple(made))
+        except BaseException:
+            # No plan has them, so nothing else would unload them before the device ends.
+            for loaded in made:
+                if loaded is not None:
+                    loaded.close()
+            raise
 
     def _plan_callbacks(self, spec: FusedFftSpec) -> _FusedPlan:
         """Have cuFFT call the expressions.
