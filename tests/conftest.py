@@ -109,6 +109,21 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(OperationRecorder(file, is_worker=hasattr(config, "workerinput")))
 
 
+@pytest.hookimpl(trylast=True)  # when all have given their parameters
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Leave out most of what a sample would: to make an item takes longer than to choose it."""
+    config, path = metafunc.config, metafunc.definition.path
+    size: int = config.getoption("--sample")
+    if not size or config.getoption("-k") or _is_of(path, WHOLE) or any("[" in each for each in config.args):
+        return
+    calls: list[Any] = metafunc._calls  # pytest has no public way
+    # What has a marker of its own may be left out by that.
+    plain = [call for call in calls if not call.marks]
+    plain.sort(key=lambda call: _place_in_sample(path, f"{metafunc.definition.nodeid}[{call.id}]"))
+    left_out = {id(call) for call in plain[size:]}
+    metafunc._calls = [call for call in calls if id(call) not in left_out]
+
+
 @pytest.hookimpl(trylast=True)  # when -m and -k have chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     size: int = config.getoption("--sample")
@@ -124,7 +139,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for name, those in functions.items():
         if not _is_elsewhere(name, those[0].path):
-            chosen.update(sorted(those, key=_place_in_sample)[:size])
+            those.sort(key=lambda item: _place_in_sample(item.path, item.nodeid))
+            chosen.update(those[:size])
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
     for function in {_function_of(item) for item in items if _is_of(item.path, NUMBERS)}:
@@ -155,11 +171,11 @@ def _is_elsewhere(name: str, path: Path) -> bool:
     return zlib.crc32(name.encode()) % SHARES[BACKEND] > 0
 
 
-def _place_in_sample(item: pytest.Item) -> tuple[bool, int]:
+def _place_in_sample(path: Path, nodeid: str) -> tuple[bool, int]:
     """Sort parameter sets. Of numbers, most functions are sampled inline, as workers take long."""
-    name = zlib.crc32(item.nodeid.partition("[")[0].encode())
-    last = _is_of(item.path, NUMBERS) and name % 12 > 0 and "process" in item.nodeid
-    return last, zlib.crc32((BACKEND + item.nodeid).encode())
+    name = zlib.crc32(nodeid.partition("[")[0].encode())
+    last = _is_of(path, NUMBERS) and name % 12 > 0 and "process" in nodeid
+    return last, zlib.crc32((BACKEND + nodeid).encode())
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ Within a part the modules have an order too: none imports itself by way of other
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -113,8 +114,12 @@ class Module:
         """The entry of the table that this module falls under."""
         return part_of(self.name)
 
-    def imports(self) -> Iterator[tuple[int, str]]:
-        """Yield the line and the absolute name of everything imported, as deep as it is written."""
+    def imports(self) -> tuple[tuple[int, str], ...]:
+        """Return the line and the absolute name of everything imported, as deep as it is written."""
+        return _imports_of(self)
+
+    def read(self) -> Iterator[tuple[int, str]]:
+        """Yield what `imports` returns."""
         for node in ast.walk(ast.parse(self.source)):
             match node:
                 case ast.Import(names=names):
@@ -137,6 +142,12 @@ class Module:
         parents = self.name.split(".")
         keep = len(parents) - level + (1 if self.is_package else 0)
         return ".".join([*parents[:keep], *filter(None, [module])])
+
+
+# Several tests ask, and the package takes seconds to read.
+@functools.cache
+def _imports_of(module: Module) -> tuple[tuple[int, str], ...]:
+    return tuple(module.read())
 
 
 def part_of(name: str) -> str:

@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-import scipy.stats
 from array_numbers import numbers
 from chosen import IS_STAND_IN
 from differences import widest
@@ -42,6 +41,8 @@ def assert_near(got: Any, want: Any, dtype: str = "float64", name: str = "") -> 
 @pytest.mark.filterwarnings("ignore:.*(empty slice|All-NaN|Degrees of freedom|catastrophic):RuntimeWarning")
 @pytest.mark.parametrize("dtype", TOLERANCES)
 async def test_statistics(device: ta.Device, dtype: str) -> None:
+    import scipy.stats  # takes seconds, for which every run of the tests would wait
+
     x = with_gaps(dtype)
     on, wide = await device.put(x), widest(x)
     for axis in (None, 1, (0, 2), -1):

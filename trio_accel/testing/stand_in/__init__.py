@@ -27,6 +27,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
@@ -38,6 +39,9 @@ __all__ = ["BuildError", "StandIn", "build", "is_available"]
 _SOURCES = [path for path in sorted(Path(__file__).parent.iterdir()) if path.suffix in (".c", ".cpp", ".h")]
 # gcc takes each source as the language of its name.
 _COMMAND = ("gcc", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-pthread", "-shared")
+# How it compiles kernels, and the header that is read before each of them.
+_KERNELS = ("-std=c++17", "-O1", "-w", "-fPIC", "-fno-semantic-interposition", "-ffp-contract=off")
+_HEADER = "kernels.h"
 # By the beginnings of the names of their sources. All others may call the driver.
 _LIBRARIES = {
     "driver": "libcuda.so.1",
@@ -105,7 +109,7 @@ def build(folder: Path | None = None) -> StandIn:
     # Others can make a folder of this name first, and this process loads the libraries in it.
     if root.lstat().st_uid != os.getuid():
         raise BuildError(f"the folder {root} belongs to another user; set TMPDIR to a folder of your own")
-    digest = hashlib.sha256(repr((_COMMAND, _LIBRARIES)).encode())
+    digest = hashlib.sha256(repr((_COMMAND, _KERNELS, _LIBRARIES)).encode())
     for path in _SOURCES:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     target = root / digest.hexdigest()[:16]
@@ -118,10 +122,15 @@ def _build_into(target: Path) -> None:
     # Built aside and renamed: other processes see a whole build. The second of two throws its own away.
     aside = Path(tempfile.mkdtemp(dir=target.parent, prefix="build-"))
     try:
-        for name in ("kernels.h", "special.h"):
+        for name in (_HEADER, "special.h"):
             shutil.copy(Path(__file__).with_name(name), aside)
-        for stem, name in _LIBRARIES.items():
-            _build_library(aside, stem, name)
+        # Most of the time of a small kernel is that of its header.
+        header = str(aside / _HEADER)
+        ahead = ("g++", "-x", "c++-header", *_KERNELS, header, "-o", f"{header}.gch")
+        driver, *others = (_library(aside, stem, name) for stem, name in _LIBRARIES.items())
+        # All are linked with the driver.
+        _run(driver)
+        _run(*others, ahead)
         try:
             aside.rename(target)
         except OSError:
@@ -131,11 +140,23 @@ def _build_into(target: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _build_library(folder: Path, stem: str, name: str) -> None:
+def _library(folder: Path, stem: str, name: str) -> tuple[str, ...]:
+    """Return the command that builds one of the libraries."""
     sources = [str(path) for path in _SOURCES if re.fullmatch(rf"{stem}(_.*)?\.c(pp)?", path.name)]
-    driver = folder / _LIBRARIES["driver"]
-    linked = (*((str(driver),) if driver.exists() else ()), "-lstdc++", "-ldl", "-lm")
-    command = (*_COMMAND, *sources, *linked, f"-Wl,-soname,{name}", "-o", str(folder / name))
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # a compiler
-    if done.returncode:
-        raise BuildError(f"{' '.join(command)} failed:\n{done.stderr}")
+    driver = _LIBRARIES["driver"]
+    linked = (*((str(folder / driver),) if name != driver else ()), "-lstdc++", "-ldl", "-lm")
+    options = ", ".join(f'"{option}"' for option in _KERNELS)
+    told = (f"-DKERNEL_OPTIONS={options}", f"-Wl,-soname,{name}", "-o", str(folder / name))
+    return (*_COMMAND, *sources, *linked, *told)
+
+
+def _run(*commands: Sequence[str]) -> None:
+    """Run compilers at the same time."""
+    running = [
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)  # noqa: S603
+        for command in commands
+    ]
+    said = [process.communicate()[1] for process in running]
+    for command, process, text in zip(commands, running, said, strict=True):
+        if process.returncode:
+            raise BuildError(f"{' '.join(command)} failed:\n{text}")

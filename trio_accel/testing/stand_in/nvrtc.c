@@ -205,18 +205,18 @@ static int spawn_compiler(const char **arguments, const char *log) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/* Compiles a source file. Returns the compiler's status, or -1 where it could not be run. */
+#ifndef KERNEL_OPTIONS /* given where this is built */
+#define KERNEL_OPTIONS "-std=c++17"
+#endif
+
+/* Compiles a source file, with the options that its header was compiled with ahead. Returns the compiler's status,
+ * or -1 where it could not be run. */
 static int compile(struct program *program, const char *folder, int count, const char **options) {
     const char *arguments[2 * MAXIMUM_OPTIONS + 24] = {"g++",
                                                    "-x",
                                                    "c++",
-                                                   "-std=c++17",
-                                                   "-O1",
-                                                   "-w",
+                                                   KERNEL_OPTIONS,
                                                    "-shared",
-                                                   "-fPIC",
-                                                   "-fno-semantic-interposition",
-                                                   "-ffp-contract=off",
                                                    "-fdiagnostics-color=never",
                                                    "-fmax-errors=20"};
     char source[4200], output[4200], log[4200], include[4200];
