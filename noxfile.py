@@ -6,20 +6,24 @@ installed once per run, whatever is asked for. `nox -R` uses the environment of 
 
 from __future__ import annotations
 
+import atexit
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO, ClassVar
 
 import nox
 
 nox.needs_version = ">=2025.10.16"  # `download_python` of a session
 nox.options.sessions = [
-    *("lint", "types", "tests", "machines(machine='small')", "stand_in", "third", "docs", "examples"),
-    "array_api_sample",
+    *("lint", "ahead", "tests", "machines(machine='small')", "stand_in", "third"),
+    *("types", "docs", "examples", "array_api_sample"),
 ]
 nox.options.error_on_missing_interpreters = True
 
@@ -64,7 +68,7 @@ TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
 # Of a test function, so many parameter sets are run, and none that takes long; `tests_full` runs all.
 SAMPLE = ("--sample", "1")
 # The example service is under load for so long, and not for its own 25 seconds.
-SHORT_LOAD = {"TRIO_ACCEL_SERVICE_SECONDS": "10"}
+SHORT_LOAD = {"TRIO_ACCEL_SERVICE_SECONDS": "6"}
 ALONE = "mark.alone"
 # Machines that tests/machines can make of this one, and the tests of what asks for processor, cores, memory.
 MACHINES = ("small", "large")
@@ -230,6 +234,7 @@ def _test(session: nox.Session, backend: str, *sample: str) -> None:
     load = SHORT_LOAD if sample else {}
     marks = f"not gpu and not alone{quick}"
     _python(session, *pytest, marks, *sample, *ignored, *TWO_AT_A_TIME, env={**env, **load})
+    _Ahead.settle()  # they measure times
     # Only from their files: to collect all takes longer than they do.
     alone = [
         str(file) for file in sorted((ROOT / "tests").rglob("test_*.py")) if ALONE in file.read_text("utf-8")
@@ -331,8 +336,8 @@ def _in_parts(session: nox.Session, files: Sequence[str], *arguments: str) -> No
     _wait(session, *(_start(*arguments, *by_size[part::parts]) for part in range(parts)))
 
 
-def _start(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    return subprocess.Popen((_Environment.python, *arguments), env={**os.environ, **(env or {})})
+def _start(*arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen((_Environment.python, *arguments))
 
 
 def _wait(session: nox.Session, *running: subprocess.Popen[bytes]) -> None:
@@ -341,27 +346,93 @@ def _wait(session: nox.Session, *running: subprocess.Popen[bytes]) -> None:
         session.error(f"exit codes {codes}")
 
 
+class _Ahead:
+    """What takes one core for minutes, and runs beside what mostly waits.
+
+    It has the lowest priority, so that no test waits for it. What it says is kept until that is asked for.
+    """
+
+    running: ClassVar[dict[str, list[tuple[subprocess.Popen[bytes], IO[bytes]]]]] = {}
+
+    @classmethod
+    def begin(cls, name: str) -> None:
+        """Start the commands of a session, unless they run."""
+        if name in cls.running:
+            return
+        pyright = ("-m", "pyright", "--pythonpath", _Environment.python)
+        # It looks for py.typed on the path only, and not where an editable installation points to.
+        path = {"PYTHONPATH": str(ROOT)}
+        commands: dict[str, list[tuple[tuple[str, ...], dict[str, str]]]] = {
+            "types": [
+                (("-m", "mypy"), {}),
+                (pyright, {}),
+                ((*pyright, "--verifytypes", "trio_accel", "--ignoreexternal"), path),
+            ],
+            "docs": [(("-m", "sphinx", "-qW", "--keep-going", "-b", "html", "docs", "docs/_build/html"), {})],
+        }
+        lowly = ("nice", "-n", "19") if shutil.which("nice") else ()
+        cls.running[name] = []
+        for command, env in commands[name]:
+            output = tempfile.TemporaryFile()  # noqa: SIM115  # until the process has ended
+            process = subprocess.Popen(
+                (*lowly, _Environment.python, *command),
+                env={**os.environ, **env},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            cls.running[name].append((process, output))
+
+    @classmethod
+    def settle(cls) -> None:
+        """Wait for all."""
+        for process, _ in itertools.chain.from_iterable(cls.running.values()):
+            process.wait()
+
+    @classmethod
+    def end(cls, session: nox.Session, name: str) -> None:
+        """Wait for the commands of a session, print what they said, and fail if one of them did."""
+        cls.begin(name)
+        codes: list[int] = []
+        for process, output in cls.running.pop(name):
+            codes.append(process.wait())
+            output.seek(0)
+            print(output.read().decode(errors="replace"), flush=True)  # noqa: T201
+        if any(codes):
+            session.error(f"exit codes {codes}")
+
+    @classmethod
+    def stop(cls) -> None:
+        """End what nobody waits for any more."""
+        for process, _ in itertools.chain.from_iterable(cls.running.values()):
+            process.kill()
+
+
+atexit.register(_Ahead.stop)
+
+
+@nox.session(venv_backend="none", requires=["env"])
+def ahead(session: nox.Session) -> None:
+    """Start the checkers of types and Sphinx beside the tests; `types` and `docs` wait for them."""
+    session.log("mypy, pyright, pyright --verifytypes and Sphinx run beside the tests")
+    for name in ("types", "docs"):
+        _Ahead.begin(name)
+
+
 @nox.session(venv_backend="none", requires=["env"])
 def types(session: nox.Session) -> None:
     """Check types with mypy and pyright, both strict, and that every public name is typed."""
-    pyright = ("-m", "pyright", "--pythonpath", _Environment.python)
-    # It looks for py.typed on the path only, and not where an editable installation points to.
-    path = {"PYTHONPATH": str(ROOT)}
-    session.log("mypy, pyright and pyright --verifytypes at once: each takes one core")
-    verify = _start(*pyright, "--verifytypes", "trio_accel", "--ignoreexternal", env=path)
-    _wait(session, verify, _start("-m", "mypy"), _start(*pyright))
+    _Ahead.end(session, "types")
 
 
 @nox.session(venv_backend="none", requires=["env"])
 def docs(session: nox.Session) -> None:
     """Build the documentation with warnings as errors, and run every example in it and in the docstrings."""
-    session.log("Sphinx and the tests at once: it takes one core, for as long as they take two")
-    pages = _start("-m", "sphinx", "-qW", "--keep-going", "-b", "html", "docs", "docs/_build/html")
+    _Ahead.begin("docs")
     try:
         _python(session, "-m", "pytest", "--doctest-modules", "trio_accel")
         _python(session, "-m", "pytest", *TWO_AT_A_TIME, *OF_DOCS)
     finally:
-        _wait(session, pages)
+        _Ahead.end(session, "docs")
     session.log(f"the pages begin at {ROOT / 'docs' / '_build' / 'html' / 'index.html'}")
 
 

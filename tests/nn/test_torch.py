@@ -120,7 +120,14 @@ def cases() -> dict[str, Case]:
         f"{name}-{'-'.join(options)}": Case(
             [smooth(name, (6, 10))],
             lambda x, name=name, options=options: getattr(F, NAMES.get(name, name))(
-                x, **{{"axis": "dim"}.get(key, key): value for key, value in options.items()}
+                x,
+                **{
+                    # A weight is an array to PyTorch, always.
+                    {"axis": "dim"}.get(key, key): torch.tensor(value, dtype=x.dtype)
+                    if key == "weight"
+                    else value
+                    for key, value in options.items()
+                },
             ),
             lambda grad, x, name=name, options=options: getattr(nn, f"{name}_grad")(grad, x, **options),
         )
