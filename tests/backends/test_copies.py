@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -99,6 +101,49 @@ def test_any_layout_on_either_side(open_rig, host, target):
         picked = set(target.reshape(-1).tolist())
         expected = np.where(np.isin(target.base.reshape(-1), list(picked)), target.base.reshape(-1), -1)
         np.testing.assert_array_equal(rig.get(block), expected)
+
+
+@st.composite
+def large_layouts(draw):
+    """Two layouts of one shape: places of elements in buffers of their own, of which no two are the same."""
+    dtype = draw(st.sampled_from([DType.int8, DType.bfloat16, DType.float32, DType.float64, DType.complex128]))
+    ndim = draw(st.integers(1, 4))
+    sides = [1, 2, 3, 4, 8, 12] if ndim > 2 else [1, 2, 8, 64, 130]
+    shape = draw(st.lists(st.sampled_from(sides), min_size=ndim, max_size=ndim))
+    for axis in draw(st.lists(st.integers(0, ndim - 1), max_size=2, unique=True)):
+        shape[axis] = draw(st.sampled_from([15, 16, 17, 32, 33, 70]))
+
+    def layout():
+        order = draw(st.permutations(range(ndim)))
+        gaps = draw(st.sampled_from([(0,) * ndim, (0,) * (ndim - 1) + (1,), (1,) + (0,) * (ndim - 1)]))
+        padded = [shape[axis] + gap * draw(st.integers(1, 4)) for axis, gap in zip(order, gaps, strict=True)]
+        first = draw(st.sampled_from([0, 0, 1, 4]))
+        places = np.arange(first, first + math.prod(padded)).reshape(padded)
+        places = places[tuple(slice(shape[axis]) for axis in order)].transpose(np.argsort(order))
+        flips = draw(st.sampled_from([1, 1, 1, -1]))
+        return places[..., ::flips], first + math.prod(padded)
+
+    return dtype, layout(), layout()
+
+
+@settings(max_examples=150, deadline=None)
+@given(drawn=large_layouts())
+def test_a_copy_to_another_layout_moves_each_element_and_nothing_else(open_rig, drawn):
+    dtype, (places_in, size_in), (places_out, size_out) = drawn
+    host = random_bits(size_in, dtype)
+    with open_rig() as rig:
+        source, out = rig.put(host), rig.put(random_bits(size_out, dtype)[::-1].copy())
+        before = rig.get(out)
+
+        def part(block, places):
+            strides = tuple(step // 8 * dtype.itemsize for step in places.strides)
+            offset = block.offset + int(places.flat[0]) * dtype.itemsize
+            return ArraySpec(block.block, offset, dtype, places.shape, strides)
+
+        rig.enqueue("memory", CopySpec(part(source, places_in), part(out, places_out)))
+        expected = before.copy()
+        expected[places_out] = host[places_in]
+        assert rig.get(out).tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,12 @@ __all__ = ["SMALL", "AddressDevice", "ArrayKernels", "PinnedMemory", "Transfers"
 HostArray: TypeAlias = npt.NDArray[Any]
 
 # As in the source `arrays`.
-_CONVERT, _TRANSPOSE, _FILL = "QQqdiiii", "QQqqqqqii", "Qqii16s"
-# Sides of the squares in which it copies, and their threads; and sides for which squares pay.
-_SIDE, _SQUARE_THREADS, _LEAST_SIDE = 32, 256, 16
+_CONVERT, _TRANSPOSE, _FILL = "QQqdiiii", "QQqqqqqiiii", "Qqii16s"
+# Sides of the squares of elements that one of its threads copies, by the size of an element; threads on a side of the
+# squares of a block; and sides for which squares pay.
+_RUNS, _THREADS, _LEAST_SIDE = {1: 8, 2: 8, 4: 4, 8: 2, 16: 1}, 16, 16
+# By the size of elements, a type of them that is copied as it is.
+_PLAIN = {16: DType.complex128, 8: DType.int64, 4: DType.int32, 2: DType.int16, 1: DType.int8}
 _TYPES = {dtype: code for code, dtype in enumerate(DType)}
 _SINGLE = {dtype for dtype in DType if dtype.kind == "float"} - {DType.float64} | {DType.complex64}
 
@@ -74,27 +77,30 @@ class ArrayKernels:
             stream.copy(out.address, source.address, out.nbytes)
             return
         shape, (ins, outs) = merged(source.shape, (source.strides, out.strides))
-        if is_plain and self._transposed(stream, source, out, shape, ins, outs):
-            return
-        is_single = source.dtype in _SINGLE and out.dtype in _SINGLE
+        types, is_single = (source.dtype, out.dtype), source.dtype in _SINGLE and out.dtype in _SINGLE
+        addresses = source.address, out.address
+        if is_plain:
+            size, shape, ins, outs = _widened(source.dtype.itemsize, addresses, shape, ins, outs)
+            if self._transposed(stream, addresses, size, shape, ins, outs):
+                return
+            types = (_PLAIN[size], _PLAIN[size])
         flags = (scale != 1.0) | conjugate << 1 | is_single << 2 | is_plain << 3
-        types = _TYPES[source.dtype], _TYPES[out.dtype]
+        count = math.prod(shape)
         self._convert.run(
-            stream.handle, out.size, with_axes(_CONVERT, 3, len(shape)), source.address, out.address,
-            out.size, scale, *types, flags, len(shape), *shape, *ins, *outs,
+            stream.handle, count, with_axes(_CONVERT, 3, len(shape)), *addresses, count, scale,
+            *(_TYPES[dtype] for dtype in types), flags, len(shape), *shape, *ins, *outs,
         )  # fmt: skip
 
     def _transposed(
         self,
         stream: GpuStream,
-        source: DeviceArray,
-        out: DeviceArray,
+        addresses: tuple[int, int],
+        size: int,
         shape: tuple[int, ...],
         ins: tuple[int, ...],
         outs: tuple[int, ...],
     ) -> bool:
         """Copy by squares, where neighbours in one array are far from each other in the other one."""
-        size = source.dtype.itemsize
         if size not in ins or size not in outs:
             return False
         along_source, along_out = ins.index(size), outs.index(size)
@@ -102,13 +108,19 @@ class ArrayKernels:
         if along_source == along_out or min(rows, columns) < _LEAST_SIDE:
             return False
         others = [axis for axis in range(len(shape)) if axis not in (along_source, along_out)]
-        tiles = -(-rows // _SIDE) * -(-columns // _SIDE) * math.prod(shape[axis] for axis in others)
-        if tiles >= 1 << 31:
+        side = _THREADS * _RUNS[size]
+        squares = -(-rows // side) * -(-columns // side) * math.prod(shape[axis] for axis in others)
+        if squares >= 1 << 31:
             return False
+        threads, run = squares * _THREADS**2, size * _RUNS[size]
+        are_aligned = (
+            math.gcd(address, *(step for step in steps if step != size)) % run == 0
+            for address, steps in zip(addresses, (ins, outs), strict=True)
+        )
         self._transpose.run(
-            stream.handle, tiles * _SQUARE_THREADS, with_axes(_TRANSPOSE, 3, len(others)), source.address,
-            out.address, tiles, rows, columns, ins[along_out], outs[along_source], size, len(others),
-            *(row[axis] for row in (shape, ins, outs) for axis in others), threads=_SQUARE_THREADS,
+            stream.handle, threads, with_axes(_TRANSPOSE, 3, len(others)), *addresses, threads, rows, columns,
+            ins[along_out], outs[along_source], size, *are_aligned, len(others),
+            *(row[axis] for row in (shape, ins, outs) for axis in others),
         )  # fmt: skip
         return True
 
@@ -131,6 +143,23 @@ class ArrayKernels:
             layout = with_axes(_FILL, 2, len(shape))
             values = out.address, out.size, size, len(shape), bits, *shape, *strides
             self._fill.run(stream.handle, out.size, layout, *values)
+
+
+def _widened(
+    size: int, addresses: tuple[int, int], shape: tuple[int, ...], ins: tuple[int, ...], outs: tuple[int, ...]
+) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Take elements that follow one another in both arrays of a copy for fewer and larger ones."""
+    along = [axis for axis in range(len(shape)) if ins[axis] == outs[axis] == size]
+    if not along:
+        return size, shape, ins, outs
+    axis = along[0]
+    steps = (step for row in (ins, outs) for other, step in enumerate(row) if other != axis)
+    common = math.gcd(*addresses, size * shape[axis], *steps)
+    wide = next(wide for wide in _PLAIN if common % wide == 0)
+    fewer = (*shape[:axis], size * shape[axis] // wide, *shape[axis + 1 :])
+    ins, outs = ((*row[:axis], wide, *row[axis + 1 :]) for row in (ins, outs))
+    shape, (ins, outs) = merged(fewer, (ins, outs))
+    return wide, shape, ins, outs
 
 
 _LEAST = 64

@@ -27,8 +27,8 @@ struct ConvertArguments {
 struct TransposeArguments {
     const char *source;
     char *out;
-    i64 tiles, rows, columns, source_step, out_step;
-    int itemsize, ndim;
+    i64 threads, rows, columns, source_step, out_step;
+    int itemsize, is_source_aligned, is_out_aligned, ndim;
     i64 shape[AXES], source_strides[AXES], out_strides[AXES];
 };
 
@@ -282,23 +282,31 @@ KERNEL(convert, ConvertArguments)
         EACH(index, arguments.count) convert_element<u64>(arguments, (u64)index);
 }
 
-// A block copies squares. A warp writes one line after another, and what it reads of each line of the source is in the
-// cache for the next warps, which read the elements behind it.
-enum { SIDE = 32 };
+// Elements that follow one another, read and written at once where both ends of the copy lie at such addresses.
+template <typename Element, int COUNT> struct alignas(sizeof(Element) * COUNT) Run {
+    Element of[COUNT];
+};
 
-template <typename Element>
-__device__ void transpose_tiles(const TransposeArguments &arguments)
+// A block copies squares of 16 by 16 threads, and a thread squares of COUNT by COUNT elements: it reads along the source
+// and writes along the result, and a warp reads 8 runs and writes 4 that follow one another.
+template <typename Element, int COUNT>
+__device__ void transpose_squares(const TransposeArguments &arguments)
 {
-    const unsigned wide = (unsigned)((arguments.columns + SIDE - 1) / SIDE);
-    const unsigned high = (unsigned)((arguments.rows + SIDE - 1) / SIDE);
-    const int across = threadIdx.x % SIDE, down = threadIdx.x / SIDE, step = blockDim.x / SIDE;
-    for (unsigned tile = blockIdx.x; tile < (unsigned)arguments.tiles; tile += gridDim.x) {
-        unsigned rest = tile / wide;
-        const i64 column = (i64)(tile - rest * wide) * SIDE + across;
+    typedef Run<Element, COUNT> Line;
+    const int side = 16 * COUNT;
+    const unsigned wide = (unsigned)((arguments.columns + side - 1) / side);
+    const unsigned high = (unsigned)((arguments.rows + side - 1) / side);
+    for (i64 number = (i64)blockIdx.x * blockDim.x + threadIdx.x; number < arguments.threads;
+         number += (i64)gridDim.x * blockDim.x) {
+        const unsigned within = (unsigned)number % 256;
+        unsigned rest = (unsigned)(number / 256) / wide;
+        const i64 column = ((i64)((unsigned)(number / 256) - rest * wide) * 16 + within / 64 * 4 + within / 8 % 4) * COUNT;
         unsigned index = rest / high;
-        const i64 first = (i64)(rest - index * high) * SIDE;
-        const char *source = arguments.source + column * arguments.source_step;
-        char *out = arguments.out + column * (i64)sizeof(Element);
+        const i64 row = ((i64)(rest - index * high) * 16 + within / 32 % 2 * 8 + within % 8) * COUNT;
+        if (column >= arguments.columns || row >= arguments.rows)
+            continue;
+        const char *source = arguments.source + column * arguments.source_step + row * (i64)sizeof(Element);
+        char *out = arguments.out + row * arguments.out_step + column * (i64)sizeof(Element);
         for (int axis = arguments.ndim - 1; axis >= 0; axis--) {
             const unsigned extent = (unsigned)arguments.shape[axis];
             rest = index / extent;
@@ -306,10 +314,29 @@ __device__ void transpose_tiles(const TransposeArguments &arguments)
             out += (i64)(index - rest * extent) * arguments.out_strides[axis];
             index = rest;
         }
-        if (column >= arguments.columns)
-            continue;
-        for (i64 row = first + down; row < first + SIDE && row < arguments.rows; row += step)
-            *(Element *)(out + row * arguments.out_step) = *((const Element *)source + row);
+        Line lines[COUNT];
+        const i64 down = arguments.rows - row, across = arguments.columns - column;
+        const bool is_whole = down >= COUNT && across >= COUNT;
+        if (is_whole && arguments.is_source_aligned)
+            for (int line = 0; line < COUNT; line++)
+                lines[line] = *(const Line *)(source + line * arguments.source_step);
+        else
+            for (int line = 0; line < COUNT; line++)
+                for (int place = 0; place < COUNT; place++)
+                    if (line < across && place < down)
+                        lines[line].of[place] = ((const Element *)(source + line * arguments.source_step))[place];
+        for (int place = 0; place < COUNT; place++) {
+            Line turned;
+            for (int line = 0; line < COUNT; line++)
+                turned.of[line] = lines[line].of[place];
+            char *at = out + place * arguments.out_step;
+            if (is_whole && arguments.is_out_aligned)
+                *(Line *)at = turned;
+            else
+                for (int line = 0; line < COUNT; line++)
+                    if (line < across && place < down)
+                        ((Element *)at)[line] = turned.of[line];
+        }
     }
 }
 
@@ -320,11 +347,11 @@ struct Sixteen {
 KERNEL(transpose, TransposeArguments)
 {
     switch (arguments.itemsize) {
-    case 1: transpose_tiles<char>(arguments); break;
-    case 2: transpose_tiles<short>(arguments); break;
-    case 4: transpose_tiles<int>(arguments); break;
-    case 8: transpose_tiles<i64>(arguments); break;
-    default: transpose_tiles<Sixteen>(arguments); break;
+    case 1: transpose_squares<char, 8>(arguments); break;
+    case 2: transpose_squares<short, 8>(arguments); break;
+    case 4: transpose_squares<int, 4>(arguments); break;
+    case 8: transpose_squares<i64, 2>(arguments); break;
+    default: transpose_squares<Sixteen, 1>(arguments); break;
     }
 }
 
