@@ -33,10 +33,11 @@ __all__ = ["SMALL", "AddressDevice", "ArrayKernels", "PinnedMemory", "Transfers"
 HostArray: TypeAlias = npt.NDArray[Any]
 
 # As in the source `arrays`.
-_CONVERT, _TRANSPOSE, _FILL = "QQqdiiii", "QQqqqqqiiii", "Qqii16s"
-# Sides of the squares of elements that one of its threads copies, by the size of an element; threads on a side of the
-# squares of a block; and sides for which squares pay.
-_RUNS, _THREADS, _LEAST_SIDE = {1: 8, 2: 8, 4: 4, 8: 2, 16: 1}, 16, 16
+_CONVERT, _TRANSPOSE, _FILL = "QQqdiiii", "QQqqqqqiii4x", "Qqii16s"
+# Threads for each square, its side in elements, and sides for which squares pay.
+_SQUARE_THREADS, _SIDE, _LEAST_SIDE = 256, 32, 16
+# By the size of elements, how many of them a thread reads and writes at once, where all of them lie so that it can.
+_RUNS = {1: 8, 2: 8, 4: 4, 8: 2}
 # By the size of elements, a type of them that is copied as it is.
 _PLAIN = {16: DType.complex128, 8: DType.int64, 4: DType.int32, 2: DType.int16, 1: DType.int8}
 _TYPES = {dtype: code for code, dtype in enumerate(DType)}
@@ -108,19 +109,17 @@ class ArrayKernels:
         if along_source == along_out or min(rows, columns) < _LEAST_SIDE:
             return False
         others = [axis for axis in range(len(shape)) if axis not in (along_source, along_out)]
-        side = _THREADS * _RUNS[size]
+        run = _RUNS.get(size, 0)
+        steps = (step for step in (*ins, *outs) if step != size)
+        by_runs = bool(run) and math.gcd(*addresses, *steps) % (size * run) == 0
+        side = _SQUARE_THREADS // 16 * run if by_runs else _SIDE
         squares = -(-rows // side) * -(-columns // side) * math.prod(shape[axis] for axis in others)
         if squares >= 1 << 31:
             return False
-        threads, run = squares * _THREADS**2, size * _RUNS[size]
-        are_aligned = (
-            math.gcd(address, *(step for step in steps if step != size)) % run == 0
-            for address, steps in zip(addresses, (ins, outs), strict=True)
-        )
         self._transpose.run(
-            stream.handle, threads, with_axes(_TRANSPOSE, 3, len(others)), *addresses, threads, rows, columns,
-            ins[along_out], outs[along_source], size, *are_aligned, len(others),
-            *(row[axis] for row in (shape, ins, outs) for axis in others),
+            stream.handle, squares * _SQUARE_THREADS, with_axes(_TRANSPOSE, 3, len(others)), *addresses, squares,
+            rows, columns, ins[along_out], outs[along_source], size, by_runs, len(others),
+            *(row[axis] for row in (shape, ins, outs) for axis in others), threads=_SQUARE_THREADS,
         )  # fmt: skip
         return True
 

@@ -27,8 +27,8 @@ struct ConvertArguments {
 struct TransposeArguments {
     const char *source;
     char *out;
-    i64 threads, rows, columns, source_step, out_step;
-    int itemsize, is_source_aligned, is_out_aligned, ndim;
+    i64 squares, rows, columns, source_step, out_step;
+    int itemsize, by_runs, ndim;
     i64 shape[AXES], source_strides[AXES], out_strides[AXES];
 };
 
@@ -282,61 +282,78 @@ KERNEL(convert, ConvertArguments)
         EACH(index, arguments.count) convert_element<u64>(arguments, (u64)index);
 }
 
-// Elements that follow one another, read and written at once where both ends of the copy lie at such addresses.
+// A block of 256 threads copies squares. This is where one begins, in elements along both axes, and its first element
+// in both arrays.
+enum { SQUARE_THREADS = 256 };
+
+struct Square {
+    i64 row, column;
+    const char *source;
+    char *out;
+};
+
+__device__ Square square_of(const TransposeArguments &arguments, unsigned number, int side)
+{
+    const unsigned wide = (unsigned)((arguments.columns + side - 1) / side);
+    const unsigned high = (unsigned)((arguments.rows + side - 1) / side);
+    unsigned rest = number / wide, index = rest / high;
+    Square square = {(i64)(rest - index * high) * side, (i64)(number - rest * wide) * side, arguments.source, arguments.out};
+    square.source += square.column * arguments.source_step + square.row * arguments.itemsize;
+    square.out += square.row * arguments.out_step + square.column * arguments.itemsize;
+    for (int axis = arguments.ndim - 1; axis >= 0; axis--) {
+        const unsigned extent = (unsigned)arguments.shape[axis];
+        rest = index / extent;
+        square.source += (i64)(index - rest * extent) * arguments.source_strides[axis];
+        square.out += (i64)(index - rest * extent) * arguments.out_strides[axis];
+        index = rest;
+    }
+    return square;
+}
+
+// A warp writes one line after another, and what it reads of each line of the source is in the cache for the next warps,
+// which read the elements behind it.
+template <typename Element>
+__device__ void transpose_lines(const TransposeArguments &arguments, const Square &square, unsigned within)
+{
+    const i64 across = within % 32;
+    if (square.column + across >= arguments.columns)
+        return;
+    const char *source = square.source + across * arguments.source_step;
+    for (i64 down = within / 32; down < 32 && square.row + down < arguments.rows; down += SQUARE_THREADS / 32)
+        *((Element *)(square.out + down * arguments.out_step) + across) = *((const Element *)source + down);
+}
+
+// Elements that are read and written at once.
 template <typename Element, int COUNT> struct alignas(sizeof(Element) * COUNT) Run {
     Element of[COUNT];
 };
 
-// A block copies squares of 16 by 16 threads, and a thread squares of COUNT by COUNT elements: it reads along the source
-// and writes along the result, and a warp reads 8 runs and writes 4 that follow one another.
+// A thread turns COUNT by COUNT elements in its registers. It reads runs of the source and writes runs of the result, of
+// which a warp reads 8 and writes 4 that follow one another.
 template <typename Element, int COUNT>
-__device__ void transpose_squares(const TransposeArguments &arguments)
+__device__ void transpose_runs(const TransposeArguments &arguments, const Square &square, unsigned within)
 {
     typedef Run<Element, COUNT> Line;
-    const int side = 16 * COUNT;
-    const unsigned wide = (unsigned)((arguments.columns + side - 1) / side);
-    const unsigned high = (unsigned)((arguments.rows + side - 1) / side);
-    for (i64 number = (i64)blockIdx.x * blockDim.x + threadIdx.x; number < arguments.threads;
-         number += (i64)gridDim.x * blockDim.x) {
-        const unsigned within = (unsigned)number % 256;
-        unsigned rest = (unsigned)(number / 256) / wide;
-        const i64 column = ((i64)((unsigned)(number / 256) - rest * wide) * 16 + within / 64 * 4 + within / 8 % 4) * COUNT;
-        unsigned index = rest / high;
-        const i64 row = ((i64)(rest - index * high) * 16 + within / 32 % 2 * 8 + within % 8) * COUNT;
-        if (column >= arguments.columns || row >= arguments.rows)
-            continue;
-        const char *source = arguments.source + column * arguments.source_step + row * (i64)sizeof(Element);
-        char *out = arguments.out + row * arguments.out_step + column * (i64)sizeof(Element);
-        for (int axis = arguments.ndim - 1; axis >= 0; axis--) {
-            const unsigned extent = (unsigned)arguments.shape[axis];
-            rest = index / extent;
-            source += (i64)(index - rest * extent) * arguments.source_strides[axis];
-            out += (i64)(index - rest * extent) * arguments.out_strides[axis];
-            index = rest;
-        }
-        Line lines[COUNT];
-        const i64 down = arguments.rows - row, across = arguments.columns - column;
-        const bool is_whole = down >= COUNT && across >= COUNT;
-        if (is_whole && arguments.is_source_aligned)
-            for (int line = 0; line < COUNT; line++)
-                lines[line] = *(const Line *)(source + line * arguments.source_step);
-        else
-            for (int line = 0; line < COUNT; line++)
-                for (int place = 0; place < COUNT; place++)
-                    if (line < across && place < down)
-                        lines[line].of[place] = ((const Element *)(source + line * arguments.source_step))[place];
+    const i64 down = (within / 32 % 2 * 8 + within % 8) * COUNT, across = (within / 64 * 4 + within / 8 % 4) * COUNT;
+    const i64 rows = arguments.rows - square.row - down, columns = arguments.columns - square.column - across;
+    const char *source = square.source + across * arguments.source_step + down * (i64)sizeof(Element);
+    char *out = square.out + down * arguments.out_step + across * (i64)sizeof(Element);
+    Line lines[COUNT];
+    if (rows >= COUNT && columns >= COUNT) {
+        for (int line = 0; line < COUNT; line++)
+            lines[line] = *(const Line *)(source + line * arguments.source_step);
         for (int place = 0; place < COUNT; place++) {
             Line turned;
             for (int line = 0; line < COUNT; line++)
                 turned.of[line] = lines[line].of[place];
-            char *at = out + place * arguments.out_step;
-            if (is_whole && arguments.is_out_aligned)
-                *(Line *)at = turned;
-            else
-                for (int line = 0; line < COUNT; line++)
-                    if (line < across && place < down)
-                        ((Element *)at)[line] = turned.of[line];
+            *(Line *)(out + place * arguments.out_step) = turned;
         }
+    } else {
+        // The edge of the array.
+        for (int line = 0; line < COUNT && line < columns; line++)
+            for (int place = 0; place < COUNT && place < rows; place++)
+                *((Element *)(out + place * arguments.out_step) + line) =
+                    *((const Element *)(source + line * arguments.source_step) + place);
     }
 }
 
@@ -344,14 +361,25 @@ struct Sixteen {
     i64 halves[2];
 };
 
+#define TRANSPOSE(size, Element, COUNT)                                                                  \
+    case size:                                                                                          \
+        if (arguments.by_runs)                                                                          \
+            transpose_runs<Element, COUNT>(arguments, square_of(arguments, number, 16 * COUNT), within); \
+        else                                                                                            \
+            transpose_lines<Element>(arguments, square_of(arguments, number, 32), within);              \
+        break;
+
 KERNEL(transpose, TransposeArguments)
 {
-    switch (arguments.itemsize) {
-    case 1: transpose_squares<char, 8>(arguments); break;
-    case 2: transpose_squares<short, 8>(arguments); break;
-    case 4: transpose_squares<int, 4>(arguments); break;
-    case 8: transpose_squares<i64, 2>(arguments); break;
-    default: transpose_squares<Sixteen, 1>(arguments); break;
+    EACH(thread, arguments.squares * SQUARE_THREADS) {
+        const unsigned number = (unsigned)(thread / SQUARE_THREADS), within = (unsigned)(thread % SQUARE_THREADS);
+        switch (arguments.itemsize) {
+            TRANSPOSE(1, char, 8)
+            TRANSPOSE(2, short, 8)
+            TRANSPOSE(4, int, 4)
+            TRANSPOSE(8, i64, 2)
+        default: transpose_lines<Sixteen>(arguments, square_of(arguments, number, 32), within); break;
+        }
     }
 }
 
