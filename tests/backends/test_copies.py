@@ -106,7 +106,7 @@ def test_any_layout_on_either_side(open_rig, host, target):
 @st.composite
 def large_layouts(draw):
     """Two layouts of one shape: places of elements in buffers of their own, of which no two are the same."""
-    dtype = draw(st.sampled_from([DType.int8, DType.bfloat16, DType.float32, DType.float64, DType.complex128]))
+    dtype = draw(st.sampled_from(["int8", "bfloat16", "float32", "float64", "complex128"]).map(DType))
     ndim = draw(st.integers(1, 4))
     sides = [1, 2, 3, 4, 8, 12] if ndim > 2 else [1, 2, 8, 64, 130]
     shape = draw(st.lists(st.sampled_from(sides), min_size=ndim, max_size=ndim))
@@ -126,7 +126,7 @@ def large_layouts(draw):
     return dtype, layout(), layout()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(drawn=large_layouts())
 def test_a_copy_to_another_layout_moves_each_element_and_nothing_else(open_rig, drawn):
     dtype, (places_in, size_in), (places_out, size_out) = drawn
@@ -144,6 +144,22 @@ def test_a_copy_to_another_layout_moves_each_element_and_nothing_else(open_rig, 
         expected = before.copy()
         expected[places_out] = host[places_in]
         assert rig.get(out).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [DType.int8, DType.float16, DType.float32, DType.int64, DType.complex128])
+@pytest.mark.parametrize("first", [0, 1])
+def test_windows_that_overlap_are_copied(rig, dtype, first):
+    host = random_bits(200, dtype)
+    windows = np.lib.stride_tricks.sliding_window_view(host[first:], 64)[:128]
+    source = rig.put(host)
+    for axes in ((0, 1), (1, 0)):
+        view = windows.transpose(axes)
+        given = ArraySpec(
+            source.block, source.offset + first * dtype.itemsize, dtype, view.shape, view.strides
+        )
+        out = rig.empty(view.shape, dtype)
+        rig.enqueue("memory", CopySpec(given, out))
+        assert rig.get(out).tobytes() == np.ascontiguousarray(view).tobytes()
 
 
 @pytest.mark.parametrize(

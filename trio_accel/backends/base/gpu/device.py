@@ -36,7 +36,7 @@ HostArray: TypeAlias = npt.NDArray[Any]
 _CONVERT, _TRANSPOSE, _FILL = "QQqdiiii", "QQqqqqqiii4x", "Qqii16s"
 # Threads for each square, its side in elements, and sides for which squares pay.
 _SQUARE_THREADS, _SIDE, _LEAST_SIDE = 256, 32, 16
-# By the size of elements, how many of them a thread reads and writes at once, where all of them lie so that it can.
+# By the size of elements, how many of them a thread reads and writes at once, where they lie so that it can.
 _RUNS = {1: 8, 2: 8, 4: 4, 8: 2}
 # By the size of elements, a type of them that is copied as it is.
 _PLAIN = {16: DType.complex128, 8: DType.int64, 4: DType.int32, 2: DType.int16, 1: DType.int8}
@@ -110,15 +110,21 @@ class ArrayKernels:
             return False
         others = [axis for axis in range(len(shape)) if axis not in (along_source, along_out)]
         run = _RUNS.get(size, 0)
-        steps = (step for step in (*ins, *outs) if step != size)
+        # By the axes, not by the steps: windows that overlap have the same step along two of them.
+        steps = (
+            step
+            for row, along in ((ins, along_source), (outs, along_out))
+            for axis, step in enumerate(row)
+            if axis != along
+        )
         by_runs = bool(run) and math.gcd(*addresses, *steps) % (size * run) == 0
         side = _SQUARE_THREADS // 16 * run if by_runs else _SIDE
         squares = -(-rows // side) * -(-columns // side) * math.prod(shape[axis] for axis in others)
         if squares >= 1 << 31:
             return False
         self._transpose.run(
-            stream.handle, squares * _SQUARE_THREADS, with_axes(_TRANSPOSE, 3, len(others)), *addresses, squares,
-            rows, columns, ins[along_out], outs[along_source], size, by_runs, len(others),
+            stream.handle, squares * _SQUARE_THREADS, with_axes(_TRANSPOSE, 3, len(others)), *addresses,
+            squares, rows, columns, ins[along_out], outs[along_source], size, by_runs, len(others),
             *(row[axis] for row in (shape, ins, outs) for axis in others), threads=_SQUARE_THREADS,
         )  # fmt: skip
         return True
