@@ -53,7 +53,8 @@ class ArrayKernels:
     def __init__(self, kernels: Kernels) -> None:
         self._convert = kernels.function("arrays", "convert", with_axes(_CONVERT, 3, 0).size)
         nbytes = with_axes(_TRANSPOSE, 3, 0).size
-        self._transpose = kernels.function("arrays", "transpose", nbytes)
+        self._by_lines = kernels.function("arrays", "transpose", nbytes)
+        self._by_runs = kernels.function("arrays", "transpose_by_runs", nbytes)
         self._fill = kernels.function("arrays", "fill", with_axes(_FILL, 2, 0).size)
 
     def convert(
@@ -122,9 +123,9 @@ class ArrayKernels:
         squares = -(-rows // side) * -(-columns // side) * math.prod(shape[axis] for axis in others)
         if squares >= 1 << 31:
             return False
-        self._transpose.run(
+        (self._by_runs if by_runs else self._by_lines).run(
             stream.handle, squares * _SQUARE_THREADS, with_axes(_TRANSPOSE, 3, len(others)), *addresses,
-            squares, rows, columns, ins[along_out], outs[along_source], size, by_runs, len(others),
+            squares, rows, columns, ins[along_out], outs[along_source], size, side, len(others),
             *(row[axis] for row in (shape, ins, outs) for axis in others), threads=_SQUARE_THREADS,
         )  # fmt: skip
         return True

@@ -28,7 +28,7 @@ struct TransposeArguments {
     const char *source;
     char *out;
     i64 squares, rows, columns, source_step, out_step;
-    int itemsize, by_runs, ndim;
+    int itemsize, side, ndim;
     i64 shape[AXES], source_strides[AXES], out_strides[AXES];
 };
 
@@ -361,26 +361,33 @@ struct Sixteen {
     i64 halves[2];
 };
 
-#define TRANSPOSE(size, Element, COUNT)                                                                  \
-    case size:                                                                                          \
-        if (arguments.by_runs)                                                                          \
-            transpose_runs<Element, COUNT>(arguments, square_of(arguments, number, 16 * COUNT), within); \
-        else                                                                                            \
-            transpose_lines<Element>(arguments, square_of(arguments, number, 32), within);              \
-        break;
+// Threads of a block have numbers that follow one another, so a square is one block's.
+#define EACH_SQUARE(square, within, side)                                                                     \
+    for (unsigned number = blockIdx.x, within = threadIdx.x; number < (unsigned)arguments.squares; number += gridDim.x) \
+        if (const Square square = square_of(arguments, number, side); true)
 
+// Two kernels: the registers of the one would be those of the other, and lines need many threads at once.
 KERNEL(transpose, TransposeArguments)
 {
-    EACH(thread, arguments.squares * SQUARE_THREADS) {
-        const unsigned number = (unsigned)(thread / SQUARE_THREADS), within = (unsigned)(thread % SQUARE_THREADS);
+    EACH_SQUARE(square, within, 32)
         switch (arguments.itemsize) {
-            TRANSPOSE(1, char, 8)
-            TRANSPOSE(2, short, 8)
-            TRANSPOSE(4, int, 4)
-            TRANSPOSE(8, i64, 2)
-        default: transpose_lines<Sixteen>(arguments, square_of(arguments, number, 32), within); break;
+        case 1: transpose_lines<char>(arguments, square, within); break;
+        case 2: transpose_lines<short>(arguments, square, within); break;
+        case 4: transpose_lines<int>(arguments, square, within); break;
+        case 8: transpose_lines<i64>(arguments, square, within); break;
+        default: transpose_lines<Sixteen>(arguments, square, within); break;
         }
-    }
+}
+
+KERNEL(transpose_by_runs, TransposeArguments)
+{
+    EACH_SQUARE(square, within, arguments.side)
+        switch (arguments.itemsize) {
+        case 1: transpose_runs<char, 8>(arguments, square, within); break;
+        case 2: transpose_runs<short, 8>(arguments, square, within); break;
+        case 4: transpose_runs<int, 4>(arguments, square, within); break;
+        default: transpose_runs<i64, 2>(arguments, square, within); break;
+        }
 }
 
 KERNEL(fill, FillArguments)
