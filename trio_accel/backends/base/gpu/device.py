@@ -45,7 +45,7 @@ _SINGLE = {dtype for dtype in DType if dtype.kind == "float"} - {DType.float64} 
 
 
 class ArrayKernels:
-    """Converts and fills arrays, by the kernels `convert`, `transpose` and `fill` of the source `arrays`.
+    """Converts and fills arrays, by kernels of the source `arrays`.
 
     They are compiled when it is made, which blocks.
     """
