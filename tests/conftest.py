@@ -143,7 +143,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             chosen.update(those[:size])
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
-    for function in {_function_of(item) for item in items if _is_of(item.path, NUMBERS)}:
+    for function in {_function_of(item) for item in items if not _is_of(item.path, WHOLE)}:
         _draw_fewer_examples(function)
 
 
@@ -157,7 +157,7 @@ def _function_of(item: pytest.Item) -> Any:
 
 
 def _draw_fewer_examples(function: Any) -> None:
-    """Have Hypothesis draw a third of the examples that a test of numbers asks for."""
+    """Have Hypothesis draw a third of the examples that a test asks for."""
     # Its one public way is a decorator, of which a test can have one.
     name = "_hypothesis_internal_use_settings"
     if chosen := getattr(function, name, None):

@@ -76,8 +76,10 @@ def test_no_driver_is_opened(imported: dict[str, Any]) -> None:
 
 
 def test_import_takes_little_beyond_trio_and_numpy() -> None:
-    shares = [probe("trio_accel")["share"] for _ in range(5)]
-    # The least, and a share: what else runs on the machine makes both slower.
+    shares: list[float] = []
+    # The least of five, and a share: what else runs on the machine makes both slower.
+    while min(shares, default=LIMIT) >= LIMIT and len(shares) < 5:
+        shares.append(probe("trio_accel")["share"])
     assert min(shares) < LIMIT, shares
 
 

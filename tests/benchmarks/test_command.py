@@ -185,6 +185,7 @@ def test_a_benchmark_runs_from_the_command_line(start: Start) -> None:
     assert machine["versions"]["numpy"] == np.__version__
 
 
+@pytest.mark.slow
 def test_on_a_terminal_the_progress_is_live(start: Start) -> None:
     controller, terminal = pty.openpty()
     process = start("actors.ask", "actors.restart", "--quick", stdout=terminal, stderr=terminal)
@@ -213,6 +214,7 @@ def test_the_table_fits_the_terminal(width: int, has_quartiles: bool) -> None:
     assert "more" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["actors.resident", "devices.loop-lag"])
 def test_ctrl_c_in_the_middle_of_a_benchmark(start: Start, tmp_path: Path, name: str) -> None:
     temporary = tmp_path / "temporary"

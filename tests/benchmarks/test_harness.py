@@ -74,6 +74,7 @@ def test_percentile_is_numpys_nearest_rank() -> None:
             percentile(values, bad)
 
 
+@pytest.mark.slow
 async def test_measurements_alternate_after_a_warm_up_and_never_beside_the_collector() -> None:
     calls: list[str] = []
 

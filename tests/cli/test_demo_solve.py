@@ -66,6 +66,7 @@ def test_the_carried_matrix(cli: Cli) -> None:
     assert step["checks"][1]["name"] == "difference to SciPy's splu, energy norm"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["LFAT5.mtx", "bcsstk01.mtx", "bcsstk02.mtx", "bcsstk04.mtx.gz", "nos5.mtx.gz", "lund_a.mtx"]
 )

@@ -323,6 +323,7 @@ class TestTerminal:
         top.press("q")
         assert top.end() == 0
 
+    @pytest.mark.slow
     def test_the_size_may_change(self, terminal: Open, shop: int) -> None:
         top = terminal(columns=160, rows=12)
         assert "class" in "".join(top.wait_for("└─ other"))

@@ -193,6 +193,7 @@ def test_on_a_terminal_the_progress_is_live(start: Start) -> None:
     assert "all 6 checks hold" in screen
 
 
+@pytest.mark.slow
 def test_without_a_terminal_nothing_moves(start: Start) -> None:
     process = start("demo", "recover")
     out, err = process.communicate(timeout=40)

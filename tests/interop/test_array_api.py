@@ -594,6 +594,7 @@ def callers() -> dict[str, str]:
     return outcomes
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(IS_STAND_IN, reason="the stand-in has no solvers")
 @pytest.mark.parametrize("name", CALLERS)
 def test_functions_of_other_libraries(callers: dict[str, str], name: str) -> None:

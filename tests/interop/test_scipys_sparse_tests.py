@@ -63,6 +63,7 @@ WITHOUT_A_SOLUTION = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_sample(tmp_path_factory: pytest.TempPathFactory) -> None:
     names = f"{DIRECT}::TestLinsolve", MINRES, f"{ITERATIVE}::test_x0_working"
     tests = run_suite("scipy_sparse_suite.py", tmp_path_factory.mktemp("sample"), names, DEADLINE)

@@ -372,6 +372,7 @@ async def search(device: ta.Device, most: int, hows: tuple[str, ...]) -> None:
     await trio.to_thread.run_sync(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["inline", "process"])
 @pytest.mark.parametrize("spares", [0, 1])
 async def test_mixed_work_is_that_of_a_model(system: ta.System, isolation: Isolation, spares: int) -> None:

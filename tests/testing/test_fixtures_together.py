@@ -143,6 +143,7 @@ def test_a_device_that_is_left_in_the_system(run: Callable[[str], pytest.RunResu
     assert said(result) == ["actor test/cpu:0#2"] * len(with_check)
 
 
+@pytest.mark.slow
 def test_an_array_that_is_left(run: Callable[[str], pytest.RunResult]) -> None:
     with_check = [names for names in orders("device") if "nothing_leaked" in names]
     result = run(every([*with_check, "device, no_actors_left"], "kept.append(await device.put(np.ones(3)))"))

@@ -449,6 +449,7 @@ for _ in range(3):
     assert lost == [f"lost with {generation} [0. 1. 2.]" for generation in (1, 2, 3)]
 
 
+@pytest.mark.slow
 def test_bindings_of_libraries_that_cannot_be_imported_are_named(
     equipped: Machine, variables: Callable[..., dict[str, str]]
 ) -> None:

@@ -79,6 +79,7 @@ async def serve(system: ta.System, preload: tuple[str, ...]) -> None:
         assert (LAUNCHER in command(process.pid)) is bool(preload)
 
 
+@pytest.mark.slow
 @WAYS
 @pytest.mark.parametrize("entries", [[], [""]], ids=["none", "empty"])
 async def test_modules_of_the_working_directory_are_not_imported(
@@ -150,6 +151,7 @@ TOO_LONG = {"LONGER": "x" * 140_000}
 FAR_TOO_LONG = {f"LONG_{number}": "x" * 130_000 for number in range(60)}
 
 
+@pytest.mark.slow
 @WAYS
 @pytest.mark.parametrize(
     ("changes", "expected"),
@@ -181,6 +183,7 @@ async def test_an_environment_of_any_length_starts_a_worker(
     assert said == (expected if isinstance(expected, str) else expected["fork" if preload else "fresh"])
 
 
+@pytest.mark.slow
 async def test_an_environment_that_has_grown_costs_no_device(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
