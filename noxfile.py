@@ -65,6 +65,8 @@ OF_ANY_BACKEND = (
 )
 # Tests mostly wait for workers that start. Those marked `alone` measure times, and run behind all others.
 TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
+# Where nothing runs beside them.
+THREE_AT_A_TIME = ("-n", "3", "--dist", "worksteal")
 # Of a test function, so many parameter sets are run, and none that takes long; `tests_full` runs all.
 SAMPLE = ("--sample", "1")
 # The example service is under load for so long, and not for its own 25 seconds.
@@ -189,7 +191,11 @@ def env(session: nox.Session) -> None:
         return
     _Environment.python = str(Path(session.bin) / "python")
     extras = "dev" if why_not_cuda() else f"dev,cuda{_driver()[0]}"
-    session.install("-e", f".[{extras}]", env={"UV_COMPILE_BYTECODE": "1"})  # as pip does by itself
+    # pip would compile on one core.
+    session.install("--no-compile", "-e", f".[{extras}]")
+    folder = str(Path(session.bin).parent / "lib")
+    # Some packages carry files for other versions of Python, which do not compile.
+    session.run(_Environment.python, "-m", "compileall", "-qq", "-j", "0", folder, success_codes=[0, 1])
 
 
 @nox.session(venv_backend="none", requires=["env"])
@@ -294,7 +300,7 @@ def _test_on_stand_in(session: nox.Session, *sample: str) -> None:
     ignored = [f"--ignore-glob={path}" for path in (*NO_DEVICE, *left_out)]
     tests = [path for path in (f"tests/{folder}" for folder in STAND_IN) if path not in left_out]
     tests.append("tests/benchmarks/test_bandwidth_rows.py")
-    chosen = session.posargs or [*sample, *TWO_AT_A_TIME, *tests]
+    chosen = session.posargs or [*sample, *THREE_AT_A_TIME, *tests]
     _python(session, *command, *ignored, *chosen, env={"TRIO_ACCEL_BACKEND": "cuda"})
 
 
@@ -429,7 +435,7 @@ def docs(session: nox.Session) -> None:
     _Ahead.begin("docs")
     try:
         _python(session, "-m", "pytest", "--doctest-modules", "trio_accel")
-        _python(session, "-m", "pytest", *TWO_AT_A_TIME, *OF_DOCS)
+        _python(session, "-m", "pytest", *THREE_AT_A_TIME, *OF_DOCS)
     finally:
         _Ahead.end(session, "docs")
     session.log(f"the pages begin at {ROOT / 'docs' / '_build' / 'html' / 'index.html'}")
@@ -438,7 +444,7 @@ def docs(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["env"])
 def examples(session: nox.Session) -> None:
     """Run every example program as its reader would."""
-    _python(session, "-m", "pytest", *(session.posargs or TWO_AT_A_TIME), *OF_EXAMPLES)
+    _python(session, "-m", "pytest", *(session.posargs or THREE_AT_A_TIME), *OF_EXAMPLES)
 
 
 @nox.session(venv_backend="none", requires=["env"], default=False)
