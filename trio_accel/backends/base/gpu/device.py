@@ -108,7 +108,9 @@ class ArrayKernels:
             return False
         along_source, along_out = ins.index(size), outs.index(size)
         rows, columns = shape[along_source], shape[along_out]
-        if along_source == along_out or max(rows, columns) < _LEAST_SIDE:
+        is_narrow = min(rows, columns) < _LEAST_SIDE
+        # Measured: few large elements are faster one by one.
+        if along_source == along_out or (is_narrow and (max(rows, columns) < _LEAST_SIDE or size > 8)):
             return False
         others = [axis for axis in range(len(shape)) if axis not in (along_source, along_out)]
         run = _RUNS.get(size, 0)
@@ -120,7 +122,7 @@ class ArrayKernels:
             if axis != along
         )
         kernel, side = self._by_lines, _SIDE
-        if min(rows, columns) < _LEAST_SIDE:
+        if is_narrow:
             kernel, side = self._by_few, 0
         elif run and math.gcd(*addresses, *steps) % (size * run) == 0:
             kernel, side = self._by_runs, _SQUARE_THREADS // 16 * run
