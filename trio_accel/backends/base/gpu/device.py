@@ -55,6 +55,7 @@ class ArrayKernels:
         nbytes = with_axes(_TRANSPOSE, 3, 0).size
         self._by_lines = kernels.function("arrays", "transpose", nbytes)
         self._by_runs = kernels.function("arrays", "transpose_by_runs", nbytes)
+        self._by_few = kernels.function("arrays", "transpose_of_few", nbytes)
         self._fill = kernels.function("arrays", "fill", with_axes(_FILL, 2, 0).size)
 
     def convert(
@@ -107,7 +108,9 @@ class ArrayKernels:
             return False
         along_source, along_out = ins.index(size), outs.index(size)
         rows, columns = shape[along_source], shape[along_out]
-        if along_source == along_out or min(rows, columns) < _LEAST_SIDE:
+        is_narrow = min(rows, columns) < _LEAST_SIDE
+        # Measured: few large elements are faster one by one.
+        if along_source == along_out or (is_narrow and (max(rows, columns) < _LEAST_SIDE or size > 8)):
             return False
         others = [axis for axis in range(len(shape)) if axis not in (along_source, along_out)]
         run = _RUNS.get(size, 0)
@@ -118,14 +121,18 @@ class ArrayKernels:
             for axis, step in enumerate(row)
             if axis != along
         )
-        by_runs = bool(run) and math.gcd(*addresses, *steps) % (size * run) == 0
-        side = _SQUARE_THREADS // 16 * run if by_runs else _SIDE
-        squares = -(-rows // side) * -(-columns // side) * math.prod(shape[axis] for axis in others)
+        kernel, side = self._by_lines, _SIDE
+        if is_narrow:
+            kernel, side = self._by_few, 0
+        elif run and math.gcd(*addresses, *steps) % (size * run) == 0:
+            kernel, side = self._by_runs, _SQUARE_THREADS // 16 * run
+        outer = math.prod(shape[axis] for axis in others)
+        squares = outer * (-(-rows // side) * -(-columns // side) if side else max(rows, columns))
         if squares >= 1 << 31:
             return False
-        (self._by_runs if by_runs else self._by_lines).run(
-            stream.handle, squares * _SQUARE_THREADS, with_axes(_TRANSPOSE, 3, len(others)), *addresses,
-            squares, rows, columns, ins[along_out], outs[along_source], size, side, len(others),
+        kernel.run(
+            stream.handle, squares * (_SQUARE_THREADS if side else 1), with_axes(_TRANSPOSE, 3, len(others)),
+            *addresses, squares, rows, columns, ins[along_out], outs[along_source], size, side, len(others),
             *(row[axis] for row in (shape, ins, outs) for axis in others), threads=_SQUARE_THREADS,
         )  # fmt: skip
         return True

@@ -366,7 +366,7 @@ struct Sixteen {
     for (unsigned number = blockIdx.x, within = threadIdx.x; number < (unsigned)arguments.squares; number += gridDim.x) \
         if (const Square square = square_of(arguments, number, side); true)
 
-// Two kernels: the registers of the one would be those of the other, and lines need many threads at once.
+// Kernels of their own: the registers of the one would be those of the other, and lines need many threads at once.
 KERNEL(transpose, TransposeArguments)
 {
     EACH_SQUARE(square, within, 32)
@@ -388,6 +388,51 @@ KERNEL(transpose_by_runs, TransposeArguments)
         case 4: transpose_runs<int, 4>(arguments, square, within); break;
         default: transpose_runs<i64, 2>(arguments, square, within); break;
         }
+}
+
+// Where one of the axes is short, as that of an image's channels: a thread copies all along that, and neighbours are
+// neighbours along the other one.
+template <typename Element> __device__ void transpose_narrow(const TransposeArguments &arguments)
+{
+    const bool is_high = arguments.rows > arguments.columns;
+    const unsigned wide = (unsigned)(is_high ? arguments.rows : arguments.columns);
+    const int count = (int)(is_high ? arguments.columns : arguments.rows);
+    const i64 source_step = is_high ? arguments.source_step : (i64)sizeof(Element);
+    const i64 out_step = is_high ? (i64)sizeof(Element) : arguments.out_step;
+    EACH(thread, arguments.squares) {
+        unsigned rest = (unsigned)thread / wide, index = rest;
+        const i64 place = (i64)((unsigned)thread - rest * wide);
+        const char *source = arguments.source + place * (is_high ? (i64)sizeof(Element) : arguments.source_step);
+        char *out = arguments.out + place * (is_high ? arguments.out_step : (i64)sizeof(Element));
+        for (int axis = arguments.ndim - 1; axis >= 0; axis--) {
+            const unsigned extent = (unsigned)arguments.shape[axis];
+            rest = index / extent;
+            source += (i64)(index - rest * extent) * arguments.source_strides[axis];
+            out += (i64)(index - rest * extent) * arguments.out_strides[axis];
+            index = rest;
+        }
+        for (int first = 0; first < count; first += 4) {
+            // All are read before one is written: a read does not wait for a write then.
+            Element values[4];
+            for (int one = 0; one < 4; one++)
+                if (first + one < count)
+                    values[one] = *(const Element *)(source + (first + one) * source_step);
+            for (int one = 0; one < 4; one++)
+                if (first + one < count)
+                    *(Element *)(out + (first + one) * out_step) = values[one];
+        }
+    }
+}
+
+KERNEL(transpose_of_few, TransposeArguments)
+{
+    switch (arguments.itemsize) {
+    case 1: transpose_narrow<char>(arguments); break;
+    case 2: transpose_narrow<short>(arguments); break;
+    case 4: transpose_narrow<int>(arguments); break;
+    case 8: transpose_narrow<i64>(arguments); break;
+    default: transpose_narrow<Sixteen>(arguments); break;
+    }
 }
 
 KERNEL(fill, FillArguments)
