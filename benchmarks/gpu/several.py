@@ -375,7 +375,8 @@ def _moves(world: World, hosts: Sequence[npt.NDArray[Any]], arrays: list[ta.Acce
 async def losses(given: Given, world: World) -> None:
     """Lose a rank in each way, while a task asks for sums and one for each device for work of its own."""
     ways = ("kill", "bad address", "trap", "stop")
-    hosts = [np.random.default_rng(rank).normal(size=1 << 18) for rank in range(world.size)]
+    # Whole numbers: their sum is the same in any order of ranks.
+    hosts = [np.random.default_rng(n).integers(0, 999, 1 << 18) * 1.0 for n in range(world.size)]
     total = sum(hosts[1:], start=hosts[0])
     arrays = [await device.put(host) for device, host in zip(world.devices, hosts, strict=True)]
     for how in ways:
