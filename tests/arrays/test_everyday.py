@@ -67,6 +67,23 @@ async def test_statistics(device: ta.Device, dtype: str) -> None:
         await arrays.nanmax(await device.zeros((0, 2)), 0)
 
 
+@pytest.mark.parametrize("name", ["nanargmax", "nanargmin"])
+async def test_places_in_long_rows_are_found_in_steps(device: ta.Device, name: str) -> None:
+    x = np.random.default_rng(3).normal(size=(2, 140_000)).astype(np.float32)
+    x[:, ::7] = np.nan
+    on, function = await device.put(x), getattr(arrays, name)
+    for axis in (None, 1, -1):
+        for keepdims in (False, True):
+            found, want = (
+                await function(on, axis, keepdims=keepdims),
+                getattr(np, name)(x, axis=axis, keepdims=keepdims),
+            )
+            np.testing.assert_array_equal(await found.to_host(), want)
+    for rows in (on, on[:, :9]):
+        with pytest.raises(TypeError, match=rf"arrays\.{name}: axis must be one axis or None, got \(0, 1\)"):
+            await function(rows, (0, 1))
+
+
 @needs_sorting
 @pytest.mark.filterwarnings("ignore:.*(All-NaN):RuntimeWarning")
 @pytest.mark.parametrize("dtype", TOLERANCES)

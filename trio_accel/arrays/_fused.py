@@ -410,14 +410,15 @@ class _Launches:
             count = math.prod(shape[axis] for axis in axes)
             values |= {_count(stage.call): count for stage in self._stages.values()}
             given = [values[name] for name in inputs]
-            return await rows.ask(rows.compute(*given, axis=axes, keepdims=keepdims, out=out))
+            axis = _axis_of(axes, len(shape))
+            return await rows.ask(rows.compute(*given, axis=axis, keepdims=keepdims, out=out))
         reductions, last = self._steps
         for (name, stage), reduction in zip(self._stages.items(), reductions, strict=True):
             given = [self._value(values, each, stage.call) for each in reduction.inputs]
             axes, is_last = stage.axes, last is None and reduction is reductions[-1]
             array = await reduction(
                 *given,
-                axis=None if len(axes) == len(stage.ones) else axes[0] if len(axes) == 1 else axes,
+                axis=_axis_of(axes, len(stage.ones)),
                 keepdims=stage.keepdims or not is_last,
                 out=out if is_last else None,
             )
@@ -478,6 +479,11 @@ class _Launches:
         value = values[name]
         is_squeezed = self._is_squeezed(name, call)
         return value.reshape(reduced(value.shape, self._stages[name].axes)) if is_squeezed else value
+
+
+def _axis_of(axes: tuple[int, ...], ndim: int) -> int | tuple[int, ...] | None:
+    """Name axes as a call does: the place of an extreme takes one axis or None."""
+    return None if len(axes) == ndim else axes[0] if len(axes) == 1 else axes
 
 
 class fused:  # noqa: N801  # a decorator, as `property` is

@@ -392,19 +392,30 @@ def broadcast(argument: ExpressionArgument, shape: tuple[int, ...]) -> Expressio
     return argument
 
 
-def axes_of(operation: str, shape: tuple[int, ...], axis: int | Sequence[int] | None) -> tuple[int, ...]:
+def axes_of(
+    operation: str, shape: tuple[int, ...], axis: int | Sequence[int] | None, *, is_one: bool = False
+) -> tuple[int, ...]:
     """Find the axes that are meant, in order: all for None.
 
+    Args:
+        operation: Name of the operation, for errors.
+        shape: Shape of the array.
+        axis: Axis or axes.
+        is_one: Whether several are refused, as a place along them is no number.
+
     Raises:
-        TypeError: Something else than whole numbers.
+        TypeError: Something else than whole numbers, or several axes that are refused.
         ValueError: An axis that there is not, or one that is named twice.
     """
     if axis is None:
         return tuple(range(len(shape)))
     try:
-        return tuple(sorted(normalize_axis_tuple(axis, len(shape))))
+        axes = tuple(sorted(normalize_axis_tuple(axis, len(shape))))
     except (TypeError, ValueError) as error:
         raise type(error)(f"{operation}: axis {axis!r} of shape {shape}: {error}") from None
+    if is_one and (isinstance(axis, Sequence) or len(axes) != 1):
+        raise TypeError(f"{operation}: axis must be one axis or None, got {axis!r}")
+    return axes
 
 
 def reduced(shape: tuple[int, ...], axes: Sequence[int], *, keepdims: bool = False) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import NoneType
 from typing import Any
 
 import attrs
@@ -159,10 +158,7 @@ class Reduction:
         taken = take(planner, self._reduction.map, message.arguments)
         if not taken.arrays:
             raise TypeError(f"{name}: at least one argument must be an array")
-        if self._reduction.is_index and not isinstance(message.axis, (int, NoneType)):
-            told = f"{name}: axis must be one axis or None for {self._reduction.name}"
-            raise TypeError(f"{told}, got {message.axis!r}")
-        axes = axes_of(name, taken.shape, message.axis)
+        axes = axes_of(name, taken.shape, message.axis, is_one=self._reduction.is_index)
         key = taken.signature, None if message.out is None else message.out.dtype.value
         known = self._known.get(key)
         if known is None:

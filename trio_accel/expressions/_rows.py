@@ -81,6 +81,7 @@ class Rowwise:
         self._rows = RowExpression.parse(text, tuple(inputs))
         if not self._rows.stages:
             raise ValueError(f"the expression of rows reduces nothing: {text}")
+        self._is_index = any(stage.is_index for stage in self._rows.stages)
         self._wide: Mapping[str, DType] = {} if precision is None else WIDE[precision]
         self._library = library
         self._message = served_by(ComputeRows, library)
@@ -126,7 +127,7 @@ class Rowwise:
         device = device_of(self.operation, *message.arguments, message.out)
         arrays = [each for each in message.arguments if isinstance(each, (AccelRef, np.ndarray))]
         shape = common(self.operation, arrays)
-        axes = axes_of(self.operation, shape, message.axis)
+        axes = axes_of(self.operation, shape, message.axis, is_one=self._is_index)
         count = math.prod(shape[axis] for axis in axes)
         if count <= _LONG_ROW or math.prod(shape) // count >= _FEW_ROWS:
             return await device.ask(message)
@@ -147,7 +148,7 @@ class Rowwise:
         values[COUNT] = math.prod(shape[axis] for axis in axes)
         for number, reduction in enumerate(steps.reductions):
             taken = [values[name] for name in reduction.inputs]
-            values[found(number)] = await reduction(*taken, axis=axes, keepdims=True)
+            values[found(number)] = await reduction(*taken, axis=message.axis, keepdims=True)
         taken = [values[name] for name in steps.last.inputs]
         if out is not None:
             await steps.last(*taken, out=out if out.shape == kept else out.reshape(kept))
@@ -159,7 +160,7 @@ class Rowwise:
         """Validate the arguments of a call, and lower it; see `Operation.plan`."""
         name, out = planner.name, message.out
         taken = take(planner, self._rows, message.arguments)
-        axes = axes_of(name, taken.shape, message.axis)
+        axes = axes_of(name, taken.shape, message.axis, is_one=self._is_index)
         specialized, text = self.specialize(taken.signature, None if out is None else out.dtype)
         count = math.prod(taken.shape[axis] for axis in axes)
         for part, inputs in specialized.typed.parts:
