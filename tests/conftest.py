@@ -114,6 +114,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Leave out most of what a sample would: to make an item takes longer than to choose it."""
     config, path = metafunc.config, metafunc.definition.path
     size: int = config.getoption("--sample")
+    # Names of parameter sets that are asked for are looked for among all of them.
     if not size or config.getoption("-k") or _is_of(path, WHOLE) or any("[" in each for each in config.args):
         return
     calls: list[Any] = metafunc._calls  # pytest has no public way

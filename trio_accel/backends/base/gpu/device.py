@@ -34,7 +34,7 @@ HostArray: TypeAlias = npt.NDArray[Any]
 
 # As in the source `arrays`.
 _CONVERT, _TRANSPOSE, _FILL = "QQqdiiii", "QQqqqqqiii4x", "Qqii16s"
-# Threads for each square, its side in elements, and sides for which squares pay.
+# Threads for each square, its side in elements where it goes by lines, and the least for which squares pay.
 _SQUARE_THREADS, _SIDE, _LEAST_SIDE = 256, 32, 16
 # By the size of elements, how many of them a thread reads and writes at once, where they lie so that it can.
 _RUNS = {1: 8, 2: 8, 4: 4, 8: 2}
@@ -52,10 +52,10 @@ class ArrayKernels:
 
     def __init__(self, kernels: Kernels) -> None:
         self._convert = kernels.function("arrays", "convert", with_axes(_CONVERT, 3, 0).size)
-        nbytes = with_axes(_TRANSPOSE, 3, 0).size
-        self._by_lines = kernels.function("arrays", "transpose", nbytes)
-        self._by_runs = kernels.function("arrays", "transpose_by_runs", nbytes)
-        self._by_few = kernels.function("arrays", "transpose_of_few", nbytes)
+        self._by_lines, self._by_runs, self._narrow = (
+            kernels.function("arrays", name, with_axes(_TRANSPOSE, 3, 0).size)
+            for name in ("transpose_by_lines", "transpose_by_runs", "transpose_narrow")
+        )
         self._fill = kernels.function("arrays", "fill", with_axes(_FILL, 2, 0).size)
 
     def convert(
@@ -103,13 +103,13 @@ class ArrayKernels:
         ins: tuple[int, ...],
         outs: tuple[int, ...],
     ) -> bool:
-        """Copy by squares, where neighbours in one array are far from each other in the other one."""
+        """Copy by squares, or along a short axis, where neighbours in one array are apart in the other."""
         if size not in ins or size not in outs:
             return False
         along_source, along_out = ins.index(size), outs.index(size)
         rows, columns = shape[along_source], shape[along_out]
         is_narrow = min(rows, columns) < _LEAST_SIDE
-        # Measured: few large elements are faster one by one.
+        # Few elements of 16 bytes are faster one by one.
         if along_source == along_out or (is_narrow and (max(rows, columns) < _LEAST_SIDE or size > 8)):
             return False
         others = [axis for axis in range(len(shape)) if axis not in (along_source, along_out)]
@@ -121,18 +121,18 @@ class ArrayKernels:
             for axis, step in enumerate(row)
             if axis != along
         )
-        kernel, side = self._by_lines, _SIDE
+        kernel, side, threads = self._by_lines, _SIDE, _SQUARE_THREADS
         if is_narrow:
-            kernel, side = self._by_few, 0
+            kernel, side, threads = self._narrow, 0, 1
         elif run and math.gcd(*addresses, *steps) % (size * run) == 0:
             kernel, side = self._by_runs, _SQUARE_THREADS // 16 * run
-        outer = math.prod(shape[axis] for axis in others)
-        squares = outer * (-(-rows // side) * -(-columns // side) if side else max(rows, columns))
-        if squares >= 1 << 31:
+        count = -(-rows // side) * -(-columns // side) if side else max(rows, columns)
+        count *= math.prod(shape[axis] for axis in others)
+        if count >= 1 << 31:
             return False
         kernel.run(
-            stream.handle, squares * (_SQUARE_THREADS if side else 1), with_axes(_TRANSPOSE, 3, len(others)),
-            *addresses, squares, rows, columns, ins[along_out], outs[along_source], size, side, len(others),
+            stream.handle, count * threads, with_axes(_TRANSPOSE, 3, len(others)), *addresses, count,
+            rows, columns, ins[along_out], outs[along_source], size, side, len(others),
             *(row[axis] for row in (shape, ins, outs) for axis in others), threads=_SQUARE_THREADS,
         )  # fmt: skip
         return True

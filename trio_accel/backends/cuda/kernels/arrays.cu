@@ -23,11 +23,12 @@ struct ConvertArguments {
 };
 
 // A copy to another order of axes: elements follow one another along the rows of the source, and along the columns
-// of the result. The other axes are in the arrays.
+// of the result. The other axes are in the arrays. `count` is the number of squares, each of which is a block's, and of
+// threads where one of both axes is short.
 struct TransposeArguments {
     const char *source;
     char *out;
-    i64 squares, rows, columns, source_step, out_step;
+    i64 count, rows, columns, source_step, out_step;
     int itemsize, side, ndim;
     i64 shape[AXES], source_strides[AXES], out_strides[AXES];
 };
@@ -282,44 +283,50 @@ KERNEL(convert, ConvertArguments)
         EACH(index, arguments.count) convert_element<u64>(arguments, (u64)index);
 }
 
-// A block of 256 threads copies squares. This is where one begins, in elements along both axes, and its first element
-// in both arrays.
-enum { SQUARE_THREADS = 256 };
+// Moves to an element along the other axes, by its number there.
+__device__ void move_along_others(const TransposeArguments &arguments, unsigned index, const char *&source, char *&out)
+{
+    for (int axis = arguments.ndim - 1; axis >= 0; axis--) {
+        const unsigned extent = (unsigned)arguments.shape[axis], rest = index / extent;
+        source += (i64)(index - rest * extent) * arguments.source_strides[axis];
+        out += (i64)(index - rest * extent) * arguments.out_strides[axis];
+        index = rest;
+    }
+}
 
+// Side of a square that is copied by lines, in elements, and threads of a block.
+enum { SIDE = 32, SQUARE_THREADS = 256 };
+
+// Where a square begins, in elements along both axes, and its first element in both arrays.
 struct Square {
     i64 row, column;
     const char *source;
     char *out;
 };
 
-__device__ Square square_of(const TransposeArguments &arguments, unsigned number, int side)
+__device__ Square square_of(const TransposeArguments &arguments, unsigned number)
 {
-    const unsigned wide = (unsigned)((arguments.columns + side - 1) / side);
-    const unsigned high = (unsigned)((arguments.rows + side - 1) / side);
-    unsigned rest = number / wide, index = rest / high;
-    Square square = {(i64)(rest - index * high) * side, (i64)(number - rest * wide) * side, arguments.source, arguments.out};
-    square.source += square.column * arguments.source_step + square.row * arguments.itemsize;
-    square.out += square.row * arguments.out_step + square.column * arguments.itemsize;
-    for (int axis = arguments.ndim - 1; axis >= 0; axis--) {
-        const unsigned extent = (unsigned)arguments.shape[axis];
-        rest = index / extent;
-        square.source += (i64)(index - rest * extent) * arguments.source_strides[axis];
-        square.out += (i64)(index - rest * extent) * arguments.out_strides[axis];
-        index = rest;
-    }
+    const unsigned wide = (unsigned)((arguments.columns + arguments.side - 1) / arguments.side);
+    const unsigned high = (unsigned)((arguments.rows + arguments.side - 1) / arguments.side);
+    const unsigned rest = number / wide, index = rest / high;
+    Square square;
+    square.row = (i64)(rest - index * high) * arguments.side;
+    square.column = (i64)(number - rest * wide) * arguments.side;
+    square.source = arguments.source + square.column * arguments.source_step + square.row * arguments.itemsize;
+    square.out = arguments.out + square.row * arguments.out_step + square.column * arguments.itemsize;
+    move_along_others(arguments, index, square.source, square.out);
     return square;
 }
 
-// A warp writes one line after another, and what it reads of each line of the source is in the cache for the next warps,
-// which read the elements behind it.
-template <typename Element>
-__device__ void transpose_lines(const TransposeArguments &arguments, const Square &square, unsigned within)
+// A warp writes one line after another. Each line of the source that it reads from stays in the cache for the next warps,
+// which read the elements behind its own.
+template <typename Element> __device__ void transpose_lines(const TransposeArguments &arguments, const Square &square)
 {
-    const i64 across = within % 32;
+    const i64 across = threadIdx.x % SIDE;
     if (square.column + across >= arguments.columns)
         return;
     const char *source = square.source + across * arguments.source_step;
-    for (i64 down = within / 32; down < 32 && square.row + down < arguments.rows; down += SQUARE_THREADS / 32)
+    for (i64 down = threadIdx.x / SIDE; down < SIDE && square.row + down < arguments.rows; down += SQUARE_THREADS / SIDE)
         *((Element *)(square.out + down * arguments.out_step) + across) = *((const Element *)source + down);
 }
 
@@ -331,9 +338,10 @@ template <typename Element, int COUNT> struct alignas(sizeof(Element) * COUNT) R
 // A thread turns COUNT by COUNT elements in its registers. It reads runs of the source and writes runs of the result, of
 // which a warp reads 8 and writes 4 that follow one another.
 template <typename Element, int COUNT>
-__device__ void transpose_runs(const TransposeArguments &arguments, const Square &square, unsigned within)
+__device__ void transpose_runs(const TransposeArguments &arguments, const Square &square)
 {
     typedef Run<Element, COUNT> Line;
+    const unsigned within = threadIdx.x;
     const i64 down = (within / 32 % 2 * 8 + within % 8) * COUNT, across = (within / 64 * 4 + within / 8 % 4) * COUNT;
     const i64 rows = arguments.rows - square.row - down, columns = arguments.columns - square.column - across;
     const char *source = square.source + across * arguments.source_step + down * (i64)sizeof(Element);
@@ -361,56 +369,54 @@ struct Sixteen {
     i64 halves[2];
 };
 
-// Threads of a block have numbers that follow one another, so a square is one block's.
-#define EACH_SQUARE(square, within, side)                                                                     \
-    for (unsigned number = blockIdx.x, within = threadIdx.x; number < (unsigned)arguments.squares; number += gridDim.x) \
-        if (const Square square = square_of(arguments, number, side); true)
+#define BY_SIZE(COPY)                \
+    switch (arguments.itemsize) {    \
+    case 1: COPY(char); break;       \
+    case 2: COPY(short); break;      \
+    case 4: COPY(int); break;        \
+    case 8: COPY(i64); break;        \
+    default: COPY(Sixteen); break;   \
+    }
 
-// Kernels of their own: the registers of the one would be those of the other, and lines need many threads at once.
-KERNEL(transpose, TransposeArguments)
+// Kernels of their own: in one, lines would have the registers of runs, and so fewer threads at once.
+KERNEL(transpose_by_lines, TransposeArguments)
 {
-    EACH_SQUARE(square, within, 32)
-        switch (arguments.itemsize) {
-        case 1: transpose_lines<char>(arguments, square, within); break;
-        case 2: transpose_lines<short>(arguments, square, within); break;
-        case 4: transpose_lines<int>(arguments, square, within); break;
-        case 8: transpose_lines<i64>(arguments, square, within); break;
-        default: transpose_lines<Sixteen>(arguments, square, within); break;
-        }
+    for (unsigned number = blockIdx.x; number < (unsigned)arguments.count; number += gridDim.x) {
+        const Square square = square_of(arguments, number);
+#define COPY(Element) transpose_lines<Element>(arguments, square)
+        BY_SIZE(COPY)
+#undef COPY
+    }
 }
 
 KERNEL(transpose_by_runs, TransposeArguments)
 {
-    EACH_SQUARE(square, within, arguments.side)
+    for (unsigned number = blockIdx.x; number < (unsigned)arguments.count; number += gridDim.x) {
+        const Square square = square_of(arguments, number);
         switch (arguments.itemsize) {
-        case 1: transpose_runs<char, 8>(arguments, square, within); break;
-        case 2: transpose_runs<short, 8>(arguments, square, within); break;
-        case 4: transpose_runs<int, 4>(arguments, square, within); break;
-        default: transpose_runs<i64, 2>(arguments, square, within); break;
+        case 1: transpose_runs<char, 8>(arguments, square); break;
+        case 2: transpose_runs<short, 8>(arguments, square); break;
+        case 4: transpose_runs<int, 4>(arguments, square); break;
+        default: transpose_runs<i64, 2>(arguments, square); break;
         }
+    }
 }
 
 // Where one of the axes is short, as that of an image's channels: a thread copies all along that, and neighbours are
 // neighbours along the other one.
-template <typename Element> __device__ void transpose_narrow(const TransposeArguments &arguments)
+template <typename Element> __device__ void transpose_few(const TransposeArguments &arguments)
 {
     const bool is_high = arguments.rows > arguments.columns;
     const unsigned wide = (unsigned)(is_high ? arguments.rows : arguments.columns);
     const int count = (int)(is_high ? arguments.columns : arguments.rows);
     const i64 source_step = is_high ? arguments.source_step : (i64)sizeof(Element);
     const i64 out_step = is_high ? (i64)sizeof(Element) : arguments.out_step;
-    EACH(thread, arguments.squares) {
-        unsigned rest = (unsigned)thread / wide, index = rest;
-        const i64 place = (i64)((unsigned)thread - rest * wide);
+    EACH(thread, arguments.count) {
+        const unsigned index = (unsigned)thread / wide;
+        const i64 place = (i64)((unsigned)thread - index * wide);
         const char *source = arguments.source + place * (is_high ? (i64)sizeof(Element) : arguments.source_step);
         char *out = arguments.out + place * (is_high ? arguments.out_step : (i64)sizeof(Element));
-        for (int axis = arguments.ndim - 1; axis >= 0; axis--) {
-            const unsigned extent = (unsigned)arguments.shape[axis];
-            rest = index / extent;
-            source += (i64)(index - rest * extent) * arguments.source_strides[axis];
-            out += (i64)(index - rest * extent) * arguments.out_strides[axis];
-            index = rest;
-        }
+        move_along_others(arguments, index, source, out);
         for (int first = 0; first < count; first += 4) {
             // All are read before one is written: a read does not wait for a write then.
             Element values[4];
@@ -424,15 +430,11 @@ template <typename Element> __device__ void transpose_narrow(const TransposeArgu
     }
 }
 
-KERNEL(transpose_of_few, TransposeArguments)
+KERNEL(transpose_narrow, TransposeArguments)
 {
-    switch (arguments.itemsize) {
-    case 1: transpose_narrow<char>(arguments); break;
-    case 2: transpose_narrow<short>(arguments); break;
-    case 4: transpose_narrow<int>(arguments); break;
-    case 8: transpose_narrow<i64>(arguments); break;
-    default: transpose_narrow<Sixteen>(arguments); break;
-    }
+#define COPY(Element) transpose_few<Element>(arguments)
+    BY_SIZE(COPY)
+#undef COPY
 }
 
 KERNEL(fill, FillArguments)
