@@ -11,6 +11,7 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -374,7 +375,10 @@ class _Ahead:
         for command in commands[name]:
             output = tempfile.TemporaryFile()  # noqa: SIM115  # until the process has ended
             process = subprocess.Popen(
-                (*lowly, _Environment.python, *command), stdout=output, stderr=subprocess.STDOUT
+                (*lowly, _Environment.python, *command),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a group of its own, which `stop` ends: pyright starts Node
             )
             cls.running[name].append((process, output))
 
@@ -400,7 +404,8 @@ class _Ahead:
     def stop(cls) -> None:
         """End what nobody waits for any more."""
         for process, _ in itertools.chain.from_iterable(cls.running.values()):
-            process.kill()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 atexit.register(_Ahead.stop)

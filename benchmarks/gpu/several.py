@@ -36,6 +36,8 @@ import trio_accel as ta
 from trio_accel.collectives import RankFailedError, Reduction, World
 from trio_accel.patterns import Pipeline, PipelineStage, open_results
 
+from . import several_bare
+
 ROOT = Path(__file__).parents[2]
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint32", "uint64", "float16", "bfloat16"),
@@ -92,113 +94,19 @@ async def seconds(ask: Callable[[], Awaitable[object]], times: int, ahead: int =
     return statistics.median(taken[ahead:])
 
 
-# Other libraries, each in processes of its own, for so many seconds at most.
-
-_PATIENCE = 25.0
-
-BARE_NCCL = """
-import json, os, statistics, sys, time
-import numpy as np
-import nccl.bindings.nccl as nccl
-from cuda.bindings import driver
-def check(result):
-    assert not result[0], result[0]
-    return result[1] if len(result) == 2 else None
-rank, size, nbytes = map(int, sys.argv[1:4])
-check(driver.cuInit(0))
-check(driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(rank))))
-stream = int(check(driver.cuStreamCreate(1)))
-if rank == 0:
-    name = bytes(nccl.get_unique_id())
-    print(name.hex(), flush=True)
-else:
-    name = bytes.fromhex(sys.stdin.readline())
-config = nccl.Config()
-start = time.perf_counter()
-comm = nccl.comm_init_rank_scalable(size, rank, 1, bytearray(name), config.ptr)
-opened = time.perf_counter() - start
-source, out = (int(check(driver.cuMemAlloc(nbytes))) for _ in range(2))
-def run(count, times):
-    taken = []
-    for _ in range(times + 3):
-        start = time.perf_counter()
-        nccl.all_reduce(source, out, count, 7, 0, comm, stream)
-        check(driver.cuStreamSynchronize(stream))
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken[3:])
-large, small = run(nbytes // 4, 15), run(256, 300)
-print(json.dumps({"large": large, "small": small, "open": opened, "version": nccl.get_version()}), flush=True)
-nccl.comm_abort(comm)
-"""
-
-BARE_TORCH = """
-import json, statistics, sys, time
-import torch
-nbytes = int(sys.argv[1])
-count = torch.cuda.device_count()
-peers = [[a == b or torch.cuda.can_device_access_peer(a, b) for b in range(count)] for a in range(count)]
-figures = {"peers": peers, "copies": {}}
-for size in (1 << 10, nbytes >> 4, nbytes >> 2, nbytes) if count > 1 else ():
-    source = torch.ones(size, dtype=torch.uint8, device="cuda:0")
-    taken = []
-    for _ in range(15):
-        torch.cuda.synchronize(0); torch.cuda.synchronize(1)
-        start = time.perf_counter()
-        target = source.to("cuda:1")
-        torch.cuda.synchronize(0); torch.cuda.synchronize(1)
-        taken.append(time.perf_counter() - start)
-        del target
-    figures["copies"][size] = statistics.median(taken[3:])
-print(json.dumps(figures))
-"""
-
-
 def measure_bare(given: Given) -> None:
     """Measure other libraries, and write a file as far as it goes."""
     found: dict[str, Any] = {}
-    for name, measure in (("NCCL", _bare_nccl), ("PyTorch", _bare_torch)):
+    for name, measure in (
+        ("NCCL", partial(several_bare.nccl, len(given.devices), given.nbytes)),
+        ("PyTorch", partial(several_bare.pytorch, given.nbytes)),
+    ):
         try:
-            found |= measure(given)
+            found |= measure()
         except (subprocess.SubprocessError, ValueError, IndexError, OSError) as error:
             print(f"{name}: {error}: {getattr(error, 'stderr', '')}")
         given.bare.write_text(json.dumps(found), encoding="utf-8")
     given.line("bare figures", {key: value for key, value in found.items() if key != "peers"})
-
-
-def _bare_torch(given: Given) -> dict[str, Any]:
-    done = subprocess.run(  # noqa: S603  # this file's own program
-        [sys.executable, "-c", BARE_TORCH, str(given.nbytes)],
-        capture_output=True,
-        text=True,
-        timeout=_PATIENCE,
-        check=True,
-    )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def _bare_nccl(given: Given) -> dict[str, Any]:
-    size = len(given.devices)
-    ranks: list[subprocess.Popen[str]] = []
-    try:
-        for rank in range(size):
-            command = [sys.executable, "-c", BARE_NCCL, str(rank), str(size), str(given.nbytes)]
-            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            ranks.append(subprocess.Popen(command, **pipes))  # noqa: S603  # the same
-        assert ranks[0].stdout is not None
-        name = ranks[0].stdout.readline()
-        for one in ranks[1:]:
-            assert one.stdin is not None
-            one.stdin.write(name)
-            one.stdin.flush()
-        found = json.loads(ranks[0].communicate(timeout=_PATIENCE)[0].splitlines()[-1])
-        return {f"nccl {key}": value for key, value in found.items()}
-    finally:
-        for one in ranks:
-            one.kill()
-
-
-# Ours.
 
 
 async def topology(given: Given) -> None:
