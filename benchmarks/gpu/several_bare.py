@@ -1,4 +1,4 @@
-"""Bare figures of several GPUs of one host: PyTorch's copies, and NCCL by nccl4py, in processes of their own."""
+"""Bare figures of several GPUs of one host: copies by PyTorch, and NCCL by nccl4py."""
 
 from __future__ import annotations
 
