@@ -54,8 +54,8 @@ CALLS: dict[str, Mapping[str, Any]] = {
     "sparse.spmv": {"matrix": SPARSE, "x": VECTOR},
     "sparse.to_dense": {"matrix": SPARSE},
 }
-# Their reply has several arrays: tests/linalg/test_fused.py.
-OF_SEVERAL = {"linalg.fused_matmul_sums"}
+# Their reply has several arrays: tests/linalg/test_fused.py and tests/nn/test_linear.py.
+OF_SEVERAL = {"linalg.fused_matmul_sums", "nn.linear_weight_grad"}
 NOT_ON_STAND_IN = {
     *(
         f"linalg.{name}"

@@ -97,6 +97,10 @@ async def _attended(grad: Any, query: Any, key: Any, value: Any, **options: Any)
     )
 
 
+async def _linear(grad: Any, x: Any, weight: Any, _bias: Any) -> list[Any]:
+    return [await call.linear_input_grad(grad, weight), *await call.linear_weight_grad(grad, x)]
+
+
 def attention(mask: Array | None = None, keys: int = 4, **options: Any) -> Case:
     there = None if mask is None else torch.tensor(mask)
     return Case(
@@ -186,6 +190,9 @@ def cases() -> dict[str, Case]:
         "attention": attention(),
         "attention-causal": attention(is_causal=True, keys=2, enable_gqa=True, scale=0.3),
         "attention-masked": attention(mask),
+        "linear": Case(
+            [numbers((4, 3, 6)), numbers((9, 6), seed=1), numbers((9,), seed=2)], F.linear, _linear
+        ),
         "embedding": Case(
             [numbers((5, 8))],
             lambda weight: F.embedding(torch.tensor(indices), weight, padding_idx=2),

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+import math
+from typing import Any, Final, Literal, NamedTuple
 
 import attrs
 
-from ..backends.base.ops import NO_ARRAYS, ArraySpec, FusedMatmulSpec, fused_dtypes
+from ..backends.base.ops import NO_ARRAYS, ArraySpec, FusedEpilogue, FusedMatmulSpec, fused_dtypes
 from ..devices import AccelRef, Operand, Planned, Planner, operation
+from ..devices.base._views import NoViewError, reshaped
 from ..devices.operations._plan_source import refuse_value
 
-__all__ = ["Linear", "linear"]
+__all__ = [
+    "Linear", "LinearInputGrad", "LinearWeightGrad", "LinearWeightGrads", "linear", "linear_input_grad",
+    "linear_weight_grad",
+]  # fmt: skip
 
+_LIBRARY = "trio_accel.linalg:BlasLtActor"
 _ACTIVATIONS = (None, "relu", "gelu")
+
+
+class LinearWeightGrads(NamedTuple):
+    """Gradients of the parameters of `linear`."""
+
+    weight: AccelRef
+    """Of the weights, of shape (n, k)."""
+    bias: AccelRef
+    """Of the bias, of shape (n,)."""
 
 
 def _plan_linear(message: Any, planner: Planner) -> Planned[AccelRef]:
@@ -31,13 +46,67 @@ def _plan_linear(message: Any, planner: Planner) -> Planned[AccelRef]:
     given = {} if bias is None else {"bias": bias}
     if message.out is not None:
         planner.distinct("out", out.spec, x=x, weight=weight, **given)
-    turned = attrs.evolve(weight, shape=weight.shape[::-1], strides=weight.strides[::-1])
-    arrays = {**NO_ARRAYS, **given}
-    spec = FusedMatmulSpec(
-        activation or "none", "ieee", 0, 1.0, 0.0, _rows(x), turned, out=_rows(out.spec), **arrays
-    )
-    spec.check_shapes(name)
+    spec = _product(name, activation or "none", _rows(x), _turned(weight), _rows(out.spec), **given)
     return Planned(spec, out, is_checked=True)
+
+
+def _plan_input_grad(message: Any, planner: Planner) -> Planned[AccelRef]:
+    """Plan by hand: the gradient may be one vector."""
+    grad, weight = planner.read("grad", message.grad), planner.read("weight", message.weight)
+    if weight.ndim != 2 or grad.shape[-1:] != weight.shape[:1]:
+        raise ValueError(
+            f"{planner.name}: grad must have shape (..., n) and weight (n, k), got {grad.shape} and "
+            f"{weight.shape}"
+        )
+    dtypes = fused_dtypes(planner.name, grad.dtype, weight.dtype, getattr(message.out, "dtype", None))
+    out = planner.output((*grad.shape[:-1], weight.shape[1]), dtypes.out, message.out)
+    if message.out is not None:
+        planner.distinct("out", out.spec, grad=grad, weight=weight)
+    spec = _product(planner.name, "none", _rows(grad), weight, _rows(out.spec))
+    return Planned(spec, out, is_checked=True)
+
+
+def _plan_weight_grad(message: Any, planner: Planner) -> Planned[LinearWeightGrads]:
+    """Plan by hand: all axes but the last one are added along, as one."""
+    grad, x = planner.read("grad", message.grad), planner.read("x", message.x)
+    if not grad.ndim or grad.ndim != x.ndim or grad.shape[:-1] != x.shape[:-1]:
+        raise ValueError(
+            f"{planner.name}: grad must have shape (..., n) and x (..., k), got {grad.shape} and {x.shape}"
+        )
+    dtypes = fused_dtypes(planner.name, grad.dtype, x.dtype, getattr(message.out, "dtype", None))
+    out = planner.output((grad.shape[-1], x.shape[-1]), dtypes.out, message.out)
+    if message.out is not None:
+        planner.distinct("out", out.spec, grad=grad, x=x)
+    bias = planner.output(grad.shape[-1:], dtypes.bias)
+    first, second = (_merged(planner.name, *one) for one in (("grad", grad), ("x", x)))
+    spec = _product(planner.name, "sum_a", _turned(first), second, out.spec, sums=bias.spec)
+    return Planned(spec, LinearWeightGrads(out, bias), is_checked=True)
+
+
+def _product(
+    name: str, epilogue: FusedEpilogue, a: ArraySpec, b: ArraySpec, out: ArraySpec, **given: ArraySpec
+) -> FusedMatmulSpec:
+    """Specify a product, and check it."""
+    arrays: dict[str, Any] = {**NO_ARRAYS, **given}
+    spec = FusedMatmulSpec(epilogue, "ieee", 0, 1.0, 0.0, a, b, out=out, **arrays)
+    spec.check_shapes(name)
+    return spec
+
+
+def _merged(name: str, argument: str, array: ArraySpec) -> ArraySpec:
+    """See all axes but the last one as one."""
+    try:
+        return reshaped(array, (math.prod(array.shape[:-1]), array.shape[-1]))
+    except NoViewError:
+        raise ValueError(
+            f"{name}: the axes of {argument} but the last one must be one where they lie, got shape "
+            f"{array.shape} with strides {array.strides}; use a copy: await {argument}.copy()"
+        ) from None
+
+
+def _turned(matrix: ArraySpec) -> ArraySpec:
+    """See a matrix transposed."""
+    return attrs.evolve(matrix, shape=matrix.shape[::-1], strides=matrix.strides[::-1])
 
 
 def _rows(array: ArraySpec) -> ArraySpec:
@@ -47,7 +116,7 @@ def _rows(array: ArraySpec) -> ArraySpec:
     return attrs.evolve(array, shape=(1, *array.shape), strides=(array.strides[0], *array.strides))
 
 
-@operation(actor="trio_accel.linalg:BlasLtActor", plan=_plan_linear)
+@operation(actor=_LIBRARY, plan=_plan_linear)
 async def linear(
     x: Operand,
     weight: Operand,
@@ -58,7 +127,8 @@ async def linear(
 ) -> AccelRef:
     """Compute ``activation(x @ weight.T + bias)``, as `torch.nn.functional.linear`; one launch.
 
-    `ta.linalg.fused_matmul` has more options, and what gradients need.
+    Its gradients are `linear_input_grad` and `linear_weight_grad`. `ta.linalg.fused_matmul` has more options,
+    and what the gradient of an activation in the same launch needs.
 
     Args:
         x: Array of shape (..., k), of a dtype of `ta.linalg.fused_matmul`.
@@ -78,4 +148,44 @@ async def linear(
     ...
 
 
+@operation(actor=_LIBRARY, plan=_plan_input_grad)
+async def linear_input_grad(grad: Operand, weight: Operand, *, out: AccelRef | None = None) -> AccelRef:
+    """Gradient of `linear` by `x`: ``grad @ weight``; one launch.
+
+    Args:
+        grad: Gradient of the loss by the result, before an activation: array of shape (..., n).
+        weight: As given to `linear`: matrix of shape (n, k), of the dtype of `grad`.
+        out: Array to write to; by default a new one.
+
+    Returns:
+        The gradient, of shape (..., k).
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `linear`.
+    """
+    ...
+
+
+@operation(actor=_LIBRARY, plan=_plan_weight_grad)
+async def linear_weight_grad(grad: Operand, x: Operand, *, out: AccelRef | None = None) -> LinearWeightGrads:
+    """Gradients of `linear` by its weights and its bias: ``grad.T @ x``, and sums of `grad`; one launch.
+
+    Args:
+        grad: Gradient of the loss by the result, before an activation: array of shape (..., n). All axes but
+            the last one are added along as one, so they have to be one where they lie, as for
+            `AccelRef.reshape`.
+        x: As given to `linear`: array of shape (..., k), of the dtype of `grad`; likewise.
+        out: Array of shape (n, k) to write the gradient of the weights to; by default a new one.
+
+    Returns:
+        The gradient of the weights, and that of the bias.
+
+    Raises:
+        TypeError, ValueError, NotSupportedError: As of `linear`.
+    """
+    ...
+
+
 Linear: Final = linear.message
+LinearInputGrad: Final = linear_input_grad.message
+LinearWeightGrad: Final = linear_weight_grad.message
