@@ -25,6 +25,22 @@ def _number(address: int, dtype: Any) -> Any:
     return np.frombuffer(ctypes.string_at(address, np.dtype(dtype).itemsize), dtype)[0]
 
 
+def _scaled(get: Any, name: str, array: Array) -> Array:
+    """Apply scales of 128 elements of a row (4), or of 128 by 128 (5), as an H100 was seen to read them."""
+    mode, address, (rows, k) = get[f"{name}_SCALE_MODE"], get[f"{name}_SCALE_POINTER"], array.shape
+    if mode not in (4, 5):
+        return array
+    along = -(-k // 128)
+    if mode == 4:
+        scales = _columns(address, np.dtype(np.float32), rows, along, rows)
+    else:
+        padded = -(-along // 4) * 4
+        scales = _columns(address, np.dtype(np.float32), along, -(-rows // 128), padded).T
+        scales = scales.repeat(128, 0)[:rows]
+    scaled: Array = array * scales.repeat(128, 1)[:, :k]
+    return scaled
+
+
 def _columns(address: int, dtype: Any, rows: int, columns: int, leading: int) -> Array:
     """A matrix by columns."""
     size = np.dtype(dtype).itemsize
@@ -112,12 +128,12 @@ class LtBindings:
         wide = [one.astype(float) for one in (a, b)]
         left = wide[0].T if get["TRANSA"] else wide[0]
         right = wide[1].T if get["TRANSB"] else wide[1]
-        x = factors[0] * (left @ right)
+        x = factors[0] * (_scaled(get, "A", left) @ _scaled(get, "B", right.T).T)
         for name, axis in (("A", 1), ("B", 0)):
             place = get[f"{name}_SCALE_POINTER"]
             if place and get[f"{name}_SCALE_MODE"] == 3:
                 x *= np.expand_dims(_columns(place, np.float32, x.shape[1 - axis], 1, 1)[:, 0], axis)
-            elif place:
+            elif place and not get[f"{name}_SCALE_MODE"]:
                 x *= _number(place, np.float32)
         if factors[1]:
             x += factors[1] * c.astype(float)

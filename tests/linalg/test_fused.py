@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +200,69 @@ async def test_float8(device: ta.Device, of_a: Any, of_b: Any, dtype: str) -> No
     # As it lies by rows, b is copied where the library wants columns.
     found = await fused_matmul(ref, np.ascontiguousarray(w.T), dtype=dtype)
     np.testing.assert_array_equal((await found.to_host()).astype(float), expected)
+
+
+BLOCKS: dict[str, Callable[[int, int], tuple[tuple[int, int], tuple[int, int]]]] = {
+    "vectors": lambda rows, k: ((rows, -(-k // 128)), (1, 128)),
+    "blocks": lambda rows, k: ((-(-rows // 128), -(-k // 128)), (128, 128)),
+}
+
+
+@both
+@pytest.mark.parametrize(("m", "n", "k"), [(130, 144, 400), (1, 256, 144), (256, 272, 640), (16, 16, 112)])
+@pytest.mark.parametrize(
+    ("of_a", "of_b"), [("vectors", "vectors"), ("vectors", "blocks"), ("blocks", "vectors")]
+)
+async def test_scales_of_blocks(device: ta.Device, of_a: str, of_b: str, m: int, n: int, k: int) -> None:
+    a, w = whole((m, k), E4, 0, 2), whole((n, k), E4, 1, 2)
+    powers = np.random.default_rng(2)
+    wide: list[Array] = []
+    scales: list[Array] = []
+    for array, kind in ((a, of_a), (w, of_b)):
+        shape, block = BLOCKS[kind](*array.shape)
+        scales.append(2.0 ** powers.integers(-2, 3, shape).astype(np.float32))
+        spread = np.kron(scales[-1], np.ones(block))[: array.shape[0], :k]
+        wide.append(array.astype(float) * spread)
+    expected, one, two = wide[0] @ wide[1].T, scales[0], scales[1].T
+    b = linalg.matrix_transpose(await device.put(w))
+    ref = await device.put(a)
+    if ON_CUDA and m % 4 and (of_a == "vectors" or m == 1):
+        with pytest.raises(ta.NotSupportedError, match=f"parts of rows where m is a multiple of 4, got {m}"):
+            await fused_matmul(ref, b, scale_a=one, scale_b=two)
+        return
+    gaps = await device.put(np.repeat(two, 2, axis=1))
+    for scale_a, scale_b in (
+        (one, two),
+        (np.asfortranarray(one), np.asfortranarray(two)),
+        (linalg.matrix_transpose(await device.put(one.T.copy())), gaps[:, ::2]),
+    ):
+        found = await fused_matmul(ref, b, scale_a=scale_a, scale_b=scale_b, dtype="float32")
+        # The library adds such products with few digits.
+        bound = 1e-3 * np.abs(expected).max() if ON_CUDA else 0
+        np.testing.assert_allclose(await found.to_host(), expected, rtol=0, atol=bound)
+    found = await fused_matmul(ref, b, scale_a=one, scale_b=two)
+    near(await found.to_host(), expected, "bfloat16")
+
+
+async def test_scales_of_blocks_are_of_both(device: ta.Device) -> None:
+    a, b = await device.zeros((256, 256), "float8_e4m3fn"), await device.zeros((256, 256), "float8_e4m3fn")
+    of_blocks, of_rows = np.ones((2, 2), np.float32), np.ones((256, 1), np.float32)
+    for scales in (
+        {"scale_a": of_rows, "scale_b": of_blocks},
+        {"scale_a": of_blocks},
+        {"scale_b": of_blocks},
+    ):
+        with pytest.raises(ValueError, match="for each 128 elements along k if it has, got shapes"):
+            await fused_matmul(a, b, **scales)
+    with pytest.raises(ValueError, match=r"scale_a must have shape .*\(256, 2\) or \(2, 2\), got \(2, 3\)"):
+        await fused_matmul(a, b, scale_a=np.ones((2, 3), np.float32), scale_b=of_blocks)
+    if ON_CUDA:
+        with pytest.raises(ta.NotSupportedError, match=r"no 'none' with scales of blocks .* of both"):
+            await fused_matmul(a, b, scale_a=of_blocks, scale_b=of_blocks)
+    # Nothing is added, whatever the scales of nothing are.
+    none = np.zeros((4, 0), E4), await device.zeros((0, 16), "float8_e4m3fn")
+    of_none = {"scale_a": np.ones((4, 0), np.float32), "scale_b": np.ones((0, 16), np.float32)}
+    assert not (await (await fused_matmul(*none, **of_none)).to_host()).any()
 
 
 @pytest.mark.parametrize("of", [E4, E5])

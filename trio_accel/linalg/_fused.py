@@ -232,10 +232,11 @@ async def fused_matmul(
         alpha: Factor of the product.
         beta: Factor of `c`.
         scale_a: What each element of a float8 `a` is multiplied by: a number above 0, which becomes a part of
-            `alpha`; or an array of float32, of shape () or (..., m, 1). Nothing looks at the numbers of an
-            array: zeros make zeros.
-        scale_b: The same of `b`, of shape () or (..., 1, n). Both have numbers for rows and columns, or
-            neither.
+            `alpha`; or an array of float32, of shape () or (..., m, 1); or for each 128 elements along k one
+            number, of shape (..., m, k / 128), or (..., m / 128, k / 128), rounded up. Nothing looks at the
+            numbers of an array: zeros make zeros.
+        scale_b: The same of `b`, of shape (), (..., 1, n), (..., k / 128, n) or (..., k / 128, n / 128). Both
+            have as many numbers along k, or neither has. CUDA has not both of 128 by 128.
         scale_out: What a float8 result is multiplied by before it is rounded: a number above 0, or an array
             of float32 of shape ().
         dtype: Dtype of the result; by default that of the operands, bfloat16 of float8, int32 of int8.

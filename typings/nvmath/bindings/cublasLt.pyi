@@ -31,6 +31,8 @@ class MatmulDescAttribute(IntEnum):
 
 class MatmulMatrixScale(IntEnum):
     OUTER_VEC_32F = 3
+    VEC128_32F = 4
+    BLK128x128_32F = 5
 
 class MatmulPreferenceAttribute(IntEnum):
     MAX_WORKSPACE_BYTES = 1

@@ -15,8 +15,8 @@ from ._spec import OperationSpec, specification
 from .numeric import product_shape
 
 __all__ = [
-    "NO_ARRAYS", "FusedDtypes", "FusedEpilogue", "FusedMatmulSpec", "Precision", "aux_columns",
-    "fused_dtypes", "fused_shape",
+    "NO_ARRAYS", "SCALED_BLOCK", "FusedDtypes", "FusedEpilogue", "FusedMatmulSpec", "Precision", "ScaleKind",
+    "aux_columns", "fused_dtypes", "fused_shape",
 ]  # fmt: skip
 
 FusedEpilogue: TypeAlias = Literal["none", "relu", "gelu", "relu_grad", "gelu_grad", "sum_a", "sum_b"]
@@ -24,6 +24,12 @@ FusedEpilogue: TypeAlias = Literal["none", "relu", "gelu", "relu_grad", "gelu_gr
 
 Precision: TypeAlias = Literal["ieee", "tf32", "bf16", "bf16x9", "fixed_point", "fast"]
 """How products are computed: in the type of the elements, or in shorter ones; of float8, with short sums."""
+
+ScaleKind: TypeAlias = Literal["one", "rows", "vectors", "blocks"]
+"""What has a scale of its own: an operand; each row (of b, each column); 128 elements of one; 128 by 128."""
+
+SCALED_BLOCK = 128
+"""How many elements along an axis have one scale."""
 
 _FLOAT8 = (DType.float8_e4m3fn, DType.float8_e5m2)
 
@@ -162,8 +168,10 @@ class FusedMatmulSpec(OperationSpec):
         c: Of the shape of `out`, which may be `out`.
         bias: ``(n,)`` or ``(..., n)``.
         aux: ``(..., m, aux_columns(n))``: uint8, or see `FusedDtypes`.
-        scale_a: Of float8 only: ``()`` or ``(..., m, 1)``, float32.
-        scale_b: ``()`` or ``(..., 1, n)``; of one kind with `scale_a`.
+        scale_a: Of float8 only, float32: ``()``, ``(..., m, 1)``, ``(..., m, k / 128)`` or
+            ``(..., m / 128, k / 128)``, rounded up.
+        scale_b: ``()``, ``(..., 1, n)``, ``(..., k / 128, n)`` or ``(..., k / 128, n / 128)``; with as many
+            numbers along k as `scale_a`.
         scale_out: ``()``, float32, where the result is float8.
         out: ``(..., m, n)``.
         saved: Of the shape and dtype of `aux`.
@@ -200,6 +208,14 @@ class FusedMatmulSpec(OperationSpec):
             _CHECKED.clear()
         _CHECKED.add(key)
 
+    @property
+    def scale_kinds(self) -> tuple[ScaleKind, ScaleKind]:
+        """What of a and of b has a scale of its own."""
+        m, n = self.a.shape[-2], self.b.shape[-1]
+        of_a = () if self.scale_a is None else self.scale_a.shape[-2:]
+        of_b = () if self.scale_b is None else self.scale_b.shape[-2:]
+        return _scale_kind(of_a, m), _scale_kind(of_b[::-1], n)
+
     def _check_all(self, name: str) -> None:
         a, b, out, epilogue = self.a, self.b, self.out, self.epilogue
         shape = fused_shape(name, a, b)
@@ -215,8 +231,8 @@ class FusedMatmulSpec(OperationSpec):
             "aux": (bits, rows),
             "saved": (bits, rows),
             "sums": (dtypes.bias, summed),
-            "scale_a": (DType.float32, (), (*a.shape[:-1], 1)),
-            "scale_b": (DType.float32, (), (*b.shape[:-2], 1, n)),
+            "scale_a": (DType.float32, *_scale_shapes(a.shape)),
+            "scale_b": (DType.float32, *_scale_shapes((*b.shape[:-2], n, b.shape[-2]), is_turned=True)),
             "scale_out": (DType.float32, ()),
         }
         for field, (dtype, *shapes) in wanted.items():
@@ -248,16 +264,36 @@ class FusedMatmulSpec(OperationSpec):
             raise TypeError(f"{name}: of int8 there are products to {out} with {what}; use float32")
 
     def _check_scales(self, name: str) -> None:
-        arrays = [one for one in (self.scale_a, self.scale_b) if one is not None]
-        if arrays and self.a.dtype not in _FLOAT8:
+        given = (self.scale_a, -1), (self.scale_b, -2)
+        # How many numbers there are along k.
+        along = [one.shape[axis] if one.ndim else None for one, axis in given if one is not None]
+        if along and self.a.dtype not in _FLOAT8:
             raise TypeError(f"{name}: scale_a and scale_b are for float8, got {self.a.dtype}; use alpha")
         if self.scale_out is not None and self.out.dtype not in _FLOAT8:
             raise TypeError(f"{name}: scale_out is for a result of float8, got {self.out.dtype}; use alpha")
-        if any(one.ndim for one in arrays) and not (len(arrays) == 2 and all(one.ndim for one in arrays)):
+        if along not in ([], [None]) and (len(along) < 2 or along[0] != along[1]):
             raise ValueError(
                 f"{name}: scale_a has one number for each row of a if scale_b has one for each column of b, "
-                f"got shapes {[one.shape for one in arrays]}"
+                f"and for each {SCALED_BLOCK} elements along k if it has, got shapes "
+                f"{[one.shape for one, _ in given if one is not None]}"
             )
+
+
+def _scale_shapes(shape: tuple[int, ...], *, is_turned: bool = False) -> list[tuple[int, ...]]:
+    """List the shapes of scales of an operand: of all, of rows, of parts of rows, of blocks."""
+    *stack, m, k = shape
+    rows, along = -(-m // SCALED_BLOCK), -(-k // SCALED_BLOCK)
+    pairs = ((m, 1), (m, along), (rows, along))
+    return [(), *((*stack, *(pair[::-1] if is_turned else pair)) for pair in pairs)]
+
+
+def _scale_kind(shape: tuple[int, ...], rows: int) -> ScaleKind:
+    """Tell the kind of scales by how many there are along rows and along k."""
+    if not shape:
+        return "one"
+    if shape[0] != rows:
+        return "blocks"
+    return "rows" if shape[1] == 1 else "vectors"
 
 
 _PRECISIONS = {

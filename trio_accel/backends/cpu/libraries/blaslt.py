@@ -8,7 +8,7 @@ import numpy as np
 
 from ...base import DType
 from ...base.kernels import HostCall, kernel
-from ...base.ops import FusedMatmulSpec, fused_dtypes
+from ...base.ops import SCALED_BLOCK, FusedMatmulSpec, fused_dtypes
 from ..runtime._memory import HostArray, convert
 
 __all__ = ["fused_matmul"]
@@ -29,12 +29,11 @@ def fused_matmul(spec: FusedMatmulSpec, call: HostCall) -> None:
         return found if found.dtype == wide else _widened(found, wide)
 
     a, b = read(spec.a), read(spec.b)
-    x: HostArray = np.matmul(a, b)
     # Infinities and NaN are results like others.
     with np.errstate(all="ignore"):
-        for factor in (spec.scale_a, spec.scale_b):
-            if factor is not None:
-                x *= read(factor)
+        x = _multiplied(
+            spec, a, b, [None if one is None else read(one) for one in (spec.scale_a, spec.scale_b)]
+        )
         if spec.alpha != 1:
             x *= wide.type(spec.alpha)
         if spec.c is not None and spec.beta:
@@ -51,6 +50,32 @@ def fused_matmul(spec: FusedMatmulSpec, call: HostCall) -> None:
         if spec.scale_out is not None:
             x *= read(spec.scale_out)
         _round(x, call.array(spec.out))
+
+
+def _multiplied(
+    spec: FusedMatmulSpec, a: HostArray, b: HostArray, scales: list[HostArray | None]
+) -> HostArray:
+    """Multiply, with the scales of both."""
+    if {"vectors", "blocks"}.intersection(spec.scale_kinds):
+        a, b = (
+            one * _spread(scale, one.shape)
+            for one, scale in zip((a, b), scales, strict=True)
+            if scale is not None
+        )
+        scales = []
+    x: HostArray = np.matmul(a, b)
+    for factor in scales:
+        if factor is not None:
+            x *= factor
+    return x
+
+
+def _spread(scale: HostArray, shape: tuple[int, ...]) -> HostArray:
+    """Repeat scales of blocks for each of their elements."""
+    for axis in (-2, -1):
+        if scale.shape[axis] != shape[axis]:
+            scale = np.repeat(scale, SCALED_BLOCK, axis)
+    return scale[..., : shape[-2], : shape[-1]]
 
 
 def _widened(array: HostArray, wide: np.dtype[Any]) -> HostArray:

@@ -57,6 +57,11 @@ _POINTERS: Mapping[str, int] = {
 # Nothing there is read or written before a launch has put the address of its array there.
 _SOMEWHERE = 256
 _PER_ROW = int(cublasLt.MatmulMatrixScale.OUTER_VEC_32F)
+_OF_BLOCKS = {
+    "rows": int(cublasLt.MatmulMatrixScale.VEC128_32F),
+    "vectors": int(cublasLt.MatmulMatrixScale.VEC128_32F),
+    "blocks": int(cublasLt.MatmulMatrixScale.BLK128x128_32F),
+}
 
 Order: TypeAlias = Literal["C", "F"]
 """See `EnqueuingCall.copy_of`."""
@@ -91,6 +96,7 @@ class Problem:
             NotSupportedError: The library has no such lengths.
         """
         _check_lengths(spec)
+        _check_scales(spec)
         is_zero = not spec.a.shape[-1]
         spec = _with_zeros(spec) if is_zero else spec
         product, orders, stack = _lay_out(spec)
@@ -112,6 +118,7 @@ class Routine:
     Attributes:
         problem: As given.
         fields: Of the specification: arrays whose addresses are told besides those of a, b, c and the result.
+        scale_strides: Strides in bytes that scales of blocks have to have, by their fields.
         ways: How many ways there are.
         workspace: Bytes that the chosen one needs.
         close: Gives the descriptors back; the library has copied what running work needs of them.
@@ -119,7 +126,7 @@ class Routine:
 
     __slots__ = (
         "_address", "_alpha", "_desc", "_factors", "_found", "_handle", "_layouts", "_pointer", "_way",
-        "close", "fields", "problem", "ways", "workspace",
+        "close", "fields", "problem", "scale_strides", "ways", "workspace",
     )  # fmt: skip
 
     def __init__(self, handle: int, problem: Problem, most_workspace: int, count: int) -> None:
@@ -127,6 +134,7 @@ class Routine:
         self.problem: Problem = problem
         spec, product = problem.spec, problem.product
         self.fields: tuple[str, ...] = tuple([one for one in _POINTERS if getattr(spec, one) is not None])
+        self.scale_strides: dict[str, tuple[int, int]] = _scale_strides(spec)
         self._pointer = np.full(1, _SOMEWHERE, np.int64)
         self._address = int(self._pointer.ctypes.data)
         compute, scale = _computed(spec)
@@ -262,17 +270,31 @@ def _attributes(spec: FusedMatmulSpec, product: Product) -> dict[int, int]:
     if spec.scale_a is not None and spec.scale_a.ndim:
         if product.batches > 1:
             raise NotSupportedError(f"blaslt: CUDA has no {_text(spec)} of a stack", backend="cuda")
-        # Both have numbers for rows, or neither.
+        # Both have numbers for rows or blocks, or neither.
         values[_Desc.A_SCALE_MODE] = values[_Desc.B_SCALE_MODE] = _PER_ROW
+        if spec.scale_kinds != ("rows", "rows"):
+            values[_Desc.B_SCALE_MODE], values[_Desc.A_SCALE_MODE] = (_OF_BLOCKS[x] for x in spec.scale_kinds)
     return values
+
+
+def _scale_strides(spec: FusedMatmulSpec) -> dict[str, tuple[int, int]]:
+    """Return how scales of blocks have to lie: by columns of a row's, or by padded rows of a block's."""
+    of_a, of_b = spec.scale_kinds
+    if spec.scale_a is None or spec.scale_b is None or of_a == "one" or of_a == of_b == "rows":
+        return {}
+    (*_, rows, along), columns = spec.scale_a.shape, spec.scale_b.shape[-1]
+    padded = -(-along // 4) * 16
+    return {
+        "scale_a": (padded, 4) if of_a == "blocks" else (4, 4 * rows),
+        "scale_b": (4, padded) if of_b == "blocks" else (4 * columns, 4),
+    }
 
 
 def _text(spec: FusedMatmulSpec) -> str:
     """Tell what a product is."""
     there = {"bias": "a bias", "saved": "aux", "sums": "sums", "scale_out": "scale_out"}
     more = [text for field, text in there.items() if getattr(spec, field) is not None]
-    if spec.scale_a is not None and spec.scale_a.ndim:
-        more.append("scales of rows")
+    more += [f"scales of {kind}" for kind in dict.fromkeys(spec.scale_kinds) if kind != "one"]
     with_ = f" with {', '.join(more)}" if more else ""
     return (
         f"{spec.epilogue!r}{with_} of {spec.a.dtype} {spec.a.shape} and {spec.b.dtype} {spec.b.shape} to "
@@ -293,13 +315,32 @@ def _check_lengths(spec: FusedMatmulSpec) -> None:
             )
 
 
+def _check_scales(spec: FusedMatmulSpec) -> None:
+    """Refuse scales of blocks that the library has no ways for, before it is asked."""
+    lengths = spec.out.shape[-2:]
+    if not _scale_strides(spec):
+        return
+    for name, length, kind in zip("mn", lengths, spec.scale_kinds, strict=True):
+        if kind != "blocks" and length % 4:
+            raise NotSupportedError(
+                f"blaslt: CUDA has scales of parts of rows where {name} is a multiple of 4, got {length}: a "
+                f"{spec.a.shape}, b {spec.b.shape}",
+                backend="cuda",
+            )
+    if spec.scale_kinds == ("blocks", "blocks"):
+        raise NotSupportedError(f"blaslt: cuBLASLt has no {_text(spec)} of both", backend="cuda")
+
+
 def _with_zeros(spec: FusedMatmulSpec) -> FusedMatmulSpec:
     """Have the least product of zeros in place of one that adds nothing, which the library does not take."""
     a, b, size = spec.a, spec.b, spec.a.dtype.itemsize
     shapes = (*a.shape[:-1], 16), (*b.shape[:-2], 16, b.shape[-1])
     cls: Any = spec
+    # There are no scales of no blocks.
+    none = dict.fromkeys(_scale_strides(spec))
     evolved: FusedMatmulSpec = attrs.evolve(
         cls,
+        **none,
         a=attrs.evolve(a, offset=0, shape=shapes[0], strides=_packed(shapes[0], size, "C")),
         b=attrs.evolve(b, offset=0, shape=shapes[1], strides=_packed(shapes[1], size, "F")),
     )

@@ -10,7 +10,7 @@ from cuda.bindings import driver
 from nvmath.bindings import cublas, cublasLt
 
 from ...base import NotSupportedError
-from ...base.device_array import broadcast
+from ...base.device_array import DeviceArray, broadcast
 from ...base.kernels import kernel
 from ...base.ops import ArraySpec, FusedMatmulSpec, OperationSpec
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
@@ -109,9 +109,28 @@ class BlasLtLibrary(CudaLibrary):
         out = call.at(spec.out)
         # Without a factor it is not read; of float8 it must not be the result, whose type is another.
         c = call.packed(spec.c) if spec.c is not None and spec.beta else 0
-        pointers = [call.packed(getattr(spec, field)) for field in routine.fields]
+        strides = routine.scale_strides
+        pointers = [
+            _scales(call, getattr(spec, field), strides[field])
+            if field in strides
+            else call.packed(getattr(spec, field))
+            for field in routine.fields
+        ]
         workspace = call.workspace(routine.workspace)
         routine.run((spec.alpha, spec.beta), (b, a, c, out), pointers, workspace, call.handle)
+
+
+def _scales(call: KernelCall, array: ArraySpec, strides: tuple[int, int]) -> int:
+    """Return the address of scales of blocks as they have to lie."""
+    if array.strides[-2:] == strides and not array.offset % 16:
+        return call.at(array)
+    nbytes = max(extent * step for extent, step in zip(array.shape[-2:], strides, strict=True))
+    # In front there are axes of one element alone.
+    room = DeviceArray(
+        call.workspace(nbytes), array.dtype, array.shape, (*[nbytes] * (array.ndim - 2), *strides)
+    )
+    call.convert(call.array(array), room)
+    return room.address
 
 
 def _operand(call: KernelCall, array: ArraySpec, order: Order | None, problem: Problem) -> int:
