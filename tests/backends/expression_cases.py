@@ -98,7 +98,10 @@ def _tree(draw: st.DrawFn, names: tuple[str, ...], *, is_complex: bool, depth: i
     right = draw(_tree(names, is_complex=is_complex, depth=depth - 1))
     if is_complex:
         return f"({left} {draw(st.sampled_from(['+', '-', '*', '==', '!=']))} {right} * 1)"
-    infix = f"(({left}) * 1 {draw(st.sampled_from(_INFIX))} ({right}) * 1)"
+    operator = draw(st.sampled_from(_INFIX))
+    # Two of Python's numbers compared are an element here, which is not weak, and a number of Python's there.
+    wide = f" + {names[0]} * 0" if operator[0] in "<>=!" else ""
+    infix = f"(({left}) * 1 {operator} ({right}) * 1{wide})"
     others = (
         f"{draw(st.sampled_from(_OF_TWO))}({left}, {right})",
         f"where({left} > 1, {right} * 1, {left} * 1)",
