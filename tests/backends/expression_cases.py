@@ -99,7 +99,7 @@ def _tree(draw: st.DrawFn, names: tuple[str, ...], *, is_complex: bool, depth: i
     if is_complex:
         return f"({left} {draw(st.sampled_from(['+', '-', '*', '==', '!=']))} {right} * 1)"
     operator = draw(st.sampled_from(_INFIX))
-    # Two of Python's numbers compared are an element here, which is not weak, and a number of Python's there.
+    # Two Python numbers that are compared make an element of bool here, and a Python number in NumPy.
     wide = f" + {names[0]} * 0" if operator[0] in "<>=!" else ""
     infix = f"(({left}) * 1 {operator} ({right}) * 1{wide})"
     others = (

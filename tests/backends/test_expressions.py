@@ -240,6 +240,9 @@ def test_python_numbers_are_weak() -> None:
     assert result("sin(a) * x", Weak.float, DType.float32) is DType.float64
     assert result("where(x > 0, x, 0.0)", DType.float32) is DType.float32
     assert result("x if x > 0 else 0", DType.int16) is DType.int16
+    # What compares two of them is no Python number any more.
+    assert result("x + (2 < 3)", DType.float32) is DType.float32
+    assert result("x + (2 < 3) * 1", DType.float32) is DType.float64
     assert result("clip(x, 0, 10)", DType.int16) is DType.int16
     # NumPy itself would take float32 for the first of these.
     assert result("x * 2.5", DType.bfloat16) is DType.bfloat16

@@ -244,6 +244,24 @@ async def test_scales_of_blocks(device: ta.Device, of_a: str, of_b: str, m: int,
     near(await found.to_host(), expected, "bfloat16")
 
 
+async def test_scales_of_blocks_of_stacks(device: ta.Device) -> None:
+    a, w = whole((2, 16, 256), E4, 0, 2), whole((2, 32, 256), E4, 1, 2)
+    one, two = (2.0 ** np.arange(-2, 2).reshape(2, 1, 2) * np.ones((2, n, 2)) for n in (16, 32))
+    wide = [array.astype(float) * scale.repeat(128, 2) for array, scale in ((a, one), (w, two))]
+    expected = wide[0] @ wide[1].transpose(0, 2, 1)
+    scales = one.astype(np.float32), two.astype(np.float32).transpose(0, 2, 1)
+    ref, b = await device.put(a), linalg.matrix_transpose(await device.put(w))
+    given = {"scale_a": scales[0][:1], "scale_b": scales[1][:1], "dtype": "float32"}
+    found = await fused_matmul(ref[:1], b[:1], **given)
+    np.testing.assert_allclose(await found.to_host(), expected[:1], atol=1e-3 * np.abs(expected).max())
+    if ON_CUDA:
+        with pytest.raises(ta.NotSupportedError, match=r"with scales of vectors .* of a stack"):
+            await fused_matmul(ref, b, scale_a=scales[0], scale_b=scales[1])
+        return
+    found = await fused_matmul(ref, b, scale_a=scales[0], scale_b=scales[1], dtype="float32")
+    np.testing.assert_array_equal(await found.to_host(), expected)
+
+
 async def test_scales_of_blocks_are_of_both(device: ta.Device) -> None:
     a, b = await device.zeros((256, 256), "float8_e4m3fn"), await device.zeros((256, 256), "float8_e4m3fn")
     of_blocks, of_rows = np.ones((2, 2), np.float32), np.ones((256, 1), np.float32)
@@ -257,7 +275,7 @@ async def test_scales_of_blocks_are_of_both(device: ta.Device) -> None:
     with pytest.raises(ValueError, match=r"scale_a must have shape .*\(256, 2\) or \(2, 2\), got \(2, 3\)"):
         await fused_matmul(a, b, scale_a=np.ones((2, 3), np.float32), scale_b=of_blocks)
     if ON_CUDA:
-        with pytest.raises(ta.NotSupportedError, match=r"no 'none' with scales of blocks .* of both"):
+        with pytest.raises(ta.NotSupportedError, match="of one operand, and not of both"):
             await fused_matmul(a, b, scale_a=of_blocks, scale_b=of_blocks)
     # Nothing is added, whatever the scales of nothing are.
     none = np.zeros((4, 0), E4), await device.zeros((0, 16), "float8_e4m3fn")

@@ -391,10 +391,9 @@ class _Launches:
         try:
             self._rows = RowExpression.parse(text, (*recording.places, *recording.numbers, *counts))
         except ValueError as error:
-            told = (
+            raise NotSupportedError(
                 f"{recording.operation}: too much for one expression: {error}; make several functions of it"
-            )
-            raise NotSupportedError(told) from None
+            ) from None
         # By the names that its reductions have in the text.
         self._stages = {base.found(number): stage for number, stage in enumerate(stages)}
         self._recording, self._ones = recording, result.ones
@@ -409,8 +408,7 @@ class _Launches:
             rows, inputs, axes, keepdims = self._at_once
             count = math.prod(shape[axis] for axis in axes)
             values |= {_count(stage.call): count for stage in self._stages.values()}
-            given = [values[name] for name in inputs]
-            axis = _axis_of(axes, len(shape))
+            axis, given = _axis_of(axes, len(shape)), [values[name] for name in inputs]
             return await rows.ask(rows.compute(*given, axis=axis, keepdims=keepdims, out=out))
         reductions, last = self._steps
         for (name, stage), reduction in zip(self._stages.items(), reductions, strict=True):

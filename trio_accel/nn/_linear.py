@@ -7,7 +7,14 @@ from typing import Any, Final, Literal, NamedTuple
 
 import attrs
 
-from ..backends.base.ops import NO_ARRAYS, ArraySpec, FusedEpilogue, FusedMatmulSpec, fused_dtypes
+from ..backends.base.ops import (
+    NO_ARRAYS,
+    ArraySpec,
+    FusedDtypes,
+    FusedEpilogue,
+    FusedMatmulSpec,
+    fused_dtypes,
+)
 from ..devices import AccelRef, Operand, Planned, Planner, operation
 from ..devices.base._views import NoViewError, reshaped
 from ..devices.operations._plan_source import refuse_value
@@ -41,11 +48,8 @@ def _plan_linear(message: Any, planner: Planner) -> Planned[AccelRef]:
         raise ValueError(
             f"{name}: x must have shape (..., k) and weight (n, k), got {x.shape} and {weight.shape}"
         )
-    dtypes = fused_dtypes(name, x.dtype, weight.dtype, getattr(message.out, "dtype", None))
-    out = planner.output((*x.shape[:-1], weight.shape[0]), dtypes.out, message.out)
     given = {} if bias is None else {"bias": bias}
-    if message.out is not None:
-        planner.distinct("out", out.spec, x=x, weight=weight, **given)
+    out, _ = _output(planner, message, (*x.shape[:-1], weight.shape[0]), x=x, weight=weight, **given)
     spec = _product(name, activation or "none", _rows(x), _turned(weight), _rows(out.spec), **given)
     return Planned(spec, out, is_checked=True)
 
@@ -58,10 +62,7 @@ def _plan_input_grad(message: Any, planner: Planner) -> Planned[AccelRef]:
             f"{planner.name}: grad must have shape (..., n) and weight (n, k), got {grad.shape} and "
             f"{weight.shape}"
         )
-    dtypes = fused_dtypes(planner.name, grad.dtype, weight.dtype, getattr(message.out, "dtype", None))
-    out = planner.output((*grad.shape[:-1], weight.shape[1]), dtypes.out, message.out)
-    if message.out is not None:
-        planner.distinct("out", out.spec, grad=grad, weight=weight)
+    out, _ = _output(planner, message, (*grad.shape[:-1], weight.shape[1]), grad=grad, weight=weight)
     spec = _product(planner.name, "none", _rows(grad), weight, _rows(out.spec))
     return Planned(spec, out, is_checked=True)
 
@@ -73,14 +74,23 @@ def _plan_weight_grad(message: Any, planner: Planner) -> Planned[LinearWeightGra
         raise ValueError(
             f"{planner.name}: grad must have shape (..., n) and x (..., k), got {grad.shape} and {x.shape}"
         )
-    dtypes = fused_dtypes(planner.name, grad.dtype, x.dtype, getattr(message.out, "dtype", None))
-    out = planner.output((grad.shape[-1], x.shape[-1]), dtypes.out, message.out)
-    if message.out is not None:
-        planner.distinct("out", out.spec, grad=grad, x=x)
+    out, dtypes = _output(planner, message, (grad.shape[-1], x.shape[-1]), grad=grad, x=x)
     bias = planner.output(grad.shape[-1:], dtypes.bias)
     first, second = (_merged(planner.name, *one) for one in (("grad", grad), ("x", x)))
     spec = _product(planner.name, "sum_a", _turned(first), second, out.spec, sums=bias.spec)
     return Planned(spec, LinearWeightGrads(out, bias), is_checked=True)
+
+
+def _output(
+    planner: Planner, message: Any, shape: tuple[int, ...], **read: ArraySpec
+) -> tuple[AccelRef, FusedDtypes]:
+    """Take or make the array of the result; of what is read, the first two arrays are multiplied."""
+    a, b, *_ = read.values()
+    dtypes = fused_dtypes(planner.name, a.dtype, b.dtype, getattr(message.out, "dtype", None))
+    out = planner.output(shape, dtypes.out, message.out)
+    if message.out is not None:
+        planner.distinct("out", out.spec, **read)
+    return out, dtypes
 
 
 def _product(

@@ -26,7 +26,7 @@ Precision: TypeAlias = Literal["ieee", "tf32", "bf16", "bf16x9", "fixed_point", 
 """How products are computed: in the type of the elements, or in shorter ones; of float8, with short sums."""
 
 ScaleKind: TypeAlias = Literal["one", "rows", "vectors", "blocks"]
-"""What has a scale of its own: an operand; each row (of b, each column); 128 elements of one; 128 by 128."""
+"""One scale for an operand; for each row (of b, each column); for 128 elements of a row; for 128 by 128."""
 
 SCALED_BLOCK = 128
 """How many elements along an axis have one scale."""
@@ -210,7 +210,7 @@ class FusedMatmulSpec(OperationSpec):
 
     @property
     def scale_kinds(self) -> tuple[ScaleKind, ScaleKind]:
-        """What of a and of b has a scale of its own."""
+        """The kinds of the scales of a and of b."""
         m, n = self.a.shape[-2], self.b.shape[-1]
         of_a = () if self.scale_a is None else self.scale_a.shape[-2:]
         of_b = () if self.scale_b is None else self.scale_b.shape[-2:]

@@ -317,10 +317,9 @@ def _check_lengths(spec: FusedMatmulSpec) -> None:
 
 def _check_scales(spec: FusedMatmulSpec) -> None:
     """Refuse scales of blocks that the library has no ways for, before it is asked."""
-    lengths = spec.out.shape[-2:]
     if not _scale_strides(spec):
         return
-    for name, length, kind in zip("mn", lengths, spec.scale_kinds, strict=True):
+    for name, length, kind in zip("mn", spec.out.shape[-2:], spec.scale_kinds, strict=True):
         if kind != "blocks" and length % 4:
             raise NotSupportedError(
                 f"blaslt: CUDA has scales of parts of rows where {name} is a multiple of 4, got {length}: a "
@@ -328,7 +327,11 @@ def _check_scales(spec: FusedMatmulSpec) -> None:
                 backend="cuda",
             )
     if spec.scale_kinds == ("blocks", "blocks"):
-        raise NotSupportedError(f"blaslt: cuBLASLt has no {_text(spec)} of both", backend="cuda")
+        raise NotSupportedError(
+            f"blaslt: CUDA has scales of 128 by 128 elements of one operand, and not of both: a "
+            f"{spec.a.shape}, b {spec.b.shape}; give a or b one scale for 128 elements of each row or column",
+            backend="cuda",
+        )
 
 
 def _with_zeros(spec: FusedMatmulSpec) -> FusedMatmulSpec:
