@@ -307,6 +307,33 @@ async def test_keys_of_a_device_that_is_given_up_move_and_come_back(system: ta.S
             group.place(exclude=group.devices)
 
 
+async def test_a_group_knows_a_device_that_is_given_up_while_its_workers_are_ended(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ta.DeviceOptions(isolation="process", intensity=ta.Intensity(0))
+    async with system.open_devices([BACKEND] * 2, options=options) as group:
+        first, second = group
+        opened: Any = second
+        pool = opened.dispatch._pool
+        ended, is_held = pool.close, trio.Event()
+
+        async def close_later() -> None:
+            await is_held.wait()
+            await ended()
+
+        monkeypatch.setattr(type(pool), "close", lambda _self: close_later())
+        ta.testing.inject_fault(second, Fill, kill=True)
+        with pytest.raises(ta.ContextLostError):
+            await (await second.zeros(4)).fill(1.0)
+        await until(lambda: second.is_ended)
+        monkeypatch.undo()
+        try:
+            with pytest.raises(ta.PlacementError, match=f"{second.path} was given up"):
+                group.place(exclude=[first])
+        finally:
+            is_held.set()
+
+
 async def test_four_workers_share_the_work(system: ta.System) -> None:
     """All requests are answered though one worker is killed in between; it gets work again."""
     options = ta.DeviceOptions(isolation="process", retry=3, retry_suspects=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from ...actors import Actor, Ref, System, describe
+from ...actors import Actor, ActorContext, Ref, System, describe
 from ...backends.base import AccelBackend, DeviceInfo, DeviceLostError, Isolation, QueueFullError
 from .._options import DeviceOptions
 from ..arrays._blocks import BlockTable
@@ -157,11 +157,19 @@ class DeviceState:
         lost.__cause__ = error
         return lost
 
-    def end(self, *, is_given_up: bool) -> None:
-        """End the device, closed or given up: no context follows."""
+    def begin_end(self, context: ActorContext) -> None:
+        """Have no context follow, and tell whether the device was given up.
+
+        Both at once: workers are still to be ended, and meanwhile others see that there is no device.
+        """
         self.availability.end()
-        self.is_given_up = is_given_up
-        if is_given_up:
+        # One whose opening failed was never a device.
+        self.is_given_up = self.actor is not None and not context.is_stopping
+
+    def end(self, context: ActorContext) -> None:
+        """End the device, closed or given up."""
+        self.begin_end(context)
+        if self.is_given_up:
             self.losses.given_up(self.tell_arrays())
         if not self.leaves_memory:
             self.blocks.close()

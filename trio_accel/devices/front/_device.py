@@ -596,5 +596,4 @@ class DeviceActor(Actor):
                 await self._dispatch.start_context(context)
                 yield
         finally:
-            # One whose opening failed was never a device.
-            state.end(is_given_up=state.actor is not None and not context.is_stopping)
+            state.end(context)

@@ -380,7 +380,7 @@ class WorkerDispatch:
                     raise
                 finally:
                     observers.off_change(self)
-                    self._device.availability.end()
+                    self._device.begin_end(context)
                     self._generations.end(
                         given_up, INTACT if self._chunks.blocks and self._leaves(context) else ""
                     )
