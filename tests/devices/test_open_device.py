@@ -290,6 +290,8 @@ async def test_a_library_is_closed_when_nothing_uses_it_any_more(
 ) -> None:
     device = await system.open_device(options=ta.DeviceOptions(close_grace=0.1, cancel_grace=0.01))
     x = await device.put(np.eye(2))
+    # The library is open, so the next ask is in flight within its time.
+    await ta.linalg.matmul(x, x)
     # Held by a fault, which the device's end lets go on, and left by its asker.
     ta.testing.inject_fault(device, ta.linalg.Matmul, delay=60)
     with trio.move_on_after(0.05):
