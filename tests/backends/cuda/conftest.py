@@ -63,7 +63,7 @@ def machine(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Machine:
-    """A machine without driver and libraries; child processes of this one see it, this one does not."""
+    """An empty folder for driver and libraries: child processes of this one look there first."""
     folder = tmp_path / "lib"
     folder.mkdir()
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_PATH", "CUDA_HOME", "CONDA_PREFIX", "LD_PRELOAD", STAND_IN):
@@ -71,6 +71,15 @@ def machine(
     machine = Machine(folder, stand_in, made_libraries)
     for name, value in machine.environment().items():
         monkeypatch.setenv(name, value)
+    return machine
+
+
+@pytest.fixture
+def driverless(machine: Machine) -> Machine:
+    """The same, where the system has no driver either: the loader looks there last."""
+    program = "import ctypes; ctypes.CDLL('libcuda.so.1')"
+    if not subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, check=False).returncode:
+        pytest.skip("there is a driver here")
     return machine
 
 

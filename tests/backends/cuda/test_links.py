@@ -195,7 +195,16 @@ def test_a_driver_that_does_not_start(
     assert "cuInit failed with error 802" in caplog.text
 
 
-def test_without_a_driver_there_is_the_processor(machine: Machine) -> None:
+def test_without_a_driver_there_is_the_processor(driverless: Machine) -> None:
+    check_there_is_the_processor()
+
+
+def test_with_a_driver_that_cannot_be_loaded_there_is_the_processor(machine: Machine) -> None:
+    (machine.folder / "libcuda.so.1").write_bytes(b"no library")
+    check_there_is_the_processor()
+
+
+def check_there_is_the_processor() -> None:
     topology = ta.topology()
     assert (str(topology).split(), topology.links) == (["cpu:0", "cpu:0", "-"], ())
     assert topology.islands() == (("cpu:0",),)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chosen import BACKEND, IS_STAND_IN, SEARCHED
+from chosen import SEARCHED
 from surroundings import LIBRARIES, Machine, compile_library, make_library
 
 from trio_accel.backends import describe, list_devices, resolve
@@ -51,9 +51,7 @@ def bare(machine: Machine) -> Machine:
 
 
 class TestDriver:
-    def test_there_is_none(self, machine: Machine) -> None:
-        if BACKEND == "cuda" and not IS_STAND_IN:
-            pytest.skip("there is a driver here")
+    def test_there_is_none(self, driverless: Machine) -> None:
         assert refusal().startswith("there is no NVIDIA driver here (libcuda.so.1 was not found)")
         assert "docker run --gpus all" in refusal()
 
