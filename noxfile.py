@@ -497,6 +497,12 @@ def benchmarks(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=["env"], default=False)
+def soak(session: nox.Session) -> None:
+    """Ask for everything for 15 minutes, with a kill each second; `-- 60` for so many seconds."""
+    _python(session, "-m", "benchmarks.soak", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["env"], default=False)
 def gpu(session: nox.Session) -> None:
     """Run what needs the hardware: tests, faults, benchmarks, a soak; `-- --only rounds,leaks` a part."""
     reason = why_not_cuda()
