@@ -14,10 +14,12 @@ import trio
 
 from ._system_state import SystemState
 
-__all__ = ["Message", "Request", "Waiter"]
+__all__ = ["ItemRequest", "Message", "Request", "Serves", "Waiter"]
 
 ActorT_contra = TypeVar("ActorT_contra", contravariant=True)
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
+ItemT_co = TypeVar("ItemT_co", covariant=True)
+ItemT_contra = TypeVar("ItemT_contra", contravariant=True)
 MessageT_co = TypeVar("MessageT_co", covariant=True)
 # Seen from the class object, the actor is something that comes out.
 TargetT_co = TypeVar("TargetT_co", covariant=True)
@@ -47,6 +49,24 @@ class Request(_Named, Generic[ActorT_contra, ReplyT_co]):
     def __types__(cls) -> tuple[ActorT_contra, ReplyT_co]:
         """Carries the type parameters to type checkers."""
         raise TypeError("a message class has no value of its types")
+
+
+class Serves(Generic[ItemT_contra, ReplyT_co]):
+    """Base of generic actors: what an `ItemRequest` is answered with follows from the actor's own types."""
+
+    def __serves__(self, item: ItemT_contra, /) -> ReplyT_co:
+        """Carries the type parameters to type checkers."""
+        raise TypeError("an actor has no value of its types")
+
+
+class ItemRequest(Generic[ItemT_co]):
+    """Beside `Request`, the base of messages that bring one item to an actor that `Serves` such items."""
+
+    __slots__ = ()
+
+    def __item__(self) -> ItemT_co:
+        """Carries the type parameter to type checkers."""
+        raise TypeError("a message has no value of its types")
 
 
 class Message(_Named, Generic[ActorT_contra]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextvars import Context, copy_context
-from typing import Any, Generic, Never, TypeVar, cast
+from typing import Any, Generic, Never, TypeVar, cast, overload
 
 import outcome
 import trio
@@ -18,9 +18,11 @@ from ._messages import (
     AwaitedStart,
     Envelope,
     EnvelopeState,
+    ItemRequest,
     Message,
     Party,
     Request,
+    Serves,
     no_look,
 )
 from ._options import Overflow, unknown_option
@@ -30,6 +32,7 @@ __all__ = ["Posted", "Ref"]
 
 ActorT_co = TypeVar("ActorT_co", covariant=True)
 ReplyT = TypeVar("ReplyT")
+ItemT = TypeVar("ItemT")
 
 
 class Ref(Generic[ActorT_co]):
@@ -58,10 +61,22 @@ class Ref(Generic[ActorT_co]):
         """Whether the actor takes messages: it has started, and neither restarts nor is to end."""
         return self._cell.is_running
 
-    @enable_ki_protection
+    # Type checkers take the first that fits: the reply to an item follows from the types of its actor.
+    @overload
+    async def ask(
+        self: Ref[Serves[ItemT, ReplyT]],
+        request: ItemRequest[ItemT],
+        /,
+        *,
+        abandon_on_cancel: bool = False,
+        **_unknown: Never,
+    ) -> ReplyT: ...
+    @overload
     async def ask(
         self, request: Request[ActorT_co, ReplyT], /, *, abandon_on_cancel: bool = False, **_unknown: Never
-    ) -> ReplyT:
+    ) -> ReplyT: ...
+    @enable_ki_protection
+    async def ask(self, request: Any, /, *, abandon_on_cancel: bool = False, **_unknown: Never) -> Any:
         """Send a request and wait for its reply.
 
         When cancelled, a request that is still queued is withdrawn and never runs. For one that
@@ -115,7 +130,7 @@ class Ref(Generic[ActorT_co]):
                 envelope.on_done = envelope.last_look = None
                 if results:
                     # Held by nothing here: an error would hold this frame, and this frame the error.
-                    return cast("ReplyT", results.pop().unwrap())
+                    return results.pop().unwrap()
             if not is_served:
                 envelope.deadline = trio.current_effective_deadline()
                 cell.mailbox.put(envelope)
@@ -123,7 +138,7 @@ class Ref(Generic[ActorT_co]):
             if reply is EXPIRED:
                 # The deadline has passed, so this raises Cancelled; if it was moved meanwhile, ask again.
                 await trio.lowlevel.checkpoint()
-        return reply  # type: ignore[no-any-return]  # it is what its handler returned
+        return reply
 
     def post(
         self,

@@ -82,8 +82,8 @@ class Pool(Router[Any, Any]):
             **self._kwargs,
         )
         is_servant = isinstance(self._actor_class, type) and issubclass(self._actor_class, Servant)
-        model: Callable[[Any], Awaitable[Any]] = as_callable(ref) if is_servant else ref.ask
-        return Member(name, model, ref)
+        ask: Callable[[Any], Awaitable[Any]] = ref.ask
+        return Member(name, as_callable(ref) if is_servant else ask, ref)
 
 
 async def _not_started(item: object) -> object:

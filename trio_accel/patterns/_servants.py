@@ -6,7 +6,7 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import attrs
 import outcome
@@ -18,8 +18,10 @@ from ..actors import (
     ActorRestartingError,
     ActorStoppedError,
     DeferredReply,
+    ItemRequest,
     Ref,
     Request,
+    Serves,
     handles,
 )
 
@@ -27,17 +29,20 @@ __all__ = ["Call", "CallStatistics", "GetStatistics", "Model", "Servant", "TaskS
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
+ItemT_co = TypeVar("ItemT_co", covariant=True)
+ItemT_contra = TypeVar("ItemT_contra", contravariant=True)
+ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 
 @attrs.frozen
-class Call(Request["Servant[Any, Any]", Any], Generic[ItemT]):
+class Call(ItemRequest[ItemT_co], Request["Servant[ItemT_co, object]", object]):
     """Ask a servant for the result of one item.
 
     Attributes:
         item: The model's input.
     """
 
-    item: ItemT
+    item: ItemT_co
 
 
 @attrs.frozen
@@ -45,10 +50,10 @@ class GetStatistics(Request["Servant[Any, Any]", Any]):
     """Ask a servant for its counts since its incarnation began: its `Servant.statistics`."""
 
 
-class Servant(Actor, Generic[ItemT, ResultT]):
+class Servant(Actor, Serves[ItemT_contra, ResultT_co]):
     """Base of the actors that serve `Call`: each of them can be the model of another."""
 
-    async def call(self, item: ItemT) -> ResultT | DeferredReply[ResultT]:
+    async def call(self, item: ItemT_contra) -> ResultT_co | DeferredReply[ResultT_co]:
         """Serve one item: return its result, or defer the reply."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it serves a call")
 
@@ -60,8 +65,9 @@ class Servant(Actor, Generic[ItemT, ResultT]):
     async def _serve_statistics(self, message: GetStatistics) -> object:
         return self.statistics()
 
-    @handles(Call)
-    async def _serve(self, message: Call[ItemT]) -> ResultT | DeferredReply[ResultT]:
+    # Call is declared for all servants, and a method takes its own class.
+    @handles(Call)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    async def _serve(self, message: Call[ItemT_contra]) -> object:
         return await self.call(message.item)
 
 

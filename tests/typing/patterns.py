@@ -1,0 +1,79 @@
+"""What type checkers know of the replies of patterns; read by mypy and pyright, never run."""
+
+# A `type: ignore` that nothing needs is an error here: it marks what the checkers must refuse.
+# pyright: reportUnnecessaryTypeIgnoreComment=true
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar, assert_type
+
+import trio_accel as ta
+from trio_accel.patterns import (
+    Batcher,
+    Call,
+    Cascade,
+    CascadeAnswer,
+    HotSwap,
+    Model,
+    ReplicaPool,
+    Router,
+    Servant,
+    as_callable,
+)
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+
+async def lengths(texts: Sequence[str]) -> list[int]:
+    return [len(text) for text in texts]
+
+
+async def length(text: str) -> int:
+    return len(text)
+
+
+async def spawned(system: ta.System) -> None:
+    batcher = await system.spawn(Batcher, lengths, max_size=4)
+    assert_type(await batcher.ask(Call("x")), int)
+    await batcher.ask(Call(3))  # type: ignore[arg-type]
+    pool: ta.Ref[ReplicaPool[str, int]] = await system.spawn(ReplicaPool, [length, length])
+    assert_type(await pool.ask(Call("x"), abandon_on_cancel=True), int)
+    await pool.ask(Call(b"x"))  # type: ignore[arg-type]
+
+
+async def given(
+    batcher: ta.Ref[Batcher[str, int]],
+    cascade: ta.Ref[Cascade[str, float]],
+    swap: ta.Ref[HotSwap[str, list[int]]],
+    router: ta.Ref[Router[object, int]],
+    any_servant: ta.Ref[Servant[Any, Any]],
+) -> None:
+    call = Call("x")
+    assert_type(call, Call[str])
+    assert_type(await batcher.ask(call), int)
+    assert_type(await cascade.ask(call), CascadeAnswer[float])
+    assert_type(await swap.ask(call), list[int])
+    # A servant of more takes less.
+    assert_type(await router.ask(call), int)
+    assert_type(await any_servant.ask(call), Any)
+    await cascade.ask(Call(1.0))  # type: ignore[arg-type]
+
+
+async def relay(servant: ta.Ref[Servant[ItemT, ResultT]], item: ItemT) -> ResultT:
+    return await servant.ask(Call(item))
+
+
+async def relayed(batcher: ta.Ref[Batcher[str, int]], model: Model[str, int]) -> None:
+    assert_type(await relay(batcher, "x"), int)
+    assert_type(await as_callable(model)("x"), int)
+    await relay(batcher, 3)  # type: ignore[misc]
+
+
+class Plain(ta.Actor):
+    pass
+
+
+async def no_servant(plain: ta.Ref[Plain]) -> None:
+    await plain.ask(Call("x"))  # type: ignore[arg-type]
