@@ -424,6 +424,23 @@ def test_an_error_of_a_property_is_not_taken_for_another() -> None:
         _ = Broken().other
 
 
+@pytest.mark.parametrize(
+    ("package", "name", "meant"),
+    [
+        ("linalg", "mat_mul", "matmul"),
+        ("arrays", "cumulativ_sum", "cumulative_sum"),
+        ("nn", "soft_plus", "softplus"),
+    ],
+)
+def test_a_misspelt_name_is_told_the_near_one(package: str, name: str, meant: str) -> None:
+    with pytest.raises(
+        AttributeError, match=f"'trio_accel.{package}' has no .*'{name}'; did you mean '{meant}'"
+    ):
+        getattr(getattr(ta, package), name)
+    with pytest.raises(AttributeError, match=r"has no attribute 'quux'$"):
+        _ = ta.linalg.quux
+
+
 def test_every_name_that_is_told_of_is_there() -> None:
     for name in foreign_names.OTHER_NAMES:
         told = foreign_names.elsewhere(name).partition("write ta.")[2]

@@ -169,7 +169,7 @@ async def test_the_server_grants_at_most_what_it_wants(autojump_clock: MockClock
     ],
 )
 async def test_bad_headers_are_refused(autojump_clock: MockClock, text: str) -> None:
-    with pytest.raises(ValueError, match="seconds as a decimal number"):
+    with pytest.raises(ValueError, match="from_header: text must be seconds as a decimal number"):
         Deadline.from_header(text)
 
 

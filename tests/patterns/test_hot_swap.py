@@ -371,7 +371,7 @@ async def test_a_drain_answers_what_was_accepted(
     [
         (lambda: Deployment(None), "opening must be a function"),  # type: ignore[arg-type]
         (lambda: Swap("model", "v1"), "opening must be a function"),  # type: ignore[arg-type]
-        (lambda: HotSwap(None), "made with a Deployment"),  # type: ignore[arg-type]
+        (lambda: HotSwap(None), "HotSwap: deployment must be Deployment\\(opening\\), .* got None"),  # type: ignore[arg-type]
         (lambda: HotSwap(Deployment(Shelf().opening("a")), probe=3), "probe must be"),  # type: ignore[arg-type]
     ],
 )

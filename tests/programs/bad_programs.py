@@ -266,6 +266,13 @@ class Methods:
     @staticmethod
     def static() -> None: ...
 
+    @classmethod
+    def of_class(cls) -> None: ...
+
+    @property
+    def computed(self) -> int:
+        return 1
+
     def exponential(self, x: Array) -> Array:
         return np.exp(x)
 

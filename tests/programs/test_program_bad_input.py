@@ -118,15 +118,31 @@ async def test_methods_that_cannot_be_asked(any_device: ta.Device) -> None:
         for name in ("_private", "warm_up", "__init__"):
             with pytest.raises(AttributeError, match=f"Methods.{name} is not for asking: it is private"):
                 await program.ask(name)
-        for method in ("missing", Layer.forward, scaled, 3):
-            with pytest.raises(AttributeError, match="Methods has no method"):
+        for method, told in (
+            ("missing", "'missing'"),
+            (Layer.forward, "'Layer.forward'"),
+            (scaled, "'scaled'"),
+            (3, "3"),
+        ):
+            with pytest.raises(AttributeError, match=f"Methods has no method {told}; give a method of it"):
                 await program.ask(method)
-        for name in ("waits", "generates"):
-            with pytest.raises(TypeError, match=f"Methods.{name} must be a plain function"):
-                await program.ask(name)
-        for name in ("static", "value"):
-            with pytest.raises(TypeError, match=f"Methods.{name} must be a plain method"):
-                await program.ask(name)
+        with pytest.raises(
+            TypeError, match=r"Methods\.waits is async, and it runs in a thread of the device"
+        ):
+            await program.ask("waits")
+        with pytest.raises(TypeError, match=r"Methods\.generates yields, .*return the next part"):
+            await program.ask("generates")
+        for given, name, kind in (
+            ("static", "static", "staticmethod"),
+            (Methods.static, "static", "staticmethod"),
+            (Methods.of_class, "of_class", "classmethod"),
+            (Methods.computed, "computed", "property"),
+            ("value", "value", "int"),
+        ):
+            with pytest.raises(
+                TypeError, match=f"Methods.{name} must be a plain method with self, got {kind}"
+            ):
+                await program.ask(given)
         for args, kwargs, said in (
             ((1,), {}, "missing a required argument: 'b'"),
             ((1, 2, 3), {}, "too many positional arguments"),
@@ -251,7 +267,9 @@ async def test_rules_of_outputs_that_are_wrong(any_device: ta.Device) -> None:
             await program.ask(Rules.no_pair, X)
         with pytest.raises(ValueError, match=r"Rules\.negative: the shape of an output has a negative size"):
             await program.ask(Rules.negative, X)
-        with pytest.raises(TypeError, match="'no dtype' is no element type"):
+        with pytest.raises(
+            TypeError, match=r"Rules\.\w+: an output is declared as .*'no dtype' is no element type"
+        ):
             await program.ask(Rules.no_dtype, X)
         with pytest.raises(ZeroDivisionError) as caught:
             await program.ask(Rules.broken, X)

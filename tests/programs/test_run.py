@@ -125,8 +125,8 @@ async def test_functions_that_cannot_run(device: ta.Device) -> None:
     for function, error, text in (
         (lambda x: x, ValueError, "run: .*defined in a function; move it to the level of its module"),
         (_closure(), ValueError, "defined in a function"),
-        (fns.asynchronous, TypeError, "must be a plain function"),
-        (fns.generator, TypeError, "must be a plain function"),
+        (fns.asynchronous, TypeError, "is async, and it runs in a thread"),
+        (fns.generator, TypeError, "yields, and an ask has one reply"),
         (fns.instance, TypeError, "run: .*must be a class or a function"),
         (fns.Callable, TypeError, "run: Callable is a class, and must be a function; see open_program"),
         (3, TypeError, "run: .*must be a class or a function"),

@@ -74,7 +74,8 @@ class Deadline:
         if text is None:
             return limit
         if not _SECONDS.fullmatch(text.strip()):
-            raise ValueError(f"seconds as a decimal number, such as 1.5, got {text[:40]!r}")
+            told = f"must be seconds as a decimal number, such as 1.5, got {text[:40]!r}"
+            raise ValueError(f"Deadline.from_header: text {told}")
         return min(limit, cls.after(float(text)))
 
     @property

@@ -195,7 +195,10 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         drain_for: float = 30.0,
     ) -> None:
         if not isinstance(deployment, Deployment):
-            raise TypeError(f"a HotSwap is made with a Deployment, got {deployment!r}")
+            raise TypeError(
+                "HotSwap: deployment must be Deployment(opening), of a function that opens the model, "
+                f"got {deployment!r}"
+            )
         if probe is not None and not callable(probe):
             raise TypeError(f"probe must be an async function of the model, got {probe!r}")
         self._deployment = deployment

@@ -396,4 +396,7 @@ def _pair(name: str, declared: object) -> tuple[tuple[int, ...], DType] | None:
         raise TypeError(text) from None
     if any(size < 0 for size in sizes):
         raise ValueError(f"{name}: the shape of an output has a negative size: {sizes}")
-    return sizes, DType.of(dtype)
+    try:
+        return sizes, DType.of(dtype)
+    except TypeError as error:
+        raise TypeError(f"{name}: an output is declared as {declared!r}: {error}") from None

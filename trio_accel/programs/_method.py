@@ -163,24 +163,40 @@ def find_method(cls: type[object], given: object) -> Method:
         TypeError: It is no method that can be asked.
         AttributeError: The class has no such method.
     """
-    name = given if isinstance(given, str) else getattr(given, "__name__", "")
+    name = given if isinstance(given, str) else _name_in(cls, given)
     found = inspect.getattr_static(cls, name, None) if name else None
-    is_its_own = isinstance(given, str) or any(vars(base).get(name) is given for base in cls.__mro__)
-    if found is None or not is_its_own:
-        raise AttributeError(
-            f"{cls.__qualname__} has no method {name or given!r}; give a method of it, or its name"
-        )
+    if found is None:
+        told = given if isinstance(given, str) else getattr(given, "__qualname__", given)
+        raise AttributeError(f"{cls.__qualname__} has no method {told!r}; give a method of it, or its name")
     if name.startswith("_") or name == "warm_up":
         raise AttributeError(
             f"{cls.__qualname__}.{name} is not for asking: it is private, or called by itself"
         )
     if not inspect.isfunction(found):
-        raise TypeError(f"{cls.__qualname__}.{name} must be a plain method, got {type(found).__name__}")
+        raise TypeError(
+            f"{cls.__qualname__}.{name} must be a plain method with self, got {type(found).__name__}; "
+            "write one that returns it"
+        )
     first, *rest = inspect.signature(found).parameters.values() or (None,)
     if first is None:
         raise TypeError(f"{cls.__qualname__}.{name} takes no self")
     constructor = dict.fromkeys(inspect.signature(cls).parameters)
     return _describe(found, name, f"{_module(cls)}.{cls.__qualname__}.{name}", rest, constructor)
+
+
+def _name_in(cls: type[object], given: object) -> str:
+    """Find the name under which a class or one of its bases has something; empty where none has it."""
+    # The function of a static or class method is what an asker gives.
+    plain = getattr(given, "__func__", given)
+    if not (callable(plain) or isinstance(plain, property)):
+        return ""
+    names = (
+        name
+        for base in cls.__mro__
+        for name, one in vars(base).items()
+        if getattr(one, "__func__", one) is plain
+    )
+    return next(names, "")
 
 
 def state_of(cls: type[object]) -> frozenset[str]:
@@ -211,10 +227,15 @@ def _describe(
     parameters: Any,
     constructor: Mapping[str, object],
 ) -> Method:
-    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
-        raise TypeError(f"{where} must be a plain function: it runs in a thread of the device")
-    if inspect.isasyncgenfunction(function):
-        raise TypeError(f"{where} must be a plain function: it runs in a thread of the device")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(
+            f"{where} yields, and an ask has one reply; to stream, return the next part and ask in a loop "
+            "(guide: programs, answers in parts)"
+        )
+    if inspect.iscoroutinefunction(function):
+        raise TypeError(
+            f"{where} is async, and it runs in a thread of the device: write `def`, without await"
+        )
     declared: _Declared = getattr(function, _DECLARED, _Declared(None, ()))
     signature = inspect.Signature(list(parameters))
     takes_out = declared.out is not None and "out" in signature.parameters

@@ -406,7 +406,8 @@ class OpenFile:
         length = int.from_bytes(head.tobytes(), "little")
         if length > LONGEST:
             raise WeightsError(
-                f"{self.path} claims a header of {length} bytes, more than the {LONGEST} that there may be"
+                f"{self.path} is no safetensors file: it claims a header of {length} bytes, more than the "
+                f"{LONGEST} that there may be"
             )
         if LENGTH + length > size:
             raise WeightsError(f"{self.path} claims a header of {length} bytes, but has {size}: cut off?")

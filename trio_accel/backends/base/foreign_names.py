@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -80,6 +81,12 @@ def elsewhere(name: str) -> str:
     return f"; write ta.{OTHER_NAMES[name]}" if name in OTHER_NAMES else instead_of(name)
 
 
+def _misspelt(package: str, name: str) -> str:
+    """Tell which name of the package is meant, if it differs in a letter or an underscore."""
+    near = difflib.get_close_matches(name, sys.modules[package].__all__, n=1, cutoff=0.75)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
 def tells_of_missing(package: str) -> Callable[[str], NoReturn]:
     """Make the ``__getattr__`` of a package of operations, which tells where a name is that it has not.
 
@@ -87,7 +94,7 @@ def tells_of_missing(package: str) -> Callable[[str], NoReturn]:
     """
 
     def missing(name: str) -> NoReturn:
-        told = "" if name.startswith("_") else elsewhere(name)
+        told = "" if name.startswith("_") else elsewhere(name) or _misspelt(package, name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}{told}")
 
     return missing
