@@ -54,6 +54,100 @@ async def test_sizes(device: ta.Device, size: int) -> None:
     await check(await arrays.eye(device, size, 5, k=1 << 70), np.zeros((size, 5)))
 
 
+WHOLE = (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64)
+FLOATS = "float16", "float32", "float64", "complex64", "complex128"
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+async def test_numbers_of_narrow_dtypes_do_not_wrap_around(device: ta.Device, kind: Any) -> None:
+    least, most = (kind(number) for number in (np.iinfo(kind).min, np.iinfo(kind).max))
+    low, high = int(least), int(most)
+    await check(await arrays.linspace(device, least, most, 7), np.linspace(float(low), float(high), 7), 1e-15)
+    await check(await arrays.linspace(device, most, least, 7), np.linspace(float(high), float(low), 7), 1e-15)
+    await check(await arrays.logspace(device, kind(5), kind(3), 3), np.logspace(5.0, 3.0, 3), 1e-14)
+    await check(await arrays.geomspace(device, kind(100), kind(4), 3), np.geomspace(100.0, 4.0, 3), 1e-14)
+    step = kind(high // 4 + 1)
+    want = np.array(list(range(low, high, int(step))), kind)
+    await check(await arrays.arange(device, least, most, step, dtype=kind), want)
+    await check(await arrays.arange(device, kind(5), kind(2), -1), np.array([5, 4, 3]))
+    with pytest.raises(ValueError, match=f"arrays.arange: {kind.__name__} does not hold"):
+        await arrays.arange(device, high - 1, high + 2, dtype=kind)
+
+
+async def test_steps_that_overflow_or_vanish(device: ta.Device) -> None:
+    big, least = 1.7e308, 5e-324
+    await check(await arrays.linspace(device, -big, big, 3), np.array([-big, 0, big]))
+    await check(await arrays.linspace(device, -big, big, 1), np.array([-big]))
+    found = await arrays.linspace(device, big + big * 1j, -big, 5, endpoint=False)
+    want = np.array([big + big * 1j, *[big * (1 - 0.4 * n) + big * (1 - 0.2 * n) * 1j for n in range(1, 5)]])
+    await check(found, want, 1e-15)
+    await check(await arrays.linspace(device, 0, 3 * least, 4), np.arange(4) * least)
+    await check(
+        await arrays.arange(device, -big, big, big / 2), np.array([-big, -big / 2, 0, big / 2]), 1e-15
+    )
+    await check(await arrays.linspace(device, 0, 1 << 80, 3), np.array([0, 2.0**79, 2.0**80]))
+    await check(await arrays.geomspace(device, 1e-200, 1e200, 3), np.array([1e-200, 1, 1e200]), 1e-13)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop"), [(1, 4), (2, 6), (0.3, 20.3), (-1, -100), (-7e-310, -1e300), (9, 0.1)]
+)
+async def test_powers_begin_and_end_with_the_numbers_themselves(
+    device: ta.Device, start: float, stop: float
+) -> None:
+    for count in (1, 2, 9, 50):
+        found = await arrays.geomspace(device, start, stop, count)
+        await check(found, np.geomspace(start, stop, count), 1e-12)
+        host = await found.to_host()
+        assert (host[0], host[-1]) == (start, stop if count > 1 else start)
+    found = await arrays.geomspace(device, start, stop, 4, endpoint=False)
+    await check(found, np.geomspace(start, stop, 4, endpoint=False), 1e-12)
+
+
+async def test_powers_of_ten_are_exact(device: ta.Device) -> None:
+    await check(await arrays.geomspace(device, 1, 1e5, 6), 10.0 ** np.arange(6))
+
+
+@pytest.mark.parametrize("name", ["linspace", "logspace", "geomspace"])
+@pytest.mark.parametrize("dtype", DTYPES)
+async def test_numbers_of_one_distance_or_ratio_are_floating(
+    device: ta.Device, name: str, dtype: str
+) -> None:
+    asked = getattr(arrays, name)(device, 1, 3, 5, dtype=dtype)
+    if dtype in FLOATS or dtype == "bfloat16":
+        await check(await asked, getattr(np, name)(1, 3, 5).astype(ta.DType(dtype).dtype), 1e-2)
+        return
+    with pytest.raises(TypeError, match=f"^arrays.{name}: dtype must be floating or complex, got {dtype}"):
+        await asked
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "told"),
+    [
+        ("arange", (0, 1, 1e-300), "more numbers than an array has"),
+        ("arange", (0, 1e300, 1e-300), "more numbers than an array has"),
+        ("arange", (0, 1 << 90), "more numbers than an array has"),
+        ("arange", (0.0, 1 << 1100), "is larger than float64 holds"),
+        ("linspace", (0, 1, 1 << 70), "num must be at least 0"),
+        ("linspace", (0, 1 << 1100, 3), "stop is larger than float64 holds"),
+        ("logspace", (0, 1, -1), "num must be at least 0"),
+        ("geomspace", (1, 2, -1), "num must be at least 0"),
+        ("geomspace", (-1, 2, 3), "of one sign, got -1 and 2"),
+        ("geomspace", (0, 2, 3), "not 0"),
+        ("geomspace", (1, np.inf, 3), "must be finite"),
+    ],
+)
+async def test_an_error_names_the_function_that_was_called(
+    device: ta.Device, name: str, numbers: Any, told: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"^arrays\.{name}: .*{told}"):
+        await getattr(arrays, name)(device, *numbers)
+    *ends, last = numbers
+    if name != "arange":
+        with pytest.raises(TypeError, match=rf"^arrays\.{name}: start must be a (real )?number, got '1'"):
+            await getattr(arrays, name)(device, "1", *ends[1:], last)
+
+
 async def test_the_last_number_is_the_end_itself(device: ta.Device) -> None:
     for start, stop in ((0.1, 0.7), (-1 / 3, 1e10), (5.0, 5.0)):
         got = await (await arrays.linspace(device, start, stop, 50)).to_host()
@@ -142,8 +236,16 @@ async def test_what_is_refused(device: ta.Device) -> None:
         (lambda: arrays.arange(device, float("inf")), ValueError, "numbers must be finite"),
         (lambda: arrays.arange(5, 6), TypeError, r"arrays\.arange: device must be an open Device"),  # type: ignore[arg-type]
         (lambda: arrays.linspace(device, 0, 1, -1), ValueError, "num must be at least 0"),
-        (lambda: arrays.linspace(device, 0, 1, 5, dtype="int64"), TypeError, "int64 does not hold"),
-        (lambda: arrays.linspace(device, 0, 1j, 5, dtype="float64"), TypeError, "float64 does not hold"),
+        (
+            lambda: arrays.linspace(device, 0, 1, 5, dtype="int64"),
+            TypeError,
+            "dtype must be floating or complex, got int64",
+        ),
+        (
+            lambda: arrays.linspace(device, 0, 1j, 5, dtype="float64"),
+            TypeError,
+            "dtype must be complex, got float64",
+        ),
         (
             lambda: arrays.eye(device, -1),
             ValueError,

@@ -307,7 +307,7 @@ async def test_made_arrays(device: ta.Device) -> None:
         )
         ratio = await (await arrays.geomspace(device, 1, 1000, 7, endpoint=endpoint)).to_host()
         assert_near(ratio / 1000, np.geomspace(1, 1000, 7, endpoint=endpoint) / 1000)
-    with pytest.raises(ValueError, match=r"arrays\.geomspace: start must be positive"):
+    with pytest.raises(ValueError, match=r"arrays\.geomspace: start and stop must be finite, not 0"):
         await arrays.geomspace(device, 0, 3, 4)
 
 

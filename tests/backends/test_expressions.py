@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
+import tokenize
 from typing import Any
 
 import numpy as np
@@ -116,6 +118,29 @@ def test_any_text_is_parsed_or_refused(text: str) -> None:
     except ValueError:
         return
     assert found.outputs
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a if c else b",
+        "e * (a if c > d else b if f else g) - a",
+        "t = a if c else b; y = t + d; z = e if t else c",
+        "y = a < b < c if d and not e else -f",
+        "x[j if m else k, n + i(0)] if p <= q else r[s]",
+        "x -= a if c else b",
+        "where(maximum(b, a if d else c), e, f)",
+        "(a\n if c else\n b) + d",
+        "b if é else a",
+        "abs(c if b else a) ** d // (f if e else g)",
+    ],
+)
+def test_arguments_are_in_the_order_of_the_text(text: str) -> None:
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    words = [token.string for token in tokens if token.type == tokenize.NAME]
+    found = parse(text)
+    others = {"if", "else", "and", "not", "i", "abs", "where", "maximum", "t", "y", "z"}
+    assert found.inputs == tuple(dict.fromkeys(word for word in words if word not in others))
 
 
 def test_names_are_found_in_their_order() -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import cast
+from typing import Literal
 
 import numpy as np
 
 from ..backends.base import DType
 from ..devices import AccelRef, Operand
-from ..expressions import Contract, Elementwise, ExpressionArgument, Reduction, Rowwise, axes_of
+from ..expressions import Contract, Elementwise, ExpressionArgument, Rowwise, axes_of
 from ._actor import LIBRARY
-from ._checks import axis_of, check_real, placed
+from ._checks import axis_of, check_number, check_real, placed, whole
 from ._elementwise import add
 from ._reductions import mean
 from ._scans import cumulative_sum
@@ -34,18 +34,38 @@ def _elementwise(
     )
 
 
-_AVERAGE, _CENTRED = (
+_AVERAGE, _CENTRED, _STANDARD, _TRAPEZOID = (
     Rowwise(text, inputs, precision="float64", operation=f"arrays.{name}", library=LIBRARY)
     for name, text, inputs in (
         ("average", "y = sum(x * weights) / sum(weights)", ("x", "weights")),
         ("cov", "y = x - mean(x)", ("x",)),
+        # Squares of what is at most 1 do not overflow.
+        ("corrcoef", "d = x - mean(x); y = d / max(abs(d))", ("x",)),
+        # Half of a sum may fit where the sum does not.
+        (
+            "trapezoid",
+            "s = y0 + y1; y = sum(where(isfinite(s), s / 2, y0 / 2 + y1 / 2) * (x1 - x0))",
+            ("y0", "y1", "x0", "x1"),
+        ),
     )
 )
-_TRAPEZOID = Reduction(
-    "(y1 + y0) * (x1 - x0) / 2",
-    inputs=("y0", "y1", "x0", "x1"),
-    operation="arrays.trapezoid",
-    library=LIBRARY,
+
+
+def _wide(dtype: DType) -> str:
+    """Return the conversion of elements that are loaded: whole numbers would wrap around."""
+    return "complex128" if dtype.kind == "complex" else "float64"
+
+
+def _rounded(dtype: DType) -> DType:
+    return dtype if dtype.is_inexact else DType.float64
+
+
+_ASCENDING, _FOUND = (
+    Elementwise[AccelRef](text, inputs=inputs, operation="arrays.digitize", library=LIBRARY)
+    for text, inputs in (
+        ("b[i(0) if b[0] <= b[last] else last - i(0)]", ("b", "last")),
+        ("at if b[0] <= b[last] else last + 1 - at", ("b", "last", "at")),
+    )
 )
 
 
@@ -108,11 +128,14 @@ async def cov(x: Operand, *, correction: int = 1) -> AccelRef:
         told = f"variables and more observations than {correction}, got shape {x.shape}"
         raise ValueError(f"{name}: x must be of {told}")
     centred = await _CENTRED.ask(_CENTRED.compute(x.reshape((-1, x.shape[-1])), axis=1))
+    made = await _products(centred, 1 / (x.shape[-1] - correction))
+    return made if x.ndim == 2 else made.reshape(())
+
+
+async def _products(centred: AccelRef, alpha: float) -> AccelRef:
     is_complex = centred.dtype.kind == "complex"
     conjugate = await _elementwise("cov", "conj(x)", "x")(centred) if is_complex else centred
-    alpha = 1 / (x.shape[-1] - correction)
-    made = await x.device.ask(Contract("ij,kj->ik", centred, conjugate, alpha=alpha))
-    return made if x.ndim == 2 else made.reshape(())
+    return await centred.device.ask(Contract("ij,kj->ik", centred, conjugate, alpha=alpha))
 
 
 async def corrcoef(x: Operand) -> AccelRef:
@@ -133,7 +156,11 @@ async def corrcoef(x: Operand) -> AccelRef:
     check_real("arrays.corrcoef", x=x.spec)
     if x.ndim != 2:
         raise ValueError(f"arrays.corrcoef: x must have two axes, got shape {x.shape}")
-    made = await cov(x)
+    if x.shape[-1] < 2:
+        raise ValueError(
+            f"arrays.corrcoef: x must have two observations of each variable, got shape {x.shape}"
+        )
+    made = await _products(await _STANDARD.ask(_STANDARD.compute(x, axis=1)), 1.0)
     own = diagonal(made)
     text = "y = clip(c / sqrt(a) / sqrt(b), -1, 1)"
     return await _elementwise("corrcoef", text, "c", "a", "b", precision="float32")(made, own[:, None], own)
@@ -144,16 +171,31 @@ async def digitize(x: Operand, bins: Operand, *, right: bool = False) -> AccelRe
 
     Args:
         x: The elements, real.
-        bins: Edges in ascending order, which is not checked.
-        right: Whether a bin has its upper edge, and not its lower one.
+        bins: Edges in ascending or descending order, which is checked of a host array only.
+        right: Whether a bin has the edge that is nearer to the end, and not the one nearer to the begin.
 
     Returns:
-        Numbers of bins, of int64: 0 below the first edge, and the count of edges from the last one on.
+        Numbers of bins, of int64: 0 ahead of the first edge, and the count of edges behind the last one.
 
     Raises:
-        TypeError, ValueError: As of `searchsorted`.
+        TypeError: An argument is no array, or complex.
+        ValueError: `bins` is no vector, or a host array in no order.
     """
-    return await searchsorted(bins, x, side="left" if right else "right")
+    name = "arrays.digitize"
+    if isinstance(bins, np.ndarray) and bins.ndim == 1:
+        falls = bool(len(bins) and bins[0] > bins[-1])
+        if np.any(bins[1:] > bins[:-1] if falls else bins[1:] < bins[:-1]):
+            raise ValueError(f"{name}: bins must ascend or descend, got {bins}")
+    x, bins = await placed(name, x=x, bins=bins)
+    check_real(name, x=x.spec, bins=bins.spec)
+    if bins.ndim != 1:
+        raise ValueError(f"{name}: bins must be a vector, got shape {bins.shape}")
+    side: Literal["left", "right"] = "left" if right else "right"
+    if bins.size < 2:
+        return await searchsorted(bins, x, side=side)
+    last = bins.size - 1
+    found = await searchsorted(await _ASCENDING(bins, last, shape=bins.shape), x, side=side)
+    return await _FOUND(bins, last, found, out=found)
 
 
 async def gradient(
@@ -164,15 +206,16 @@ async def gradient(
     At both ends of an axis they are differences of two neighbours. There is a launch for each axis.
 
     Args:
-        x: The samples: floating or complex numbers.
+        x: The samples.
         spacing: The distance of neighbours along each axis; or, for one axis, the vector of its coordinates.
         axis: Axis or axes; None for all.
 
     Returns:
-        The derivatives, of the shape of `x`: one array, or a tuple of one for each of several axes.
+        The derivatives, of the shape of `x`: one array, or a tuple of one for each of several axes, in their
+        order. They are computed in float64, and have the dtype of `x`: float64 for whole numbers.
 
     Raises:
-        TypeError: `x` is no array.
+        TypeError: `x` is no array, or `spacing` is complex.
         ValueError: An axis that there is not, one of fewer than two samples, or coordinates of another shape.
         NotSupportedError: float8.
     """
@@ -180,32 +223,42 @@ async def gradient(
     given = {"spacing": spacing} if isinstance(spacing, (AccelRef, np.ndarray)) else {}
     x, *coordinates = await placed(name, x=x, **given)
     axes = axes_of(name, x.shape, axis)
+    if isinstance(axis, Sequence):
+        axes = tuple([axes_of(name, x.shape, one)[0] for one in axis])
     lengths = [x.shape[one] for one in axes]
     if min(lengths, default=2) < 2 or any(c.shape != (n,) for c in coordinates for n in lengths):
         told = f"two samples, and spacing a coordinate for each, got shape {x.shape}"
         raise ValueError(f"{name}: an axis must have {told}")
-    more: Sequence[ExpressionArgument] = coordinates or [float(cast("float", spacing))]
-    pairs = zip(axes, lengths, strict=True)
-    found = [await _gradient(x.ndim, one, not given)(x, n - 1, *more, shape=x.shape) for one, n in pairs]
+    for each in coordinates:
+        check_real(name, spacing=each.spec)
+    more = coordinates or [float(check_number(name, "spacing", spacing, is_real=True))]
+    found = [
+        await _gradient(x.dtype, x.ndim, one, not given)(x, n - 1, *more, shape=x.shape)
+        for one, n in zip(axes, lengths, strict=True)
+    ]
     return found[0] if len(found) == 1 else tuple(found)
 
 
 @functools.cache
-def _gradient(ndim: int, axis: int, is_even: bool) -> Elementwise[AccelRef]:
+def _gradient(dtype: DType, ndim: int, axis: int, is_even: bool) -> Elementwise[AccelRef]:
     before, at, after = (
-        f"x[{', '.join(place if one == axis else f'i({one})' for one in range(ndim))}]"
+        f"{_wide(dtype)}(x[{', '.join(place if one == axis else f'i({one})' for one in range(ndim))}])"
         for place in ("l", f"i({axis})", "r")
     )
-    text = f"l = maximum(i({axis}) - 1, 0); r = minimum(i({axis}) + 1, last);"
+    text = (
+        f"l = maximum(i({axis}) - 1, 0); r = minimum(i({axis}) + 1, last); k = where(r - l == 2, 2.0, 1.0);"
+        f"a = {before}; b = {after}; e = b - a;"
+    )
     if is_even:
-        text += f"y = ({after} - {before}) / (c * where(r - l == 2, 2.0, 1.0))"
+        # A quotient may fit where the difference does not.
+        text += "y = where(isfinite(e), e / k / c, (b / 2 - a / 2) / (c * (k / 2)))"
     else:
         # Of second order, too, where the distances differ.
         text += (
-            f"s = c[i({axis})] - c[l]; d = c[r] - c[i({axis})]; y = where(r - l == 2, ({after} * s / d -"
-            f" {before} * d / s + {at} * (d / s - s / d)) / (s + d), ({after} - {before}) / (s + d))"
+            f"m = float64(c[i({axis})]); s = m - float64(c[l]); d = float64(c[r]) - m; y = where(k == 2,"
+            f" (b * s / d - a * d / s + {at} * (d / s - s / d)) / (s + d), e / (s + d))"
         )
-    return _elementwise("gradient", text, "x", "last", "c")
+    return _elementwise("gradient", text, "x", "last", "c", dtype=_rounded(dtype))
 
 
 async def interp(
@@ -238,18 +291,28 @@ async def interp(
     if xp.ndim != 1 or xp.shape != fp.shape or not xp.size:
         told = f"of one length, got shapes {xp.shape} and {fp.shape}"
         raise ValueError(f"{name}: xp and fp must be vectors {told}")
+    check_real(name, x=x.spec, xp=xp.spec)
     at = await searchsorted(xp, x, side="right")
     ends = fp[0] if left is None else left, fp[-1] if right is None else right
-    return await _INTERPOLATED(x, at, xp, fp, *ends, xp.size - 1)
+    return await _interpolated(_wide(fp.dtype))(x, at, xp, fp, *ends, xp.size - 1)
 
 
-# At the last coordinate, and behind it, there is no next one.
-_INTERPOLATED = Elementwise[AccelRef](
-    "x0 = xp[at - 1]; f0 = fp[at - 1]; t = (float64(x) - x0) / (float64(xp[at]) - x0);"
-    "inside = where(t == 0 or at > last, f0, f0 + (fp[at] - f0) * t);"
-    "y = where(x < xp[0], left, where(x > xp[last], right, where(x == x, inside, x)))",
-    inputs=("x", "at", "xp", "fp", "left", "right", "last"), operation="arrays.interp", library=LIBRARY,
-)  # fmt: skip
+@functools.cache
+def _interpolated(wide: str) -> Elementwise[AccelRef]:
+    text = (
+        "v = float64(x); x0 = float64(xp[at - 1]); x1 = float64(xp[at]);"
+        f"f0 = {wide}(fp[at - 1]); f1 = {wide}(fp[at]);"
+        # Distances of finite numbers may overflow; slopes beside infinite ones are as NumPy has them.
+        "t = where(isfinite(x1 - x0), (v - x0) / (x1 - x0), (v / 2 - x0 / 2) / (x1 / 2 - x0 / 2));"
+        "e = where(isfinite(f1 - f0), f0 + (f1 - f0) * t, f0 * (1 - t) + f1 * t);"
+        "s = (f1 - f0) / (x1 - x0); y0 = s * (v - x0) + f0; y1 = s * (v - x1) + f1;"
+        "z = where(y0 == y0, y0, where(y1 == y1, y1, where(f0 == f1, f0, y0)));"
+        "f = isfinite(x0) and isfinite(x1) and isfinite(f0) and isfinite(f1);"
+        # At the last coordinate, and behind it, there is no next one.
+        "inside = where(v == x0 or at > last, f0, where(f, e, z));"
+        "y = where(v < float64(xp[0]), left, where(v > float64(xp[last]), right, where(v == v, inside, v)))"
+    )
+    return _elementwise("interp", text, "x", "at", "xp", "fp", "left", "right", "last")
 
 
 async def nan_to_num(
@@ -336,9 +399,10 @@ async def trapezoid(
             told = f"the shape {y.shape} of y, or be a vector along the axis, got {given.shape}"
             raise ValueError(f"{name}: x must have {told}")
         spread = (*(1,) * place, -1, *(1,) * (y.ndim - 1 - place))
-        whole = given if given.shape == y.shape else given.reshape(spread)
-        between = [whole[first], whole[second]]
-    return await _TRAPEZOID(y[first], y[second], *between, axis=place, keepdims=keepdims)
+        at = given if given.shape == y.shape else given.reshape(spread)
+        between = [at[first], at[second]]
+    message = _TRAPEZOID.compute(y[first], y[second], *between, axis=place, keepdims=keepdims)
+    return await _TRAPEZOID.ask(message)
 
 
 async def unwrap(x: Operand, *, axis: int = -1, period: float = 6.283185307179586) -> AccelRef:
@@ -358,6 +422,8 @@ async def unwrap(x: Operand, *, axis: int = -1, period: float = 6.28318530717958
         NotSupportedError: float8.
     """
     [x] = await placed("arrays.unwrap", x=x)
+    if x.dtype.kind != "float":
+        raise TypeError(f"arrays.unwrap: x must be of real floating numbers, got {x.dtype}")
     place = axis_of("arrays.unwrap", x.spec, axis)
     jumps = await _unwrapped(x.ndim, place)(x, float(period), shape=x.shape)
     return await add(x, await cumulative_sum(jumps, axis=place))
@@ -383,18 +449,24 @@ async def vander(x: Operand, n: int | None = None, *, increasing: bool = False) 
         increasing: Whether power 0 comes first, and not last.
 
     Returns:
-        A matrix with a row for each element, of the dtype of `x`.
+        A matrix with a row for each element, of the dtype of `x`; of whole numbers and truth values int64,
+        and of uint64 float64, as NumPy's.
 
     Raises:
         TypeError: `x` is no array.
         ValueError: `x` is no vector, or `n` is negative.
         NotSupportedError: float8.
     """
-    [x] = await placed("arrays.vander", x=x)
+    name = "arrays.vander"
+    [x] = await placed(name, x=x)
     if x.ndim != 1:
-        raise ValueError(f"arrays.vander: x must be a vector, got shape {x.shape}")
-    count = x.size if n is None else n
-    text = "x ** i(1)" if increasing else "x ** (count - 1 - i(1))"
-    more = () if increasing else (count,)
-    made = _elementwise("vander", text, "x", *(() if increasing else ("count",)), dtype=x.dtype)
-    return await made(x[:, None], *more, shape=(x.size, count))
+        raise ValueError(f"{name}: x must be a vector, got shape {x.shape}")
+    count = x.size if n is None else whole(name, "n", n)
+    if count < 0:
+        raise ValueError(f"{name}: n must be at least 0, got {n}")
+    # NumPy has powers of whole numbers so.
+    wide = x.dtype if x.dtype.is_inexact else DType.float64 if x.dtype is DType.uint64 else DType.int64
+    place = "i(1)" if increasing else "(count - 1 - i(1))"
+    inputs = ("x",) if increasing else ("x", "count")
+    made = _elementwise("vander", f"{wide}(x) ** {place}", *inputs, dtype=wide)
+    return await made(x[:, None], *(() if increasing else (count,)), shape=(x.size, count))

@@ -69,8 +69,8 @@ async def placed(name: str, **arrays: Operand) -> list[AccelRef]:
     return [one if isinstance(one, AccelRef) else await device.put(one) for one in arrays.values()]
 
 
-def check_number(name: str, argument: str, value: object, *, is_real: bool = False) -> None:
-    """Require a number, of Python or NumPy.
+def check_number(name: str, argument: str, value: object, *, is_real: bool = False) -> Any:
+    """Take a number, of Python or NumPy, as Python's: NumPy's whole numbers would wrap around.
 
     Raises:
         TypeError: It is none, or a complex one where that does not do.
@@ -80,6 +80,7 @@ def check_number(name: str, argument: str, value: object, *, is_real: bool = Fal
     number = given.item() if isinstance(value, np.generic) else given
     if not isinstance(number, Real if is_real else Complex):
         raise TypeError(f"{name}: {argument} must be a {'real ' * is_real}number, got {value!r}")
+    return number
 
 
 def dtype_of(name: str, dtype: DTypeLike) -> DType:

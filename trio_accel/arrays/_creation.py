@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -152,19 +153,53 @@ async def arange(
             these, and rounded once.
 
     Raises:
-        ValueError: A step of 0, or numbers that are not finite.
+        ValueError: A step of 0, numbers that are not finite or that a whole `dtype` does not hold, or more of
+            them than an array has.
     """
-    given = {"start": start, "step": step} | ({} if stop is None else {"stop": stop})
-    for argument, number in given.items():
-        check_number("arrays.arange", argument, number, is_real=True)
-    first, last = (0, start) if stop is None else (start, stop)
-    is_whole = all(isinstance(number, (int, np.integer)) for number in (first, last, step))
-    if not step or not all(map(math.isfinite, (first, last, step))):
-        told = f"start {first}, stop {last}, step {step}"
-        raise ValueError(f"arrays.arange: numbers must be finite, and the step not 0, got {told}")
-    count = -int((first - last) // step) if is_whole else math.ceil((last - first) / step)
-    kind = ("int64" if is_whole else "float64") if dtype is None else dtype
-    return await _made(device, "arange", "start + step * i(0)", max(count, 0), kind, start=first, step=step)
+    name, given = "arrays.arange", {"start": start, "step": step} | ({} if stop is None else {"stop": stop})
+    numbers = [check_number(name, argument, number, is_real=True) for argument, number in given.items()]
+    first, by, last = numbers if len(numbers) == 3 else (0, numbers[1], numbers[0])
+    is_whole = all(isinstance(number, int) for number in numbers)
+    if not is_whole:
+        first, by, last = (_inexact(name, "a number", number).real for number in (first, by, last))
+    told = f"start {first}, stop {last}, step {by}"
+    if not by or not (is_whole or all(map(math.isfinite, (first, by, last)))):
+        raise ValueError(f"{name}: numbers must be finite, and the step not 0, got {told}")
+    kind = dtype_of(name, ("int64" if is_whole else "float64") if dtype is None else dtype)
+    count = max(_count(first, last, by, is_whole=is_whole), 0)
+    if count >= 1 << 63:
+        raise ValueError(f"{name}: these are more numbers than an array has, got {told}")
+    if is_whole and count:
+        ends = first, first + (count - 1) * by
+        if kind.kind in ("int", "uint") and not all(map(partial(_is_held, kind), ends)):
+            raise ValueError(f"{name}: {kind} does not hold the numbers from {ends[0]} to {ends[1]}")
+        if not all(map(partial(_is_held, DType.int64), (first, by))):
+            # Sums of int64 wrap around, to the same bits as those of uint64.
+            first, by = map(float if kind.is_inexact else _wrapped, (first, by))
+    if is_whole:
+        return await _made(device, "arange", "start + step * i(0)", count, kind, start=first, step=by)
+    scale = _scale(first, last)
+    more = {"start": first / scale, "step": by / scale, "scale": scale}
+    return await _made(device, "arange", "scale * (start + step * i(0))", count, kind, **more)
+
+
+def _count(first: Any, last: Any, step: Any, *, is_whole: bool) -> int:
+    """Count the numbers from one to below another in steps; 1 << 63 stands for more than an array has."""
+    if is_whole:
+        return int(-((first - last) // step))
+    distance = (last - first) / step
+    # Quotients may fit where the distance does not.
+    parts = distance if math.isfinite(distance) else last / step - first / step
+    return math.ceil(parts) if math.isfinite(parts) else (1 << 63) * (parts > 0)
+
+
+def _is_held(dtype: DType, number: int) -> bool:
+    limits = np.iinfo(dtype.dtype)
+    return bool(limits.min <= number <= limits.max)
+
+
+def _wrapped(number: int) -> int:
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 async def linspace(
@@ -190,23 +225,59 @@ async def linspace(
 
     Raises:
         TypeError: A dtype of whole numbers, or a real one for complex numbers.
-        ValueError: `num` is below 0.
+        ValueError: `num` is below 0, or float64 does not hold a number.
     """
-    name = "arrays.linspace"
-    for argument, number in (("start", start), ("stop", stop)):
-        check_number(name, argument, number)
-    count, is_complex = whole(name, "num", num), np.iscomplexobj([start, stop])
+    return await _spaced("linspace", device, start, stop, num, dtype, endpoint=endpoint)
+
+
+async def _spaced(
+    function: str,
+    device: Device,
+    start: complex,
+    stop: complex,
+    num: int,
+    dtype: DTypeLike | None,
+    *,
+    endpoint: bool,
+) -> AccelRef:
+    """Make numbers of one distance, for a function of this name."""
+    name = f"arrays.{function}"
+    ends = [_inexact(name, *each) for each in (("start", start), ("stop", stop))]
+    count, is_complex = whole(name, "num", num), np.iscomplexobj(ends)
     kind = dtype_of(name, ("complex128" if is_complex else "float64") if dtype is None else dtype)
-    if not kind.is_inexact or (is_complex and kind.kind != "complex"):
-        raise TypeError(f"{name}: {kind} does not hold the numbers from {start!r} to {stop!r}")
-    if count < 0:
-        raise ValueError(f"{name}: num must be at least 0, got {num}")
+    _check_inexact(name, kind, is_complex=is_complex)
+    if not 0 <= count < 1 << 63:
+        raise ValueError(f"{name}: num must be at least 0, and no more than an array has, got {num}")
     parts = count - 1 if flag(name, "endpoint", endpoint) else count
-    step = (stop - start) / parts if parts > 0 else 0.0
+    scale = _scale(*ends)
+    first, last = (end / scale for end in ends)
+    step = (last - first) / parts if parts > 0 else 0.0
     # The last number is `stop` itself, and not rounded to it. A single one is `start`.
-    last = parts if endpoint and parts > 0 else -1
-    text = "stop if i(0) == last else start + step * i(0)"
-    return await _made(device, "linspace", text, count, kind, stop=stop, last=last, start=start, step=step)
+    numbers = {"stop": ends[1], "last": parts if endpoint and parts > 0 else -1, "start": first, "step": step}
+    text = "stop if i(0) == last else scale * (start + step * i(0))"
+    return await _made(device, function, text, count, kind, **numbers, scale=scale)
+
+
+def _scale(*numbers: complex) -> float:
+    """Choose a power of two that numbers are divided by, so that steps do not overflow or vanish."""
+    most = max(abs(part) for number in numbers for part in (number.real, number.imag))
+    return 4.0 if most > 1e300 else 2.0**-200 if most < 1e-200 else 1.0
+
+
+def _inexact(name: str, argument: str, number: complex, *, is_real: bool = False) -> complex:
+    """Take a number as a floating or complex one of Python's."""
+    given = check_number(name, argument, number, is_real=is_real)
+    try:
+        return complex(given) if isinstance(given, complex) else float(given)
+    except OverflowError:
+        raise ValueError(f"{name}: {argument} is larger than float64 holds, got {number!r}") from None
+
+
+def _check_inexact(name: str, dtype: DType, *, is_complex: bool = False) -> None:
+    if not dtype.is_inexact or (is_complex and dtype.kind != "complex"):
+        wanted = "complex" if is_complex else "floating or complex"
+        told = "" if is_complex else "; round what it makes, and cast that for whole numbers"
+        raise TypeError(f"{name}: dtype must be {wanted}, got {dtype}{told}")
 
 
 async def eye(
@@ -282,11 +353,18 @@ async def logspace(
     dtype: DTypeLike = "float64",
     endpoint: bool = True,
 ) -> AccelRef:
-    """Make powers of one base, whose exponents have one distance; arguments are those of `linspace`."""
-    check_number("arrays.logspace", "base", base, is_real=True)
-    exponents = await linspace(device, start, stop, num, endpoint=endpoint)
-    made = _expression("logspace", "float64(base) ** x", dtype_of("arrays.logspace", dtype))
-    return await made(base, exponents)
+    """Make powers of one base, whose exponents have one distance; arguments are those of `linspace`.
+
+    Raises:
+        TypeError: As of `linspace`; or a complex number.
+        ValueError: As of `linspace`.
+    """
+    name, kind = "arrays.logspace", dtype_of("arrays.logspace", dtype)
+    _check_inexact(name, kind)
+    ends = [_inexact(name, *each, is_real=True) for each in (("start", start), ("stop", stop))]
+    number = _inexact(name, "base", base, is_real=True)
+    exponents = await _spaced("logspace", device, *ends, num, None, endpoint=endpoint)
+    return await _expression("logspace", "base ** x", kind)(number, exponents)
 
 
 async def geomspace(
@@ -299,20 +377,28 @@ async def geomspace(
     dtype: DTypeLike = "float64",
     endpoint: bool = True,
 ) -> AccelRef:
-    """Make numbers of one ratio from `start` to `stop`, both positive; arguments are those of `linspace`.
+    """Make numbers of one ratio from `start` to `stop`, of one sign; arguments are those of `linspace`.
+
+    The first number is `start` itself, and with `endpoint` the last one is `stop`.
 
     Raises:
-        TypeError, ValueError: As of `linspace`; or a number that is not positive.
+        TypeError: As of `linspace`; or a complex number.
+        ValueError: As of `linspace`; or a number is 0 or not finite, or the signs differ.
     """
-    for argument, number in (("start", start), ("stop", stop)):
-        check_number("arrays.geomspace", argument, number, is_real=True)
-        if not 0 < number < math.inf:
-            raise ValueError(f"arrays.geomspace: {argument} must be positive and finite, got {number!r}")
-    steps = await linspace(device, 0, math.log(stop) - math.log(start), num, endpoint=endpoint)
-    made = _expression(
-        "geomspace", "stop if i(0) == last else float64(start) * exp(x)", dtype_of("arrays.geomspace", dtype)
+    name, kind = "arrays.geomspace", dtype_of("arrays.geomspace", dtype)
+    _check_inexact(name, kind)
+    ends = [_inexact(name, *each, is_real=True).real for each in (("start", start), ("stop", stop))]
+    if not all(end and math.isfinite(end) for end in ends) or (ends[0] > 0) is not (ends[1] > 0):
+        told = f"got {start!r} and {stop!r}"
+        raise ValueError(f"{name}: start and stop must be finite, not 0 and of one sign, {told}")
+    exponents = await _spaced(
+        "geomspace", device, *[math.log10(abs(end)) for end in ends], num, None, endpoint=endpoint
     )
-    return await made(stop, num - 1 if endpoint and num > 1 else -1, start, steps)
+    text = "stop if i(0) == last else start if i(0) == 0 else side * 10.0 ** x"
+    last = num - 1 if endpoint and num > 1 else -1
+    return await _expression("geomspace", text, kind)(
+        stop=ends[1], last=last, start=ends[0], side=math.copysign(1.0, ends[0]), x=exponents
+    )
 
 
 async def tril(x: Operand, /, *, k: int = 0, out: AccelRef | None = None) -> AccelRef:

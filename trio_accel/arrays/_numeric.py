@@ -120,7 +120,10 @@ async def lcm(x1: ExpressionArgument, x2: ExpressionArgument, *, out: AccelRef |
 
 
 @_expression(
-    "d = x2 - x1; y = where(weight < 0.5, x1 + weight * d, x2 - (1 - weight) * d)", precision="float32"
+    # Steps may overflow between numbers that do not.
+    "d = x2 - x1; y = where(weight == 0 or x1 == x2, x1, where(weight == 1, x2, where(isfinite(d),"
+    " where(weight < 0.5, x1 + weight * d, x2 - (1 - weight) * d), x1 * (1 - weight) + x2 * weight)))",
+    precision="float32",
 )
 async def lerp(
     x1: ExpressionArgument,

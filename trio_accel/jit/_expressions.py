@@ -58,7 +58,7 @@ def elementwise(
 
     Args:
         text: Assignments with ``;`` or new lines between them, or one expression, whose result is ``out``.
-        inputs: Names of the arguments, in order; by default in the order in which the text reads them.
+        inputs: Names of the arguments, in order; by default in the order in which the text names them.
         outputs: Names of the results, in order; then a call gives a tuple. By default there is one result:
             the name that is assigned and not read later.
         dtypes: Types that the results are converted to: one for all, or by their names; by default NumPy's.
@@ -108,7 +108,7 @@ def reduction(
         post: Last step of the result, before it is rounded: an expression of ``a``, and of ``n``, how many
             elements were reduced. A mean has none.
         identity: With an expression: the result of no elements.
-        inputs: Names of the arguments, in order; by default in the order in which the text reads them.
+        inputs: Names of the arguments, in order; by default in the order in which the text names them.
         dtype: Type that values are converted to before they are combined; by default NumPy's choice: sums and
             products of whole numbers have 64 bits.
         name: Name of the operation, for statistics, traces and errors.

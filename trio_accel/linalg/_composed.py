@@ -97,7 +97,7 @@ async def expm(x: Operand, /) -> AccelRef:
             result = await matmul(before, before)
             is_done = step >= counts
             if is_done.any():
-                await _CHOSEN(is_done, before, result, out=result)
+                await _CHOSEN(before, is_done, result, out=result)
     return result
 
 

@@ -122,7 +122,7 @@ def parse(
 
     Args:
         text: Assignments, with ``;`` or new lines between them; or one expression, whose result is ``out``.
-        inputs: Names of the arguments, in order; by default in the order in which the text reads them.
+        inputs: Names of the arguments, in order; by default in the order in which the text names them.
         outputs: Names of the results, in order; by default what is assigned and not read
             by a later statement.
 
@@ -167,11 +167,13 @@ def _ordered(found: list[str], inputs: tuple[str, ...] | None) -> tuple[str, ...
 
 
 def _inputs(statements: Iterable[tuple[str, Node]], *kinds: type[Name | Load]) -> list[str]:
-    """Return the names that nodes of these kinds read before they are assigned, in order."""
+    """Return the names that nodes of these kinds read before they are assigned, in the text's order."""
     found: dict[str, None] = {}
     assigned: set[str] = set()
     for name, node in statements:
-        found.update(dict.fromkeys(read for read in _names(node, *kinds) if read not in assigned))
+        # The text of ``a if c else b`` is not in the order in which its parts are computed.
+        read = sorted(_names(node, *kinds), key=lambda each: each.place)
+        found.update(dict.fromkeys(each.name for each in read if each.name not in assigned))
         assigned.add(name)
     return list(found)
 
@@ -181,14 +183,14 @@ def _unread(statements: Sequence[tuple[str, Node]]) -> tuple[str, ...]:
     kept: dict[str, None] = {}
     for name, node in statements:
         for read in _names(node, Name, Load):
-            kept.pop(read, None)
+            kept.pop(read.name, None)
         kept[name] = None
     return tuple(kept)
 
 
-def _names(node: Node, *kinds: type[Name | Load]) -> Iterator[str]:
+def _names(node: Node, *kinds: type[Name | Load]) -> Iterator[Name | Load]:
     if isinstance(node, kinds):
-        yield node.name
+        yield node
     for part in node.indices if isinstance(node, Load) else node.arguments if isinstance(node, Apply) else ():
         yield from _names(part, *kinds)
 
