@@ -12,7 +12,7 @@ from ..backends.base import DType
 from ..devices import AccelRef, Operand
 from ..expressions import Contract, Elementwise, ExpressionArgument, Reduction, Rowwise, axes_of
 from ._actor import LIBRARY
-from ._checks import axis_of, check_real, placed
+from ._checks import axis_of, check_real, placed, whole
 from ._elementwise import add
 from ._reductions import mean
 from ._scans import cumulative_sum
@@ -104,7 +104,7 @@ async def cov(x: Operand, *, correction: int = 1) -> AccelRef:
     """
     name = "arrays.cov"
     [x] = await placed(name, x=x)
-    if not 0 < x.ndim < 3 or x.shape[-1] <= correction:
+    if not 0 < x.ndim < 3 or x.shape[-1] <= whole("arrays.cov", "correction", correction):
         told = f"variables and more observations than {correction}, got shape {x.shape}"
         raise ValueError(f"{name}: x must be of {told}")
     centred = await _CENTRED.ask(_CENTRED.compute(x.reshape((-1, x.shape[-1])), axis=1))
