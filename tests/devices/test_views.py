@@ -67,6 +67,8 @@ OTHER_INDICES: list[tuple[Any, type[Exception], str]] = [
     (True, TypeError, "True would make a copy"),
     ("a", TypeError, "'a' would make a copy"),
     (3, IndexError, "index 3 is out of bounds"),
+    (2**63, IndexError, "out of bounds"),
+    ((0, -(2**70)), IndexError, "out of bounds"),
     ((0, 0, 0), IndexError, "too many indices"),
 ]
 

@@ -224,7 +224,7 @@ async def test_wrong_arguments(device: ta.Device) -> None:
         (ValueError, "binomial: n must be a whole number, got 2.5", "binomial", (3, 2.5, 0.5)),
         (ValueError, "permutation: the number must be at least 0, got -1", "permutation", (-1,)),
         (ValueError, "permutation: an array must have an axis", "permutation", (np.array(3),)),
-        (TypeError, "float", "permutation", (2.5,)),
+        (TypeError, "permutation: the number must be a whole number, got 2.5", "permutation", (2.5,)),
         (ValueError, "choice: 3 must be drawn of only 0", "choice", (0, 3)),
         (ValueError, "choice: 3 must be drawn of only 2, replace=False", "choice", (2, 3, False)),
         (ValueError, "choice: 2 must be drawn of only 1, replace=False", "choice", (2, 2, False, [0, 1])),

@@ -124,7 +124,7 @@ async def cov(x: Operand, *, correction: int = 1) -> AccelRef:
     """
     name = "arrays.cov"
     [x] = await placed(name, x=x)
-    if not 0 < x.ndim < 3 or x.shape[-1] <= correction:
+    if not 0 < x.ndim < 3 or x.shape[-1] <= whole("arrays.cov", "correction", correction):
         told = f"variables and more observations than {correction}, got shape {x.shape}"
         raise ValueError(f"{name}: x must be of {told}")
     centred = await _CENTRED.ask(_CENTRED.compute(x.reshape((-1, x.shape[-1])), axis=1))

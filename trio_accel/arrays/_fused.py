@@ -24,6 +24,7 @@ from ..backends.base import expressions as base
 from ..backends.base.expressions import COUNT, ArgumentType, RowExpression, Weak
 from ..backends.base.ops import common_shape
 from ..devices import AccelRef
+from ..devices.base._refusals import said
 from ..expressions import Elementwise, ExpressionArgument, Reduction, Rowwise, argument_of, binder, reduced
 from . import _elementwise, _normalizations, _numeric, _reductions, _special, _statistics  # pyright: ignore[reportPrivateUsage]  # beside it
 from ._actor import LIBRARY
@@ -356,8 +357,8 @@ class _Recording:
             raise NotSupportedError(f"{name}: its arrays must have one shape: broadcast them before the call")
         try:
             axes = tuple(sorted(normalize_axis_tuple(range(len(ones)) if axis is None else axis, len(ones))))
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{name}: axis {axis!r} of {len(ones)} axes: {error}") from None
+        except (TypeError, ValueError, OverflowError) as error:
+            raise said(f"{name}: axis {axis!r} of {len(ones)} axes", error) from None
         values = self._widened(values, precision)
         made = ones if specialized.is_whole else reduced(ones, axes, keepdims=keepdims)
         each = _Stage(len(self.statements), ones, axes, keepdims)

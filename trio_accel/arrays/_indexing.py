@@ -19,6 +19,7 @@ from numpy.lib.array_utils import normalize_axis_index
 from ..backends.base import DType, DTypeLike
 from ..backends.base.ops import ArraySpec, Reduce, common_shape
 from ..devices import AccelRef, Operand
+from ..devices.base._refusals import said
 from ..devices.operations._plan_source import refuse_value
 from ..expressions import Elementwise, ExpressionArgument, Scatter
 from ._actor import LIBRARY
@@ -368,8 +369,8 @@ def _axis(name: str, x: Operand, axis: int) -> int:
     number = whole(name, "axis", axis)
     try:
         return normalize_axis_index(number, x.ndim)
-    except ValueError as error:
-        raise type(error)(f"{name}: axis {axis!r} of shape {x.shape}: {error}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise said(f"{name}: axis {axis!r} of shape {x.shape}", error) from None
 
 
 def _check_arrays(name: str, **given: object) -> None:

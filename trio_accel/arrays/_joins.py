@@ -10,6 +10,7 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from ..backends.base.ops import JoinSpec
 from ..devices import AccelRef, MemoryActor, Operand, Operation, Planned, Planner, device_of
+from ..devices.base._refusals import said
 from ..devices.base._views import indexed
 from ..devices.operations._plan_source import written
 from ..expressions import promoted_dtype
@@ -83,8 +84,8 @@ class _Join(Operation[MemoryActor, AccelRef]):
         number = 0 if self.axis is None else whole(name, "axis", self.axis)
         try:
             axis = normalize_axis_index(number, ndim)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{name}: axis of arrays of shape {sources[0].shape}: {error}") from None
+        except (TypeError, ValueError, OverflowError) as error:
+            raise said(f"{name}: axis of arrays of shape {sources[0].shape}", error) from None
         before, behind = (slice(None),) * axis, axis if is_new else axis + 1
         for index, source in enumerate(sources):
             others = [(*one.shape[:axis], *one.shape[behind:]) for one in (sources[0], source)]

@@ -20,6 +20,7 @@ from ..devices.base._views import reshaped
 from ..expressions import Elementwise, ExpressionArgument, Reduction
 from ._actor import LIBRARY, ArraysActor
 from ._checks import check_number, check_real, flat, whole
+from ._creation import linspace
 from ._joins import stack
 
 __all__ = [
@@ -475,7 +476,7 @@ async def histogram(
             raise ValueError(f"{name}: bins must be at least 1, got {bins}")
         first, last = await _range(name, x, range)
         inexact = x.dtype if DType.of(x.dtype).is_inexact else DType.float64
-        edges = await device.put(np.linspace(first, last, count + 1).astype(DType.of(inexact).dtype))
+        edges = await linspace(device, first, last, count + 1, dtype=inexact)
     return HistogramResult(await device.ask(Count(name, x, edges, weights, len(edges) - 1)), edges)
 
 

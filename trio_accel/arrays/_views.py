@@ -16,7 +16,8 @@ from numpy.lib.stride_tricks import sliding_window_view as _windows
 
 from ..backends.base.ops import ArraySpec
 from ..devices import AccelRef
-from ..devices.base._views import NoViewError, seen
+from ..devices.base._refusals import said
+from ..devices.base._views import NoViewError, permuted, seen
 from ._checks import check_ref, flag, whole, wholes
 
 __all__ = [
@@ -37,7 +38,8 @@ def permute_dims(x: AccelRef, axes: Sequence[int]) -> AccelRef:
         ValueError: These are not all axes, each once.
     """
     order = wholes("arrays.permute_dims", "axes", axes)
-    return _view("permute_dims", x, lambda array: array.transpose(order))
+    check_ref("arrays.permute_dims", "x", x)
+    return AccelRef(x.block, _named("permute_dims", lambda: permuted(x.spec, order)))
 
 
 def moveaxis(x: AccelRef, source: int | Sequence[int], destination: int | Sequence[int]) -> AccelRef:
@@ -272,5 +274,5 @@ def _named(name: str, find: Callable[[], Any]) -> Any:
     """Say in NumPy's errors which function refuses."""
     try:
         return find()
-    except (ValueError, TypeError) as error:
-        raise type(error)(f"arrays.{name}: {error}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise said(f"arrays.{name}", error) from None

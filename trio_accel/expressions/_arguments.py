@@ -26,7 +26,7 @@ from ..backends.base.expressions import (
 from ..backends.base.ops import ArraySpec, common_shape
 from ..backends.base.values import is_same_kind
 from ..devices import AccelRef, Operand, Operation, Planner
-from ..devices.base._refusals import what_to_do
+from ..devices.base._refusals import said, what_to_do
 
 __all__ = [
     "ExpressionArgument", "Taken", "argument_of", "axes_of", "bind", "broadcast", "check_out",
@@ -411,8 +411,8 @@ def axes_of(
         return tuple(range(len(shape)))
     try:
         axes = tuple(sorted(normalize_axis_tuple(axis, len(shape))))
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{operation}: axis {axis!r} of shape {shape}: {error}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise said(f"{operation}: axis {axis!r} of shape {shape}", error) from None
     if is_one and (isinstance(axis, Sequence) or len(axes) != 1):
         raise TypeError(f"{operation}: axis must be one axis or None, got {axis!r}")
     return axes

@@ -6,18 +6,20 @@ between them; a package of its own would have no kernels, and nothing to say tha
 
 from __future__ import annotations
 
+import cmath
 import functools
+import math
+import sys
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
 from ..backends.base import DType, NotSupportedError
 from ..backends.base.ops import complex_of
 from ..devices import AccelRef, Operand, device_of
-from ..devices.base._refusals import refuse_dtypes
+from ..devices.base._refusals import refuse_dtypes, whole
 from ..expressions import Elementwise, intermediates
 from ._functions import (
     ARRAYS,
@@ -33,7 +35,6 @@ from ._functions import (
     ifft,
     ifftn,
     irfftn,
-    whole,
 )
 from ._helpers import next_fast_len
 from ._real import fit
@@ -166,12 +167,9 @@ async def hilbert(
         raise ValueError(f"{name}: N must be at least 1, got {N}")
     shape = (*x.shape[:place], n, *x.shape[place + 1 :])
     check_out(name, out, shape, complex_of(DType.of(x.dtype)))
-    # Positive frequencies count twice, negative ones not, and what is its own opposite once.
-    factors = np.zeros(n, DType.of(x.dtype).dtype)
-    factors[1 : n // 2 + 1], factors[[0, n // 2] if n % 2 == 0 else 0] = 2, 1
     with intermediates() as made:
         spectrum = made(await device_of(name, x, out).ask(Fft(x, n, place)))
-        await _PRODUCT(spectrum, _along(factors, place, spectrum.ndim), out=spectrum)
+        await _one_sided(place - spectrum.ndim)(spectrum, n, out=spectrum)
         return await ifft(spectrum, axis=place, out=out)
 
 
@@ -200,13 +198,14 @@ async def czt(
 
     Raises:
         TypeError: Not on a device, or another dtype.
-        ValueError: No points or elements, an axis that is not there, or a wrong `out`.
+        ValueError: No points or elements, an axis that is not there, `w` or `a` is 0, or a wrong `out`.
     """
     place, n, count = _points("czt", x, m, axis, out)
-    k = np.arange(max(n, count))
+    if a == 0 or w == 0:
+        raise ValueError(f"czt: a and w must not be 0, got a {a!r} and w {w!r}")
     # As SciPy has it: whole numbers are reduced before the angle is made.
-    chirp = np.exp(-1j * np.pi * (k**2 % (2 * count)) / count) if w is None else complex(w) ** (k**2 / 2)
-    return await _chirped(x, place, n, count, complex(a) ** -k[:n], chirp, out)
+    rate, period = (-1j * math.pi / count, 2 * count) if w is None else (cmath.log(w) / 2, sys.maxsize)
+    return await _chirped(x, place, n, count, _Chirp(-cmath.log(a), rate, period), out)
 
 
 async def zoom_fft(
@@ -244,10 +243,8 @@ async def zoom_fft(
     if endpoint and count == 1:
         raise ValueError("zoom_fft: one point has no end; m must be at least 2 with endpoint")
     step = (last - first) / fs / (count - endpoint)
-    k = np.arange(max(n, count), dtype=float)
-    return await _chirped(
-        x, place, n, count, np.exp(-2j * np.pi * first / fs * k[:n]), np.exp(-1j * np.pi * step * k**2), out
-    )
+    chirp = _Chirp(-2j * math.pi * first / fs, -1j * math.pi * step, sys.maxsize)
+    return await _chirped(x, place, n, count, chirp, out)
 
 
 def _points(name: str, x: Operand, m: int | None, axis: int, out: _Out) -> tuple[int, int, int]:
@@ -263,28 +260,71 @@ def _points(name: str, x: Operand, m: int | None, axis: int, out: _Out) -> tuple
     return place, n, count
 
 
-async def _chirped(
-    x: Operand, axis: int, n: int, m: int, factors: npt.NDArray[Any], chirp: npt.NDArray[Any], out: _Out
-) -> AccelRef:
-    """Transform by a convolution with a chirp: L. Bluestein, 1970. Chirps are made on the host, in double."""
-    length, ndim = next_fast_len(n + m - 1), len(x.shape)
-    dtype = np.complex64 if DType.of(x.dtype) in (DType.float32, DType.complex64) else np.complex128
-    kernel = np.fft.fft(1 / np.concatenate([chirp[n - 1 : 0 : -1], chirp[:m]]), length)
-    ahead, kernel, behind = (
-        _along(values.astype(dtype), axis, ndim) for values in (factors * chirp[:n], kernel, chirp[:m])
-    )
-    device = device_of("czt", x, out)
+@attrs.frozen
+class _Chirp:
+    """Numbers ``exp(slope * k + rate * k**2)``; all are made on the device, in double.
+
+    Attributes:
+        slope: Logarithm of the ratio of neighbours, of a part that has one ratio.
+        rate: How it changes.
+        period: What the squares are reduced by.
+    """
+
+    slope: complex
+    rate: complex
+    period: int
+
+    @property
+    def arguments(self) -> tuple[float, float, float, float, int]:
+        """Return those of the expressions, by `_CHIRPS`."""
+        return self.slope.real, self.slope.imag, self.rate.real, self.rate.imag, self.period
+
+
+_CHIRPS = ("sr", "si", "rr", "ri", "period")
+_CHIRP = "q = k * k % period; e = exp(sr * k + rr * q); t = si * k + ri * q; c = e * cos(t) + 1j * e * sin(t)"
+
+
+async def _chirped(x: Operand, axis: int, n: int, m: int, chirp: _Chirp, out: _Out) -> AccelRef:
+    """Transform by a convolution with a chirp: L. Bluestein, 1970."""
+    length, place = next_fast_len(n + m - 1), axis - len(x.shape)
+    dtype = complex_of(DType.of(x.dtype))
+    factors, device = _factors(place, dtype.value), device_of("czt", x, out)
+    opposite, behind = (_Chirp(0, rate, chirp.period) for rate in (-chirp.rate, chirp.rate))
     with intermediates() as made:
-        ready = made(await device.ask(_PRODUCT.compute(x, ahead)))
+        kernel = made(await device.ask(
+            _KERNEL.compute(*opposite.arguments, n - 1, n + m - 1, shape=length)
+        ))  # fmt: skip
+        transformed = made(await fft(kernel))
+        ready = made(await device.ask(factors.compute(x, *chirp.arguments)))
         spectrum = made(await fft(ready, length, axis))
-        await _PRODUCT(spectrum, kernel, out=spectrum)
+        along = made(await transformed.cast(dtype)).reshape((length, *(1,) * (-1 - place)))
+        await _PRODUCT(spectrum, along, out=spectrum)
         points = made(await ifft(spectrum, axis=axis))
-        return await _PRODUCT(points[(*(slice(None),) * axis, slice(n - 1, n + m - 1))], behind, out=out)
+        kept = points[(*(slice(None),) * axis, slice(n - 1, n + m - 1))]
+        return await factors(kept, *behind.arguments, out=out)
 
 
-def _along(values: npt.NDArray[Any], axis: int, ndim: int) -> npt.NDArray[Any]:
-    """View numbers along one of so many axes."""
-    return values.reshape(-1, *(1,) * (ndim - 1 - axis))
+@functools.cache
+def _factors(place: int, dtype: str) -> Elementwise[AccelRef]:
+    """Multiply by a chirp along an axis, counted from the last."""
+    text = f"k = i({place}); {_CHIRP}; y = x * c"
+    return Elementwise(text, inputs=("x", *_CHIRPS), dtypes=dtype, operation="fft.czt", library=ARRAYS)
+
+
+_KERNEL = Elementwise[AccelRef](
+    f"j = i(0); k = abs(j - last); {_CHIRP}; y = c if j < count else 0",
+    inputs=(*_CHIRPS, "last", "count"),
+    dtypes="complex128",
+    operation="fft.czt",
+    library=ARRAYS,
+)
+
+
+@functools.cache
+def _one_sided(place: int) -> Elementwise[AccelRef]:
+    """Count positive frequencies twice, negative ones not, and what is its own opposite once."""
+    text = f"j = 2 * i({place}); y = x * (0 if j > n else 2 if j % n != 0 else 1)"
+    return Elementwise(text, operation="fft.hilbert", library=ARRAYS)
 
 
 _PRODUCT = Elementwise[AccelRef]("a * b", operation="fft.convolve", library=ARRAYS)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from types import FunctionType
-from typing import Any, Final, NoReturn, ParamSpec, SupportsIndex, TypeAlias, cast
+from typing import Any, Final, NoReturn, ParamSpec, TypeAlias, cast
 
 import attrs
 import numpy as np
@@ -14,7 +13,7 @@ from ..backends.base import DType, ops
 from ..backends.base.checks import NATIVE
 from ..backends.base.ops import ArraySpec, FftDirection, FftKind, FftNorm
 from ..devices import AccelRef, Declared, LibraryActor, Operand, Planned, Planner, operation
-from ..devices.base._refusals import what_to_do
+from ..devices.base._refusals import what_to_do, whole
 
 __all__ = [
     "Fft", "Fft2", "FftActor", "Fftn", "Hfft", "Hfft2", "Hfftn", "Ifft", "Ifft2", "Ifftn", "Ihfft", "Ihfft2",
@@ -202,16 +201,6 @@ def extent_of(name: str, axis: int, source: ArraySpec | Operand, argument: str =
     if extent == 0:
         raise ValueError(f"{name}: axis {axis} of {argument} has no elements (shape {source.shape})")
     return extent
-
-
-def whole(name: str, argument: str, value: object, allowed: str) -> int:
-    """Take what is a whole number, of Python's or NumPy's, and nothing else."""
-    if type(value) is int:
-        # To ask whether it has a method takes longer than the rest of a plan.
-        return value
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise TypeError(f"{name}: {argument} must be {allowed}, got {value!r}")
-    return operator.index(value)
 
 
 def all_whole(name: str, argument: str, values: Iterable[object] | None) -> tuple[int, ...] | None:

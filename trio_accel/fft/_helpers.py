@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, Device, check_device
-from ..devices.base._refusals import what_to_do
+from ..devices.base._refusals import what_to_do, whole
 from ..expressions import Elementwise
-from ._functions import ARRAYS, axis_of, whole
+from ._functions import ARRAYS, axis_of
 
 __all__ = ["fftfreq", "fftshift", "ifftshift", "next_fast_len", "rfftfreq"]
 
@@ -84,13 +84,17 @@ def next_fast_len(target: int, real: bool = False) -> int:
     Returns:
         The length.
 
+    Raises:
+        TypeError: `target` is no whole number.
+        ValueError: It is negative, or has more than 64 bits.
+
     >>> next_fast_len(1021, real=True)
     1024
     """
     # It takes longer to import than the package.
     from scipy.fft import next_fast_len as found
 
-    return found(target, real)
+    return found(whole("fft.next_fast_len", "target", target), real)
 
 
 async def _frequencies(name: str, device: Device, n: int, count: int, d: float, dtype: DTypeLike) -> AccelRef:

@@ -18,6 +18,7 @@ import attrs
 from ..backends.base import DType
 from ..backends.base.ops import FftNorm
 from ..devices import AccelRef, Operand, device_of
+from ..devices.base._refusals import whole
 from ..expressions import Elementwise, intermediates
 from ._functions import (
     ARRAYS,
@@ -31,7 +32,6 @@ from ._functions import (
     fft,
     irfft,
     rfft,
-    whole,
 )
 
 __all__ = ["TransformType", "dct", "dctn", "dst", "dstn", "idct", "idctn", "idst", "idstn"]

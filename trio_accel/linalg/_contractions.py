@@ -13,6 +13,7 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 from ..backends.base import DType, DTypeLike
 from ..backends.base.subscripts import Optimize
 from ..devices import AccelRef, Operand, device_of
+from ..devices.base._refusals import said
 from ..devices.base._views import NoViewError
 from ..expressions import (
     Contract,
@@ -187,8 +188,8 @@ async def tensordot(
         axes = range(x1.ndim - axes, x1.ndim), range(axes)
     try:
         first, second = (normalize_axis_tuple(of, x.ndim) for of, x in zip(axes, (x1, x2), strict=True))
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}: axes {axes} of shapes {x1.shape} and {x2.shape}: {error}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise said(f"{name}: axes {axes} of shapes {x1.shape} and {x2.shape}", error) from None
     if [x1.shape[axis] for axis in first] != [x2.shape[axis] for axis in second]:
         raise ValueError(f"{name}: shapes {x1.shape} and {x2.shape} differ along axes {first} and {second}")
     # An axis that is added along has one number in both.
@@ -264,8 +265,8 @@ def _last(name: str, x: Operand, axis: int) -> Operand:
     """View an array with one axis as the last one."""
     try:
         place = normalize_axis_index(axis, x.ndim)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}: axis {axis!r} of shape {x.shape}: {error}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise said(f"{name}: axis {axis!r} of shape {x.shape}", error) from None
     return permuted(x, [*(number for number in range(x.ndim) if number != place), place])
 
 

@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 from numpy.lib.array_utils import normalize_axis_index
 
 from ..devices import AccelRef, Operand
+from ..devices.base._refusals import said
 from ..expressions import Elementwise, ExpressionArgument, expression, rows
 from ._library import LIBRARY, Axis, Out, check_array, check_choice
 
@@ -635,8 +636,8 @@ def _halves(name: str, x: Operand, axis: int) -> tuple[int, int]:
     check_array(name, x=x)
     try:
         at = normalize_axis_index(axis, x.ndim)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}: axis {axis!r} of shape {x.shape}: {error}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise said(f"{name}: axis {axis!r} of shape {x.shape}", error) from None
     half, odd = divmod(x.shape[at], 2)
     if odd:
         raise ValueError(f"{name}: axis {axis} must have an even number of elements, got shape {x.shape}")

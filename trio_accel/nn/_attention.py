@@ -12,8 +12,9 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, overload
 from ..backends.base import DType, NotSupportedError
 from ..backends.base.ops import Alignment, ArraySpec, AttentionGradSpec, AttentionSpec, common_shape
 from ..devices import AccelRef, Operand, Operation, Planned, Planner, message_of, operation
+from ..devices.base._refusals import whole
 from ._actor import DnnActor
-from ._windows import check_dtypes
+from ._windows import MOST, check_dtypes
 
 __all__ = [
     "AttentionGradResult", "AttentionResult", "PagedAttention", "ScaledDotProductAttention",
@@ -70,11 +71,12 @@ def _check_numbers(name: str, message: Any, query: ArraySpec) -> _Numbers:
     is_pair = type(window) in (tuple, list) and len(window) == 2
     if not is_pair or not all(type(one) is int and one >= -1 for one in window):
         raise ValueError(f"{name}: window_size must be two whole numbers of at least -1, got {window!r}")
+    # No sequence is longer, and libraries add to it.
+    left, right = (min(whole(name, "window_size", one), MOST - 1) for one in window)
     if scale is None:
         scale = 1 / math.sqrt(query.shape[-1])
     elif isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):
         raise ValueError(f"{name}: scale must be a finite number or None, got {scale!r}")
-    left, right = window
     alignment: Alignment = getattr(message, "causal_alignment", "lower_right")
     return left, 0 if message.is_causal else right, alignment, float(scale)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -58,8 +59,10 @@ def _count(
     if message.ceil_mode and (count - 1) * stride >= extent + before:
         # The last window begins in the input, or before it.
         count -= 1
-    for start in range(-before, 0, stride):
-        if start + -(start // dilation) * dilation >= extent:
+    # The first element of a window that is not before the input. After so many windows it is the same again.
+    different = dilation // math.gcd(stride, dilation) if dilation > extent else 0
+    for start in range(-before, 0, stride)[:different]:
+        if start % dilation >= extent:
             raise ValueError(f"{name}: each window must have an element, got {message.padding!r} for padding")
     return count
 

@@ -14,12 +14,15 @@ from ..devices import Planner
 from ..devices.base._refusals import whole
 
 __all__ = [
-    "FLOATS", "Windows", "at_least", "check_axes", "check_dtypes", "is_several", "pairs", "shape_of",
+    "FLOATS", "MOST", "Windows", "at_least", "check_axes", "check_dtypes", "is_several", "pairs", "shape_of",
     "sizes",
 ]  # fmt: skip
 
 FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 """Those of the arrays; the first two are computed in float32 and rounded once."""
+
+MOST = (1 << 31) - 1
+"""The most elements from one place to another: libraries have words of 32 bits, whose sums fit into 64."""
 
 
 def check_dtypes(planner: Planner, **arrays: ArraySpec | None) -> None:
@@ -74,12 +77,12 @@ def sizes(name: str, argument: str, value: object, dims: int, least: int) -> tup
 
     Raises:
         TypeError: Not whole numbers.
-        ValueError: Another count of numbers, or one is too small.
+        ValueError: Another count of numbers, or one is too small or too large.
     """
-    given: Any = value
-    if not is_several(value):
-        return (at_least(name, argument, value, least),) * dims
+    given: Any = value if is_several(value) else (value,)
     numbers = tuple([at_least(name, argument, one, least) for one in given])
+    if max(numbers, default=0) > MOST:
+        raise ValueError(f"{name}: {argument} must be at most {MOST}, got {value!r}")
     if len(numbers) == 1:
         return numbers * dims
     if len(numbers) != dims:

@@ -12,6 +12,7 @@ import trio
 
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, Operand
+from ..devices.base._refusals import whole
 from ..expressions import Elementwise
 from ._continuous import after
 from ._messages import Integers, Multiply, Order, Search
@@ -214,9 +215,10 @@ class Generator(Rejections):
             if not x.ndim:
                 raise ValueError(f"random.{name}: an array must have an axis, got one without")
             return x.shape[0], x
-        if isinstance(x, bool) or operator.index(x) < 0:
+        count = whole(f"random.{name}", "the number", x)
+        if count < 0:
             raise ValueError(f"random.{name}: the number must be at least 0, got {x!r}")
-        return operator.index(x), None
+        return count, None
 
     async def _taken(self, name: str, rows: Operand, places: AccelRef) -> AccelRef:
         if not math.prod((*places.shape, *rows.shape[1:])):

@@ -208,12 +208,16 @@ class Rejections(Continuous):
         numbers: npt.NDArray[np.float64] = np.asarray(value * factor)
         if not numbers.ndim:
             return np.reshape(numbers, 1)
+        if numbers.shape == extents:
+            return np.ascontiguousarray(numbers)
         try:
-            return np.ascontiguousarray(np.broadcast_to(numbers, extents))
+            np.broadcast_to(numbers, extents)
         except ValueError:
             raise ValueError(
                 f"random.{name}: parameters must broadcast to shape {extents}, got {numbers.shape}"
             ) from None
+        spread = after(name, "+x", "float64", "x").compute(numbers, shape=extents)
+        return await self._device.ask(spread)
 
 
 def _bounded(name: str, argument: str, value: Any, most: int) -> Any:

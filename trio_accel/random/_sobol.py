@@ -133,8 +133,8 @@ class Sobol:
         Raises:
             ValueError: The points so far and these would be no power of two, or there are not so many.
         """
-        if operator.index(m) < 0:
-            raise ValueError(f"Sobol.random_base2: m must be at least 0, got {m}")
+        if not 0 <= operator.index(m) <= self._bits:
+            raise ValueError(f"Sobol.random_base2: m must be from 0 to {self._bits}, got {m}")
         total = self._position + (1 << operator.index(m))
         if total & (total - 1):
             raise ValueError(

@@ -31,6 +31,8 @@ _JUMP: Mapping[str, int] = {"philox4x32_10": 1 << 66, "mrg32k3a": 1 << 96, "xorw
 _LENGTH: Mapping[str, int] = {
     "philox4x32_10": _ROW << 64, "mrg32k3a": 1 << PERIOD_BITS, "xorwow": 1 << PERIOD_BITS,
 }  # fmt: skip
+# Each is an object that is made at once.
+_MOST_CHILDREN = 100_000
 _FIELDS = ("kind", "seed", "position", "spawned")
 
 
@@ -138,11 +140,13 @@ class Stream:
             n_children: How many.
 
         Raises:
-            ValueError: A negative number.
+            ValueError: A negative number, or more than 100 000.
             TypeError: No whole number.
         """
-        if isinstance(n_children, bool) or operator.index(n_children) < 0:
-            raise ValueError(f"Generator.spawn: n_children must be at least 0, got {n_children!r}")
+        if isinstance(n_children, bool) or not 0 <= operator.index(n_children) <= _MOST_CHILDREN:
+            raise ValueError(
+                f"Generator.spawn: n_children must be from 0 to {_MOST_CHILDREN}, got {n_children!r}"
+            )
         first = self._spawned
         self._spawned += operator.index(n_children)
         seeds = [

@@ -23,7 +23,7 @@ from ...backends.base.ops import ArraySpec
 from .._options import DeviceOptions
 from ..base._refusals import NoOperators, NotAwaited, what_to_do
 from ..base._statistics import DeviceStatistics, RecoveryCost
-from ..base._views import Index, indexed, reshaped, seen, transposed
+from ..base._views import Index, indexed, permuted, reshaped, seen, transposed
 from ._blocks import Block, BorrowedBlock
 from ._pending import Pending
 
@@ -149,7 +149,7 @@ class AccelRef(NoOperators):
             ValueError: The axes are not all there are, each once.
         """
         order = (axes, *more) if isinstance(axes, SupportsIndex) else tuple(axes)
-        return AccelRef(self.block, seen(self.spec, lambda array: array.transpose(order)))
+        return AccelRef(self.block, permuted(self.spec, order))
 
     def __len__(self) -> int:
         if not self.shape:

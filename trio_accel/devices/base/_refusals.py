@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import numbers
 import operator
+import sys
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
@@ -16,7 +17,7 @@ import numpy as np
 from ...backends.base import DType
 from ...backends.base.foreign_names import instead_of
 
-__all__ = ["NoOperators", "NotAwaited", "opens", "refuse_dtypes", "what_to_do", "whole"]
+__all__ = ["NoOperators", "NotAwaited", "opens", "refuse_dtypes", "said", "what_to_do", "whole"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,6 +59,7 @@ _OF_ONE = {"neg": "-", "pos": "+", "abs": "abs", "invert": "~"}
 _ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _NUMBERS = ("float", "int", "complex", "round")
 _ELEMENTS = (np.ndarray, np.generic, numbers.Number, list, tuple)
+_LEAST = -sys.maxsize - 1
 _UFUNCS = {"matmul": "@", "add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
 
 
@@ -257,7 +259,7 @@ _add_operators()
 
 
 def whole(name: str, argument: str, value: object, allowed: str = "a whole number") -> int:
-    """Take a whole number, of Python or NumPy.
+    """Take a whole number, of Python or NumPy, that fits into a signed one of 64 bits.
 
     Args:
         name: Name of the operation.
@@ -267,10 +269,21 @@ def whole(name: str, argument: str, value: object, allowed: str = "a whole numbe
 
     Raises:
         TypeError: It is none.
+        ValueError: It does not fit.
     """
     # Nearly all are, and Python 3.11 takes tens of microseconds to look at a protocol.
-    if type(value) is int:
-        return value
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise TypeError(f"{name}: {argument} must be {allowed}, got {value!r}")
-    return operator.index(value)
+    if type(value) is not int:
+        if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+            raise TypeError(f"{name}: {argument} must be {allowed}, got {value!r}")
+        value = operator.index(value)
+    if not _LEAST <= value <= sys.maxsize:
+        # Python writes no number of thousands of digits.
+        bits = value.bit_length()
+        raise ValueError(f"{name}: {argument} must be from -2**63 to 2**63 - 1, got a number of {bits} bits")
+    return value
+
+
+def said(where: str, error: Exception) -> Exception:
+    """Make an error of NumPy again that says where; `ValueError` of a number that it has no type for."""
+    kind = ValueError if isinstance(error, OverflowError) else type(error)
+    return kind(f"{where}: {error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from types import EllipsisType
 from typing import Any, TypeAlias
@@ -15,8 +16,8 @@ from numpy.lib.stride_tricks import as_strided
 from ...backends.base.ops import ArraySpec, contiguous_strides
 
 __all__ = [
-    "Index", "NoViewError", "broadcast", "check_apart", "indexed", "overlaps", "overlaps_itself", "reach",
-    "reshaped", "seen", "transposed",
+    "Index", "NoViewError", "broadcast", "check_apart", "indexed", "overlaps", "overlaps_itself", "permuted",
+    "reach", "reshaped", "seen", "transposed",
 ]  # fmt: skip
 
 Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType | None, ...] | None"
@@ -42,6 +43,8 @@ def indexed(spec: ArraySpec, index: Index) -> ArraySpec:
                 f"index: whole numbers, slices, ... and None make a view; {part!r} would make a copy: "
                 "await ta.arrays.take(x, indices) of elements, await ta.arrays.compress(mask, x) by a mask"
             )
+        if abs(operator.index(part)) > sys.maxsize:
+            raise IndexError(f"index {part} is out of bounds for shape {spec.shape}")
     if not any(part is Ellipsis for part in parts):
         # Without it, NumPy would read an element where nothing but whole numbers are given.
         parts = (*parts, ...)
@@ -55,6 +58,8 @@ def reshaped(spec: ArraySpec, shape: Sequence[int]) -> ArraySpec:
         ValueError: Another number of elements, or a layout that no view can give this shape.
     """
     sizes = tuple(operator.index(size) for size in shape)
+    if min(sizes, default=0) < -1:
+        raise ValueError(f"reshape: sizes must be at least 0, and one may be -1, got {sizes}")
     try:
         return seen(spec, lambda shadow: np.reshape(shadow, sizes, copy=False))
     except ValueError as error:
@@ -73,6 +78,18 @@ def broadcast(spec: ArraySpec, shape: tuple[int, ...]) -> ArraySpec:
         ValueError: It does not broadcast to this shape.
     """
     return spec if spec.shape == shape else seen(spec, lambda shadow: np.broadcast_to(shadow, shape))
+
+
+def permuted(spec: ArraySpec, order: Sequence[int]) -> ArraySpec:
+    """Take the axes in another order; negative ones count from the end.
+
+    Raises:
+        ValueError: The axes are not all there are, each once.
+    """
+    # NumPy would take the lower 32 bits of a number.
+    if any(not -len(spec.shape) <= operator.index(axis) < len(spec.shape) for axis in order):
+        raise np.exceptions.AxisError(f"axes {tuple(order)} are not those of shape {spec.shape}")
+    return seen(spec, lambda shadow: shadow.transpose(order))
 
 
 def transposed(spec: ArraySpec) -> ArraySpec:
@@ -140,9 +157,17 @@ def reach(spec: ArraySpec) -> tuple[int, int]:
 
 
 def seen(spec: ArraySpec, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> ArraySpec:
-    """Let NumPy make a view of an array of this layout without memory, and read the layout off."""
+    """Let NumPy make a view of an array of this layout without memory, and read the layout off.
+
+    Raises:
+        AxisError: A whole number that NumPy has no type for: it is a wrong value, and a wrong index.
+        Exception: Another error of NumPy.
+    """
     shadow = as_strided(np.empty(1, f"V{spec.dtype.itemsize}"), spec.shape, spec.strides)
-    view = change(shadow)
+    try:
+        view = change(shadow)
+    except OverflowError as error:
+        raise np.exceptions.AxisError(f"view: {error}") from None
     if not view.size:
         # Without elements there is no place that could be outside the block.
         strides = contiguous_strides(view.shape, spec.dtype.itemsize)
