@@ -19,7 +19,7 @@ from trio_accel.patterns import Batcher, Call, Deadline
 from trio_accel.programs import Array, method
 
 CENTRES = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
-OPTIONS = ta.DeviceOptions(isolation="process", stuck_after=10.0, retry=1, spares=1, close_grace=1.0)
+OPTIONS = ta.DeviceOptions(isolation="process", stuck_after=10.0, retry=1, spares=1, when_given_up="reopen")
 Predictions = Batcher[list[float], Array]
 
 
@@ -64,8 +64,9 @@ async def main(port: int) -> None:
 
         async def health(request: Request) -> JSONResponse:
             pid = next((each.pid for each in system.tree().find(device.path).walk() if each.pid), None)
-            status, code = ("ended", 503) if program.has_ended else ("alive", 200)
-            return JSONResponse({"status": status, "generation": device.generation, "pid": pid}, code)
+            status = str(device.outage or ("ended" if program.has_ended else "alive"))
+            shown = {"status": status, "generation": device.generation, "pid": pid}
+            return JSONResponse(shown, 200 if status == "alive" else 503)
 
         batcher = await system.spawn(Predictions, model, capacity=1000, overflow=ta.Overflow.REJECT)
         routes = [Route("/predict", partial(predict, batcher), methods=["POST"]), Route("/health", health)]
@@ -90,11 +91,10 @@ async def serve_client(app: Starlette, places: trio.CapacityLimiter, stream: tri
                     await http.TCPServer(wrapped, config, http.WorkerContext(None), {}, stream)
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # workers import the model by the name of this file
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=8000, help="0 for any (default: 8000)")
     try:
-        # Workers import the model by the name of this file.
         trio.run(import_module(__file__.rpartition("/")[2][:-3]).main, parser.parse_args().port)
     except OSError as error:
         raise SystemExit(str(error)) from None

@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import httpx2
@@ -361,15 +363,15 @@ def test_a_model_is_served_from_a_copy_of_its_file(tmp_path: Path, checks_first:
                     client.sendall(data)
             for data in HTTP_2:
                 check_http_2(port, data)
-            first, second = workers_of(process.pid)
-            os.kill(first, signal.SIGKILL)
-            os.kill(second, signal.SIGKILL)
+            for worker in workers_of(process.pid):
+                os.kill(worker, signal.SIGKILL)
             assert ask("[3, 4]") == right
             shown = httpx2.get(f"http://127.0.0.1:{port}/health", trust_env=False).json()
             assert shown.pop("pid") in workers_of(process.pid)
             # The spare may have taken over before it was killed, too.
             assert shown.pop("generation") in (2, 3)
             assert shown == {"status": "alive"}
+            check_given_up(process.pid, port)
             if not checks_first:
                 check_end(ask, port)
             again = subprocess.run(
@@ -410,6 +412,26 @@ def check_end(ask: Callable[[str], tuple[int, object]], port: int) -> None:
         assert ask("[0, 0]")[0] == 503
     health = httpx2.get(f"http://127.0.0.1:{port}/health", trust_env=False)
     assert (health.status_code, health.json()["status"]) == (503, "ended")
+
+
+def check_given_up(pid: int, port: int) -> None:
+    """Kill each worker before it is whole, until the device is given up; it comes back by itself."""
+
+    def health() -> httpx2.Response:
+        return httpx2.get(f"http://127.0.0.1:{port}/health", trust_env=False)
+
+    until = time.monotonic() + 20.0
+    while (refused := health()).status_code == 200:
+        assert time.monotonic() < until
+        for worker in workers_of(pid):
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+    assert refused.status_code == 503
+    assert "was given up" in refused.json()["status"]
+    assert "was killed by SIGKILL" in refused.json()["status"]
+    while health().status_code != 200:
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def workers_of(pid: int) -> list[int]:

@@ -491,6 +491,33 @@ async def test_a_504_is_late_by_no_more_than_a_timer_of_the_same_loop(
     assert np.median(late) < 0.05 + np.median(of_timer)
 
 
+def workers_of(pid: int) -> list[int]:
+    """The worker processes below a process."""
+    name = Path(f"/proc/{pid}/comm").read_text(encoding="ascii").strip()
+    found = [pid] if name == "accel worker" else []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        for child in (thread / "children").read_text(encoding="ascii").split():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                found += workers_of(int(child))
+    return found
+
+
+def test_health_tells_of_a_device_that_is_given_up_which_comes_back(service: Serving) -> None:
+    def kill_all() -> httpx2.Response:
+        for worker in workers_of(service.process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+        return service.get("health")
+
+    refused = eventually(kill_all, lambda seen: seen.status_code == 503, within=20.0)
+    assert "given up" in refused.json()["error"]
+    assert 0 < float(refused.headers["retry-after"]) < 2
+    assert service.post("embed", {"texts": ["a"]}).status_code == 503
+    eventually(lambda: service.get("health").status_code, lambda status: status == 200)
+    # The circuit breaker may be open for a second more.
+    eventually(lambda: service.post("embed", {"texts": ["a"]}).status_code, lambda status: status == 200)
+
+
 def test_metrics_health_and_readiness(service: Serving) -> None:
     assert service.get("health").json()["process"] == service.process.pid
     ready = service.get("ready").json()

@@ -35,6 +35,7 @@ REFUSALS: dict[type[Exception], tuple[int, str]] = {
     ta.MailboxFullError: (503, "too many requests of this key wait"),
     patterns.SwapFailedError: (409, "the model was not replaced: the log says why"),
     patterns.ModelRetiredError: (503, "the model was replaced: try again"),
+    ta.DeviceLostError: (503, "the device was given up, and is opened again: try again later"),
     ta.AccelError: (503, "the device was lost: try again"),
     ta.ActorError: (503, "a part of the service was restarted: try again"),
 }
@@ -99,7 +100,7 @@ def application(
             *(route(path, endpoint(serve), "POST") for path, serve in ENDPOINTS.items()),
             route("/admin/model", swap, "POST"),
             route("/metrics", metrics, "GET"),
-            route("/health", health, "GET"),
+            route("/health", partial(health, service.device), "GET"),
             route("/ready", ready, "GET"),
         ]
     )
@@ -119,8 +120,8 @@ async def answer(handler: Handler, show_errors: bool, request: Request) -> Respo
             logger.warning("%s", error)
         if show_errors:
             why = f"{why} ({type(error).__name__}: {error})"
-        after = getattr(error, "retry_after", 1.0 if status == 503 else None)
-        return refuse(status, why, after)
+        after = getattr(error, "retry_after", None)
+        return refuse(status, why, 1.0 if after is None and status == 503 else after)
 
 
 def refuse(status: int, why: str, after: float | None = None) -> Response:
@@ -129,8 +130,10 @@ def refuse(status: int, why: str, after: float | None = None) -> Response:
     return JSONResponse({"error": why}, status, headers)
 
 
-async def health(request: Request) -> Response:
-    """200 as long as the program answers at all: it asks no actor."""
+async def health(device: ta.Device, request: Request) -> Response:
+    """200 while requests are taken, also if they wait for the next context; asks no actor."""
+    if outage := device.outage:
+        raise outage
     return JSONResponse({"status": "alive", "process": os.getpid()})
 
 

@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int | str:
 async def main(arguments: argparse.Namespace) -> None:
     """Serve until a signal comes."""
     device_options = ta.DeviceOptions(
-        isolation="process", stuck_after=30.0, retry=1, spares=1, close_grace=1.0
+        isolation="process", stuck_after=30.0, retry=1, spares=1, close_grace=1.0, when_given_up="reopen"
     )
     # In hexadecimal: a key that begins with "-" would be an option to every program that takes it.
     admin_key = os.environ.get("SERVICE_ADMIN_KEY") or secrets.token_hex(16)

@@ -184,3 +184,39 @@ def test_options_are_checked(make: object, error: type[Exception], text: str) ->
     assert callable(make)
     with pytest.raises(error, match=text):
         make()
+
+
+async def test_a_child_pauses_where_its_supervisor_would_fail(autojump_clock: trio.testing.MockClock) -> None:
+    pause = Backoff(initial=3.0, base=6.0, factor=2.0, maximum=20.0, jitter=0.0)
+    seen = Events()
+    intensity = Intensity(1, 60.0, counts_progress=False, pause=pause)
+    async with open_system("s", options=SystemOptions(intensity=intensity)) as system:
+        system.subscribe(seen.append)
+        ref = await system.spawn(Puppet, policy=AT_ONCE)
+        for _ in range(5):
+            await crash(ref)
+            await ref.ask(Number())
+        # Progress ends the series, and so does a window without a failure.
+        await progress_and_crash(ref)
+        for _ in range(2):
+            await crash(ref)
+            await ref.ask(Number())
+        await trio.sleep(61.0)
+        for _ in range(2):
+            await crash(ref)
+            await ref.ask(Number())
+    told = [(event.delay, event.is_paused) for event in seen if isinstance(event, ActorRestarted)]
+    paused = [(delay, True) for delay in (3.0, 6.0, 12.0, 20.0)]
+    assert told == [(0.0, False), *paused, (0.0, False), (0.0, False), (3.0, True), (0.0, False), (3.0, True)]
+    assert not any(isinstance(event, SupervisorFailed) for event in seen)
+
+
+async def test_a_pause_ends_at_once_with_a_stop(autojump_clock: trio.testing.MockClock) -> None:
+    intensity = Intensity(0, pause=Backoff(initial=30.0, jitter=0.0))
+    async with open_system("s", options=SystemOptions(intensity=intensity)) as system:
+        ref = await system.spawn(Puppet)
+        await crash(ref)
+        await trio.testing.wait_all_tasks_blocked()
+        began = trio.current_time()
+        await ref.stop()
+    assert trio.current_time() == began

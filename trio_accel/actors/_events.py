@@ -72,12 +72,15 @@ class ActorRestarted(ActorEvent):
         incarnation: Number of the one that follows.
         delay: Seconds until it is started.
         has_progressed: Whether the one that ended had made progress (`ActorContext.report_progress`).
+        is_paused: Whether there were more restarts than the intensity allows: the delay is a pause
+            (`Intensity.pause`).
     """
 
     error: BaseException | None
     incarnation: int
     delay: float
     has_progressed: bool = False
+    is_paused: bool = False
 
 
 @attrs.frozen(kw_only=True)

@@ -235,28 +235,6 @@ def _whole(minimum: int) -> Callable[[object, attrs.Attribute[int], int], None]:
 
 
 @named_options
-@attrs.frozen
-class Intensity:
-    """How many restarts a supervisor allows before it fails itself.
-
-    Attributes:
-        restarts: The most restarts within the window; one more and the supervisor fails.
-        within: Length of the window in seconds, above 0.
-        counts_progress: Whether the restart of a child counts that had made progress
-            (`ActorContext.report_progress`). If not, such a child is in no crash loop: its restart is not
-            counted, and its earlier restarts are forgotten.
-    """
-
-    restarts: int = attrs.field(default=3, validator=_whole(0))
-    within: float = attrs.field(default=5.0, validator=_number())
-    counts_progress: bool = attrs.field(default=True, validator=_instance(bool), kw_only=True)
-
-    def __attrs_post_init__(self) -> None:
-        if not self.within > 0:
-            raise ValueError(f"Intensity: within must be above 0, got {self.within!r}")
-
-
-@named_options
 @attrs.frozen(kw_only=True)
 class Backoff:
     """How long to wait before a restart.
@@ -301,6 +279,34 @@ class Backoff:
         plain = min(plain, self.maximum)
         varied = plain * (1.0 + source.uniform(-self.jitter, self.jitter)) if self.jitter else plain
         return min(varied, self.maximum)
+
+
+@named_options
+@attrs.frozen
+class Intensity:
+    """How many restarts a supervisor allows, before it fails itself or lets the child pause.
+
+    Attributes:
+        restarts: The most restarts within the window; one more, and `pause` says what follows.
+        within: Length of the window in seconds, above 0.
+        counts_progress: Whether the restart of a child counts that had made progress
+            (`ActorContext.report_progress`). If not, such a child is in no crash loop: its restart is not
+            counted, and its earlier restarts are forgotten.
+        pause: What follows one restart more. None: the supervisor fails. Otherwise the child is started again
+            after this pause, and its first failure without progress begins the next, longer one. Progress, or
+            a window without a failure, ends the series.
+    """
+
+    restarts: int = attrs.field(default=3, validator=_whole(0))
+    within: float = attrs.field(default=5.0, validator=_number())
+    counts_progress: bool = attrs.field(default=True, validator=_instance(bool), kw_only=True)
+    pause: Backoff | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_instance(Backoff)), kw_only=True
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if not self.within > 0:
+            raise ValueError(f"Intensity: within must be above 0, got {self.within!r}")
 
 
 def _keep_or_reject(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:

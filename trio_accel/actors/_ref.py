@@ -57,6 +57,11 @@ class Ref(Generic[ActorT_co]):
         return self._cell.terminated is not None
 
     @property
+    def terminated(self) -> Terminated | None:
+        """How the actor has ended for good; None while it has not."""
+        return self._cell.terminated
+
+    @property
     def is_running(self) -> bool:
         """Whether the actor takes messages: it has started, and neither restarts nor is to end."""
         return self._cell.is_running

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import attrs
 import trio
@@ -22,6 +23,9 @@ class _Series:
     attempt: int = 0
     attempt_after_progress: int = 0
     quiet_since: float = float("-inf")
+    # How many pauses, and the end of the last.
+    pauses: int = 0
+    resumed_at: float = float("-inf")
 
 
 @attrs.define(eq=False, repr=False)
@@ -32,18 +36,36 @@ class Restarts:
     _random: random.Random
     # When, and whose.
     _counted: deque[tuple[float, str]] = attrs.field(factory=deque[tuple[float, str]], init=False)
-    _series: dict[str, _Series] = attrs.field(factory=dict[str, _Series], init=False)
+    _series: defaultdict[str, _Series] = attrs.field(
+        factory=partial(defaultdict[str, _Series], _Series), init=False
+    )
 
     def is_one_more_allowed(self, path: str, now: float, *, has_progressed: bool) -> bool:
         """Count a restart of a child; returns whether that is within the intensity."""
         intensity, counted = self._intensity, self._counted
         if has_progressed and not intensity.counts_progress:
             self._counted = deque(restart for restart in counted if restart[1] != path)
+            self._series[path].pauses = 0
             return True
         counted.append((now, path))
         while counted[0][0] < now - intensity.within:
             counted.popleft()
-        return len(counted) <= intensity.restarts
+        series = self._series[path]
+        if now - series.resumed_at > intensity.within:
+            series.pauses = 0
+        # Behind a pause a child is on trial until it has made progress.
+        return len(counted) <= intensity.restarts and (has_progressed or not series.pauses)
+
+    def pause(self, path: str, now: float) -> float | None:
+        """Return the seconds for which a child pauses whose restart is not allowed; None: not at all."""
+        if self._intensity.pause is None:
+            return None
+        self._counted.clear()
+        series = self._series[path]
+        delay = self._intensity.pause.delay(series.pauses, self._random)
+        series.pauses += 1
+        series.resumed_at = now + delay
+        return delay
 
     def delay(self, path: str, policy: Policy, now: float, progressed_at: float | None) -> float:
         """Return the seconds that a child waits for its next incarnation.
@@ -54,7 +76,7 @@ class Restarts:
             now: When its incarnation ended.
             progressed_at: When that had made progress; None if it had not.
         """
-        series = self._series.setdefault(path, _Series())
+        series = self._series[path]
         gentle = policy.backoff_after_progress
         if gentle is None or progressed_at is None:
             return self._delay(series, policy.backoff, now)

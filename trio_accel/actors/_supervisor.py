@@ -222,15 +222,25 @@ class Supervisor:
             self._restarts = Restarts(self._intensity, self.system.options.random)
         now, progressed_at = trio.current_time(), cell.progressed_at
         has_progressed = progressed_at is not None
-        if not self._restarts.is_one_more_allowed(cell.path, now, has_progressed=has_progressed):
+        is_paused = not self._restarts.is_one_more_allowed(cell.path, now, has_progressed=has_progressed)
+        if is_paused:
+            delay = self._restarts.pause(cell.path, now)
+        else:
+            delay = self._restarts.delay(cell.path, cell.policy, now, progressed_at)
+        if delay is None:
             allowed = f"{self._intensity.restarts} restarts within {self._intensity.within:g} s"
             raise self._failed(cell, error, f"{self._path} allows {allowed}")
-        delay = self._restarts.delay(cell.path, cell.policy, now, progressed_at)
-        self._observe_restart(cell, error, delay, has_progressed=has_progressed)
+        self._observe_restart(cell, error, delay, has_progressed=has_progressed, is_paused=is_paused)
         return delay
 
     def _observe_restart(
-        self, cell: Cell, error: BaseException | None, delay: float, *, has_progressed: bool = False
+        self,
+        cell: Cell,
+        error: BaseException | None,
+        delay: float,
+        *,
+        has_progressed: bool = False,
+        is_paused: bool = False,
     ) -> None:
         observers = self.system.observers
         if not observers.is_anyone and self.on_restart is None:
@@ -242,6 +252,7 @@ class Supervisor:
             incarnation=cell.number + 1,
             delay=delay,
             has_progressed=has_progressed,
+            is_paused=is_paused,
         )
         if self.on_restart is not None:
             self.on_restart(restarted)

@@ -273,7 +273,7 @@ class Call:
             async with lend(self.name, lent, devices) as held:
                 await self._all(chosen, lambda rank: self._part(rank, held, compute, made))
         except DeviceLostError as error:
-            ended = [rank for rank, device in enumerate(self._devices) if device.is_ended]
+            ended = [rank for rank, device in enumerate(self._devices) if device.outage]
             raise self._turns.failed(self.name, ended[0], error) from error
         return {rank: made[rank] for rank in chosen}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import NoneType
-from typing import cast
+from typing import Literal, cast
 
 import attrs
 
@@ -80,10 +80,18 @@ class DeviceOptions:
         intensity: Restarts that the device allows its context, and the context its libraries. None takes the
             default recovery policy: 3 within 60 seconds, not counting those that follow progress. A
             context has made progress when it has completed a request without an error, and so has a library.
+            A context has also when it was whole for a second: its arrays are there, and the libraries and
+            programs that were in use are open.
             An intensity that is given here counts every restart, unless its `counts_progress` is False.
         backoff: Waiting before a context or library is started again. None takes the default recovery
             policy: after progress at once, and at most 1 second where losses follow one another closely;
             without progress as `Backoff` has it. A back-off that is given here holds for every restart.
+        when_given_up: What follows where there were more losses than `intensity` allows. ``"end"``: nothing.
+            The device has ended, and its arrays can be adopted. ``"reopen"``: it is opened again, after 1, 2,
+            4 seconds and so on, 60 at most. Its references stay, and so do the arrays of workers. Until it
+            has a context, all that is asked gets `DeviceLostError` with `retry_after` at once. A context that
+            makes progress ends the series. `Intensity.pause` chooses other waits. A fault of a GPU inline
+            ends it all the same, as this process gets no other context.
         cancel_grace: Seconds that a cancelled asker waits for its running operation. Past it the asker
             gets its cancellation, and the operation goes on: its buffers stay reserved, and it counts as in
             flight, until it ends. Only one that uses host memory of the program directly is waited for; see
@@ -132,6 +140,9 @@ class DeviceOptions:
     )
     backoff: Backoff | None = attrs.field(
         default=None, validator=one_of("be a Backoff or None", Backoff, NoneType)
+    )
+    when_given_up: Literal["end", "reopen"] = attrs.field(
+        default="end", validator=must("be 'end' or 'reopen'", lambda value: value in ("end", "reopen"))
     )
     cancel_grace: float = attrs.field(default=0.0, validator=_seconds)
     close_grace: float = attrs.field(default=5.0, validator=_seconds)

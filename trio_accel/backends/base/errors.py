@@ -82,8 +82,15 @@ class ContextPoisonedError(ContextLostError):
     """The context was lost because the device has poisoned it: a fault of its hardware or of a kernel."""
 
 
+@attrs.define(eq=False, slots=False)
 class DeviceLostError(AccelError):
-    """The device gave up: more losses than its intensity allows, or no way to rebuild its context."""
+    """The device is closed, or was given up: more losses than its intensity allows, or no way to a context.
+
+    Attributes:
+        retry_after: Seconds until it is opened again; None where it is not.
+    """
+
+    retry_after: float | None = attrs.field(default=None, kw_only=True, repr=False)
 
 
 @attrs.define(eq=False, slots=False)

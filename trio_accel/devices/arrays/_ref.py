@@ -18,7 +18,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...actors import Request, System, named_arguments
-from ...backends.base import DeviceInfo, DType, DTypeLike, Isolation, SharesCudaMemory
+from ...backends.base import DeviceInfo, DeviceLostError, DType, DTypeLike, Isolation, SharesCudaMemory
 from ...backends.base.ops import ArraySpec
 from .._options import DeviceOptions
 from ..base._refusals import NoOperators, NotAwaited, what_to_do
@@ -406,6 +406,14 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def is_ended(self) -> bool:
         """Whether it has ended for good: it was closed or given up."""
+
+    @property
+    @abc.abstractmethod
+    def outage(self) -> DeviceLostError | None:
+        """Why it refuses requests: it was closed or given up; None while they are served, or wait.
+
+        Where the device is opened again, the error's `retry_after` says in how many seconds.
+        """
 
     @abc.abstractmethod
     async def ask(self, operation: DeviceRequest[LibraryT, ReplyT], /) -> ReplyT:

@@ -77,6 +77,10 @@ class LibrariesInUse:
         self._before = tuple(self._now)
         self._now = {}
 
+    def keep(self) -> None:
+        """Have the next generation open what this one has opened ahead, where it has used nothing."""
+        self._now = self._now or dict.fromkeys(self._before)
+
     def clear(self) -> None:
         """Forget all: a context that was to open them did not come up, perhaps because of one of them."""
         self._before, self._now = (), {}

@@ -19,20 +19,28 @@ class Availability:
         generation: Number of the current one, or of the last while there is none; 0 before the first.
         is_ready: Whether there is one now.
         is_ended: Whether none will follow.
+        is_shut: Whether requests are refused: none will follow, or not before the device is opened again.
     """
 
-    __slots__ = ("_changed", "generation", "is_ended", "is_ready")
+    __slots__ = ("_changed", "generation", "is_ended", "is_ready", "is_shut")
 
     def __init__(self) -> None:
         self.generation: int = 0
         self.is_ready: bool = False
         self.is_ended: bool = False
+        self.is_shut: bool = False
         self._changed = trio.Event()
 
     def begin(self, generation: int) -> None:
         """Begin a generation: its context is ready."""
         self.generation = generation
         self.is_ready = True
+        self.is_shut = False
+        self._wake()
+
+    def shut(self) -> None:
+        """Have requests refused until the next generation begins."""
+        self.is_shut = True
         self._wake()
 
     def interrupt(self) -> None:
@@ -43,7 +51,7 @@ class Availability:
     def end(self) -> None:
         """End the generations: no context follows."""
         self.is_ready = False
-        self.is_ended = True
+        self.is_ended = self.is_shut = True
         self._wake()
 
     async def wait_changed(self) -> None:
@@ -111,6 +119,10 @@ class Alarms:
 
     def __len__(self) -> int:
         return len(self._alarms)
+
+    def __contains__(self, key: Hashable) -> bool:
+        """Tell whether a key has an alarm."""
+        return key in self._alarms
 
     def set(self, key: Hashable, deadline: float, callback: Callable[[], None]) -> None:
         """Call back at the deadline; a key has one alarm."""

@@ -121,6 +121,9 @@ class ContextOwner(EngineObserver, Protocol):
     def attach(self, session: Session) -> None:
         """Note that the context is ready."""
 
+    def prepared(self) -> None:
+        """Note that the libraries that were in use are open, or cannot be opened."""
+
     def detach(self, error: BaseException | None) -> None:
         """End with the context; called twice when it was lost, first with the error of the loss."""
 
@@ -166,7 +169,7 @@ class ContextActor(LibraryOpener):
                 # From here on requests come, so the libraries that were asked for are open by now.
                 owner.attach(session)
                 # D99: beside the first requests. One of another library does not wait for these.
-                nursery.start_soon(self.prepare, owner.in_use)
+                nursery.start_soon(self._open_ahead)
                 yield
                 engine.expect_end(context.path)
                 nursery.cancel_scope.cancel(reason="the context ends")
@@ -184,6 +187,10 @@ class ContextActor(LibraryOpener):
             # The device bounds this by its close_grace.
             with trio.CancelScope(shield=True):
                 await engine.close()
+
+    async def _open_ahead(self) -> None:
+        await self.prepare(self._owner.in_use)
+        self._owner.prepared()
 
     async def _open(self) -> tuple[AccelDevice, KernelLibrary]:
         opened = self._owner.opened

@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from ...actors import Actor, ActorContext, Ref, System, describe
+from ...actors import Actor, ActorContext, ActorRestarted, Ref, System, describe
 from ...backends.base import AccelBackend, DeviceInfo, DeviceLostError, Isolation, QueueFullError
 from .._options import DeviceOptions
 from ..arrays._blocks import BlockTable
@@ -45,6 +45,7 @@ class DeviceState:
         recoveries: Measured times of recoveries.
         hooks: Observers of its operations.
         on_hooks: Called when there are others.
+        on_rest: Called when the device is given up for a while.
         window: How much may be submitted ahead.
         host_pool: Host memory that it transfers from and to by itself; None if it has no memory of its own.
         memory_failure: The hardware's report on its memory, if that is broken.
@@ -77,11 +78,15 @@ class DeviceState:
         self.recoveries: Recoveries = Recoveries()
         self.hooks: list[EngineHook] = []
         self.on_hooks: Callable[[], None] = lambda: None
+        self.on_rest: Callable[[], None] = lambda: None
         self.window: SubmitWindow = SubmitWindow(info.name, options.in_flight)
         self.memory_failure: BaseException | None = None
         self.leases = 0
         self.actor: Ref[Actor] | None = None
         self.is_given_up: bool = False
+        # When a device that is given up for a while is opened again, and why it is.
+        self._opened_again = 0.0
+        self._rests_over: BaseException | None = None
         self.leaves_memory: bool = False
         self.tell_arrays: Callable[[], str] = lambda: ""
         self.host_pool: HostPool | None = None
@@ -137,11 +142,38 @@ class DeviceState:
         for hook in tuple(self.hooks):
             hook(Phase.VALIDATE, launch)
 
+    def restarted(self, event: ActorRestarted) -> None:
+        """Note that a context is gone, or could not be made, and that another follows."""
+        self.losses.restarted(event)
+        if event.is_paused:
+            self._opened_again = trio.current_time() + event.delay
+            self._rests_over = event.error
+            self.availability.shut()
+            self.on_rest()
+
+    def note(self) -> str:
+        """Tell what the tree shows of the device."""
+        return self.outage().message if self.availability.is_shut else str(self.recoveries.cost())
+
     async def lost(self) -> DeviceLostError:
-        """Tell why there is no device any more; a fresh instance for every asker."""
+        """Tell why requests are refused; waits for the end of a device that is ending."""
+        if self.actor is not None and self.availability.is_ended:
+            await self.actor.wait_terminated()
+        else:
+            await trio.lowlevel.checkpoint()
+        return self.outage()
+
+    def outage(self) -> DeviceLostError:
+        """Tell why requests are refused; a fresh instance for every asker."""
         if self.actor is None:
             return DeviceLostError("the device was never opened", device=self.name)
-        error = (await self.actor.wait_terminated()).error
+        if not self.availability.is_ended:
+            return self._given_up_for_now()
+        ended = self.actor.terminated
+        if ended is None:
+            gone = f"the device is closed, or was given up{self.tell_arrays()}"
+            return DeviceLostError(gone, device=self.name)
+        error = ended.error
         if error is None:
             return DeviceLostError("the device is closed", device=self.name)
         # The first cause says more than the actor that failed over it.
@@ -155,6 +187,20 @@ class DeviceState:
             generation=self.generation,
         )
         lost.__cause__ = error
+        return lost
+
+    def _given_up_for_now(self) -> DeviceLostError:
+        left = max(self._opened_again - trio.current_time(), 0.0)
+        cause = self._rests_over
+        why = "its context ended by itself" if cause is None else describe(cause)
+        when = f"in {left:.2f} s" if left else "now"
+        lost = DeviceLostError(
+            f"{self.path}: the device was given up: {why}; it is opened again {when}: ask again then",
+            device=self.name,
+            generation=self.generation,
+            retry_after=left,
+        )
+        lost.__cause__ = cause
         return lost
 
     def begin_end(self, context: ActorContext) -> None:

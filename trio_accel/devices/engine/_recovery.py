@@ -13,7 +13,7 @@ from ...actors import ActorRestarted, Backoff, Directive, Intensity, Policy, des
 from .._options import DeviceOptions
 from ..base._waits import Availability
 
-__all__ = ["Losses", "recovery_policy"]
+__all__ = ["STEADY", "Losses", "recovery_policy"]
 
 _logger = logging.getLogger("trio_accel.devices")
 
@@ -22,6 +22,10 @@ _BACKOFF = Backoff()
 # A context that has worked for half a second is replaced at once. Where one follows the other more closely,
 # starting workers must not take the processors for itself.
 _AFTER_PROGRESS = Backoff(initial=0.0, base=0.1, factor=2.0, maximum=1.0, reset_after=0.5)
+# A device that is given up for a while: so long, each time.
+_PAUSE = Backoff(initial=1.0, base=2.0, factor=2.0, maximum=60.0)
+# A context that was whole for so many seconds works, whether it was asked for anything or not.
+STEADY = 1.0
 _NOTHING: Mapping[type[Exception], Directive] = {}
 # So many losses within so many seconds are told of apart, once in that time.
 _MANY = 5
@@ -29,7 +33,11 @@ _WITHIN = 60.0
 
 
 def recovery_policy(
-    options: DeviceOptions, *, grace: float, directives: Mapping[type[Exception], Directive] = _NOTHING
+    options: DeviceOptions,
+    *,
+    grace: float,
+    directives: Mapping[type[Exception], Directive] = _NOTHING,
+    reopens: bool = False,
 ) -> Policy:
     """Make the policy of a device, its context or a library, as a child and as a supervisor.
 
@@ -40,13 +48,16 @@ def recovery_policy(
         options: Options of the device.
         grace: Seconds that the actor may take to stop.
         directives: Reactions of its supervisor to its errors.
+        reopens: Whether it lets its children pause where their restarts exceed the intensity.
     """
+    intensity = _INTENSITY if options.intensity is None else options.intensity
+    pause = (intensity.pause or _PAUSE) if reopens else None
     return Policy(
         directives=directives,
         backoff=_BACKOFF if options.backoff is None else options.backoff,
         backoff_after_progress=_AFTER_PROGRESS if options.backoff is None else None,
         grace=grace,
-        intensity=_INTENSITY if options.intensity is None else options.intensity,
+        intensity=attrs.evolve(intensity, pause=pause),
     )
 
 
@@ -69,11 +80,12 @@ class Losses:
         """Count a context that is gone, or could not be made; the next one is made after a delay."""
         generation = self._availability.generation
         cause = "it ended by itself" if event.error is None else describe(event.error)
-        next_one = (
-            f"the next one starts in {event.delay:.2f} s" if event.delay else "the next one starts at once"
-        )
+        level = logging.ERROR if event.is_paused else logging.WARNING
+        when = f"starts in {event.delay:.2f} s" if event.delay else "starts at once"
+        next_one = f"{'the device is given up; ' if event.is_paused else ''}the next one {when}"
         if generation == self._last:
-            _logger.warning(
+            _logger.log(
+                level,
                 "device %s: no context of generation %d could be made: %s; %s",
                 self._device,
                 generation + 1,
@@ -84,7 +96,8 @@ class Losses:
             return
         self._last = generation
         self.count += 1
-        _logger.warning(
+        _logger.log(
+            level,
             "device %s lost its context of generation %d%s: %s; %s",
             self._device,
             generation,

@@ -20,6 +20,7 @@ from ...actors import Actor, ActorContext, Directive, SupervisorScope, System, n
 from ...backends.base import (
     AccelBackend,
     DeviceInfo,
+    DeviceLostError,
     DType,
     DTypeLike,
     ForeignArray,
@@ -79,6 +80,7 @@ class OpenDevice(Device):
     def __repr__(self) -> str:
         availability = self.state.availability
         state = "ready" if availability.is_ready else "closed" if availability.is_ended else "rebuilding"
+        state = "given up for now" if availability.is_shut and not availability.is_ended else state
         return f"<Device {self.path}, {state}, generation {self.generation}>"
 
     @property
@@ -150,6 +152,11 @@ class OpenDevice(Device):
     def is_ended(self) -> bool:
         """See `Device.is_ended`."""
         return self.state.availability.is_ended
+
+    @property
+    def outage(self) -> DeviceLostError | None:
+        """See `Device.outage`."""
+        return self.state.outage() if self.state.availability.is_shut else None
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -325,7 +332,10 @@ class OpenDevice(Device):
             self.dispatch,
             name=self.path.rpartition("/")[2],
             policy=recovery_policy(
-                options, directives={Exception: Directive.STOP}, grace=options.close_grace + 10.0
+                options,
+                directives={Exception: Directive.STOP},
+                grace=options.close_grace + 10.0,
+                reopens=options.when_given_up == "reopen",
             ),
         )
         self.dispatch.started()
@@ -591,8 +601,8 @@ class DeviceActor(Actor):
         state = self._state
         try:
             async with self._dispatch.open(context):
-                context.observe_restarts(state.losses.restarted)
-                context.show_note(lambda: str(state.recoveries.cost()))
+                context.observe_restarts(state.restarted)
+                context.show_note(state.note)
                 await self._dispatch.start_context(context)
                 yield
         finally:

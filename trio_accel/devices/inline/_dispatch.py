@@ -45,6 +45,7 @@ from ..engine._device_state import DeviceState
 from ..engine._engine import Engine
 from ..engine._library import LibraryActor
 from ..engine._library_opener import CloseLibrary, OpenLibrary
+from ..engine._recovery import STEADY
 from ..engine._rendezvous import PartLaunch
 from ..host._host_pool import COPIES_AT_ONCE, SMALL, Copying, HostPool, HostRegistrar
 from ..operations._hooks import EngineHook
@@ -300,6 +301,12 @@ class InlineDispatch:
         blocks.release = session.engine.release_all
         self._device.availability.begin(session.generation)
 
+    def prepared(self) -> None:
+        """Count the context as one that works, once it was whole for a while without a request."""
+        if self.session is not None:
+            due = trio.current_time() + STEADY
+            self.session.engine.alarms.set(self, due, self.session.context.report_progress)
+
     def detach(self, error: BaseException | None) -> None:
         """End the generation: the context is gone, and requests wait for the next."""
         self._device.blocks.drain()
@@ -416,8 +423,8 @@ class InlineDispatch:
             return recording.submit(self._device, operation)
         session, context = self.session, self._context_ref
         if session is None or context is None:
-            if self._device.availability.is_ended:
-                raise DeviceLostError("the device is closed, or was given up", device=self._device.name)
+            if self._device.availability.is_shut:
+                raise self._device.outage()
             raise QueueFullError("the context is being rebuilt: ask() waits for it", device=self._device.name)
         self._device.window.check_room(operation.library)
         planner = Planner(self._device, operation)
@@ -512,11 +519,11 @@ class InlineDispatch:
     async def ready(self) -> Session:
         """Wait for the current generation while the context is being rebuilt."""
         availability = self._device.availability
-        if self.session is None and not availability.is_ended:
+        if self.session is None and not availability.is_shut:
             self._device.check_pending(self.pending)
             self.pending += 1
             try:
-                while self.session is None and not availability.is_ended:
+                while self.session is None and not availability.is_shut:
                     await availability.wait_changed()
             finally:
                 self.pending -= 1

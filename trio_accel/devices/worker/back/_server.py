@@ -73,6 +73,8 @@ class WorkerServer:
         self.looked: Callable[[int], None] = page.look
         self._serving = self._requests.serving
         self._context: Ref[ContextActor]
+        # Set once the context has opened ahead what it was told of at its start.
+        self._has_opened_ahead = trio.Event()
         self._is_lost = False
         # How many messages came together, of which one is being handled.
         self._received = 0
@@ -123,6 +125,10 @@ class WorkerServer:
         self.blocks.lose()
         if isinstance(error, Exception) and not self._requests.is_closing:
             self._lose(error)
+
+    def prepared(self) -> None:
+        """Note that the context has opened ahead what it was told of."""
+        self._has_opened_ahead.set()
 
     def made(self, library: str, seconds: float, imports: float) -> None:
         """Tell how long a program took."""
@@ -249,6 +255,13 @@ class WorkerServer:
         session.engine.begin(generation, self._table)
         # The actors of a spare are shown only once it serves.
         self.events.begin()
+        self._nursery.start_soon(self._tell_prepared)
+
+    async def _tell_prepared(self) -> None:
+        """Tell once all is there that was to be opened ahead: from here on the worker is whole."""
+        await self._has_opened_ahead.wait()
+        await self._prepared.wait_over()
+        self._channel.send(("prepared",), now=True)
 
     def _on_release(self, released: tuple[int, ...]) -> None:
         self._table.let_go(released)
@@ -454,6 +467,8 @@ class PreparedLibraries:
         self._context: Ref[ContextActor]
         self._nursery: trio.Nursery
         self._prepared: dict[str, _Prepared] = {}
+        # What is being opened.
+        self._running: set[_Prepared] = set()
         # Chunks that are gone, and stay mapped while a library that is opened ahead has blocks in them.
         self._leaving: set[int] = set()
         self._has_begun = False
@@ -471,22 +486,28 @@ class PreparedLibraries:
             path: Import path of its actor.
             blocks: Places of the blocks that it has from its start.
         """
-        places = tuple(starmap(PlacedBlock, blocks))
+        prepared = _Prepared(tuple(starmap(PlacedBlock, blocks)))
         if not self._has_begun:
             try:
-                self._device.expect(places)
+                self._device.expect(prepared.blocks)
             except ValueError:
                 # A place outside of the mapped chunks: the library is opened when it is used.
                 return
-            self._prepared[path] = _Prepared(places)
-        self._nursery.start_soon(self._prepare, path, self._prepared.get(path))
+            self._prepared[path] = prepared
+        self._running.add(prepared)
+        self._nursery.start_soon(self._prepare, path, prepared)
 
-    async def _prepare(self, path: str, prepared: _Prepared | None) -> None:
+    async def _prepare(self, path: str, prepared: _Prepared) -> None:
         # The context may be about to end: then nothing is opened ahead.
         with suppress(ActorError):
             await self._context.ask(PrepareLibrary(path))
-        if prepared is not None:
-            prepared.is_over.set()
+        self._running.discard(prepared)
+        prepared.is_over.set()
+
+    async def wait_over(self) -> None:
+        """Wait until nothing is being opened ahead."""
+        while self._running:
+            await next(iter(self._running)).is_over.wait()
 
     def forget(self, path: str) -> None:
         """Close a library that was opened ahead: the application has closed it."""

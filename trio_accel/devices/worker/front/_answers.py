@@ -53,6 +53,7 @@ class AnswerHandler:
     Attributes:
         actors: The actors of the worker that serves.
         on_first_success: Called when the context completes its first request without an error, once.
+        on_prepared: Called when the worker that serves is whole: what was in use is open again.
     """
 
     _device: DeviceState
@@ -66,6 +67,7 @@ class AnswerHandler:
     _lose: Callable[[WorkerLink, Exception], None]
     actors: WorkerActors = attrs.field(factory=WorkerActors, init=False)
     on_first_success: Callable[[], None] | None = attrs.field(default=None, init=False)
+    on_prepared: Callable[[], None] = attrs.field(default=lambda: None, init=False)
     _nursery: trio.Nursery = attrs.field(init=False)
     _handlers: dict[Any, Callable[..., None]] = attrs.field(init=False)
 
@@ -73,6 +75,7 @@ class AnswerHandler:
         self._handlers = {
             "ready": self._on_ready,
             "started": self._on_started,
+            "prepared": self._on_prepared,
             "made": self._on_made,
             "times": self._on_times,
             "done": self._on_done,
@@ -158,6 +161,12 @@ class AnswerHandler:
         _expect(link.is_ready and not link.is_started, "started: it was not told to")
         link.is_started = True
         link.notify()
+
+    def _on_prepared(self, link: WorkerLink) -> None:
+        _expect(link.is_started, "prepared: it was not told to start")
+        link.is_prepared = True
+        if link.is_serving:
+            self.on_prepared()
 
     def _on_made(self, _: WorkerLink, library: str, taken: int, imports: int) -> None:
         self._device.recoveries.made(library, taken * 1e-9, imports * 1e-9)

@@ -78,7 +78,7 @@ class Questions:
         availability, sender = self._device.availability, self._sender
         while True:
             while sender.link is None:
-                if availability.is_ended:
+                if availability.is_shut:
                     raise await self._device.lost()
                 await availability.wait_changed()
             # Arrays that the program has let go by now are counted as released.
@@ -170,7 +170,7 @@ class Leases:
     async def hold(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any, None]:
         """See `AccelRef.lease`."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        if self._device.availability.is_ended:
+        if self._device.availability.is_shut:
             raise await self._device.lost()
         self._check(ref, stream)
         request = LeaseRequest(self._requests.next_number(), ref.spec, write=write)
@@ -209,7 +209,10 @@ class Leases:
         return Borrowed(AccelRef(block, array), request, self, is_sure)
 
     def _ask(self, request: LeaseRequest) -> None:
-        if not self._device.availability.is_ended:
+        if self._device.availability.is_shut:
+            request.failure = self._device.outage()
+            request.granted.set()
+        else:
             self._requests.add(request)
 
     async def granted(self, request: LeaseRequest, block: Block, verb: str) -> Address:
@@ -218,8 +221,6 @@ class Leases:
         Raises:
             AccelError: It cannot.
         """
-        if self._device.availability.is_ended:
-            raise await self._device.lost()
         await request.granted.wait()
         if request.failure is not None:
             raise request.failure

@@ -25,6 +25,7 @@ from ...completion._strategies import SyncCompletion
 from ...engine._completer import grace_in
 from ...engine._context import context_policy
 from ...engine._device_state import DeviceState
+from ...engine._recovery import STEADY
 from ...host._host_pool import SMALL
 from ...operations._operation import Operation, Planned, Planner, admit
 from ..launcher._launcher import Launcher, WorkerProcess, open_launcher
@@ -35,7 +36,7 @@ from ._chunks import INTACT, ChunkTable, LeftMemory
 from ._link import WorkerLink, died
 from ._outcomes import CopyService, OutcomePolicy
 from ._pool import WorkerPool, check_options
-from ._request import HostArrays, OperationRequest, RemoteRequest, Staging
+from ._request import HostArrays, LeaseRequest, OperationRequest, RemoteRequest, Staging
 from ._requests import RequestSender, RequestTable
 
 __all__ = ["Generations", "WorkerContextActor", "WorkerDispatch"]
@@ -139,11 +140,15 @@ class Generations:
     def _begin(self, context: ActorContext, link: WorkerLink, number: int, told: Iterable[int]) -> None:
         # Before the requests go out, whose first success it tells.
         self.answers.on_first_success = partial(self._progress, context)
+        self.answers.on_prepared = partial(self._prepared, context)
         self._sender.begin(link, told)
         self._device.availability.begin(number)
         path, pid = self._device.path, link.process.pid
         extra = {"device": path, "pid": pid, "generation": number}
         _logger.info("device %s: worker process %d serves generation %d", path, pid, number, extra=extra)
+        if link.is_prepared:
+            # It may have told of that before it served.
+            self.answers.on_prepared()
         self._open_requests()
         # D62: last, as requests that have waited come before the next spare.
         self._pool.refill()
@@ -152,6 +157,15 @@ class Generations:
         """Report progress: the context has completed a request without an error."""
         context.report_progress()
         self._requests.hurry()
+
+    def _prepared(self, context: ActorContext) -> None:
+        """Count the context as one that works, once it was whole for a while without a request."""
+
+        def is_steady() -> None:
+            self._progress(context)
+            self._pool.in_use.keep()
+
+        self._alarms.set(self._pool, trio.current_time() + STEADY, is_steady)
 
     def _open_requests(self) -> None:
         """Hand over what waits; after a loss one request at a time, until one has completed."""
@@ -172,6 +186,16 @@ class Generations:
         with trio.move_on_after(seconds, shield=True), suppress(Exception):
             # A worker that dies over that is closed as well.
             await link.wait(lambda: not link.is_started)
+
+    def rest(self) -> None:
+        """Refuse what waits, as the device is given up for a while; what the program holds, it holds on."""
+        held: list[RemoteRequest] = []
+        for request in self._requests.take_waiting():
+            if isinstance(request, LeaseRequest) and request.granted.is_set():
+                held.append(request)
+            else:
+                self._outcomes.refuse(request, self._device.outage())
+        self._requests.put_back(held)
 
     def end(self, given_up: BaseException | None, arrays: str) -> None:
         """End the device: no worker follows.
@@ -210,6 +234,7 @@ class Generations:
         self._chunks.missing.clear()
         self._calls.lose()
         self._alarms.drop(self._requests)
+        self._alarms.drop(self._pool)
         had = self._requests.close()
         if not link.is_silent:
             self._keep_until_gone(link, had)
@@ -301,6 +326,7 @@ class WorkerDispatch:
         self._alarms = alarms = Alarms()
         self._generations = Generations(device, self._chunks, copies, outcomes, pool, sender, calls, alarms)
         self._answers = self._generations.answers
+        device.on_rest = self._generations.rest
         self._measures = Measures(device, self._answers.actors)
         self._leases = Leases(device, self._sender, self._chunks)
         # With `SyncCompletion` the worker's loop blocks, and cannot be told of copies: all arrays go by
@@ -421,7 +447,7 @@ class WorkerDispatch:
         # A request that is done at a cancellation still returns: without this look a loop of them would never
         # end.
         await trio.lowlevel.checkpoint_if_cancelled()
-        if self._device.availability.is_ended:
+        if self._device.availability.is_shut:
             raise await self._device.lost()
         request, planned = self._plan(operation, invalidates=False)
         try:
@@ -456,9 +482,8 @@ class WorkerDispatch:
         recording = admit(self._device, operation, "submit", ())
         if recording is not None:
             return recording.submit(self._device, operation)
-        if self._device.availability.is_ended:
-            gone = f"the device is closed, or was given up{self._tell_arrays()}"
-            raise DeviceLostError(gone, device=self._device.name)
+        if self._device.availability.is_shut:
+            raise self._device.outage()
         window = self._device.window
         window.check_room(operation.library)
         request, planned = self._plan(operation, invalidates=True)

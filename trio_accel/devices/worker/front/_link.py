@@ -52,6 +52,7 @@ class WorkerLink:
         is_ready: Whether its device is open.
         how: In words how it ended, or why it is not to be used any more; None while it serves.
         is_started: Whether it serves a generation.
+        is_prepared: Whether all is open that was to be opened ahead.
         is_serving: Whether requests go to it: it has started, and its context is not lost.
         is_distrusted: Whether it has sent what makes no sense: nothing that it sent after that counts.
         has_faulted: Whether a fault of the device has ended its context, which a request may have caused.
@@ -77,6 +78,7 @@ class WorkerLink:
     is_ready: bool = attrs.field(default=False, init=False)
     how: str | None = attrs.field(default=None, init=False)
     is_started: bool = attrs.field(default=False, init=False)
+    is_prepared: bool = attrs.field(default=False, init=False)
     is_serving: bool = attrs.field(default=False, init=False)
     is_distrusted: bool = attrs.field(default=False, init=False)
     has_faulted: bool = attrs.field(default=False, init=False)

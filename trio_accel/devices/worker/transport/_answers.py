@@ -387,6 +387,7 @@ _counted = _fields(_count, _count, _by_name(_count), _memory, _usage)
 _READERS: dict[str, _Reader] = {
     "ready": _fields(_each(_text)),
     "started": _fields(),
+    "prepared": _fields(),
     "made": _fields(_text, _count, _count),
     "done": _fields(_count, _each(_address), _each(_content), _or_none(_trouble)),
     "chunk": _fields(_count, _count),
