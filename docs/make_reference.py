@@ -71,7 +71,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.devices": _names(
         "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow "
         "FaultKind FaultPlan Key Launch LaunchTimes MemoryActor OpenDevice Phase PutFirst PutPart Recorded "
-        "Lent look_for_answers PeerCopy PeerCopyActor able alone_on anew by_key by_load check_device "
+        "Lent Stay look_for_answers PeerCopy PeerCopyActor able alone_on anew by_key by_load check_device "
         "describe_workers lend opened overlaps record refuse_recording run_together DECLARED operation_like"
     ),
     "trio_accel.programs": _names("ProgramActor"),

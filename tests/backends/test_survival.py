@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from keepers import Keeper
 
 from trio_accel.backends.base import DType, NotSupportedError, OutOfMemoryError, PlacedBlock
+from trio_accel.backends.base.host import read_only
 from trio_accel.backends.base.ops import ArraySpec, CopyFromHostSpec, FillSpec
 
 KIB = 1024
@@ -250,6 +251,28 @@ def test_a_descriptor_is_taken_over_even_if_the_chunk_is_not(open_kept, backend,
         os.fstat(descriptor)
 
 
+def test_what_is_mapped_to_be_read_is_not_written_to(open_kept, backend, keeper):
+    with open_kept(keeper) as first:
+        put(first, 1, noise(1000))
+        first.stream.synchronize()
+        place = first.device.placement(1)
+        nbytes, kept = keeper.kept[place.chunk]
+        reading = read_only(kept) if backend.shares_memory_with_host else os.dup(kept)
+        with open_kept(keeper) as second:
+            second.device.map_chunk(place.chunk, nbytes, reading, write=False)
+            second.device.expect([place])
+            assert np.array_equal(get(second, 1, 1000), noise(1000))
+            if backend.shares_memory_with_host:
+                with pytest.raises(ValueError, match="read-only"):
+                    second.apply("memory", FillSpec(7, all_of(1, 1000)))
+            else:
+                # A write would lose the context, and ends a process that has the stand-in driver.
+                assert _access(second.device.blocks.block(1)[0]) == 1
+            second.device.free(1)
+            second.device.unmap_chunk(place.chunk)
+        assert np.array_equal(get(first, 1, 1000), noise(1000))
+
+
 def test_without_a_keeper_memory_is_private(rig):
     block = rig.allocate(8)
     with pytest.raises(RuntimeError, match="without a keeper"):
@@ -307,6 +330,17 @@ def _mark(rig, block, nbytes):
 def _check(rig, block, nbytes):
     for edge in _edges(block, nbytes):
         assert (rig.get(edge) == block).all()
+
+
+def _access(address):
+    """Ask the driver what a GPU may do with its memory: 1 is to read, 3 also to write."""
+    from cuda.bindings import driver  # where that backend is tested
+
+    location = driver.CUmemLocation()
+    location.type, location.id = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, 0
+    code, flags = driver.cuMemGetAccess(location, address)
+    assert not int(code)
+    return int(flags)
 
 
 CHILD = """

@@ -243,9 +243,9 @@ class ManualDevice:
     def renew(self, block: int) -> None:
         """Nothing is kept of what lies in a block."""
 
-    def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> None:
+    def map_chunk(self, chunk: int, nbytes: int, descriptor: int, *, write: bool = True) -> None:
         try:
-            self.blocks.map_chunk(chunk, nbytes, descriptor)
+            self.blocks.map_chunk(chunk, nbytes, descriptor, write=write)
         finally:
             os.close(descriptor)
 

@@ -250,8 +250,6 @@ async def test_no_mapping_and_no_descriptor_is_left(pair: Pair) -> None:
     for _ in range(20):
         async with pair.other.borrow(large) as borrowed:
             assert await (await ta.arrays.max(borrowed)).item() == 0
-    assert mappings() == before[0] + 1
-    # With its device its memory goes.
     await pair.owner.close()
     with trio.fail_after(10):
         while (mappings(), descriptors()) > before:  # noqa: ASYNC110  # another process

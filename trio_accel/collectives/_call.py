@@ -13,7 +13,7 @@ import trio
 
 from ..actors import ActorError, Intensity
 from ..backends.base import AccelError, ContextLostError, DeviceLostError
-from ..devices import AccelRef, Device, Lent, PeerCopy, lend, run_together
+from ..devices import AccelRef, Device, Lent, PeerCopy, Stay, lend, run_together
 from ._communicators import Communicator, Part, RanksFailedError
 from ._errors import RankFailedError, WorldBrokenError
 from ._operations import Join
@@ -37,11 +37,13 @@ class Turns:
     Attributes:
         devices: As given.
         retry: As given.
+        stay: What each device has mapped of the others: until no collective runs any more.
     """
 
     def __init__(self, devices: Sequence[Device], retry: int, intensity: Intensity | None) -> None:
         self.devices: Sequence[Device] = devices
         self.retry: int = retry
+        self.stay: Stay = Stay()
         self._intensity = intensity
         self._failures: deque[float] = deque()
         self._broken: str | None = None
@@ -50,6 +52,7 @@ class Turns:
     def end(self, why: str) -> None:
         """Let no more run, for the first reason that is given."""
         self._broken = self._broken or why
+        self.stay.end()
 
     @asynccontextmanager
     async def turn(self, name: str) -> AsyncGenerator[None, None]:
@@ -270,7 +273,7 @@ class Call:
         chosen = list(range(self._size)) if ranks is None else list(ranks)
         devices = [self._devices[rank] for rank in chosen]
         try:
-            async with lend(self.name, lent, devices) as held:
+            async with lend(self.name, lent, devices, self._turns.stay) as held:
                 await self._all(chosen, lambda rank: self._part(rank, held, compute, made))
         except DeviceLostError as error:
             ended = [rank for rank, device in enumerate(self._devices) if device.outage]

@@ -60,11 +60,11 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
     def renew(self, block: int) -> None:
         """Do nothing: no contents of a block are kept; see `AccelDevice.renew`."""
 
-    def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> None:
+    def map_chunk(self, chunk: int, nbytes: int, descriptor: int, *, write: bool = True) -> None:
         """Make a chunk of another process addressable; see `AccelDevice.map_chunk`."""
         try:
             self.check_open()
-            self.blocks.map_chunk(chunk, nbytes, descriptor)
+            self.blocks.map_chunk(chunk, nbytes, descriptor, write=write)
         finally:
             os.close(descriptor)
 

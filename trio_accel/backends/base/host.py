@@ -27,6 +27,7 @@ __all__ = [
     "make_shared",
     "map_shared",
     "model_name",
+    "read_only",
     "table_entry",
     "total_bytes",
     "usable_cores",
@@ -80,20 +81,38 @@ def make_shared(nbytes: int) -> tuple[npt.NDArray[np.uint8], int]:
         raise
 
 
-def map_shared(descriptor: int, nbytes: int) -> npt.NDArray[np.uint8]:
+def map_shared(descriptor: int, nbytes: int, *, write: bool = True) -> npt.NDArray[np.uint8]:
     """Map memory that `make_shared` made, in this process or another.
 
     The mapping goes with the last array over it.
+
+    Args:
+        descriptor: The memory; one of `read_only` if it is not to be written to.
+        nbytes: How much of it.
+        write: Whether it is written to; else that ends the process, whatever tries it.
 
     Raises:
         ValueError: It is other memory, or there is less than that.
         OSError: The system refuses.
     """
-    check_shared(descriptor, nbytes)
-    return np.frombuffer(mmap.mmap(descriptor, nbytes), np.uint8)
+    check_shared(descriptor, nbytes, write=write)
+    access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
+    return np.frombuffer(mmap.mmap(descriptor, nbytes, access=access), np.uint8)
 
 
-def check_shared(descriptor: int, nbytes: int) -> None:
+def read_only(descriptor: int) -> int:
+    """Open memory that `make_shared` made once more, to be read alone; the caller closes the new descriptor.
+
+    Neither a mapping of it can be made writable, nor can pages be taken away by it. That is for mistakes: a
+    process of the same user can open the file for writing by its own means.
+
+    Raises:
+        OSError: There are too many open files, or no ``/proc``.
+    """
+    return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def check_shared(descriptor: int, nbytes: int, *, write: bool = True) -> None:
     """See that a process that maps memory and touches it cannot be ended by that.
 
     A page behind the end, or one that a file system cannot give, is SIGBUS: nothing catches that. So the size
@@ -110,8 +129,10 @@ def check_shared(descriptor: int, nbytes: int) -> None:
     except OSError as error:
         raise ValueError(f"a chunk is no shared memory: {error}") from error
     is_paged = os.fstatvfs(descriptor).f_bsize == mmap.PAGESIZE
-    if seals != _sealed_size() or access != os.O_RDWR or not is_paged:
-        raise ValueError(f"a chunk is no memory for reading and writing of sealed size: seals {seals:#x}")
+    wanted = os.O_RDWR if write else os.O_RDONLY
+    if seals != _sealed_size() or access != wanted or not is_paged:
+        use = "reading and writing" if write else "reading alone"
+        raise ValueError(f"a chunk is no memory for {use} of sealed size: seals {seals:#x}")
     size = os.fstat(descriptor).st_size
     if not 0 < nbytes <= size:
         raise ValueError(f"nbytes: {nbytes} of a chunk whose memory has {size}")

@@ -59,7 +59,7 @@ class ChunkSource(Protocol[ChunkT, BlockT_co]):
         """
         ...
 
-    def map(self, nbytes: int, descriptor: int) -> ChunkT:
+    def map(self, nbytes: int, descriptor: int, *, write: bool) -> ChunkT:
         """Map a chunk of another process; the descriptor stays the caller's."""
         ...
 
@@ -268,10 +268,10 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             for _, _, place in spares:
                 self._allocator.free(place[0])
 
-    def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> None:
+    def map_chunk(self, chunk: int, nbytes: int, descriptor: int, *, write: bool = True) -> None:
         """Map a chunk of another process; see `AccelDevice.map_chunk`. The descriptor stays the caller's."""
         self._kept()
-        memory = self._source.map(nbytes, descriptor)
+        memory = self._source.map(nbytes, descriptor, write=write)
         with self._lock:
             is_new = chunk not in self._chunks
             if is_new:

@@ -340,7 +340,7 @@ class AccelDevice(Protocol):
     def renew(self, block: int) -> None:
         """Forget what lay in a memory block: from now on it is another one, in the same place."""
 
-    def map_chunk(self, chunk: int, nbytes: int, descriptor: int) -> None:
+    def map_chunk(self, chunk: int, nbytes: int, descriptor: int, *, write: bool = True) -> None:
         """Make a chunk of another process addressable, to adopt blocks in it later.
 
         Until then it is not the device's own: nothing is placed in it, and it is not dropped.
@@ -349,6 +349,7 @@ class AccelDevice(Protocol):
             chunk: Its id; those of chunks that are made from now on are larger.
             nbytes: Its size.
             descriptor: Its memory. Taken over, and closed even if this fails.
+            write: Whether the device may write to it. Else a write is a fault, and nothing is changed.
 
         Raises:
             RuntimeError: The device was opened without a keeper.

@@ -102,6 +102,13 @@ class Leases:
         turn = self._order.enter_lease(block, write=write)
         return self._hold(turn, block, write=write)
 
+    def is_idle(self, block: int) -> bool:
+        """Tell whether no operation uses a block, and none waits that will; leases do not count."""
+        used = any(block in launch.reads or block in launch.writes for launch in self._order)
+        return not used and not any(
+            operation.touches(block, write=True) for queue in self._queues for operation in queue.operations
+        )
+
     def reap(self) -> None:
         """Let go of the blocks that the program's work is done with."""
         done = [tail for tail in self.tails if tail.event.is_done]

@@ -40,10 +40,10 @@ from ..host._host_pool import SMALL, Copying
 from ..inline._dispatch import InlineDispatch
 from ..operations._hooks import Around, Ask, EngineHook
 from ..operations._operation import Operand, Operation, ReplyT, refuse_recording
-from ..worker import Borrowed, LeftMemory, Loan, WorkerDispatch, spin_together
+from ..worker import Borrowed, LeftMemory, Loan, Stay, WorkerDispatch, spin_together
 from ._memory import Assign, Copy, Empty, Fill, PeerCopy, Put, ToHost, copy_between
 
-__all__ = ["DeviceActor", "Lent", "OpenDevice", "alone_on", "lend", "look_for_answers", "opened"]
+__all__ = ["DeviceActor", "Lent", "OpenDevice", "Stay", "alone_on", "lend", "look_for_answers", "opened"]
 
 
 class OpenDevice(Device):
@@ -419,7 +419,9 @@ def opened(device: Device) -> OpenDevice:
 
 @asynccontextmanager
 @enable_ki_protection
-async def lend(where: str, refs: Sequence[AccelRef], devices: Sequence[Device]) -> AsyncGenerator[Lent, None]:
+async def lend(
+    where: str, refs: Sequence[AccelRef], devices: Sequence[Device], stay: Stay | None = None
+) -> AsyncGenerator[Lent, None]:
     """Hold arrays for devices that read them: operations that write to them wait until none does any more.
 
     What a device does not reach is copied to it first, by way of the host, and is not held.
@@ -432,6 +434,7 @@ async def lend(where: str, refs: Sequence[AccelRef], devices: Sequence[Device]) 
         where: What reads them, for errors.
         refs: The arrays.
         devices: The devices.
+        stay: How long their workers keep the memory mapped; None for no longer than they read the arrays.
 
     Raises:
         StaleRefError, DeviceLostError: As for a lease.
@@ -456,7 +459,7 @@ async def lend(where: str, refs: Sequence[AccelRef], devices: Sequence[Device]) 
                 loans[number] = dispatch.lend(ref)
         for loan in loans.values():
             await loan.wait(where)
-        yield Lent(where, owners, loans, copies)
+        yield Lent(where, owners, loans, copies, stay)
     finally:
         for loan in loans.values():
             loan.end()
@@ -519,6 +522,7 @@ class Lent:
     _refs: Sequence[AccelRef]
     _loans: Mapping[int, Loan]
     _copies: Mapping[tuple[int, Device], AccelRef]
+    _stay: Stay | None
 
     @asynccontextmanager
     @enable_ki_protection
@@ -538,7 +542,7 @@ class Lent:
                 if copy is not None or loan is None or not isinstance(dispatch, WorkerDispatch):
                     arrays.append(ref if copy is None else copy)
                 else:
-                    borrowed.append(dispatch.borrow(loan))
+                    borrowed.append(dispatch.borrow(loan, self._stay))
                     arrays.append(borrowed[-1].array)
             for one in borrowed:
                 await one.wait(self._where)

@@ -1,7 +1,7 @@
 """Contexts in processes of their own: starting them, speaking to them, and coming back from their death."""
 
 from .front._calls import Borrowed, Loan
-from .front._chunks import INTACT, LeftMemory, free_left_memory
+from .front._chunks import INTACT, LeftMemory, Stay, free_left_memory
 from .front._dispatch import WorkerDispatch
 from .transport._channel import spin_together
 
@@ -10,6 +10,7 @@ __all__ = [
     "Borrowed",
     "LeftMemory",
     "Loan",
+    "Stay",
     "WorkerDispatch",
     "free_left_memory",
     "spin_together",

@@ -18,6 +18,7 @@ class CUevent_flags(IntEnum):
     CU_EVENT_DISABLE_TIMING = 2
 
 class CUmemAccess_flags(IntEnum):
+    CU_MEM_ACCESS_FLAGS_PROT_READ = 1
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3
 
 class CUmemAllocationGranularity_flags(IntEnum):

@@ -77,8 +77,8 @@ class _Source:
             os.close(descriptor)
         return memory, memory.nbytes
 
-    def map(self, nbytes: int, descriptor: int) -> HostArray:
-        return map_shared(descriptor, nbytes)
+    def map(self, nbytes: int, descriptor: int, *, write: bool) -> HostArray:
+        return map_shared(descriptor, nbytes, write=write)
 
     def drop(self, chunk: HostArray) -> None:
         """Do nothing: the mapping goes with the last array over it."""

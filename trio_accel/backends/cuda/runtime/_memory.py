@@ -97,16 +97,16 @@ class _Source:
         self._properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         self._properties.location = location
         self._properties.requestedHandleTypes = _DESCRIPTOR if is_kept else _NONE
-        self._access = driver.CUmemAccessDesc()
-        self._access.location = location
-        self._access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        flags = driver.CUmemAccess_flags
+        self._access = _access(location, flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+        self._reading = _access(location, flags.CU_MEM_ACCESS_FLAGS_PROT_READ)
         minimum = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         self._granularity = int(self._check(driver.cuMemGetAllocationGranularity(self._properties, minimum)))
 
     def make(self, nbytes: int) -> tuple[DeviceChunk, int]:
         size = self._whole(nbytes)
         with self._context:
-            return self._mapped(self._create(size), size), size
+            return self._mapped(self._create(size), size, self._access), size
 
     def make_kept(self, nbytes: int, keeper: ChunkKeeper, chunk: int) -> tuple[DeviceChunk, int]:
         size = self._whole(nbytes)
@@ -117,7 +117,7 @@ class _Source:
             except BaseException:
                 driver.cuMemRelease(handle)
                 raise
-            mapped = self._mapped(handle, size)
+            mapped = self._mapped(handle, size, self._access)
         try:
             keeper.keep(chunk, size, descriptor)
         except BaseException:
@@ -129,7 +129,7 @@ class _Source:
             os.close(descriptor)
         return mapped, size
 
-    def map(self, nbytes: int, descriptor: int) -> DeviceChunk:
+    def map(self, nbytes: int, descriptor: int, *, write: bool) -> DeviceChunk:
         # Bytes that the driver takes for a whole number of pages.
         if nbytes <= 0 or nbytes % self._granularity:
             raise ValueError(
@@ -141,16 +141,16 @@ class _Source:
             except AccelError as error:
                 raise OSError(f"descriptor {descriptor} is no memory of this device: {error}") from error
             try:
-                return self._mapped(handle, nbytes)
+                return self._mapped(handle, nbytes, self._access if write else self._reading)
             except AccelError as error:
                 raise ValueError(f"nbytes: {nbytes} cannot be mapped of this chunk: {error}") from error
 
     def open_to(self, chunk: DeviceChunk, device: int) -> None:
         """Let another device reach a chunk (`cuMemSetAccess`)."""
-        access = driver.CUmemAccessDesc()
-        access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        access.location.id = device
-        access.flags = self._access.flags
+        location = driver.CUmemLocation()
+        location.type = self._access.location.type
+        location.id = device
+        access = _access(location, self._access.flags)
         with self._context:
             self._check(driver.cuMemSetAccess(chunk.address, chunk.nbytes, [access], 1))
 
@@ -196,7 +196,7 @@ class _Source:
     def _whole(self, nbytes: int) -> int:
         return max(1, -(-nbytes // self._granularity)) * self._granularity
 
-    def _mapped(self, handle: Any, nbytes: int) -> DeviceChunk:
+    def _mapped(self, handle: Any, nbytes: int, access: Any) -> DeviceChunk:
         """Map physical memory; the handle is given back, as the mapping holds the memory."""
         with ExitStack() as at_the_end, ExitStack() as undo:
             at_the_end.callback(driver.cuMemRelease, handle)
@@ -204,6 +204,13 @@ class _Source:
             undo.callback(driver.cuMemAddressFree, address, nbytes)
             self._check(driver.cuMemMap(address, nbytes, 0, handle, 0))
             undo.callback(driver.cuMemUnmap, address, nbytes)
-            self._check(driver.cuMemSetAccess(address, nbytes, [self._access], 1))
+            self._check(driver.cuMemSetAccess(address, nbytes, [access], 1))
             undo.pop_all()
         return DeviceChunk(address, nbytes)
+
+
+def _access(location: Any, flags: Any) -> Any:
+    access = driver.CUmemAccessDesc()
+    access.location = location
+    access.flags = flags
+    return access

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from ....backends.base import AccelDevice, AccelStream, DType, Hold, KernelLibrary
+from ....backends.base import AccelDevice, AccelStream, DType, Hold, KernelLibrary, PlacedBlock
 from ....backends.base.host import map_shared
 from ....backends.base.ops import CopyFromHostSpec, CopyToHostSpec, OperationSpec
 from ...arrays._blocks import Block, BlockTable
@@ -238,6 +239,9 @@ class WorkerMemory:
         self._channel = channel
         # Size and descriptor of chunks that the application has not acknowledged.
         self._told: dict[int, tuple[int, int]] = {}
+        # How many blocks in chunks of other devices are read; and chunks that stay mapped without any.
+        self._borrowed: Counter[int] = Counter()
+        self._staying: set[int] = set()
 
     def keep(self, chunk: int, nbytes: int, descriptor: int) -> None:
         """Give memory that was made to the application, too.
@@ -279,8 +283,49 @@ class WorkerMemory:
         """Have the device map a chunk that there is."""
         self.device.map_chunk(number, nbytes, descriptor)
 
+    def borrow(self, place: PlacedBlock, nbytes: int, *descriptor: int, stays: bool) -> None:
+        """Know a block of another device, or one that this device has lent itself.
+
+        Args:
+            place: The block. Ids of chunks of other devices are negative.
+            nbytes: Size of its chunk.
+            descriptor: That of the chunk, where it may not be mapped. It can only be read.
+            stays: Whether the chunk stays mapped until `remove_chunk`.
+
+        Raises:
+            ValueError, OSError: It cannot be mapped.
+        """
+        chunk = place.chunk
+        if descriptor:
+            # Another request may have come with it: then it is there.
+            with suppress(ValueError):
+                self.device.map_chunk(chunk, nbytes, *descriptor, write=False)
+        if stays:
+            self._staying.add(chunk)
+        self._borrowed[chunk] += 1
+        try:
+            self.device.expect((place,))
+        except BaseException:
+            self.give_back(chunk)
+            raise
+
+    def give_back(self, chunk: int) -> None:
+        """Have one block less in a chunk that was borrowed; without any, its mapping ends."""
+        self._borrowed[chunk] -= 1
+        self._unmap_unused(chunk)
+
+    def _unmap_unused(self, chunk: int) -> None:
+        if chunk < 0 and not self._borrowed[chunk] and chunk not in self._staying:
+            del self._borrowed[chunk]
+            with suppress(KeyError):
+                self.device.unmap_chunk(chunk)
+
     def remove_chunk(self, number: int) -> None:
-        """Unmap a chunk that is gone."""
+        """Unmap a chunk that is gone, or that was borrowed: that one when nothing reads it any more."""
+        if number < 0:
+            self._staying.discard(number)
+            self._unmap_unused(number)
+            return
         # This worker itself may have given it back.
         with suppress(KeyError, ValueError):
             self.device.unmap_chunk(number)

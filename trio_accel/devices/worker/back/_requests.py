@@ -23,7 +23,7 @@ from ..transport._channel import Channel
 from ..transport._protocol import ALLOCATIONS, NAME, OUTPUTS, Address, SharedPage
 from ..transport._wire_values import encode_error
 from ._launch_decoding import LaunchTemplate, decode_launch
-from ._memory import WorkerBlocks, WorkerSlabs
+from ._memory import WorkerBlocks, WorkerMemory
 
 __all__ = ["WorkerRequests"]
 
@@ -37,7 +37,7 @@ class WorkerRequests:
         page: Where the application sees what is begun.
         blocks: Where dropped blocks go.
         table: Blocks by their ids.
-        slabs: Host memory of the application.
+        memory: Chunks, and host memory of the application.
 
     Attributes:
         serving: Those that are not answered, by number.
@@ -50,13 +50,17 @@ class WorkerRequests:
     _page: SharedPage
     _blocks: BlockTable
     _table: WorkerBlocks
-    _slabs: WorkerSlabs
+    _memory: WorkerMemory
     serving: dict[int, _Serving] = attrs.field(factory=dict[int, "_Serving"], init=False)
     session: Session | None = attrs.field(default=None, init=False)
     context: Ref[ContextActor] = attrs.field(init=False)
     is_closing: bool = attrs.field(default=False, init=False)
     # Events that are set when the application gives a leased array back, by the number of the lease.
     _leases: dict[int, trio.Event] = attrs.field(factory=dict[int, trio.Event], init=False)
+    # Arrays that the application has borrowed, by the number of the request, with the engine that reads them.
+    _borrowed: dict[int, tuple[PlacedBlock, Engine]] = attrs.field(
+        factory=dict[int, "tuple[PlacedBlock, Engine]"], init=False
+    )
     # Words of libraries that were being opened when the context turned out lost.
     _opening: set[int] = attrs.field(factory=set[int], init=False)
     # Launch templates that were used by now; and all, as they came.
@@ -73,7 +77,7 @@ class WorkerRequests:
         self._table.name(data[ALLOCATIONS])
         results: list[npt.NDArray[Any]] = []
         try:
-            launch = decode_launch(data, number, self._table, self._slabs.array, results)
+            launch = decode_launch(data, number, self._table, self._memory.slabs.array, results)
         except Exception as error:  # noqa: BLE001  # a module of the program's that this process does not have
             invalid = data[OUTPUTS] if invalidates else ()
             self._cannot_read(number, data[NAME], data[ALLOCATIONS], invalid, error, session.engine)
@@ -119,7 +123,7 @@ class WorkerRequests:
             if not binding.is_found(table):
                 table.name(binding.allocations)
                 binding.find(table)
-            launch = found.launch(number, blocks, binding, self._slabs.array, packed)
+            launch = found.launch(number, blocks, binding, self._memory.slabs.array, packed)
         except Exception as error:  # noqa: BLE001  # the same, or memory that is not here
             allocations: tuple[tuple[int, int], ...]
             outputs: tuple[int, ...]
@@ -252,11 +256,10 @@ class WorkerRequests:
         del self._leases[number]
         self._channel.send(("done", number, (), (), None), now=True)
 
-    def borrow(self, nursery: trio.Nursery, number: int, place: PlacedBlock) -> None:
+    def borrow(self, number: int, place: PlacedBlock) -> None:
         """Know a block of another device until `unlease`; operations read it.
 
         Args:
-            nursery: Has a task until then.
             number: Number of the request.
             place: Its place, in a chunk that is mapped.
         """
@@ -264,29 +267,37 @@ class WorkerRequests:
         if session is not None:
             self._table.adopt(place.block, place.nbytes)
             session.engine.adopt((place.block,))
-            over = self._leases[number] = trio.Event()
-            nursery.start_soon(self._have, number, place.block, over, session)
+            self._borrowed[number] = place, session.engine
             self._channel.send(("granted", number, (place.block, place.nbytes, 0, 0)), now=True)
 
-    async def _have(self, number: int, block: int, over: trio.Event, session: Session) -> None:
-        await over.wait()
+    async def _give_back_later(self, number: int, place: PlacedBlock, engine: Engine) -> None:
         # Behind all operations that read it: then its owner may change it.
-        async with session.engine.leases.hold(block, write=True):
+        async with engine.leases.hold(place.block, write=True):
             pass
-        self._table.remove(block)
-        session.engine.release_all((block,))
-        del self._leases[number]
+        self._give_back(number, place, engine)
+
+    def _give_back(self, number: int, place: PlacedBlock, engine: Engine) -> None:
+        self._table.remove(place.block)
+        engine.release_all((place.block,))
+        self._memory.give_back(place.chunk)
         self._channel.send(("done", number, (), (), None), now=True)
 
-    def unlease(self, number: int) -> None:
+    def unlease(self, nursery: trio.Nursery, number: int) -> None:
         """End a lease: the application has given the block back."""
-        if number in self._leases:
-            self._leases[number].set()
+        borrowed = self._borrowed.pop(number, None)
+        if borrowed is None:
+            if number in self._leases:
+                self._leases[number].set()
+        elif borrowed[1].leases.is_idle(borrowed[0].block):
+            # At once: what the application asks for next is not to find it mapped.
+            self._give_back(number, *borrowed)
+        else:
+            nursery.start_soon(self._give_back_later, number, *borrowed)
 
-    def end_leases(self) -> None:
+    def end_leases(self, nursery: trio.Nursery) -> None:
         """End all leases: the context is to end."""
-        for over in self._leases.values():
-            over.set()
+        for number in (*self._leases, *self._borrowed):
+            self.unlease(nursery, number)
 
 
 @attrs.define(eq=False, repr=False)

@@ -64,7 +64,7 @@ class WorkerServer:
         self._table = WorkerBlocks(self.blocks)
         self._memory = WorkerMemory(channel)
         self._prepared = PreparedLibraries(self._memory)
-        self._requests = WorkerRequests(channel, page, self.blocks, self._table, self._memory.slabs)
+        self._requests = WorkerRequests(channel, page, self.blocks, self._table, self._memory)
         self._copies = RemoteCopies(channel.send)
         self.events: EventForwarder = EventForwarder(system, channel, config.path)
         self._clock = LaunchClock(channel, self.hooks)
@@ -89,7 +89,7 @@ class WorkerServer:
             "replay": self._requests.replay,
             "lease": self._on_lease,
             "borrow": self._on_borrow,
-            "unlease": self._requests.unlease,
+            "unlease": lambda number: self._requests.unlease(self._nursery, number),
             "cancel": self._requests.cancel,
             "copied": self._copies.copied,
             "filled": self._memory.slabs.filled,
@@ -281,17 +281,14 @@ class WorkerServer:
         chunk: int,
         offset: int,
         size: int,
+        stays: bool,
         *descriptor: int,
     ) -> None:
         if released:
             self._table.let_go(released)
         place = PlacedBlock(block, nbytes, chunk, offset)
         try:
-            if descriptor:
-                # Another request may have come with it: then it is there.
-                with suppress(ValueError):
-                    self.opened.map_chunk(chunk, size, *descriptor)
-            self.opened.expect((place,))
+            self._memory.borrow(place, size, *descriptor, stays=stays)
         except Exception as error:  # noqa: BLE001  # the system or the driver refused it: the asker's error
             refused = NotSupportedError(
                 f"borrow: the worker cannot map the memory: {error}", operation="borrow"
@@ -299,7 +296,7 @@ class WorkerServer:
             trouble = "done", False, False, encode_error(refused), ()
             self._channel.send(("done", number, (), (), trouble), now=True)
         else:
-            self._requests.borrow(self._nursery, number, place)
+            self._requests.borrow(number, place)
 
     def _on_call(self, number: int, what: str, path: str = "") -> None:
         session = self._requests.session
@@ -344,7 +341,7 @@ class WorkerServer:
     def _on_close(self) -> None:
         # First: from here on the end of the context is no loss that the application is told of.
         self._requests.is_closing = True
-        self._requests.end_leases()
+        self._requests.end_leases(self._nursery)
         self._nursery.start_soon(self._close)
 
     async def _close(self) -> None:

@@ -221,6 +221,7 @@ class AnswerHandler:
     def _end_lease(self, link: WorkerLink, request: LeaseRequest, trouble: Any) -> None:
         """End a lease that the worker is done with."""
         if trouble is not None and isinstance(request, BorrowRequest):
+            request.chunk.unmap(link)
             self._outcomes.refuse(request, trouble[3])
         elif not request.granted.is_set():
             self._outcomes.end_lease(request)
@@ -285,7 +286,7 @@ class AnswerHandler:
                 address[0] == request.array.block, f"granted: another block than that of request {number}"
             )
             if isinstance(request, BorrowRequest):
-                request.chunk.borrowers.add(link)
+                request.known(link)
             else:
                 self._chunks.check_address(address)
             request.address = address

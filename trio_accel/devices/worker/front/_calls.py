@@ -31,7 +31,7 @@ from ...engine._device_state import DeviceState
 from ...operations._operation import Launch
 from ..transport._answers import MEMORY, USAGE
 from ..transport._protocol import Address, Message, NonsenseError
-from ._chunks import Chunk, ChunkTable
+from ._chunks import Chunk, ChunkTable, Stay
 from ._launch_encoding import TemplateTable
 from ._request import BorrowRequest, HostArrays, LeaseRequest, OperationRequest, Place
 from ._requests import RequestSender
@@ -196,15 +196,17 @@ class Leases:
         self._ask(request)
         return Loan(ref, request, self)
 
-    def borrow(self, loan: Loan) -> Borrowed:
+    def borrow(self, loan: Loan, stay: Stay | None) -> Borrowed:
         """Have the worker know an array that was lent, by another device or this one, and is held."""
         block = BorrowedBlock(self._device.blocks, loan.ref.block)
         is_own = loan.ref.block.table is self._device.blocks
         array = attrs.evolve(loan.ref.spec, block=block.id)
-        request = BorrowRequest(self._requests.next_number(), array, loan.place, loan.end, is_own=is_own)
+        number = self._requests.next_number()
+        request = BorrowRequest(number, array, loan.place, loan.end, is_own=is_own, stay=stay)
         loan.users += 1
         # Operations come behind it, and nothing keeps it from being known.
-        is_sure = is_own or self._sender.link in request.chunk.borrowers
+        link = self._sender.link
+        is_sure = is_own or (link is not None and request.chunk.borrowers.get(link, False))
         self._ask(request)
         return Borrowed(AccelRef(block, array), request, self, is_sure)
 

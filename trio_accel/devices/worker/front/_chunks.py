@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ....backends.base import AccelBackend
 from ....backends.base.chunks import ALIGNMENT
-from ....backends.base.host import check_shared, total_bytes
+from ....backends.base.host import check_shared, read_only, total_bytes
 from ....backends.base.ops import ArraySpec
 from ...arrays._blocks import BlockTable
 from ...base._errors import out_of_descriptors
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ....actors import System
     from ..launcher._launcher import Launcher
 
-__all__ = ["INTACT", "Borrower", "Chunk", "ChunkTable", "LeftMemory", "free_left_memory"]
+__all__ = ["INTACT", "Borrower", "Chunk", "ChunkTable", "LeftMemory", "Stay", "free_left_memory"]
 
 # The address of a block whose request is not answered.
 _UNKNOWN = 0, inf, 0, 0
@@ -56,8 +56,9 @@ class Chunk:
         nbytes: Its size.
         descriptor: Its file descriptor.
         kept: Its name in the launcher.
+        is_host: Whether the descriptor is that of a file.
         abroad: Its id in workers of other devices.
-        borrowers: Those of them that have it mapped.
+        borrowers: Those of them that were told to keep it mapped, and whether they have said that it is.
         loans: How many arrays in it are being read there.
     """
 
@@ -65,12 +66,29 @@ class Chunk:
     nbytes: int
     descriptor: int
     kept: int
+    is_host: bool
     mapped: npt.NDArray[np.uint8] | None = None
     # Below those of a device's own chunks.
     abroad: int = attrs.field(factory=lambda: -next(_abroad), init=False)
-    borrowers: weakref.WeakSet[Borrower] = attrs.field(factory=weakref.WeakSet["Borrower"], init=False)
+    borrowers: weakref.WeakKeyDictionary[Borrower, bool] = attrs.field(
+        factory=weakref.WeakKeyDictionary["Borrower", bool], init=False
+    )
     loans: int = attrs.field(default=0, init=False)
     _is_dropped: bool = attrs.field(default=False, init=False)
+
+    def open_to_read(self) -> int:
+        """Open it for a worker of another device, which is not to write to it; the caller closes it.
+
+        Raises:
+            OSError: There are too many open files.
+        """
+        # The driver has descriptors of one kind alone: there, the mapping is one for reading.
+        return read_only(self.descriptor) if self.is_host else os.dup(self.descriptor)
+
+    def unmap(self, borrower: Borrower) -> None:
+        """Have a worker unmap it, once nothing there reads it."""
+        if self.borrowers.pop(borrower, None) is not None:
+            borrower.send(("unchunk", self.abroad))
 
     def drop(self) -> None:
         """Give it back: now, or when nothing in it is read by another device any more."""
@@ -87,7 +105,36 @@ class Chunk:
         if self._is_dropped and not self.loans:
             os.close(self.descriptor)
             for borrower in tuple(self.borrowers):
-                borrower.send(("unchunk", self.abroad))
+                self.unmap(borrower)
+
+
+@attrs.define(eq=False)
+class Stay:
+    """Memory of other devices that workers keep mapped between loans, until this ends.
+
+    A world lends arrays again and again, which would be mapped anew for each collective.
+
+    Attributes:
+        is_over: Whether it has ended.
+    """
+
+    is_over: bool = attrs.field(default=False, init=False)
+    _chunks: weakref.WeakKeyDictionary[Chunk, weakref.WeakSet[Borrower]] = attrs.field(
+        factory=weakref.WeakKeyDictionary["Chunk", "weakref.WeakSet[Borrower]"], init=False
+    )
+
+    def add(self, chunk: Chunk, borrower: Borrower) -> None:
+        """Note a worker that was told to keep a chunk."""
+        chunk.borrowers.setdefault(borrower, False)
+        self._chunks.setdefault(chunk, weakref.WeakSet()).add(borrower)
+
+    def end(self) -> None:
+        """Have all of it unmapped. Another one that has a chunk, too, has it mapped again."""
+        self.is_over = True
+        for chunk, borrowers in tuple(self._chunks.items()):
+            for borrower in tuple(borrowers):
+                chunk.unmap(borrower)
+        self._chunks.clear()
 
 
 class ChunkTable:
@@ -188,7 +235,8 @@ class ChunkTable:
         # First: the launcher frees the memory if this process dies, so it must know of it before it is used.
         kept = self._launcher.keep_chunk(descriptor)
         self.missing.pop(number, None)
-        chunk = self.chunks[number] = Chunk(number, nbytes, descriptor, kept)
+        is_host = self._backend.shares_memory_with_host
+        chunk = self.chunks[number] = Chunk(number, nbytes, descriptor, kept, is_host)
         return chunk
 
     def check_gone(self, number: int) -> None:

@@ -32,7 +32,7 @@ from ..launcher._launcher import Launcher, WorkerProcess, open_launcher
 from ..transport._channel import Channel, Take
 from ._answers import AnswerHandler
 from ._calls import Borrowed, Leases, Loan, MeasuredRequest, Measures, Questions
-from ._chunks import INTACT, ChunkTable, LeftMemory
+from ._chunks import INTACT, ChunkTable, LeftMemory, Stay
 from ._link import WorkerLink, died
 from ._outcomes import CopyService, OutcomePolicy
 from ._pool import WorkerPool, check_options
@@ -561,9 +561,9 @@ class WorkerDispatch:
         """Ask to hold an array for devices that read it."""
         return self._leases.lend(ref)
 
-    def borrow(self, loan: Loan) -> Borrowed:
+    def borrow(self, loan: Loan, stay: Stay | None) -> Borrowed:
         """Ask to read an array that a device holds."""
-        return self._leases.borrow(loan)
+        return self._leases.borrow(loan, stay)
 
     async def synchronize(self) -> None:
         """See `Device.synchronize`."""

@@ -16,11 +16,13 @@ import trio
 from ....actors import WOKEN, Waiter
 from ....backends.base import DType
 from ....backends.base.ops import ArraySpec, CopyFromHostSpec, CopyToHostSpec
+from ...base._errors import out_of_descriptors
 from ...base._waits import Turn
 from ...host._host_pool import HostPool, Region
 from ...operations._operation import Launch
+from ..transport._frames import close_all
 from ..transport._protocol import Address, Message
-from ._chunks import Borrower, Chunk
+from ._chunks import Borrower, Chunk, Stay
 from ._launch_encoding import TemplateTable, encode_array, encode_launch
 
 __all__ = [
@@ -501,35 +503,60 @@ class BorrowRequest(LeaseRequest):
         place: Where it is.
         on_end: Called when no worker of this device reads it any more.
         is_own: Whether the device has lent it itself.
+        stay: Says how long the worker keeps the memory mapped; None for no longer than it reads the array.
 
     Attributes:
         chunk: Its memory.
     """
 
-    __slots__ = ("_is_own", "_on_end", "_place", "chunk")
+    __slots__ = ("_is_own", "_on_end", "_place", "_stay", "chunk")
 
     def __init__(
-        self, number: int, array: ArraySpec, place: Place, on_end: Callable[[], None], *, is_own: bool
+        self,
+        number: int,
+        array: ArraySpec,
+        place: Place,
+        on_end: Callable[[], None],
+        *,
+        is_own: bool,
+        stay: Stay | None,
     ) -> None:
         # As a writer: while requests wait, those that read it come behind.
         super().__init__(number, array, write=True)
         self._place = place
         self._on_end: Callable[[], None] | None = on_end
         self._is_own = is_own
+        self._stay = stay
         self.chunk: Chunk = place.chunk
         self.chunk.loans += 1
 
-    def message(self, word: int, released: tuple[int, ...], templates: TemplateTable) -> Message:
-        """Make the message to the worker."""
-        place, chunk = self._place, self.chunk
-        number = chunk.number if self._is_own else chunk.abroad
-        told = self.array.block, place.nbytes, number, place.offset, chunk.nbytes
-        return "borrow", self.number, released, *told
+    def send(self, worker: Borrower, released: tuple[int, ...]) -> None:
+        """Send it to a worker, with the descriptor of the chunk where the worker does not have it mapped.
 
-    def descriptors(self, worker: Borrower) -> tuple[int, ...]:
-        """Return what the worker does not have of it: the descriptor of the chunk."""
-        is_known = self._is_own or worker in self.chunk.borrowers
-        return () if is_known else (self.chunk.descriptor,)
+        Raises:
+            OutOfMemoryError: There are too many open files.
+        """
+        place, chunk, stay = self._place, self.chunk, self._stay
+        is_known = self._is_own or worker in chunk.borrowers
+        stays = stay is not None and not stay.is_over and not self._is_own
+        number = chunk.number if self._is_own else chunk.abroad
+        told = self.array.block, place.nbytes, number, place.offset, chunk.nbytes, stays
+        descriptors: list[int] = []
+        try:
+            if not is_known:
+                descriptors.append(chunk.open_to_read())
+            worker.send(("borrow", self.number, released, *told), descriptors, now=True)
+        except OSError as error:
+            raise out_of_descriptors(place.nbytes, error) from error
+        finally:
+            close_all(descriptors)
+        if stay is not None and stays:
+            stay.add(chunk, worker)
+
+    def known(self, worker: Borrower) -> None:
+        """Note that a worker has it mapped."""
+        if worker in self.chunk.borrowers:
+            self.chunk.borrowers[worker] = True
 
     def end(self) -> None:
         """End: no worker of this device reads it any more."""

@@ -11,7 +11,7 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ....backends.base import DeviceLostError
+from ....backends.base import DeviceLostError, OutOfMemoryError
 from ...base._errors import locate
 from ...base._statistics import QueueStatistics
 from ...base._waits import SubmissionOrder, TaskNotifier
@@ -19,7 +19,7 @@ from ...engine._device_state import DeviceState
 from ._chunks import ChunkTable
 from ._link import WorkerLink
 from ._outcomes import CopyService, OutcomePolicy
-from ._request import BorrowRequest, HostCopy, OperationRequest, RemoteRequest
+from ._request import BorrowRequest, HostCopy, LeaseRequest, OperationRequest, RemoteRequest
 
 __all__ = ["RequestSender", "RequestTable"]
 
@@ -364,31 +364,43 @@ class RequestSender:
             self._note_released(blocks.take_some())
         if self._first_sent.task is not None:
             self._first_sent.notify()
+        if isinstance(request, LeaseRequest):
+            self._send_lease(request, link)
+            return
+        assert isinstance(request, OperationRequest)
         word = link.words.get(library)
         try:
             if word is None:
-                # A lease has no launch.
-                word = link.word(library) if library else 0
+                word = link.word(library)
             message = request.message(word, tuple(self._released), link.templates)
         except Exception as error:  # noqa: BLE001  # it is the asker's
             self.requests.done(request.number)
-            if isinstance(request, OperationRequest):
-                name, generation = self._device.name, self._device.generation
-                locate(error, device=name, operation=request.launch.name, generation=generation)
+            name, generation = self._device.name, self._device.generation
+            locate(error, device=name, operation=request.launch.name, generation=generation)
             self._outcomes.refuse(request, error)
             return
         if self._released:
             self._released, self._released_bytes = [], 0.0
-        if isinstance(request, BorrowRequest):
-            link.send(message, request.descriptors(link), now=True)
-            return
         is_alone = self.requests.sent == 1
-        if isinstance(request, OperationRequest) and request.hosts.is_used:
+        if request.hosts.is_used:
             # A message with host arrays by value may be large, so it is not held back to be sent with others.
             link.send(message, now=is_alone)
             self._copies.stage(request, self._filled)
             return
         link.post(message, now=is_alone)
+
+    def _send_lease(self, request: LeaseRequest, link: WorkerLink) -> None:
+        released = tuple(self._released)
+        try:
+            if isinstance(request, BorrowRequest):
+                request.send(link, released)
+            else:
+                link.post(request.message(0, released, link.templates), now=self.requests.sent == 1)
+        except OutOfMemoryError as error:
+            self.requests.done(request.number)
+            self._outcomes.refuse(request, error)
+        else:
+            self._released, self._released_bytes = [], 0.0
 
     def _filled(self, copy: HostCopy) -> None:
         """Tell the worker that a host array is in shared memory: operations may wait for it."""

@@ -7,7 +7,7 @@ config            the pickled `WorkerConfig`; first of all
 chunk             id, bytes; with its descriptor: memory that there is already, or another worker has made
 kept              id: the descriptor of a chunk has come
 tell_chunk        id: send a chunk again, whose descriptor was lost
-unchunk           id: that memory is gone
+unchunk           id: that memory is gone, or was borrowed and need not stay mapped
 prepare           import path of a library that is in use now, blocks as in start, that it has from its start,
                   behind their chunks: open it ahead
 forget            import path of a library that was closed: what was opened ahead is not needed
@@ -20,9 +20,9 @@ forget_templates  no template of before is named any more
 request           number, word, whether outputs are invalid although it was not launched, the launch, ids of
                   released blocks
 lease             number, block, whether it is written, ids of released blocks
-borrow            number, ids of released blocks, block, bytes, chunk, offset, bytes of the chunk; with its
-                  descriptor if the worker does not have it: memory of another device. It is read until
-                  unlease
+borrow            number, ids of released blocks, block, bytes, chunk, offset, bytes of the chunk, whether the
+                  chunk stays mapped until unchunk; with its descriptor if the worker does not have it mapped:
+                  memory of another device. It is read until unlease
 unlease           number
 cancel            number
 copied            transfer
