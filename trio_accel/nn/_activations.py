@@ -2,7 +2,7 @@
 
 All are computed in float32 at least, and rounded once to the dtype of the arguments: float16 and bfloat16
 lose nothing on the way. Whole numbers become float64, but for `relu` and `relu6`. No exponential overflows,
-as it is one of a number that is not positive. NaN stays NaN.
+as it is one of a number that is not positive. NaN stays NaN, and infinite elements have the limits.
 
 A gradient is a function of `grad`, the gradient of what the activation has returned, and of `x`, the argument
 of that.
@@ -46,6 +46,9 @@ _MISH = (
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 # sqrt(1/2), 1/sqrt(2 pi), and 2 sqrt(2/pi).
 _ROOT_HALF, _DENSITY, _TWICE = 0.7071067811865476, 0.3989422804014327, 1.5957691216057308
+# What is multiplied by zero far from 0 is not infinite there; and derivatives are 0 or 1 beyond.
+_FROM_BELOW = "maximum(x, -1e30)"
+_NEAR = "z = minimum(maximum(x, -1000), 1000)"
 
 
 @_expression("y = maximum(x, 0)", precision=None)
@@ -104,7 +107,7 @@ async def relu6_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Ou
     ...
 
 
-@_expression("y = where(x > 0, x, x * negative_slope)")
+@_expression("y = where(x > 0, x, where((x < 0) and (negative_slope == 0), 0, x * negative_slope))")
 async def leaky_relu(x: ExpressionArgument, negative_slope: float = 0.01, *, out: Out = None) -> AccelRef:
     """Multiply negative elements by `negative_slope`.
 
@@ -124,7 +127,7 @@ async def leaky_relu_grad(
     ...
 
 
-@_expression("y = where(x > 0, x, x * weight)")
+@_expression("y = where(x > 0, x, where((x < 0) and (weight == 0), 0, x * weight))")
 async def prelu(x: ExpressionArgument, weight: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Multiply negative elements by learned factors.
 
@@ -154,7 +157,7 @@ async def threshold(x: ExpressionArgument, threshold: float, value: float, *, ou
     ...
 
 
-@_expression("y = where(x <= threshold, 0 * value, grad)")
+@_expression("y = where(x <= threshold, 0, where(value == value, grad, grad))")
 async def threshold_grad(
     grad: ExpressionArgument, x: ExpressionArgument, threshold: float, value: float, *, out: Out = None
 ) -> AccelRef:
@@ -263,7 +266,7 @@ async def celu_grad(
     ...
 
 
-@_expression(f"{_SIGMOID}; y = x * s")
+@_expression(f"{_SIGMOID}; y = {_FROM_BELOW} * s")
 async def silu(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute ``x * sigmoid(x)``, also known as swish.
 
@@ -272,7 +275,7 @@ async def silu(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     ...
 
 
-@_expression(f"{_OTHER}; y = grad * s * (1 + x * t)")
+@_expression(f"{_OTHER}; {_NEAR}; y = grad * s * (1 + z * t)")
 async def silu_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the gradient of `silu`.
 
@@ -281,7 +284,7 @@ async def silu_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out
     ...
 
 
-@_expression(f"{_MISH}; y = x * w")
+@_expression(f"{_MISH}; y = {_FROM_BELOW} * w")
 async def mish(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute ``x * tanh(softplus(x))``.
 
@@ -290,7 +293,7 @@ async def mish(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     ...
 
 
-@_expression(f"{_MISH}; y = grad * (w + x * (where(x >= 0, 1, e) / (1 + e)) * (1 - w * w))")
+@_expression(f"{_MISH}; {_NEAR}; y = grad * (w + z * (where(x >= 0, 1, e) / (1 + e)) * (1 - w * w))")
 async def mish_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the gradient of `mish`.
 
@@ -299,7 +302,7 @@ async def mish_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out
     ...
 
 
-@_expression("b = beta * x; y = (maximum(b, 0) + log1p(exp(-abs(b)))) / beta")
+@_expression("y = where(beta > 0, maximum(x, 0), minimum(x, 0)) + log1p(exp(-abs(beta * x))) / beta")
 async def softplus(x: ExpressionArgument, beta: float = 1.0, *, out: Out = None) -> AccelRef:
     """Compute ``log(1 + exp(beta * x)) / beta``.
 
@@ -321,7 +324,7 @@ async def softplus_grad(
     ...
 
 
-@_expression("y = x / (1 + abs(x))")
+@_expression("a = abs(x); y = where(a == inf, sign(x), x / (1 + a))")
 async def softsign(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute ``x / (1 + abs(x))``.
 
@@ -384,7 +387,7 @@ async def hardsigmoid_grad(grad: ExpressionArgument, x: ExpressionArgument, *, o
     ...
 
 
-@_expression("y = x * (minimum(maximum(x + 3, 0), 6) / 6)")
+@_expression(f"y = {_FROM_BELOW} * (minimum(maximum(x + 3, 0), 6) / 6)")
 async def hardswish(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute ``x * relu6(x + 3) / 6``.
 
@@ -470,11 +473,11 @@ _Approximate: TypeAlias = Literal["none", "tanh"]
 # Hendrycks and Gimpel, Gaussian Error Linear Units (2016). Beyond 30 the derivative is 0 or 1 in any dtype.
 _INNER = f"{_TWICE} * (z + 0.044715 * z * z * z)"
 _GELU = {
-    "none": f"y = x * (0.5 * erfc(-{_ROOT_HALF} * x))",
-    "tanh": f"z = +x; u = {_INNER}; e = exp(-abs(u)); y = x * (where(u >= 0, 1, e) / (1 + e))",
+    "none": f"y = {_FROM_BELOW} * (0.5 * erfc(-{_ROOT_HALF} * x))",
+    "tanh": f"z = +x; u = {_INNER}; e = exp(-abs(u)); y = {_FROM_BELOW} * (where(u >= 0, 1, e) / (1 + e))",
 }
 _GELU_GRAD = {
-    "none": f"y = grad * (0.5 * erfc(-{_ROOT_HALF} * x) + x * ({_DENSITY} * exp(-0.5 * x * x)))",
+    "none": f"{_NEAR}; y = grad * (0.5 * erfc(-{_ROOT_HALF} * x) + z * ({_DENSITY} * exp(-0.5 * z * z)))",
     "tanh": (
         f"z = minimum(maximum(x, -30), 30); u = {_INNER}; e = exp(-abs(u));"
         "s = where(u >= 0, 1, e) / (1 + e);"

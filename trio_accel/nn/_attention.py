@@ -211,14 +211,15 @@ async def scaled_dot_product_attention(
     """Compute ``softmax(query @ key^T * scale) @ value`` as `torch.nn.functional` does.
 
     The scores of some rows of one head are in memory at a time. A query that sees no key has zeros, and minus
-    infinity as its logarithm. What hides keys may be combined: a key counts that all of it allow.
+    infinity as its logarithm. What hides keys may be combined: a key counts that all of it allow. A key of
+    weight zero adds nothing, even if it or its value is infinite or NaN; cuDNN multiplies by the zero.
 
     Args:
         query: Array of shape (..., heads, rows, e), of float16, bfloat16, float32 or float64.
         key: Array of shape (..., heads, columns, e), of the same dtype.
         value: Array of shape (..., heads, columns, f), of the same dtype.
         attn_mask: Array that broadcasts to (..., heads, rows, columns). Truth values: whether a key counts.
-            Of the dtype of `query`: what is added to the scores.
+            Of the dtype of `query`: what is added to the scores; minus infinity hides a key.
         dropout_p: 0: there is no dropout.
         is_causal: Whether each query sees its own key and those before it alone.
         scale: Factor of the products; None for ``1 / sqrt(e)``.

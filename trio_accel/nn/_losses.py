@@ -1,7 +1,8 @@
 """Losses, and their gradients.
 
 Elements are computed in float32 at least, and summed in float64. A result is rounded once, to the dtype of
-what was predicted; it is float64 for whole numbers.
+what was predicted; it is float64 for whole numbers. What has a factor of 0 adds nothing, even if it is
+infinite: a class of probability 0, or one without weight.
 
 `reduction` is ``"none"`` for the loss of each element, ``"mean"`` or ``"sum"``.
 """
@@ -107,7 +108,7 @@ _MSE = Loss("nn.mse_loss", "d = x - target; v = d * d", "v = 2 * (x - target)")
 _L1 = Loss("nn.l1_loss", "v = abs(x - target)", "v = sign(x - target)")
 _SMOOTH_L1 = Loss(
     "nn.smooth_l1_loss",
-    "d = abs(x - target); v = where(d < beta, 0.5 * d * d / beta, d - 0.5 * beta)",
+    "d = abs(x - target); v = where(d < beta, 0.5 * d * (d / beta), d - 0.5 * beta)",
     "d = x - target; v = where(abs(d) < beta, d / beta, sign(d))",
     ("beta",),
 )
@@ -117,18 +118,26 @@ _HUBER = Loss(
     "d = x - target; v = minimum(maximum(d, -delta), delta)",
     ("delta",),
 )
-# Both exponentials are of numbers that are not positive, and nothing is subtracted.
+# Both exponentials are of numbers that are not positive, and nothing is subtracted. What has a factor of 0
+# adds nothing, as it may be infinite.
 _BINARY = Loss(
     "nn.binary_cross_entropy_with_logits",
-    "a = log1p(exp(-abs(x))); v = weight * ((1 - target) * (maximum(x, 0) + a)"
-    " + pos_weight * target * (maximum(-x, 0) + a))",
+    "a = log1p(exp(-abs(x))); c = weight * (1 - target); d = weight * pos_weight * target;"
+    "v = where(c == 0, 0, c * (maximum(x, 0) + a)) + where(d == 0, 0, d * (maximum(-x, 0) + a))",
     "e = exp(-abs(x)); v = weight * ((1 - target) * (where(x >= 0, 1, e) / (1 + e))"
     " - pos_weight * target * (where(x >= 0, e, 1) / (1 + e)))",
     ("weight", "pos_weight"),
 )
+_KL_SLOPE = "v = where(x == x, -{}, x)"
 _DIVERGENCES = {
-    False: Loss("nn.kl_div", "v = where(target == 0, 0, target * (log(target) - x))", "v = -target + 0 * x"),
-    True: Loss("nn.kl_div", "v = exp(target) * (target - x)", "v = -exp(target) + 0 * x"),
+    False: Loss(
+        "nn.kl_div", "v = where(target == 0, 0, target * (log(target) - x))", _KL_SLOPE.format("target")
+    ),
+    True: Loss(
+        "nn.kl_div",
+        "p = exp(target); v = where(p == 0, 0, p * (target - x))",
+        _KL_SLOPE.format("exp(target)"),
+    ),
 }
 
 
@@ -466,7 +475,7 @@ _LSE = "m = max(x); s = log(sum(float64(exp(x - m)))) + float64(m)"
 _ROWS = {
     "lse": (f"{_LSE}; y = +s", ("x",)),
     # What smoothing adds: the sum of the losses of all classes.
-    "smooth": (f"{_LSE}; y = sum(weight * (s - x))", ("x", "weight")),
+    "smooth": (f"{_LSE}; y = sum(where(weight == 0, 0, weight * (s - x)))", ("x", "weight")),
     "sum": ("y = sum(x)", ("x",)),
     "mean": ("y = sum(x) / sum(factor)", ("x", "factor")),
 }
@@ -525,7 +534,7 @@ async def cross_entropy(
         more.append(await _rowwise(_row(case.name, "smooth"), logits, factors, axis=case.axis))
         more.append(float(label_smoothing))
     with naming(case.name, "label", classes):
-        loss, factor, _ = await _terms(case, "w * (lse - t)", case.is_smoothed)(
+        loss, factor, _ = await _terms(case, "where(w == 0, 0.0, w * (lse - t))", case.is_smoothed)(
             logits, labels, int(ignore_index), classes, *more
         )
     return await _finished(case, reduction, loss, factor)
@@ -560,7 +569,7 @@ async def nll_loss(
     log_probs, labels, weight = await _placed(case.name, log_probs, labels, weight)
     classes, more = log_probs.shape[case.axis], [] if weight is None else [weight]
     with naming(case.name, "label", classes):
-        loss, factor, _ = await _terms(case, "-(w * t)", False)(
+        loss, factor, _ = await _terms(case, "where(w == 0, 0.0, -(w * t))", False)(
             log_probs, labels, int(ignore_index), classes, *more
         )
     return await _finished(case, reduction, loss, factor)

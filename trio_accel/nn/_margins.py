@@ -36,7 +36,7 @@ _SOFT_MARGIN = Loss(
 _HINGE = Loss(
     "nn.hinge_embedding_loss",
     "v = where(target > 0, x, maximum(margin - x, 0))",
-    "v = where(target > 0, 1, where(x < margin, -1, 0 * x))",
+    "v = where(target > 0, 1, where(x < margin, -1, where(x == x, 0, x)))",
     ("margin",),
 )
 _RANKING = Loss(
@@ -45,24 +45,29 @@ _RANKING = Loss(
     "v = where(margin - target * (x - other) > 0, -target, 0)",
     ("other", "margin"),
 )
-_STIRLING = "s = full * where(target > 1, target * log(target) - target + 0.5 * log(2 * pi * target), 0)"
+# What a count of 0 is multiplied by may be infinite. An infinite count outweighs its logarithm.
+_STIRLING = (
+    "s = where((full == 1) and (target > 1), target * log(target) - target + 0.5 * log(2 * pi * target), 0)"
+)
+_POISSON_VALUE = "v = where(x == inf, x, {} - where(target == 0, 0, target * {}) + s"
 _POISSON = {
     True: Loss(
         "nn.poisson_nll_loss",
-        f"{_STIRLING}; v = exp(x) - target * x + s + 0 * eps",
+        f"{_STIRLING}; {_POISSON_VALUE.format('exp(x)', 'x')} + 0 * eps)",
         "v = exp(x) - target + 0 * eps * full",
         ("full", "eps"),
     ),
     False: Loss(
         "nn.poisson_nll_loss",
-        f"{_STIRLING}; v = x - target * log(x + eps) + s",
-        "v = 1 - target / (x + eps) + 0 * full",
+        f"{_STIRLING}; {_POISSON_VALUE.format('x', 'log(x + eps)')})",
+        "v = 1 - where((target == 0) and (x == x), 0, target / (x + eps)) + 0 * full",
         ("full", "eps"),
     ),
 }
 _GAUSSIAN = Loss(
     "nn.gaussian_nll_loss",
-    "d = x - target; u = maximum(var, eps); v = 0.5 * (log(u) + d * d / u) + full * 0.9189385332046727",
+    "u = maximum(var, eps); t = (x - target) / sqrt(u);"
+    "v = 0.5 * (log(u) + t * t) + full * 0.9189385332046727",
     "v = (x - target) / maximum(var, eps) + 0 * full",
     ("var", "full", "eps"),
 )

@@ -51,6 +51,9 @@ class _Part:
                 np.copyto(scores, -np.inf, where=~self.bias)
             else:
                 scores += self.bias
+                if np.isnan(scores.max(initial=-np.inf)):
+                    # A hidden key may be infinite or NaN: its score is none, whatever the product was.
+                    np.copyto(scores, -np.inf, where=self.bias == -np.inf)
         if self.hidden is not None:
             np.copyto(scores, -np.inf, where=self.hidden)
         return scores
@@ -186,7 +189,7 @@ def attention(spec: AttentionSpec, call: HostCall) -> None:
         np.exp(np.subtract(scores, most, out=scores), out=scores)
         total = scores.sum(-1, keepdims=True)
         value = of.of(part, of.value)
-        made = np.matmul(scores.reshape(-1, len(value)), value).reshape(*query.shape[:2], value.shape[-1])
+        made = _weighed(scores.reshape(-1, len(value)), value).reshape(*query.shape[:2], value.shape[-1])
         if lse is not None:
             lse[part.stack][part.heads, part.rows] = (most + np.log(total))[..., 0]
         total[total == 0] = 1
@@ -211,18 +214,33 @@ def attention_grad(spec: AttentionGradSpec, call: HostCall) -> None:
             key, value = of.of(part, of.key), of.of(part, of.value)
             logs = lse[stack][part.heads, part.rows][..., None]
             weights = part.scores(query, key, spec.scale)
+            is_hidden = np.isneginf(weights).reshape(-1, len(key))
             np.exp(np.subtract(weights, np.where(logs == -np.inf, 0, logs), out=weights), out=weights)
             weights = weights.reshape(-1, len(key))
+            weights[is_hidden] = 0
             slope = widened(grad[stack][part.heads, part.rows])
             mean = (slope * widened(out[stack][part.heads, part.rows])).sum(-1).reshape(-1, 1)
             slope = slope.reshape(len(weights), value.shape[-1])
-            values[part.columns] += np.matmul(weights.T, slope)
+            values[part.columns] += _weighed(weights.T, slope)
             weights *= (np.matmul(slope, value.T) - mean) * spec.scale
-            keys[part.columns] += np.matmul(weights.T, query.reshape(-1, query.shape[-1]))
-            made = np.matmul(weights, key).reshape(query.shape)
+            weights[is_hidden] = 0
+            keys[part.columns] += _weighed(weights.T, query.reshape(-1, query.shape[-1]))
+            made = _weighed(weights, key).reshape(query.shape)
             convert(made, grad_query[stack][part.heads, part.rows])
         convert(keys, grad_key[stack][head])
         convert(values, grad_value[stack][head])
+
+
+def _weighed(weights: HostArray, values: HostArray) -> HostArray:
+    """Multiply matrices, where a weight of zero takes nothing: not of infinity or NaN, either."""
+    made: HostArray = np.matmul(weights, values)
+    if np.isnan(made).any():
+        is_finite = np.isfinite(values).all(-1)
+        made = np.matmul(weights[:, is_finite], values[is_finite])
+        for number in np.flatnonzero(~is_finite):
+            taking = weights[:, number] != 0
+            made[taking] += weights[taking, number, None] * values[number]
+    return made
 
 
 def _rows(array: HostArray) -> HostArray:

@@ -522,7 +522,11 @@ struct Row {
         const char *at = mask + column * arguments.mask_column;
         if (arguments.mask_kind == TRUTH)
             return *(const unsigned char *)at ? score : -(Real)infinity();
-        return arguments.mask_kind == ADDED ? score + *(const Real *)at : score;
+        if (arguments.mask_kind != ADDED)
+            return score;
+        // A hidden key may be infinite or NaN: its score is none, whatever the product was.
+        const Real added = *(const Real *)at;
+        return added == -(Real)infinity() ? added : score + added;
     }
 };
 
@@ -612,7 +616,8 @@ template <typename Real> __device__ void slopes_all(const ScoresArguments &argum
         if (sum == -(Real)infinity())
             sum = 0;
         for (i64 column = lane; column < arguments.columns; column += LANES) {
-            const Real weight = exp(row.masked(scores[column], column) - sum);
+            const Real score = row.masked(scores[column], column);
+            const Real weight = score == -(Real)infinity() ? (Real)0 : exp(score - sum);
             scores[column] = weight;
             slopes[column] = weight == 0 ? (Real)0 : weight * (slopes[column] - mean) * (Real)arguments.scale;
         }
@@ -621,3 +626,36 @@ template <typename Real> __device__ void slopes_all(const ScoresArguments &argum
 
 // Weights in place of scores, and gradients of scores in place of those of weights.
 KERNEL_OF_REALS(attention_slopes, ScoresArguments, slopes_all<Real>)
+
+struct MendArguments {
+    const char *weights, *values, *made;
+    char *out;
+    i64 count, rows, width, terms, row_step, term_step, weights_step, values_step, made_step, out_step;
+    i64 is_added, is_double;
+};
+
+template <typename Real> __device__ void mend_all(const MendArguments &arguments)
+{
+    EACH(thread, arguments.count)
+    {
+        const i64 size = arguments.rows * arguments.width, batch = thread / size, place = thread - batch * size;
+        const i64 row = place / arguments.width, column = place - row * arguments.width;
+        Real sum = ((const Real *)arguments.made)[batch * arguments.made_step + place];
+        if (sum != sum) {
+            const Real *weights =
+                (const Real *)arguments.weights + batch * arguments.weights_step + row * arguments.row_step;
+            const Real *values = (const Real *)arguments.values + batch * arguments.values_step + column;
+            sum = 0;
+            for (i64 term = 0; term < arguments.terms; term++) {
+                const Real weight = weights[term * arguments.term_step];
+                if (weight != 0)
+                    sum += weight * values[term * arguments.width];
+            }
+        }
+        Real &out = ((Real *)arguments.out)[batch * arguments.out_step + place];
+        out = arguments.is_added ? out + sum : sum;
+    }
+}
+
+// Products of weights and values in which a weight of zero takes nothing: what is NaN is summed up anew.
+KERNEL_OF_REALS(attention_mend, MendArguments, mend_all<Real>)

@@ -39,6 +39,7 @@ _MEANS = Struct("<3Q3q")
 _EMPTY = Struct("<4Q12q")
 _TRUTH = Struct("<2Q2q")
 _SCORES = "7Q11qd4i"
+_MEND = Struct("<4Q12q")
 _LAYOUTS = {
     "check_lengths": _LENGTHS,
     "check_blocks": _BLOCKS,
@@ -46,6 +47,7 @@ _LAYOUTS = {
     "attention_empty": _EMPTY,
     "mask_to_bias": _TRUTH,
     "attention_means": _MEANS,
+    "attention_mend": _MEND,
     "attention_weights": with_axes(_SCORES, 2, 0),
     "attention_slopes": with_axes(_SCORES, 2, 0),
 }
@@ -197,9 +199,7 @@ class AttentionKernels(DnnKernels):
                 scores = of.scores(query, key, piece)
                 of.launch("attention_weights", scores, 0, 0, logs, piece)
                 to, weights = piece.of_all(out, sizes.f), piece.own(scores, sizes.columns)
-                of.multiply(
-                    "NN", (sizes.f, piece.count, sizes.columns), of.served(value, sizes.f), weights, to
-                )
+                of.weigh("NN", (sizes.f, piece.count, sizes.columns), of.served(value, sizes.f), weights, to)
         if spec.lse is not None:
             shape = spec.query.shape[:-1]
             call.convert(DeviceArray.packed(logs, of.wide, shape), call.array(spec.lse))
@@ -238,9 +238,9 @@ class AttentionKernels(DnnKernels):
                 of.launch("attention_slopes", scores, room, means, logs, piece)
                 for left, right, place, width in ((weights, grad, to_value, f), (slopes, query, to_key, e)):
                     extents, added = (width, columns, piece.count), of.served(place, width)
-                    of.multiply("NT", extents, piece.of_all(right, width), left, added, beta=1)
+                    of.weigh("NT", extents, piece.of_all(right, width), left, added)
                 made = piece.of_all(to_query, e)
-                of.multiply("NN", (e, piece.count, columns), of.served(key, e), slopes, made)
+                of.weigh("NN", (e, piece.count, columns), of.served(key, e), slopes, made)
 
 
 _Matrices: TypeAlias = tuple[int, int, int]
@@ -290,7 +290,7 @@ class Attention:
         self.lengths = kernels.check_lengths(spec, self.sizes, call)
         self._kind = KINDS[self.wide]
         self._most = max(1, _PIECE // max(1, self.sizes.batches * self.sizes.columns))
-        self._scores = 0
+        self._scores = self._sums = 0
 
     @cached_property
     def _mask(self) -> DeviceArray | None:
@@ -362,6 +362,34 @@ class Attention:
         self.multiply("TN", extents, self.served(key, e), piece.of_all(query, e), to, self._spec.scale)
         return self._scores
 
+    def weigh(
+        self,
+        letters: str,
+        extents: tuple[int, int, int],
+        values: _Matrices,
+        weights: _Matrices,
+        to: _Matrices,
+    ) -> None:
+        """Multiply as `multiply` does, where a weight of zero takes nothing: not of infinity or NaN, either.
+
+        Products of transposed weights, one for each key, are added to what is there.
+        """
+        (width, rows, terms), is_added = extents, letters == "NT"
+        made, batches = to, self.sizes.batches
+        if is_added:
+            widest = max(self.sizes.e, self.sizes.f)
+            self._sums = self._sums or self._call.workspace(
+                max(1, batches * rows * widest) * self.wide.itemsize
+            )
+            made = self._sums, to[1], rows * width
+        self.multiply(letters, extents, values, weights, made)
+        steps = (1, weights[1]) if is_added else (weights[1], 1)
+        self._kernels.launch(
+            *("attention_mend", self._call, batches * rows * width, weights[0], values[0], made[0], to[0]),
+            *(batches * rows * width, rows, width, terms, *steps, weights[2], values[2], made[2], to[2]),
+            *(is_added, self.wide is DType.float64),
+        )
+
     def multiply(
         self,
         letters: str,
@@ -370,7 +398,6 @@ class Attention:
         b: _Matrices,
         c: _Matrices,
         alpha: float = 1,
-        beta: float = 0,
     ) -> None:
         """Enqueue products, one for each head of keys, by cuBLAS, to which matrices are by columns.
 
@@ -381,14 +408,13 @@ class Attention:
             b: The right matrices.
             c: The results.
             alpha: Factor of the products.
-            beta: Factor of the results as they are.
         """
         blas, kind = self._kernels.blas, self._kind
         if not (extents[0] and extents[1]):
             return
         assert blas is not None
         blas.select(self._call.stream, HOST)
-        blas.factors.put(kind, alpha, beta)
+        blas.factors.put(kind, alpha, 0)
         op_a, op_b = ["NT".index(one) for one in letters]
         (first, lda, step_a), (second, ldb, step_b), (out, ldc, step_c) = a, b, c
         cublas.gemm_strided_batched_ex_64(
