@@ -2,11 +2,13 @@
 
 import argparse
 import json
+import logging
 import signal
-from contextlib import suppress
 from functools import partial
 from importlib import import_module
+from typing import Any
 
+import h11
 import numpy as np
 import trio
 from starlette.applications import Starlette
@@ -19,7 +21,11 @@ from trio_accel.patterns import Batcher, Call, Deadline
 from trio_accel.programs import Array, method
 
 CENTRES = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
-OPTIONS = ta.DeviceOptions(isolation="process", stuck_after=10.0, retry=1, spares=1, when_given_up="reopen")
+logger = logging.getLogger("service")
+OPTIONS = ta.DeviceOptions(
+    isolation="process", stuck_after=10.0, retry=1, spares=1, when_given_up="reopen", close_grace=1.0
+)
+BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 Predictions = Batcher[list[float], Array]
 
 
@@ -80,15 +86,43 @@ async def main(port: int) -> None:
 
 
 async def serve_client(app: Starlette, places: trio.CapacityLimiter, stream: trio.SocketStream) -> None:
-    """Serve one client by HTTP. What it sends can end no other connection."""
-    http = import_module("hypercorn.trio.tcp_server")
-    config = http.Config.from_mapping(keep_alive_max_requests=1, h2_max_header_list_size=-1)  # no HTTP/2
-    wrapped = import_module("hypercorn.app_wrappers").ASGIWrapper(app)
-    async with stream:
-        if places.available_tokens > 0:
-            with suppress(Exception):
+    """Serve one request by HTTP/1.1. A client has 5 seconds for its headers, and holds no place before."""
+    http = h11.Connection(h11.SERVER)
+
+    async def next_event() -> Any:
+        while (event := http.next_event()) is h11.NEED_DATA:
+            http.receive_data(await stream.receive_some(65536))
+        return event
+
+    async def receive() -> dict[str, Any]:
+        event = await next_event()
+        kind = "request" if isinstance(event, (h11.Data, h11.EndOfMessage)) else "disconnect"
+        is_data = isinstance(event, h11.Data)
+        return {"type": f"http.{kind}", "body": bytes(event.data) if is_data else b"", "more_body": is_data}
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            headers = [*message["headers"], (b"connection", b"close")]
+            events: list[Any] = [h11.Response(status_code=message["status"], headers=headers)]
+        else:
+            events = [h11.Data(data=message["body"])] + [h11.EndOfMessage()] * (not message.get("more_body"))
+        await stream.send_all(b"".join(map(http.send, events)))
+
+    try:
+        async with stream:
+            with trio.fail_after(5):
+                request = await next_event()
+            # Where the length is said twice, a proxy may see two requests in one.
+            is_clear = not {name for name, _ in request.headers} >= {b"content-length", b"transfer-encoding"}
+            if is_clear and places.available_tokens > 0:
+                path, _, query = request.target.decode().partition("?")
+                scope = {"type": "http", "method": request.method.decode(), "path": path, "root_path": ""}
                 async with places:
-                    await http.TCPServer(wrapped, config, http.WorkerContext(None), {}, stream)
+                    await app({**scope, "query_string": query, "headers": request.headers}, receive, send)
+    except* (*BROKEN, h11.ProtocolError) as ended:
+        logger.debug("a connection ended: %r", ended.exceptions)
+    except* Exception:
+        logger.exception("a request failed")
 
 
 if __name__ == "__main__":  # workers import the model by the name of this file

@@ -49,7 +49,9 @@ USED = {
 LONGEST = {
     "own_kernel.py": 120,
     "own_collective.py": 80,
-    "serve_a_model.py": 100,
+    # It has the connections, too.
+    "serve_a_model.py": 135,
+    "server_sent_events.py": 100,
     # They explain a pattern, which has no page of its own.
     "mixture_of_experts.py": 130,
     "speculative_decoding.py": 135,
@@ -459,6 +461,8 @@ def test_every_example_is_short_and_run_by_a_test() -> None:
         assert f'"{USED.get(path.name, path.name)}"' in tests, f"no test runs {path.name}"
 
 
-@pytest.mark.parametrize("name", [*(name for name, _, _ in RUNS), "serve_a_model.py"])
+@pytest.mark.parametrize(
+    "name", [*(name for name, _, _ in RUNS), "serve_a_model.py", "server_sent_events.py"]
+)
 def test_help(name: str, tmp_path: Path) -> None:
     assert run([name, "--help"], tmp_path).startswith(f"usage: {name} ")

@@ -1,35 +1,42 @@
-"""HTTP for an application, one connection apart from the others: no client can end the service for all.
+"""HTTP/1.1 for an application, one connection apart from the others: no client can end the service for all.
 
-`hypercorn.trio.serve` would do, but for some things. What a connection raises ends the whole server there, a
-client that does not read holds up its end, and the number of connections has no bound.
+`hypercorn.trio.serve` would do, but for some things. What a connection raises ends the whole server there,
+and a client that does not read holds up its end. It takes `Upgrade: h2c`, and goes on after a request whose
+length is said twice. So this file has the connections, and h11 has the rules of the protocol.
 """
 
 from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
+from http import HTTPStatus
 from typing import Any
+from urllib.parse import unquote
 
 import attrs
+import h11
 import trio
 from starlette.applications import Starlette
 
-# Beyond these, a connection is refused.
-MOST_CONNECTIONS = 256
+# Requests that are served at once: beyond these, one is refused. A connection takes a place with the last of
+# its headers, so clients that send them slowly hold none.
+MOST_REQUESTS = 256
+# Connections without a whole request. Beyond these, the one that has waited longest is closed.
+MOST_WAITING = 256
+# Seconds for the headers of a request, from the answer before it on.
+HEADERS = 5.0
+LONGEST_HEADERS = 16 << 10
 # Connections that the kernel keeps until they are taken, one in each round of the loop. A new client waits
 # for all before it, and a flood is held up by the kernel: where there is no room, a client tries again later.
 BACKLOG = 64
 # Milliseconds after which a client that does not read is given up.
 SLOW = 10_000
-FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 TCP_ESTABLISHED = 1
+BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 
-# Hypercorn's annotations know servers with TLS only.
-hypercorn: Any = import_module("hypercorn.trio.tcp_server")
-wrappers: Any = import_module("hypercorn.app_wrappers")
 logger = logging.getLogger("service")
 
 
@@ -44,69 +51,222 @@ async def serve_http(
         stop: Says that the end has come.
         grace: Seconds for the last requests.
     """
-    context, config = hypercorn.WorkerContext(None), hypercorn.Config()
-    config.errorlog = logger
-    # HTTP/2, which Hypercorn would begin where a client asks for it, ends by this with the connection.
-    config.h2_max_header_list_size = -1
-    wrapped = wrappers.ASGIWrapper(application)
-    streams: set[trio.SocketStream] = set()
-
-    async def connected(stream: trio.SocketStream) -> None:
-        streams.add(stream)
-        try:
-            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SLOW)
-            if len(streams) > MOST_CONNECTIONS:
-                with suppress(OSError), trio.move_on_after(0.1):
-                    await stream.socket.send(FULL)
-            elif not is_gone(stream):
-                with trio.CancelScope() as scope:
-                    state = {"is_gone": partial(is_gone, stream)}
-                    await hypercorn.TCPServer(wrapped, config, context, state, Client(stream, scope))
-        except Exception:
-            logger.exception("a connection failed")
-        finally:
-            streams.discard(stream)
-            stream.socket.close()
-
+    server = Server(application)
     async with trio.open_nursery() as connections:
         async with trio.open_nursery() as accepting:
             accept = partial(trio.serve_listeners, handler_nursery=connections)
-            accepting.start_soon(accept, connected, [listener])
+            accepting.start_soon(accept, server.connected, [listener])
             await stop.wait()
             accepting.cancel_scope.cancel()
-        # A connection that waits for its next request ends now, and the others after their response.
-        await context.terminated.set()
+        server.stop()
         with trio.move_on_after(grace):
-            while streams:  # noqa: ASYNC110  # each tells nobody but itself
-                await trio.sleep(0.01)
-        for stream in streams:
-            # The server shields what it sends, and a client need not read it.
-            stream.socket.close()
+            await server.has_ended.wait()
         connections.cancel_scope.cancel()
 
 
-@attrs.frozen
-class Client:
-    """The stream of a client: when its end is read, what was begun for it is cancelled.
+class Server:
+    """The connections of an application."""
 
-    Hypercorn itself would go on, and would keep an idle connection for 5 seconds after its end.
-    """
+    def __init__(self, application: Starlette) -> None:
+        self.application = application
+        self.is_stopping = False
+        self.has_ended = trio.Event()
+        self.requests = 0
+        # Connections without a whole request, in the order in which they began to wait.
+        self.waiting: dict[Connection, trio.CancelScope] = {}
+        self._connections = 0
 
-    stream: trio.SocketStream
-    scope: trio.CancelScope
-
-    async def receive_some(self, most: int) -> bytes:
-        """As the stream does."""
-        data = b""
+    async def connected(self, stream: trio.SocketStream) -> None:
+        """Serve one connection, to its end. What a stranger does wrong is one line of the log."""
+        self._connections += 1
         try:
-            data = await self.stream.receive_some(most)
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SLOW)
+            if not is_gone(stream):
+                await Connection(self, stream).serve()
+        except* (*BROKEN, h11.RemoteProtocolError) as ended:
+            logger.debug("a connection ended: %r", ended.exceptions)
+        except* Exception:
+            logger.exception("a request failed")
         finally:
-            if not data:
-                self.scope.cancel()
-        return data
+            stream.socket.close()
+            self._connections -= 1
+            self._note_end()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
+    def stop(self) -> None:
+        """Let connections end that wait for a request, and the others after their answer."""
+        self.is_stopping = True
+        for scope in self.waiting.values():
+            scope.cancel()
+        self._note_end()
+
+    def make_room(self) -> None:
+        """Close those that have waited longest for their headers."""
+        while len(self.waiting) > MOST_WAITING:
+            slowest = next(iter(self.waiting))
+            self.waiting.pop(slowest).cancel()
+
+    def _note_end(self) -> None:
+        if self.is_stopping and not self._connections:
+            self.has_ended.set()
+
+
+@attrs.define(eq=False)
+class Connection:
+    """Requests of one client, one after another."""
+
+    server: Server
+    stream: trio.SocketStream
+    http: h11.Connection = attrs.field(
+        factory=lambda: h11.Connection(h11.SERVER, max_incomplete_event_size=LONGEST_HEADERS)
+    )
+    # Set by the task that reads, for the one that serves, and the other way round.
+    has_come: trio.Event = attrs.field(factory=trio.Event)
+    is_wanted: trio.Event = attrs.field(factory=trio.Event)
+    body_ended: bool = False
+    is_head: bool = False
+
+    async def serve(self) -> None:
+        """Serve all requests, until one of both ends says that this was the last."""
+        while (request := await self.request()) is not None:
+            if self.server.requests >= MOST_REQUESTS:
+                return await self.refuse(503, (b"retry-after", b"1"))
+            self.server.requests += 1
+            try:
+                await self.answer(request)
+            finally:
+                self.server.requests -= 1
+            if self.http.our_state is not h11.DONE or self.http.their_state is not h11.DONE:
+                return await self.close()
+            self.http.start_next_cycle()
+        return None
+
+    async def request(self) -> h11.Request | None:
+        """Read the headers of the next request; None if there is none that can be served."""
+        if self.server.is_stopping:
+            return None
+        scope = self.server.waiting[self] = trio.CancelScope(deadline=trio.current_time() + HEADERS)
+        self.server.make_room()
+        status = 408
+        try:
+            with scope:
+                while (event := self.http.next_event()) is h11.NEED_DATA:
+                    self.http.receive_data(await self.stream.receive_some(LONGEST_HEADERS))
+                if not isinstance(event, h11.Request):
+                    return None
+                status = why_not(event)
+                if not status:
+                    return event
+        except h11.RemoteProtocolError as error:
+            status = error.error_status_hint
+            logger.debug("a request that is none: %s", error)
+        finally:
+            self.server.waiting.pop(self, None)
+        # A client that has said nothing, such as one that waits for its next question, is told nothing.
+        if status != 408 or self.http.trailing_data[0]:
+            await self.refuse(status)
+        return None
+
+    async def refuse(self, status: int, *headers: tuple[bytes, bytes]) -> None:
+        """Answer without the application, and end the connection."""
+        if self.http.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
+            return
+        close = [(b"content-length", b"0"), (b"connection", b"close"), *headers]
+        response = h11.Response(status_code=status, headers=close, reason=HTTPStatus(status).phrase)
+        with trio.move_on_after(0.1):
+            await self.send_events([response, h11.EndOfMessage()])
+            await self.close()
+
+    async def close(self) -> None:
+        """End the connection; what the client still sends must not destroy the answer on its way."""
+        with trio.move_on_after(1.0), suppress(*BROKEN):
+            await self.stream.send_eof()
+            while self.http.their_state is h11.SEND_BODY and await self.stream.receive_some(1 << 16):
+                pass
+
+    async def answer(self, request: h11.Request) -> None:
+        """Have the application answer; that ends when the client leaves."""
+        self.has_come, self.is_wanted, self.body_ended = trio.Event(), trio.Event(), False
+        self.is_head = request.method == b"HEAD"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.read, nursery.cancel_scope)
+            await self.server.application(self.scope_of(request), self.receive, self.send)
+            nursery.cancel_scope.cancel()
+
+    async def read(self, scope: trio.CancelScope) -> None:
+        """Read what the application asks for, and then whether the client leaves."""
+        while True:
+            data = await self.stream.receive_some(1 << 16)
+            self.http.receive_data(data)
+            self.has_come.set()
+            if not data:
+                scope.cancel()
+                return
+            await self.is_wanted.wait()
+            self.is_wanted = trio.Event()
+
+    async def receive(self) -> dict[str, Any]:
+        """The next part of the body: `receive` of ASGI. There is no more when the client leaves."""
+        if self.body_ended:
+            await trio.sleep_forever()
+        if self.http.they_are_waiting_for_100_continue:
+            await self.send_events([h11.InformationalResponse(status_code=100, headers=[])])
+        while (event := self.http.next_event()) is h11.NEED_DATA:
+            self.has_come = trio.Event()
+            self.is_wanted.set()
+            await self.has_come.wait()
+        self.body_ended = not isinstance(event, h11.Data)
+        if self.body_ended:
+            # From here on the reader looks for the client's end.
+            self.is_wanted.set()
+        data = b"" if self.body_ended else bytes(event.data)
+        return {"type": "http.request", "body": data, "more_body": not self.body_ended}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        """A part of the answer: `send` of ASGI. It waits while the client does not read."""
+        if message["type"] == "http.response.start":
+            close = [(b"connection", b"close")] if self.server.is_stopping else []
+            headers = [*message.get("headers", ()), *close]
+            await self.send_events([h11.Response(status_code=message["status"], headers=headers)])
+            return
+        data = b"" if self.is_head else message.get("body", b"")
+        end = [] if message.get("more_body") else [h11.EndOfMessage()]
+        await self.send_events([h11.Data(data=data), *end])
+
+    async def send_events(self, events: Iterable[Any]) -> None:
+        """Send events of HTTP in one go."""
+        await self.stream.send_all(b"".join(self.http.send(event) or b"" for event in events))
+
+    def scope_of(self, request: h11.Request) -> dict[str, Any]:
+        """A request as ASGI has it."""
+        path, _, query = request.target.partition(b"?")
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": request.http_version.decode(),
+            "method": request.method.decode(),
+            "scheme": "http",
+            "path": unquote(path.decode("ascii")),
+            "raw_path": path,
+            "query_string": query,
+            "root_path": "",
+            "headers": list(request.headers),
+            "client": self.stream.socket.getpeername()[:2],
+            "server": self.stream.socket.getsockname()[:2],
+            "state": {"is_gone": partial(is_gone, self.stream)},
+        }
+
+
+def why_not(request: h11.Request) -> int:
+    """The status of a request that is not to be served; 0 for all others.
+
+    A proxy may take another end of a request for the right one where its length is said twice, and what one
+    client hides behind it for a request of another (RFC 9112, 6.1 and 11.2). An upgrade is not offered, so
+    the header that asks for one means nothing.
+    """
+    names = {name for name, _ in request.headers}
+    if names >= {b"content-length", b"transfer-encoding"}:
+        return 400
+    return 0 if request.http_version in {b"1.0", b"1.1"} else 505
 
 
 def is_gone(stream: trio.SocketStream) -> bool:

@@ -303,6 +303,83 @@ async def test_an_asker_that_waits_for_its_refusal_is_cancelled_at_once(
     assert trio.current_time() - begun == pytest.approx(0.5)
 
 
+async def leave_together(scheduler: Scheduler, left: Counter[str], nursery: trio.Nursery) -> int:
+    """Start 3000 askers of a tenant and one of another, and wait until the deadlines of all pass.
+
+    Returns:
+        How many tasks there were before.
+    """
+    deadline = trio.current_time() + 0.02
+
+    async def one_of_many(tenant: str) -> None:
+        with trio.move_on_at(deadline):
+            try:
+                await ask(scheduler, "waits", tenant)
+            except ta.MailboxFullError:
+                await trio.sleep_forever()
+        left[tenant] += 1
+
+    nursery.start_soon(refused, scheduler, FairCall(("runs", 100.0), tenant="c"))
+    await wait_all_tasks_blocked()
+    for _ in range(3000):
+        nursery.start_soon(one_of_many, "a")
+    nursery.start_soon(one_of_many, "b")
+    await wait_all_tasks_blocked()
+    assert not left
+    tasks = trio.lowlevel.current_statistics().tasks_living
+    await trio.sleep_until(deadline)
+    return tasks
+
+
+@pytest.mark.parametrize("max_queued", [1, 5000])
+async def test_of_askers_that_leave_together_a_few_go_in_each_turn_of_the_loop(
+    system: ta.System,
+    autojump_clock: MockClock,
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
+    max_queued: int,
+) -> None:
+    # None is refused at once, so all wait: for their turns or for their refusals.
+    monkeypatch.setattr("trio_accel.patterns._fair_scheduler._REFUSALS_AT_ONCE", 1)
+    scheduler = await system.spawn(FairScheduler, model, max_queued=max_queued)
+    left = Counter[str]()
+    async with trio.open_nursery() as nursery:
+        begun = trio.current_time()
+        tasks = await leave_together(scheduler, left, nursery)
+        turns = list[int]()
+        for turn in range(200):
+            before = left["a"]
+            await trio.lowlevel.checkpoint()
+            turns.append(left["a"] - before)
+            # It does not go behind all of the other tenant.
+            assert left["b"] or turn < 5
+        assert max(turns) <= 64
+        assert left == {"a": 3000, "b": 1}
+        # The turns follow each other at once, and what waits has no task but its asker's.
+        assert trio.current_time() == begun + 0.02
+        # One task gives refusals.
+        assert tasks - trio.lowlevel.current_statistics().tasks_living in {3001, 3002}
+        seen = await scheduler.ask(GetStatistics())
+        assert (seen.waiting, seen.in_flight) == (0, 1)
+        assert seen.requests == 1 + seen.cancelled + seen.refused
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("drain", [False, True])
+async def test_askers_that_leave_when_it_stops_all_go(
+    system: ta.System, autojump_clock: MockClock, model: Model, drain: bool
+) -> None:
+    scheduler = await system.spawn(FairScheduler, model, max_queued=5000)
+    left = Counter[str]()
+    async with trio.open_nursery() as nursery:
+        await leave_together(scheduler, left, nursery)
+        nursery.start_soon(partial(scheduler.stop, drain=drain))
+        await trio.lowlevel.checkpoint()
+        await wait_all_tasks_blocked()
+        assert left == {"a": 3000, "b": 1}
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize(("drain", "rest"), [(False, ta.ActorStoppedError), (True, ta.MailboxFullError)])
 async def test_refusals_that_wait_are_given_when_it_stops(
     system: ta.System, autojump_clock: MockClock, model: Model, drain: bool, rest: type[Exception]

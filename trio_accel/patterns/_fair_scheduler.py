@@ -8,15 +8,17 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Mapping, MutableMapping
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import attrs
 import trio
-from trio.lowlevel import ParkingLot, enable_ki_protection
+from trio.lowlevel import enable_ki_protection
 
 from ..actors import (
+    ActorContext,
     ActorError,
     DeferredReply,
     MailboxFullError,
@@ -27,8 +29,9 @@ from ..actors import (
 )
 from ._admission import RateLimit
 from ._bounded import KeyedStates
+from ._leaving import Leavers
 from ._numbers import must_be_count, must_be_positive
-from ._servants import Call, ItemT, Model, ResultT, TaskServant, as_callable
+from ._servants import Call, ItemT, Model, ResultT, TaskServant, as_callable, end_with_incarnation
 
 __all__ = ["FairCall", "FairScheduler", "FairStatistics", "UnknownTenantError", "Weights"]
 
@@ -371,16 +374,29 @@ class UnknownTenantError(ActorError, NotExecutedError, LookupError):
 
 
 @attrs.define(eq=False)
-class _Turn:
-    """A request that waits, or is with the model.
+class _Turn(Generic[ItemT]):
+    """A request that waits, or is with the model. It has a task only from its turn on.
 
     Attributes:
-        has_come: Set when the model has room for it.
+        item: The model's input.
+        tenant: Its tenant.
+        deadline: When its asker gives up.
+        reply: Where its outcome goes.
+        entry: Its place in the queue; None if it waits for its refusal.
+        scope: Of its task; None before its turn.
         has_begun: Whether the model was called.
     """
 
-    has_come: trio.Event = attrs.field(factory=trio.Event)
-    has_begun: bool = False
+    item: ItemT
+    deadline: float
+    tenant: Hashable = None
+    reply: DeferredReply[Any] = attrs.field(init=False)
+    entry: Queued[_Turn[ItemT]] | None = attrs.field(default=None, init=False)
+    scope: trio.CancelScope | None = attrs.field(default=None, init=False)
+    has_begun: bool = attrs.field(default=False, init=False)
+
+
+_Refused: TypeAlias = OrderedDict[_Turn[ItemT], Exception]
 
 
 class FairScheduler(TaskServant[ItemT, ResultT]):
@@ -397,7 +413,8 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
     once, those of others do not stand behind them in the mailbox.
 
     A refused asker that asks again at once takes the loop from others. So beyond 4096 refusals, a tenant gets
-    2000 a second. The askers wait that long for theirs.
+    2000 a second. The askers wait that long for theirs. Of cancelled askers, 32 leave in each turn of the
+    loop.
 
     It is asked with `FairCall`, or with `Call`, whose tenant and cost `tenant_of` and `cost_of` tell. The
     model runs with the context variables and the deadline of its asker. Its errors are replies. A cancelled
@@ -438,7 +455,7 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
         self._model = as_callable(model)
         self._max_in_flight = must_be_count("max_in_flight", max_in_flight)
         self._weights = weights if isinstance(weights, Weights) else Weights(weights)
-        self._queue: FairQueue[_Turn] = FairQueue(
+        self._queue: FairQueue[_Turn[ItemT]] = FairQueue(
             self._weights,
             max_queued=must_be_count("max_queued", max_queued),
             max_tenants=must_be_count("max_tenants", max_tenants),
@@ -446,10 +463,21 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
         self._tenant_of = tenant_of
         self._cost_of = cost_of
         self._refused_at_once = RateLimit(_REFUSALS_A_SECOND, burst=_REFUSALS_AT_ONCE)
-        self._refused_later = defaultdict[Hashable, ParkingLot](ParkingLot)
+        self._refused_later = defaultdict[Hashable, _Refused[ItemT]](OrderedDict)
+        self._leavers = Leavers()
         self._requests = self._refused = 0
         self._costs: dict[Hashable, float] = {}
         self._cost_of_others = 0.0
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Hold the tasks of one incarnation. Requests that wait at its end have none."""
+        async with super().lifespan(context):
+            self._nursery.start_soon(self._leavers.run)
+            try:
+                yield
+            finally:
+                self._end_waiting()
 
     def _attempt(self, message: Call[ItemT] | FairCall[ItemT]) -> DeferredReply[ResultT]:
         """Take a request, or refuse it, in the task that asks: none waits for its turn to wait."""
@@ -500,46 +528,72 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
     def _admit(
         self, item: ItemT, said_of: Callable[[ItemT], tuple[Hashable, float]]
     ) -> DeferredReply[ResultT]:
-        """Give a request its place in the queue, in the order of the mailbox, and a task; or refuse it."""
+        """Give a request its place in the queue, in the order of the mailbox; or refuse it."""
         self._requests += 1
-        tenant: Hashable = None
+        turn = _Turn(item, self.context.deadline)
         try:
-            tenant, cost = said_of(item)
-            entry = self._queue.put(_Turn(), tenant, cost, self._weight_of(tenant))
+            turn.tenant, cost = said_of(item)
+            turn.entry = self._queue.put(turn, turn.tenant, cost, self._weight_of(turn.tenant))
         except Exception as error:  # noqa: BLE001  # the asker's, whatever its item makes of `said_of`
-            self._refused += 1
-            return self._refuse(error, tenant)
+            return self._refuse(turn, error)
+        turn.reply = self.context.defer(on_cancel=partial(self._end_cancelled, turn))
         self._hand_over()
-        return self.start(partial(self._answer_in_turn, item, entry), has_begun=lambda: entry.value.has_begun)
+        return turn.reply
 
-    def _refuse(self, error: Exception, tenant: Hashable) -> DeferredReply[ResultT]:
+    def _refuse(self, turn: _Turn[ItemT], error: Exception) -> DeferredReply[ResultT]:
+        self._refused += 1
+        # Those that have no requests here share a pace: their keys have no end.
+        key = turn.tenant if self._queue.has(turn.tenant) else None
+        # Otherwise the asker would ask again at once, and thousands of them leave the loop to nothing else.
+        if key not in self._refused_later and self._refused_at_once.try_acquire(key):
+            turn.reply = self.context.defer()
+            turn.reply.fail(self._told(error))
+            return turn.reply
+        if not self._refused_later:
+            self._nursery.start_soon(self._give_refusals)
+        refused = self._refused_later[key]
+        refused[turn] = error
+        turn.reply = self.context.defer(on_cancel=partial(self._end_cancelled, turn, refused))
+        return turn.reply
+
+    def _told(self, error: Exception) -> Exception:
         if isinstance(error, QueueFull):
             error = MailboxFullError(f"{self.context.path}: {error}", path=self.context.path)
-        # Those that have no requests here share a pace: their keys have no end.
-        key = tenant if self._queue.has(tenant) else None
-        # Otherwise the asker would ask again at once, and thousands of them leave the loop to nothing else.
-        if key in self._refused_later or not self._refused_at_once.try_acquire(key):
-            return self.start(partial(self._raise_later, error, key), has_begun=lambda: False)
-        reply: DeferredReply[ResultT] = self.context.defer()
-        reply.fail(error)
-        return reply
+        return error
 
-    async def _raise_later(self, error: Exception, key: Hashable) -> NoReturn:
-        if not self._refused_later:
-            self._nursery.start_soon(self._wake_refused)
-        await self._refused_later[key].park()
-        try:
-            raise error
-        finally:
-            del error  # its traceback holds this frame
-
-    async def _wake_refused(self) -> None:
+    async def _give_refusals(self) -> None:
         while self._refused_later:
             await trio.sleep(_REFUSALS / _REFUSALS_A_SECOND)
-            for key, lot in tuple(self._refused_later.items()):
-                lot.unpark(count=math.inf if self.context.is_stopping else _REFUSALS)
-                if not lot:
+            for key, refused in tuple(self._refused_later.items()):
+                for _ in range(len(refused) if self.context.is_stopping else min(len(refused), _REFUSALS)):
+                    turn, error = refused.popitem(last=False)
+                    turn.reply.fail(self._told(error))
+                if not refused:
                     del self._refused_later[key]
+
+    @enable_ki_protection
+    def _end_cancelled(self, turn: _Turn[ItemT], refused: _Refused[ItemT] | None = None) -> None:
+        """Let a cancelled asker go, without a task of its own, unless the model has its request."""
+        if turn.scope is not None:
+            turn.scope.cancel()
+            return
+        if refused is not None:
+            del refused[turn]
+        elif turn.entry is not None:
+            self._queue.withdraw(turn.entry)
+            self._tally.cancelled += 1
+        self._leavers.let_go(turn.reply, turn.tenant)
+
+    @enable_ki_protection
+    def _end_waiting(self) -> None:
+        for entry in self._queue:
+            self._queue.withdraw(entry)
+            self._tally.cancelled += 1
+            end_with_incarnation(self.context, entry.value.reply, has_begun=False)
+        for refused in self._refused_later.values():
+            for turn in refused:
+                end_with_incarnation(self.context, turn.reply, has_begun=False)
+        self._refused_later.clear()
 
     def _drop_costs(self) -> None:
         """Count tenants with the others whose weights are gone, the longest unused first."""
@@ -554,28 +608,24 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
             raise UnknownTenantError(text, path=self.context.path)
         return weight
 
-    async def _answer_in_turn(self, item: ItemT, entry: Queued[_Turn]) -> ResultT:
+    async def _answer_in_turn(self, turn: _Turn[ItemT]) -> ResultT:
         try:
             with self._tally:
-                await entry.value.has_come.wait()
                 # Requests that end with the incarnation leave their turns to others that end with it, too.
                 await trio.lowlevel.checkpoint_if_cancelled()
-                entry.value.has_begun = True
-                return await self._model(item)
+                turn.has_begun = True
+                return await self._model(turn.item)
         finally:
-            self._leave(entry)
+            self._leave()
 
     @enable_ki_protection
-    def _leave(self, entry: Queued[_Turn]) -> None:
-        if entry.value.has_come.is_set():
-            self._queue.finish()
-            self._hand_over()
-        else:
-            self._queue.withdraw(entry)
+    def _leave(self) -> None:
+        self._queue.finish()
+        self._hand_over()
 
     @enable_ki_protection
     def _hand_over(self) -> None:
-        """Let so many requests have their turn as the model has room for."""
+        """Let so many requests have their turn as the model has room for, each in a task."""
         while self._queue.in_flight < self._max_in_flight:
             entry = self._queue.take()
             if entry is None:
@@ -586,4 +636,8 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
                 self._drop_costs()
             else:
                 self._cost_of_others += entry.cost
-            entry.value.has_come.set()
+            self._begin(entry.value)
+
+    def _begin(self, turn: _Turn[ItemT]) -> None:
+        turn.scope = trio.CancelScope(deadline=turn.deadline)
+        self.start_for(turn.reply, turn.scope, partial(self._answer_in_turn, turn), lambda: turn.has_begun)

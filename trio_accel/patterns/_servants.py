@@ -261,6 +261,25 @@ class TaskServant(Servant[ItemT, ResultT]):
         self._nursery.start_soon(self._answer, work, has_begun, scope, reply)
         return reply
 
+    def start_for(
+        self,
+        reply: DeferredReply[ResultT],
+        scope: trio.CancelScope,
+        work: Callable[[], Awaitable[ResultT]],
+        has_begun: Callable[[], bool],
+    ) -> None:
+        """Start the task of a request that was deferred before, as `start` does.
+
+        Args:
+            reply: The deferred reply, whose `on_cancel` hook cancels `scope`.
+            scope: Scope of the task, with the asker's deadline.
+            work: As for `start`.
+            has_begun: The same.
+        """
+        # A context is entered by one task only, and the asker's may be one of them.
+        context = reply.context.copy()
+        context.run(self._nursery.start_soon, self._answer, work, has_begun, scope, reply)
+
     async def _answer_counted(self, item: ItemT) -> ResultT:
         with self._tally:
             return await self.answer(item)

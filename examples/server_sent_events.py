@@ -1,0 +1,97 @@
+"""Stream results as server-sent events. Watch them by `curl -N http://127.0.0.1:8000/`; Ctrl-C ends it."""
+
+import argparse
+import json
+import signal
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import numpy as np
+import trio
+from serve_a_model import serve_client
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+import trio_accel as ta
+from trio_accel import linalg
+
+# Proxies end a connection on which nothing comes for a minute or so.
+KEEP_ALIVE = 15.0
+Source = Callable[["trio.MemorySendChannel[object]"], Awaitable[None]]
+
+
+class Events(Response):
+    """Sends what a source makes, each as one event. When the client leaves, the source is cancelled."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(headers={"Cache-Control": "no-store"})
+        del self.headers["Content-Length"]
+        self.source = source
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the source ends: `Response` of Starlette."""
+        # Without room: the source makes the next event when the client has taken the last one.
+        into, out = trio.open_memory_channel[object](0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.end_with_client, receive, nursery.cancel_scope)
+            nursery.start_soon(self.source, into)
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            while True:
+                text = ": still here\n\n"
+                with trio.move_on_after(KEEP_ALIVE):
+                    try:
+                        text = f"data: {json.dumps(await out.receive())}\n\n"
+                    except trio.EndOfChannel:
+                        break
+                await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+            nursery.cancel_scope.cancel()
+
+    async def end_with_client(self, receive: Receive, scope: trio.CancelScope) -> None:
+        """Wait until the client has left."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        scope.cancel()
+
+
+async def eigenvalue(matrix: ta.AccelRef, into: trio.MemorySendChannel[object]) -> None:
+    """Estimate the largest eigenvalue by power iteration, and send each better estimate."""
+    async with into:
+        x, last = await matrix.device.put(np.ones(matrix.shape[0])), 0.0
+        while True:
+            x = await linalg.matmul(matrix, x)
+            norm = float(await (await linalg.nrm2(x)).item())
+            x = await linalg.scal(1 / norm, x)
+            await into.send({"estimate": norm})
+            if abs(norm - last) < 1e-12 * norm:
+                return
+            last = norm
+
+
+async def main(port: int) -> None:
+    """Serve until Ctrl-C."""
+    (listener,) = await trio.open_tcp_listeners(port, host="127.0.0.1", backlog=64)
+    async with ta.open_system("demo") as system, system.open_device("cpu") as device:
+        matrix = await device.put(np.array([[2.0, 1.0], [1.0, 3.0]]))
+
+        async def events(request: Request) -> Events:
+            return Events(partial(eigenvalue, matrix))
+
+        serve = partial(serve_client, Starlette(routes=[Route("/", events)]), trio.CapacityLimiter(256))
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.serve_listeners, serve, [listener])
+                print(f"serving on port {listener.socket.getsockname()[1]}", flush=True)
+                await anext(signals)
+                nursery.cancel_scope.cancel()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, default=8000, help="0 for any (default: 8000)")
+    trio.run(main, parser.parse_args().port)

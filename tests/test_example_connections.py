@@ -1,0 +1,399 @@
+"""HTTP connections of the examples: strangers, slow clients, lengths that are said twice, streams."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import socket
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Route
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+import trio_accel as ta
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the examples are for Linux")
+
+
+@asynccontextmanager
+async def of_the_service(application: Starlette) -> AsyncGenerator[int, None]:
+    http = importlib.import_module("search_http")
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=512)
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(http.serve_http, application, listener, stop)
+        yield listener.socket.getsockname()[1]
+        stop.set()
+
+
+@asynccontextmanager
+async def of_one_file(application: Starlette) -> AsyncGenerator[int, None]:
+    serve = importlib.import_module("serve_a_model").serve_client
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=512)
+    async with trio.open_nursery() as nursery:
+        client = partial(serve, application, trio.CapacityLimiter(256))
+        nursery.start_soon(trio.serve_listeners, client, [listener])
+        yield listener.socket.getsockname()[1]
+        nursery.cancel_scope.cancel()
+
+
+Serve = Callable[[Starlette], Any]
+serves = pytest.mark.parametrize("serve", [of_the_service, of_one_file])
+
+
+@pytest.fixture(autouse=True)
+def _folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.syspath_prepend(str(EXAMPLES / "service"))
+
+
+class Application(Starlette):
+    """Answers with what it was sent, and notes it."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, bytes]] = []
+        self.left = trio.Event()
+        super().__init__(
+            routes=[
+                Route("/", self.echo, methods=["GET", "POST"]),
+                Route("/slow", self.slow),
+                Route("/events", self.events),
+                Route("/bug", self.bug),
+            ]
+        )
+
+    async def echo(self, request: Request) -> PlainTextResponse:
+        self.asked.append((request.method, await request.body()))
+        return PlainTextResponse(b"said: " + self.asked[-1][1])
+
+    async def slow(self, request: Request) -> PlainTextResponse:
+        try:
+            await trio.sleep_forever()
+        finally:
+            self.left.set()
+
+    async def events(self, request: Request) -> StreamingResponse:
+        async def make() -> AsyncGenerator[bytes, None]:
+            for number in range(int(request.query_params["count"])):
+                yield b"data: %d\n\n" % number
+                await trio.lowlevel.checkpoint()
+
+        return StreamingResponse(make(), media_type="text/event-stream")
+
+    async def bug(self, request: Request) -> PlainTextResponse:
+        raise ZeroDivisionError("a bug")
+
+
+async def all_of(stream: trio.SocketStream) -> bytes:
+    return b"".join([part async for part in stream])
+
+
+async def told(port: int, data: bytes, *, is_open: bool = True) -> bytes:
+    """What a client is told until the server ends the connection."""
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        await stream.send_all(data)
+        if not is_open:
+            await stream.send_eof()
+        return await all_of(stream)
+
+
+def is_answered(response: bytes, body: bytes = b"said: ") -> bool:
+    return response.startswith(b"HTTP/1.1 200 ") and response.endswith(b"\r\n\r\n" + body)
+
+
+@serves
+async def test_clients_that_send_headers_slowly_take_no_place(serve: Serve, mock_clock: MockClock) -> None:
+    application = Application()
+    async with serve(application) as port:
+        slow = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(300)]
+        for stream in slow:
+            await stream.send_all(b"GET / HTTP/1.1\r\nHost")
+        await wait_all_tasks_blocked(0.001)
+        close = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        assert is_answered(await told(port, close))
+        # Another byte now and then gives them no more time.
+        mock_clock.jump(4.0)
+        with_more = slow[-10:]
+        for stream in with_more:
+            await stream.send_all(b":")
+        await wait_all_tasks_blocked(0.001)
+        mock_clock.jump(1.5)
+        for stream in slow:
+            with suppress(trio.BrokenResourceError):
+                assert (await all_of(stream))[:13] in {b"", b"HTTP/1.1 408 "}
+            await stream.aclose()
+        assert application.asked == [("GET", b"")]
+
+
+@serves
+@pytest.mark.parametrize("chunked", [b"chunked", b"Chunked"])
+async def test_a_request_whose_length_is_said_twice_ends_the_connection(serve: Serve, chunked: bytes) -> None:
+    application = Application()
+    hidden = b"GET /hidden HTTP/1.1\r\nHost: a\r\n\r\n"
+    request = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: " + chunked
+    async with serve(application) as port:
+        response = await told(port, request + b"\r\n\r\n0\r\n\r\n" + hidden)
+    assert response == b"" or response.startswith(b"HTTP/1.1 400 ")
+    assert response.count(b"HTTP/1.1") <= 1
+    assert application.asked == []
+
+
+@serves
+async def test_an_upgrade_is_not_offered(serve: Serve) -> None:
+    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n"
+    async with serve(Application()) as port:
+        response = await told(port, GET[:-2] + upgrade, is_open=False)
+        assert b" 101 " not in response
+        assert response.count(b"HTTP/1.1 ") == 1
+        # The client has shut its side down, which the service takes for its end.
+        websocket = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: AAAA\r\n\r\n"
+        assert b" 101 " not in await told(port, GET[:-2] + websocket, is_open=False)
+        http_2 = await told(port, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+        assert http_2 == b"" or http_2.startswith((b"HTTP/1.1 505 ", b"HTTP/1.1 404 "))
+
+
+@serves
+async def test_strangers_write_no_tracebacks_into_the_log(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with serve(Application()) as port:
+        for data in (
+            b"",
+            b"\0" * 100,
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"GET /" + b"x" * 100_000,
+            b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nx",
+            b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nz\r\n",
+            b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
+            GET,
+        ):
+            async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                # Ends by a reset, whatever is under way.
+                linger = b"\1\0\0\0\0\0\0\0"
+                stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                with suppress(trio.BrokenResourceError):
+                    await stream.send_all(data)
+                await wait_all_tasks_blocked(0.001)
+        await wait_all_tasks_blocked(0.001)
+        assert [record.message for record in caplog.records] == []
+        # A bug of the application is one.
+        await told(port, b"GET /bug HTTP/1.1\r\nHost: a\r\n\r\n")
+    (record,) = caplog.records
+    assert record.message == "a request failed"
+    assert "ZeroDivisionError" in caplog.text
+
+
+@serves
+@pytest.mark.parametrize("headers", [b"", b"Connection: close\r\n"])
+async def test_a_stream_ends_its_connection(serve: Serve, headers: bytes) -> None:
+    data = b"GET /events?count=3 HTTP/1.1\r\nHost: a\r\n" + headers + b"\r\n"
+    async with serve(Application()) as port, await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        await stream.send_all(data)
+        response = b""
+        while not response.endswith(b"0\r\n\r\n"):
+            response += await stream.receive_some()
+        if headers or serve is of_one_file:
+            assert await all_of(stream) == b""
+        else:
+            # It is kept for the next request.
+            await stream.send_all(GET)
+            assert (await stream.receive_some()).startswith(b"HTTP/1.1 200 ")
+    assert b"data: 2" in response
+
+
+@serves
+async def test_a_client_that_leaves_ends_its_stream(serve: Serve) -> None:
+    async with serve(Application()) as port:
+        await wait_all_tasks_blocked(0.001)
+        before = trio.lowlevel.current_statistics().tasks_living
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            await stream.send_all(b"GET /events?count=1000000000 HTTP/1.1\r\nHost: a\r\n\r\n")
+            await stream.receive_some(100)
+            assert trio.lowlevel.current_statistics().tasks_living > before
+        await wait_all_tasks_blocked(0.01)
+        assert trio.lowlevel.current_statistics().tasks_living == before
+
+
+async def test_a_client_that_leaves_cancels_what_was_begun_for_it() -> None:
+    application = Application()
+    async with of_the_service(application) as port:
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            await stream.send_all(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
+            await wait_all_tasks_blocked(0.001)
+        await application.left.wait()
+
+
+async def test_a_connection_serves_requests_one_after_another() -> None:
+    application = Application()
+    chunks = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunks += b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+    async with (
+        of_the_service(application) as port,
+        await trio.open_tcp_stream("127.0.0.1", port) as stream,
+    ):
+        # Two at once, and a body that comes in parts, after a while.
+        await stream.send_all(GET + chunks[:70])
+        await wait_all_tasks_blocked(0.001)
+        await stream.send_all(chunks[70:])
+        await wait_all_tasks_blocked(0.001)
+        expected = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+        await stream.send_all(expected)
+        response = b""
+        while b" 100 " not in response:
+            response += await stream.receive_some()
+        head = b"HEAD / HTTP/1.0\r\n\r\n"
+        await stream.send_all(b"ok" + head)
+        response += await all_of(stream)
+    assert response.count(b"HTTP/1.1 200 ") == 4
+    assert application.asked == [("GET", b""), ("POST", b"abcde"), ("POST", b"ok"), ("HEAD", b"")]
+    assert response.endswith(b"\r\n\r\n")
+
+
+async def test_requests_have_a_bound_and_the_slowest_clients_go_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    http = importlib.import_module("search_http")
+    monkeypatch.setattr(http, "MOST_REQUESTS", 2)
+    monkeypatch.setattr(http, "MOST_WAITING", 3)
+    application = Application()
+    async with of_the_service(application) as port:
+        streams = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(2)]
+        for stream in streams:
+            await stream.send_all(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
+        await wait_all_tasks_blocked(0.001)
+        assert (await told(port, GET)).startswith(b"HTTP/1.1 503 ")
+        for stream in streams:
+            await stream.aclose()
+        await application.left.wait()
+        await wait_all_tasks_blocked(0.001)
+        idle = []
+        for _ in range(5):
+            idle.append(await trio.open_tcp_stream("127.0.0.1", port))
+            await idle[-1].send_all(b"GET / HT")
+            await wait_all_tasks_blocked(0.001)
+        assert [(await stream.receive_some())[:13] for stream in idle[:2]] == [b"HTTP/1.1 408 "] * 2
+        await idle[-1].send_all(GET.removeprefix(b"GET / HT"))
+        response = b""
+        while not is_answered(response):
+            response += await idle[-1].receive_some()
+        for stream in idle:
+            await stream.aclose()
+
+
+async def test_the_end_waits_for_requests_and_not_for_idle_connections() -> None:
+    http = importlib.import_module("search_http")
+    go_on = trio.Event()
+
+    async def wait(request: Request) -> PlainTextResponse:
+        await go_on.wait()
+        return PlainTextResponse("done")
+
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port, stop = listener.socket.getsockname()[1], trio.Event()
+    async with trio.open_nursery() as nursery:
+        application = Starlette(routes=[Route("/", wait)])
+        nursery.start_soon(http.serve_http, application, listener, stop)
+        async with (
+            await trio.open_tcp_stream("127.0.0.1", port) as idle,
+            await trio.open_tcp_stream("127.0.0.1", port) as busy,
+        ):
+            await busy.send_all(GET)
+            await wait_all_tasks_blocked(0.001)
+            stop.set()
+            assert await all_of(idle) == b""
+            go_on.set()
+            response = await all_of(busy)
+    assert is_answered(response, b"done")
+    assert b"connection: close" in response.lower()
+
+
+@pytest.fixture
+def events() -> Any:
+    return importlib.import_module("server_sent_events")
+
+
+async def test_events_are_those_of_the_computation(system: ta.System, events: Any) -> None:
+    matrix = np.array([[2.0, 1.0], [1.0, 3.0]])
+    async with system.open_device("cpu") as device:
+        held = await device.put(matrix)
+
+        async def answer(request: Request) -> Any:
+            return events.Events(partial(events.eigenvalue, held))
+
+        async with of_one_file(Starlette(routes=[Route("/", answer)])) as port:
+            response = await told(port, GET)
+    head, _, body = response.partition(b"\r\n\r\n")
+    assert b"content-type: text/event-stream" in head.lower()
+    assert b"connection: close" in head.lower()
+    assert b"content-length" not in head.lower()
+    found = [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: ")]
+    assert found[-1]["estimate"] == pytest.approx(np.linalg.eigvalsh(matrix)[-1], rel=1e-11)
+    assert body.endswith(b"0\r\n\r\n")
+
+
+async def test_a_source_waits_for_its_client_and_ends_with_it(events: Any) -> None:
+    made, has_ended = 0, trio.Event()
+
+    async def source(into: trio.MemorySendChannel[object]) -> None:
+        nonlocal made
+        try:
+            while True:
+                await into.send("x" * 10_000)
+                made += 1
+        finally:
+            has_ended.set()
+
+    async def answer(request: Request) -> Any:
+        return events.Events(source)
+
+    async with of_one_file(Starlette(routes=[Route("/", answer)])) as port:
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            await stream.send_all(GET)
+            # It fills the buffers of the kernel, which are some MiB, and then waits.
+            await wait_all_tasks_blocked(0.01)
+            before = made
+            await wait_all_tasks_blocked(0.01)
+            assert 0 < made == before
+            for _ in range(100):
+                await stream.receive_some(1 << 20)
+            await wait_all_tasks_blocked(0.01)
+            assert made > before
+        await has_ended.wait()
+
+
+async def test_a_quiet_stream_is_kept_alive(events: Any, mock_clock: MockClock) -> None:
+    async def source(into: trio.MemorySendChannel[object]) -> None:
+        async with into:
+            await trio.sleep(40.0)
+            await into.send(1)
+
+    async def answer(request: Request) -> Any:
+        return events.Events(source)
+
+    async with (
+        of_one_file(Starlette(routes=[Route("/", answer)])) as port,
+        await trio.open_tcp_stream("127.0.0.1", port) as stream,
+    ):
+        await stream.send_all(GET)
+        for seconds in (15.0, 15.0, 10.0):
+            await wait_all_tasks_blocked(0.001)
+            mock_clock.jump(seconds)
+        response = await all_of(stream)
+    assert response.count(b": still here\n\n") == 2
+    assert response.endswith(b"data: 1\n\n\r\n0\r\n\r\n")
