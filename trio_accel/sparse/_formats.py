@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias, cast
 
 import attrs
 
 from ..backends.base import DType
 from ..devices import AccelRef, Device
+from ..devices.base._refusals import whole
 
 __all__ = ["BsrMatrix", "CooMatrix", "CscMatrix", "CsrMatrix", "SparseMatrix"]
 
@@ -20,6 +21,17 @@ class _Arrays:
 
     shape: tuple[int, int]
     data: AccelRef
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse a shape that no matrix has: vendors' routines trust it."""
+        name, shape = type(self).__name__, cast("object", self.shape)
+        if not isinstance(shape, tuple) or len(cast("tuple[object, ...]", shape)) != 2:
+            raise ValueError(f"{name}: shape must be a pair of rows and columns, got {shape!r}")
+        index = getattr(getattr(self, self.operand_fields[1]), "dtype", None)
+        most = (1 << (31 if index is DType.int32 else 63)) - 1
+        for extent in self.shape:
+            if not 0 <= whole(name, "shape", extent) <= most:
+                raise ValueError(f"{name}: shape must have numbers from 0 to {most}, got {shape}")
 
     def __repr__(self) -> str:
         what = f"{type(self).__name__} {self.dtype} {self.shape}, {self.nnz} stored"
@@ -53,6 +65,7 @@ class CsrMatrix(_Arrays):
 
     Row i has its values at ``data[indptr[i]:indptr[i + 1]]``, in the columns that `indices` names.
     The structure was checked when it was made. A program that changes the arrays in place keeps it right.
+    All four classes raise `ValueError` for a shape with negative numbers, or beyond the indices' type.
 
     Attributes:
         shape: Rows and columns.

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
-from ..backends.base import DType
+from ..backends.base import DType, LibraryError
 from ..backends.base.checks import NATIVE
 from ..backends.base.ops import (
     ArraySpec,
@@ -124,6 +124,8 @@ def _plan(
         spec = MadeSpec(function, numbers, tuple(arrays), None, None, None, count)
         return Planned(spec, finish=lambda: number_of(count))
     limit = int(np.iinfo(index.dtype).max)
+    if whole(planner.name, "size", size) < 0:
+        raise ValueError(f"{planner.name}: size must not be negative, got {size}")
     if size > limit:
         raise ValueError(
             f"{planner.name}: up to {size} values need indices of int64, got {index}; cast indptr and indices"
@@ -135,6 +137,12 @@ def _plan(
 
     def finish() -> SparseMatrix:
         stored = number_of(count)
+        if stored > size:
+            # It was not made: `size` is wrong, or the operands were changed after they were counted.
+            raise LibraryError(
+                f"{planner.name}: size is {size}, but the result has {stored} values; count them again",
+                library="sparse", code="invalid_value",
+            )  # fmt: skip
         return made(
             shape, indptr, *([indices, data] if stored == size else [indices[:stored], data[:stored]])
         )

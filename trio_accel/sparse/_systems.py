@@ -8,6 +8,7 @@ from ..backends.base import LibraryError, LinAlgError
 from ..backends.base.checks import NATIVE
 from ..backends.base.ops import Transpose
 from ..devices import AccelRef, DeclaredSpec, Operand, operation
+from ._elements import check_csr
 from ._formats import CsrMatrix
 from ._products import SparseActor
 
@@ -129,6 +130,7 @@ async def ilu0(matrix: CsrMatrix) -> CsrMatrix:
         LibraryError: Columns of a row do not ascend, or a wrong structure.
         NotSupportedError: The matrix has more than 2^31 - 1 rows or values on CUDA.
     """
+    check_csr("ilu0", matrix)
     return CsrMatrix(matrix.shape, matrix.indptr, matrix.indices, await _ilu0(matrix))
 
 
@@ -146,6 +148,7 @@ async def ic0(matrix: CsrMatrix) -> CsrMatrix:
             positive definite matrices too; it names the row.
         LibraryError, NotSupportedError: As of `ilu0`.
     """
+    check_csr("ic0", matrix)
     return CsrMatrix(matrix.shape, matrix.indptr, matrix.indices, await _ic0(matrix))
 
 

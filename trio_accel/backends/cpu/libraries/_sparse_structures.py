@@ -24,7 +24,7 @@ def make(spec: Any, call: HostCall) -> None:
     """Make a matrix, or count the values that it will have."""
     call.status(spec.count)
     made = _FUNCTIONS[spec.function](spec, *map(call.array, spec.arrays))
-    if spec.indptr is not None:
+    if isinstance(made, tuple):
         for wanted, array in zip((spec.indptr, spec.indices, spec.data), made, strict=True):
             call.array(wanted)[: len(array)] = array
         made = len(made[1])
@@ -46,6 +46,11 @@ def checked(
         fault = 3 if used.size and not 0 <= used.min() <= used.max() < shape[1] else 0
     check_structure(fault, shape, len(indices))
     return indptr, indices
+
+
+def _has_room(spec: Any, size: int) -> bool:
+    """Tell whether so many values are wanted: not where they are counted, or were counted too low."""
+    return spec.indices is not None and size <= spec.indices.size
 
 
 def _within(what: str, found: HostArray, limit: int) -> None:
@@ -99,9 +104,11 @@ def _bsr_to_csr(spec: Any, indptr: HostArray, indices: HostArray, data: HostArra
 def _csr_to_bsr(spec: Any, indptr: HostArray, indices: HostArray, data: HostArray) -> _Made:
     *shape, rows, columns = spec.numbers
     checked(indptr, indices, spec.numbers[:2])
-    if spec.indptr is None:
-        return int(_tools.csr_count_blocks(*spec.numbers, indptr, indices))
-    blocks = spec.indices.size
+    # The loops multiply the sides of a block in the type of the indices.
+    indptr, indices = indptr.astype(np.int64), indices.astype(np.int64)
+    blocks = int(_tools.csr_count_blocks(*spec.numbers, indptr, indices))
+    if not _has_room(spec, blocks):
+        return blocks
     made = np.empty(shape[0] // rows + 1, indptr.dtype), np.empty(blocks, indptr.dtype)
     values = np.zeros((blocks, rows, columns), data.dtype)
     _tools.csr_tobsr(*spec.numbers, indptr, indices, data, *made, values.reshape(-1))
@@ -123,9 +130,9 @@ def _spgemm(spec: Any, *arrays: HostArray) -> _Made:
     first, second = arrays[:3], arrays[3:]
     checked(first[0], first[1], (rows, inner))
     checked(second[0], second[1], (inner, columns))
-    if spec.indptr is None:
-        return int(_tools.csr_matmat_maxnnz(rows, columns, *first[:2], *second[:2]))
-    size = spec.indices.size
+    size = int(_tools.csr_matmat_maxnnz(rows, columns, *first[:2], *second[:2]))
+    if not _has_room(spec, size):
+        return size
     made = np.empty_like(first[0]), np.empty(size, first[1].dtype), np.empty(size, first[2].dtype)
     _tools.csr_matmat(rows, columns, *first, *second, *made)
     _tools.csr_sort_indices(rows, *made)
@@ -136,11 +143,12 @@ def _take_rows(spec: Any, indptr: HostArray, indices: HostArray, data: HostArray
     checked(indptr, indices, spec.numbers)
     _within("indices", rows, spec.numbers[0])
     rows = rows.astype(indptr.dtype)
-    pointers = np.zeros(len(rows) + 1, indptr.dtype)
+    # A row may be taken many times: their sum may be beyond the type of the indices.
+    pointers = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(np.diff(indptr)[rows], out=pointers[1:])
-    if spec.indptr is None:
-        return int(pointers[-1])
     size = int(pointers[-1])
+    if not _has_room(spec, size):
+        return size
     made = np.empty(size, indices.dtype), np.empty(size, data.dtype)
     _tools.csr_row_index(len(rows), rows, indptr, indices, data, *made)
     return pointers, *made

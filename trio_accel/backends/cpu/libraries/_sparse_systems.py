@@ -164,11 +164,11 @@ def _is_hermitian(matrix: Any) -> bool:
 
 
 def _matrix(spec: Any, call: HostCall) -> Any:
-    """Make SciPy's matrix of copied arrays, once its structure is found right."""
+    """Make SciPy's matrix of copied arrays, once their structure is found right."""
     arrays: list[HostArray] = [
-        call.array(one) for one in (spec.matrix_data, spec.matrix_indices, spec.matrix_indptr)
+        call.array(one).copy() for one in (spec.matrix_data, spec.matrix_indices, spec.matrix_indptr)
     ]
     checked(arrays[2], arrays[1], spec.matrix)
-    matrix = _sparse.csr_array(tuple(arrays), shape=spec.matrix, copy=True)
+    matrix = _sparse.csr_array(tuple(arrays), shape=spec.matrix)
     matrix.sum_duplicates()
     return matrix

@@ -167,8 +167,9 @@ __device__ void put_count(const MakeArguments &arguments, i64 count)
 KERNEL(point_keys, MakeArguments)
 {
     i64 all = arguments.places ? (i64)arguments.places[arguments.count] : arguments.count;
-    all = all < arguments.limit ? all : arguments.limit;
+    // Where there is no room for all, the operation fails.
     put_count(arguments, all);
+    all = all < arguments.limit ? all : arguments.limit;
     EACH(line, arguments.rows + 1) {
         const u64 wanted = (u64)(line * arguments.step);
         const i64 first = search(0, all, [&](i64 item) { return arguments.kept[item] < wanted; });
@@ -225,8 +226,9 @@ KERNEL(count_rows, MakeArguments)
 KERNEL(take_values, MakeArguments)
 {
     i64 all = (i64)arguments.places[arguments.count];
-    all = all < arguments.limit ? all : arguments.limit;
+    // Where there is no room for all, the operation fails.
     put_count(arguments, all);
+    all = all < arguments.limit ? all : arguments.limit;
     EACH(place, all) {
         const i64 item =
             search(0, arguments.count - 1, [&](i64 one) { return (i64)arguments.places[one + 1] <= place; });
