@@ -89,6 +89,7 @@ class WorkerServer:
             "borrow": self._on_borrow,
             "unlease": self._requests.unlease,
             "cancel": self._requests.cancel,
+            "left": self._requests.leave,
             "copied": self._copies.copied,
             "filled": self._memory.slabs.filled,
             "release": self._on_release,
