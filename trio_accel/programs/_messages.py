@@ -181,7 +181,7 @@ class MethodCall(_ProgramMessage):
     method: Method
     bound: inspect.BoundArguments
     out: object
-    frozen: Sequence[StateArray]
+    frozen: tuple[StateArray, ...]
     state: Sequence[StateArray]
     slot: int | None
     forget: tuple[int, ...]

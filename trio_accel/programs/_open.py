@@ -209,7 +209,7 @@ class Plan:
                 kernels = ProgramActor.library_of(definition.encode())
                 recoveries.expect(kernels, name, self._path.partition(":")[0])
                 held.callback(recoveries.forget, kernels)
-                frozen = [array for array in arrays if array.ref.block not in changed]
+                frozen = tuple([array for array in arrays if array.ref.block not in changed])
                 for array in frozen:
                     held.enter_context(_frozen(array.ref.block, name))
                 await self._start(library, arrays)

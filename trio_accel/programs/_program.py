@@ -61,7 +61,7 @@ class Opened:
     name: str
     target: Callable[..., Any]
     library: str
-    frozen: Sequence[StateArray]
+    frozen: tuple[StateArray, ...]
     state: Sequence[StateArray]
     again: Callable[[Sequence[object], Mapping[str, object]], Awaitable[Anew]]
     thaw: Callable[[], None]

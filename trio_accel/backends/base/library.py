@@ -362,6 +362,8 @@ class ComputingCall:
         """Run the kernel, and look at the status words if there are any."""
         spec = self._spec
         described = spec.descriptor()
+        if hasattr(spec, "is_withdrawn"):
+            return
         if described.peers and getattr(spec, described.peers).failure is not None:
             # Another part of the operation has failed.
             return

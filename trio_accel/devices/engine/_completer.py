@@ -89,12 +89,15 @@ def leave_hosts(launch: Launch) -> bool | None:
     """
     made = {block for block, _ in launch.allocations}
     is_seen = not launch.writes <= made
+    if launch.staged and not is_seen:
+        # First: a kernel, perhaps code of the program, must not see what was not copied.
+        launch.spec.is_withdrawn = True
     copies = [
         spec for spec in (launch.spec, *launch.staged) if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec))
     ]
     is_free = True
     for kept in launch.keep:
-        if isinstance(kept, Block):
+        if isinstance(kept, (Block, tuple)):
             continue
         by = [spec for spec in copies if spec.host is kept]
         if not by:

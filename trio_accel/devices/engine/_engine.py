@@ -19,7 +19,7 @@ from ..operations._operation import Launch
 from ._completer import CancelGrace, Completer
 from ._context_state import ContextState, EngineObserver, Watchdog
 from ._enqueuer import Enqueuer, Ranges, ThreadedLaunches
-from ._in_flight import MemoryInUse
+from ._in_flight import BlockUse, MemoryInUse
 from ._kernel_libraries import KernelLibraries
 from ._launch_gate import LaunchGate, LaunchOrder
 from ._leases import Leases
@@ -60,6 +60,8 @@ class Engine(ContextState):
         placed: Returns the place of a block in a chunk that is kept; None if it is freed, or is to be.
         fresh: Blocks with new places; the code that tells their places removes them.
         release_all: Frees blocks, each as soon as nothing in flight uses it.
+        pin: Begins a use of a block.
+        unpin: Ends uses of blocks.
     """
 
     def __init__(
@@ -84,6 +86,8 @@ class Engine(ContextState):
         self._memory_in_use = MemoryInUse(device)
         # Methods of the parts, bound once: the hot path makes no call in between.
         self.release_all: Callable[[Iterable[int]], None] = self._memory_in_use.release_all
+        self.pin: Callable[[int], BlockUse] = self._memory_in_use.pin
+        self.unpin: Callable[[Iterable[BlockUse]], None] = self._memory_in_use.unpin_all
         self.adopt: Callable[[Iterable[int]], None] = self._memory_in_use.adopt
         self.placed: Callable[[int], PlacedBlock | None] = self._memory_in_use.placed
         self.fresh: set[int] = self._memory_in_use.fresh

@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import attrs
+import numpy.typing as npt
 
 from ...actors import ActorStoppedError
 from ...backends.base import AccelDevice, AccelEvent, AccelStream, Hold, KernelLibrary
 from ...backends.base.modules import import_extra
-from ...backends.base.ops import CopySpec, OperationSpec
+from ...backends.base.ops import CopyFromHostSpec, CopySpec, HostUse, OperationSpec
 from ..arrays._blocks import BlockTable
 from ..base._bridge import CallThread, failure_of
 from ..base._waits import Alarms
@@ -138,7 +139,7 @@ class Enqueuer:
                 events: list[AccelEvent] = []
                 memory.order(stream, launch.reads, launch.writes, events.append)
                 later += [partial(stream.wait, event) for event in events]
-                later += [partial(self._copies.enqueue, copy, stream) for copy in launch.staged]
+                later += [self._copy_later(copy, stream) for copy in launch.staged]
                 return
             # The waits come before the copies, which write to memory that earlier work may still use.
             memory.order(stream, launch.reads, launch.writes)
@@ -149,6 +150,20 @@ class Enqueuer:
         except Exception as error:
             self.abandon(launch, queue, error, has_staged=has_staged)
             raise
+
+    def _copy_later(self, copy: CopyFromHostSpec | CopySpec, stream: AccelStream) -> Callable[[], object]:
+        """Return the call that enqueues a copy; until then, the use of a host array can be withdrawn."""
+        if isinstance(copy, CopySpec):
+            return partial(self._copies.enqueue, copy, stream)
+        use = HostUse(copy.host)
+        copy.note_use(use)
+
+        def enqueue(host: npt.NDArray[Any]) -> None:
+            now = copy if host is copy.host else CopyFromHostSpec(host, copy.out)
+            self._copies.enqueue(now, stream)
+            copy.note_use(now.use)
+
+        return partial(use.run, enqueue)
 
     def end_call(self, launch: Launch, stream: AccelStream) -> None:
         """Take the steps on the stream behind the call of the backend: the injected fault."""
@@ -302,7 +317,8 @@ class ThreadedCall:
         try:
             for put in self.later or ():
                 put()
-            call(operation.launch.spec, stream)
+            if not hasattr(operation.launch.spec, "is_withdrawn"):
+                call(operation.launch.spec, stream)
         finally:
             if operation.launch.fault is None:
                 # Recorded here, as the thread may be at the next call before the loop looks. A closed stream

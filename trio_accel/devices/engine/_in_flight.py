@@ -370,6 +370,11 @@ class MemoryInUse:
         use.pins += 1
         return use
 
+    def unpin_all(self, uses: Iterable[BlockUse]) -> None:
+        """End uses of blocks."""
+        for use in uses:
+            self.unpin(use)
+
     def unpin(self, use: BlockUse) -> None:
         """End a use of a block."""
         use.pins -= 1

@@ -93,6 +93,7 @@ class LibraryActor(Actor):
 
     def __init__(self, engine: Engine, argument: str | None = None) -> None:
         self._library_name = self.library_of(argument)
+        self._blocks = () if argument is None else self.blocks_of(argument)
         self._engine = engine
         self._gate = engine.gate
         self._enqueuer = engine.enqueuer
@@ -119,6 +120,8 @@ class LibraryActor(Actor):
             kernels.close()
             raise
         queue.hands_ahead = self.hands_ahead
+        # They stay where they are until the last operation is over, also one that its asker has left.
+        uses = [engine.pin(block) for block in self._blocks]
         self._kernels, self._queue = kernels, queue
         # A subclass that overrides these must see every launch, so it has no direct way.
         cls = type(self)
@@ -131,7 +134,7 @@ class LibraryActor(Actor):
             engine.expect_end(context.path)
             await engine.synchronize(context.path)
         finally:
-            engine.streams.retire(queue, kernels.close)
+            engine.streams.retire(queue, kernels.close, partial(engine.unpin, uses))
 
     def _report_progress(self, context: ActorContext) -> None:
         """Tell that an operation of this incarnation has completed without an error."""

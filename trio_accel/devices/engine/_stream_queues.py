@@ -71,7 +71,9 @@ class StreamQueue:
     is_alone: bool = False
     """Whether the thread is to be given nothing behind the call that it has."""
     on_idle: Callable[[], None] | None = None
-    """Set when the stream takes no more work: called when the last operation is done."""
+    """Set when the stream takes no more work: called in a thread when the last operation is done."""
+    on_end: Callable[[], None] | None = None
+    """The same, called before, and in the loop while that runs."""
     changed: trio.Event | None = attrs.field(default=None, init=False)
     _seen: tuple[int, int] | None = attrs.field(default=None, init=False)
     _seen_since: float = attrs.field(default=0.0, init=False)
@@ -197,14 +199,17 @@ class StreamQueues:
         self.all.append(queue)
         return queue
 
-    def retire(self, queue: StreamQueue, on_idle: Callable[[], None]) -> None:
+    def retire(
+        self, queue: StreamQueue, on_idle: Callable[[], None], on_end: Callable[[], None] | None = None
+    ) -> None:
         """Take no more work on a queue; operations in flight still complete and reply.
 
         Args:
             queue: The queue.
             on_idle: Called in a thread when no operation is in flight on it.
+            on_end: The same, called before, and in the loop while that runs.
         """
-        queue.on_idle = on_idle
+        queue.on_idle, queue.on_end = on_idle, on_end
         if not queue.load.is_taken:
             # Else a thread enqueues on it, and `sweep` releases it later (D111).
             self._release(queue)
@@ -222,6 +227,8 @@ class StreamQueues:
             self.all.remove(queue)
             queue.end_thread()
             self._release(queue)
+            if queue.on_end is not None:
+                queue.on_end()
             # In a thread: a vendor's library waits for all work of the device when it closes.
             self._closing.start(f"to close the library behind stream {queue.stream.name}", queue.on_idle)
 

@@ -472,7 +472,11 @@ class Planner:
         return factor(self.name, argument, value, dtype)
 
     def keep(self, item: object) -> None:
-        """Keep something alive until the operation is complete."""
+        """Keep something alive until the operation is complete.
+
+        A cancelled asker waits for the operation, as that may use host memory; but not for references of
+        arrays in a tuple.
+        """
         self._keep.append(item)
 
     def dtype(self, argument: str, like: np.dtype[Any]) -> DType:

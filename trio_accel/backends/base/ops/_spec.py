@@ -172,7 +172,10 @@ class OperationSpec:
         runs_once: Whether it cannot run again alone when its context is lost, as others meet it.
     """
 
-    __slots__ = ()
+    # Set where an operand was withdrawn: then no kernel is to see it. No field of the specification, and not
+    # there otherwise, as it would have to be set in each.
+    __slots__ = ("is_withdrawn",)
+    is_withdrawn: bool
 
     operation: ClassVar[str]
     runs_once: ClassVar[bool] = False

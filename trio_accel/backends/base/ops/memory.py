@@ -82,7 +82,7 @@ class _HostCopySpec(OperationSpec):
 
     # Set when it is enqueued, by a backend that can tell. No field of the specification.
     __slots__ = ("_use",)
-    _use: HostUse
+    _use: HostUse | None
 
     @property
     def use(self) -> HostUse | None:
@@ -91,8 +91,7 @@ class _HostCopySpec(OperationSpec):
 
     def note_use(self, use: HostUse | None) -> None:
         """Say how the backend uses the host array from now on; None: the device itself does."""
-        if use is not None:
-            self._use = use
+        self._use = use
 
 
 @specification

@@ -233,6 +233,13 @@ class WorkerRequests:
         del self.serving[number]
         self._withdrawn(serving.launch, session.engine)
 
+    def leave(self, number: int) -> None:
+        """Have a request not run, unless it has begun: host arrays of its asker do not come any more."""
+        serving = self.serving.get(number)
+        # Others have no such arrays, or are copies; their specifications may be those of a template.
+        if serving is not None and serving.launch.staged:
+            serving.launch.spec.is_withdrawn = True
+
     def _withdrawn(self, launch: Launch, engine: Engine) -> None:
         _all_addresses(launch.allocations, engine)
         self._channel.send(("done", launch.number, (), (), ("withdrawn", False, False, None, ())), now=True)

@@ -91,6 +91,7 @@ class WorkerServer:
             "borrow": self._on_borrow,
             "unlease": lambda number: self._requests.unlease(self._nursery, number),
             "cancel": self._requests.cancel,
+            "left": self._requests.leave,
             "copied": self._copies.copied,
             "filled": self._memory.slabs.filled,
             "release": self._on_release,

@@ -550,6 +550,10 @@ class WorkerDispatch:
             # Its changes would have no valid result.
             self._leave_in(request, _COPYING)
             return
+        link = self._sender.link
+        if link is not None and not request.hosts.is_copied:
+            # Ahead of the end of the copies, as no kernel is to see what they have not copied.
+            link.send(("left", request.number), now=True)
         self._copies.cancel(request)
         request.leave()
 

@@ -25,6 +25,7 @@ borrow            number, ids of released blocks, block, bytes, chunk, offset, b
                   memory of another device. It is read until unlease
 unlease           number
 cancel            number
+left              number: its asker has gone, and not all of its host arrays were copied
 copied            transfer
 slab              id, bytes; with its descriptor: host memory of the application, before any array in it is
                   named
