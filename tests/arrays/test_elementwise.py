@@ -299,7 +299,8 @@ async def test_the_promotion_of_the_standard(device: ta.Device) -> None:
 
 
 @pytest.mark.parametrize(("number", "allowed"), [
-    (True, ("bool",)), (3, (*WHOLE, *FLOATS, *COMPLEX)), (2.5, (*FLOATS, *COMPLEX)), (1j, (*FLOATS, *COMPLEX)),
+    (True, ("bool",)), (3, (*WHOLE, *FLOATS, *COMPLEX)), (2.5, (*FLOATS, *COMPLEX)),
+    (1j, (*FLOATS, *COMPLEX)),
 ])  # fmt: skip
 async def test_python_numbers_on_both_sides(device: ta.Device, number: Any, allowed: tuple[str, ...]) -> None:
     for name in DTYPES:

@@ -118,7 +118,7 @@ async def test_complex_numbers_make_floating_arrays_complex(xp: ArrayApi, dtype:
                 assert made.dtype == want.dtype
                 np.testing.assert_allclose(np.asarray(made), want, rtol=1e-5)
         for name in ("iadd", "isub", "imul", "itruediv", "ipow"):
-            with pytest.raises(TypeError, match="in place: .*complex|does not promote"):
+            with pytest.raises(TypeError, match=r"in place: .*complex|does not promote"):
                 getattr(operator, name)(xp.asarray(host), 1j)
         with pytest.raises(TypeError, match="complex"):
             x[0] = 1j

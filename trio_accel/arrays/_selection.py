@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..backends.base import DType
 from ..backends.base.ops import ArraySpec, CountSpec, GroupSpec, SelectSpec, number_of
@@ -457,7 +458,8 @@ async def histogram(
 
     Raises:
         TypeError: `x`, the edges or `weights` are complex, or `bins` is no whole number.
-        ValueError: There are no bins, edges descend, the range is not finite, or `weights` has another shape.
+        ValueError: There are no bins, or more than there are numbers in the range; edges descend, the range
+            is not finite, or `weights` has another shape.
     """
     name = "arrays.histogram"
     device = device_of(name, x, bins if isinstance(bins, AccelRef) else None, weights)
@@ -474,9 +476,28 @@ async def histogram(
         if count < 1:
             raise ValueError(f"{name}: bins must be at least 1, got {bins}")
         first, last = await _range(name, x, range)
-        inexact = x.dtype if DType.of(x.dtype).is_inexact else DType.float64
-        edges = await device.put(np.linspace(first, last, count + 1).astype(DType.of(inexact).dtype))
+        inexact = DType.of(x.dtype) if DType.of(x.dtype).is_inexact else DType.float64
+        edges = await device.put(_edges(name, first, last, count, inexact))
     return HistogramResult(await device.ask(Count(name, x, edges, weights, len(edges) - 1)), edges)
+
+
+def _edges(name: str, first: float, last: float, count: int, dtype: DType) -> npt.NDArray[Any]:
+    """Make the edges of bins of one width: different numbers, of which a dtype has so many."""
+    # Numbers are nowhere nearer than at the end that is nearer to 0: too many bins are not made in vain.
+    least = min(abs(first), abs(last)) if first * last > 0 else 0.0
+    nearest = float(np.spacing(dtype.dtype.type(least / 2)))
+    told = f"from {first} to {last} {dtype} has not as many numbers"
+    if count * nearest <= last - first or count == 1:
+        # Half of a width fits where the width overflows.
+        scale = 1.0 if math.isfinite(last - first) else 2.0
+        try:
+            edges = np.linspace(first / scale, last / scale, count + 1)
+            edges = (edges * scale).astype(dtype.dtype)
+            if np.all(edges[1:] > edges[:-1]):
+                return edges
+        except (MemoryError, ValueError):
+            told = "their edges do not fit into the memory of the host"
+    raise ValueError(f"{name}: {count} bins are too many: {told}")
 
 
 async def _range(name: str, x: Operand, given: tuple[float, float] | None) -> tuple[float, float]:
