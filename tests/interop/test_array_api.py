@@ -99,6 +99,36 @@ async def test_operators(xp: ArrayApi, dtype: str) -> None:
     await in_thread(work)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "bool"])
+async def test_complex_numbers_make_floating_arrays_complex(xp: ArrayApi, dtype: str) -> None:
+    await trio.lowlevel.checkpoint()
+    host = numbers((3,), dtype)
+
+    def work() -> None:
+        x = xp.asarray(host)
+        for name in ("add", "sub", "mul", "truediv", "pow", "eq", "ne"):
+            function = OPERATORS[name]
+            for first, second in ((host, 2 - 1j), (2 - 1j, host)):
+                given = [xp.asarray(one) if one is host else one for one in (first, second)]
+                if dtype in ("int8", "bool"):
+                    with pytest.raises(TypeError, match="does not promote"):
+                        function(*given)
+                    continue
+                want, made = function(first, second), function(*given)
+                assert made.dtype == want.dtype
+                np.testing.assert_allclose(np.asarray(made), want, rtol=1e-5)
+        for name in ("iadd", "isub", "imul", "itruediv", "ipow"):
+            with pytest.raises(TypeError, match=r"in place: .*complex|does not promote"):
+                getattr(operator, name)(xp.asarray(host), 1j)
+        with pytest.raises(TypeError, match="complex"):
+            x[0] = 1j
+        for name in ("floordiv", "mod", "lt"):
+            with pytest.raises(TypeError, match="complex"):
+                OPERATORS[name](x, 1j)
+
+    await in_thread(work)
+
+
 async def test_operators_of_one_array(xp: ArrayApi) -> None:
     def work() -> None:
         x = xp.asarray(np.array([-2, 3], np.int8))
@@ -459,7 +489,10 @@ async def test_dtypes(xp: ArrayApi) -> None:
         xp.isdtype(xp.int8, "whole")
     assert xp.result_type(xp.int8, xp.uint8) == xp.int16
     assert xp.result_type(xp.float32, xp.complex64, 1j, 2.0) == xp.complex64
-    for wrong in ((xp.int8, xp.float32), (xp.uint64, xp.int8), (xp.int8, 1.5), (1, 2), ()):
+    for real, wide in (("float16", "complex64"), ("bfloat16", "complex64"), ("float32", "complex64")):
+        assert xp.result_type(ta.DType(real), 1j) == wide
+    assert xp.result_type(1j, xp.float64) == xp.complex128
+    for wrong in ((xp.int8, xp.float32), (xp.uint64, xp.int8), (xp.int8, 1.5), (xp.int8, 1j), (1, 2), ()):
         with pytest.raises(TypeError, match="the array API standard does not promote"):
             xp.result_type(*wrong)
     assert xp.can_cast(xp.int8, xp.int32)

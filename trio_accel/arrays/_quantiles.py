@@ -15,7 +15,7 @@ from ..devices import AccelRef, Operand
 from ..devices.operations._plan_source import refuse_value
 from ..expressions import Elementwise, Reduction, axes_of, reduced
 from ._actor import LIBRARY
-from ._checks import flag, placed
+from ._checks import check_real, flag, placed
 from ._sorting import sort
 from ._views import moveaxis, reshape
 
@@ -84,17 +84,18 @@ async def _quantiles(
     if method not in _PLACES:
         refuse_value(name, "method", get_args(QuantileMethod), method)
     [x] = await placed(name, x=x)
+    check_real(name, x=x.spec)
     axes = axes_of(name, x.shape, axis)
     lines, n = reduced(x.shape, axes), math.prod(x.shape[one] for one in axes)
+    kept = reduced(x.shape, axes, keepdims=flag(name, "keepdims", keepdims))
+    dtype = x.dtype if x.dtype.kind == "float" else DType.float64
     if not n:
-        raise ValueError(f"{name}: there are no elements along axes {axes} of shape {x.shape}")
+        return await x.device.full((*shares.shape, *kept), math.nan, dtype)
     last = moveaxis(x, axes, range(x.ndim - len(axes), x.ndim))
     s = await sort(await reshape(last, (math.prod(lines), n)))
     count = await _counting(name)(s, axis=1) if ".nan" in name else n
-    dtype = s.dtype if s.dtype.kind == "float" else DType.float64
     made = _expression(name, method, dtype)
     found = await made(s, shares.reshape(-1, 1), count, shape=(shares.size, math.prod(lines)))
-    kept = reduced(x.shape, axes, keepdims=flag(name, "keepdims", keepdims))
     return found.reshape((*shares.shape, *kept))
 
 
@@ -117,11 +118,11 @@ async def median(x: Operand, axis: int | Sequence[int] | None = None, *, keepdim
         keepdims: Whether these stay, with one element.
 
     Returns:
-        The medians, of the dtype of `x`; float64 for whole numbers and truth values.
+        The medians, of the dtype of `x`; float64 for whole numbers and truth values. NaN of no elements.
 
     Raises:
         TypeError: `x` is no array, or complex.
-        ValueError: An axis that there is not, or no elements.
+        ValueError: An axis that there is not.
         NotSupportedError: As of `sort`.
     """
     return await _quantiles("arrays.median", x, 0.5, axis, "linear", keepdims)
@@ -162,7 +163,7 @@ async def quantile(
 
     Raises:
         TypeError: `x` is no array, or complex; or `q` is of no numbers.
-        ValueError: An axis that there is not, no elements, a share that is not from 0 to 1, or another
+        ValueError: An axis that there is not, a share that is not from 0 to 1, or another
             method.
         NotSupportedError: As of `sort`.
     """

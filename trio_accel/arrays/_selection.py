@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from ..backends.base import DType
 from ..backends.base.ops import ArraySpec, CountSpec, GroupSpec, SelectSpec, number_of
-from ..devices import AccelRef, Operand, Operation, Planned, Planner, device_of, operation
+from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, device_of, operation
 from ..devices.base._views import reshaped
 from ..expressions import Elementwise, ExpressionArgument, Reduction
 from ._actor import LIBRARY, ArraysActor
@@ -458,7 +458,8 @@ async def histogram(
 
     Raises:
         TypeError: `x`, the edges or `weights` are complex, or `bins` is no whole number.
-        ValueError: There are no bins, edges descend, the range is not finite, or `weights` has another shape.
+        ValueError: There are no bins, or more than there are numbers in the range; edges descend, the range
+            is not finite, or `weights` has another shape.
     """
     name = "arrays.histogram"
     device = device_of(name, x, bins if isinstance(bins, AccelRef) else None, weights)
@@ -475,9 +476,25 @@ async def histogram(
         if count < 1:
             raise ValueError(f"{name}: bins must be at least 1, got {bins}")
         first, last = await _range(name, x, range)
-        inexact = x.dtype if DType.of(x.dtype).is_inexact else DType.float64
-        edges = await linspace(device, first, last, count + 1, dtype=inexact)
+        inexact = DType.of(x.dtype) if DType.of(x.dtype).is_inexact else DType.float64
+        edges = await _edges(name, device, first, last, count, inexact)
     return HistogramResult(await device.ask(Count(name, x, edges, weights, len(edges) - 1)), edges)
+
+
+async def _edges(name: str, device: Device, first: float, last: float, count: int, dtype: DType) -> AccelRef:
+    """Make the edges of bins of one width: different numbers, of which a dtype has so many."""
+    # Numbers are nowhere nearer than at the end that is nearer to 0: too many bins are not made in vain.
+    least = min(abs(first), abs(last)) if first * last > 0 else 0.0
+    near, far = (float(np.spacing(dtype.dtype.type(end / 2))) for end in (least, max(abs(first), abs(last))))
+    width = last / count - first / count
+    if width >= near or count == 1:
+        edges = await linspace(device, first, last, count + 1, dtype=dtype)
+        # Edges that are farther from each other than numbers anywhere in the range are not compared.
+        if width >= 4 * far or await (await _ASCEND(edges[1:], edges[:-1])).item():
+            return edges
+    raise ValueError(
+        f"{name}: {count} bins are too many: from {first} to {last} {dtype} has not as many numbers"
+    )
 
 
 async def _range(name: str, x: Operand, given: tuple[float, float] | None) -> tuple[float, float]:
@@ -497,4 +514,5 @@ async def _range(name: str, x: Operand, given: tuple[float, float] | None) -> tu
     return (first, last) if first < last else (first - 0.5, last + 0.5)
 
 
+_ASCEND: Final = Reduction("after > before", "all", operation="arrays.histogram", library=LIBRARY)
 _LEAST, _MOST = (Reduction("x", name, operation=f"arrays.{name}", library=LIBRARY) for name in ("min", "max"))

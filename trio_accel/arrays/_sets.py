@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..devices import AccelRef, Operand
-from ..expressions import Elementwise, Reduction, Rowwise
+from ..expressions import Elementwise, Reduction, Rowwise, promoted_dtype
 from ._actor import LIBRARY
-from ._checks import flag, placed
+from ._checks import check_real, flag, placed
 from ._joins import concat
 from ._numeric import CLOSE
 from ._selection import compress, unique_values
@@ -18,7 +18,7 @@ __all__ = [
 
 # A load behind the last element takes the last one, which is another one then.
 _FOUND = Elementwise[AccelRef](
-    "(x2[at] == x1) != others", inputs=("x2", "at", "x1", "others"), promoted=("x2", "x1"),
+    "(x2[at] == x1) != others", inputs=("x2", "at", "x1", "others"),
     operation="arrays.isin", library=LIBRARY,
 )  # fmt: skip
 _EQUAL = Reduction(
@@ -85,11 +85,15 @@ async def isin(x1: Operand, x2: Operand, *, invert: bool = False) -> AccelRef:
         Truth values, of the shape of `x1`.
 
     Raises:
-        TypeError: An argument is no array, or complex, or the standard has no promotion of both dtypes.
+        TypeError: An argument is no array, or complex, or the standard has no promotion of both dtypes;
+            signed numbers are found among uint64, though.
         NotSupportedError: As of `sort`.
     """
     x1, x2 = await placed("arrays.isin", x1=x1, x2=x2)
     invert = flag("arrays.isin", "invert", invert)
+    check_real("arrays.isin", x1=x1.spec, x2=x2.spec)
+    if {x1.dtype.kind, x2.dtype.kind} != {"int", "uint"}:
+        promoted_dtype("arrays.isin", {"x1": x1.dtype, "x2": x2.dtype})
     if not x2.size:
         return await x1.device.full(x1.shape, invert, "bool")
     ordered = await sort(await reshape(x2, -1))

@@ -145,8 +145,8 @@ class Taken:
 def check_promotion(operation: str, given: Mapping[str, ArgumentType]) -> None:
     """Require that the array API standard has a promotion of arguments, whose types are by their names.
 
-    A Python number goes with arrays of its kind and of those above it: a whole one with all numbers, a
-    floating one with floating and complex arrays, a complex one with complex arrays.
+    A whole Python number goes with arrays of all numbers, a floating or complex one with floating and complex
+    arrays. A real array becomes complex by a complex number: float32 complex64, and float64 complex128.
 
     Raises:
         TypeError: It has none; NumPy might have.
@@ -202,7 +202,7 @@ def _is_promoted(first: DType | Weak, second: DType) -> bool:
         allowed = {
             Weak.int: ("int", "uint", "float", "complex"),
             Weak.float: ("float", "complex"),
-            Weak.complex: ("complex",),
+            Weak.complex: ("float", "complex"),
         }
         return second.kind in allowed[first]
     kinds = {first.kind, second.kind}

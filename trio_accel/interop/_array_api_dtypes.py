@@ -58,9 +58,9 @@ _SCALARS: dict[type, tuple[str, ...]] = {
     bool: ("bool",),
     int: ("int", "uint", "float", "complex"),
     float: ("float", "complex"),
-    complex: ("complex",),
+    complex: ("float", "complex"),
 }
-"""Kinds of the dtypes that a Python number takes, instead of having one of its own."""
+"""Kinds of the dtypes that a Python number goes with."""
 
 
 @attrs.frozen(kw_only=True)
@@ -181,7 +181,8 @@ def result_type(*arrays_and_dtypes: Typed | complex) -> DType:
         raise TypeError(
             f"result_type: the array API standard does not promote {told or 'nothing'} to one dtype"
         )
-    return DType.of(np.result_type(*(dtype.dtype for dtype in dtypes)))
+    # A complex number makes a real floating dtype complex.
+    return DType.of(np.result_type(*(dtype.dtype for dtype in dtypes), *[1j] * (complex in numbers)))
 
 
 def can_cast(from_: Typed, to: DTypeLike, /) -> bool:

@@ -401,7 +401,7 @@ KERNEL(find, Arguments)
 
 #if defined(SEARCHES) || defined(COUNTS)
 // Not a number is larger than every number.
-FUNCTION bool precedes(Common a, Common b) { return a < b || (b != b && a == a); }
+template <class A, class B> FUNCTION bool precedes(A a, B b) { return f_less(a, b) || (b != b && a == a); }
 #endif
 
 #ifdef SEARCHES
@@ -421,7 +421,7 @@ KERNEL(search, Arguments)
                 *arguments.fault = 1;
         }
     EACH(i, arguments.count) {
-        const Common value = FROM_X(X::load(arguments.x + i * X_SIZE));
+        const auto value = FROM_X(X::load(arguments.x + i * X_SIZE));
         i64 low = 0, high = arguments.size;
         while (low < high) {
             const i64 middle = low + (high - low) / 2;
@@ -430,7 +430,7 @@ KERNEL(search, Arguments)
                 from = (i64)Sorter::load(arguments.sorter + middle * SORTER_SIZE);
                 from = from < 0 || from >= arguments.size ? 0 : from;
             }
-            const Common edge = FROM_EDGE(Edge::load(arguments.edges + from * EDGE_SIZE));
+            const auto edge = FROM_EDGE(Edge::load(arguments.edges + from * EDGE_SIZE));
             if (arguments.is_right ? !precedes(value, edge) : precedes(edge, value))
                 low = middle + 1;
             else
@@ -453,7 +453,7 @@ struct Arguments {
 FUNCTION i64 bin_of(const Arguments &arguments, i64 i)
 {
 #if HAS_EDGES
-    const Common value = FROM_X(X::load(arguments.x + i * X_SIZE));
+    const auto value = FROM_X(X::load(arguments.x + i * X_SIZE));
     i64 low = 0, high = arguments.bins + 1;
     while (low < high) {
         const i64 middle = low + (high - low) / 2;
@@ -464,7 +464,8 @@ FUNCTION i64 bin_of(const Arguments &arguments, i64 i)
     }
     if (low <= arguments.bins)
         return low - 1;
-    return value == FROM_EDGE(Edge::load(arguments.edges + arguments.bins * EDGE_SIZE)) ? arguments.bins - 1 : -1;
+    const auto last = FROM_EDGE(Edge::load(arguments.edges + arguments.bins * EDGE_SIZE));
+    return f_equal(value, last) ? arguments.bins - 1 : -1;
 #else
     const auto value = X::load(arguments.x + i * X_SIZE);
     if (value >= 0 && (u64)value < (u64)arguments.bins)

@@ -507,14 +507,13 @@ def _address(call: _Call, array: DeviceArray) -> int:
 
 
 def _compared(x: DType, edges: DType) -> dict[str, str]:
-    """Define the type in which values are compared with edges."""
-    common = DType.of(np.result_type(x.dtype, edges.dtype))
-    return {
-        **_types(X=x, Edge=edges),
-        "Common": register_of(common),
-        "FROM_X": _cast(x, common),
-        "FROM_EDGE": _cast(edges, common),
-    }
+    """Define the types in which values are compared with edges: one, but for signed numbers among uint64."""
+    is_mixed = {x.kind, edges.kind} == {"int", "uint"} and DType.uint64 in (x, edges)
+    wide = DType.of(np.result_type(x.dtype, edges.dtype))
+    types = [
+        (DType.uint64 if one is DType.uint64 else DType.int64) if is_mixed else wide for one in (x, edges)
+    ]
+    return {**_types(X=x, Edge=edges), "FROM_X": _cast(x, types[0]), "FROM_EDGE": _cast(edges, types[1])}
 
 
 def _dtype(array: ArraySpec | None) -> DType | None:

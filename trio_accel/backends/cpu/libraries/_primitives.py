@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -111,7 +111,17 @@ def search(spec: SearchSpec, call: HostCall) -> None:
             spec.fault[0] = 1
             return
         edges = edges[sorter]
-    np.copyto(call.array(spec.out), np.searchsorted(edges, x, spec.side))
+    np.copyto(call.array(spec.out), _places(edges, x, spec.side))
+
+
+def _places(edges: HostArray, x: HostArray, side: Literal["left", "right"]) -> HostArray:
+    """Search; whole numbers with and without signs NumPy would compare as float64, which has fewer digits."""
+    if {edges.dtype.kind, x.dtype.kind} != {"i", "u"}:
+        return np.searchsorted(edges, x, side)
+    limits = np.iinfo(edges.dtype)
+    below, above = x < limits.min, x > limits.max
+    found = np.searchsorted(edges, np.where(below | above, 0, x).astype(edges.dtype), side)
+    return np.where(below, 0, np.where(above, len(edges), found))
 
 
 @kernel(CountSpec, backend="cpu")
@@ -123,7 +133,7 @@ def count(spec: CountSpec, call: HostCall) -> None:
     if spec.edges is not None:
         edges, x = call.array(spec.edges), _comparable(x)
         # The last bin has its upper edge; of NaN nothing is at an edge.
-        bins = np.where(x == edges[-1], len(out) - 1, np.searchsorted(edges, x, "right") - 1)
+        bins = np.where(x == edges[-1], len(out) - 1, _places(edges, x, "right") - 1)
         inside = (bins >= 0) & (bins < len(out))
         x, weights = bins[inside], None if weights is None else weights[inside]
     elif x.size and not 0 <= x.min() <= x.max() < len(out):
