@@ -37,6 +37,7 @@ class Turns:
     Attributes:
         devices: As given.
         retry: As given.
+        on_end: Called with the reason when no more run.
     """
 
     def __init__(self, devices: Sequence[Device], retry: int, intensity: Intensity | None) -> None:
@@ -45,11 +46,13 @@ class Turns:
         self._intensity = intensity
         self._failures: deque[float] = deque()
         self._broken: str | None = None
+        self.on_end: Callable[[str], None] = lambda why: None
         self._turn = trio.Lock()
 
     def end(self, why: str) -> None:
         """Let no more run, for the first reason that is given."""
         self._broken = self._broken or why
+        self.on_end(self._broken)
 
     @asynccontextmanager
     async def turn(self, name: str) -> AsyncGenerator[None, None]:
