@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from functools import partial
+from typing import ClassVar
 
 import pytest
 import trio
@@ -27,6 +30,8 @@ from sample_actors import (
 )
 
 from trio_accel.actors import (
+    Actor,
+    ActorContext,
     ActorFailedError,
     ActorStarted,
     ActorStoppedError,
@@ -407,6 +412,38 @@ async def test_each_child_has_its_own_grace(system: System, autojump_clock: trio
     parent = await system.spawn(Puppet, None, start, policy=Policy(grace=100.0))
     await parent.stop()
     assert trio.current_time() == pytest.approx(7.0)
+
+
+class Slow(Actor):
+    """Takes a second to end."""
+
+    ends: ClassVar[list[tuple[str, float]]] = []
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        yield
+        await trio.sleep(1.0)
+        self.ends.append((context.path, trio.current_time()))
+
+
+class Alike(Slow):
+    ends_together = True
+
+
+async def test_children_that_need_no_sibling_end_at_the_same_time(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    Slow.ends.clear()
+    async with open_system("s") as system:
+        for name, kind in {"a": Alike, "b": Alike, "c": Slow, "d": Alike, "e": Alike, "f": Alike}.items():
+            await system.spawn(kind, name=name)
+        began = trio.current_time()
+    # In reverse start order all the same, where another is in between.
+    assert sorted(Slow.ends, key=lambda end: (end[1], end[0])) == [
+        *((f"s/{name}", began + 1.0) for name in "def"),
+        ("s/c", began + 2.0),
+        *((f"s/{name}", began + 3.0) for name in "ab"),
+    ]
 
 
 async def test_children_end_with_a_crash_of_their_parent(system: System) -> None:

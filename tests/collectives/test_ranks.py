@@ -269,6 +269,55 @@ async def test_the_end_of_the_world_ends_all_that_wait(system: ta.System) -> Non
     assert ["the world is closed; ranks that had not come: 0" in str(error) for error in errors] == [True]
 
 
+async def test_a_closed_world_refuses_what_any_rank_asks(system: ta.System) -> None:
+    async with opened_world(system, 2, "inline") as world:
+        (x, _), (_, rank) = await put(world, HOSTS[:2]), world.ranks
+        world.close()
+        asked: dict[str, Callable[[], Awaitable[object]]] = {
+            "all_reduce": lambda: rank.all_reduce(x),
+            "reduce": lambda: rank.reduce(x),
+            "reduce_scatter": lambda: rank.reduce_scatter(x),
+            "broadcast": rank.broadcast,
+            "scatter": rank.scatter,
+            "gather": lambda: rank.gather(x),
+            "all_gather": lambda: rank.all_gather(x),
+            "all_to_all": lambda: rank.all_to_all(x),
+            "send": lambda: rank.send(x, to=0),
+            "barrier": rank.barrier,
+        }
+        for name, ask in asked.items():
+            with trio.fail_after(5.0), pytest.raises(WorldBrokenError, match=f"{name}: the world is closed"):
+                await ask()
+        with trio.fail_after(5.0), pytest.raises(WorldBrokenError, match="the world is closed"):
+            await rank.recv(0)
+        with trio.fail_after(5.0), pytest.raises(WorldBrokenError, match="the world is closed"):
+            async with world.group() as group:
+                group.add(rank.barrier)
+
+
+async def test_a_world_that_breaks_ends_what_waits_for_ranks_and_what_comes_later(system: ta.System) -> None:
+    options = ta.DeviceOptions(isolation="process")
+    async with opened_world(system, 2, options=options, intensity=ta.Intensity(0, 60.0)) as world:
+        arrays = await put(world, HOSTS[:2])
+        told: list[str] = []
+
+        async def wait() -> None:
+            with pytest.raises(WorldBrokenError) as caught:
+                await world.ranks[1].barrier()
+            told.append(str(caught.value))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await wait_all_tasks_blocked()
+            ta.testing.inject_fault(world.devices[0], "collectives.sum", kill=True)
+            with pytest.raises(RankFailedError):
+                await world.all_reduce(arrays)
+        await wait()
+    assert "the world has broken" in told[0]
+    assert "ranks that had not come: 0" in told[0]
+    assert "the world has broken" in told[1]
+
+
 async def test_bad_input(world: World) -> None:
     rank = world.ranks[1]
     x = await rank.device.zeros((2,))

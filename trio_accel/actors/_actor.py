@@ -137,6 +137,8 @@ class Actor(ActorBase):
 
     Attributes:
         context: The actor's view of its surroundings; set before `lifespan` is entered.
+        ends_together: Whether actors of this class that were started one after the other end at the same
+            time, as none of them needs another. Otherwise actors end in reverse start order.
     """
 
     context: ActorContext

@@ -85,6 +85,8 @@ class ActorBase:
     __handlers__: ClassVar[HandlerTable] = {}
     # Errors of which a crash is logged without a traceback: what follows from them is logged elsewhere.
     expected_crashes: ClassVar[tuple[type[Exception], ...]] = ()
+    # Whether those that were started one after the other end at the same time: none of them needs another.
+    ends_together: ClassVar[bool] = False
 
 
 @overload

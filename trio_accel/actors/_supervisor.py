@@ -278,8 +278,16 @@ class Supervisor:
         try:
             # The graces of the children bound this.
             with trio.CancelScope(shield=True):
-                for cell in reversed(tuple(self.children.values())):
-                    if not cell.is_quarantined:
+                left = [cell for cell in self.children.values() if not cell.is_quarantined]
+                while left:
+                    last = left.pop()
+                    together = [last]
+                    if last.actor_class.ends_together:
+                        while left and left[-1].actor_class is last.actor_class:
+                            together.append(left.pop())
+                        for cell in together:
+                            cell.request_stop(reason)
+                    for cell in together:
                         await cell.stop(reason)
         except BaseException:
             # Only Ctrl-C gets through the shield. The nursery waits for the children, and only this

@@ -38,6 +38,7 @@ class Turns:
         devices: As given.
         retry: As given.
         stay: What each device has mapped of the others: until no collective runs any more.
+        on_end: Called with the reason when no more run.
     """
 
     def __init__(self, devices: Sequence[Device], retry: int, intensity: Intensity | None) -> None:
@@ -47,12 +48,14 @@ class Turns:
         self._intensity = intensity
         self._failures: deque[float] = deque()
         self._broken: str | None = None
+        self.on_end: Callable[[str], None] = lambda why: None
         self._turn = trio.Lock()
 
     def end(self, why: str) -> None:
         """Let no more run, for the first reason that is given."""
         self._broken = self._broken or why
         self.stay.end()
+        self.on_end(self._broken)
 
     @asynccontextmanager
     async def turn(self, name: str) -> AsyncGenerator[None, None]:

@@ -82,10 +82,12 @@ class Meetings:
 
     Args:
         run: Runs one that all have come to.
+        check: Refuses one by its name where the world runs none any more.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, check: Callable[[str], None]) -> None:
         self._run_one = run
+        self._check = check
         self._counts: defaultdict[tuple[object, ...], int] = defaultdict(int)
         self._open: dict[tuple[object, ...], _Meeting] = {}
 
@@ -111,8 +113,10 @@ class Meetings:
         Raises:
             RankFailedError: It failed on a rank, or the task of one was cancelled.
             CollectiveMismatchError: Another rank asks for something else.
+            WorldBrokenError: The world is closed, or has broken.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
+        self._check(f"collectives.{function}")
         # Sends have a key for each pair, in this order of their ranks.
         kind = tuple(ranks) if function == "send" else ()
         self._counts[rank, *kind] += 1
@@ -170,13 +174,11 @@ class Meetings:
             meeting.given.clear()
             meeting.done.set()
 
-    def close(self) -> None:
+    def close(self, why: str) -> None:
         """Fail all that wait: no rank comes any more."""
         for meeting in self._open.values():
             meeting.fail(
-                WorldBrokenError(
-                    f"{meeting.function}: the world is closed; ranks that had not come: {meeting.missing}"
-                )
+                WorldBrokenError(f"{meeting.function}: {why}; ranks that had not come: {meeting.missing}")
             )
         self._open.clear()
 

@@ -126,7 +126,8 @@ class World:
         if self.why_mapped is None:
             self._communicator = Communicator(VENDORS[self.devices[0].info.backend], self.devices)
         self._turns = Turns(self.devices, retry, intensity)
-        self._meetings = Meetings(self._ask)
+        self._meetings = Meetings(self._ask, self._turns.check_whole)
+        self._turns.on_end = self._meetings.close
         self.ranks: tuple[Rank, ...] = tuple(
             Rank(self._meetings, number, self.size, device) for number, device in enumerate(self.devices)
         )
@@ -158,7 +159,6 @@ class World:
     def close(self) -> None:
         """Run no more collectives."""
         self._turns.end("the world is closed")
-        self._meetings.close()
 
     async def aclose(self) -> None:
         """Run no more collectives, and give the communicator up; `open_world` does it at its end."""

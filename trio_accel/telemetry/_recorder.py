@@ -275,7 +275,11 @@ class _DeviceRows:
         return self._system.devices if isinstance(self._system, DeviceSystem) else ()
 
     def observe(self, event: Event) -> None:
-        """See how long a device has no context."""
+        """See how long a device has no context, and forget one that has ended."""
+        if isinstance(event, ActorTerminated):
+            for gone in [device for device in self._known if device.path == event.path]:
+                self._known.pop(gone).scope.cancel(reason="the device has ended")
+            return
         if not isinstance(event, (ActorRestarted, ActorStarted)) or not event.path.endswith("/context"):
             return
         path = event.path.removesuffix("/context")
@@ -295,8 +299,6 @@ class _DeviceRows:
     def ask(self) -> list[trio.Event]:
         """Have the devices asked whose counts are old; returns what is set when they have answered."""
         devices = self.devices
-        for gone in self._known.keys() - set(devices):
-            self._known.pop(gone).scope.cancel(reason="the device has ended")
         now = trio.current_time()
         for device in devices:
             known = self._known[device]

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from operator import attrgetter
-from typing import Any, Never, cast
+from typing import Any, ClassVar, Never, cast
 
 import attrs
 import numpy as np
@@ -594,6 +594,9 @@ def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:
 
 class DeviceActor(Actor):
     """Restarts the context of a device, within the device's intensity."""
+
+    # Each may wait for its grace: several that hang would add up.
+    ends_together: ClassVar[bool] = True
 
     def __init__(self, state: DeviceState, dispatch: InlineDispatch | WorkerDispatch) -> None:
         self._state = state

@@ -147,7 +147,7 @@ class System(actors.System):
     ) -> AsyncGenerator[DeviceGroup, None]:
         """Open several devices as one group: ``async with system.open_devices("cuda") as group``.
 
-        All are opened at the same time, and closed at the end in reverse order. If one cannot be opened, none
+        All are opened at the same time, and closed at the same time. If one cannot be opened, none
         is. But where the program has not named each device, those that cannot be opened are left out with a
         warning in the logs, as long as there is another.
 
