@@ -6,6 +6,7 @@ import re
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
+import ml_dtypes
 import numpy as np
 import pytest
 import trio
@@ -70,6 +71,51 @@ async def test_reductions_of_every_dtype(world: World, dtype: str) -> None:
         one = await world.reduce(arrays, cast("Any", reduction), root=root)
         assert one.device is world.devices[root]
         assert (await one.to_host()).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("size", [2, 3, 4])
+async def test_short_floating_numbers_are_rounded_once(system: ta.System, dtype: str, size: int) -> None:
+    element = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    # Without fractions of float32, so that only the last rounding is one.
+    # Of three ranks, each reduces its part of so many.
+    shape = 4 * size, 20_000 if size == 3 else 2
+    whole = [np.random.default_rng(seed).integers(-2000, 2000, shape) for seed in range(size)]
+    hosts = [(one / 8).astype(element) for one in whole]
+    exact = np.sum([host.astype(np.float64) for host in hosts], 0)
+    async with opened_world(system, size, "inline", transport="mapped") as world:
+        arrays = await put(world, hosts)
+        total, mean = exact.astype(element), (exact / size).astype(np.float32).astype(element)
+        for one in await contents(await world.all_reduce(arrays)):
+            np.testing.assert_array_equal(one, total, strict=True)
+        for one in await contents(await world.all_reduce(arrays, "mean")):
+            np.testing.assert_array_equal(one, mean, strict=True)
+        np.testing.assert_array_equal(await (await world.reduce(arrays)).to_host(), total, strict=True)
+        parts = await contents(await world.reduce_scatter(arrays))
+        np.testing.assert_array_equal(np.concatenate(parts), total, strict=True)
+        await world.all_reduce(arrays, out=arrays)
+        for one in await contents(arrays):
+            np.testing.assert_array_equal(one, total, strict=True)
+
+
+async def test_a_sum_of_short_numbers_that_overflows_in_between_is_right(system: ta.System) -> None:
+    async with opened_world(system, 3, "inline") as world:
+        hosts = [np.array([number], np.float16) for number in (60000, 60000, -60000)]
+        for one in await contents(await world.all_reduce(await put(world, hosts))):
+            assert one.tolist() == [60000.0]
+        hosts = [np.array([number], np.float16) for number in (1000, 1000, 1e-3)]
+        product = np.prod([host.astype(np.float64) for host in hosts], 0).astype(np.float16)
+        for one in await contents(await world.all_reduce(await put(world, hosts), "prod")):
+            np.testing.assert_array_equal(one, product)
+
+
+async def test_float8_is_refused_before_anything_runs(system: ta.System) -> None:
+    async with opened_world(system, 2, "inline") as world:
+        arrays = await put(world, [np.ones(4, ml_dtypes.float8_e5m2)] * 2)
+        for call in (world.all_reduce, world.reduce, world.reduce_scatter):
+            with pytest.raises(ta.NotSupportedError, match=r"float8_e5m2.*cast\(\)"):
+                await call(arrays)
+        np.testing.assert_array_equal(await (await world.gather(arrays)).to_host(), np.ones(8))
 
 
 async def test_reduce_scatter_and_all_gather_are_all_reduce(world: World) -> None:

@@ -73,12 +73,15 @@ async def contents(refs: Sequence[ta.AccelRef]) -> list[npt.NDArray[Any]]:
 
 
 def reduced(reduction: str, hosts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Reduce by NumPy, in the dtype of the arrays and the order of the ranks."""
+    """Reduce by NumPy, in the order of the ranks, and at least in float32."""
+    dtype = hosts[0].dtype
+    if dtype.itemsize == 2 and dtype.kind not in "bui":
+        hosts = [host.astype(np.float32) for host in hosts]
     step = {"prod": np.multiply, "min": np.minimum, "max": np.maximum}.get(reduction, np.add)
     total = hosts[0]
     for host in hosts[1:]:
         total = step(total, host)
-    return (total / len(hosts)).astype(total.dtype) if reduction == "mean" else total
+    return (total / len(hosts) if reduction == "mean" else total).astype(dtype)
 
 
 def check_way(world: World, way: str) -> None:

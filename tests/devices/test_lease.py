@@ -171,6 +171,7 @@ async def test_an_array_released_while_leased_is_freed_afterwards(device: ta.Dev
         ref.release()
         assert (await device.statistics()).memory.blocks == 1
         assert array.sum() == 3.0
+        del array
     await device.synchronize()
     assert (await device.statistics()).memory.blocks == 0
 

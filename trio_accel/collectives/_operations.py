@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 import attrs
 
-from ..backends.base import DType
+from ..backends.base import DType, NotSupportedError
 from ..backends.base.ops import JoinSpec
 from ..devices import AccelRef, LibraryActor, Operation, PeerCopyActor, Planned, Planner
 from ..expressions import Elementwise
@@ -16,7 +16,8 @@ from ..expressions import Elementwise
 __all__ = ["CollectiveActor", "Reduction"]
 
 Reduction: TypeAlias = Literal["sum", "prod", "min", "max", "mean"]
-"""How the elements of all ranks become one. Of ranks in their order: ``((x0 + x1) + x2) + ...``."""
+"""How the elements of all ranks become one. Of ranks in their order: ``((x0 + x1) + x2) + ...``.
+By mapped arrays, float16 and bfloat16 are computed in float32, and rounded once."""
 
 REDUCTIONS: dict[str, str] = {
     "sum": "({} + {})",
@@ -25,6 +26,8 @@ REDUCTIONS: dict[str, str] = {
     "max": "maximum({}, {})",
     "mean": "({} + {})",
 }
+_SHORT = (DType.float16, DType.bfloat16)
+_LOW = (DType.float8_e4m3fn, DType.float8_e5m2)
 
 
 class CollectiveActor(LibraryActor):
@@ -37,7 +40,9 @@ class CollectiveActor(LibraryActor):
 def expression_of(reduction: str, count: int, dtype: DType) -> Elementwise[AccelRef]:
     """Make the expression that reduces so many arrays, in their order, to one of their dtype."""
     names = [f"x{number}" for number in range(count)]
-    text = functools.reduce(REDUCTIONS[reduction].format, names)
+    # Rounded once, at the end.
+    terms = [f"float32({name})" for name in names] if dtype in _SHORT else names
+    text = functools.reduce(REDUCTIONS[reduction].format, terms)
     if reduction == "mean":
         text = f"{text} / {count}"
     library = f"{__package__}:{CollectiveActor.__name__}"
@@ -50,10 +55,12 @@ def check_reduction(name: str, reduction: object, dtype: DType) -> None:
     """Refuse a reduction that there is not, or that the dtype does not have.
 
     Raises:
-        ValueError, TypeError: It is.
+        ValueError, TypeError, NotSupportedError: It is.
     """
     if reduction not in REDUCTIONS:
         raise ValueError(f"{name}: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+    if dtype in _LOW:
+        raise NotSupportedError(f"{name}: {dtype} is not computed with; convert the arrays by cast() first")
     is_ordered, is_divided = reduction in ("min", "max"), reduction == "mean"
     if (is_ordered and dtype.kind == "complex") or (is_divided and dtype.kind not in ("float", "complex")):
         wanted = "floating or complex" if is_divided else "real"

@@ -341,10 +341,9 @@ async def _export(
         try:
             # For writing: the oldest versions of DLPack cannot say that an array is read-only.
             async with ref.lease(write=True) as array:
-                capsule: object = array.__dlpack__(max_version=max_version)
-                # The capsule has the object, and this has the memory.
-                weakref.finalize(array, _forget, ref).atexit = False
-                return capsule
+                # The capsule has the object, and with it the memory, also after a `release`.
+                weakref.finalize(array, _let_go, ref.block.hold()).atexit = False
+                return cast("object", array.__dlpack__(max_version=max_version))
         except NotSupportedError:
             pass
     if copy is False:
@@ -355,5 +354,5 @@ async def _export(
     return host.__dlpack__(max_version=max_version)
 
 
-def _forget(ref: AccelRef) -> None:
-    """Let go of an array: the other library has done so."""
+def _let_go(hold: object) -> None:
+    """Let go of an array's memory: the other library has done so."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from operator import itemgetter
 from typing import Protocol, TypeAlias
 
@@ -17,6 +19,7 @@ from ...backends.base.fast_paths import current_fast_paths
 from ...backends.base.ops import ArraySpec
 from ..base._bridge import LoopNotifier
 from ..base._waits import Availability
+from ._holds import Hold, nothing
 
 __all__ = ["Block", "BlockTable", "BorrowedBlock", "Owner", "bare"]
 
@@ -76,12 +79,27 @@ class Block:
         self.spec: ArraySpec | None = spec
         self.table: BlockTable = table
 
+    # The last `Hold` of it; few blocks have any.
+    _held: Callable[[], Hold | None] = staticmethod(nothing)
+
     def release(self) -> None:
-        """Give the memory back; later use of any reference to it is refused."""
+        """Give the memory back, when nothing holds it any more; later use of any reference is refused."""
         if not self.is_released:
             self.is_released = True
-            # Operations in flight may use it.
-            self.table.drop(self, is_free=False)
+            hold = self._held()
+            if hold is not None:
+                hold.is_last = True
+            else:
+                # Operations in flight may use it.
+                self.table.drop(self, is_free=False)
+
+    def hold(self) -> Hold:
+        """Keep the memory for as long as the object that is returned lives, also after `release`."""
+        hold = self._held()
+        if hold is None:
+            hold = Hold(partial(self.table.drop, self, is_free=False))
+            self._held = weakref.ref(hold)
+        return hold
 
     def check_writable(self, argument: str) -> None:
         """Refuse to write to a block, or to release it, that programs count on.

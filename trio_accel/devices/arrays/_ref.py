@@ -211,7 +211,8 @@ class AccelRef(NoOperators):
         Earlier operations are waited for as far as they concern it. Until the end of the ``async
         with`` it counts as a reader, or a writer: later operations on the same memory wait, and behind
         them later requests of the same library. So do not wait inside for an operation that must come
-        after the lease, and do not keep the array.
+        after the lease, and do not keep the array. If a NumPy array is kept, its memory stays, also after
+        `release`, until the array and all that was made of it are gone.
 
         Work that was enqueued on a stream of the program meanwhile may still run at the end. Later operations
         on the same memory follow it on the device, and your program does not wait for it.
@@ -303,6 +304,9 @@ class AccelRef(NoOperators):
     @enable_ki_protection
     def release(self) -> None:
         """Give the memory back now, for every view of it too; work in flight is finished first.
+
+        Memory that other code still has is given back when that lets it go: a NumPy array that a lease gave,
+        or what was made of one, and an array that another library has by DLPack.
 
         Raises:
             ValueError: A program is open with it.

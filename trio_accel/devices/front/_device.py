@@ -29,6 +29,7 @@ from ...backends.base import (
     SharesCudaMemory,
 )
 from .._options import DeviceOptions
+from ..arrays._holds import held
 from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef, Device, DeviceRequest, LibraryT, owned
 from ..base._refusals import NotAwaited, what_to_do
@@ -263,7 +264,15 @@ class OpenDevice(Device):
         refuse_recording("lease", "hold the array before the capture, or after a replay")
         own = owned("lease", ref)
         async with opened(own.device).dispatch.lease(own, write=write, stream=stream) as array:
-            yield array
+            if not isinstance(array, np.ndarray):
+                # Of a GPU: the object itself refuses after the lease.
+                yield array
+                return
+            given = held(cast("npt.NDArray[Any]", array), own.block.hold())
+            try:
+                yield given
+            finally:
+                given.flags.writeable = False
 
     @asynccontextmanager
     @enable_ki_protection
