@@ -287,7 +287,7 @@ STEPS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], int]] = 
     "an array of the reduced shape": (lambda x, y: xp.sum(x, axis=1, keepdims=True) * y, ((3, 4), (3, 1)), 2),
     "fewer axes": (lambda x, y: x * xp.max(y, axis=0), ((3, 4), (4,)), 2),
     "a variance beside others": (lambda x: xp.var(x, axis=1, correction=1) + xp.sum(x, axis=0), ((4, 4),), 4),
-    "a variance of found": (lambda x: xp.std(xp.sum(x, axis=0), axis=0), ((4, 5),), 4),
+    "a variance of found": (lambda x: xp.std(xp.sum(x, axis=0), axis=0), ((4, 5),), 5),
     "logarithms of sums": (lambda x: xp.logsumexp(x, axis=1) + xp.sum(x, axis=0), ((4, 4),), 4),
     "places": (lambda x: xp.argmax(x, axis=1) + xp.argmin(x, axis=0), ((4, 4),), 3),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -154,3 +155,58 @@ async def test_labels_of_classes_that_cannot_be(device: ta.Device, dtype: str) -
     near(
         await made.to_host(), [[-1, 0.5, 0.5], [0, 0, 0], [0.5, 0, -0.5]], dtype, "gradient of cross_entropy"
     )
+
+
+async def part_of(name: str, results: Any) -> ta.AccelRef:
+    part: ta.AccelRef = getattr(await results, name)
+    return part
+
+
+NORMED = ta.arrays.fused(lambda x: x.__array_namespace__().layer_norm(x, eps=0.0))
+# Functions of rows: the power of a factor of the vectors `x` and `y` that the result has, and the function
+# of these and of a gradient, which has no factor. Without `eps`, the rest does not depend on the factor.
+SCALED: dict[str, tuple[int, Callable[..., Any]]] = {
+    "normalize": (0, lambda x, y, g: nn.normalize(x, axis=-1, eps=0.0)),
+    "cosine_similarity": (0, lambda x, y, g: ta.arrays.cosine_similarity(x, y, eps=0.0)),
+    "pairwise_distance": (1, lambda x, y, g: nn.pairwise_distance(x, y, eps=0.0)),
+    "std": (1, lambda x, y, g: ta.arrays.std(x, axis=-1, correction=1)),
+    "nanstd": (1, lambda x, y, g: ta.arrays.nanstd(x, axis=-1)),
+    "zscore": (0, lambda x, y, g: ta.arrays.zscore(x, axis=-1)),
+    "skew": (0, lambda x, y, g: ta.arrays.skew(x, axis=-1)),
+    "kurtosis": (0, lambda x, y, g: ta.arrays.kurtosis(x, axis=-1)),
+}
+# They are for large vectors only: a square of a small one is nothing beside `eps`.
+LARGE: dict[str, tuple[int, Callable[..., Any]]] = {
+    "layer_norm": (0, lambda x, y, g: ta.arrays.layer_norm(x, 2.0, 1.0, eps=0.0)),
+    "rms_norm": (0, lambda x, y, g: ta.arrays.rms_norm(x, 2.0, eps=0.0)),
+    "instance_norm": (0, lambda x, y, g: nn.instance_norm(x, eps=0.0)),
+    "group_norm": (0, lambda x, y, g: nn.group_norm(x, 2, eps=0.0)),
+    "batch_norm": (0, lambda x, y, g: part_of("y", nn.batch_norm_training(x, eps=0.0))),
+    "fused": (0, lambda x, y, g: NORMED(x)),
+    "layer_norm_grad": (-1, lambda x, y, g: part_of("x", nn.layer_norm_grad(g, x, 2.0, eps=0.0))),
+    "rms_norm_grad": (-1, lambda x, y, g: part_of("x", nn.rms_norm_grad(g, x, eps=0.0))),
+    "group_norm_grad": (-1, lambda x, y, g: part_of("x", nn.group_norm_grad(g, x, 2, eps=0.0))),
+    "instance_norm_grad": (-1, lambda x, y, g: part_of("x", nn.instance_norm_grad(g, x, eps=0.0))),
+    "batch_norm_grad": (-1, lambda x, y, g: part_of("x", nn.batch_norm_training_grad(g, x, eps=0.0))),
+    "weights": (0, lambda x, y, g: part_of("weight", nn.batch_norm_training_grad(g, x, eps=0.0))),
+    "cosine_embedding_loss": (0, lambda x, y, g: nn.cosine_embedding_loss(x, y, np.ones((3, 4)))),
+}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+async def test_rows_whose_squares_overflow(device: ta.Device, dtype: str) -> None:
+    power = {"float16": 11, "float64": 1021}.get(dtype, 124)
+    grid = np.arange(3 * 4 * 7, dtype=float).reshape(3, 4, 7)
+    x, y = [np.sin(grid * 1.3 + shift).astype(NUMPYS[dtype]) for shift in (0, 0.5)]
+    grad = await device.put(np.cos(grid).astype(NUMPYS[dtype]))
+    plain = [await device.put(one) for one in (x, y)]
+    for sign in (1, -1) if dtype == "float64" else (1,):
+        factor = 2.0 ** (sign * power)
+        large = [await device.put((one.astype(float) * factor).astype(NUMPYS[dtype])) for one in (x, y)]
+        for name, (degree, function) in (SCALED | (LARGE if sign > 0 else {})).items():
+            if degree < 0 and dtype != "float64":
+                # A gradient is too small for the dtype.
+                continue
+            wanted = (await (await function(*plain, grad)).to_host()).astype(float)
+            found = (await (await function(*large, grad)).to_host()).astype(float) / factor**degree
+            np.testing.assert_allclose(found, wanted, rtol=4 * TOLERANCE[dtype], atol=1e-12, err_msg=name)

@@ -344,7 +344,8 @@ class _Recording:
             raise TypeError(f"{name}: one argument must be an array, got a number")
         function, ones = _FUNCTIONS[name], _broadcast(value.ones for value in values.values())
         precision = function.precision
-        rows = Rowwise(function.text, tuple(values), precision=precision, operation=name, library=LIBRARY)
+        named: dict[str, Any] = {"precision": precision, "operation": name, "library": LIBRARY}
+        rows = Rowwise(function.text, tuple(values), wide=function.wide, **named)
         kinds = [base.Argument(value.kind, isinstance(value.kind, DType)) for value in values.values()]
         specialized, _ = rows.specialize(tuple([kind.encode() for kind in kinds]), None)
         stages = specialized.rows.stages
@@ -362,7 +363,9 @@ class _Recording:
         values = self._widened(values, precision)
         made = ones if specialized.is_whole else reduced(ones, axes, keepdims=keepdims)
         each = _Stage(len(self.statements), ones, axes, keepdims)
-        result = self._written(function.text, values, specialized.result, made, [each] * len(stages))
+        result = self._written(
+            rows.chosen(kinds).text, values, specialized.result, made, [each] * len(stages)
+        )
         return result if precision is None else self._rounded(result)
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeAlias
 
 from ..devices import AccelRef, Operand
-from ..expressions import ExpressionArgument, rows
+from ..expressions import ExpressionArgument, rows, scaled
 from ._actor import LIBRARY
 
 __all__ = ["cosine_similarity", "layer_norm", "log_softmax", "rms_norm", "softmax"]
@@ -18,10 +18,17 @@ _Axis: TypeAlias = "int | Sequence[int] | None"
 _Out: TypeAlias = "AccelRef | None"
 
 
+def _squares(name: str) -> str:
+    return f"real({name}) * real({name}) + imag({name}) * imag({name})"
+
+
 @_rows(
-    "a = sqrt(sum(real(x1) * real(x1) + imag(x1) * imag(x1)));"
-    "b = sqrt(sum(real(x2) * real(x2) + imag(x2) * imag(x2)));"
+    f"a = sqrt(sum({_squares('x1')})); b = sqrt(sum({_squares('x2')}));"
     "y = sum(conj(x1) * x2) / (maximum(a, eps) * maximum(b, eps))",
+    wide=scaled("x1", "u", "k")
+    + scaled("x2", "v", "m")
+    + f"a = sqrt(sum({_squares('u')})); b = sqrt(sum({_squares('v')}));"
+    "y = sum(conj(u) * v) / maximum(a, eps * k) / maximum(b, eps * m)",
     precision="float64",
 )
 async def cosine_similarity(
@@ -53,7 +60,9 @@ async def cosine_similarity(
 
 
 @_rows(
-    "d = x - mean(x); v = mean(real(d) * real(d) + imag(d) * imag(d));y = d / sqrt(v + eps) * weight + bias",
+    f"d = x - mean(x); v = mean({_squares('d')}); y = d / sqrt(v + eps) * weight + bias",
+    wide=f"{scaled('x', 'u', 'k', raises=False)} d = u - mean(u); v = mean({_squares('d')});"
+    "y = d / sqrt(v + eps * k * k) * weight + bias",
     precision="float64",
 )
 async def layer_norm(
@@ -101,7 +110,11 @@ async def log_softmax(x: Operand, axis: _Axis = None, *, out: _Out = None) -> Ac
     ...
 
 
-@_rows("y = x / sqrt(mean(real(x) * real(x) + imag(x) * imag(x)) + eps) * weight", precision="float64")
+@_rows(
+    f"y = x / sqrt(mean({_squares('x')}) + eps) * weight",
+    wide=scaled("x", "u", "k", raises=False) + f"y = u / sqrt(mean({_squares('u')}) + eps * k * k) * weight",
+    precision="float64",
+)
 async def rms_norm(
     x: Operand,
     weight: ExpressionArgument = 1,

@@ -12,13 +12,14 @@ the first NaN. Of no elements, `sum` and `count_nonzero` are 0, `prod` 1, `any` 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import TypeAlias
 
 from ..backends.base import DTypeLike
 from ..devices import AccelRef, Operand
-from ..expressions import reduction, rows
+from ..expressions import reduction, rows, scaled
 from ._actor import LIBRARY
 
 __all__ = [
@@ -40,10 +41,15 @@ Dtype: TypeAlias = "DTypeLike | None"
 
 # Without degrees of freedom it divides by zero, as NumPy does.
 VARIANCE = (
-    "d = x - mean(x); s = sum(real(d) * real(d) + imag(d) * imag(d)); "
+    "a = mean(x); d = x - a; s = sum(real(d) * real(d) + imag(d) * imag(d)); "
     "v = where(n > correction, s / (n - correction), s / 0.0)"
 )
-"""Of each element how far it is from the mean, ``d``, and the variance, ``v``."""
+"""The mean, ``a``, of each element how far it is from that, ``d``, and the variance, ``v``."""
+
+
+def of_scaled(text: str) -> str:
+    """Write an expression of ``x`` for elements whose squares do not overflow, by a factor ``q``."""
+    return scaled("x", "u", "q") + re.sub(r"\bx\b", "u", text)
 
 
 @_reduction("all")
@@ -196,7 +202,7 @@ async def prod(
     ...
 
 
-@_rows(f"{VARIANCE}; y = sqrt(v)", precision="float64")
+@_rows(f"{VARIANCE}; y = sqrt(v)", wide=of_scaled(f"{VARIANCE}; y = sqrt(v) / q"), precision="float64")
 async def std(
     x: Operand, axis: Axis = None, *, correction: float = 0, keepdims: bool = False, out: Out = None
 ) -> AccelRef:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from functools import partial
 
 from ..devices import AccelRef, Operand
-from ..expressions import reduction, rows
+from ..expressions import reduction, rows, scaled
 from ._actor import LIBRARY
-from ._reductions import VARIANCE, Axis, Dtype, Out
+from ._reductions import VARIANCE, Axis, Dtype, Out, of_scaled
 
 __all__ = [
     "kurtosis", "nanargmax", "nanargmin", "nanmax", "nanmean", "nanmin", "nanprod", "nanstd", "nansum",
@@ -23,18 +23,26 @@ _rows = partial(rows, library=LIBRARY)
 # Numbers that are there, their count in the dtype of the elements, and how far each is from their mean.
 _THERE = "k = where(x == x, x, 0); c = real(sum(where(x == x, 1, k)))"
 _NAN_VARIANCE = (
-    f"{_THERE}; d = where(x == x, x - sum(k) / c, 0);"
+    "d = where(x == x, {0} - sum({0}) / c, 0);"
     "v = where(c > correction, sum(real(d) * real(d) + imag(d) * imag(d)) / (c - correction), nan)"
 )
-_MOMENTS = "d = x - mean(x); v = mean(d * d)"
+# Equal elements differ from their mean by its rounding, all alike. What else they differ by counts as nothing
+# if it is no more than a rounding, as in SciPy.
+_IS_EQUAL = "m = mean(d); r = abs(2.220446049250313e-16 * a); e = v - real(m * conj(m)) <= r * r"
+_MOMENTS = f"{VARIANCE.replace('correction', '0')}; {_IS_EQUAL}"
+_KURTOSIS = f"{_MOMENTS}; y = where(e, nan, mean(d * d * d * d) / v / v - 3)"
+_WIDE_KURTOSIS = f"{_MOMENTS}; z = d / sqrt(v); y = where(e, nan, mean(z * z * z * z) - 3)"
+_SKEW = f"{_MOMENTS}; y = where(e, nan, mean(d * d * d) / v / sqrt(v))"
+_WIDE_SKEW = f"{_MOMENTS}; z = d / sqrt(v); y = where(e, nan, mean(z * z * z))"
+_ZSCORE = f"{VARIANCE}; {_IS_EQUAL}; y = d / where(e, nan, sqrt(v))"
 
 
-@_rows(f"{_MOMENTS}; y = where(v > 0, mean(d * d * d * d) / v / v - 3, nan)", precision="float64")
+@_rows(_KURTOSIS, wide=of_scaled(_WIDE_KURTOSIS), precision="float64")
 async def kurtosis(x: Operand, axis: Axis = 0, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Compute the excess kurtosis along axes, as `scipy.stats.kurtosis` does: 0 of a normal distribution.
 
-    It is computed in float64 and rounded once. It is NaN where all elements are equal. Arguments and errors
-    are those of `var`; complex numbers are refused.
+    It is computed in float64 and rounded once. It is NaN where all elements are equal, up to the rounding
+    of their mean. Arguments and errors are those of `var`; complex numbers are refused.
     """
     ...
 
@@ -99,7 +107,11 @@ async def nanprod(
     ...
 
 
-@_rows(f"{_NAN_VARIANCE}; y = sqrt(v)", precision="float64")
+@_rows(
+    f"{_THERE}; {_NAN_VARIANCE.format('k')}; y = sqrt(v)",
+    wide=f"{_THERE}; {scaled('k', 'u', 'q')} {_NAN_VARIANCE.format('u')}; y = sqrt(v) / q",
+    precision="float64",
+)
 async def nanstd(
     x: Operand, axis: Axis = None, *, correction: float = 0, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
@@ -121,7 +133,7 @@ async def nansum(
     ...
 
 
-@_rows(f"{_NAN_VARIANCE}; y = +v", precision="float64")
+@_rows(f"{_THERE}; {_NAN_VARIANCE.format('k')}; y = +v", precision="float64")
 async def nanvar(
     x: Operand, axis: Axis = None, *, correction: float = 0, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
@@ -141,20 +153,21 @@ async def ptp(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out
     ...
 
 
-@_rows(f"{_MOMENTS}; y = where(v > 0, mean(d * d * d) / v / sqrt(v), nan)", precision="float64")
+@_rows(_SKEW, wide=of_scaled(_WIDE_SKEW), precision="float64")
 async def skew(x: Operand, axis: Axis = 0, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Compute the skewness along axes, as `scipy.stats.skew` does.
 
-    It is computed in float64 and rounded once. It is NaN where all elements are equal. Arguments and errors
-    are those of `var`; complex numbers are refused.
+    It is computed in float64 and rounded once. It is NaN where all elements are equal, up to the rounding
+    of their mean. Arguments and errors are those of `var`; complex numbers are refused.
     """
     ...
 
 
-@_rows(f"{VARIANCE}; y = d / sqrt(v)", precision="float64")
+@_rows(_ZSCORE, wide=of_scaled(_ZSCORE), precision="float64")
 async def zscore(x: Operand, axis: Axis = 0, *, correction: float = 0, out: Out = None) -> AccelRef:
     """Compute how many standard deviations each element is from the mean along axes: `scipy.stats.zscore`.
 
-    The shape stays. Arguments and errors are those of `std`.
+    The shape stays. It is NaN where all elements are equal, up to the rounding of their mean. Arguments and
+    errors are those of `std`.
     """
     ...

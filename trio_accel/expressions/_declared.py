@@ -48,6 +48,11 @@ class DeclaredReduction(DeclaredFunction[ParametersP], Protocol[ParametersP]):
         ...
 
     @property
+    def wide(self) -> str | None:
+        """The same for arrays of float64 and complex128; see `Rowwise`."""
+        ...
+
+    @property
     def precision(self) -> str | None:
         """The least that it computes in; see `Rowwise`."""
         ...
@@ -171,13 +176,13 @@ def reduction(
             sent = message(*arguments, **named)
             return await device_of(sent.operation, *sent.arguments, sent.out).ask(sent)
 
-        return _declared(function, ask, message, f"{reduce}({text})", None)
+        return _declared(function, ask, message, f"{reduce}({text})", None, None)
 
     return declare
 
 
 def rows(
-    text: str, *, precision: str | None = "float32", library: str
+    text: str, *, precision: str | None = "float32", library: str, wide: str | None = None
 ) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], DeclaredReduction[ParametersP]]:
     """Declare a function that computes an expression of rows.
 
@@ -188,17 +193,19 @@ def rows(
         text: See `Rowwise`.
         precision: See `Rowwise`.
         library: See `Rowwise`.
+        wide: See `Rowwise`.
     """
 
     def declare(function: Any) -> Any:
         parameters = inspect.signature(function).parameters
         names = [name for name in parameters if name not in _OF_ROWS]
         numbers = {name for name in names if parameters[name].annotation == "float"}
-        made = Rowwise(text, names, precision=precision, operation=_operation(function), library=library)
+        named = {"operation": _operation(function), "library": library}
+        made = Rowwise(text, names, precision=precision, wide=wide, **named)
         bound = binder(_operation(function), function)
 
-        def message(*arguments: Any, **named: Any) -> ComputeRows:
-            given = bound(arguments, named)
+        def message(*arguments: Any, **options: Any) -> ComputeRows:
+            given = bound(arguments, options)
             for name in numbers:
                 if isinstance(given[name], np.generic):
                     given[name] = given[name].item()
@@ -207,7 +214,7 @@ def rows(
         async def ask(*arguments: Any, **named: Any) -> AccelRef:
             return await made.ask(message(*arguments, **named))
 
-        return _declared(function, ask, message, text, precision)
+        return _declared(function, ask, message, text, wide, precision)
 
     return declare
 
@@ -237,9 +244,12 @@ def binder(
     return bound
 
 
-def _declared(function: Any, ask: Any, message: Any, text: str, precision: str | None) -> Any:
+def _declared(
+    function: Any, ask: Any, message: Any, text: str, wide: str | None, precision: str | None
+) -> Any:
     declared: Any = functools.wraps(function)(ask)
-    declared.message, declared.text, declared.precision = message, text, precision
+    declared.message, declared.precision = message, precision
+    declared.text, declared.wide = text, wide
     return declared
 
 

@@ -41,12 +41,33 @@ from ._arguments import (
 from ._elementwise import Elementwise
 from ._reduction import Reduction
 
-__all__ = ["ComputeRows", "Rowwise"]
+__all__ = ["ComputeRows", "Rowwise", "scaled"]
 
 _OPTIONS = ("axis", "keepdims", "out")
 # A launch makes a row by a block. Fewer rows than this, and longer ones, would leave most of a GPU idle for
 # longer than two further launches take.
 _FEW_ROWS, _LONG_ROW = 256, 1 << 17
+_WIDEST = DType.float64, DType.complex128
+_LARGE, _SMALL, _STEP = 1e150, 1e-140, 2.0**600
+
+
+def scaled(value: str, to: str, factor: str, *, raises: bool = True) -> str:
+    """Write statements that bring the elements of rows where neither squares nor sums of them overflow.
+
+    The factor is a power of two, and 1 for almost all rows, so that no digit changes.
+
+    Args:
+        value: Name of the elements, of float64 or complex128.
+        to: Name of what they become.
+        factor: Name of the factor.
+        raises: Whether it makes small elements larger, too.
+    """
+    total = f"{factor}_of"
+    small = f"where({total} < {_SMALL}, {_STEP}, 1.0)" if raises else "1.0"
+    return (
+        f"{total} = sum(abs({value})); {factor} = where({total} > {_LARGE}, {1 / _STEP}, {small});"
+        f"{to} = {value} * {factor}; "
+    )
 
 
 class Rowwise:
@@ -67,6 +88,8 @@ class Rowwise:
             `Elementwise` and `Reduction` compute.
         operation: Name of the operation, such as ``"arrays.softmax"``.
         library: Import path of the library actor that serves it.
+        wide: The statements for arrays that are of float64 or complex128 themselves, where squares of others
+            do not overflow; by default the same. Where `text` does not overflow, both make the same.
 
     Raises:
         ValueError: The expression has something that is not allowed.
@@ -76,9 +99,17 @@ class Rowwise:
     """
 
     def __init__(
-        self, text: str, inputs: Sequence[str], *, precision: str | None, operation: str, library: str
+        self,
+        text: str,
+        inputs: Sequence[str],
+        *,
+        precision: str | None,
+        operation: str,
+        library: str,
+        wide: str | None = None,
     ) -> None:
         self._rows = RowExpression.parse(text, tuple(inputs))
+        self._wide_rows = self._rows if wide is None else RowExpression.parse(wide, tuple(inputs))
         if not self._rows.stages:
             raise ValueError(f"the expression of rows reduces nothing: {text}")
         self._is_index = any(stage.is_index for stage in self._rows.stages)
@@ -180,6 +211,11 @@ class Rowwise:
         scalars = taken.scalars + pack_scalars([count], [DType.int64])
         return Planned(RowsSpec(text, axes, taken.arrays, made.spec, scalars), made)
 
+    def chosen(self, arguments: Sequence[Argument]) -> RowExpression:
+        """Return the statements for arguments of certain types."""
+        is_wide = any(each.is_array and each.dtype in _WIDEST for each in arguments)
+        return self._wide_rows if is_wide else self._rows
+
     def _specialized(self, signature: tuple[str, ...], out: DType | None) -> tuple[SpecializedRows, str]:
         """Find the types: those that are computed in, and that of the result, which is NumPy's."""
         arguments = tuple(map(Argument.decode, signature))
@@ -198,7 +234,9 @@ class Rowwise:
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.operation}: {error}") from None
         result = result_dtype(self.operation, "the result", plain.dtype, None, out) or plain.dtype
-        specialized = SpecializedRows(self._rows.widened(casts), arguments, result)
+        chosen = self.chosen(arguments)
+        usual = None if chosen is self._rows else self._rows.widened(casts)
+        specialized = SpecializedRows(chosen.widened(casts), arguments, result, usual)
         return specialized, specialized.encode()
 
     def _made_steps(self, signature: tuple[str, ...], out: DType | None) -> _Steps:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from ..devices import AccelRef, Operand
-from ..expressions import ExpressionArgument, Rowwise, rows
+from ..expressions import ExpressionArgument, Rowwise, rows, scaled
 from ._library import LIBRARY, Axis, Out, check_array, check_choice
 from ._losses import Loss, LossReduction
 
@@ -77,6 +77,8 @@ _COSINE = Loss(
 _MEANT = Loss("nn.triplet_margin_loss", "v = maximum(x - target + margin, 0)", "v = +x", ("margin",))
 _COSINES = Rowwise(
     "y = sum(x1 * x2) / sqrt((sum(x1 * x1) + 1e-12) * (sum(x2 * x2) + 1e-12))", ("x1", "x2"),
+    wide=scaled("x1", "u", "k", raises=False) + scaled("x2", "v", "m", raises=False) +
+    "y = sum(u * v) / sqrt(sum(u * u) + 1e-12 * k * k) / sqrt(sum(v * v) + 1e-12 * m * m)",
     precision="float64", operation="nn.cosine_embedding_loss", library=LIBRARY,
 )  # fmt: skip
 
@@ -334,7 +336,11 @@ async def triplet_margin_loss(
     return await _MEANT.reduced(near, apart, reduction, float(margin))
 
 
-@_rows("d = x1 - x2 + eps; y = sqrt(sum(d * d))", precision="float64")
+@_rows(
+    "d = x1 - x2 + eps; y = sqrt(sum(d * d))",
+    wide=f"d = x1 - x2 + eps; {scaled('d', 'u', 'k')} y = sqrt(sum(u * u)) / k",
+    precision="float64",
+)
 async def pairwise_distance(
     x1: Operand, x2: Operand, axis: Axis = -1, *, eps: float = 1e-6, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
@@ -360,7 +366,11 @@ async def pairwise_distance(
     ...
 
 
-@_rows("y = x / maximum(sqrt(sum(real(x) * real(x) + imag(x) * imag(x))), eps)", precision="float64")
+@_rows(
+    "y = x / maximum(sqrt(sum(real(x) * real(x) + imag(x) * imag(x))), eps)",
+    wide=scaled("x", "u", "k") + "y = u / maximum(sqrt(sum(real(u) * real(u) + imag(u) * imag(u))), eps * k)",
+    precision="float64",
+)
 async def normalize(x: Operand, axis: Axis = 1, *, eps: float = 1e-12, out: Out = None) -> AccelRef:
     """Divide vectors by their Euclidean norms, as `torch.nn.functional.normalize` does: one launch.
 

@@ -17,7 +17,7 @@ import numpy as np
 from ..backends.base import DType
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import whole
-from ..expressions import Elementwise, ExpressionArgument, Rowwise, reduced
+from ..expressions import Elementwise, ExpressionArgument, Rowwise, reduced, scaled
 from ..expressions._arguments import axes_of
 from ._library import LIBRARY, Axis, Out, check_array, check_range, check_real, summing
 
@@ -60,18 +60,32 @@ class RMSNormGradients(NamedTuple):
 
 
 # Ioffe and Szegedy, Batch Normalization (2015); Ba, Kiros and Hinton, Layer Normalization (2016).
-_CENTRED = "d = x - mean(x); r = 1 / sqrt(mean(d * d) + eps)"
-_ROOT = "d = +x; r = 1 / sqrt(mean(d * d) + eps)"
-_PARTS = {
-    "y": f"{_CENTRED}; y = d * r * weight + bias",
-    "mean": "y = mean(x)",
-    "var": "d = x - mean(x); y = mean(d * d)",
-    "x": f"{_CENTRED}; g = grad * weight; y = (g - mean(g) - d * r * (mean(g * d) * r)) * r",
-    "rms x": f"{_ROOT}; g = grad * weight; y = (g - d * r * (mean(g * d) * r)) * r",
-    "product": f"{_CENTRED}; y = grad * (d * r)",
-    "rms product": f"{_ROOT}; y = grad * (d * r)",
-    "weight": f"{_CENTRED}; y = sum(grad * d) * r",
-}
+# The inverse of the deviation, and what it is for the elements before they were scaled.
+_CENTRED = "d = x - mean(x); r = 1 / sqrt(mean(d * d) + eps)", "r"
+_ROOT = "d = +x; r = 1 / sqrt(mean(d * d) + eps)", "r"
+_SCALED = scaled("x", "u", "k", raises=False)
+_LAST = "r = 1 / sqrt(mean(d * d) + eps * k * k)", "(r * k)"
+_WIDE_CENTRED = f"{_SCALED} d = u - mean(u); {_LAST[0]}", _LAST[1]
+_WIDE_ROOT = f"{_SCALED} d = +u; {_LAST[0]}", _LAST[1]
+
+
+def _parts(centred: tuple[str, str], root: tuple[str, str]) -> dict[str, str]:
+    def slope(first: str, last: str) -> str:
+        return f"{first}; g = grad * weight; y = (g - mean(g) - d * r * (mean(g * d) * r)) * {last}"
+
+    return {
+        "y": f"{centred[0]}; y = d * r * weight + bias",
+        "mean": "y = mean(x)",
+        "var": "d = x - mean(x); y = mean(d * d)",
+        "x": slope(*centred),
+        "rms x": slope(*root).replace(" - mean(g) -", " -"),
+        "product": f"{centred[0]}; y = grad * (d * r)",
+        "rms product": f"{root[0]}; y = grad * (d * r)",
+        "weight": f"{centred[0]}; y = sum(grad * d) * r",
+    }
+
+
+_PARTS, _WIDE_PARTS = _parts(_CENTRED, _ROOT), _parts(_WIDE_CENTRED, _WIDE_ROOT)
 _INPUTS = {
     "y": ("x", "weight", "bias", "eps"),
     "mean": ("x",),
@@ -85,7 +99,8 @@ _INPUTS = {
 @functools.cache
 def _part(name: str, part: str) -> Rowwise:
     inputs = _INPUTS[part.removeprefix("rms ")]
-    return Rowwise(_PARTS[part], inputs, precision="float64", operation=name, library=LIBRARY)
+    text, wide = _PARTS[part], _WIDE_PARTS[part]
+    return Rowwise(text, inputs, precision="float64", operation=name, library=LIBRARY, wide=wide)
 
 
 async def _made(name: str, part: str, *given: ExpressionArgument, axis: Axis, out: Out = None) -> AccelRef:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import attrs
 import numpy as np
@@ -15,7 +15,10 @@ from ._checked import check_places
 from ._functions import FUNCTIONS, SPECIAL
 from ._typing import Step, TypedExpression
 
-__all__ = ["Places", "evaluate"]
+__all__ = ["Overflow", "Places", "evaluate"]
+
+Overflow: TypeAlias = Literal["ignore", "raise"]
+"""What is done when a step over- or underflows."""
 
 _UFUNCS = {function.name: function.ufunc for function in FUNCTIONS.values() if function.ufunc is not None}
 
@@ -153,6 +156,7 @@ def evaluate(
     indices: Mapping[int, npt.NDArray[Any]] = _NOTHING,
     loaded: Mapping[int, npt.NDArray[Any]] = _NOTHING,
     out: npt.NDArray[Any] | None = None,
+    overflow: Overflow = "ignore",
 ) -> list[npt.NDArray[Any]]:
     """Compute the results for arrays that broadcast, and NumPy scalars.
 
@@ -163,16 +167,18 @@ def evaluate(
         indices: By their axes, indices of the elements of the result.
         loaded: By their numbers, the arguments that elements are loaded from.
         out: Where the only result is made, if the function that makes it can write there.
+        overflow: What is done when a step over- or underflows.
 
     Returns:
         The results, which may be arguments, or broadcast.
 
     Raises:
         OutOfRangeError: An index that is checked is outside.
+        FloatingPointError: A step over- or underflows, and that is to be raised.
     """
     values: list[Any] = []
     left = _last_uses(expression)
-    with np.errstate(all="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over=overflow, under=overflow):
         for number, step in enumerate(expression.steps):
             if step.function == "index":
                 value: Any = indices[int(step.value.real)]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..dtypes import DType
 from ..foreign_names import instead_of
-from ._evaluate import evaluate
+from ._evaluate import Overflow, evaluate
 from ._expression import Expression, parse
 from ._typing import ArgumentType, TypedExpression, Weak, typed
 
@@ -233,6 +233,7 @@ def evaluate_reduction(
     arguments: Sequence[Any],
     shape: tuple[int, ...],
     axes: tuple[int, ...],
+    overflow: Overflow = "ignore",
 ) -> npt.NDArray[Any]:
     """Compute a reduction by NumPy; the axes that are reduced go.
 
@@ -241,11 +242,12 @@ def evaluate_reduction(
         arguments: Arrays and NumPy scalars of its types, which broadcast to `shape`.
         shape: Extents before the reduction.
         axes: Which axes, from 0 on, in order.
+        overflow: What is done when a step over- or underflows.
     """
-    with np.errstate(all="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over=overflow, under=overflow):
         ufunc = _UFUNCS.get(reduction.reduction.name)
         if ufunc is not None:
-            result = _by_ufunc(reduction, ufunc, arguments, shape, axes)
+            result = _by_ufunc(reduction, ufunc, arguments, shape, axes, overflow)
         else:
             (values,) = evaluate(reduction.map, arguments)
             result = _combine(reduction, np.broadcast_to(values, shape), axes)
@@ -264,19 +266,20 @@ def _by_ufunc(
     arguments: Sequence[Any],
     shape: tuple[int, ...],
     axes: tuple[int, ...],
+    overflow: Overflow,
 ) -> npt.NDArray[Any]:
     """Reduce rows of the first axis, so many at a time that the mapped values fit into the caches."""
     size = math.prod(shape)
     rows = max(1, _PIECE * shape[0] // size) if shape and size > _PIECE else 0
     if not rows:
-        (values,) = evaluate(reduction.map, arguments)
+        (values,) = evaluate(reduction.map, arguments, overflow=overflow)
         values = np.broadcast_to(values, shape)
         return np.asarray(ufunc.reduce(values, axis=axes, dtype=reduction.accumulator.dtype))
     whole = [np.broadcast_to(each, shape) if np.ndim(each) else each for each in arguments]
     parts: list[npt.NDArray[Any]] = []
     for start in range(0, shape[0], rows):
         piece = [each[start : start + rows] if np.ndim(each) else each for each in whole]
-        (values,) = evaluate(reduction.map, piece)
+        (values,) = evaluate(reduction.map, piece, overflow=overflow)
         values = np.broadcast_to(values, (min(rows, shape[0] - start), *shape[1:]))
         parts.append(np.asarray(ufunc.reduce(values, axis=axes, dtype=reduction.accumulator.dtype)))
     if 0 not in axes:

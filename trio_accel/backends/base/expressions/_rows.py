@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..dtypes import DType
-from ._evaluate import evaluate
+from ._evaluate import Overflow, evaluate
 from ._expression import Expression, parse
 from ._functions import CONSTANTS, FUNCTIONS
 from ._reduction import REDUCTIONS, WIDER, Reduction, TypedReduction, evaluate_reduction, typed_reduction
@@ -226,11 +226,13 @@ class SpecializedRows:
         rows: The expression.
         arguments: How it gets its inputs; behind the last one, it gets the count of elements.
         result: Type that the result is converted to.
+        usual: What makes the same in less time where no step of it over- or underflows; None for nothing.
     """
 
     rows: RowExpression
     arguments: tuple[Argument, ...]
     result: DType
+    usual: RowExpression | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -248,22 +250,35 @@ class SpecializedRows:
         """Its steps."""
         return typed_rows(self.rows, [argument.kind for argument in self.arguments], self.result)
 
+    @functools.cached_property
+    def typed_usual(self) -> TypedRows | None:
+        """The steps of `usual`."""
+        if self.usual is None:
+            return None
+        return typed_rows(self.usual, [argument.kind for argument in self.arguments], self.result)
+
     def encode(self) -> str:
         """It as a text; what is equal has equal texts."""
         kinds = [argument.encode() for argument in self.arguments]
-        return json.dumps([self.rows.text, self.rows.inputs, kinds, self.result.value])
+        usual = None if self.usual is None else self.usual.text
+        return json.dumps([self.rows.text, self.rows.inputs, kinds, self.result.value, usual])
 
     @staticmethod
     @functools.lru_cache(1024)
     def decode(text: str) -> SpecializedRows:
         """Decode a text of `encode`."""
-        statements, inputs, kinds, result = json.loads(text)
+        statements, inputs, kinds, result, other = json.loads(text)
         rows = RowExpression.parse(statements, tuple(inputs))
-        return SpecializedRows(rows, tuple(map(Argument.decode, kinds)), DType(result))
+        usual = None if other is None else RowExpression.parse(other, tuple(inputs))
+        return SpecializedRows(rows, tuple(map(Argument.decode, kinds)), DType(result), usual)
 
 
 def evaluate_rows(
-    typed: TypedRows, arguments: Sequence[Any], shape: tuple[int, ...], axes: tuple[int, ...]
+    typed: TypedRows,
+    arguments: Sequence[Any],
+    shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    overflow: Overflow = "ignore",
 ) -> npt.NDArray[Any]:
     """Compute it by NumPy: the result broadcasts to `shape`, or to that with one element along the axes.
 
@@ -272,12 +287,16 @@ def evaluate_rows(
         arguments: Arrays and NumPy scalars of its types, which broadcast to `shape`, but for the count.
         shape: Extents before the reductions.
         axes: Which axes are reduced, from 0 on, in order.
+        overflow: What is done when a step over- or underflows.
+
+    Raises:
+        FloatingPointError: A step does, and that is to be raised.
     """
     values = dict(zip(typed.rows.inputs, arguments, strict=True))
     values[COUNT] = np.int64(math.prod(shape[axis] for axis in axes))
     kept = [1 if axis in axes else extent for axis, extent in enumerate(shape)]
     for number, stage in enumerate(typed.stages):
         given = [values[name] for name in stage.reduction.map.inputs]
-        values[found(number)] = evaluate_reduction(stage, given, shape, axes).reshape(kept)
-    (result,) = evaluate(typed.last, [values[name] for name in typed.rows.last.inputs])
+        values[found(number)] = evaluate_reduction(stage, given, shape, axes, overflow).reshape(kept)
+    (result,) = evaluate(typed.last, [values[name] for name in typed.rows.last.inputs], overflow=overflow)
     return result

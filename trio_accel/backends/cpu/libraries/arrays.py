@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -113,7 +114,17 @@ def rows(spec: RowsSpec, call: HostCall) -> None:
     for piece in _row_pieces(shape, spec.axes):
         here = [array[piece] for array in arrays]
         given = _arguments(specialized.arguments, range(len(specialized.arguments)), here, scalars)
-        out[piece] = evaluate_rows(specialized.typed, list(given), here[0].shape, spec.axes)
+        out[piece] = _evaluated(specialized, list(given), here[0].shape, spec.axes)
+
+
+def _evaluated(
+    specialized: SpecializedRows, given: Sequence[Any], shape: tuple[int, ...], axes: tuple[int, ...]
+) -> HostArray:
+    """Compute rows as usual, and in the way that takes longer only where a step over- or underflows."""
+    if specialized.typed_usual is not None:
+        with suppress(FloatingPointError):
+            return evaluate_rows(specialized.typed_usual, given, shape, axes, "raise")
+    return evaluate_rows(specialized.typed, given, shape, axes)
 
 
 def _row_pieces(shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
