@@ -16,6 +16,7 @@ import attrs
 import httpx2
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.telemetry import Dashboard, SystemSnapshot, open_dashboard
@@ -275,6 +276,24 @@ async def test_no_snapshot_is_made_while_nobody_looks(
     monkeypatch.setattr(dashboard.recorder, "snapshot", lambda: made.append(1))
     await trio.sleep(0.5)
     assert not made
+
+
+async def test_a_page_begins_with_what_was_recorded_before(
+    client: httpx2.AsyncClient, dashboard: Dashboard, system: ta.System
+) -> None:
+    worker = await system.spawn(Worker, name="worker")
+    with suppress(ta.ActorFailedError):
+        await worker.tell(Fail("it is not here"))
+    await wait_all_tasks_blocked(0.01)
+    dashboard.recorder.look()
+    dashboard.recorder.counter("tokens").add(3)
+    text = (await client.get("")).text
+    shown = json.loads(text[text.index('{"past"') : text.index("</script>", text.index('{"past"'))])
+    assert len(shown["past"]) >= 2
+    times = [time for time, _, _ in shown["past"]]
+    assert times == sorted(times)
+    assert "test/worker Fail" in [name for name, _, _ in shown["past"][-1][2]]
+    assert [one["value"] for one in shown["readings"] if one["name"] == "tokens"] == [3.0]
 
 
 async def test_a_port_that_is_taken(system: ta.System) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import AbstractContextManager, asynccontextmanager
 from contextvars import Context, copy_context
 from functools import partial
@@ -22,6 +22,7 @@ from ._handlers import ActorBase, HandlerTable, collect_handlers
 from ._incarnation import Incarnation
 from ._messages import AnyMessage, Envelope, EnvelopeState, Message
 from ._outcomes import DeferredReply
+from ._readings import Reading
 from ._ref import Ref, cell_behind
 from ._supervisor import Spawner, Supervisor
 from ._tree import ActorSnapshot
@@ -424,6 +425,15 @@ class ActorContext(Spawner):
             note: Called for every snapshot, on the Trio thread; it must be quick and must not raise.
         """
         self._incarnation.note = note
+
+    @enable_ki_protection
+    def show_readings(self, readings: Callable[[], Iterable[Reading]]) -> None:
+        """Show figures of this incarnation in snapshots, and so in metrics.
+
+        Args:
+            readings: Called for every snapshot, on the Trio thread; it must be quick and must not raise.
+        """
+        self._incarnation.readings = readings
 
     @enable_ki_protection
     def show_process(self, pid: int) -> None:

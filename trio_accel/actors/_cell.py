@@ -273,6 +273,9 @@ class Cell:
             expired=self.outcomes.expired,
             deferred=len(self.outcomes.deferred),
             note=None if incarnation is None or incarnation.note is None else incarnation.note(),
+            readings=()
+            if incarnation is None or incarnation.readings is None
+            else tuple([attrs.evolve(one, path=self.path) for one in incarnation.readings()]),
             last_error=None if error is None else describe(error),
             children=children + shown,
         )

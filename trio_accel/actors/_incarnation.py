@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import Context
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from ._handlers import NOT_NOW, ActorBase, Group, Handler, HandlerTable
 from ._mailbox import Mailbox
 from ._messages import EXPIRED, Envelope, EnvelopeState, Party
 from ._outcomes import DeferredReply, Outcomes
+from ._readings import Reading
 from ._tasks import running
 from ._tree import ActorSnapshot
 
@@ -73,6 +74,8 @@ class Incarnation:
     shown: Callable[[], tuple[ActorSnapshot, ...]] | None = attrs.field(default=None, init=False)
     # A text about this one, for the tree.
     note: Callable[[], str] | None = attrs.field(default=None, init=False)
+    # Figures of this one, for the tree.
+    readings: Callable[[], Iterable[Reading]] | None = attrs.field(default=None, init=False)
     # Messages of groups, by the tasks that serve them.
     grouped: dict[trio.lowlevel.Task, Envelope] = attrs.field(
         factory=dict[trio.lowlevel.Task, Envelope], init=False

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import attrs
 
+from ._readings import Reading
+
 __all__ = ["ActorFigures", "ActorSnapshot"]
 
 # Columns of a printed note or error.
@@ -62,11 +64,13 @@ class ActorSnapshot(ActorFigures):
         note: A text of the actor about itself, or None; a device tells the cost of its next recovery. The
             printed one is cut off.
         last_error: Error of the last incarnation that failed, in full, or None. The printed one is cut off.
+        readings: Figures that the actor shows of itself.
         children: Snapshots of the children in start order.
     """
 
     incarnation: int = 0
     note: str | None = None
+    readings: tuple[Reading, ...] = attrs.field(default=(), repr=False)
     children: tuple[ActorSnapshot, ...] = attrs.field(default=(), repr=lambda them: f"<{len(them)}>")
 
     @property

@@ -152,7 +152,7 @@ def _devices(devices: Sequence[DeviceRow], width: int) -> Iterator[Text]:
             ("" if memory is None else _used(memory), ""),
             (f"{device.in_flight} in flight", ""),
             ("" if recovery is None else f"recovered in {_format_seconds(recovery)}", ""),
-            ("" if cost is None else f"restart {_format_seconds(cost)}", ""),
+            ("" if cost is None else f"{_start(device)} {_format_seconds(cost)}", ""),
             (f"{device.pending} waiting" if device.pending else "", "yellow"),
             (_where(device), "dim"),
         ]
@@ -162,6 +162,11 @@ def _devices(devices: Sequence[DeviceRow], width: int) -> Iterator[Text]:
             # The reason has a line of its own: it is what a person can change.
             for text in device.recovery_text.split("; ", 1):
                 yield _one_line(f"  {text}", width, "yellow")
+
+
+def _start(device: DeviceRow) -> str:
+    """Name the start whose time is known: the first one takes longer than a recovery."""
+    return "first start" if (device.recovery_text or "").startswith("first start") else "restart"
 
 
 def _where(device: DeviceRow) -> str:
@@ -391,6 +396,7 @@ _KEYS = (
     ("e", "the last failures, with their tracebacks"),
     ("o", "messages by actor and type"),
     ("l", "libraries of devices, with their plans"),
+    ("c", "counters and other figures of the program and of patterns"),
     ("p", "pause; also the space bar"),
     ("escape", "back to the whole tree"),
     ("?", "this page"),
@@ -445,6 +451,21 @@ def _libraries_page(snapshot: SystemSnapshot, width: int) -> Iterator[Text]:
         yield _one_line("no library of a device is in use", width, "dim")
 
 
+def _readings_page(snapshot: SystemSnapshot, width: int) -> Iterator[Text]:
+    line = _columns((10, 10, 24), width)
+    yield _one_line(line("figure", ("value", "mean", "actor")).ljust(width), width, "reverse")
+    for one in snapshot.readings:
+        labels = ", ".join(f"{name}={value}" for name, value in one.labels if value)
+        values, mean = sum(one.counts), ""
+        if values:
+            mean = f"{one.value / values:.3g}"
+        shown = _format_count(values if one.kind == "histogram" else one.value)
+        path = one.path.partition("/")[2] or one.path
+        yield _one_line(line(f"{one.name} {labels}", [shown or "0", mean, path]), width)
+    if not snapshot.readings:
+        yield _one_line("no figures: recorder.counter() makes one", width, "dim")
+
+
 def _percent(share: float | None) -> str:
     """In whole percent, rounded down: 100 % is all of them."""
     return "" if share is None else f"{int(100 * share)} %"
@@ -476,5 +497,6 @@ _PAGES: Mapping[str, Callable[[SystemSnapshot, int], Iterator[Text]]] = {
     "failures": _failures_page,
     "operations": _operations_page,
     "libraries": _libraries_page,
+    "readings": _readings_page,
     "help": _help_page,
 }

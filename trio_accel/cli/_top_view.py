@@ -11,7 +11,7 @@ from trio_accel.telemetry import ActorRow, SystemSnapshot
 
 __all__ = ["SORTS", "Line", "Page", "Sort", "View", "lines_of"]
 
-Page: TypeAlias = Literal["failures", "operations", "libraries", "help"]
+Page: TypeAlias = Literal["failures", "operations", "libraries", "readings", "help"]
 
 
 @attrs.frozen
@@ -196,6 +196,7 @@ _ACTIONS: Mapping[str, Callable[[View], None]] = {
     "S": lambda view: view.sort_by_next(-1),
     "e": lambda view: view.show("failures"),
     "o": lambda view: view.show("operations"),
+    "c": lambda view: view.show("readings"),
     "l": lambda view: view.show("libraries"),
     "?": lambda view: view.show("help"),
     "escape": lambda view: view.back(),

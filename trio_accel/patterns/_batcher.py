@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Callable, Hashable
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeAlias, final
@@ -11,7 +11,16 @@ from typing import TypeAlias, final
 import attrs
 import trio
 
-from ..actors import ActorContext, DeferredReply, MailboxFullError, Overflow, handles, quick
+from ..actors import (
+    ActorContext,
+    DeferredReply,
+    MailboxFullError,
+    Overflow,
+    Reading,
+    Spread,
+    handles,
+    quick,
+)
 from ._batches import (
     BatchLimits,
     BatchModel,
@@ -24,7 +33,20 @@ from ._batches import (
     may_be_one_request,
 )
 from ._numbers import must_be_count, must_be_positive
-from ._servants import Call, ItemT, Model, ResultT, Servant, as_callable, end_with_incarnation
+from ._servants import (
+    QUEUE_WAIT,
+    REFUSED,
+    WAITS,
+    Call,
+    ItemT,
+    Model,
+    ResultT,
+    Servant,
+    as_callable,
+    count,
+    end_with_incarnation,
+    readings_of,
+)
 
 __all__ = ["Batcher", "BatcherStatistics"]
 
@@ -165,10 +187,12 @@ class Batcher(Servant[ItemT, ResultT]):
         self._timer: trio.CancelScope | None = None
         self._bell = trio.Event()
         self._counts = Counts()
+        self._sizes, self._waits = Spread([2.0**power for power in range(11)]), Spread(WAITS)
 
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Hold the tasks that run the batches."""
+        context.show_readings(self.readings)
         try:
             async with trio.open_nursery() as self._nursery:
                 yield
@@ -223,6 +247,13 @@ class Batcher(Servant[ItemT, ResultT]):
             last_size=self._queue.last_size,
             **attrs.asdict(self._counts),
         )
+
+    def readings(self) -> Iterator[Reading]:
+        """Yield the counts that metrics show, with sizes of batches and waits for them."""
+        yield from readings_of(self._counts)
+        yield count(*REFUSED, self._counts.refused, tenant="")
+        yield self._sizes.reading("batch_size", "Requests in a batch when the model gets it.")
+        yield self._waits.reading(*QUEUE_WAIT)
 
     def _cost_of(self, item: ItemT, function: Callable[[ItemT], float]) -> float:
         cost = function(item)
@@ -284,6 +315,10 @@ class Batcher(Servant[ItemT, ResultT]):
             entries = await self._next_batch()
             self._is_led = False
             if entries:
+                self._sizes.add(len(entries))
+                now = trio.current_time()
+                for entry in entries:
+                    self._waits.add(now - entry.arrived)
                 run = BatchRun(self._model, entries, self._blame, self._counts)
                 self._running[run] = None
                 if self._queue.count:

@@ -23,7 +23,9 @@ from ..actors import (
     DeferredReply,
     MailboxFullError,
     NotExecutedError,
+    Reading,
     Request,
+    Spread,
     handles,
     quick,
 )
@@ -31,7 +33,19 @@ from ._admission import RateLimit
 from ._bounded import KeyedStates
 from ._leaving import Leavers
 from ._numbers import must_be_count, must_be_positive
-from ._servants import Call, ItemT, Model, ResultT, TaskServant, as_callable, end_with_incarnation
+from ._servants import (
+    QUEUE_WAIT,
+    REFUSED,
+    WAITS,
+    Call,
+    ItemT,
+    Model,
+    ResultT,
+    TaskServant,
+    as_callable,
+    count,
+    end_with_incarnation,
+)
 
 __all__ = ["FairCall", "FairScheduler", "FairStatistics", "UnknownTenantError", "Weights"]
 
@@ -42,6 +56,8 @@ ValueT = TypeVar("ValueT")
 # Tags are whole numbers of this part of a unit. As floats, a small step would be lost in a large tag, and its
 # tenant be served for ever.
 _UNIT = 2.0**128
+# Tenants that metrics tell apart, and characters of their names.
+_MOST_NAMED, _LONGEST_NAME, _OTHERS = 100, 100, "(other)"
 _LEAST_WEIGHT, _MOST_WEIGHT = 1e-6, 1e6
 _MOST_COST = 1e9
 # D123: refusals that a tenant gets at once, and after these so many together. One takes 16 us of the loop.
@@ -381,6 +397,7 @@ class _Turn(Generic[ItemT]):
         item: The model's input.
         tenant: Its tenant.
         deadline: When its asker gives up.
+        arrived: When it came.
         reply: Where its outcome goes.
         entry: Its place in the queue; None if it waits for its refusal.
         scope: Of its task; None before its turn.
@@ -390,6 +407,7 @@ class _Turn(Generic[ItemT]):
     item: ItemT
     deadline: float
     tenant: Hashable = None
+    arrived: float = attrs.field(factory=trio.current_time, init=False)
     reply: DeferredReply[Any] = attrs.field(init=False)
     entry: Queued[_Turn[ItemT]] | None = attrs.field(default=None, init=False)
     scope: trio.CancelScope | None = attrs.field(default=None, init=False)
@@ -466,6 +484,8 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
         self._refused_later = defaultdict[Hashable, _Refused[ItemT]](OrderedDict)
         self._leavers = Leavers()
         self._requests = self._refused = 0
+        self._refused_of = Counter[str]()
+        self._waits = Spread(WAITS)
         self._costs: dict[Hashable, float] = {}
         self._cost_of_others = 0.0
 
@@ -519,6 +539,13 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
             tenants=queue.tenants,
         )
 
+    def readings(self) -> Iterator[Reading]:
+        """Yield the counts that metrics show, with waits, and refusals by tenants that have a weight."""
+        yield from super().readings()
+        for tenant, value in self._refused_of.items():
+            yield count(*REFUSED, value, tenant=tenant)
+        yield self._waits.reading(*QUEUE_WAIT)
+
     def _said_of(self, item: ItemT) -> tuple[Hashable, float]:
         tenant = None if self._tenant_of is None else self._tenant_of(item)
         hash(tenant)
@@ -542,6 +569,9 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
 
     def _refuse(self, turn: _Turn[ItemT], error: Exception) -> DeferredReply[ResultT]:
         self._refused += 1
+        # Keys of strangers have no end, and may be secrets: these are one tenant here.
+        name = str(turn.tenant)[:_LONGEST_NAME] if turn.tenant in self._weights else _OTHERS
+        self._refused_of[name if len(self._refused_of) < _MOST_NAMED else _OTHERS] += 1
         # Those that have no requests here share a pace: their keys have no end.
         key = turn.tenant if self._queue.has(turn.tenant) else None
         # Otherwise the asker would ask again at once, and thousands of them leave the loop to nothing else.
@@ -639,5 +669,6 @@ class FairScheduler(TaskServant[ItemT, ResultT]):
             self._begin(entry.value)
 
     def _begin(self, turn: _Turn[ItemT]) -> None:
+        self._waits.add(trio.current_time() - turn.arrived)
         turn.scope = trio.CancelScope(deadline=turn.deadline)
         self.start_for(turn.reply, turn.scope, partial(self._answer_in_turn, turn), lambda: turn.has_begun)

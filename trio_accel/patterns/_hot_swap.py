@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, Generic, TypeAlias
@@ -12,9 +12,9 @@ import attrs
 import outcome
 import trio
 
-from ..actors import ActorContext, DeferredReply, Request, handles
+from ..actors import ActorContext, DeferredReply, Reading, Request, handles
 from ._numbers import must_be_positive
-from ._servants import CallStatistics, ItemT, Model, ResultT, TaskServant, as_callable, outcome_of
+from ._servants import CallStatistics, ItemT, Model, ResultT, TaskServant, as_callable, count, outcome_of
 
 __all__ = [
     "Deployment",
@@ -336,6 +336,13 @@ class HotSwap(TaskServant[ItemT, ResultT]):
                 loaded.closed.set()
                 if self._previous is loaded:
                     self._previous = None
+
+    def readings(self) -> Iterator[Reading]:
+        """Yield the counts that metrics show, with those of swaps."""
+        yield from super().readings()
+        for outcome_of_it, value in (("swapped", self._swaps), ("failed", self._failed_swaps)):
+            text = "Swaps of a model by what became of them."
+            yield count("model_swaps", text, value, outcome=outcome_of_it)
 
     def statistics(self) -> HotSwapStatistics:
         """Tell what was done."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
@@ -19,6 +19,7 @@ from ..actors import (
     ActorStoppedError,
     DeferredReply,
     ItemRequest,
+    Reading,
     Ref,
     Request,
     Serves,
@@ -60,6 +61,10 @@ class Servant(Actor, Serves[ItemT_contra, ResultT_co]):
     def statistics(self) -> object:
         """Return the counts so far, as a frozen record; None if it counts nothing."""
         return None
+
+    def readings(self) -> Iterator[Reading]:
+        """Yield the counts that metrics show."""
+        yield from ()
 
     @handles(GetStatistics)
     async def _serve_statistics(self, message: GetStatistics) -> object:
@@ -145,6 +150,24 @@ async def running_beside(work: Callable[[], Awaitable[None]]) -> AsyncGenerator[
         raise failed
 
 
+def count(name: str, help: str, value: float, **labels: str) -> Reading:  # noqa: A002  # as in metrics
+    """Make the reading of a counter."""
+    return Reading(name=name, kind="counter", help=help, value=value, labels=tuple(labels.items()))
+
+
+def readings_of(counts: object) -> Iterator[Reading]:
+    """Yield what became of calls: those of the outcomes that a record counts."""
+    for outcome_of_it in ("answered", "failed", "cancelled"):
+        value = getattr(counts, outcome_of_it)
+        yield count("requests", "Requests of a pattern by what became of them.", value, outcome=outcome_of_it)
+
+
+WAITS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper ends of the ranges of seconds that requests wait."""
+QUEUE_WAIT = "queue_wait_seconds", "Seconds that a request has waited before the model got it."
+REFUSED = "refused_requests", "Requests that a pattern has refused, by tenant where it knows tenants."
+
+
 def end_with_incarnation(context: ActorContext, reply: DeferredReply[Any], *, has_begun: bool) -> None:
     """Fail an open request at the end of its incarnation: later ones do not know of it.
 
@@ -226,6 +249,7 @@ class TaskServant(Servant[ItemT, ResultT]):
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
         """Hold the tasks of one incarnation."""
         self._tally = Tally()
+        context.show_readings(self.readings)
         async with trio.open_nursery() as self._nursery:
             yield
             self._nursery.cancel_scope.cancel()
@@ -243,6 +267,10 @@ class TaskServant(Servant[ItemT, ResultT]):
     def statistics(self) -> object:
         """Return the counts of its calls since its incarnation began: `CallStatistics`."""
         return CallStatistics(**attrs.asdict(self._tally))
+
+    def readings(self) -> Iterator[Reading]:
+        """Yield the counts of its calls by what became of them."""
+        yield from readings_of(self._tally)
 
     def start(
         self, work: Callable[[], Awaitable[ResultT]], *, has_begun: Callable[[], bool] = lambda: True

@@ -6,6 +6,7 @@ from ._gpus import *
 from ._loop_watch import *
 from ._metrics import exposition, prometheus, prometheus_gpus
 from ._opentelemetry import *
+from ._own import OwnCounter, OwnGauge, OwnHistogram
 from ._protocol import ObservedProgram, ObserverSocketError, list_programs
 from ._recorder import *
 from ._snapshot import *
@@ -13,6 +14,7 @@ from ._socket import *
 from ._traces import *
 
 __all__: list[str] = ["exposition", "prometheus", "prometheus_gpus"]
+__all__ += ["OwnCounter", "OwnGauge", "OwnHistogram"]
 __all__ += ["ObservedProgram", "ObserverSocketError", "list_programs"]
 __all__ += _dashboard.__all__
 __all__ += _gpus.__all__

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
 
+from ..actors import Reading
 from ..backends.base.modules import import_extra
 from ._gpus import GpuWatch
 from ._recorder import Recorder
@@ -314,6 +316,34 @@ def _metrics(recorder: Recorder) -> Iterator[Metric]:
         yield _metric(figure, snapshot)
     for what, text in HISTOGRAMS.items():
         yield _histogram(what, text, snapshot)
+    named: dict[str, list[Reading]] = {}
+    for reading in snapshot.readings:
+        named.setdefault(f"{_PREFIX}{reading.name}" if reading.path else reading.name, []).append(reading)
+    for name, readings in named.items():
+        yield _of_readings(name, readings, snapshot.system)
+
+
+def _of_readings(name: str, readings: list[Reading], system: str) -> Metric:
+    from prometheus_client.metrics_core import Metric
+
+    first = readings[0]
+    metric = Metric(name.removesuffix("_total") if first.kind == "counter" else name, first.help, first.kind)
+    for reading in readings:
+        if reading.kind != first.kind:
+            continue
+        labels = {"system": _plain(system), **{key: _plain(value) for key, value in reading.labels}}
+        if reading.path:
+            labels["path"] = _plain(reading.path)
+        if reading.kind != "histogram":
+            end = "_total" if reading.kind == "counter" else ""
+            metric.add_sample(f"{metric.name}{end}", labels, reading.value)
+            continue
+        below = list(accumulate(reading.counts))
+        for bound, count in zip([*map(str, reading.bounds), "+Inf"], below, strict=True):
+            metric.add_sample(f"{name}_bucket", {**labels, "le": bound}, count)
+        metric.add_sample(f"{name}_count", labels, below[-1])
+        metric.add_sample(f"{name}_sum", labels, reading.value)
+    return metric
 
 
 def _metric(figure: Figure, snapshot: SystemSnapshot) -> Metric:

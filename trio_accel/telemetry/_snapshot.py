@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar, cast
 
 import attrs
 
-from ..actors import ActorFigures
+from ..actors import ActorFigures, Reading
 from ..backends.base import MemoryStatistics
 from ..devices import CacheStatistics
 
@@ -226,7 +226,8 @@ class DeviceRow:
         generation: Which context this is, from 1.
         losses: Contexts that it has lost since it was opened.
         recovery_time: Seconds from the last loss that was seen to the next context; None without one.
-        recovery_cost: Seconds that the next recovery takes without a spare; see `RecoveryCost`.
+        recovery_cost: Seconds that the next recovery takes without a spare; see `RecoveryCost`. Before the
+            first recovery, those of the first start, which `recovery_text` says.
         recovery_text: Of which parts that is made, and why modules are imported again, in one line.
         pending: Requests that wait while the context is being rebuilt.
         pid: Process of the worker, if it has one.
@@ -306,6 +307,7 @@ class SystemSnapshot:
         operations: Messages by actor and type.
         devices: The open devices.
         failures: The last failures, the oldest first.
+        readings: Figures of the program's own, and then those that actors show of themselves.
     """
 
     time: float
@@ -320,6 +322,7 @@ class SystemSnapshot:
     operations: tuple[OperationRow, ...] = ()
     devices: tuple[DeviceRow, ...] = ()
     failures: tuple[FailureRow, ...] = ()
+    readings: tuple[Reading, ...] = ()
 
     def to_json(self) -> str:
         """Return the snapshot as one line of JSON text."""

@@ -155,11 +155,13 @@ class RecoveryCost:
             context. None before there was one.
         programs: Shares of programs.
         spares: Workers that stand ready: the next recovery finds all of that done.
+        is_first: Whether the times are those of the first start, which loads more than a recovery does.
     """
 
     context: float | None = None
     programs: tuple[ProgramCost, ...] = ()
     spares: int = 0
+    is_first: bool = False
 
     @property
     def seconds(self) -> float | None:
@@ -186,7 +188,8 @@ class RecoveryCost:
         parts += [f"constructor of {each.program} {each.makes:.2f} s" for each in self.programs]
         ready = ", which a spare has done" if self.spares else ""
         why = f"; {self.reason}" if self.reason else ""
-        return f"restart {self.seconds:.2f} s{ready}: {', '.join(parts)}{why}"
+        what = "first start" if self.is_first else "restart"
+        return f"{what} {self.seconds:.2f} s{ready}: {', '.join(parts)}{why}"
 
     def _imports(self) -> dict[str, float]:
         """Return the seconds by module: the first program of a worker pays for the others."""
@@ -216,10 +219,16 @@ class Recoveries:
 
     def __init__(self) -> None:
         self.context: float | None = None
+        self._starts = 0
         self.judge: Callable[[str], tuple[Ahead, str | None]] = lambda _: ("inline", None)
         self.spares: Callable[[], int] = lambda: 0
         # By the backend's name of the library.
         self._programs: dict[str, _Program] = {}
+
+    def started(self, seconds: float) -> None:
+        """Note that a worker has started, or a context without one."""
+        self._starts += 1
+        self.context = seconds
 
     def expect(self, library: str, name: str, module: str) -> None:
         """Note that a program is to be opened.
@@ -251,7 +260,12 @@ class Recoveries:
         """Return the cost of the next recovery; of some libraries alone, if they are named."""
         chosen = self._programs if libraries is None else libraries
         found = [self._programs[library] for library in chosen if library in self._programs]
-        return RecoveryCost(context=self.context, programs=tuple(map(self._of, found)), spares=self.spares())
+        return RecoveryCost(
+            context=self.context,
+            programs=tuple(map(self._of, found)),
+            spares=self.spares(),
+            is_first=self._starts == 1,
+        )
 
     def _of(self, program: _Program) -> ProgramCost:
         ahead, reason = self.judge(program.module)

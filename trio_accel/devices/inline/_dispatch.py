@@ -287,7 +287,7 @@ class InlineDispatch:
         device = self._device
         began = time.perf_counter()
         opened = device.backend.open_device(device.info.index, memory_limit=device.options.memory_limit)
-        device.recoveries.context = time.perf_counter() - began
+        device.recoveries.started(time.perf_counter() - began)
         return opened
 
     def attach(self, session: Session) -> None:

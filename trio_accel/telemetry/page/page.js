@@ -110,7 +110,7 @@ function devices(snapshot) {
       const nowhere = device.isolation === "process" ? "no process now" : `process ${snapshot.pid}, ${device.isolation}`;
       const values = [
         String(device.generation), String(device.losses), seconds(device.recovery_time),
-        (device.recovery_text ?? "–").replace(/^restart /, ""), number(device.in_flight),
+        (device.recovery_text ?? "–").replace(/^restart /, "").replace(/^first/, "not measured yet; first"), number(device.in_flight),
         `${number(device.completed)} ${since}`, memory ? `${bytes(memory.used)} of ${bytes(memory.limit)}` : "–",
         device.pid === null ? nowhere : `process ${device.pid}`,
       ];
@@ -197,6 +197,18 @@ function failures(snapshot) {
   note($("failures"), found, "None.");
 }
 
+function readings(snapshot) {
+  const found = snapshot.readings ?? [];
+  $("own").hidden = !found.length;
+  const name = (one) => [one.name, ...one.labels.filter((label) => label[1]).map((label) => label.join("="))].join(" ");
+  keyed($("readings").tBodies[0], found, (one) => `${one.path} ${name(one)}`, () => row(["", "wide", "n", "n"]),
+    (element, one) => {
+      const count = one.counts.reduce((all, some) => all + some, 0);
+      cells(element, [name(one), one.path, number(one.kind === "histogram" ? count : one.value),
+        count ? number(one.value / count) : ""]);
+    });
+}
+
 // What stands where there is nothing to list.
 function note(parent, found, text) {
   const old = parent.querySelector(":scope > .note");
@@ -264,6 +276,7 @@ function show(snapshot) {
   devices(snapshot);
   tree(snapshot);
   operations(snapshot);
+  readings(snapshot);
   failures(snapshot);
   last = snapshot;
   charts(snapshot);
@@ -275,7 +288,18 @@ function link(state, text) {
 }
 
 const first = $("first").textContent;
-if (first) show(JSON.parse(first));
+if (first) {
+  const begun = JSON.parse(first);
+  for (const [time, rate, times] of begun.past ?? []) {
+    past.rate.push([time * 1000, rate]);
+    for (const [name, p50, p99] of times) {
+      if (!past.latency.has(name)) past.latency.set(name, { p50: [], p99: [] });
+      if (p50 !== null) past.latency.get(name).p50.push([time * 1000, p50]);
+      if (p99 !== null) past.latency.get(name).p99.push([time * 1000, p99]);
+    }
+  }
+  show(begun);
+}
 const source = new EventSource("events");
 source.onmessage = (event) => { link("live", "live"); show(JSON.parse(event.data)); };
 source.onerror = () => link(source.readyState === EventSource.CLOSED ? "lost" : "wait",

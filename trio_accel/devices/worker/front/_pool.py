@@ -356,7 +356,7 @@ class WorkerPool:
                 self._prepare(link, library)
             self._slabs.tell(link)
             await link.wait(lambda: link.is_ready)
-            self._recoveries.context = time.perf_counter() - began
+            self._recoveries.started(time.perf_counter() - began)
         except BaseException:
             link.condemn("was not needed")
             raise

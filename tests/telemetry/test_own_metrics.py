@@ -1,0 +1,222 @@
+"""Figures of the program's own and of patterns: in snapshots, metrics, the dashboard and `trio-accel top`."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from io import StringIO
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+import trio_accel as ta
+from trio_accel.cli._top_draw import Status, draw_screen
+from trio_accel.cli._top_view import View
+from trio_accel.patterns import Batcher, Call, Deployment, FairCall, FairScheduler, HotSwap, Servant, Swap
+from trio_accel.telemetry import Recorder, SystemSnapshot, exposition, record
+
+
+def samples(recorder: Recorder) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """All samples of the metrics by name and labels, but for that of the system."""
+    found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for openmetrics in (True, False):
+        text = exposition(recorder, openmetrics=openmetrics)
+        for family in text_string_to_metric_families(text.removesuffix("# EOF\n")):
+            for sample in family.samples:
+                labels = {name: value for name, value in sample.labels.items() if name != "system"}
+                found[sample.name, tuple(sorted(labels.items()))] = sample.value
+    return found
+
+
+async def test_own_figures_are_in_metrics_and_in_snapshots(system: ta.System) -> None:
+    values = np.array([0.1, 0.2, 3.0, 3.0, 50.0])
+    with record(system) as recorder:
+        tokens = recorder.counter("tokens", "Tokens that were made.")
+        tokens.add(3)
+        tokens.add(4.5, model="small")
+        assert recorder.counter("tokens") is tokens
+        recorder.gauge("temperature_celsius").set(20)
+        recorder.gauge("temperature_celsius").set(-5)
+        spread = recorder.histogram("lengths", bounds=[0.2, 3.0])
+        for value in values:
+            spread.observe(value)
+        found = samples(recorder)
+        snapshot = recorder.snapshot()
+    assert found["tokens_total", ()] == 3
+    assert found["tokens_total", (("model", "small"),)] == 4.5
+    assert found["temperature_celsius", ()] == -5
+    for bound in (0.2, 3.0, math.inf):
+        end = "+Inf" if bound == math.inf else str(bound)
+        assert found["lengths_bucket", (("le", end),)] == np.count_nonzero(values <= bound)
+    assert found["lengths_count", ()] == len(values)
+    assert found["lengths_sum", ()] == pytest.approx(values.sum())
+    assert SystemSnapshot.from_json(snapshot.to_json()) == snapshot
+
+
+async def test_labels_have_a_bound(system: ta.System) -> None:
+    with record(system) as recorder:
+        requests = recorder.counter("requests")
+        for number in range(1000):
+            requests.add(client=str(number))
+        found = {
+            labels: value for (name, labels), value in samples(recorder).items() if name == "requests_total"
+        }
+    assert sum(found.values()) == 1000
+    assert len(found) == 101
+    assert found[(("client", "(other)"),)] == 900
+
+
+@pytest.mark.parametrize("name", ["", "2x", "a b", "trio_accel_x", "ä", "x" * 101, 3])
+async def test_a_bad_name_is_refused(system: ta.System, name: Any) -> None:
+    with record(system) as recorder, pytest.raises(ValueError, match="a metric's name"):
+        recorder.counter(name)
+
+
+async def test_bad_values_are_refused(system: ta.System) -> None:
+    with record(system) as recorder:
+        counter = recorder.counter("tokens")
+        with pytest.raises(ValueError, match="only rises"):
+            counter.add(-1)
+        with pytest.raises(ValueError, match="finite"):
+            counter.add(math.nan)
+        with pytest.raises(TypeError, match="number"):
+            counter.add("1")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="label"):
+            counter.add(path="x")
+        with pytest.raises(ValueError, match="tokens is a counter already"):
+            recorder.gauge("tokens")
+        with pytest.raises(ValueError, match="rise"):
+            recorder.histogram("lengths", bounds=[2.0, 1.0])
+
+
+async def test_a_batcher_shows_sizes_waits_and_outcomes(system: ta.System, autojump_clock: MockClock) -> None:
+    async def model(items: list[int]) -> list[int]:
+        await trio.sleep(1.0)
+        return items
+
+    batcher = await system.spawn(
+        Batcher, model, max_size=3, max_in_flight=1, capacity=4, overflow=ta.Overflow.REJECT, name="batches"
+    )
+
+    async def ask(number: int) -> None:
+        with contextlib.suppress(ta.MailboxFullError):
+            await batcher.ask(Call(number))
+
+    with record(system) as recorder:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, 0)
+            await trio.sleep(0.5)
+            for number in range(5):
+                nursery.start_soon(ask, number)
+        found = samples(recorder)
+    path = ("path", "test/batches")
+    # One alone, and at its end three and one more: the last of them waits for both.
+    sizes = [
+        found["trio_accel_batch_size_bucket", (("le", end), path)] for end in ("1.0", "2.0", "4.0", "+Inf")
+    ]
+    assert sizes == [2, 2, 3, 3]
+    assert found["trio_accel_batch_size_sum", (path,)] == 5
+    assert found["trio_accel_queue_wait_seconds_count", (path,)] == 5
+    assert found["trio_accel_queue_wait_seconds_sum", (path,)] == pytest.approx(3 * 0.5 + 1.5, abs=0.02)
+    assert found["trio_accel_requests_total", (("outcome", "answered"), path)] == 5
+    assert found["trio_accel_refused_requests_total", (path, ("tenant", ""))] == 1
+
+
+async def test_a_fair_scheduler_shows_refusals_by_tenant(
+    system: ta.System, autojump_clock: MockClock
+) -> None:
+    async def model(item: int) -> int:
+        await trio.sleep(1.0)
+        return item
+
+    fair = await system.spawn(FairScheduler, model, weights={"gold": 2.0}, max_queued=1, name="fair")
+
+    async def ask(tenant: str) -> None:
+        with contextlib.suppress(ta.MailboxFullError):
+            await fair.ask(FairCall(0, tenant=tenant))
+
+    with record(system) as recorder:
+        async with trio.open_nursery() as nursery:
+            for tenant in ("gold", "gold", "gold", "secret key", "secret key", "another", "another"):
+                nursery.start_soon(ask, tenant)
+                await wait_all_tasks_blocked()
+        found = samples(recorder)
+        text = exposition(recorder)
+    path = ("path", "test/fair")
+    assert found["trio_accel_refused_requests_total", (path, ("tenant", "gold"))] == 1
+    # Keys of strangers have no end, and are not to be read in metrics.
+    assert found["trio_accel_refused_requests_total", (path, ("tenant", "(other)"))] == 2
+    assert "secret" not in text
+    assert found["trio_accel_requests_total", (("outcome", "answered"), path)] == 4
+    assert found["trio_accel_queue_wait_seconds_count", (path,)] == 4
+    assert found["trio_accel_queue_wait_seconds_sum", (path,)] == pytest.approx(0 + 1 + 2 + 3)
+
+
+async def test_a_hot_swap_shows_its_swaps(system: ta.System, autojump_clock: MockClock) -> None:
+    async def model(item: int) -> int:
+        await trio.lowlevel.checkpoint()
+        return item
+
+    class Opening:
+        async def __aenter__(self) -> Any:
+            return model
+
+        async def __aexit__(self, *_: object) -> None:
+            pass
+
+    def broken() -> Any:
+        raise OSError("no such file")
+
+    swap = await system.spawn(HotSwap, Deployment(Opening, "v1"), name="model")
+    with record(system) as recorder:
+        await swap.ask(Swap(Opening, "v2"))
+        with pytest.raises(ta.patterns.SwapFailedError):
+            await swap.ask(Swap(broken, "v3"))
+        found = samples(recorder)
+    for outcome in ("swapped", "failed"):
+        labels = (("outcome", outcome), ("path", "test/model"))
+        assert found["trio_accel_model_swaps_total", labels] == 1
+
+
+async def test_top_has_a_page_of_figures(system: ta.System) -> None:
+    with record(system) as recorder:
+        view, shown = View(), ""
+        for name in ("tokens", None):
+            if name is None:
+                recorder.counter("tokens").add(1234, model="small")
+                recorder.histogram("lengths").observe(0.5)
+            view.page = None
+            view.press("c")
+            console = Console(file=StringIO(), width=100)
+            screen = draw_screen(recorder.snapshot(), view, Status(name="x", pid=1), width=100, height=20)
+            console.print(screen)
+            shown += console.file.getvalue()  # type: ignore[attr-defined]
+    assert "no figures: recorder.counter() makes one" in shown
+    assert "tokens model=small" in shown
+    assert "lengths" in shown
+
+
+async def test_the_history_has_what_was_measured_before(system: ta.System, autojump_clock: MockClock) -> None:
+    class Echo(Servant[int, int]):
+        async def call(self, item: int) -> int:
+            await trio.sleep(0.01)
+            return item
+
+    echo = await system.spawn(Echo, name="echo")
+    with record(system) as recorder:
+        recorder.look()
+        for number in range(100):
+            await echo.ask(Call(number))
+        recorder.look()
+        first, second = recorder.history
+    assert (first[1], first[2]) == (0.0, [])
+    assert second[1] == pytest.approx(100 / 1.0)
+    ((name, p50, p99),) = second[2]
+    assert name == "test/echo Call"
+    assert p50 == pytest.approx(0.01)
+    assert p99 == pytest.approx(0.01)
