@@ -167,6 +167,8 @@ class Solvers:
             M=M, which=None if which in ("LM", "LA", "SA") else which,
             **{name: value for name, value in others.items() if (name, value) != ("mode", "normal")},
         )  # fmt: skip
+        if not (scipy.sparse.issparse(A) or isinstance(A, np.ndarray)):
+            has_none_of(sigma=sigma)
         has_none_of(dense_matrix=isinstance(k, int) and k >= A.shape[0])
         dtype = np.result_type(A.dtype, np.float32)
 
