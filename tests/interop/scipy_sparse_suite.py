@@ -164,9 +164,11 @@ class Solvers:
         rng: Any = None, **others: Any,
     ) -> Any:  # fmt: skip
         has_none_of(
-            M=M, sigma=sigma, which=None if which in ("LM", "LA", "SA") else which,
+            M=M, which=None if which in ("LM", "LA", "SA") else which,
             **{name: value for name, value in others.items() if (name, value) != ("mode", "normal")},
         )  # fmt: skip
+        if not (scipy.sparse.issparse(A) or isinstance(A, np.ndarray)):
+            has_none_of(sigma=sigma)
         has_none_of(dense_matrix=isinstance(k, int) and k >= A.shape[0])
         dtype = np.result_type(A.dtype, np.float32)
 
@@ -176,7 +178,9 @@ class Solvers:
                 generator = np.random.default_rng(1)
                 given = generator.normal(size=A.shape[0]) if v0 is None else v0
                 begin = await self._device.put(np.asarray(given, dtype))
-            found = await sparse.eigsh(await self._operand(A, dtype), k, which, begin, ncv, maxiter, tol)
+            found = await sparse.eigsh(
+                await self._operand(A, dtype), k, which, begin, ncv, maxiter, tol, sigma=sigma
+            )
             return await found.eigenvalues.to_host(), await found.eigenvectors.to_host()
 
         w, v = self._solve(ask)

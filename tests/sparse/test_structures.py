@@ -253,3 +253,39 @@ async def test_dtypes_that_differ(device: ta.Device) -> None:
         await sparse.spgemm(a, wide)
     with pytest.raises(ta.LibraryError, match=r"indices\[1\] is 3; it must be from 0 to 2"):
         await sparse.take_rows(a, np.array([0, 3]))
+
+
+@given(seed=st.integers(0, 99), rows=st.integers(1, 6), columns=st.integers(1, 6), stored=st.integers(0, 20))
+@settings(max_examples=EXAMPLES, deadline=None)
+@NEEDS_SORT
+def test_values_of_one_place_are_one_element(seed: int, rows: int, columns: int, stored: int) -> None:
+    generator = np.random.default_rng(seed)
+    row, col = np.sort(generator.integers(0, rows, stored)), generator.integers(0, columns, stored)
+    indptr, data = np.searchsorted(row, np.arange(rows + 1)), generator.integers(-3, 4, stored) * 1.0
+    full = scipy.sparse.coo_array((data, (row, col)), shape=(rows, columns)).toarray()
+
+    async def test(device: ta.Device) -> None:
+        a = sparse.CsrMatrix((rows, columns), *[await device.put(one) for one in (indptr, col, data)])
+        for axis in (None, 0, 1):
+            check(await (await sparse.max(a, axis)).to_host(), full.max(axis), "float64")
+            check(await (await sparse.min(a, axis)).to_host(), full.min(axis), "float64")
+            check(await (await sparse.sum(a, axis)).to_host(), full.sum(axis), "float64")
+        for order in ("fro", 1, -1, np.inf, -np.inf):
+            check(await (await sparse.norm(a, order)).to_host(), np.linalg.norm(full, order), "float64")
+        for axis in (0, 1):
+            for order in (1, 2, np.inf):
+                expected = np.linalg.norm(full, order, axis)
+                check(await (await sparse.norm(a, order, axis)).to_host(), expected, "float64")
+        for made, expected in (
+            (await sparse.tocsc(a), full),
+            (await sparse.tobsr(a, (1, 1)), full),
+            (await sparse.transpose(a), full.T),
+            (await sparse.multiply(a, 2.0), 2 * full),
+            (await sparse.add(a, a), 2 * full),
+            (await sparse.tril(a), np.tril(full)),
+            (await sparse.take_rows(a, np.array([0, 0])), full[[0, 0]]),
+            (await sparse.spgemm(a, await sparse.transpose(a)), full @ full.T),
+        ):
+            check(await dense(made), expected, "float64", columns)
+
+    on_device(test)

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ..backends.base import LinAlgError
+from ..backends.base import LinAlgError, NotSupportedError
 from ..backends.base.checks import NATIVE
 from ..backends.base.ops import real_of
 from ..devices import AccelRef, Operand
 from ..devices.base._refusals import whole
 from ..devices.operations._plan_source import refuse_value
+from ..graphs import Graph, capture
+from ._conversions import add, tocsr
+from ._elements import norm
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 from ._gmres import COMBINE, orthogonalize
-from ._iterations import NORM, ConvergenceError, LinearMap, Problem, check_bound, make, make_problem
+from ._iterations import NORM, ConvergenceError, LinearMap, Problem, check_bound, make, make_problem, reduce
+from ._systems import spsolve
 
 __all__ = ["EigshResult", "eigsh"]
 
 _Which: TypeAlias = Literal["LM", "LA", "SA"]
 
 _UNIT = make("where(size > least * whole, w / size, 0 * w)", operation="sparse.eigsh")
+_TIMES = make("x * y", operation="sparse.eigsh")
+_LARGEST = reduce("abs(x)", "max", operation="sparse.eigsh")
+_COPY = make("1 * w", operation="sparse.eigsh")
 _OFF = make("w - theta * v", operation="sparse.eigsh")
+
+# The best value of a run is known to be behind others once its residual is so small a part of the distance.
+_CERTAIN = 1e-3
 
 
 class EigshResult(NamedTuple):
@@ -38,19 +51,34 @@ class EigshResult(NamedTuple):
 class _Lanczos:
     """Lanczos' method with full orthogonalization and thick restarts (Wu and Simon, 2000).
 
-    The first vectors are Ritz vectors, or an invariant subspace. Products with the others fill the upper
-    triangle of the projected matrix, because all parts along the basis are taken off and noted.
+    The first vectors of the basis are eigenvectors that are locked: all others are made orthogonal to them,
+    and see what is left of the matrix. The next ones are Ritz vectors, or an invariant subspace. Products
+    with those behind fill the upper triangle of the projected matrix, because all parts along the basis are
+    taken off and noted.
+
+    Attributes:
+        locked: Eigenvalues of the vectors that are locked.
     """
 
     def __init__(self, problem: Problem, steps: int, k: int, which: _Which) -> None:
+        n = len(problem.b)
         self._problem, self._steps, self._k, self._which = problem, steps, k, which
+        self._rows = min(n, steps + k)
         self._kept = 0
         self._projected: npt.NDArray[Any] = np.zeros((steps, steps), problem.dtype.dtype)
         self._generator = np.random.default_rng(0)
+        # What is left of a product is nothing but roundings if it is not larger than this part of it.
+        self._least = 4 * float(np.finfo(problem.dtype.dtype).eps) * math.sqrt(n)
+        self._turn: npt.NDArray[Any] | None = None
+        self._graphs: dict[tuple[int, ...], Graph[Any] | None] = {}
+        self.locked: npt.NDArray[Any] = np.zeros(0)
 
     async def start(self, v0: AccelRef) -> None:
-        problem = self._problem
-        self._basis = await problem.device.zeros((self._steps + 1, len(v0)), problem.dtype)
+        problem, rows = self._problem, self._rows
+        self._basis = await problem.device.zeros((rows + 1, len(v0)), problem.dtype)
+        self._spare = await problem.device.zeros((self._steps, len(v0)), problem.dtype)
+        self._h = await problem.device.zeros((rows, rows), problem.dtype)
+        self._sizes = await problem.device.zeros((2, rows), real_of(problem.dtype))
         await self._put(0, v0)
 
     async def _put(self, place: int, vector: AccelRef | None) -> None:
@@ -70,69 +98,130 @@ class _Lanczos:
 
         Returns:
             Ritz values and vectors of the projected matrix, the length of what is left of the last product,
-            and how many vectors there are.
+            and how many vectors there are, without those that are locked.
         """
-        problem, steps = self._problem, self._steps
-        h = await problem.device.zeros((steps, steps), problem.dtype)
-        sizes = await problem.device.zeros(steps, real_of(problem.dtype))
-        wholes = await problem.device.zeros(steps, real_of(problem.dtype))
-        # What is left of a product is nothing but roundings if it is not larger than this part of it.
-        least = 4 * float(np.finfo(problem.dtype.dtype).eps) * math.sqrt(len(problem.b))
-        for step in range(self._kept, steps):
-            w = await problem.multiply(self._basis[step])
-            await problem.ask(NORM.compute(w, out=wholes[step]))
-            w = await orthogonalize(problem, self._basis[: step + 1], w, h[step, : step + 1])
-            await problem.ask(NORM.compute(w, out=sizes[step]))
-            await problem.ask(
-                _UNIT.compute(
-                    size=sizes[step], least=least, whole=wholes[step], w=w, out=self._basis[step + 1]
-                )
-            )
+        problem, locked, kept = self._problem, len(self.locked), self._kept
+        end = min(locked + self._steps, len(problem.b))
         await problem.settle()
-        columns, found, all_of_it = await h.to_host(), await sizes.to_host(), await wholes.to_host()
-        if not (np.isfinite(columns).all() and np.isfinite(found).all()):
+        await self._fill(locked, locked + kept, end)
+        columns, (found, all_of_it) = await self._h.to_host(), await self._sizes.to_host()
+        columns = columns[locked:end, locked:end]
+        found, all_of_it = found[locked:end], all_of_it[locked:end]
+        if not (np.isfinite(columns[kept:]).all() and np.isfinite(found[kept:]).all()):
             raise LinAlgError(
                 "eigsh: A, or a product with it, holds a NaN or an infinity", library="sparse", code=-1
             )
-        ends = np.flatnonzero((found <= least * all_of_it)[self._kept :])
-        count = self._kept + int(ends[0]) + 1 if ends.size else steps
-        self._projected[:, self._kept : count] = columns[self._kept : count].T
+        ends = np.flatnonzero((found <= self._least * all_of_it)[kept:])
+        count = kept + int(ends[0]) + 1 if ends.size else end - locked
+        self._projected[:count, kept:count] = columns[kept:count, :count].T
         values, vectors = np.linalg.eigh(self._projected[:count, :count], UPLO="U")
-        return values, vectors, 0.0 if ends.size else float(found[count - 1]), count
+        # Where the basis spans everything, nothing is left.
+        left = 0.0 if ends.size or locked + count == len(problem.b) else float(found[count - 1])
+        return values, vectors, left, count
 
-    def chosen(self, values: npt.NDArray[Any], count: int) -> npt.NDArray[np.intp]:
-        """Return the places of so many wanted values, in ascending order."""
-        by = {"LM": -np.abs(values), "LA": -values, "SA": values}[self._which]
-        return np.sort(np.argsort(by, kind="stable")[:count])
+    async def _fill(self, locked: int, first: int, end: int) -> None:
+        """Turn the basis, and multiply its vectors from the first one on: by a graph if it is done again."""
+        problem, turn, given = self._problem, self._turn, list[AccelRef]()
+        self._turn = None
+        if turn is not None:
+            given.append(await problem.device.put(np.ascontiguousarray(turn.T)))
+        place = locked, first, end, *(turn.shape if turn is not None else ())
 
-    async def combine(self, vectors: npt.NDArray[Any]) -> list[AccelRef]:
-        """Combine vectors of the basis: one result for each column."""
-        problem, made = self._problem, list[AccelRef]()
-        factors = await problem.device.put(np.ascontiguousarray(vectors.T))
-        for row in range(vectors.shape[1]):
+        async def fill(problem: Problem, *factors: AccelRef) -> None:
+            if factors:
+                await self._combine(problem, locked, factors[0])
+                await problem.ask(_COPY.compute(self._spare[: first - locked], out=self._basis[locked:first]))
+                last = locked + factors[0].shape[1]
+                await problem.ask(_COPY.compute(self._basis[last], out=self._basis[first]))
+            await self._multiply(problem, first, end)
+
+        if place not in self._graphs:
+            self._graphs[place] = None
+        elif problem.is_recorded:
+            try:
+                graph = self._graphs[place]
+                if graph is None:
+                    again = attrs.evolve(problem, pending=[])
+                    graph = await capture(problem.device, functools.partial(fill, again), *given)
+                    self._graphs[place] = graph
+                await graph(*given)
+            except NotSupportedError:
+                # The backend has no graphs, or not of all these operations.
+                pass
+            else:
+                return
+        await fill(problem, *given)
+
+    async def _multiply(self, problem: Problem, first: int, end: int) -> None:
+        for step in range(first, end):
+            w = await problem.multiply(self._basis[step])
+            size, whole_size = self._sizes[0, step], self._sizes[1, step]
+            await problem.ask(NORM.compute(w, out=whole_size))
+            w = await orthogonalize(problem, self._basis[: step + 1], w, self._h[step, : step + 1])
+            await problem.ask(NORM.compute(w, out=size))
+            await problem.ask(
+                _UNIT.compute(size=size, least=self._least, whole=whole_size, w=w, out=self._basis[step + 1])
+            )
+        await problem.settle()
+
+    async def _combine(self, problem: Problem, locked: int, factors: AccelRef) -> None:
+        """Combine vectors of the basis that are not locked, beside it: one for each row of factors."""
+        basis = self._basis[locked : locked + factors.shape[1]]
+        for row in range(factors.shape[0]):
             terms = factors[row].reshape(-1, 1)
-            made.append(await problem.ask(COMBINE.compute(v=self._basis[: len(vectors)], h=terms, axis=0)))
-        return made
+            await problem.ask(COMBINE.compute(v=basis, h=terms, axis=0, out=self._spare[row]))
+
+    def rank(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return numbers that are the larger, the more a value is wanted."""
+        return {"LM": np.abs(values), "LA": values, "SA": -values}[self._which]
+
+    def best(self, values: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+        """Return the places of values, what is wanted most first."""
+        return np.argsort(-self.rank(values), kind="stable")
+
+    async def lock(self, values: npt.NDArray[Any], vectors: npt.NDArray[Any]) -> None:
+        """Lock pairs; where there are `k`, the one that is wanted least gives way."""
+        factors = await self._problem.device.put(np.ascontiguousarray(vectors.T))
+        await self._combine(self._problem, len(self.locked), factors)
+        if not len(self.locked):
+            self.locked = np.full(len(values), np.nan, values.dtype)
+        for number, value in enumerate(values):
+            # What is not a number is behind all others.
+            place = int(self.best(self.locked)[-1])
+            await self._basis[place].assign(self._spare[number])
+            self.locked[place] = value
+
+    async def vectors(self, order: npt.NDArray[np.intp]) -> list[AccelRef]:
+        """Return the vectors that are locked."""
+        return [self._basis[int(place)] for place in order]
+
+    async def begin_anew(self) -> None:
+        """Begin a run with random numbers."""
+        self._kept = 0
+        self._projected[:] = 0
+        await self._put(len(self.locked), None)
 
     async def restart(
-        self, values: npt.NDArray[Any], vectors: npt.NDArray[Any], left: float, count: int, *, is_found: bool
+        self, values: npt.NDArray[Any], vectors: npt.NDArray[Any], left: float, count: int
     ) -> None:
-        """Begin the next cycle.
+        """Begin the next cycle with the best Ritz vectors, which these are among, and with the last vector.
 
-        Behind an invariant subspace, another direction joins it. If the wanted vectors are found, they are
-        kept, and another direction follows. Otherwise the best Ritz vectors are kept, and the last vector.
+        Behind an invariant subspace, another direction joins it.
         """
-        if not left and count < self._steps:
+        locked = len(self.locked)
+        if not left and count < self._steps and len(values) == count:
             self._kept = count
-            await self._put(count, None)
+            await self._put(locked + count, None)
             return
-        more = 0 if is_found else (self._steps - self._k) // 2
-        kept = self.chosen(values, min(self._k + more, self._steps - 1))
-        made, last = await self.combine(vectors[:, kept]), await self._basis[count].copy()
-        for place, vector in enumerate(made):
-            await self._basis[place].assign(vector)
-        self._kept = len(made)
-        await self._put(self._kept, None if is_found else last)
+        wanted = 1 if locked else self._k
+        kept = self.best(values)[: min(wanted + (self._steps - wanted) // 2, self._steps - 1)]
+        self._kept, self._turn = len(kept), vectors[:, kept]
+        if not left:
+            factors = await self._problem.device.put(np.ascontiguousarray(self._turn.T))
+            await self._combine(self._problem, locked, factors)
+            await self._basis[locked : locked + self._kept].assign(self._spare[: self._kept])
+            self._turn = None
+            await self._put(locked + self._kept, None)
         self._projected[:] = 0
         self._projected[range(self._kept), range(self._kept)] = values[kept]
 
@@ -145,13 +234,17 @@ async def eigsh(
     ncv: int | None = None,
     maxiter: int | None = None,
     tol: float = 0.0,
+    *,
+    sigma: float | None = None,
 ) -> EigshResult:
     """Find some eigenvalues of a Hermitian matrix, as `scipy.sparse.linalg.eigsh`, on every backend.
 
-    By Lanczos' method with full orthogonalization and thick restarts. Eigenvalues that are found must stand a
-    round that begins with random numbers, because one direction sees equal ones once. The basis of `ncv`
-    vectors stays on the device. In each round the host reads a small matrix, whose eigenvalues it finds by
-    LAPACK. At the end, the residual of each pair is computed from its vector. As of `gmres`, a loss ends it.
+    By Lanczos' method with full orthogonalization and thick restarts. Vectors that are found are locked, and
+    a run that begins with random numbers looks for better ones beside them: one direction sees equal
+    eigenvalues once. It ends when such a run finds none. The basis of `ncv` vectors, `k` that are locked, and
+    as much again for restarts stay on the device. In each round the host reads a small matrix, whose
+    eigenvalues it finds by LAPACK. At the end, the residual of each pair is computed from its vector. As of
+    `gmres`, a loss ends it.
 
     Args:
         A: Hermitian matrix of shape (n, n) and any format; or an async function that multiplies a vector by
@@ -160,8 +253,10 @@ async def eigsh(
         which: ``"LM"``: the largest absolute values. ``"LA"``: the largest ones. ``"SA"``: the smallest ones.
         v0: Vector of shape (n,) to begin with; by default random numbers, the same at each call.
         ncv: Vectors of the basis: above `k`, n at most; by default ``max(2 * k + 1, 20)``.
-        maxiter: The largest number of rounds; by default ``10 * n``.
+        maxiter: The largest number of rounds of a run; by default ``10 * n``.
         tol: How large a residual may be, relative to the eigenvalue; 0 for the accuracy of the dtype.
+        sigma: A number near which eigenvalues are wanted: `which` then chooses by ``1 / (w - sigma)``, so
+            that ``"LM"`` has the nearest ones. Each product is a solution by `spsolve`, which factors anew.
 
     Returns:
         The eigenvalues, of shape (k,) and the real dtype, the smallest first; and the eigenvectors, as
@@ -169,13 +264,23 @@ async def eigsh(
 
     Raises:
         ConvergenceError: Not all residuals are small enough after `maxiter` rounds.
-        LinAlgError: A product holds a NaN or an infinity.
+        LinAlgError: A product holds a NaN or an infinity, or `sigma` is an eigenvalue.
         TypeError: `A` is no matrix or function, or of another dtype.
         ValueError: `A` is not square, or a number is out of its range.
         LibraryError: A wrong structure.
+        NotSupportedError: The backend has no `spsolve`, which `sigma` needs.
     """
     problem = await _problem(A, v0)
-    n, rounds = len(problem.b), 0
+    unit, shifted = 1.0, None
+    if not callable(problem.a):
+        # Squares of lengths are to be numbers of the dtype.
+        unit = await _unit(problem.a)
+        if unit != 1:
+            problem.a = attrs.evolve(problem.a, data=await _TIMES(problem.a.data, 1 / unit))
+    if sigma is not None:
+        shifted = await _shifted(problem, sigma, unit)
+        problem.a = functools.partial(spsolve, shifted)
+    n = len(problem.b)
     if not 0 < whole("sparse.eigsh", "k", k) < n:
         raise ValueError(f"sparse.eigsh: k must be above 0 and below {n}, got {k}")
     if which not in ("LM", "LA", "SA"):
@@ -184,33 +289,80 @@ async def eigsh(
     if not k < steps <= n:
         raise ValueError(f"sparse.eigsh: ncv must be above {k} and at most {n}, got {ncv}")
     most = 10 * n if maxiter is None else check_bound("eigsh", "maxiter", maxiter, is_whole=True)
-    epsilon = float(np.finfo(problem.dtype.dtype).eps)
-    wanted = check_bound("eigsh", "tol", tol) or epsilon
-    lanczos, scale, before = _Lanczos(problem, steps, k, which), 0.0, np.full(k, np.nan)
+    wanted = check_bound("eigsh", "tol", tol) or float(np.finfo(problem.dtype.dtype).eps)
+    lanczos = _Lanczos(problem, steps, k, which)
     await lanczos.start(problem.b)
-    places, is_fresh = np.arange(k), False
+    scale = await _find(lanczos, problem, k, most, wanted)
+    values = lanczos.locked
+    if shifted is not None:
+        # What is right for the inverse is so for the matrix, but for roundings of that.
+        problem.a, values, scale = shifted, 1 / values, float(await (await norm(shifted, math.inf)).item())
+    order = np.argsort(values)
+    vectors = await _checked(problem, await lanczos.vectors(order), values[order], scale, wanted)
+    found = (values[order] + (sigma or 0.0) / unit) * unit
+    return EigshResult(await problem.device.put(found.astype(values.dtype)), vectors)
+
+
+async def _find(lanczos: _Lanczos, problem: Problem, k: int, most: int, wanted: float) -> float:
+    """Lock `k` pairs, once a run that begins with random numbers finds no better one; returns the scale."""
+    n, epsilon, scale = len(problem.b), float(np.finfo(problem.dtype.dtype).eps), 0.0
+    rounds, is_fresh = 0, False
     while True:
         values, vectors, left, count = await lanczos.cycle()
-        rounds, is_found = rounds + 1, False
-        if count >= k:
-            scale = max(scale, float(np.abs(values).max()))
-            places = lanczos.chosen(values, k)
-            limit = np.maximum(wanted * np.abs(values[places]), epsilon * scale)
-            off = np.abs(left * vectors[-1, places])
-            is_found = bool((off <= limit).all())
-            # Of equal eigenvalues one direction sees a single one: so another one has the last word.
-            is_same = is_fresh and bool((np.abs(values[places] - before) <= 8 * limit).all())
-            if is_found and (count == n or is_same or rounds >= most):
-                break
-            if rounds >= most:
-                raise ConvergenceError(
-                    f"eigsh: a residual is {off.max():.3g} after {rounds} rounds; give a larger ncv",
-                    library="sparse", code="not_converged", iterations=rounds, residual=float(off.max()),
-                )  # fmt: skip
-            before = values[places]
-        is_fresh = is_found or not left
-        await lanczos.restart(values, vectors, left, count, is_found=is_found)
-    return await _result(problem, await lanczos.combine(vectors[:, places]), values[places], scale, wanted)
+        rounds, scale = rounds + 1, max(scale, float(np.abs(values).max()))
+        limit = np.maximum(wanted * np.abs(values), epsilon * scale)
+        off, best, rest = np.abs(left * vectors[-1]), lanczos.best(values), np.arange(count)
+        if not len(lanczos.locked):
+            if count >= k and (off <= limit)[best[:k]].all():
+                await lanczos.lock(values[best[:k]], vectors[:, best[:k]])
+                if count == n:
+                    return scale
+                await lanczos.begin_anew()
+                rounds, is_fresh = 0, True
+                continue
+        else:
+            better = _better(lanczos, values, off, limit, scale)
+            if len(better):
+                await lanczos.lock(values[better], vectors[:, better])
+                rest, is_fresh = np.setdiff1d(rest, better), False
+            elif _is_settled(lanczos, values[best[0]], off[best[0]], limit[best[0]], scale):
+                if is_fresh:
+                    return scale
+                await lanczos.begin_anew()
+                rounds, is_fresh = 0, True
+                continue
+        if rounds >= most:
+            residual = float(off[best[:k]].max())
+            raise ConvergenceError(
+                f"eigsh: a residual is {residual:.3g} after {rounds} rounds; give a larger ncv",
+                library="sparse", code="not_converged", iterations=rounds, residual=residual,
+            )  # fmt: skip
+        await lanczos.restart(values[rest], vectors[:, rest], left, count)
+
+
+def _better(
+    lanczos: _Lanczos, values: npt.NDArray[Any], off: npt.NDArray[Any], limit: npt.NDArray[Any], scale: float
+) -> list[int]:
+    """Return the places of pairs that are found, and that are wanted more than one that is locked."""
+    locked, places = sorted(lanczos.rank(lanczos.locked)), list[int]()
+    for place in lanczos.best(values):
+        if lanczos.rank(values[place]) <= locked[0] + _slack(limit[place], scale):
+            break
+        if off[place] <= limit[place]:
+            locked = sorted([*locked[1:], lanczos.rank(values[place])])
+            places.append(int(place))
+    return places
+
+
+def _is_settled(lanczos: _Lanczos, value: float, off: float, limit: float, scale: float) -> bool:
+    """Tell whether the best pair of a run is wanted no more than those that are locked."""
+    ahead = float(lanczos.rank(lanczos.locked).min() - lanczos.rank(np.array(value)))
+    return ahead >= -_slack(limit, scale) and bool(off <= max(limit, _CERTAIN * ahead))
+
+
+def _slack(limit: float, scale: float) -> float:
+    """Return how much equal values may differ: by what was asked for, or by roundings."""
+    return float(max(limit, 64 * np.finfo(np.asarray(limit).dtype).eps * scale))
 
 
 async def _problem(a: SparseMatrix | LinearMap, v0: Operand | None) -> Problem:
@@ -225,10 +377,31 @@ async def _problem(a: SparseMatrix | LinearMap, v0: Operand | None) -> Problem:
     return await make_problem("eigsh", a, v0, None, None)
 
 
-async def _result(
+async def _unit(a: SparseMatrix) -> float:
+    """Return a power of two by which a matrix is divided: 1 where its values are neither huge nor tiny."""
+    facts, largest = np.finfo(a.dtype.dtype), float(await (await _LARGEST(a.data)).item()) if a.nnz else 0.0
+    exponent = math.frexp(largest)[1]
+    is_kept = not math.isfinite(largest) or not largest or abs(exponent) < facts.maxexp // 4
+    return 1.0 if is_kept else math.ldexp(1.0, min(max(exponent, 2 - facts.maxexp), facts.maxexp - 2))
+
+
+async def _shifted(problem: Problem, sigma: float, unit: float) -> CsrMatrix:
+    """Take a number from the diagonal of the matrix."""
+    if callable(problem.a):
+        raise TypeError("sparse.eigsh: A must be a sparse matrix if sigma is given, got a function")
+    if isinstance(sigma, bool) or not isinstance(sigma, (Real, np.floating)) or not math.isfinite(sigma):
+        raise ValueError(f"sparse.eigsh: sigma must be a finite real number, got {sigma!r}")
+    rows, n = await tocsr(problem.a), len(problem.b)
+    index = rows.indptr.dtype.dtype
+    places = [await problem.device.put(np.arange(length, dtype=index)) for length in (n + 1, n)]
+    ones = await problem.device.full(n, 1, problem.dtype)
+    return await add(rows, CsrMatrix((n, n), *places, ones), 1.0, -float(sigma) / unit)
+
+
+async def _checked(
     problem: Problem, vectors: list[AccelRef], values: npt.NDArray[Any], scale: float, wanted: float
-) -> EigshResult:
-    """Put pairs together, and compute their residuals."""
+) -> AccelRef:
+    """Put vectors together as columns, and compute their residuals."""
     device, n = problem.device, len(problem.b)
     out = await device.zeros((len(vectors), n), problem.dtype)
     sizes = await device.zeros(len(vectors), values.dtype)
@@ -250,4 +423,4 @@ async def _result(
             f"eigsh: the largest residual is {largest:.3g}; A is not Hermitian, or inaccurate",
             library="sparse", code="not_converged", iterations=0, residual=largest,
         )  # fmt: skip
-    return EigshResult(await device.put(values), out.T)
+    return out.T

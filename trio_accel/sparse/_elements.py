@@ -16,6 +16,7 @@ from ..devices.operations._plan_source import refuse_value
 from ..expressions import Elementwise, Reduction, Scatter
 from ._formats import CsrMatrix
 from ._products import CheckStructure, Spmm, Spmv
+from ._structures import SumDuplicates
 
 __all__ = ["FindRows", "diagonal", "max", "min", "multiply", "norm", "rows", "sum"]
 
@@ -54,6 +55,14 @@ async def row_indices(matrix: CsrMatrix) -> AccelRef:
     places = await device.ask(_PLACES.compute(shape=(matrix.nnz,)))
     found = await _MINUS(await device.ask(FindRows(matrix.indptr, places)), 1)
     return found if index is DType.int64 else await found.cast(index)
+
+
+async def _added_up(matrix: CsrMatrix) -> CsrMatrix:
+    """Return a matrix that stores no place twice: the same one, where columns of each row ascend."""
+    row, col = await row_indices(matrix), matrix.indices
+    if matrix.nnz < 2 or not await (await _DISORDER(row[1:], row[:-1], col[1:], col[:-1])).item():
+        return matrix
+    return await matrix.device.ask(SumDuplicates(matrix))
 
 
 def check_csr(name: str, matrix: object) -> None:
@@ -198,6 +207,9 @@ async def sum(matrix: CsrMatrix, axis: _Axis = None) -> AccelRef:
 
 
 _reduce = functools.partial(Reduction, library=ARRAYS)
+_DISORDER = _reduce(
+    "where(row == above, where(col <= before, 1, 0), 0)", "max", operation="sparse.check_order"
+)
 _TOTAL = _reduce("x", "sum", operation="sparse.sum")
 _MOST = {name: _reduce("x", name, operation=f"sparse.{name}") for name in ("max", "min")}
 _SQUARES = _reduce("real(x) * real(x) + imag(x) * imag(x)", "sum", post="sqrt(a)", operation="sparse.norm")
@@ -208,7 +220,7 @@ _ABS = _make("abs(x)", operation="sparse.norm")
 async def max(matrix: CsrMatrix, axis: _Axis = None) -> AccelRef:
     """Find the largest elements, as SciPy's ``matrix.max(axis)``: an element that is not stored is 0.
 
-    Values that are stored twice count each by itself; `sum_duplicates` adds them up.
+    Values of one place are added up first, which `sum_duplicates` does.
 
     Args:
         matrix: Matrix of shape (m, n), of float32 or float64.
@@ -221,6 +233,7 @@ async def max(matrix: CsrMatrix, axis: _Axis = None) -> AccelRef:
         TypeError: The matrix is complex.
         ValueError: There is nothing to choose from.
         LibraryError: A wrong structure.
+        NotSupportedError: Columns of a row do not ascend, and the backend has no `sum_duplicates`.
     """
     return await _extreme("max", matrix, axis)
 
@@ -235,6 +248,7 @@ async def _extreme(name: Literal["max", "min"], matrix: CsrMatrix, axis: _Axis) 
     _check_axis(name, axis)
     if matrix.dtype.kind != "float":
         raise TypeError(f"sparse.{name}: {matrix.dtype} has no order")
+    matrix = await _added_up(matrix)
     (m, n), device, nnz = matrix.shape, matrix.device, matrix.nnz
     extent = m * n if axis is None else matrix.shape[axis]
     if not extent:
@@ -268,7 +282,7 @@ async def norm(
 ) -> AccelRef:
     """Compute a norm, as `scipy.sparse.linalg.norm`.
 
-    Values that are stored twice count each by itself; `sum_duplicates` adds them up.
+    Values of one place are added up first, which `sum_duplicates` does.
 
     Args:
         matrix: Matrix of shape (m, n).
@@ -282,14 +296,15 @@ async def norm(
     Raises:
         ValueError: Another `ord`, or an empty matrix where a largest or smallest sum is wanted.
         LibraryError: A wrong structure.
+        NotSupportedError: As of `max`.
     """
     check_csr("norm", matrix)
     _check_axis("norm", axis)
     allowed = _ORDERS if axis is None else (None, 1, 2, math.inf)
     if ord not in allowed or isinstance(ord, bool):
         refuse_value("sparse.norm", "ord", allowed, ord)
+    matrix = await _added_up(matrix)
     if axis is None and ord in (None, "fro"):
-        await matrix.device.ask(CheckStructure(matrix))
         return await _SQUARES(matrix.data)
     squared = axis is not None and ord in (None, 2)
     sizes = await (_SQUARE if squared else _ABS)(matrix.data)
