@@ -203,6 +203,24 @@ class Layer:
         return len(capsules)
 
 
+class Marks:
+    """Tells how an array of its constructor is marked."""
+
+    def __init__(self, state: Array, other: Array) -> None:
+        self.state, self.other = state, other
+
+    @ta.programs.method(updates=["self.state"])
+    def declared(self) -> list[bool]:
+        return self.undeclared()
+
+    @ta.programs.method(updates=["self.other"])
+    def undeclared(self) -> list[bool]:
+        return [self.state.is_read_only, self.other.is_read_only]
+
+    def plain(self) -> list[bool]:
+        return self.undeclared()
+
+
 class Enqueues:
     """Methods that say that they only enqueue."""
 

@@ -20,7 +20,7 @@ if BACKEND != "cuda" or not IS_STAND_IN:
 
 import gpu_programs
 import trio
-from gpu_programs import Enqueues, Layer
+from gpu_programs import Enqueues, Layer, Marks
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
@@ -95,6 +95,14 @@ async def test_methods_compute(device: ta.Device, layer: ta.programs.Program[Lay
     }
     assert await layer.ask(Layer.crosses, x) == 5
     assert (await device.statistics()).in_flight == 0
+
+
+async def test_state_is_marked_as_read_only_for_methods_that_do_not_declare_it(device: ta.Device) -> None:
+    async with ta.open_program(device, Marks, np.zeros(2), np.zeros(2)) as program:
+        for _ in range(2):
+            assert await program.ask(Marks.declared) == [False, True]
+            assert await program.ask(Marks.undeclared) == [True, False]
+            assert await program.ask(Marks.plain) == [True, True]
 
 
 async def test_results_that_are_kept_are_given_back(

@@ -11,7 +11,7 @@ import attrs
 
 from ..actors import ActorError, bind_arguments, nearest
 from ..backends.base import AccelError, Refused
-from ..backends.base.programs import ENQUEUES, REFUSES
+from ..backends.base.programs import ENQUEUES, REFUSES, UPDATES
 
 __all__ = ["Array", "Method", "describe_function", "find_method", "method", "state_of"]
 
@@ -61,8 +61,9 @@ def method(
             `out` gets the arrays there, and writes to them; the result of another is copied to them. The
             asker may give arrays of its own by that parameter.
         updates: Names of parameters whose arrays are changed in place, and with ``"self."`` before them those
-            of the constructor's. Such a call is never run twice: where its context is lost, its arrays are
-            damaged, and the asker is told.
+            of the constructor's. Other methods find NumPy arrays read-only; not every library has such a
+            mark. Such a call is never run twice: where its context is lost, its arrays are damaged, and the
+            asker is told.
         refuses: Classes of errors by which it refuses a request. Such an error is raised where it was asked,
             with its class and text, and the program goes on as if it had not been asked. Any other error
             restarts the program, but for `Refused`, which needs no declaration. Not together with `updates`:
@@ -96,6 +97,7 @@ def method(
         setattr(function, _DECLARED, _Declared(out, tuple(updates), classes))
         setattr(function, REFUSES, classes)
         setattr(function, ENQUEUES, enqueues)
+        setattr(function, UPDATES, tuple(updates))
         return function
 
     return declare

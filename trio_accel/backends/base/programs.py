@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import cache
+from functools import cache, partial
 from types import TracebackType
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -22,7 +22,9 @@ from .errors import AccelError, LibraryError, Refused
 from .ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
 from .program_definition import MOST_TEXT, ProgramDefinition, build, flatten, text_of, tree_of
 
-__all__ = ["ENQUEUES", "GONE", "REFUSES", "ImportsCode", "ProgramArrays", "ProgramHost", "load_target"]
+__all__ = [
+    "ENQUEUES", "GONE", "REFUSES", "UPDATES", "ImportsCode", "ProgramArrays", "ProgramHost", "load_target",
+]  # fmt: skip
 
 GONE = "gone"
 """Code of the `LibraryError` of a result that is not kept any more: the program was made anew since."""
@@ -33,6 +35,9 @@ REFUSES = "_trio_accel_refuses"
 
 ENQUEUES = "_trio_accel_enqueues"
 """Attribute of a method: whether it only enqueues work, and never waits."""
+
+UPDATES = "_trio_accel_updates"
+"""Attribute of a method: what it changes, parameters of its own and with ``"self."`` of the constructor."""
 
 
 @runtime_checkable
@@ -71,6 +76,9 @@ class ProgramArrays(Protocol):
 
     def copy(self, source: object, out: object) -> None:
         """Copy an array to one of the same dtype and shape that `view` has made."""
+
+    def protect(self, views: Sequence[object], *, write: bool) -> None:
+        """Let the program write to its arrays from now on, or not, as far as its libraries know the mark."""
 
     def end(self, views: Sequence[object]) -> None:
         """End the call for which these arrays were made: from now on they are read-only."""
@@ -116,7 +124,10 @@ class ProgramHost:
         began = time.perf_counter()
         target = load_target(definition.target, where)
         self.import_seconds: float = time.perf_counter() - began
+        self._module: str = definition.target.partition(":")[0]
         self._program: Any = target
+        # Arrays of the constructor's parameters, by what a method declares.
+        self._state: dict[str, list[object]] = {}
         if definition.arguments is not None:
             with within():
                 self._program = self._made(target, where)
@@ -134,7 +145,20 @@ class ProgramHost:
         if callable(warm_up):
             with _Named(f"{where}.warm_up()"):
                 warm_up()
+        self._program, own = program, set(map(id, views))
+        for name, value in inspect.signature(target).bind(*args, **kwargs).arguments.items():
+            found = [leaf for leaf in _leaves(value) if id(leaf) in own]
+            if found:
+                self._state[f"self.{name}"] = found
+        self._protect([views[number] for number in updated], write=False)
         return program
+
+    def _protect(self, views: Sequence[object], *, write: bool) -> None:
+        """Let the methods write to arrays of the constructor, and to what is kept of them, or not."""
+        states = [view for view in views if isinstance(view, np.ndarray)]
+        arrays = [leaf for leaf in _leaves(self._program, self._module) if isinstance(leaf, np.ndarray)]
+        kept = [one for one in arrays if any(np.may_share_memory(one, state) for state in states)]
+        self._arrays.protect([*views, *kept], write=write)
 
     def call(self, spec: ProgramCall) -> None:
         """Call a method, where the backend has calls run; for all but `ProgramReturn` there is no result.
@@ -150,13 +174,18 @@ class ProgramHost:
         where, function, takes_out = self._method(spec.method)
         inputs = [self._arrays.view(array, write=False) for array in spec.read]
         updated, outputs = self._views(spec.updated), self._views(spec.written)
+        declared = getattr(function, UPDATES, ())
+        changed = [view for name in declared for view in self._state.get(name, ())]
         try:
+            if changed:
+                self._protect(changed, write=True)
             args, kwargs = build(tree_of(spec.arguments), [*inputs, *updated])
             out = build(tree_of(spec.results), outputs) if spec.results else None
             if takes_out and spec.results:
                 kwargs["out"] = out
             refused: Refused | None = None
-            with _Named(where):
+            undeclared = partial(self._undeclared, function)
+            with _Named(where, undeclared):
                 try:
                     returned = function(*args, **kwargs)
                     if isinstance(spec, ProgramReturn):
@@ -166,7 +195,7 @@ class ProgramHost:
                     else:
                         self._copy(where, spec, returned, outputs)
                 except Exception as error:
-                    refused = self._refusal(function, error, where)
+                    refused = self._refusal(function, error, where, undeclared)
                     # Half of an update may be done. Only the code that raised the error can know better.
                     if refused is None or (spec.updated and not refused.is_unchanged):
                         raise
@@ -174,7 +203,18 @@ class ProgramHost:
                 # Here, as an error of the engine's own class does not get past `_Named`.
                 raise refused
         finally:
+            if changed:
+                self._protect(changed, write=False)
             self._arrays.end([*inputs, *updated, *outputs])
+
+    def _undeclared(self, function: Callable[..., Any]) -> str:
+        """Say what a method is to declare that has written to a read-only array."""
+        names = [*self._state, *inspect.signature(function).parameters]
+        listed = ", ".join([f'"{name}"' for name in names if name != "out"])
+        return (
+            "it writes to an array that it does not declare; put what it changes of these into "
+            f"@programs.method(updates=[{listed}])"
+        )
 
     def enqueues(self, method: str) -> bool:
         """Tell whether a method declares that it never waits."""
@@ -265,10 +305,12 @@ class ProgramHost:
 
         return flatten(f"{where}: its result", returned, leaf), arrays, found
 
-    def _refusal(self, function: Callable[..., Any], error: Exception, where: str) -> Refused | None:
+    def _refusal(
+        self, function: Callable[..., Any], error: Exception, where: str, undeclared: Callable[[], str]
+    ) -> Refused | None:
         """Return the refusal that a method's error stands for; None if it is no refusal."""
         if isinstance(error, Refused):
-            _note(error, where)
+            _note(error, where, undeclared)
             return error
         classes = getattr(function, REFUSES, ())
         if self.definition.refuses_all:
@@ -276,7 +318,7 @@ class ProgramHost:
         for number, cls in enumerate(classes):
             # That memory ran out is told by the backend, with how much there is.
             if isinstance(error, cls) and not isinstance(error, (AccelError, ActorError, MemoryError)):
-                _note(error, where)
+                _note(error, where, undeclared)
                 refused = Refused(f"{where} refuses the request: {describe(error)}", code=number)
                 refused.__cause__ = error
                 return refused
@@ -346,22 +388,39 @@ def _shortened(value: object) -> str:
     return f"an object of type {type(value).__name__}"
 
 
-def _note(error: Exception, where: str) -> None:
+def _leaves(value: object, module: str = "") -> Iterator[object]:
+    """Yield what nested collections hold, and the attributes of objects of classes of a module."""
+    left, seen = [value], set[int]()
+    while left:
+        one: Any = left.pop()
+        is_own = type(one).__module__ == module and hasattr(one, "__dict__")
+        if not (is_own or isinstance(one, (dict, list, tuple))):
+            yield one
+        elif id(one) not in seen:
+            seen.add(id(one))
+            inner = vars(one) if is_own else one
+            left += list(inner.values() if isinstance(inner, dict) else inner)
+
+
+def _note(error: Exception, where: str, undeclared: Callable[[], str]) -> None:
     """Name where an error comes from; a class of the user's may take no notes."""
     with suppress(Exception):
         error.add_note(f"in {where}")
-        if "read-only" in str(error):
-            error.add_note('declare what a method changes: @programs.method(updates=["self.<parameter>"])')
+        if "read-only" in str(error) and (advice := undeclared()):
+            error.add_note(advice)
 
 
 @attrs.frozen
 class _Named:
     """Names the code of the user's that an error comes from.
 
+    `undeclared` says what to do about a write to a read-only array.
+
     Errors that the engine would take for its own, or that would end a task or the process, are wrapped.
     """
 
     where: str
+    undeclared: Callable[[], str] = str
 
     def __enter__(self) -> None: ...
 
@@ -374,4 +433,4 @@ class _Named:
         if isinstance(error, (AccelError, ActorError)) or not isinstance(error, Exception):
             text = f"{self.where} raised {type(error).__name__}: {error}"
             raise RuntimeError(text) from error  # noqa: TRY004  # it is not about a type
-        _note(error, self.where)
+        _note(error, self.where, self.undeclared)

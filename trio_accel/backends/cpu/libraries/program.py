@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import numpy as np
@@ -76,10 +77,15 @@ class _Arrays:
     def copy(self, source: object, out: object) -> None:
         np.copyto(cast("HostArray", out), _host(source))
 
+    def protect(self, views: Sequence[object], *, write: bool) -> None:
+        for view in cast("Sequence[HostArray]", views):
+            # A view of an argument that was lent for reading stays as it is.
+            with suppress(ValueError):
+                view.flags.writeable = write
+
     def end(self, views: Sequence[object]) -> None:
         # A program may keep them, and their memory is another array's when this one is released.
-        for view in cast("Sequence[HostArray]", views):
-            view.flags.writeable = False
+        self.protect(views, write=False)
 
 
 def _host(value: Any) -> HostArray:

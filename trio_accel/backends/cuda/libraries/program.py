@@ -188,6 +188,10 @@ class _Arrays:
     def copy(self, source: object, out: object) -> None:
         self._in_call().convert(self._source(source), cast("ProgramArray", out).array)
 
+    def protect(self, views: Sequence[object], *, write: bool) -> None:
+        for view in cast("Sequence[ProgramArray]", views):
+            view.mark(is_read_only=not write)
+
     def end(self, views: Sequence[object]) -> None:
         for view in cast("Sequence[ProgramArray]", views):
             view.end()

@@ -223,6 +223,10 @@ class ProgramArray(CudaArray):
         """Its place and layout."""
         return self._array
 
+    def mark(self, *, is_read_only: bool) -> None:
+        """Say whether libraries that take it from now on must not write to it."""
+        self._is_read_only = is_read_only
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The array by version 3 of Numba's protocol; see `CudaArray`."""
