@@ -399,7 +399,7 @@ def _free_path(system: System, group: DeviceGroup | None, info: DeviceInfo, give
             warnings.warn(
                 f"open_device: {info.name} is open already, as {other}; {path} "
                 "is a second context, with memory of its own. Share the Device object that you have, or "
-                "close it first; where two contexts are meant, give this one a name: open_device(..., name=...)",
+                "close it first; where two contexts are meant, give this one a name: open_device(name=...)",
                 RuntimeWarning,
                 stacklevel=_levels_to_caller(),
             )
