@@ -139,14 +139,18 @@ class Soak:
     async def _rest(self) -> None:
         """Wait until the devices serve again, and compare what was kept."""
         with trio.fail_after(2 * _PATIENCE):
-            # The workers that were stopped last are noticed only when they are asked.
-            for name, one in all_work(self.service).items():
+            # A worker that was stopped last is noticed only when it is asked. An update writes the state of
+            # the program anew first, without which it serves nothing.
+            work = all_work(self.service)
+            for name in ("update", *work):
                 while True:
                     try:
-                        await one(np.random.default_rng(0))
+                        await work[name](np.random.default_rng(0))
                     except WrongNumbersError as error:
                         self.wrong.append(f"{name} at rest: {error}")
                     except _LOST:
+                        # A refusal may have come without a checkpoint.
+                        await trio.lowlevel.checkpoint()
                         continue
                     break
             for kept in self.service.kept:

@@ -73,6 +73,9 @@ async def test_a_running_ask_is_awaited_until_the_device_is_done(
     manual: ta.Device, backend: ManualBackend, nursery: trio.Nursery
 ) -> None:
     x = await manual.put(np.ones(4))
+    alarms = manual.dispatch.session.engine.alarms  # type: ignore[union-attr]
+    # One says that the context has been whole for a second.
+    before = len(alarms)
     backend.device.is_held = True
     asker = start(nursery, manual, ta.linalg.Matmul(x, np.ones((4, 2))))
     await wait_all_tasks_blocked()
@@ -80,6 +83,7 @@ async def test_a_running_ask_is_awaited_until_the_device_is_done(
     asker.scope.cancel()
     await wait_all_tasks_blocked()
     assert asker.outcome is None
+    assert len(alarms) == before + 1
     assert backend.device.memory().used == used == 32 + 64 + 16
     backend.device.release()
     await wait_all_tasks_blocked()
@@ -89,7 +93,7 @@ async def test_a_running_ask_is_awaited_until_the_device_is_done(
     await manual.synchronize()
     # Long before the grace is over.
     assert backend.device.memory().used == 32
-    assert not manual.dispatch.session.engine.alarms  # type: ignore[union-attr]
+    assert len(alarms) == before
 
 
 async def test_past_the_grace_the_asker_is_let_go_and_the_memory_is_not(
