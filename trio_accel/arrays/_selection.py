@@ -20,7 +20,7 @@ from ..devices import AccelRef, Operand, Operation, Planned, Planner, device_of,
 from ..devices.base._views import reshaped
 from ..expressions import Elementwise, ExpressionArgument, Reduction
 from ._actor import LIBRARY, ArraysActor
-from ._checks import check_number, check_real, flat, whole
+from ._checks import check_number, check_real, composed, flat, whole
 from ._joins import stack
 
 __all__ = [
@@ -434,6 +434,7 @@ async def bincount(x: Operand, weights: Operand | None = None, *, minlength: int
     return await device.ask(Count(name, x, None, weights, max(most + 1, minlength)))
 
 
+@composed
 async def histogram(
     x: Operand,
     bins: int | Operand = 10,
