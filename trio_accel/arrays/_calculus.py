@@ -236,7 +236,9 @@ async def gradient(
         raise ValueError(f"{name}: an axis must have {told}")
     for each in coordinates:
         check_real(name, spacing=each.spec)
-    more = coordinates or [float(check_number(name, "spacing", spacing, is_real=True))]
+    more: Sequence[ExpressionArgument] = coordinates or [
+        float(check_number(name, "spacing", spacing, is_real=True))
+    ]
     found = [
         await _gradient(x.dtype, x.ndim, one, not given)(x, n - 1, *more, shape=x.shape)
         for one, n in zip(axes, lengths, strict=True)

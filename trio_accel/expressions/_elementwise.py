@@ -296,14 +296,14 @@ class Elementwise(Generic[ReplyT]):
             for name, each in zip(self.inputs, arguments, strict=True)
         ]
 
-        def typed(arguments: tuple[Argument, ...]) -> TypedExpression:
+        def of(arguments: tuple[Argument, ...]) -> TypedExpression:
             return SpecializedExpression(self._expression, arguments, self._dtypes, self._is_checked).typed
 
         try:
-            found = typed(tuple(plain)).dtypes
+            found = of(tuple(plain)).dtypes
         except (TypeError, ValueError, NotSupportedError) as error:
             given = dict(zip(self.inputs, arguments, strict=True))
-            raise refusal(operation, error, given, typed) from None
+            raise refusal(operation, error, given, of) from None
         dtypes = tuple(
             result_dtype(operation, name, dtype, declared, None if each is None else each.dtype)
             for name, dtype, declared, each in zip(self.outputs, found, self._dtypes, out, strict=True)
