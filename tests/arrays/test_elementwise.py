@@ -375,7 +375,7 @@ async def test_powers_of_whole_numbers(device: ta.Device) -> None:
     np.testing.assert_array_equal(
         await (await ta.arrays.pow(2, await ta.arrays.abs(y))).to_host(), [2, 8, 2, 128, 4]
     )
-    with pytest.raises(ValueError, match=r"arrays\.pow: x2 -1 is outside 0"):
+    with pytest.raises(ValueError, match=r"arrays\.pow: x2 -1 is negative"):
         await ta.arrays.pow(x, -1)
 
 

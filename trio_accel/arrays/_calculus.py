@@ -12,7 +12,7 @@ from ..backends.base import DType
 from ..devices import AccelRef, Operand
 from ..expressions import Contract, Elementwise, ExpressionArgument, Rowwise, axes_of
 from ._actor import LIBRARY
-from ._checks import axis_of, check_number, check_real, placed, whole
+from ._checks import axis_of, check_number, check_real, composed, placed, whole
 from ._elementwise import add
 from ._reductions import mean
 from ._scans import cumulative_sum
@@ -69,6 +69,7 @@ _ASCENDING, _FOUND = (
 )
 
 
+@composed
 async def average(
     x: Operand,
     axis: int | Sequence[int] | None = None,
@@ -106,6 +107,7 @@ async def average(
     return await _AVERAGE.ask(_AVERAGE.compute(x, weights, axis=axis, keepdims=keepdims))
 
 
+@composed
 async def cov(x: Operand, *, correction: int = 1) -> AccelRef:
     """Compute the covariances of variables, as `numpy.cov` does: a launch, and a product of matrices.
 
@@ -138,6 +140,7 @@ async def _products(centred: AccelRef, alpha: float) -> AccelRef:
     return await centred.device.ask(Contract("ij,kj->ik", centred, conjugate, alpha=alpha))
 
 
+@composed
 async def corrcoef(x: Operand) -> AccelRef:
     """Compute the correlations of variables, as `numpy.corrcoef` does: `cov`, and one launch.
 
@@ -166,6 +169,7 @@ async def corrcoef(x: Operand) -> AccelRef:
     return await _elementwise("corrcoef", text, "c", "a", "b", precision="float32")(made, own[:, None], own)
 
 
+@composed
 async def digitize(x: Operand, bins: Operand, *, right: bool = False) -> AccelRef:
     """Find the bin of each element, as `numpy.digitize` and `torch.bucketize` do: one search.
 
@@ -198,6 +202,7 @@ async def digitize(x: Operand, bins: Operand, *, right: bool = False) -> AccelRe
     return await _FOUND(bins, last, found, out=found)
 
 
+@composed
 async def gradient(
     x: Operand, spacing: float | Operand = 1.0, *, axis: int | Sequence[int] | None = None
 ) -> AccelRef | tuple[AccelRef, ...]:
@@ -231,7 +236,9 @@ async def gradient(
         raise ValueError(f"{name}: an axis must have {told}")
     for each in coordinates:
         check_real(name, spacing=each.spec)
-    more = coordinates or [float(check_number(name, "spacing", spacing, is_real=True))]
+    more: Sequence[ExpressionArgument] = coordinates or [
+        float(check_number(name, "spacing", spacing, is_real=True))
+    ]
     found = [
         await _gradient(x.dtype, x.ndim, one, not given)(x, n - 1, *more, shape=x.shape)
         for one, n in zip(axes, lengths, strict=True)
@@ -261,6 +268,7 @@ def _gradient(dtype: DType, ndim: int, axis: int, is_even: bool) -> Elementwise[
     return _elementwise("gradient", text, "x", "last", "c", dtype=_rounded(dtype))
 
 
+@composed
 async def interp(
     x: Operand,
     xp: Operand,
@@ -369,6 +377,7 @@ async def polyval(p: Operand, x: ExpressionArgument) -> AccelRef:
     return await _elementwise("polyval", f"y = 0 * x + p[0]{steps}", "p", "x")(p, x)
 
 
+@composed
 async def trapezoid(
     y: Operand, x: Operand | None = None, *, dx: float = 1.0, axis: int = -1, keepdims: bool = False
 ) -> AccelRef:
@@ -405,6 +414,7 @@ async def trapezoid(
     return await _TRAPEZOID.ask(message)
 
 
+@composed
 async def unwrap(x: Operand, *, axis: int = -1, period: float = 6.283185307179586) -> AccelRef:
     """Take jumps of more than half a period from angles, as `numpy.unwrap` does: three launches.
 
@@ -468,5 +478,6 @@ async def vander(x: Operand, n: int | None = None, *, increasing: bool = False) 
     wide = x.dtype if x.dtype.is_inexact else DType.float64 if x.dtype is DType.uint64 else DType.int64
     place = "i(1)" if increasing else "(count - 1 - i(1))"
     inputs = ("x",) if increasing else ("x", "count")
-    made = _elementwise("vander", f"{wide}(x) ** {place}", *inputs, dtype=wide)
+    taken = "x" if x.dtype is wide else f"{wide}(x)"
+    made = _elementwise("vander", f"{taken} ** {place}", *inputs, dtype=wide)
     return await made(x[:, None], *(() if increasing else (count,)), shape=(x.size, count))

@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Coroutine, Sequence
 from numbers import Complex, Real
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
-from ..backends.base import DType, DTypeLike
+from ..backends.base import DType, DTypeLike, NotSupportedError
 from ..backends.base.ops import ArraySpec
 from ..devices import AccelRef, Operand, Planner, device_of
 from ..devices.base._refusals import what_to_do, whole
 from ..devices.base._views import reshaped
 
 __all__ = [
-    "axis_of", "check_number", "check_real", "check_ref", "dtype_of", "flag", "flat", "placed",
+    "axis_of", "check_number", "check_real", "check_ref", "composed", "dtype_of", "flag", "flat", "placed",
     "summed_dtype", "whole", "wholes",
 ]  # fmt: skip
+
+ParametersP = ParamSpec("ParametersP")
+T = TypeVar("T")
+
+
+def composed(
+    function: Callable[ParametersP, Coroutine[Any, Any, T]],
+) -> Callable[ParametersP, Coroutine[Any, Any, T]]:
+    """Let errors of the functions that a function is made of name that function, which was called."""
+    name = f"arrays.{function.__name__}"
+
+    @functools.wraps(function)
+    async def named(*args: ParametersP.args, **kwargs: ParametersP.kwargs) -> T:
+        try:
+            return await function(*args, **kwargs)
+        except (TypeError, ValueError, NotSupportedError) as error:
+            other, _, told = str(error).partition(": ")
+            if not other.startswith("arrays.") or other == name:
+                raise
+            raise type(error)(f"{name}: {told}") from None
+
+    return named
 
 
 def axis_of(name: str, x: ArraySpec, axis: object) -> int:

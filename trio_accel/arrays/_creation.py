@@ -187,9 +187,9 @@ def _count(first: Any, last: Any, step: Any, *, is_whole: bool) -> int:
     """Count the numbers from one to below another in steps; 1 << 63 stands for more than an array has."""
     if is_whole:
         return int(-((first - last) // step))
-    distance = (last - first) / step
+    distance: float = (last - first) / step
     # Quotients may fit where the distance does not.
-    parts = distance if math.isfinite(distance) else last / step - first / step
+    parts: float = distance if math.isfinite(distance) else last / step - first / step
     return math.ceil(parts) if math.isfinite(parts) else (1 << 63) * (parts > 0)
 
 
@@ -227,22 +227,21 @@ async def linspace(
         TypeError: A dtype of whole numbers, or a real one for complex numbers.
         ValueError: `num` is below 0, or float64 does not hold a number.
     """
-    return await _spaced("linspace", device, start, stop, num, dtype, endpoint=endpoint)
+    ends = [_inexact("arrays.linspace", *each) for each in (("start", start), ("stop", stop))]
+    return await _spaced("linspace", device, ends, num, dtype, endpoint=endpoint)
 
 
 async def _spaced(
     function: str,
     device: Device,
-    start: complex,
-    stop: complex,
+    ends: Sequence[complex],
     num: int,
     dtype: DTypeLike | None,
     *,
     endpoint: bool,
 ) -> AccelRef:
-    """Make numbers of one distance, for a function of this name."""
+    """Make numbers of one distance from one to another, for a function of this name."""
     name = f"arrays.{function}"
-    ends = [_inexact(name, *each) for each in (("start", start), ("stop", stop))]
     count, is_complex = whole(name, "num", num), np.iscomplexobj(ends)
     kind = dtype_of(name, ("complex128" if is_complex else "float64") if dtype is None else dtype)
     _check_inexact(name, kind, is_complex=is_complex)
@@ -363,7 +362,7 @@ async def logspace(
     _check_inexact(name, kind)
     ends = [_inexact(name, *each, is_real=True) for each in (("start", start), ("stop", stop))]
     number = _inexact(name, "base", base, is_real=True)
-    exponents = await _spaced("logspace", device, *ends, num, None, endpoint=endpoint)
+    exponents = await _spaced("logspace", device, ends, num, None, endpoint=endpoint)
     return await _expression("logspace", "base ** x", kind)(number, exponents)
 
 
@@ -391,9 +390,8 @@ async def geomspace(
     if not all(end and math.isfinite(end) for end in ends) or (ends[0] > 0) is not (ends[1] > 0):
         told = f"got {start!r} and {stop!r}"
         raise ValueError(f"{name}: start and stop must be finite, not 0 and of one sign, {told}")
-    exponents = await _spaced(
-        "geomspace", device, *[math.log10(abs(end)) for end in ends], num, None, endpoint=endpoint
-    )
+    powers = [math.log10(abs(end)) for end in ends]
+    exponents = await _spaced("geomspace", device, powers, num, None, endpoint=endpoint)
     text = "stop if i(0) == last else start if i(0) == 0 else side * 10.0 ** x"
     last = num - 1 if endpoint and num > 1 else -1
     return await _expression("geomspace", text, kind)(

@@ -72,7 +72,7 @@ async def _quantiles(
 ) -> AccelRef:
     is_taken = isinstance(cast("object", q), (int, float, Sequence, np.ndarray, np.generic))
     try:
-        shares = np.asarray(q if is_taken else [[]], np.float64)
+        shares = np.asarray(q if is_taken and not np.iscomplexobj(q) else [[]], np.float64)
     except (TypeError, ValueError):
         shares = np.zeros((0, 0))
     if shares.ndim > 1:

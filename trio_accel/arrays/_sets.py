@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..devices import AccelRef, Operand
 from ..expressions import Elementwise, Reduction, Rowwise, promoted_dtype
 from ._actor import LIBRARY
-from ._checks import check_real, flag, placed
+from ._checks import check_real, composed, flag, placed
 from ._joins import concat
 from ._numeric import CLOSE
 from ._selection import compress, unique_values
@@ -31,6 +31,7 @@ _ALL_CLOSE = Rowwise(
 )  # fmt: skip
 
 
+@composed
 async def array_equal(x1: Operand, x2: Operand, *, equal_nan: bool = False) -> bool:
     """Tell whether two arrays have the same shape and the same elements: one launch, and the host reads it.
 
@@ -53,6 +54,7 @@ async def array_equal(x1: Operand, x2: Operand, *, equal_nan: bool = False) -> b
     return bool(await (await _EQUAL(x1, x2, flag(name, "equal_nan", equal_nan))).item())
 
 
+@composed
 async def allclose(
     x1: Operand, x2: Operand, *, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> bool:
@@ -73,6 +75,7 @@ async def allclose(
     return bool(await (await _ALL_CLOSE.ask(message)).item())
 
 
+@composed
 async def isin(x1: Operand, x2: Operand, *, invert: bool = False) -> AccelRef:
     """Tell which elements are among others, as the array API standard's ``isin`` does: a sort and a search.
 
@@ -100,6 +103,7 @@ async def isin(x1: Operand, x2: Operand, *, invert: bool = False) -> AccelRef:
     return await _FOUND(ordered, await searchsorted(ordered, x1), x1, invert)
 
 
+@composed
 async def intersect1d(x1: Operand, x2: Operand) -> AccelRef:
     """Find the elements that both arrays have, each once and in ascending order.
 
@@ -118,6 +122,7 @@ async def intersect1d(x1: Operand, x2: Operand) -> AccelRef:
     return await compress(await isin(once, x2), once)
 
 
+@composed
 async def setdiff1d(x1: Operand, x2: Operand) -> AccelRef:
     """Find the elements of the first array that the second has not, each once and in ascending order.
 
@@ -129,6 +134,7 @@ async def setdiff1d(x1: Operand, x2: Operand) -> AccelRef:
     return await compress(await isin(once, x2, invert=True), once)
 
 
+@composed
 async def setxor1d(x1: Operand, x2: Operand) -> AccelRef:
     """Find the elements that just one of the arrays has, each once and in ascending order.
 
@@ -138,6 +144,7 @@ async def setxor1d(x1: Operand, x2: Operand) -> AccelRef:
     return await sort(await concat([await setdiff1d(x1, x2), await setdiff1d(x2, x1)]))
 
 
+@composed
 async def union1d(x1: Operand, x2: Operand) -> AccelRef:
     """Find the elements that one of the arrays has, each once and in ascending order.
 

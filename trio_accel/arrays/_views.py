@@ -256,12 +256,15 @@ async def reshape(x: AccelRef, shape: int | Sequence[int], *, copy: bool | None 
     name = "arrays.reshape"
     check_ref(name, "x", x)
     extents = wholes(name, "shape", shape)
-    if copy is None:
-        try:
-            return x.reshape(extents)
-        except NoViewError:
-            copy = True
-    return (await x.copy() if flag(name, "copy", copy) else x).reshape(extents)
+    try:
+        if copy is None:
+            try:
+                return x.reshape(extents)
+            except NoViewError:
+                copy = True
+        return (await x.copy() if flag(name, "copy", copy) else x).reshape(extents)
+    except ValueError as error:
+        raise type(error)(f"arrays.{error}") from None
 
 
 def _view(name: str, x: AccelRef, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> AccelRef:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
 from ..actors import unknown_option
-from ..backends.base import DType
+from ..backends.base import DType, NotSupportedError
 from ..backends.base.expressions import (
     Argument,
     ArgumentType,
@@ -31,7 +31,7 @@ from ..devices.base._refusals import said, what_to_do
 __all__ = [
     "ExpressionArgument", "Taken", "argument_of", "axes_of", "bind", "broadcast", "check_out",
     "check_promotion", "check_reduced", "check_truths", "common", "extents_of", "promoted_dtype",
-    "reduced", "result_dtype", "served_by", "take",
+    "reduced", "refusal", "result_dtype", "served_by", "take",
 ]  # fmt: skip
 
 ExpressionArgument: TypeAlias = "Operand | complex | np.generic"
@@ -209,6 +209,55 @@ def _is_promoted(first: DType | Weak, second: DType) -> bool:
     if kinds == {"int", "uint"}:
         return DType.uint64 not in (first, second)
     return len(kinds) == 1 or kinds == {"float", "complex"}
+
+
+def refusal(
+    operation: str,
+    error: TypeError | ValueError | NotSupportedError,
+    given: Mapping[str, Argument],
+    typed: Callable[[tuple[Argument, ...]], object],
+) -> Exception:
+    """Make of an error of an expression that of a function.
+
+    Of a user's own expression it shows the place. Others are the package's: then it tells what the function
+    takes and got, and nothing that is inside.
+
+    Args:
+        operation: Name of the function.
+        error: What is wrong with the expression.
+        given: Its arguments, by their names.
+        typed: Finds its types for other arguments; raises where it has none.
+    """
+    text = str(error)
+    if operation.startswith("jit.") or "fused" in operation:
+        return type(error)(f"{operation}: {text}")
+    text = text.rsplit(", in line ", 1)[0]
+    if " does not take " not in text:
+        text = text.replace("int64(...) makes one", 'convert it, as by await indices.cast("int64")')
+        return type(error)(f"{operation}: {text}")
+    takes = [kind for kind, dtype in _KINDS.items() if _is_typed(typed, given.values(), dtype)]
+    told = ", ".join(f"{_told(each.kind)} as {name}" for name, each in given.items())
+    advice = f"it takes {' or '.join(takes) or 'others'}; await x.cast(...) converts an array"
+    return type(error)(f"{operation}: it does not take {told}; {advice}")
+
+
+_KINDS = {
+    "truth values": DType.bool,
+    "whole numbers": DType.int64,
+    "floating numbers": DType.float64,
+    "complex numbers": DType.complex128,
+}
+
+
+def _is_typed(
+    typed: Callable[[tuple[Argument, ...]], object], given: Iterable[Argument], dtype: DType
+) -> bool:
+    kept = Weak.int, Weak.float
+    try:
+        typed(tuple([each if each.kind in kept else Argument(dtype, True) for each in given]))
+    except (TypeError, ValueError, NotSupportedError):
+        return False
+    return True
 
 
 def served_by(message: type[MessageT], library: str) -> type[MessageT]:

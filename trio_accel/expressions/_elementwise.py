@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import attrs
 
-from ..backends.base import DType, DTypeLike
+from ..backends.base import DType, DTypeLike, NotSupportedError
 from ..backends.base.expressions import (
     WIDE,
     Argument,
@@ -28,6 +28,7 @@ from ._arguments import (
     check_promotion,
     check_truths,
     extents_of,
+    refusal,
     result_dtype,
     served_by,
     take,
@@ -294,11 +295,15 @@ class Elementwise(Generic[ReplyT]):
             attrs.evolve(each, kind=casts[name]) if name in casts and not each.dtype.is_inexact else each
             for name, each in zip(self.inputs, arguments, strict=True)
         ]
-        specialized = SpecializedExpression(self._expression, tuple(plain), self._dtypes, self._is_checked)
+
+        def of(arguments: tuple[Argument, ...]) -> TypedExpression:
+            return SpecializedExpression(self._expression, arguments, self._dtypes, self._is_checked).typed
+
         try:
-            found = specialized.typed.dtypes
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{operation}: {error}") from None
+            found = of(tuple(plain)).dtypes
+        except (TypeError, ValueError, NotSupportedError) as error:
+            given = dict(zip(self.inputs, arguments, strict=True))
+            raise refusal(operation, error, given, of) from None
         dtypes = tuple(
             result_dtype(operation, name, dtype, declared, None if each is None else each.dtype)
             for name, dtype, declared, each in zip(self.outputs, found, self._dtypes, out, strict=True)

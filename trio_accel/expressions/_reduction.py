@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from ..backends.base import DType, DTypeLike
+from ..backends.base import DType, DTypeLike, NotSupportedError
 from ..backends.base import expressions as base
 from ..backends.base.ops import ReductionSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
@@ -18,6 +18,7 @@ from ._arguments import (
     bind,
     check_reduced,
     reduced,
+    refusal,
     result_dtype,
     served_by,
     take,
@@ -178,8 +179,11 @@ class Reduction:
         specialized = base.SpecializedReduction(self._reduction, taken.arguments, self._dtype, None)
         try:
             found = specialized.typed.dtype
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{operation}: {error}") from None
+        except (TypeError, ValueError, NotSupportedError) as error:
+            named = dict(zip(self.inputs, taken.arguments, strict=True))
+            raise refusal(
+                operation, error, named, lambda given: attrs.evolve(specialized, arguments=given).typed
+            ) from None
         given = None if out is None else out.dtype
         specialized = attrs.evolve(
             specialized, result=result_dtype(operation, "the result", found, None, given)

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ..backends.base import DType
+from ..backends.base import DType, NotSupportedError
 from ..backends.base.expressions import (
     COUNT,
     WIDE,
@@ -34,6 +34,7 @@ from ._arguments import (
     check_reduced,
     common,
     reduced,
+    refusal,
     result_dtype,
     served_by,
     take,
@@ -231,8 +232,12 @@ class Rowwise:
         ]
         try:
             plain = typed_rows(self._rows, kinds)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{self.operation}: {error}") from None
+        except (TypeError, ValueError, NotSupportedError) as error:
+
+            def typed(given: tuple[Argument, ...]) -> object:
+                return typed_rows(self._rows, [each.kind for each in given])
+
+            raise refusal(self.operation, error, dict(named), typed) from None
         result = result_dtype(self.operation, "the result", plain.dtype, None, out) or plain.dtype
         chosen = self.chosen(arguments)
         usual = None if chosen is self._rows else self._rows.widened(casts)

@@ -8,12 +8,12 @@ from typing import Any, get_args
 import attrs
 import numpy as np
 
-from ..backends.base import DType
+from ..backends.base import DType, NotSupportedError
 from ..backends.base.expressions import ArgumentType, SpecializedExpression, TypedExpression, Weak, parse
 from ..backends.base.ops import Reduce, ScatterSpec
 from ..devices import AccelRef, Operation, Planned, Planner, device_of
 from ..devices.operations._plan_source import refuse_value
-from ._arguments import ExpressionArgument, Taken, served_by, take
+from ._arguments import ExpressionArgument, Taken, refusal, served_by, take
 
 __all__ = ["ComputeScatter", "Scatter"]
 
@@ -97,8 +97,11 @@ class Scatter:
         specialized = SpecializedExpression(self._expression, taken.arguments, (None, dtype), is_checked=True)
         try:
             typed = specialized.typed
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{operation}: {error}") from None
+        except (TypeError, ValueError, NotSupportedError) as error:
+            named = dict(zip(self._expression.inputs, taken.arguments, strict=True))
+            raise refusal(
+                operation, error, named, lambda given: attrs.evolve(specialized, arguments=given).typed
+            ) from None
         if kind is Weak.int and dtype.kind in ("int", "uint"):
             # A result is converted as an array is, which would wrap around.
             last = len(taken.arguments) - 1

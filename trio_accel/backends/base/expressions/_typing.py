@@ -159,6 +159,10 @@ def _outside(value: int, dtype: DType) -> str:
     limits = np.iinfo(dtype.dtype)
     if limits.min <= value <= limits.max:
         return ""
+    if value < 0 and dtype is DType.uint64:
+        return (
+            f"{value} is negative: uint64 does not hold it, and a power of whole numbers takes float64(...)"
+        )
     return f"{value} is outside {limits.min} to {limits.max}, which {dtype} holds"
 
 

@@ -1,0 +1,57 @@
+"""Functions refuse arrays of dtypes that they do not take by their own names, and tell nothing inner."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import trio_accel as ta
+
+arrays: Any = ta.arrays
+FUNCTIONS = [name for name in arrays.__all__ if inspect.iscoroutinefunction(getattr(arrays, name))]
+DTYPES = ("bool", "int64", "uint64", "float64", "complex128", "float8_e4m3fn")
+# Whole numbers, and sequences of arrays.
+NUMBERS = (
+    "k", "n_rows", "num", "num_classes", "repeats", "repetitions", "shape", "start", "stop", "fill_value",
+    "source", "destination", "window_shape", "pad_width", "sections", "shift", "axis", "axes", "axis1",
+    "axis2",
+)  # fmt: skip
+SEVERAL = ("arrays", "keys", "conditions", "choices")
+
+
+def _argument(name: str, device: ta.Device, x: Any, first: Any) -> Any:
+    if name == "device":
+        return device
+    return [x, first] if name in SEVERAL else 1 if name in NUMBERS else x
+
+
+def _needed(function: Any) -> list[str]:
+    given = inspect.signature(function).parameters.values()
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return [each.name for each in given if each.default is each.empty and each.kind in kinds]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+async def test_an_error_names_the_function_and_no_inner_expression(device: ta.Device, name: str) -> None:
+    function = getattr(arrays, name)
+    first, *others = _needed(function)
+    host = np.array([1, 0, 1])
+    made = {dtype: await device.put(host.astype(ta.DType(dtype).dtype)) for dtype in DTYPES}
+    # A message has the name of its class.
+    names = rf"^arrays\.({name}|{name.title().replace('_', '')}|{re.sub('[_0-9]', '', name)})\b"
+    for dtype in DTYPES:
+        for other in dict.fromkeys((dtype, "complex128", "int64", "bool")):
+            given = [_argument(each, device, made[other], made[dtype]) for each in others]
+            try:
+                await function(_argument(first, device, made[dtype], made[other]), *given)
+            except (TypeError, ValueError, ta.NotSupportedError) as error:
+                told = str(error)
+                assert re.search(names, told), told
+                assert ", in line " not in told, told
+            except ta.AccelError:
+                # Numbers that are out of range; it is not about dtypes.
+                continue
