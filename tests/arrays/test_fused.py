@@ -440,7 +440,7 @@ async def test_long_functions(device: ta.Device) -> None:
     with pytest.raises(
         ta.NotSupportedError, match=r"fused\.horner: too much .* characters.*several functions"
     ):
-        await horner(x, count=600)
+        await horner(x, count=450)
 
 
 @settings(max_examples=4 if IS_STAND_IN else 40, deadline=None)

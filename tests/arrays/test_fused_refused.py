@@ -125,3 +125,17 @@ def test_what_cannot_be_declared() -> None:
     for function in (lambda *x: x, lambda x, **more: x):
         with pytest.raises(TypeError, match=r"without \* and \*\*"):
             ta.fused(function)
+
+
+async def test_a_function_of_too_many_steps_is_refused_while_it_is_recorded(device: ta.Device) -> None:
+    x, steps = await device.put(np.ones(3)), 0
+
+    def endless(x: Any) -> Any:
+        nonlocal steps
+        while True:
+            x = x + 1
+            steps += 1
+
+    with pytest.raises(ta.NotSupportedError, match="more than 1000 steps; make several functions of it"):
+        await ta.fused(endless)(x)
+    assert steps == 1000

@@ -56,6 +56,14 @@ class Layer:
     def types(self, values: Any) -> Any:
         return repr(values)
 
+    def size(self, values: Any) -> int:
+        return len(values)
+
+    def emptied(self, values: Any) -> int:
+        count = len(values)
+        values.clear()
+        return count
+
     def fails(self, x: Array) -> Array:
         raise ZeroDivisionError(f"of {x.shape}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -176,3 +177,41 @@ async def test_what_is_refused(device: ta.Device) -> None:
             await einsum("")
     with pytest.raises(TypeError, match=r"got int64; ta.linalg.einsum takes whole numbers"):
         await ta.tensor.einsum("i->", await device.zeros((3,), "int64"))
+
+
+MOST = {"optimal": 6, "branch-all": 6, "branch-2": 14, "dp": 14}
+
+
+def _outer(count: int) -> tuple[str, list[np.ndarray]]:
+    """Subscripts of so many vectors that share no axis: all orders are possible."""
+    letters = "abcdefghijklmnopqrstuvwxyz"[:count]
+    return f"{','.join(letters)}->{letters}", [np.ones(2)] * count
+
+
+@pytest.mark.parametrize("optimize", MOST)
+def test_a_search_that_takes_too_long_is_refused(optimize: Any) -> None:
+    most = MOST[optimize]
+    subscripts, vectors = _outer(most + 1)
+    told = f"contract_path: optimize='{optimize}' searches too long for more than {most} operands"
+    with pytest.raises(ValueError, match=told):
+        ta.tensor.contract_path(subscripts, *vectors, optimize=optimize)
+    assert len(ta.tensor.contract_path(subscripts, *vectors, optimize="auto").steps) == most
+
+
+@pytest.mark.parametrize("optimize", [*MOST, "auto", "auto-hq", "greedy", "branch-1", "random-greedy"])
+def test_no_search_takes_many_steps(optimize: Any) -> None:
+    steps = 0
+
+    def note(frame: object, event: str, _: object) -> None:
+        nonlocal steps
+        steps += event == "call"
+
+    subscripts, vectors = _outer(MOST.get(optimize, 20))
+    ta.tensor.contract_path("a,b,c->abc", *vectors[:3], optimize=optimize)
+    sys.setprofile(note)
+    try:
+        ta.tensor.contract_path(subscripts, *vectors, optimize=optimize)
+    finally:
+        sys.setprofile(None)
+    # Of `optimal`, ten operands take tens of millions.
+    assert steps < 300_000

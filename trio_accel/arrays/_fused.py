@@ -36,6 +36,8 @@ _FUNCTIONS = {name: getattr(module, name) for module in _MODULES for name in mod
 # Names that an argument has not in a text; nor one with "_" in it, which the names of other values have.
 _TAKEN = {*base.FUNCTIONS, *base.CONSTANTS, *base.REDUCTIONS, COUNT, "axis", "i", "keepdims", "out", "shape"}
 _MOST_RECORDINGS = 256
+# The text of so many is longer than any expression may be.
+_MOST_STEPS = 1000
 
 _Ones: TypeAlias = tuple[int, ...]
 """For each axis 1 if it has one element, else 0: that decides what shapes broadcast to."""
@@ -291,6 +293,11 @@ class _Recording:
         stages: Sequence[_Stage] = (),
     ) -> _Traced:
         """Write a text, with other names."""
+        if len(self.statements) == _MOST_STEPS:
+            # A function that never ends is told, too.
+            raise NotSupportedError(
+                f"too much for one expression: more than {_MOST_STEPS} steps; make several functions of it"
+            )
         number, assigned = len(self.statements), re.findall(r"(\w+) = ", text) or [""]
         result, read = f"_{number}", {key: value.text for key, value in values.items()}
         names = (

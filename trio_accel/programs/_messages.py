@@ -21,7 +21,15 @@ from ..backends.base.ops import (
     ProgramResult,
     ProgramReturn,
 )
-from ..backends.base.program_definition import MOST_TEXT, Tree, flatten, text_of, tree_of
+from ..backends.base.program_definition import (
+    MOST_PACKED,
+    MOST_TEXT,
+    Tree,
+    flatten,
+    packed_of,
+    text_of,
+    tree_of,
+)
 from ..devices import AccelRef, Operand, Operation, Planned, Planner
 from ._actor import PATH, ProgramActor
 from ._method import Method
@@ -48,6 +56,7 @@ _Specs: TypeAlias = "tuple[ArraySpec, ...]"
 # Memory is made for what is expected before it is known to be needed.
 _MOST_EXPECTED = 64 << 20
 _MOST_KEYS = 256
+_SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @attrs.frozen(eq=False)
@@ -160,7 +169,7 @@ class Ready(_ProgramMessage):
     def plan(self, planner: Planner) -> Planned[Any]:
         """Check the arrays."""
         state = tuple([planner.read(array.where, array.ref) for array in self.state])
-        return Planned(ProgramCall("", "", "", state, (), (), ()))
+        return Planned(ProgramCall("", "", b"", "", state, (), (), ()))
 
 
 @attrs.define(eq=False, slots=False)
@@ -215,11 +224,11 @@ class MethodCall(_ProgramMessage):
                 planner.distinct(
                     "out", output, **{f"input {number}": spec for number, spec in enumerate(inputs)}
                 )
-        spec = ProgramCall(method.name, arguments, text_of(tree), *arrays, tuple(outputs))
+        spec = ProgramCall(method.name, *arguments, text_of(tree), *arrays, tuple(outputs))
         return Planned(spec, reply)
 
     def _plan_unknown(
-        self, planner: Planner, arguments: str, state: _Specs, inputs: _Specs, updated: _Specs
+        self, planner: Planner, arguments: tuple[str, bytes], state: _Specs, inputs: _Specs, updated: _Specs
     ) -> Planned[Any]:
         """Name the arrays that are expected of a result which is not declared."""
         name = self.method.name
@@ -230,11 +239,13 @@ class MethodCall(_ProgramMessage):
         written = tuple([output.spec for output in made])
         words = planner.status(RESULT_WORDS)
         slot = cast("int", self.slot)
-        spec = ProgramReturn(name, arguments, "", state, inputs, updated, written, slot, self.forget, words)
+        spec = ProgramReturn(name, *arguments, "", state, inputs, updated, written, slot, self.forget, words)
         return Planned(spec, finish=lambda: Returned(_read(words), made, keys))
 
-    def _arguments(self, planner: Planner, inputs: list[ArraySpec], updated: list[ArraySpec]) -> str:
-        """Return the text of the arguments; their arrays go to the lists."""
+    def _arguments(
+        self, planner: Planner, inputs: list[ArraySpec], updated: list[ArraySpec]
+    ) -> tuple[str, bytes]:
+        """Return the text of the arguments, and what of them is packed; their arrays go to the lists."""
         prefix, updates = f"{planner.name}: ", self.method.updates
 
         def read(where: str, value: Any) -> int | None:
@@ -250,17 +261,26 @@ class MethodCall(_ProgramMessage):
             return len(inputs) + len(updated) - 1
 
         trees: dict[str, Tree] = {}
+        values: list[object] = []
         # Those that are updated are numbered behind the others.
         for name in sorted(self.bound.arguments, key=lambda name: name in updates):
             leaf = update if name in updates else read
-            trees[name] = flatten(f"{prefix}{name}", self.bound.arguments[name], leaf)
+            is_several = self.bound.signature.parameters[name].kind in _SEVERAL
+            given, depth = self.bound.arguments[name], -1 if is_several else 0
+            trees[name] = flatten(f"{prefix}{name}", given, leaf, values, depth=depth)
         text = text_of(call_tree(self.bound.signature, trees))
         if len(text) > MOST_TEXT:
             raise ValueError(
                 f"{prefix}its arguments are {len(text)} characters as text, at most {MOST_TEXT} are allowed; "
                 "hand large values over as arrays"
             )
-        return text
+        packed = packed_of(values)
+        if len(packed) > MOST_PACKED:
+            raise ValueError(
+                f"{prefix}the lists among its arguments take {len(packed)} bytes, at most {MOST_PACKED} are "
+                "allowed; hand large values over as arrays"
+            )
+        return text, packed
 
 
 @attrs.define(eq=False, slots=False)

@@ -134,7 +134,9 @@ async def einsum(
         *operands: Tensors of one floating or complex dtype, one for each term. An axis of one element
             broadcasts.
         optimize: How the order is found, by opt_einsum's names: ``"auto"``, ``"optimal"``, ``"greedy"``,
-            ``"dp"`` and others; or the order itself, as `ContractionPath.steps`.
+            ``"dp"`` and others; or the order itself, as `ContractionPath.steps`. Searches that take too long
+            are refused: ``"optimal"`` and ``"branch-all"`` of more than 6 operands, ``"branch-2"`` and
+            ``"dp"`` of more than 14.
         memory_limit: The most bytes that intermediate tensors and the result may take at a time. Where the
             order that was found takes more, the one with the smallest tensors is tried. Workspace comes on
             top. None for what the device has.
@@ -144,7 +146,7 @@ async def einsum(
 
     Raises:
         ValueError: A term that does not fit its operand, letters behind ``->`` that no term has or that are
-            there twice, lengths that differ, or an order that is none.
+            there twice, lengths that differ, a search that takes too long, or an order that is none.
         OutOfMemoryError: No order was found that fits into memory. Nothing was launched.
     """
     given = {f"operands[{number}]": each for number, each in enumerate(operands)}

@@ -20,7 +20,15 @@ import numpy as np
 from ...actors import ActorError, describe
 from .errors import AccelError, LibraryError, Refused
 from .ops import ArraySpec, ProgramCall, ProgramFetch, ProgramResult, ProgramReturn
-from .program_definition import MOST_TEXT, ProgramDefinition, build, flatten, text_of, tree_of
+from .program_definition import (
+    MOST_TEXT,
+    ProgramDefinition,
+    build,
+    flatten,
+    text_of,
+    tree_of,
+    values_of,
+)
 
 __all__ = [
     "ENQUEUES", "GONE", "REFUSES", "UPDATES", "ImportsCode", "ProgramArrays", "ProgramHost", "load_target",
@@ -179,7 +187,7 @@ class ProgramHost:
         try:
             if changed:
                 self._protect(changed, write=True)
-            args, kwargs = build(tree_of(spec.arguments), [*inputs, *updated])
+            args, kwargs = build(tree_of(spec.arguments), [*inputs, *updated], values_of(spec.packed))
             out = build(tree_of(spec.results), outputs) if spec.results else None
             if takes_out and spec.results:
                 kwargs["out"] = out

@@ -31,6 +31,8 @@ OPTIMIZERS: tuple[str, ...] = Search.__args__  # type: ignore[attr-defined]
 
 # With more operands, the search for the smallest arrays takes longer than a second.
 _MOST_FOR_LEAST = 10
+# The same of searches whose steps grow as fast: at these numbers they take a tenth of a second at most.
+_MOST_OPERANDS = {"optimal": 6, "branch-all": 6, "branch-2": 14, "dp": 14}
 
 
 @attrs.frozen(kw_only=True)
@@ -163,12 +165,20 @@ def find_path(
         The path. It takes more than `memory_limit` where none was found that does not.
 
     Raises:
-        ValueError: There is no such search, or a path that is none of these arrays.
+        ValueError: There is no such search, it would take too long for so many arrays, or a path that is none
+            of these arrays.
     """
     if isinstance(optimize, str):
         if optimize not in OPTIMIZERS:
             raise ValueError(f"{name}: optimize must be one of {OPTIMIZERS}, or a path, got {optimize!r}")
-        wanted: Any = optimize
+        most = _MOST_OPERANDS.get(optimize, len(terms))
+        if len(terms) > most:
+            raise ValueError(
+                f"{name}: optimize={optimize!r} searches too long for more than {most} operands, got "
+                f"{len(terms)}; write optimize='auto', 'auto-hq' or the path itself"
+            )
+        is_hq = optimize == "auto-hq" and len(terms) > _MOST_OPERANDS["dp"]
+        wanted: Any = "random-greedy-128" if is_hq else optimize
     else:
         wanted = _steps_of(name, optimize, len(terms))
     return _find(tuple(terms), output, tuple(extents.items()), itemsize, wanted, memory_limit)

@@ -238,6 +238,7 @@ class ProgramCall(OperationSpec):
         method: Name of the method; empty for a function, and with `arguments` empty for no call at all.
         arguments: Text of the tree of its arguments, a tuple and a dict. Its arrays are numbered through
             `read`, then `updated`. Empty for no call: the program is there, and its arrays are complete.
+        packed: Those of them that are long lists and the like, as `packed_of` writes them.
         results: Text of the tree of `written`; empty where nothing was declared.
         state: Arrays that the program was opened with, and the call does not change: one of each block.
         read: Arrays that the method reads.
@@ -247,6 +248,7 @@ class ProgramCall(OperationSpec):
 
     method: str = exact()
     arguments: str = exact()
+    packed: bytes = exact()
     results: str = exact()
     state: tuple[ArraySpec, ...] = reads(many=True)
     read: tuple[ArraySpec, ...] = reads(many=True)

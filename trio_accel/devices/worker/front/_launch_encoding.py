@@ -43,6 +43,8 @@ HostEncoder: TypeAlias = Callable[[npt.NDArray[Any]], object]
 
 # Then all are forgotten: a program whose shapes are always others gains nothing by them.
 _MOST = 1024
+# Characters, or bytes, of a value in a template.
+_MOST_TEXT = 1 << 12
 
 _Key: TypeAlias = tuple[Any, ...]
 _AddressOf: TypeAlias = Callable[[npt.NDArray[Any]], "Wire | None"]
@@ -222,6 +224,9 @@ def _spec_key(
         elif kind in _PLAIN and kind is not float:
             # As `value_key`.
             key += kind, value
+            if (kind is bytes or kind is str) and len(value) > _MOST_TEXT:  # type: ignore[arg-type]  # it has one
+                # It is not kept for a template that is hardly ever found.
+                return None
         elif kind is tuple and (arrays := arrays_of(value)):
             blocks += [array.block for array in arrays]
             key += len(arrays), *[array_key(array) for array in arrays]
