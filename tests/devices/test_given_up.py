@@ -186,8 +186,11 @@ async def test_it_is_seen_while_it_is_given_up(
             restarts.append(event)
 
     system.subscribe(take, messages=False)
-    async with system.open_device(options=ta.DeviceOptions(when_given_up="reopen")) as device:
+    options = ta.DeviceOptions(when_given_up="reopen")
+    with ta.telemetry.record(system) as recorder:
+        device = await system.open_device(options=options)
         await give_up(device)
+        assert [row.state for row in recorder.snapshot().devices] == ["given up"]
         assert [event.is_paused for event in restarts] == [False] * 3 + [True]
         (told,) = [record for record in caplog.records if record.levelno == logging.ERROR]
         assert "lost its context of generation 4, which had completed no request: " in told.getMessage()
@@ -195,6 +198,7 @@ async def test_it_is_seen_while_it_is_given_up(
         assert "given up for now" in repr(device)
         assert "was given up" in str(system.tree().find(device.path).note)
         await reopened(device)
+        assert [row.state for row in recorder.snapshot().devices] == ["running"]
         assert "was given up" not in str(system.tree().find(device.path).note)
 
 

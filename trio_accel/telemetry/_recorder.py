@@ -402,12 +402,13 @@ class _DeviceRows:
 
 def _row(device: Device, known: _Known, actors: dict[str, ActorSnapshot]) -> DeviceRow:
     context, cost = actors.get(f"{device.path}/context"), device.recovery
+    state = "restarting" if context is None else context.state
     row = DeviceRow(
         path=device.path,
         name=device.name,
         backend=device.info.backend,
         isolation=device.isolation,
-        state="restarting" if context is None else context.state,
+        state=state if device.outage is None else "given up",
         generation=device.generation,
         losses=device.losses,
         recovery_time=known.recovery_time,

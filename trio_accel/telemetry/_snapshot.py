@@ -222,7 +222,8 @@ class DeviceRow:
         name: Name of the hardware, such as ``"cpu:0"``.
         backend: Name of the backend.
         isolation: ``"inline"`` or ``"process"``.
-        state: That of its actor's context: ``"running"``, ``"restarting"`` and so on.
+        state: That of its actor's context: ``"running"``, ``"restarting"`` and so on; ``"given up"`` while
+            it is, and will be opened again.
         generation: Which context this is, from 1.
         losses: Contexts that it has lost since it was opened.
         recovery_time: Seconds from the last loss that was seen to the next context; None without one.

@@ -45,7 +45,7 @@ function lasted(value) {
 
 function mood(state) {
   if (state === "running") return "good";
-  return state === "quarantined" ? "bad" : "warn";
+  return state === "quarantined" || state === "given up" ? "bad" : "warn";
 }
 
 // The children of an element, by key: made when new, updated in place, in order, removed when gone.
