@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..backends.base import DType, DTypeLike
-from ..backends.base.values import check_conversion, element
+from ..backends.base.values import check_conversion, element, host_array
 from ..devices import AccelRef, Device, Operand, check_device
 from ..expressions import Elementwise
 from ._actor import LIBRARY
@@ -54,7 +54,7 @@ async def asarray(
     if isinstance(obj, AccelRef):
         here = obj if wanted in (None, obj.dtype) else await obj.cast(wanted)
         return await here.copy_to(device) if here.device is not device or here is obj else here
-    host = np.asarray(obj)
+    host = host_array("arrays.asarray: obj", obj)
     given = dtype_of("arrays.asarray: obj", host.dtype)
     if wanted is not None:
         check_conversion("arrays.asarray", "obj", given, wanted)

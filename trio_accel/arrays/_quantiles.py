@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..backends.base import DType
+from ..backends.base.values import check_plain
 from ..devices import AccelRef, Operand
 from ..devices.operations._plan_source import refuse_value
 from ..expressions import Elementwise, Reduction, axes_of, reduced
@@ -71,6 +72,7 @@ async def _quantiles(
     name: str, x: Operand, q: Any, axis: int | Sequence[int] | None, method: str, keepdims: bool
 ) -> AccelRef:
     is_taken = isinstance(cast("object", q), (int, float, Sequence, np.ndarray, np.generic))
+    check_plain(f"{name}: q", q)
     try:
         shares = np.asarray(q if is_taken and not np.iscomplexobj(q) else [[]], np.float64)
     except (TypeError, ValueError):

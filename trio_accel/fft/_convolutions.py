@@ -18,6 +18,7 @@ import numpy as np
 
 from ..backends.base import DType, NotSupportedError
 from ..backends.base.ops import complex_of
+from ..backends.base.values import host_array
 from ..devices import AccelRef, Operand, device_of
 from ..devices.base._refusals import refuse_dtypes, whole
 from ..expressions import Elementwise, intermediates
@@ -236,7 +237,7 @@ async def zoom_fft(
         TypeError, ValueError: As `czt`; or `fn` is neither a number nor two.
     """
     place, n, count = _points("zoom_fft", x, m, axis, out)
-    ends = np.atleast_1d(np.asarray(fn, float))
+    ends = np.atleast_1d(host_array("zoom_fft: fn", fn, float))
     if ends.shape not in ((1,), (2,)):
         raise ValueError(f"zoom_fft: fn must be a frequency or two, got {fn!r}")
     first, last = (0.0, *ends)[-2:]

@@ -10,10 +10,10 @@ from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from .. import arrays, fft, linalg
 from ..backends.base import DType, DTypeLike, NotSupportedError
+from ..backends.base.values import host_array
 from ..devices import AccelRef, Device
 from ._array_api_array import Array
 from ._array_api_dtypes import (
@@ -310,7 +310,9 @@ def _host(obj: Any, dtype: DTypeLike | None) -> Any:
     """Make a host array of what is no array of a device; that of another GPU library stays as it is."""
     if hasattr(obj, "__dlpack__") and not _is_numpys(obj):
         return np.from_dlpack(obj) if int(obj.__dlpack_device__()[0]) in _HOST else obj
-    host: npt.NDArray[Any] = np.asarray(obj)
+    host = host_array("asarray: obj", obj)
+    if host.dtype.kind in "OSUMm" or host.dtype.names:
+        raise TypeError(f"asarray: obj: {host.dtype} is no element type of a device")
     if dtype is None or host.dtype == DType.of(dtype):
         return host
     if host.dtype.kind == "c" and DType.of(dtype).kind != "complex":

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..backends.base.ops import FftNorm
+from ..backends.base.values import host_array
 from ..devices import AccelRef, Device, Operation
 from ..fft import (
     Fft,
@@ -233,10 +234,12 @@ _FUNCTIONS: Mapping[str, Callable[..., _Transform]] = {
 
 def _host_array(x: object) -> npt.NDArray[Any]:
     """Take what `scipy.fft` takes, in the precision that it would compute in."""
-    array = np.asarray(x)
+    array = host_array("x", x)
     dtype = array.dtype.newbyteorder("=")
     if dtype == np.float16:
         return array.astype(np.float32)
+    if dtype.kind in "mMV":
+        raise TypeError(f"x: {dtype} is no type of numbers; convert it first: x.astype(float)")
     if dtype.kind not in "fc":
         return array.astype(np.float64)
     if dtype.type in (np.longdouble, np.clongdouble):

@@ -16,6 +16,7 @@ import outcome
 import trio
 from numpy.typing import NDArray
 
+from ..backends.base.values import check_plain
 from ..devices import AccelRef
 from ._numbers import must_be_count, must_be_one_of, must_be_positive
 from ._outputs import ModelOutputError, host_array, real_rows, softmax
@@ -414,6 +415,7 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
             ExpertsFailedError: No expert has returned anything.
             Exception: The error of the gate failed with; or an expert, if its failure is to be.
         """
+        check_plain(f"{self.context.path}: the item", item)
         tokens = await item.to_host() if isinstance(item, AccelRef) else np.asarray(item)
         if tokens.ndim != 2 or not len(tokens):
             raise ValueError(

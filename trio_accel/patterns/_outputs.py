@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from ..backends.base.values import check_plain
 from ..devices import AccelRef
 
 __all__ = ["ModelOutputError"]
@@ -29,6 +30,7 @@ async def host_array(what: str, result: object) -> NDArray[Any]:
         ModelOutputError: It is no array of numbers.
     """
     try:
+        check_plain("it", result)
         array = await result.to_host() if isinstance(result, AccelRef) else np.asarray(result)
         is_number = np.result_type(np.float64, array.dtype).kind in "fc"
     except (TypeError, ValueError) as error:  # such as rows of several lengths

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..backends.base import DType, NotSupportedError
+from ..backends.base.values import host_array
 from ..devices import AccelRef
 from ..expressions import Elementwise, ExpressionArgument
 from ._stream import Stream
@@ -176,7 +177,7 @@ def real(name: str, argument: str, value: Any, *, least: str = "") -> Expression
         if value.dtype.kind in ("complex", "bool"):
             raise TypeError(f"random.{name}: {argument} must be real, got {value.dtype}")
         return value
-    host = np.asarray(value)
+    host = host_array(f"random.{name}: {argument}", value)
     if host.dtype.kind not in "iuf":
         raise TypeError(f"random.{name}: {argument} must be a real number or an array, got {value!r}")
     numbers = host.astype(np.float64)

@@ -11,6 +11,7 @@ import trio
 
 from ..actors import named_arguments
 from ..backends.base.checks import NATIVE
+from ..backends.base.values import check_plain
 from ..devices import AccelRef, Device, check_device
 from ..expressions import Elementwise
 from ._elements import ARRAYS, row_indices
@@ -127,6 +128,8 @@ def _canonical(name: str, matrix: Any) -> Any:
             f"{name}: matrix must be a SciPy sparse matrix, got {type(matrix).__name__}; "
             "make one with scipy.sparse.csr_array(matrix)"
         )
+    for part in ("data", "indices", "indptr", "row", "col"):
+        check_plain(f"{name}: matrix.{part}", getattr(matrix, part, None))
     if matrix.ndim != 2:
         raise ValueError(f"{name}: matrix must have two axes, got shape {matrix.shape}")
     if matrix.dtype not in NATIVE:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import cmath
 import numbers
 import reprlib
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,50 @@ from .dtypes import DType
 from .errors import LibraryError
 
 __all__ = [
-    "ALWAYS_HELD", "as_bits", "check_conversion", "check_same_kind", "element", "factor", "in_range",
-    "is_same_kind", "scalar",
+    "ALWAYS_HELD", "as_bits", "check_conversion", "check_plain", "check_same_kind", "element", "factor",
+    "host_array", "in_range", "is_same_kind", "scalar",
 ]  # fmt: skip
 
 ALWAYS_HELD = 448
 """The largest number of the smallest floating type."""
+
+
+_NUMBERS = frozenset({bool, int, float, complex})
+
+
+def host_array(argument: str, value: Any, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
+    """Make a NumPy array of what a program gives; what is more than its elements is refused.
+
+    Raises:
+        TypeError: As for `check_plain`.
+    """
+    check_plain(argument, value)
+    return np.asarray(value, dtype)
+
+
+def check_plain(argument: str, value: object) -> None:
+    """Refuse an array whose meaning would be lost: it is masked, or of a class that adds to the elements.
+
+    Lists and tuples are looked through, as NumPy makes one array of them.
+
+    Raises:
+        TypeError: It is such an array, or has one.
+    """
+    kind = type(value)
+    if kind is np.ndarray or kind in _NUMBERS:
+        return
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{argument} is a masked array; fill it first: array.filled(value)")
+    if isinstance(value, np.ndarray) and not isinstance(value, (np.matrix, np.memmap, np.recarray)):
+        raise TypeError(
+            f"{argument} is of type {kind.__name__}, and a device array is elements and nothing more; take "
+            "these first: np.asarray(value)"
+        )
+    if isinstance(value, (list, tuple)):
+        several = cast("list[object] | tuple[object, ...]", value)
+        if not _NUMBERS.issuperset(map(type, several)):
+            for one in several:
+                check_plain(argument, one)
 
 
 def in_range(name: str, argument: str, value: complex, dtype: DType) -> None:

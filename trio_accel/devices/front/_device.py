@@ -28,6 +28,7 @@ from ...backends.base import (
     NotSupportedError,
     SharesCudaMemory,
 )
+from ...backends.base.values import host_array
 from .._options import DeviceOptions
 from ..arrays._holds import held
 from ..arrays._pending import Pending
@@ -217,9 +218,7 @@ class OpenDevice(Device):
         if foreign is not None:
             self._check_foreign()
             return await self.ask(Put(foreign))
-        # `asarray` would drop the mask of a masked array, which `Put` refuses.
-        array: npt.NDArray[Any] = np.asanyarray(host)
-        return await self.ask(Put(array))
+        return await self.ask(Put(host_array("devices.Put: host", host)))
 
     @named_arguments
     async def zeros(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> AccelRef:

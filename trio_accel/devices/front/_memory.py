@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ...backends.base import AccelBackend, ContextLostError, CopyFromForeignSpec, DType, ForeignArray
 from ...backends.base.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, JoinSpec
-from ...backends.base.values import check_conversion, check_same_kind, element
+from ...backends.base.values import check_conversion, check_plain, check_same_kind, element, host_array
 from ..arrays._ref import AccelRef, Device
 from ..base._refusals import what_to_do
 from ..base._views import broadcast, indexed, overlaps, overlaps_itself
@@ -78,10 +78,10 @@ class Put(_OfMemory[AccelRef]):
             return Planned(CopyFromForeignSpec(self.host, out.spec), out)
         if not isinstance(self.host, np.ndarray):
             raise TypeError(f"{planner.name}: host must be a NumPy array, got {type(self.host).__name__}")
-        planner.unmasked("host", self.host)
-        out = planner.output(self.host.shape, planner.dtype("host", self.host.dtype))
-        planner.keep(self.host)
-        return Planned(CopyFromHostSpec(self.host, out.spec), out)
+        host = self.host if type(self.host) is np.ndarray else host_array(f"{planner.name}: host", self.host)
+        out = planner.output(host.shape, planner.dtype("host", host.dtype))
+        planner.keep(host)
+        return Planned(CopyFromHostSpec(host, out.spec), out)
 
 
 @attrs.define(eq=False, on_setattr=None)
@@ -103,6 +103,7 @@ class ToHost(_OfMemory[npt.NDArray[Any]]):
             raise TypeError(
                 f"{planner.name}: out must be a NumPy array, got {type(host).__name__}{what_to_do(host)}"
             )
+        check_plain(f"{planner.name}: out", host)
         if host.shape != source.shape or host.dtype != source.dtype.dtype or not host.flags.writeable:
             given = (
                 "a read-only array" if not host.flags.writeable else f"shape {host.shape}, dtype {host.dtype}"
@@ -180,9 +181,9 @@ class Assign(_OfMemory[AccelRef]):
         dtype = value.dtype if isinstance(value.dtype, DType) else planner.dtype("value", value.dtype)
         check_same_kind(name, "value", dtype, array.dtype)
         if isinstance(value, np.ndarray) and (value.shape, value.dtype) == (array.shape, array.dtype.dtype):
-            planner.unmasked("value", value)
-            planner.keep(value)
-            return Planned(CopyFromHostSpec(value, array), self.array)
+            host = host_array(f"{name}: value", value)
+            planner.keep(host)
+            return Planned(CopyFromHostSpec(host, array), self.array)
         source = planner.read("value", value)
         try:
             source = broadcast(source, array.shape)

@@ -28,7 +28,7 @@ from ...backends.base.ops import (
     contiguous_strides,
     map_arrays,
 )
-from ...backends.base.values import check_conversion, factor
+from ...backends.base.values import check_conversion, factor, host_array
 from ..arrays._blocks import Block, BlockTable
 from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef, DeviceRequest
@@ -388,7 +388,8 @@ class Planner:
             elif hasattr(other, "__dlpack__"):
                 told += "; copy it to the device first: await device.put(x)"
             raise TypeError(f"{self.name}: {argument} must be an AccelRef or a NumPy array, got {told}")
-        self.unmasked(argument, operand)
+        if type(operand) is not np.ndarray:
+            operand = host_array(f"{self.name}: {argument}", operand)
         staged = self._new(operand.shape, self.dtype(argument, operand.dtype))
         self._staged += (CopyFromHostSpec(operand, staged.spec),)
         self._keep.append(operand)
@@ -456,11 +457,6 @@ class Planner:
             count: How many: one for each matrix of a stack, for example.
         """
         return np.zeros(count, np.int32)
-
-    def unmasked(self, argument: str, host: npt.NDArray[Any]) -> None:
-        """Refuse a masked array: a device array has no mask."""
-        if type(host) is not np.ndarray and isinstance(host, np.ma.MaskedArray):
-            raise TypeError(f"{self.name}: {argument} is a masked array; fill it first: array.filled(value)")
 
     def factor(self, argument: str, value: object, dtype: DType) -> complex:
         """Require a number by which arrays of a dtype can be multiplied; returns it as a Python number.
