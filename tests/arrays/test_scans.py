@@ -190,3 +190,38 @@ async def test_what_is_refused(device: ta.Device) -> None:
         await xp.diff(x, n=-1)
     with pytest.raises(ValueError, match="diff: axis 2 is not there"):
         await xp.diff(x, axis=2)
+
+
+def same(found: Any, wanted: Any) -> None:
+    """Compare NaN, infinity and signs of zeros, too."""
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    for one, other in ((found.real, wanted.real), (found.imag, wanted.imag)):
+        np.testing.assert_array_equal(one, other)
+        known = ~np.isnan(other)
+        np.testing.assert_array_equal(np.signbit(one)[known], np.signbit(other)[known])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+async def test_nothing_comes_before_the_first_element(device: ta.Device, dtype: str) -> None:
+    endless = complex(0.5, np.inf)
+    rows: list[list[Any]] = [[-0.0], [-0.0] * 3, [-0.0] * 3000, [np.nan, 1, 2], [1, np.nan, 2], [np.inf, 2]]
+    rows += (
+        [[endless], [endless, 1], [1, endless, 2], [complex(-0.0, -0.0)] * 2] if "complex" in dtype else []
+    )
+    ufuncs = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+    for values in rows:
+        x = np.array(values, dtype)
+        both = np.stack([x, x], 1)
+        on, apart = await device.put(x), await device.put(both)
+        offsets = np.array([0, 1, len(x)][: 1 + min(len(x), 2)])
+        for name, ufunc in ufuncs.items():
+            if "complex" in dtype and name in ("max", "min"):
+                continue
+            scan: Any = getattr(ta.arrays, f"cumulative_{name}")
+            with np.errstate(all="ignore"):
+                same(await (await scan(on)).to_host(), ufunc.accumulate(x))
+                same(await (await scan(apart, axis=0)).to_host(), ufunc.accumulate(both, 0))
+                parts = await ta.arrays.segmented_reduce(on, await device.put(offsets), name)  # type: ignore[arg-type]
+                same(await parts.to_host(), ufunc.reduceat(x, offsets[:-1]))
+                total = await getattr(ta.arrays, name)(on)
+                same(await total.to_host(), getattr(np, name)(x))

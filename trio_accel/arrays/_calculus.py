@@ -334,25 +334,34 @@ async def nan_to_num(
     """Replace NaN and infinite elements, as `numpy.nan_to_num` does.
 
     Args:
-        x: Floating numbers.
+        x: Numbers. Whole ones stay as they are. The parts of complex ones are replaced each by itself.
         nan: What NaN becomes.
         posinf: What infinity becomes; None for the largest number of the dtype.
         neginf: What minus infinity becomes; None for the least number of the dtype.
         out: Array to write to; it may be `x`.
 
     Returns:
-        The numbers, of the dtype of `x`; float64 for whole numbers.
+        The numbers, of the dtype of `x`.
 
     Raises:
-        TypeError: `x` is complex, or no array.
+        TypeError: `x` is no array.
         ValueError: `out` has another shape, or shares memory with `x` and is not the same array.
         NotSupportedError: float8.
     """
-    # The number next to infinity is the largest one.
     given = {name: float(one) for name, one in (("high", posinf), ("low", neginf)) if one is not None}
-    high, low = (name if name in given else "nextafter(x, 0.0)" for name in ("high", "low"))
-    text = f"y = where(x != x, other, where(x == inf, {high}, where(x == -inf, {low}, x)))"
-    made = _elementwise("nan_to_num", text, "x", "other", *given)
+    # The number next to infinity is the largest one.
+    high, low = (name if name in given else "nextafter({0}, 0.0)" for name in ("high", "low"))
+    part = "where({0} != {0}, other, where({0} == inf, " + f"{high}, where({{0}} == -inf, {low}, {{0}})))"
+    parts = part.format("r"), part.format("i")
+    texts = {
+        "float": f"y = {part.format('x')}",
+        "complex": f"r = real(x); i = imag(x); y = where(isfinite(x), x, {parts[0]} + 1j * {parts[1]})",
+    }
+    kind = DType.of(x.dtype).kind if isinstance(x, (AccelRef, np.ndarray)) else "float"
+    if kind not in texts:
+        # There is nothing to replace, and a number to do it with would change the dtype.
+        return await _elementwise("nan_to_num", "y = where(x == x, x, x)", "x")(x, out=out)
+    made = _elementwise("nan_to_num", texts[kind], "x", "other", *given)
     return await made(x, float(nan), *given.values(), out=out)
 
 

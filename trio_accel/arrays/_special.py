@@ -1,7 +1,7 @@
 """Special functions of each element, by the names that they have in `scipy.special`: one expression each.
 
 Arguments and errors are those of the functions for each element. float16 and bfloat16 are computed in
-float32, and the result is rounded once. Whole numbers become float64. Complex numbers are refused.
+float32 at least, and the result is rounded once. Whole numbers become float64. Complex numbers are refused.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ __all__ = [
 ]  # fmt: skip
 
 _expression = partial(expression, library=LIBRARY, precision="float32")
+# Its argument has more digits than float32, where the result is much more sensitive.
+_TO_ERF = "t = x * -0.7071067811865476;"
 
 # The recurrence to a number of 10 at least, and the asymptotic series there: its next term is below 1e-16. A
 # negative number is reflected, by the cotangent of what is between it and the next whole number.
@@ -30,11 +32,12 @@ _DIGAMMA = (
 )
 
 
-@_expression(_DIGAMMA)
+@_expression(_DIGAMMA, precision="float64")
 async def digamma(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
     """Compute the derivative of the logarithm of the gamma function: NaN at negative whole numbers.
 
-    At 0 it is minus infinity. Near 1.46, where it is 0, the absolute error is that of numbers of size 1.
+    At 0 it is minus infinity. It is computed in float64. Near its zeros, such as 1.46, the absolute error is
+    that of numbers of size 1.
     """
     ...
 
@@ -113,8 +116,8 @@ async def log_expit(x: ExpressionArgument, *, out: AccelRef | None = None) -> Ac
 
 
 @_expression(
-    "t = x * -0.7071067811865476;"
-    "y = where(x < -1, log(erfcx(maximum(t, 0)) / 2) - t * t, log1p(erfc(-t) / -2))"
+    f"{_TO_ERF} y = where(x < -1, log(erfcx(maximum(t, 0)) / 2) - t * t, log1p(erfc(-t) / -2))",
+    precision="float64",
 )
 async def log_ndtr(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
     """Compute the logarithm of `ndtr`, where that is too small for its dtype as well."""
@@ -127,7 +130,7 @@ async def logit(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelR
     ...
 
 
-@_expression("y = 0.5 * erfc(x * -0.7071067811865476)")
+@_expression(f"{_TO_ERF} y = 0.5 * erfc(t)", precision="float64")
 async def ndtr(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelRef:
     """Compute the distribution function of the normal distribution: the share of numbers up to `x`."""
     ...
@@ -139,8 +142,11 @@ async def ndtri(x: ExpressionArgument, *, out: AccelRef | None = None) -> AccelR
     ...
 
 
+# A quotient near 1 has lost digits of its logarithm, and one that is very large or small may be none.
 @_expression(
-    "y = where((x1 > 0) and (x2 > 0), x1 * log(x1 / x2),"
+    "r = x1 / x2; k = (r > 1e-30) and (r < 1e30);"
+    "l = where((r > 0.5) and (r < 2), log1p((x1 - x2) / x2), log(where(k, r, x1)) - log(where(k, 1, x2)));"
+    "y = where((x1 > 0) and (x2 > 0), x1 * l,"
     " where((x1 == 0) and (x2 >= 0), 0, where((x1 == x1) and (x2 == x2), inf, x1 + x2)))"
 )
 async def rel_entr(

@@ -44,8 +44,9 @@ FUNCTION void put(const Arguments &arguments, i64 place, Acc value)
 // Odd, so that threads that read so far apart find different banks of shared memory.
 enum { ITEMS = 7, TILE = WIDTH * ITEMS };
 
-// Scans the values of a tile; returns all combined, with what was carried here.
-FUNCTION Acc scan_tile(Acc *values, Acc *sums, Acc carry)
+// Scans the values of a tile; returns all combined, with what was carried here, if anything was: no number may stand
+// for nothing. 1 + 0i changes an infinite product, and 0 a sum of -0.
+FUNCTION Acc scan_tile(Acc *values, Acc *sums, Acc carry, bool is_carried)
 {
     const int thread = BLOCK_THREAD;
     Acc own = values[thread * ITEMS];
@@ -59,12 +60,14 @@ FUNCTION Acc scan_tile(Acc *values, Acc *sums, Acc carry)
         sums[thread] = before;
         SYNC();
     }
-    Acc running = thread ? combine(carry, sums[thread - 1]) : carry;
-    for (int k = 0; k < ITEMS; k++)
-        values[thread * ITEMS + k] = running = combine(running, values[thread * ITEMS + k]);
-    const Acc all = combine(carry, sums[WIDTH - 1]);
+    if (thread)
+        carry = is_carried ? combine(carry, sums[thread - 1]) : sums[thread - 1];
+    for (int k = 0; k < ITEMS; k++) {
+        Acc &value = values[thread * ITEMS + k];
+        value = carry = is_carried || thread || k ? combine(carry, value) : value;
+    }
     SYNC();
-    return all;
+    return values[TILE - 1];
 }
 
 KERNEL(total, Arguments)
@@ -76,9 +79,11 @@ KERNEL(total, Arguments)
     for (i64 item = blockIdx.x; item < arguments.lines * arguments.parts; item += gridDim.x) {
         const i64 line = item / arguments.parts, first = item % arguments.parts * arguments.length;
         const i64 end = first + arguments.length, last = end < arguments.count ? end : arguments.count;
-        Acc found = IDENTITY;
-        for (i64 i = first + thread; i < last; i += WIDTH)
-            found = combine(found, taken(arguments, line * arguments.count + i));
+        const i64 start = line * arguments.count;
+        // All parts have an element for each thread, but the last one, whose total nothing is combined with.
+        Acc found = first + thread < last ? taken(arguments, start + first + thread) : IDENTITY;
+        for (i64 i = first + thread + WIDTH; i < last; i += WIDTH)
+            found = combine(found, taken(arguments, start + i));
         sums[thread] = found;
         SYNC();
         for (int half = WIDTH / 2; half; half /= 2) {
@@ -107,7 +112,7 @@ KERNEL(carry, Arguments)
                 values[k] = tile + k < arguments.parts ? totals[tile + k] : IDENTITY;
             SYNC();
             const Acc before = carried;
-            carried = scan_tile(values, sums, carried);
+            carried = scan_tile(values, sums, carried, tile > 0);
             for (int k = thread; k < TILE && tile + k < arguments.parts; k += WIDTH)
                 totals[tile + k] = k ? values[k - 1] : before;
             SYNC();
@@ -132,7 +137,7 @@ KERNEL(scan, Arguments)
             for (int k = thread; k < TILE; k += WIDTH)
                 values[k] = tile + k < last ? taken(arguments, in + tile + k) : IDENTITY;
             SYNC();
-            carried = scan_tile(values, sums, carried);
+            carried = scan_tile(values, sums, carried, tile > 0);
             for (int k = thread; k < TILE && tile + k < last; k += WIDTH)
                 put(arguments, out + arguments.initial + tile + k, values[k]);
             SYNC();
@@ -153,7 +158,7 @@ KERNEL(scan_lines, Arguments)
             out += arguments.inner;
         }
         for (i64 i = 0; i < arguments.count; i++, in += arguments.inner, out += arguments.inner) {
-            running = combine(running, taken(arguments, in));
+            running = i ? combine(running, taken(arguments, in)) : taken(arguments, in);
             put(arguments, out, running);
         }
     }
@@ -546,18 +551,16 @@ KERNEL(segment, Arguments)
         } else if (first == last && HAS_NO_IDENTITY && thread == 0) {
             atomicCAS(arguments.fault, 0, 2);
         }
-        // A least and a largest element may be taken twice.
         Acc own = IDENTITY;
-        bool is_begun = !HAS_NO_IDENTITY;
-        for (i64 i = first + (thread < last - first || !HAS_NO_IDENTITY ? thread : 0); i < last; i += WIDTH) {
+        for (i64 i = first + thread; i < last; i += WIDTH) {
             const Acc value = TAKE(In::load(arguments.x + i * IN_SIZE));
-            own = is_begun ? combine(own, value) : value;
-            is_begun = true;
+            own = i < first + WIDTH ? value : combine(own, value);
         }
         found[thread] = own;
         SYNC();
+        // Nothing is combined with what stands for no element.
         for (int half = WIDTH / 2; half; half /= 2) {
-            if (thread < half)
+            if (thread < half && thread + half < last - first)
                 found[thread] = combine(found[thread], found[thread + half]);
             SYNC();
         }
