@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from contextlib import suppress
 from typing import Any
@@ -17,7 +18,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
-from trio_accel.devices import OpenDevice
+from trio_accel.devices import OpenDevice, describe_workers
 
 
 def stream_threads() -> list[str]:
@@ -186,6 +187,37 @@ async def test_two_devices_are_apart(system: ta.System, isolation: Isolation) ->
         assert (await first.statistics()).memory.used == 32
     async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as third:
         assert third.path == f"test/{NAME}"
+
+
+async def test_a_device_with_a_name_has_it_in_paths_and_figures(
+    system: ta.System, isolation: Isolation, recwarn: pytest.WarningsRecorder
+) -> None:
+    options = ta.DeviceOptions(isolation=isolation)
+    async with (
+        system.open_device(BACKEND, options=options, name="left") as left,
+        system.open_device(BACKEND, options=options, name="right") as right,
+    ):
+        assert not recwarn.list
+        assert (left.path, right.path) == ("test/left", "test/right")
+        assert left.name == right.name == NAME
+        x, y = await left.put(np.ones((2, 2))), await right.put(np.ones((2, 2)))
+        with pytest.raises(ValueError, match="b is on test/right, this runs on test/left; copy it there"):
+            await ta.linalg.matmul(x, y)
+        with ta.telemetry.record(system) as recorder:
+            assert [row.path for row in recorder.snapshot().devices] == ["test/left", "test/right"]
+        with pytest.raises(ValueError, match="name='left' is taken: there is test/left already"):
+            await system.open_device(BACKEND, options=options, name="left")
+        with pytest.warns(RuntimeWarning, match=f"{NAME} is open already, as test/left"):
+            async with system.open_device(BACKEND, options=options) as third:
+                assert third.path == f"test/{NAME}"
+    async with system.open_device(BACKEND, options=options, name="left") as again:
+        assert again.path == "test/left"
+
+
+@pytest.mark.parametrize("name", ["", "a/b", 3])
+async def test_a_bad_name_is_refused(system: ta.System, name: Any) -> None:
+    with pytest.raises(ValueError, match="open_device: name must be a non-empty string"):
+        await system.open_device(BACKEND, name=name)
 
 
 async def test_several_opened_at_once(system: ta.System, isolation: Isolation) -> None:
@@ -484,3 +516,15 @@ async def test_an_actor_that_has_the_name_of_a_device(system: ta.System, isolati
         assert (await (await device.put(np.ones(2))).to_host()).sum() == 2.0
         with pytest.raises(ValueError, match=rf"has a child named '{NAME}#2' already; choose another name"):
             await system.spawn(Idle, name=f"{NAME}#2")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="worker processes are for Linux")
+async def test_a_worker_without_proc_is_refused_in_a_sentence(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_accel.devices.worker.launcher._launcher._DESCRIPTORS", "/nowhere/self/fd")
+    with pytest.raises(ta.NotSupportedError, match="need /proc, which is not mounted here: mount it"):
+        await system.open_device("cpu", options=ta.DeviceOptions(isolation="process"))
+    assert (await describe_workers()).startswith("none: worker processes need /proc")
+    async with system.open_device("cpu", options=ta.DeviceOptions(isolation="inline")) as device:
+        assert await (await device.put(np.ones(()))).item() == 1

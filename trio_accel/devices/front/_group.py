@@ -65,6 +65,7 @@ class _Home(Protocol):
         spec: str | None,
         options: DeviceOptions | None,
         adopt: Device | None,
+        name: str | None,
         unknown: Mapping[str, object],
     ) -> DeviceOpening: ...
 
@@ -178,6 +179,7 @@ class DeviceGroup:
         *,
         options: DeviceOptions | None = None,
         adopt: Device | None = None,
+        name: str | None = None,
         **_unknown: Never,
     ) -> DeviceOpening:
         """Open one more device in the group, such as in place of one that was given up.
@@ -190,13 +192,14 @@ class DeviceGroup:
             options: How it is opened and supervised; None for the options of the group, or with `adopt` those
                 of that device.
             adopt: A device of this system that was given up.
+            name: Its name below the group in the tree; by default that of the hardware.
 
         Raises:
             Exception: See `System.open_device`.
         """
         if adopt is None and options is None:
             options = self.options
-        return self._home.open_in(self, spec, options, adopt, _unknown)
+        return self._home.open_in(self, spec, options, adopt, name, _unknown)
 
     def loads(self) -> tuple[DeviceLoad, ...]:
         """Return the loads of its open devices, as this process knows them: no device is asked.

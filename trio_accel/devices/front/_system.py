@@ -79,6 +79,7 @@ class System(actors.System):
         *,
         options: DeviceOptions | None = None,
         adopt: Device | None = None,
+        name: str | None = None,
         **_unknown: Never,
     ) -> DeviceOpening:
         """Open a device: ``await system.open_device("cpu")``, or ``async with``, which closes it.
@@ -95,18 +96,20 @@ class System(actors.System):
                 are arrays of the new device then, by the same references, with the same contents; those that
                 were damaged stay so. Where nothing else is given, the new device is opened as that one was.
                 If it cannot be opened, the arrays stay where they are, and can be adopted again.
+            name: Name in the tree, in errors, metrics and `trio-accel top`; by default that of the hardware.
+                A second context that has a name is meant to be one, so no warning tells of it.
 
         Raises:
-            ValueError: There is no such backend or device; or the device to be adopted is another system's,
-                is open, was closed or adopted already, is other hardware, takes more than `memory_limit`,
-                or has an array that is leased.
+            ValueError: There is no such backend or device; the name is taken, empty or has a ``/``; or the
+                device to be adopted is another system's, is open, was closed or adopted already, is other
+                hardware, takes more than `memory_limit`, or has an array that is leased.
             TypeError: No name, no options, or no device.
             NotSupportedError: The backend is not available, or does not have an option.
             RuntimeError: It is awaited in another thread or Trio run than the system's.
             DeviceLostError: The memory of the device to be adopted is lost: it was inline, or the hardware
                 reported an uncorrectable error of its memory.
         """
-        return self.open_in(None, spec, options, adopt, _unknown)
+        return self.open_in(None, spec, options, adopt, name, _unknown)
 
     def open_in(
         self,
@@ -114,6 +117,7 @@ class System(actors.System):
         spec: str | None,
         options: DeviceOptions | None,
         adopt: Device | None,
+        name: str | None,
         unknown: Mapping[str, object],
     ) -> DeviceOpening:
         """Open a device, in a group if there is one; see `open_device`."""
@@ -127,11 +131,13 @@ class System(actors.System):
                 f"open_device: spec must be the name of a device such as 'cpu' or None, got {spec!r}"
             )
         _check_options("open_device", options)
+        if name is not None:
+            actors.check_name(name, "open_device")
         if adopt is not None and not isinstance(adopt, Device):
             raise TypeError(f"open_device: adopt must be a Device that was given up, got {adopt!r}")
         if adopt is not None:
-            return DeviceOpening(partial(_open_adopting, self, group, spec, options, adopt))
-        return DeviceOpening(partial(_open, self, group, spec, options or DeviceOptions()))
+            return DeviceOpening(partial(_open_adopting, self, group, spec, options, adopt, name))
+        return DeviceOpening(partial(_open, self, group, spec, options or DeviceOptions(), name))
 
     @opens("the group is not open yet: async with system.open_devices(...) as group")
     @named_arguments
@@ -206,18 +212,18 @@ async def open_system(name: str, *, options: SystemOptions | None = None) -> Asy
 
 @enable_ki_protection
 async def _open(
-    system: System, group: DeviceGroup | None, spec: str | None, options: DeviceOptions
+    system: System, group: DeviceGroup | None, spec: str | None, options: DeviceOptions, name: str | None
 ) -> Device:
     system.check_run("open_device")
     *others, last = await trio.to_thread.run_sync(candidates, spec)
     for backend, info in others:
-        device = _expect(system, group, backend, info, options)
+        device = _expect(system, group, backend, info, options, name)
         # The program has named no device, so another one will do. Errors of the options were raised by now.
         try:
             return await system.start_device(device, group)
         except NotSupportedError as error:
             _tell_left_out(info, error)
-    return await system.start_device(_expect(system, group, *last, options), group)
+    return await system.start_device(_expect(system, group, *last, options, name), group)
 
 
 def _tell_left_out(info: DeviceInfo, error: NotSupportedError) -> None:
@@ -298,6 +304,7 @@ async def _open_adopting(
     spec: str | None,
     options: DeviceOptions | None,
     adopt: Device,
+    name: str | None,
 ) -> Device:
     """Open a device with the memory of one that was given up, which keeps it if that fails."""
     system.check_run("open_device")
@@ -306,7 +313,7 @@ async def _open_adopting(
     options = options_of_heir(old, options)
     *_, (backend, info) = await trio.to_thread.run_sync(candidates, spec or old.name)
     _check_isolation(info, options)
-    path = _free_path(system, group, info)
+    path = _free_path(system, group, info, name)
     memory = take_memory(old, path, backend, info, options)
     try:
         heir = system.expect(OpenDevice(backend, info, options, path, system, memory))
@@ -322,14 +329,16 @@ def _expect(
     backend: AccelBackend,
     info: DeviceInfo,
     options: DeviceOptions,
+    name: str | None = None,
 ) -> OpenDevice:
     """Make a device that is to be started.
 
     Raises:
+        ValueError: The name is taken.
         NotSupportedError: It does not have an option.
     """
     _check_isolation(info, options)
-    return system.expect(OpenDevice(backend, info, options, _free_path(system, group, info), system))
+    return system.expect(OpenDevice(backend, info, options, _free_path(system, group, info, name), system))
 
 
 def _check_isolation(info: DeviceInfo, options: DeviceOptions) -> None:
@@ -363,12 +372,21 @@ def _check_inline(info: DeviceInfo, options: DeviceOptions) -> None:
             )
 
 
-def _free_path(system: System, group: DeviceGroup | None, info: DeviceInfo) -> str:
-    """Find a path in the tree, numbered where it is taken; warns if the device is open already."""
+def _free_path(system: System, group: DeviceGroup | None, info: DeviceInfo, given: str | None) -> str:
+    """Find a path in the tree, numbered where it is taken; warns if the device is open already.
+
+    Raises:
+        ValueError: The program has given a name that is taken.
+    """
     parent = system.name if group is None else group.path
     # Others may be on their way to the tree.
     actor_classes = {actor.path: actor.actor_class for actor in system.tree().walk()}
     taken = actor_classes.keys() | system.opening
+    if given is not None:
+        if f"{parent}/{given}" in taken:
+            raise ValueError(f"open_device: name={given!r} is taken: there is {parent}/{given} already")
+        return f"{parent}/{given}"
+    named = {device.path for device in system.devices if device.name == info.name}
     names = itertools.chain([info.name], (f"{info.name}#{number}" for number in itertools.count(2)))
     path = next(path for name in names if (path := f"{parent}/{name}") not in taken)
     for other in (*actor_classes, *system.opening):
@@ -376,12 +394,12 @@ def _free_path(system: System, group: DeviceGroup | None, info: DeviceInfo) -> s
         # A group that has a device twice means it.
         is_meant = group is not None and above == parent
         is_same = name.partition("#")[0] == info.name and actor_classes.get(other, _DEVICE) == _DEVICE
-        if is_same and not is_meant:
+        if (is_same or other in named) and not is_meant:
             # No refusal: a program may want an inline context beside a worker, and tests two for two devices.
             warnings.warn(
                 f"open_device: {info.name} is open already, as {other}; {path} "
                 "is a second context, with memory of its own. Share the Device object that you have, or "
-                "close it first; where two contexts are meant, filter this warning",
+                "close it first; where two contexts are meant, give this one a name: open_device(name=...)",
                 RuntimeWarning,
                 stacklevel=_levels_to_caller(),
             )

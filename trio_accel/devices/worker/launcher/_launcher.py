@@ -432,6 +432,10 @@ class LauncherSupervisor(Actor):
 _launchers: weakref.WeakKeyDictionary[System, weakref.ref[Launcher]] = weakref.WeakKeyDictionary()
 
 
+# Processes look here which of their descriptors are open, and there for their threads and children.
+_DESCRIPTORS = "/proc/self/fd"
+
+
 async def open_launcher(system: System) -> Launcher:
     """Find the launcher of a system, or start it: concurrent first calls start one.
 
@@ -443,6 +447,11 @@ async def open_launcher(system: System) -> Launcher:
         LauncherError: The launcher process did not start.
         RuntimeError: The system is stopping.
     """
+    if not os.access(_DESCRIPTORS, os.R_OK):
+        raise NotSupportedError(
+            "worker processes need /proc, which is not mounted here: mount it (in a container: do not hide "
+            "it), or open the device with isolation='inline'"
+        )
     known = _launchers.get(system)
     launcher = None if known is None else known()
     if launcher is None:
