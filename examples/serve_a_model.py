@@ -4,6 +4,7 @@ import argparse
 import json
 import logging
 import signal
+from collections.abc import MutableMapping
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -100,7 +101,7 @@ async def serve_client(app: Starlette, places: trio.CapacityLimiter, stream: tri
         is_data = isinstance(event, h11.Data)
         return {"type": f"http.{kind}", "body": bytes(event.data) if is_data else b"", "more_body": is_data}
 
-    async def send(message: dict[str, Any]) -> None:
+    async def send(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             headers = [*message["headers"], (b"connection", b"close")]
             events: list[Any] = [h11.Response(status_code=message["status"], headers=headers)]

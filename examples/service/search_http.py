@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
@@ -214,14 +214,14 @@ class Connection:
             self.has_come = trio.Event()
             self.is_wanted.set()
             await self.has_come.wait()
-        self.body_ended = not isinstance(event, h11.Data)
+        data = bytes(event.data) if isinstance(event, h11.Data) else None
+        self.body_ended = data is None
         if self.body_ended:
             # From here on the reader looks for the client's end.
             self.is_wanted.set()
-        data = b"" if self.body_ended else bytes(event.data)
-        return {"type": "http.request", "body": data, "more_body": not self.body_ended}
+        return {"type": "http.request", "body": data or b"", "more_body": not self.body_ended}
 
-    async def send(self, message: dict[str, Any]) -> None:
+    async def send(self, message: MutableMapping[str, Any]) -> None:
         """A part of the answer: `send` of ASGI. It waits while the client does not read."""
         if message["type"] == "http.response.start":
             close = [(b"connection", b"close")] if self.server.is_stopping else []
