@@ -50,6 +50,9 @@ async def test_an_error_names_the_function_and_no_inner_expression(device: ta.De
                 await function(_argument(first, device, made[dtype], made[other]), *given)
             except (TypeError, ValueError, ta.NotSupportedError) as error:
                 told = str(error)
+                if "backend has no " in told or "needs the package" in told:
+                    # What a backend does not have is said of its kernels.
+                    continue
                 assert re.search(names, told), told
                 assert ", in line " not in told, told
             except ta.AccelError:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
+from chosen import IS_STAND_IN
 
 import trio_accel as ta
 
@@ -56,8 +57,8 @@ async def _histogram(x: Any) -> Any:
 
 
 async def _interpolated(x: Any) -> Any:
-    once = await arrays.unique_values(x)
-    return await arrays.interp(np.linspace(-9.0, 500.0, 9), once, once)
+    once = np.unique(await x.to_host())
+    return await arrays.interp(await x.device.put(np.linspace(-9.0, 500.0, 9)), once, once)
 
 
 CASES: dict[str, Case] = {
@@ -154,6 +155,8 @@ CASES: dict[str, Case] = {
 @pytest.mark.parametrize("dtype", WHOLE)
 @pytest.mark.parametrize("name", CASES)
 async def test_nothing_wraps_around_on_the_way(device: ta.Device, name: str, dtype: str) -> None:
+    if IS_STAND_IN and name.startswith(("median", "percentile", "quantile")):
+        pytest.skip("sorting takes cuda-cccl, which comes with a GPU")
     x = numbers(dtype)
     asked, numpy = CASES[name]
     with np.errstate(all="ignore"):
