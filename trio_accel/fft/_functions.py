@@ -95,7 +95,8 @@ class Transform:
         chosen: tuple[int, ...] | None
         if isinstance(self.default_axes, int):
             argument = "n"
-            axes = (axis_of(name, "axis", whole(name, "axis", message.axis, "a whole number"), source),)
+            axis = message.axis if type(message.axis) is int else whole(name, "axis", message.axis)
+            axes = (axis_of(name, "axis", axis, source),)
             chosen = None if message.n is None else (whole(name, "n", message.n, "a whole number or None"),)
         else:
             argument, given = "s", all_whole(name, "s", message.s)
