@@ -351,7 +351,8 @@ class Inbox:
     def __init__(self, decode: Callable[[bytes | memoryview], Message | list[Message]], limit: int) -> None:
         self._read_payload = decode
         self._limit = limit
-        self._buffer = memoryview(bytearray(BUFFER))
+        # Mapped: the heap would keep the place of one that is gone, and all of it would be resident.
+        self._buffer = memoryview(mmap.mmap(-1, BUFFER, flags=mmap.MAP_PRIVATE))
         # The buffer, or a larger one for the frame that is coming alone.
         self._view = self._buffer
         self._start = 0
