@@ -218,3 +218,31 @@ async def test_failures_of_solvers_pass_through(device: ta.Device) -> None:
         await linalg.matrix_power(ref, -2)
     with pytest.raises(ta.LinAlgError, match="NaN"):
         await linalg.matrix_norm(await (await device.zeros((2, 2))).fill(np.nan), ord=2)
+
+
+@pytest.mark.parametrize("scale", [2.0**1000, 2.0**600, 2.0**-600, 2.0**-1000])
+async def test_powers_beyond_the_range(device: ta.Device, scale: float) -> None:
+    x = values((6, 5)) + 3
+    ref = await device.put(x * scale)
+    for order in ORDERS:
+        found = await (await linalg.vector_norm(ref, ord=order, axis=1)).to_host()
+        expected = np.linalg.vector_norm(x, ord=order, axis=1) * (scale if order else 1)
+        np.testing.assert_allclose(found, expected, rtol=1e-11)
+    turned = await device.put(x * scale * (0.6 + 0.8j))
+    for name in (2, "fro"):
+        ask = linalg.vector_norm if name == 2 else linalg.matrix_norm
+        for matrix in (ref, turned):
+            found = await (await ask(matrix, ord=name)).to_host()  # type: ignore[arg-type]
+            np.testing.assert_allclose(found, np.linalg.norm(x) * scale, rtol=1e-11)
+    largest = float(np.finfo(np.float32).max)
+    found = await linalg.vector_norm(await device.put(np.full(4, largest / 2, np.float32)), ord=20)
+    np.testing.assert_allclose(await found.item(), largest / 2 * 4**0.05, rtol=1e-5)
+
+
+async def test_norms_of_zeros_and_of_what_is_no_number(device: ta.Device) -> None:
+    for row in ([0.0, 0.0], [np.inf, 1.0], [np.inf, np.nan], [np.nan, 0.0], [-np.inf, np.inf]):
+        for order in (2, 3, 0.5, -1, -3):
+            found = await (await linalg.vector_norm(await device.put(np.array(row)), ord=order)).item()
+            with np.errstate(all="ignore"):
+                expected = np.linalg.norm(row, order)
+            np.testing.assert_allclose(found, expected, rtol=1e-12, err_msg=f"{row} {order}")

@@ -203,6 +203,22 @@ async def test_factors_of_indefinite_matrices_and_square_roots(device: ta.Device
             assert (np.linalg.eigvals(found).real > -1e-5).all()
 
 
+@only_cpu
+async def test_roots_of_singular_matrices(device: ta.Device) -> None:
+    turned, _ = np.linalg.qr(np.random.default_rng(1).normal(size=(4, 4)))
+    outer = np.array([[1.0, 2], [2, 4]])
+    cases = [
+        (np.zeros((3, 3)), np.zeros((3, 3))), (outer, outer / 5**0.5), (-outer, 1j * outer / 5**0.5),
+        (np.diag([0.0, 4, 0, 9]), np.diag([0.0, 2, 0, 3])), (np.zeros((1, 1)), np.zeros((1, 1))),
+        (turned * [0, 0, 1, 4] @ turned.T, turned * [0, 0, 1, 2] @ turned.T),
+        (np.array([[0.0, 2, 0], [0, 4, 0], [0, 0, 0]]), np.array([[0.0, 1, 0], [0, 2, 0], [0, 0, 0]])),
+    ]  # fmt: skip
+    for matrix, root in cases:
+        for dtype, tolerance in (("float64", 1e-13), ("complex64", 1e-5)):
+            found = await (await linalg.sqrtm(await device.put(matrix.astype(dtype)))).to_host()
+            np.testing.assert_allclose(found, root, rtol=0, atol=tolerance)
+
+
 def with_bad(values: Array, bad: Array) -> Array:
     """Six of them, of which the last but one is bad."""
     return np.stack([values, values, values, values, bad, values]).reshape(2, 3, *values.shape)
@@ -248,8 +264,8 @@ BAD: dict[str, tuple[Callable[[Any], Awaitable[Any]], Array, int, str]] = {
         r"ldl: matrix \(1, 1\) of the stack holds a NaN or an infinity",
     ),
     "singular of sqrtm": (
-        linalg.sqrtm, with_bad(np.eye(3), np.diag([1.0, 2, 0])), 3,
-        r"sqrtm: matrix \(1, 1\) of the stack is singular: eigenvalue 3 is zero to rounding",
+        linalg.sqrtm, with_bad(np.eye(3), np.diag([1.0, 0, 0]) + np.eye(3, k=1)), 2,
+        r"sqrtm: matrix \(1, 1\) of the stack has no square root: eigenvalue 2 is zero to rounding",
     ),
     "NaN of sqrtm": (
         linalg.sqrtm, with_bad(np.eye(3), np.diag([1.0, np.nan, 0])), -1,

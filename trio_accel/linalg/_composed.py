@@ -17,7 +17,7 @@ from ..expressions import Elementwise, check_operands, intermediates, on_device
 from ._matrices import Matmul, matmul
 from ._norms import MatrixOrder, matrix_norm
 from ._spectra import SVDResult, svd, svdvals
-from ._systems import inv, solve
+from ._systems import inv, slogdet, solve
 from ._views import ARRAYS, check_matrices, matrix_transpose
 
 __all__ = ["PolarResult", "cond", "expm", "multi_dot", "null_space", "orth", "polar"]
@@ -211,12 +211,11 @@ async def cond(x: Operand, p: MatrixOrder | None = None) -> AccelRef:
             -2: the least by the largest. Of others, the norm of `x` times that of its inverse.
 
     Returns:
-        The condition numbers, of shape (...) and the real dtype; infinite by the singular values where the
-        least one is zero.
+        The condition numbers, of shape (...) and the real dtype; infinite where a matrix is singular.
 
     Raises:
         ValueError: No elements, or another `p`.
-        LinAlgError: As `svd`; for others than 2 and -2 a matrix is singular. NumPy has infinity then.
+        LinAlgError: As `svd`.
     """
     if p is not None and p not in _ORDERS:
         raise ValueError(f"cond: p must be None, {', '.join(map(repr, _ORDERS))}, got {p!r}")
@@ -230,8 +229,11 @@ async def cond(x: Operand, p: MatrixOrder | None = None) -> AccelRef:
             ends = (s[..., -1], s[..., 0]) if p == -2 else (s[..., 0], s[..., -1])
             return await _DIVIDED(*ends)
         assert p is not None
-        norms = [made(await matrix_norm(one, ord=p)) for one in (x, made(await inv(x)))]
-        return await _MULTIPLIED(*norms)
+        # The sign of a determinant is zero where there is no inverse.
+        sign, _ = map(made, await slogdet(x))
+        filled = made(await _FILLED(x, sign[..., None, None]))
+        norms = [made(await matrix_norm(one, ord=p)) for one in (x, made(await inv(filled)))]
+        return await _MULTIPLIED(*norms, sign)
 
 
 async def multi_dot(arrays: Sequence[Operand]) -> AccelRef:
@@ -301,8 +303,8 @@ def _order(extents: Sequence[int]) -> list[list[int]]:
     return order
 
 
-def _elementwise(text: str, name: str) -> Elementwise[AccelRef]:
-    return Elementwise(text, operation=f"linalg.{name}", library=ARRAYS)
+def _elementwise(text: str, name: str, inputs: str | None = None) -> Elementwise[AccelRef]:
+    return Elementwise(text, inputs=inputs, operation=f"linalg.{name}", library=ARRAYS)
 
 
 @functools.cache
@@ -316,4 +318,9 @@ def _polynomial(count: int, dtype: DType) -> Elementwise[AccelRef]:
 _ADDED, _SUBTRACTED = _elementwise("x + y", "expm"), _elementwise("x - y", "expm")
 _SCALED, _CHOSEN = _elementwise("x * s", "expm"), _elementwise("x if done else y", "expm")
 _CONJUGATE = _elementwise("conj(x)", "null_space")
-_DIVIDED, _MULTIPLIED = _elementwise("x / y", "cond"), _elementwise("x * y", "cond")
+# Zero by zero, and what is beyond the range, are infinite. What is not a number stays so.
+_DIVIDED = _elementwise("where(y == 0, inf, x / y)", "cond", "xy")
+_MULTIPLIED = _elementwise(
+    "where(d == 0, inf, where(x == x, where(x * y == x * y, x * y, inf), x))", "cond", "xyd"
+)
+_FILLED = _elementwise("where(d == 0, i(-1) == i(-2), x)", "cond", "xd")

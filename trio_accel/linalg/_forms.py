@@ -47,8 +47,8 @@ class LDLResult(NamedTuple):
 
 
 def _no_root(spec: DeclaredSpec, where: str, code: int, index: tuple[int, ...]) -> LibraryError:
-    """Tell a singular matrix, by the place of an eigenvalue in its Schur form, from the others."""
-    trouble = f"is singular: eigenvalue {code} is zero to rounding, and it need not have a square root"
+    """Tell a matrix without a root, by the place of an eigenvalue in its Schur form, from the others."""
+    trouble = f"has no square root: eigenvalue {code} is zero to rounding, and has too few eigenvectors"
     if code < 0:
         trouble = "holds a NaN or an infinity" if code == -1 else _DIVERGED
     return LinAlgError(f"sqrtm: {where} {trouble}", library="solver", code=code, index=index)
@@ -150,8 +150,8 @@ async def sqrtm(a: Operand) -> AccelRef:
         dtype is known before the values are.
 
     Raises:
-        LinAlgError: A matrix is singular to rounding, holds a NaN or an infinity, or its iteration did not
-            converge; `LinAlgError.index` says which one. SciPy warns of singular ones.
+        LinAlgError: A singular matrix has no square root, where SciPy gives infinities and warns. Or a matrix
+            holds a NaN or an infinity, or its iteration did not converge; `LinAlgError.index` says which one.
         NotSupportedError: The CUDA backend has no such operation.
     """
     ...

@@ -38,10 +38,11 @@ async def vector_norm(
     ord: float = 2,  # noqa: A002  # the standard's name
     out: AccelRef | None = None,
 ) -> AccelRef:
-    """Norm of vectors, as `numpy.linalg.vector_norm`; one launch.
+    """Norm of vectors, as `numpy.linalg.vector_norm`, in one launch or three.
 
-    Powers of float16, bfloat16, float32 and complex64 are made and added in float64, where they do not
-    overflow, and the norm is rounded once. Those of float64 may overflow; `nrm2` avoids that.
+    Powers are made and added in float64, and the norm is rounded once. Where powers could overflow or
+    underflow, the largest absolute value is looked at first: for float64 and complex128, and by orders other
+    than 0, 1, 2 and the infinite ones.
 
     Args:
         x: Array of a floating or complex dtype.
@@ -62,8 +63,8 @@ async def vector_norm(
     real = real_of("vector_norm", dtype)
     if not isinstance(ord, (int, float)):
         raise TypeError(f"vector_norm: ord must be a number, such as 1, 2 or math.inf, got {ord!r}")
-    norm = _norm("vector_norm", ord, dtype.kind == "complex", real.value)
-    return await norm(x, axis=axis, keepdims=keepdims, out=out)
+    is_complex = dtype.kind == "complex"
+    return await _measure("vector_norm", ord, is_complex, real.value, x, axis, keepdims=keepdims, out=out)
 
 
 async def matrix_norm(
@@ -75,7 +76,8 @@ async def matrix_norm(
 ) -> AccelRef:
     """Norm of matrices, as `numpy.linalg.matrix_norm`.
 
-    The Frobenius norm is one launch, sums of rows or columns are two, and the others are `svdvals` and one.
+    The Frobenius norm is a `vector_norm`, sums of rows or columns are two launches, and the others are
+    `svdvals` and one.
 
     Args:
         x: Array of shape (..., m, n) and a floating or complex dtype, for 2, -2 and ``"nuc"`` one of those
@@ -100,7 +102,7 @@ async def matrix_norm(
     check_matrices(name, x)
     norm = functools.partial(_norm, name, is_complex=dtype.kind == "complex", real=real)
     if ord == "fro":
-        return await norm(2)(x, axis=(-2, -1), keepdims=keepdims)
+        return await _measure(name, 2, dtype.kind == "complex", real, x, (-2, -1), keepdims=keepdims)
     with intermediates() as made:
         if ord in _SPECTRAL:
             values = made(await svdvals(x))
@@ -237,3 +239,50 @@ def _norm(name: str, order: float, is_complex: bool, real: str) -> Reduction:
         parts = ("real(x)", "imag(x)") if is_complex else ("x",)
         return final(" + ".join(f"square(float64({part}))" for part in parts), post=f"{real}(sqrt(a))")
     return final(f"float64(abs(x)) ** ({float(order)!r})", post=f"{real}(a ** ({1 / order!r}))")
+
+
+async def _measure(
+    name: str,
+    order: float,
+    is_complex: bool,
+    real: str,
+    x: Operand,
+    axis: int | Sequence[int] | None,
+    *,
+    keepdims: bool,
+    out: AccelRef | None = None,
+) -> AccelRef:
+    """Compute a norm of vectors, which are scaled first where their powers may leave the range of float64."""
+    norm = functools.partial(_norm, name, is_complex=is_complex, real=real)
+    if order in (0, 1) or math.isinf(order) or (order == 2 and real != "float64") or 0 in x.shape:
+        return await norm(order)(x, axis=axis, keepdims=keepdims, out=out)
+    with intermediates() as made:
+        ends = made(await norm(math.copysign(math.inf, order))(x, axis=axis, keepdims=True))
+        scaled, whole = _scaled_norm(name, order, is_complex, real)
+        total = made(await scaled(x, ends, axis=axis, keepdims=keepdims))
+        return await whole(total, ends.reshape(total.shape), out=out)
+
+
+# From here on, and down to their inverse, squares of float64 and their sums keep all digits.
+_FAR, _STEP = 2.0**480, 2.0**600
+
+
+@functools.lru_cache(256)
+def _scaled_norm(
+    name: str, order: float, is_complex: bool, real: str
+) -> tuple[Reduction, Elementwise[AccelRef]]:
+    """Make the norm of vectors ``x`` that are divided by a number of about ``m``, and the product with it."""
+    operation = f"linalg.{name}"
+    if order == 2:
+        # A power of two rounds nothing.
+        unit = f"where(m > {_FAR!r}, {_STEP!r}, where(m < {1 / _FAR!r}, {1 / _STEP!r}, 1.0))"
+        parts = ("real(x)", "imag(x)") if is_complex else ("x",)
+        text, post = " + ".join(f"square({part} / {unit})" for part in parts), "sqrt(a)"
+    else:
+        unit = f"where(m > 0, where(m <= {float(np.finfo(np.float64).max)!r}, float64(m), 1.0), 1.0)"
+        text, post = f"(float64(abs(x)) / {unit}) ** ({float(order)!r})", f"a ** ({1 / order!r})"
+    make = functools.partial(Reduction, operation=operation, library=ARRAYS, dtype="float64")
+    whole = Elementwise[AccelRef](
+        f"{real}(a * {unit})", inputs=("a", "m"), operation=operation, library=ARRAYS
+    )
+    return make(text, inputs=("x", "m"), post=post), whole

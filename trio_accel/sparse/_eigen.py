@@ -173,7 +173,8 @@ class _Lanczos:
 
     def rank(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return numbers that are the larger, the more a value is wanted."""
-        return {"LM": np.abs(values), "LA": values, "SA": -values}[self._which]
+        ranks: dict[str, npt.NDArray[Any]] = {"LM": np.abs(values), "LA": values, "SA": -values}
+        return ranks[self._which]
 
     def best(self, values: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
         """Return the places of values, what is wanted most first."""
@@ -385,7 +386,7 @@ async def _unit(a: SparseMatrix) -> float:
     return 1.0 if is_kept else math.ldexp(1.0, min(max(exponent, 2 - facts.maxexp), facts.maxexp - 2))
 
 
-async def _shifted(problem: Problem, sigma: float, unit: float) -> CsrMatrix:
+async def _shifted(problem: Problem, sigma: Any, unit: float) -> CsrMatrix:
     """Take a number from the diagonal of the matrix."""
     if callable(problem.a):
         raise TypeError("sparse.eigsh: A must be a sparse matrix if sigma is given, got a function")
@@ -393,9 +394,9 @@ async def _shifted(problem: Problem, sigma: float, unit: float) -> CsrMatrix:
         raise ValueError(f"sparse.eigsh: sigma must be a finite real number, got {sigma!r}")
     rows, n = await tocsr(problem.a), len(problem.b)
     index = rows.indptr.dtype.dtype
-    places = [await problem.device.put(np.arange(length, dtype=index)) for length in (n + 1, n)]
+    indptr, indices = [await problem.device.put(np.arange(length, dtype=index)) for length in (n + 1, n)]
     ones = await problem.device.full(n, 1, problem.dtype)
-    return await add(rows, CsrMatrix((n, n), *places, ones), 1.0, -float(sigma) / unit)
+    return await add(rows, CsrMatrix((n, n), indptr, indices, ones), 1.0, -float(sigma) / unit)
 
 
 async def _checked(

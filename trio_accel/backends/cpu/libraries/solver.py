@@ -372,10 +372,28 @@ def sqrtm(spec: Any, _: Lapack, a: HostArray, out: HostArray) -> None:
             continue
         size = np.abs(np.diagonal(t))
         is_zero = size <= len(size) * np.finfo(size.dtype).eps * size.max()
-        if is_zero.any():
+        root = _singular_root(t, is_zero) if is_zero.any() else _SCIPY.sqrtm(t)
+        if root is None:
             spec.info[place] = is_zero.argmax() + 1
         else:
-            out[index] = z @ _SCIPY.sqrtm(t) @ z.conj().T
+            out[index] = z @ root @ z.conj().T
+
+
+def _singular_root(t: HostArray, is_zero: HostArray) -> HostArray | None:
+    """Return the root of a triangle with zeros on the diagonal, or None where there is none."""
+    values = np.where(is_zero, 0, np.diagonal(t))
+    root: HostArray = np.diag(np.sqrt(values)).astype(t.dtype)
+    least = len(t) * np.finfo(t.dtype).eps * np.abs(t).max()
+    for column in range(1, len(t)):
+        for row in range(column - 1, -1, -1):
+            inner = slice(row + 1, column)
+            left = t[row, column] - root[row, inner] @ root[inner, column]
+            divisor = root[row, row] + root[column, column]
+            if divisor:
+                root[row, column] = left / divisor
+            elif np.abs(left) > least:
+                return None
+    return root
 
 
 def _matrices(a: HostArray, info: StatusArray) -> Iterator[tuple[int, tuple[int, ...]]]:
