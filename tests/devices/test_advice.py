@@ -395,21 +395,22 @@ LOST: list[tuple[type[Any], Callable[[ta.Device, ta.AccelRef], Any], str]] = [
     (ta.devices.ToHost, lambda d, a: a.to_host(), "read the array again"),
     (ta.devices.Put, lambda d, a: d.put(np.ones(3)), "put the array again"),
     (linalg.Matmul, lambda d, a: linalg.matmul(a, a), "its result was not made; ask again"),
-    (
-        linalg.Scal,
-        lambda d, a: linalg.scal(2.0, a),
-        "make the arrays that it was to change again, then ask again",
-    ),
-    (
-        linalg.Matmul,
-        lambda d, a: linalg.matmul(np.eye(2), np.eye(2), out=a),
-        "make the arrays that it was to change again, then ask again",
-    ),
+    (linalg.Scal, lambda d, a: linalg.scal(2.0, a), CHANGED),
+    (linalg.Matmul, lambda d, a: linalg.matmul(np.eye(2), np.eye(2), out=a), CHANGED),
+    (ta.devices.Assign, lambda d, a: a.assign(np.ones((2, 2))), CHANGED),
 ]
+# In a worker the array is there as before.
+KEPT = {
+    3: "make the arrays that it was to change again, or overwrite what it was to change, then ask again",
+    4: "ask again, which overwrites what it has damaged",
+    5: "ask again, which overwrites what it has damaged",
+}
 
 
 async def lost(device: ta.Device, case: int, fault: str) -> None:
     operation, call, advice = LOST[case]
+    if fault == "kill":
+        advice = KEPT.get(case, advice)
     a = await device.put(np.eye(2))
     ta.testing.inject_fault(device, operation, **{fault: True})  # type: ignore[arg-type]
     with pytest.raises(ta.ContextLostError) as caught:
@@ -434,5 +435,5 @@ async def test_what_to_do_after_a_loss_of_a_worker(device: ta.Device) -> None:
 
 @isolated
 async def test_what_to_do_after_a_loss_of_a_worker_that_was_to_change_an_array(device: ta.Device) -> None:
-    for case in (3, 4):
+    for case in KEPT:
         await lost(device, case, "kill")

@@ -80,3 +80,23 @@ class Aliases:
 
 def adds(x: Array) -> None:
     x += 1
+
+
+class Cache:
+    """Rows that each call writes anew, and a sum that it does not."""
+
+    def __init__(self, rows: Array, other: Array) -> None:
+        self.rows, self.other = rows, other
+
+    @method(updates=["self.rows"], out=lambda row, value: None, idempotent=True)
+    def put(self, row: int, value: float) -> None:
+        self.rows[row] = value
+
+    @method(updates=["self.rows"], idempotent=True)
+    def put_and_tell(self, row: int, value: float) -> float:
+        self.rows[row] = value
+        return value
+
+    @method(updates=["row"], out=lambda row: None)
+    def put_in(self, row: Array) -> None:
+        row += 1

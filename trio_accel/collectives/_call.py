@@ -167,7 +167,7 @@ class Call:
     def _check(self, argument: str, array: object, rank: int) -> None:
         if not isinstance(array, AccelRef):
             raise TypeError(f"{self.name}: {argument} must be an AccelRef, got {type(array).__name__}")
-        array.block.check(f"{self.name}: {argument}")
+        array.block.check(f"{self.name}: {argument}", array.spec)
         if array.device is not self._devices[rank]:
             raise ValueError(
                 f"{self.name}: {argument} is on {array.device.path}, and rank {rank} is "
@@ -344,7 +344,7 @@ class Call:
             if not is_whole:
                 # They may be half written.
                 for array in outputs.values():
-                    array.block.spoil(self.name, None)
+                    array.block.spoil(self.name, None, (array.spec,))
         return [outputs.get(rank, results[rank]) for rank in chosen]
 
     async def _all(self, ranks: Iterable[int], part: Callable[[int], Awaitable[None]]) -> None:

@@ -181,7 +181,8 @@ class MethodCall(_ProgramMessage):
         bound: Its arguments, without `out`.
         out: Arrays of the asker's for declared outputs.
         frozen: Arrays that the program was opened with, and that are never changed.
-        state: The others that it was opened with: one of each block.
+        state: The others that it was opened with: those that it changes, and one of each other block.
+        opened_with: All of the others.
         slot: Where the result is kept; None if it is declared.
         forget: Slots of results that are not wanted any more.
         expectations: The arrays that are expected of results which are not declared.
@@ -192,6 +193,7 @@ class MethodCall(_ProgramMessage):
     out: object
     frozen: tuple[StateArray, ...]
     state: Sequence[StateArray]
+    opened_with: Sequence[StateArray]
     slot: int | None
     forget: tuple[int, ...]
     expectations: Expectations
@@ -203,7 +205,10 @@ class MethodCall(_ProgramMessage):
         updated: list[ArraySpec] = []
         state: list[ArraySpec] = []
         arguments = self._arguments(planner, inputs, updated)
+        planner.is_idempotent = method.idempotent
         for array in self.state:
+            if array.ref.block.damaged_by is not None:
+                self._check_others(planner, array)
             if array.parameter in method.state:
                 updated.append(planner.update(array.where, array.ref))
             else:
@@ -211,7 +216,7 @@ class MethodCall(_ProgramMessage):
         for array in self.frozen:
             # Frozen arrays need no order, as they are never written to (D113).
             if not array.ref.block.is_usable:
-                array.ref.block.check(f"{planner.name}: {array.where}")
+                array.ref.block.check(f"{planner.name}: {array.where}", array.ref.spec)
         planner.keep(self.frozen)
         arrays = tuple(state), tuple(inputs), tuple(updated)
         if method.out is None:
@@ -226,6 +231,12 @@ class MethodCall(_ProgramMessage):
                 )
         spec = ProgramCall(method.name, *arguments, text_of(tree), *arrays, tuple(outputs))
         return Planned(spec, reply)
+
+    def _check_others(self, planner: Planner, array: StateArray) -> None:
+        """Refuse the other arrays of a block where they are damaged: one stands for all in `state`."""
+        for other in self.opened_with:
+            if other.ref.block is array.ref.block and other.parameter not in self.method.state:
+                other.ref.block.check(f"{planner.name}: {other.where}", other.ref.spec)
 
     def _plan_unknown(
         self, planner: Planner, arguments: tuple[str, bytes], state: _Specs, inputs: _Specs, updated: _Specs

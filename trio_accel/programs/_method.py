@@ -41,6 +41,7 @@ class _Declared:
     out: Callable[..., Any] | None
     updates: tuple[str, ...]
     refuses: tuple[type[Exception], ...] = ()
+    idempotent: bool = False
 
 
 def method(
@@ -49,6 +50,7 @@ def method(
     updates: Sequence[str] = (),
     refuses: Sequence[type[Exception]] = (),
     enqueues: bool = False,
+    idempotent: bool = False,
 ) -> Callable[[FunctionT], FunctionT]:
     """Declare the outputs and effects of a method of a program, or of a function.
 
@@ -73,6 +75,9 @@ def method(
             short call costs. While it runs, it holds up the event loop that it runs in: that of the worker,
             or inline your own. After a call of more than 2 ms the next one is made in a thread. On the CPU
             backend, where methods compute, it changes nothing.
+        idempotent: Whether a call may run again after a loss of its context, as `DeviceOptions.retry` says,
+            although it updates arrays. What it writes to them must depend on nothing that it or another call
+            of such a method writes to them: ``self.cache[place] = value``, and not ``self.total += value``.
 
     Raises:
         TypeError: An argument is of another type.
@@ -89,12 +94,13 @@ def method(
         raise TypeError(f"method: out must be a function of the arguments, got {out!r}")
     if isinstance(updates, str) or not all(isinstance(cast("object", name), str) for name in updates):
         raise TypeError(f"method: updates must be a sequence of parameter names, got {updates!r}")
-    if not isinstance(cast("object", enqueues), bool):
-        raise TypeError(f"method: enqueues must be True or False, got {enqueues!r}")
+    for option, value in (("enqueues", enqueues), ("idempotent", idempotent)):
+        if not isinstance(cast("object", value), bool):
+            raise TypeError(f"method: {option} must be True or False, got {value!r}")
     classes = _check_refuses(refuses, updates)
 
     def declare(function: FunctionT) -> FunctionT:
-        setattr(function, _DECLARED, _Declared(out, tuple(updates), classes))
+        setattr(function, _DECLARED, _Declared(out, tuple(updates), classes, idempotent))
         setattr(function, REFUSES, classes)
         setattr(function, ENQUEUES, enqueues)
         setattr(function, UPDATES, tuple(updates))
@@ -134,6 +140,7 @@ class Method:
         updates: Parameters whose arrays it changes.
         state: Parameters of the constructor whose arrays it changes.
         refuses: Classes of errors by which it refuses a request.
+        idempotent: Whether a call that updates may run again.
     """
 
     name: str
@@ -144,6 +151,7 @@ class Method:
     updates: frozenset[str]
     state: frozenset[str]
     refuses: tuple[type[Exception], ...]
+    idempotent: bool
 
     def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> inspect.BoundArguments:
         """Find out which argument of a call is which.
@@ -267,6 +275,7 @@ def _describe(
         frozenset(updates),
         frozenset(state),
         declared.refuses,
+        declared.idempotent,
     )
 
 

@@ -91,7 +91,7 @@ class Anew:
             if array.ref.device is not device:
                 place = f"is on {array.ref.device.path}, not on {device.path}"
                 raise ValueError(f"reset: {array.where}: the array {place}")
-            array.ref.block.check(f"reset: {array.where}")
+            array.ref.block.check(f"reset: {array.where}", array.ref.spec)
 
 
 class OpenProgram:
@@ -169,7 +169,7 @@ class OpenProgram:
         Calls are refused then, until `reset` gives it another one.
         """
         arrays = (*self._opened.frozen, *self._opened.state)
-        return not all(array.ref.block.is_usable for array in arrays)
+        return not all(array.ref.block.is_usable_as(array.ref.spec) for array in arrays)
 
     @property
     def has_ended(self) -> bool:
@@ -296,13 +296,22 @@ class OpenProgram:
         opened = self._opened
         message = message_class(MethodCall, method.where)
         call: MethodCall = message(
-            opened.library, method, bound, out, opened.frozen, state, slot, forget, self._expectations
+            opened.library,
+            method,
+            bound,
+            out,
+            opened.frozen,
+            state,
+            opened.state,
+            slot,
+            forget,
+            self._expectations,
         )
         return call
 
     async def _ask_unknown(self, method: Method, state: Sequence[StateArray], bound: Any) -> Any:
         """Ask for a call, and fetch its result, unless that came as expected."""
-        changes = bool(method.updates or method.state)
+        changes = bool(method.updates or method.state) and not method.idempotent
         for number in itertools.count():
             slot, generation = next(self._slots), self.device.generation
             forget = tuple(itertools.islice(self._left, _MOST_FORGOTTEN))
@@ -466,11 +475,11 @@ async def _never(args: Sequence[object], kwargs: Mapping[str, object]) -> Anew:
 
 
 def _one_of_each_block(state: Sequence[StateArray], method: Method) -> Sequence[StateArray]:
-    """Pick one array for each block, by which order and memory go; one that a method changes goes first."""
-    found: dict[int, StateArray] = {}
-    for array in sorted(state, key=lambda array: array.parameter not in method.state):
-        found.setdefault(id(array.ref.block), array)
-    return tuple(found.values())
+    """Pick the arrays that a method changes, and one of each other block, by which order and memory go."""
+    changed = [array for array in state if array.parameter in method.state]
+    seen = {array.ref.block for array in changed}
+    others = {array.ref.block: array for array in state if array.ref.block not in seen}
+    return (*changed, *others.values())
 
 
 def _own_error(refused: Refused, method: Method) -> Exception:

@@ -41,12 +41,11 @@ async def test_one_that_writes_no_input_runs_again(system: ta.System, fault: str
         np.testing.assert_array_equal(await product.to_host(), 4.0 * EYE)
         assert device.generation == 2
         assert injected.hit == 1
-        # With an output of the caller's it writes what was there before.
+        # An output of the caller's is overwritten, so it does not matter what was written by then.
+        await product.fill(0.0)
         ta.testing.inject_fault(device, ta.linalg.Matmul, **{fault: True})
-        with pytest.raises(ta.ContextLostError):
-            await ta.linalg.matmul(x, x, out=product)
-        with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Matmul"):
-            await product.to_host()
+        await ta.linalg.matmul(x, x, out=product)
+        np.testing.assert_array_equal(await product.to_host(), 4.0 * EYE)
         np.testing.assert_array_equal(await x.to_host(), 2.0 * EYE)
         assert device.generation == 3
 

@@ -6,7 +6,7 @@ import copy
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Protocol, TypeAlias
@@ -19,6 +19,7 @@ from ...backends.base.fast_paths import current_fast_paths
 from ...backends.base.ops import ArraySpec
 from ..base._bridge import LoopNotifier
 from ..base._waits import Availability
+from ._damage import Damage, meet, ranges_of, without
 from ._holds import Hold, nothing
 
 __all__ = ["Block", "BlockTable", "BorrowedBlock", "Owner", "bare"]
@@ -60,11 +61,15 @@ class Block:
         generation: That of the device in which it was made.
         damaged_by: The operation that was to write it and did not finish.
         failure: The error of that operation.
+        damages: All damage; empty for most blocks.
         frozen_by: Names of programs that are open with it: it must not be written to or released (D113).
         is_released: Whether its memory was given back.
         spec: The array that it was made for, if that is known.
         table: The table of its device, which takes it when it is dropped.
     """
+
+    # Set in those that are damaged.
+    damages: tuple[Damage, ...] = ()
 
     def __init__(
         self, table: BlockTable, nbytes: int, generation: int, number: int, spec: ArraySpec | None = None
@@ -118,11 +123,45 @@ class Block:
         """Whether its memory is gone with the context that it was made in."""
         return self.generation < self.table.valid_since
 
-    def spoil(self, operation: str, failure: BaseException | None) -> None:
-        """Refuse later use of its contents: an operation that writes it did not finish."""
-        if self.damaged_by is None:
-            self.damaged_by = operation
-            self.failure = bare(failure) if failure is not None else None
+    def spoil(self, operation: str, failure: BaseException | None, parts: Sequence[ArraySpec] = ()) -> None:
+        """Refuse later use of contents: an operation that writes them did not finish.
+
+        Args:
+            operation: Its name.
+            failure: Its error.
+            parts: Arrays that it was to write; none for the whole block.
+        """
+        # Of bytes that several have damaged, the first is told.
+        ranges = ranges_of(parts) if parts else [(0, max(self.nbytes, 1))]
+        for damage in self.damages:
+            ranges = without(ranges, damage.ranges)
+        if ranges:
+            error = bare(failure) if failure is not None else None
+            self._set_damages((*self.damages, Damage(operation, error, ranges)))
+
+    def heal(self, parts: Sequence[ArraySpec], moment: int) -> None:
+        """Allow the use again of what an operation has overwritten that was damaged before."""
+        written = ranges_of(parts, at_most=True)
+        left = [
+            attrs.evolve(one, ranges=without(one.ranges, written)) if one.moment < moment else one
+            for one in self.damages
+        ]
+        self._set_damages(tuple([one for one in left if one.ranges]))
+
+    def _set_damages(self, damages: tuple[Damage, ...]) -> None:
+        self.damages = damages
+        self.damaged_by = damages[0].by if damages else None
+        self.failure = damages[0].failure if damages else None
+
+    def damage_of(self, array: ArraySpec) -> Damage | None:
+        """Return the damage of an array in this block; None if that is whole."""
+        ranges = ranges_of((array,))
+        return next((one for one in self.damages if meet(one.ranges, ranges)), None)
+
+    def is_usable_as(self, array: ArraySpec) -> bool:
+        """Whether `check` lets an array of it pass."""
+        is_there = not self.is_released and not self.is_lost
+        return self.is_usable or (is_there and self.damage_of(array) is None)
 
     def __del__(self) -> None:
         if not self.is_released:
@@ -133,16 +172,20 @@ class Block:
 
     @property
     def is_usable(self) -> bool:
-        """Whether `check` lets it pass."""
+        """Whether `check` lets all of it pass."""
         return not self.is_released and self.damaged_by is None and self.generation >= self.table.valid_since
 
-    def check(self, argument: str) -> None:
+    def check(self, argument: str, array: ArraySpec | None = None) -> None:
         """Refuse a block that must not be used.
 
+        Args:
+            argument: Its name in the error.
+            array: What is used of it; None for all.
+
         Raises:
-            StaleRefError: It was released, lost with an earlier generation, or damaged.
+            StaleRefError: It was released, lost with an earlier generation, or damaged there.
         """
-        if self.is_usable:
+        if self.is_usable or (array is not None and self.is_usable_as(array)):
             return
         device, generation = self.table.device_name, self.table.availability.generation
         if self.is_released:
@@ -150,8 +193,17 @@ class Block:
         elif self.is_lost:
             why = f"its memory was lost with generation {self.generation} of the device; make it again"
         else:
-            why = f"its contents were spoiled by {self.damaged_by}, which did not finish; make it again"
+            raise self.spoiled(argument, (array and self.damage_of(array)) or self.damages[0])
         raise StaleRefError(f"{argument}: {why}", device=device, generation=generation)
+
+    def spoiled(self, argument: str, damage: Damage) -> StaleRefError:
+        """Make the error for the use of what is damaged."""
+        return StaleRefError(
+            f"{argument}: its contents were spoiled by {damage.by}, which did not finish; make it again, or "
+            "overwrite what is spoiled, by fill, assign or out=",
+            device=self.table.device_name,
+            generation=self.table.availability.generation,
+        )
 
 
 class BorrowedBlock(Block):
@@ -167,7 +219,7 @@ class BorrowedBlock(Block):
         self.source: Block = source
         self.frozen_by: tuple[str, ...] = (source.table.device.path,)
 
-    def check(self, argument: str) -> None:
+    def check(self, argument: str, array: ArraySpec | None = None) -> None:
         """Refuse it once it was given back.
 
         Raises:
@@ -177,7 +229,7 @@ class BorrowedBlock(Block):
             device, generation = self.table.device_name, self.table.availability.generation
             why = f"it was borrowed from {self.frozen_by[0]}, and was given back"
             raise StaleRefError(f"{argument}: {why}", device=device, generation=generation)
-        super().check(argument)
+        super().check(argument, array)
 
     def check_writable(self, argument: str) -> None:
         """Refuse to write to it, or to release it.

@@ -265,6 +265,8 @@ class Completer:
             if self._hooks:
                 notify(self._hooks, launch, Phase.COMPLETE)
             if error is None:
+                if launch.heals:
+                    launch.heal()
                 reply.set(None)
                 if queue.on_progress is not None:
                     # D75: the first success of an incarnation tells; later ones pay for a look alone.
@@ -313,9 +315,7 @@ class Completer:
         """Refuse the use of arrays that a failed operation has made, and of changed ones if damaged."""
         made = {block for block, _ in launch.allocations}
         is_damaged = is_damaged and not leaves_unchanged(error)
-        for output in launch.outputs:
-            if is_damaged or output.id in made:
-                output.spoil(launch.name, error)
+        launch.spoil(error, None if is_damaged else made)
 
     def _tell(self, operation: InFlight, reply: Reply, error: Exception) -> None:
         # This may lose the context. The operation has left its queue by now, or has no reply there any more,
@@ -345,8 +345,7 @@ class Completer:
 
     def _fail(self, operation: InFlight, cause: BaseException | None) -> None:
         launch, reply = operation.launch, operation.reply
-        for block in launch.outputs:
-            block.spoil(launch.name, cause)
+        launch.spoil(cause)
         if reply is not None:
             notify(self._hooks, launch, Phase.COMPLETE)
             reply.fail(self._context.lost(launch, cause))

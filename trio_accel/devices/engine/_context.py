@@ -346,10 +346,8 @@ class Submissions:
         if error is not None:
             error = self._what_happened(submitted.library, launch, error)
             if submitted.invalidates:
-                for output in launch.outputs:
-                    # Also arrays that it was to change and did not: the program goes on as if they were
-                    # changed.
-                    output.spoil(launch.name, error)
+                # Also arrays that it was to change and did not: the program goes on as if they were changed.
+                launch.spoil(error)
         try:
             submitted.on_done(error)
         finally:

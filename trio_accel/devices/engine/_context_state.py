@@ -91,7 +91,7 @@ class ContextState:
 
     def lost(self, launch: Launch, cause: BaseException | None) -> ContextLostError | DeviceLostError:
         """Make the error of an operation that was in flight when the context ended."""
-        return self._lost(launch.name, "was in flight", launch.advice, cause)
+        return self._lost(launch.name, "was in flight", launch.advice(is_kept=False), cause)
 
     def lost_to_library(
         self, launch: Launch, cause: BaseException | None
@@ -232,8 +232,7 @@ class Watchdog:
             operation=launch.name,
             generation=self._context.generation,
         )
-        for output in launch.outputs:
-            output.spoil(launch.name, stuck)
+        launch.spoil(stuck)
         if operation.reply is not None:
             operation.reply.fail(stuck)
         self._context.lose_context(stuck)

@@ -237,9 +237,7 @@ class Enqueuer:
         else:
             notify(self._hooks, launch, Phase.RELEASE)
         made = {block for block, _ in launch.allocations}
-        for output in launch.outputs:
-            if output.id in made:
-                output.spoil(launch.name, error)
+        launch.spoil(error, made)
         for block in made:
             self._memory.release(block)
         self._context.locate(error, launch)

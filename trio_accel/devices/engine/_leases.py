@@ -85,7 +85,7 @@ class Leases:
             if self._lost is not None:
                 raise self._lost()
             # After the wait, during which the array may have been released or damaged.
-            block.check("lease")
+            block.check("lease", spec)
             try:
                 lease = self._device.lend(spec, write=write, stream=stream)
             except ContextLostError as error:

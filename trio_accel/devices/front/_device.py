@@ -283,7 +283,7 @@ class OpenDevice(Device):
             told = f"{type(ref).__name__}{what_to_do(ref)}"
             raise TypeError(f"borrow: ref must be an AccelRef of another device, got {told}")
         ref = owned("borrow", ref)
-        ref.block.check("borrow")
+        ref.block.check("borrow", ref.spec)
         if ref.device is self:
             yield ref
             return
@@ -450,7 +450,7 @@ async def lend(
     """
     owners = [owned(where, ref) for ref in refs]
     for ref in owners:
-        ref.block.check(where)
+        ref.block.check(where, ref.spec)
     await trio.lowlevel.checkpoint_if_cancelled()
     copies: dict[tuple[int, Device], AccelRef] = {}
     loans: dict[int, Loan] = {}

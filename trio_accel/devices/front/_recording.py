@@ -233,16 +233,16 @@ class RecordingPlanner(Planner):
         self._recording = recording
         self.constants: dict[int, tuple[AccelRef, str]] = {}
 
-    def _use(self, argument: str, ref: AccelRef) -> None:
+    def _use(self, argument: str, ref: AccelRef, *, is_read: bool) -> None:
         # Asked for each array that is not of the planner's own table, and for all that are changed.
         block = ref.block if isinstance(ref, AccelRef) else None
         is_outside = block is not None and block.table is not self._recording.blocks
         constant = self._recording.constant(block) if block is not None and is_outside else None
         if block is None or constant is None:
-            super()._use(argument, ref)
+            super()._use(argument, ref, is_read=is_read)
             return
         if not block.is_usable:
-            block.check(f"{self.name}: {argument}")
+            block.check(f"{self.name}: {argument}", ref.spec)
         self._uses.append((argument, block))
         if block.id not in self.constants:
             self.constants[block.id] = constant, f"{argument} of {self.name}"

@@ -457,7 +457,7 @@ class InlineDispatch:
     async def lease(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any, None]:
         """See `AccelRef.lease`."""
         session = await self.ready()
-        ref.block.check("lease")
+        ref.block.check("lease", ref.spec)
         lease = session.engine.leases.lease(ref.block, ref.spec, write=write, stream=stream)
         async with lease as array:
             yield array

@@ -30,6 +30,7 @@ from ...backends.base.ops import (
 )
 from ...backends.base.values import check_conversion, factor, host_array
 from ..arrays._blocks import Block, BlockTable
+from ..arrays._damage import MOMENTS, Damage
 from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef, DeviceRequest
 from ..base._refusals import refuse_dtypes, what_to_do
@@ -168,6 +169,9 @@ class Launch(Request[Any, None]):
         times: When the worker began to launch it and when it was complete, if that was to be told.
         is_in_flight: Whether the backend has it.
         is_forgotten: Whether it is over and holds nothing any more.
+        spoiled: Blocks that it has damaged.
+        heals: The moment until which what it overwrites may be damaged; 0 if it is not.
+        is_idempotent: Whether what it changes in place depends on its other arguments alone.
     """
 
     name: str
@@ -187,26 +191,61 @@ class Launch(Request[Any, None]):
     times: LaunchTimes | None = attrs.field(default=None, init=False)
     is_in_flight: bool = attrs.field(default=False, init=False)
     is_forgotten: bool = attrs.field(default=False, init=False)
+    spoiled: frozenset[int] = attrs.field(default=frozenset(), init=False)
+    heals: int = 0
+    is_idempotent: bool = False
 
-    @property
-    def advice(self) -> str:
-        """Advice for an operation that was lost in flight."""
+    def advice(self, *, is_kept: bool) -> str:
+        """Return advice for an operation that was lost in flight; `is_kept`: its arrays are there as ever."""
         if isinstance(self.spec, CopyToHostSpec):
             return "read the array again"
-        if isinstance(self.spec, (CopyFromHostSpec, CopyFromForeignSpec)):
-            return "put the array again"
         made = {number for number, _ in self.allocations}
         if all(output.id in made for output in self.outputs):
-            return "its result was not made; ask again"
-        return "make the arrays that it was to change again, then ask again"
+            is_put = isinstance(self.spec, (CopyFromHostSpec, CopyFromForeignSpec))
+            return "put the array again" if is_put else "its result was not made; ask again"
+        if is_kept and self.reads.isdisjoint(self.writes):
+            return "ask again, which overwrites what it has damaged"
+        again = "make the arrays that it was to change again"
+        return f"{again}{', or overwrite what it was to change' * is_kept}, then ask again"
 
     @property
     def has_arrived(self) -> bool:
         """Whether everything that it needs is there, or never will be."""
         return not self.arrivals or all(arrival.is_over for arrival in self.arrivals)
 
+    def _read(self, block: int) -> list[ArraySpec]:
+        """List what it reads of a block, with what is copied for it first."""
+        read = [one for spec in (self.spec, *self.staged) for one in spec.inputs()]
+        return [one for one in read if one.block == block]
+
+    def _written(self, block: int, *, whole: bool) -> list[ArraySpec]:
+        """List what it writes of a block, or only what it overwrites."""
+        written = [*self.spec.outputs(), *[copy.out for copy in self.behind]]
+        updated = self.spec.inputs() if whole else ()
+        return [one for one in written if one.block == block and one not in updated]
+
+    def spoil(self, error: BaseException | None, only: Collection[int] | None = None) -> None:
+        """Refuse the use of what it was to write: it did not finish.
+
+        Args:
+            error: Its error.
+            only: Ids of the blocks; None for all.
+        """
+        for output in self.outputs:
+            if only is None or output.id in only:
+                output.spoil(self.name, error, self._written(output.id, whole=False))
+                self.spoiled |= {output.id}
+
+    def heal(self) -> None:
+        """Allow the use again of what it has overwritten, now that it is done."""
+        for output in self.outputs:
+            if output.damaged_by is not None:
+                output.heal(self._written(output.id, whole=True), self.heals)
+
     def check_inputs(self) -> None:
         """Refuse arrays that were spoiled or released while the operation was queued.
+
+        What it only overwrites may be spoiled.
 
         Raises:
             InputFailedError: An argument was to be written by an operation that failed.
@@ -219,12 +258,19 @@ class Launch(Request[Any, None]):
             if used.damaged_by is None:
                 used.check(f"{self.name}: {argument}")
                 continue
+            damage = self.damage_of(used)
+            if damage is None:
+                self.heals = next(MOMENTS)
+                continue
             failed = InputFailedError(
-                f"{argument} was to be written by {used.damaged_by}, which failed; "
-                "make it again, then ask again"
+                f"{argument} was to be written by {damage.by}, which failed; make it again, then ask again"
             )
-            failed.__cause__ = used.failure
+            failed.__cause__ = damage.failure
             raise failed
+
+    def damage_of(self, block: Block) -> Damage | None:
+        """Return the damage of what it reads of a block; None if there is none."""
+        return next(filter(None, map(block.damage_of, self._read(block.id))), None)
 
     def without_fault(self) -> Launch:
         """Copy it for another run, without an injected fault; the copy shares the held memory."""
@@ -346,9 +392,13 @@ class Planner:
     Attributes:
         name: Name of the operation.
         is_recording: Whether the operation is recorded for a graph, and not launched.
+        is_idempotent: Whether it may run again after a loss although it updates arrays; see `Launch`.
     """
 
     is_recording: ClassVar[bool] = False
+    is_idempotent: bool = False
+    # Set where it changes an array that is spoiled, and a part of that may be overwritten.
+    _spoiled: tuple[tuple[str, Block], ...] = ()
 
     def __init__(self, device: PlannedFor, operation: Operation[Any, Any]) -> None:
         self.name: str = operation.operation
@@ -379,7 +429,7 @@ class Planner:
             ):
                 self._uses.append((argument, block))
             else:
-                self._use(argument, operand)
+                self._use(argument, operand, is_read=True)
             return operand.spec
         if not isinstance(other := cast("object", operand), np.ndarray):
             told = f"{type(other).__name__}{what_to_do(other)}"
@@ -530,7 +580,7 @@ class Planner:
         for copy in behind:
             writes |= copy.blocks()[1]
         faults = self._device.faults
-        return Launch(
+        launch = Launch(
             self.name,
             spec,
             reads,
@@ -544,6 +594,14 @@ class Planner:
             self._library,
             faults.take(self.name) if faults.waiting else None,
         )
+        if self.is_idempotent:
+            launch.is_idempotent = True
+        for argument, block in self._spoiled:
+            # What the operation overwrites may be spoiled; its specification tells what that is.
+            if (damage := launch.damage_of(block)) is not None:
+                raise block.spoiled(f"{self.name}: {argument}", damage)
+            launch.heals = next(MOMENTS)
+        return launch
 
     def _without_views(self, spec: OperationSpec) -> tuple[OperationSpec, tuple[CopySpec, ...]]:
         """Have it write to memory without gaps in place of views; returns the copies to these as well."""
@@ -559,14 +617,14 @@ class Planner:
 
     def _change(self, argument: str, ref: AccelRef) -> None:
         """Take an array that is changed."""
-        self._use(argument, ref)
+        self._use(argument, ref, is_read=False)
         if ref.block.frozen_by:
             ref.block.check_writable(f"{self.name}: {argument}")
         if not ref.spec.is_contiguous:
             check_apart(f"{self.name}: {argument}", ref.spec)
         self._outputs.append(ref.block)
 
-    def _use(self, argument: str, ref: AccelRef) -> None:
+    def _use(self, argument: str, ref: AccelRef, *, is_read: bool) -> None:
         if type(ref) is not AccelRef and not isinstance(ref, AccelRef):
             raise TypeError(
                 f"{self.name}: {argument} must be an AccelRef, got {type(ref).__name__}{what_to_do(ref)}"
@@ -580,7 +638,10 @@ class Planner:
                 f"copy it there: await {argument}.copy_to(device)"
             )
         if not block.is_usable:
-            block.check(f"{self.name}: {argument}")
+            if is_read or block.is_lost:
+                block.check(f"{self.name}: {argument}", ref.spec)
+            else:
+                self._spoiled = (*self._spoiled, (argument, block))
         self._uses.append((argument, block))
 
     def _argument(self, source: ArraySpec) -> str:

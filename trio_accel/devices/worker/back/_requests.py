@@ -183,15 +183,12 @@ class WorkerRequests:
         addresses = serving.addresses
         if addresses is None:
             addresses = _new_addresses(launch, engine) if engine.fresh else ()
-        is_fine = error is None and launch.fault is None and serving.is_launched
-        for block in launch.outputs:
-            is_fine = is_fine and block.damaged_by is None
+        is_fine = error is None and launch.fault is None and serving.is_launched and not launch.spoiled
         trouble = None
         if not is_fine:
-            invalid = [block.id for block in launch.outputs if block.damaged_by is not None]
             plain = None if error is None else encode_error(error)
             is_hit = launch.fault is not None and launch.fault.is_struck
-            trouble = "done", serving.is_launched, is_hit, plain, tuple(invalid)
+            trouble = "done", serving.is_launched, is_hit, plain, tuple(launch.spoiled)
             addresses = _all_addresses(launch.allocations, engine)
         if not serving.results:
             payload = serving.payload if is_fine else None
@@ -353,8 +350,7 @@ class _Serving(DirectReply):
     def deliver(self, error: BaseException | None) -> None:
         """Take the outcome of what was launched without the library's mailbox."""
         if error is not None and self.invalidates:
-            for output in self.launch.outputs:
-                output.spoil(self.launch.name, error)
+            self.launch.spoil(error)
         self.requests.done(self, error)
 
 

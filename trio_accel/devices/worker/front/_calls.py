@@ -227,7 +227,7 @@ class Leases:
         if request.failure is not None:
             raise request.failure
         # While its turn was waited for, it may have become invalid, or was released.
-        block.check(verb)
+        block.check(verb, request.array)
         assert request.address is not None
         return request.address
 
@@ -245,7 +245,7 @@ class Leases:
             request.end()
 
     def _check(self, ref: AccelRef, stream: object) -> None:
-        ref.block.check("lease")
+        ref.block.check("lease", ref.spec)
         if stream is not None:
             raise NotSupportedError(
                 "lease: stream: in a worker process no stream of this one reaches the array"

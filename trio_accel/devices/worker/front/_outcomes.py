@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -225,8 +225,8 @@ class OutcomePolicy:
                 # It may have been planned while there was no context.
                 block.generation = generation
                 made.append(block.id)
-        if invalid or request.failure is not None:
-            self._invalidate(request, invalid, error)
+        if invalid or launch.heals or request.failure is not None:
+            self._note_damage(request, invalid, error)
         if is_launched and device.hooks:
             notify(device.hooks, launch, *_PHASES)
         request.finish_after_copies(error)
@@ -240,11 +240,13 @@ class OutcomePolicy:
             request.hosts.fill(results)
             self._copies.fetch(request)
 
-    def _invalidate(self, request: OperationRequest, invalid: Any, error: BaseException | None) -> None:
-        """Make the outputs invalid that the worker names, or all outputs if a copy has failed."""
-        for output in request.launch.outputs:
-            if output.id in invalid or request.failure is not None:
-                output.spoil(request.launch.name, error)
+    def _note_damage(self, request: OperationRequest, invalid: Any, error: BaseException | None) -> None:
+        """Take note of the outputs that are invalid, or valid again."""
+        if invalid or request.failure is not None:
+            # If a copy has failed, all are invalid.
+            request.launch.spoil(error, None if request.failure is not None else invalid)
+        elif error is None:
+            request.launch.heal()
 
     def _may_try_again(
         self, request: OperationRequest, found: Exception | None, *, is_launched: bool
@@ -287,7 +289,14 @@ class OutcomePolicy:
                 suspect.rank, suspect.suspicion = rank, suspicion
         if not any(_has_begun(request, link) for request in requests):
             requests = self._without_openers(requests, link, cause)
-        return [request for request in requests if self._runs_again(request, link, cause, suspects)]
+        left: list[RemoteRequest] = []
+        needed: set[int] = set()
+        for request in requests:
+            if self._runs_again(request, link, cause, suspects, needed):
+                left.append(request)
+                if isinstance(request, OperationRequest):
+                    needed |= request.needed
+        return left
 
     def _without_openers(
         self, requests: list[RemoteRequest], link: WorkerLink, cause: Exception
@@ -351,6 +360,7 @@ class OutcomePolicy:
         link: WorkerLink,
         cause: Exception,
         suspects: list[OperationRequest] | None,
+        needed: Collection[int],
     ) -> bool:
         if isinstance(request, LeaseRequest):
             # The memory is still there, and so is the program's view of it.
@@ -365,7 +375,7 @@ class OutcomePolicy:
             _strike(request.launch)
             is_to_blame = suspects == [request]
             options = self._device.options
-            may = options.retry > 0 and request.losses <= options.retry and request.may_run_again
+            may = options.retry > 0 and request.losses <= options.retry and request.may_run_again(needed)
             if not may or (is_to_blame and not options.retry_suspects):
                 why = _TO_BLAME + _AT_ONCE * may if is_to_blame else ""
                 self._fail_in_flight(request, cause, self._device.generation, why)
@@ -395,8 +405,9 @@ class OutcomePolicy:
             error = DeviceLostError("the device was closed while this operation was in flight")
         else:
             self._guilty[request.library] += bool(why)
+            advice = launch.advice(is_kept=True)
             error = loss_of(cause)(
-                f"the device's context was lost while this operation was in flight{why}; {launch.advice}",
+                f"the device's context was lost while this operation was in flight{why}; {advice}",
                 is_to_blame=bool(why),
             )
             error.__cause__ = cause
@@ -405,8 +416,7 @@ class OutcomePolicy:
 
     def _end_in_flight(self, request: OperationRequest, error: AccelError) -> None:
         launch = request.launch
-        for output in launch.outputs:
-            output.spoil(launch.name, error)
+        launch.spoil(error)
         notify(self._device.hooks, launch, *_PHASES)
         # Copies that have not begun never take place; the outcome waits for those that run.
         self._copies.cancel(request)
@@ -421,8 +431,7 @@ class OutcomePolicy:
             return
         assert isinstance(request, OperationRequest)
         if request.invalidates:
-            for output in request.launch.outputs:
-                output.spoil(request.launch.name, error)
+            request.launch.spoil(error)
         self._copies.cancel(request)
         if request.is_cancelled:
             request.unwind_after_copies()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextvars import Context
 from typing import Any, NoReturn
 
@@ -413,9 +413,19 @@ class OperationRequest(RemoteRequest):
         return self.writes <= {block for block, _ in self.launch.allocations}
 
     @property
-    def may_run_again(self) -> bool:
-        """Whether it may run again alone: it changes no array that was there, and meets no other device."""
-        return not self.launch.spec.runs_once and self.makes_all_it_writes
+    def needed(self) -> frozenset[int]:
+        """Blocks that must be as they were when it first ran, for another run."""
+        return self.reads - self.writes if self.launch.is_idempotent else self.reads
+
+    def may_run_again(self, needed: Collection[int]) -> bool:
+        """Tell whether it may run again alone: what it changes it overwrites, and it meets no other device.
+
+        Args:
+            needed: Blocks that requests before it need as they were, which run again, too.
+        """
+        if self.launch.spec.runs_once or self.makes_all_it_writes:
+            return not self.launch.spec.runs_once
+        return self.writes.isdisjoint(self.needed) and self.writes.isdisjoint(needed)
 
     @property
     def has_room(self) -> bool:
