@@ -51,7 +51,7 @@ async def test_sizes(device: ta.Device, size: int) -> None:
     found = await arrays.linspace(device, 1, 2 + 1j, size, endpoint=False)
     await check(found, np.linspace(1, 2 + 1j, size, endpoint=False), 1e-15)
     await check(await arrays.eye(device, size, 5, k=-2), np.eye(size, 5, -2))
-    await check(await arrays.eye(device, size, 5, k=1 << 70), np.zeros((size, 5)))
+    await check(await arrays.eye(device, size, 5, k=1 << 62), np.zeros((size, 5)))
 
 
 WHOLE = (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64)

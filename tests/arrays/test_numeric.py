@@ -201,7 +201,8 @@ async def test_special_functions_keep_their_digits(device: ta.Device, dtype: str
         # What is as large or as small as the dtype takes is rounded as it may, and a zero of float64, too.
         is_normal = (abs(want) < limits.max) & (abs(want) > limits.tiny)
         known = is_normal & ~np.isinf(found)
-        least = 1e-15 if name == "gammaln" else 0
+        # Near its zeros at 1 and 2, only the absolute error is small.
+        least = {"float32": 1e-7, "float64": 1e-15}[dtype] if name == "gammaln" else 0
         np.testing.assert_allclose(found[known], want[known], rtol=tolerance, atol=least, err_msg=name)
         np.testing.assert_allclose(found[~known], rounded[~known], rtol=2e-6, atol=1e-19, err_msg=name)
 

@@ -272,12 +272,14 @@ class FailingGraph:
         self.refs = [device.submit(Put(host)).value for host in self.expected]
         # Those that hold what an operation that failed was to write, or what depends on it.
         self.spoiled: set[int] = set()
+        # Those of them that were never made, which no write heals.
+        self.unmade: set[int] = set()
         self.good: list[ta.Pending[Any]] = []
         self.failed: list[ta.Pending[Any]] = []
 
     async def run(self, program: list[Any]) -> None:
         for kind, order, is_refused in program:
-            self.step(kind, order[:3], is_refused=is_refused)
+            await self.step(kind, order[:3], is_refused=is_refused)
         for pending in self.good:
             await pending.wait()
         for pending in self.failed:
@@ -290,7 +292,7 @@ class FailingGraph:
             else:
                 np.testing.assert_allclose(await ref.to_host(), right, rtol=1e-9, atol=1e-9)
 
-    def step(self, kind: int, order: list[int], *, is_refused: bool) -> None:
+    async def step(self, kind: int, order: list[int], *, is_refused: bool) -> None:
         names = dict(zip("abc", order, strict=True))
         is_copy = kind == len(STEPS)
         if is_copy:
@@ -299,13 +301,9 @@ class FailingGraph:
         else:
             message, [name], compute = STEPS[kind](*(self.refs[index] for index in order))
             target, result = names[name], compute(*(self.expected[index] for index in order))
-            used = (
-                set(order)
-                if kind in (0, 4)
-                else {order[2]}
-                if kind == 3
-                else set(order[: 2 if kind == 1 else 1])
-            )
+            used = {0: set(order[:2]), 1: set(order[:2]), 2: {order[0]}, 3: set[int](), 4: set(order)}[kind]
+            # What is only overwritten may be spoiled, but not missing.
+            used |= self.unmade & {target}
         will_fail = bool(used & self.spoiled)
         if is_refused and not will_fail:
             refusal = ta.LibraryError("no", library="any", code=7)
@@ -319,11 +317,16 @@ class FailingGraph:
         (self.failed if will_fail else self.good).append(pending)
         if is_copy:
             self.refs[target] = pending.value
-            self.spoiled.discard(target)
+            (self.unmade.add if will_fail else self.unmade.discard)(target)
         if will_fail:
             self.spoiled.add(target)
-        else:
-            self.expected[target] = result
+            return
+        self.expected[target] = result
+        if target in self.spoiled:
+            if not is_copy:
+                # It heals the array once it is done.
+                await pending.wait()
+            self.spoiled.discard(target)
 
 
 def test_the_order_forgets_what_is_over() -> None:

@@ -91,7 +91,8 @@ async def test_a_shape_that_no_matrix_has(device: ta.Device, made: Any) -> None:
     for index, most in (("int32", 2**31 - 1), ("int64", 2**63 - 1)):
         arrays = [await device.put(one) for one in (np.zeros(1, index), np.zeros(1, index), data)]
         for shape in ((-1, 3), (3, -1), (most + 1, 1), (1, most + 1)):
-            with pytest.raises(ValueError, match=f"shape must have numbers from 0 to {most}, got"):
+            text = f"shape must have numbers from 0 to {most}, got|shape must be from .* a number of 64 bits"
+            with pytest.raises(ValueError, match=text):
                 made(shape, *arrays)
         assert made((0, most), *arrays).shape == (0, most)
         with pytest.raises(ValueError, match="shape must be a pair of rows and columns"):

@@ -170,7 +170,7 @@ async def test_a_fault_that_comes_by_itself_costs_the_last_suspect_an_error(long
 async def test_a_suspect_that_cannot_run_again_clears_no_other(long_and_short: Devices) -> None:
     device, long, short = long_and_short
     out = await device.put(np.zeros((LONG, LONG)))
-    product = device.submit(ta.linalg.Matmul(long, long, out=out))
+    product = device.submit(ta.linalg.Gemm(1.0, long, long, 1.0, out))
     await begun(device)
     inject_fault(device, ta.fft.Fft, poison=True)
     spectrum = device.submit(ta.fft.Fft(short))

@@ -19,7 +19,7 @@ from ...backends.base.fast_paths import current_fast_paths
 from ...backends.base.ops import ArraySpec
 from ..base._bridge import LoopNotifier
 from ..base._waits import Availability
-from ._damage import Damage, meet, ranges_of, without
+from ._damage import Damage, in_turn, meet, ranges_of, without
 from ._holds import Hold, nothing
 
 __all__ = ["Block", "BlockTable", "BorrowedBlock", "Owner", "bare"]
@@ -62,6 +62,7 @@ class Block:
         damaged_by: The operation that was to write it and did not finish.
         failure: The error of that operation.
         damages: All damage; empty for most blocks.
+        is_unmade: Whether the operation failed that was to make it: no write heals what has no memory.
         frozen_by: Names of programs that are open with it: it must not be written to or released (D113).
         is_released: Whether its memory was given back.
         spec: The array that it was made for, if that is known.
@@ -70,6 +71,7 @@ class Block:
 
     # Set in those that are damaged.
     damages: tuple[Damage, ...] = ()
+    is_unmade: bool = False
 
     def __init__(
         self, table: BlockTable, nbytes: int, generation: int, number: int, spec: ArraySpec | None = None
@@ -123,13 +125,20 @@ class Block:
         """Whether its memory is gone with the context that it was made in."""
         return self.generation < self.table.valid_since
 
-    def spoil(self, operation: str, failure: BaseException | None, parts: Sequence[ArraySpec] = ()) -> None:
+    def spoil(
+        self,
+        operation: str,
+        failure: BaseException | None,
+        parts: Sequence[ArraySpec] = (),
+        turn: int | None = None,
+    ) -> None:
         """Refuse later use of contents: an operation that writes them did not finish.
 
         Args:
             operation: Its name.
             failure: Its error.
             parts: Arrays that it was to write; none for the whole block.
+            turn: Its number; None for the next one.
         """
         # Of bytes that several have damaged, the first is told.
         ranges = ranges_of(parts) if parts else [(0, max(self.nbytes, 1))]
@@ -137,13 +146,14 @@ class Block:
             ranges = without(ranges, damage.ranges)
         if ranges:
             error = bare(failure) if failure is not None else None
-            self._set_damages((*self.damages, Damage(operation, error, ranges)))
+            damage = Damage(operation, error, ranges, in_turn() if turn is None else turn)
+            self._set_damages((*self.damages, damage))
 
-    def heal(self, parts: Sequence[ArraySpec], moment: int) -> None:
-        """Allow the use again of what an operation has overwritten that was damaged before."""
+    def heal(self, parts: Sequence[ArraySpec], turn: int) -> None:
+        """Allow the use again of what an operation has overwritten that an earlier one had damaged."""
         written = ranges_of(parts, at_most=True)
         left = [
-            attrs.evolve(one, ranges=without(one.ranges, written)) if one.moment < moment else one
+            attrs.evolve(one, ranges=without(one.ranges, written)) if one.turn < turn else one
             for one in self.damages
         ]
         self._set_damages(tuple([one for one in left if one.ranges]))
@@ -156,7 +166,7 @@ class Block:
     def damage_of(self, array: ArraySpec) -> Damage | None:
         """Return the damage of an array in this block; None if that is whole."""
         ranges = ranges_of((array,))
-        return next((one for one in self.damages if meet(one.ranges, ranges)), None)
+        return next((one for one in self.damages if self.is_unmade or meet(one.ranges, ranges)), None)
 
     def is_usable_as(self, array: ArraySpec) -> bool:
         """Whether `check` lets an array of it pass."""
@@ -198,9 +208,10 @@ class Block:
 
     def spoiled(self, argument: str, damage: Damage) -> StaleRefError:
         """Make the error for the use of what is damaged."""
+        or_else = "" if self.is_unmade else ", or overwrite what is spoiled, by fill, assign or out="
+        why = f"its contents were spoiled by {damage.by}, which did not finish; make it again{or_else}"
         return StaleRefError(
-            f"{argument}: its contents were spoiled by {damage.by}, which did not finish; make it again, or "
-            "overwrite what is spoiled, by fill, assign or out=",
+            f"{argument}: {why}",
             device=self.table.device_name,
             generation=self.table.availability.generation,
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import attrs
@@ -11,13 +12,13 @@ import attrs
 from ...backends.base.ops import ArraySpec
 from ..base._views import reach
 
-__all__ = ["MOMENTS", "Damage", "Ranges", "meet", "ranges_of", "without"]
+__all__ = ["Damage", "Ranges", "in_turn", "meet", "ranges_of", "without"]
 
 Ranges: TypeAlias = "list[tuple[int, int]]"
 """Ranges of bytes of a block: sorted, none empty, with gaps between them."""
 
-MOMENTS = itertools.count(1)
-"""Moments of damage, and of launches that overwrite what is damaged by then."""
+in_turn: Callable[[], int] = partial(next, itertools.count(1))
+"""Number launches in the order in which they were planned. Those of one block are begun in this order."""
 
 # A view of more pieces counts as all bytes from its first to its last, or as none.
 _MOST = 4096
@@ -31,13 +32,13 @@ class Damage:
         by: Name of the operation.
         failure: Its error.
         ranges: What is damaged.
-        moment: Tells what was before it and what after.
+        turn: Number of the operation: later ones may heal it, earlier ones do not.
     """
 
     by: str
     failure: BaseException | None
     ranges: Ranges
-    moment: int = attrs.field(factory=lambda: next(MOMENTS))
+    turn: int
 
 
 def ranges_of(arrays: Sequence[ArraySpec], *, at_most: bool = False) -> Ranges:

@@ -265,8 +265,7 @@ class Completer:
             if self._hooks:
                 notify(self._hooks, launch, Phase.COMPLETE)
             if error is None:
-                if launch.heals:
-                    launch.heal()
+                launch.heal(None)
                 reply.set(None)
                 if queue.on_progress is not None:
                     # D75: the first success of an incarnation tells; later ones pay for a look alone.

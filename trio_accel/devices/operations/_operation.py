@@ -30,7 +30,7 @@ from ...backends.base.ops import (
 )
 from ...backends.base.values import check_conversion, factor, host_array
 from ..arrays._blocks import Block, BlockTable
-from ..arrays._damage import MOMENTS, Damage
+from ..arrays._damage import Damage, in_turn
 from ..arrays._pending import Pending
 from ..arrays._ref import AccelRef, DeviceRequest
 from ..base._refusals import refuse_dtypes, what_to_do
@@ -170,7 +170,7 @@ class Launch(Request[Any, None]):
         is_in_flight: Whether the backend has it.
         is_forgotten: Whether it is over and holds nothing any more.
         spoiled: Blocks that it has damaged.
-        heals: The moment until which what it overwrites may be damaged; 0 if it is not.
+        turn: Its number among all that were planned.
         is_idempotent: Whether what it changes in place depends on its other arguments alone.
     """
 
@@ -192,7 +192,7 @@ class Launch(Request[Any, None]):
     is_in_flight: bool = attrs.field(default=False, init=False)
     is_forgotten: bool = attrs.field(default=False, init=False)
     spoiled: frozenset[int] = attrs.field(default=frozenset(), init=False)
-    heals: int = 0
+    turn: int = attrs.field(factory=in_turn)
     is_idempotent: bool = False
 
     def advice(self, *, is_kept: bool) -> str:
@@ -231,16 +231,18 @@ class Launch(Request[Any, None]):
             error: Its error.
             only: Ids of the blocks; None for all.
         """
+        made = {number for number, _ in self.allocations}
         for output in self.outputs:
             if only is None or output.id in only:
-                output.spoil(self.name, error, self._written(output.id, whole=False))
+                output.spoil(self.name, error, self._written(output.id, whole=False), self.turn)
+                output.is_unmade = output.is_unmade or output.id in made
                 self.spoiled |= {output.id}
 
-    def heal(self) -> None:
-        """Allow the use again of what it has overwritten, now that it is done."""
+    def heal(self, error: BaseException | None) -> None:
+        """Allow the use again of what it has overwritten, now that it is done, unless it has failed."""
         for output in self.outputs:
-            if output.damaged_by is not None:
-                output.heal(self._written(output.id, whole=True), self.heals)
+            if error is None and output.damaged_by is not None:
+                output.heal(self._written(output.id, whole=True), self.turn)
 
     def check_inputs(self) -> None:
         """Refuse arrays that were spoiled or released while the operation was queued.
@@ -260,7 +262,6 @@ class Launch(Request[Any, None]):
                 continue
             damage = self.damage_of(used)
             if damage is None:
-                self.heals = next(MOMENTS)
                 continue
             failed = InputFailedError(
                 f"{argument} was to be written by {damage.by}, which failed; make it again, then ask again"
@@ -269,7 +270,9 @@ class Launch(Request[Any, None]):
             raise failed
 
     def damage_of(self, block: Block) -> Damage | None:
-        """Return the damage of what it reads of a block; None if there is none."""
+        """Return the damage of what it reads of a block, or of a block that was never made."""
+        if block.is_unmade:
+            return block.damages[0]
         return next(filter(None, map(block.damage_of, self._read(block.id))), None)
 
     def without_fault(self) -> Launch:
@@ -600,7 +603,6 @@ class Planner:
             # What the operation overwrites may be spoiled; its specification tells what that is.
             if (damage := launch.damage_of(block)) is not None:
                 raise block.spoiled(f"{self.name}: {argument}", damage)
-            launch.heals = next(MOMENTS)
         return launch
 
     def _without_views(self, spec: OperationSpec) -> tuple[OperationSpec, tuple[CopySpec, ...]]:

@@ -192,7 +192,9 @@ def cast_of(value: str, source: DType, dtype: DType) -> str:
 
 def literal_of(number: complex, dtype: DType) -> str:
     """C++ of a number, bit for bit."""
-    value = np.array(number, dtype.dtype)
+    # A number beyond the dtype is infinite there.
+    with np.errstate(over="ignore"):
+        value = np.array(number, dtype.dtype)
     if dtype.kind == "complex":
         part = DType.float32 if dtype is DType.complex64 else DType.float64
         parts = [literal_of(each, part) for each in (value.item().real, value.item().imag)]

@@ -161,7 +161,7 @@ def _outside(value: int, dtype: DType) -> str:
         return ""
     if value < 0 and dtype is DType.uint64:
         return (
-            f"{value} is negative: uint64 does not hold it, and a power of whole numbers takes float64(...)"
+            f"{value} is negative, which neither uint64 nor a power of whole numbers takes; use float64(...)"
         )
     return f"{value} is outside {limits.min} to {limits.max}, which {dtype} holds"
 

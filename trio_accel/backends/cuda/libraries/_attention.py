@@ -376,6 +376,8 @@ class Attention:
         """
         (width, rows, terms), is_added = extents, letters == "NT"
         made, batches = to, self.sizes.batches
+        if not (batches and rows and width):
+            return
         if is_added:
             widest = max(self.sizes.e, self.sizes.f)
             self._sums = self._sums or self._call.workspace(

@@ -225,8 +225,10 @@ class OutcomePolicy:
                 # It may have been planned while there was no context.
                 block.generation = generation
                 made.append(block.id)
-        if invalid or launch.heals or request.failure is not None:
-            self._note_damage(request, invalid, error)
+        if invalid or request.failure is not None:
+            # If a copy has failed, all are invalid.
+            launch.spoil(error, None if request.failure is not None else invalid)
+        launch.heal(error)
         if is_launched and device.hooks:
             notify(device.hooks, launch, *_PHASES)
         request.finish_after_copies(error)
@@ -239,14 +241,6 @@ class OutcomePolicy:
         else:
             request.hosts.fill(results)
             self._copies.fetch(request)
-
-    def _note_damage(self, request: OperationRequest, invalid: Any, error: BaseException | None) -> None:
-        """Take note of the outputs that are invalid, or valid again."""
-        if invalid or request.failure is not None:
-            # If a copy has failed, all are invalid.
-            request.launch.spoil(error, None if request.failure is not None else invalid)
-        elif error is None:
-            request.launch.heal()
 
     def _may_try_again(
         self, request: OperationRequest, found: Exception | None, *, is_launched: bool
