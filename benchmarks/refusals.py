@@ -39,7 +39,7 @@ def sums(rows: Array) -> Array:
 
 
 async def _rate(
-    program: ta.programs.FunctionProgram[Any], good: ta.AccelRef, bad: ta.AccelRef | None, seconds: float
+    program: ta.programs.FunctionProgram[..., Any], good: ta.AccelRef, bad: ta.AccelRef | None, seconds: float
 ) -> float:
     """Return the good answers a second, beside bad requests if there is one."""
     answers, began = 0, trio.current_time()

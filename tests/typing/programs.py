@@ -2,10 +2,14 @@
 
 # A `type: ignore` that nothing needs is an error here: it marks what the checkers must refuse.
 # pyright: reportUnnecessaryTypeIgnoreComment=true
+# mypy: disable-error-code="empty-body"
 
 from __future__ import annotations
 
 from typing import Any, assert_type
+
+import numpy as np
+from numpy.typing import NDArray
 
 import trio_accel as ta
 from trio_accel.programs import Array, FunctionProgram, Program
@@ -16,12 +20,29 @@ class Encoder:
 
     def encode(self, ids: Array, mask: Array, *, scale: float = 1.0) -> Array: ...
 
+    def loss(self, ids: Array) -> float: ...
+
+    def pairs(self, ids: Array) -> dict[str, list[tuple[Array, int]]]: ...
+
+    def rows(self) -> NDArray[np.float64]: ...
+
+    @ta.programs.method(updates=["ids"], refuses=())
+    def name(self, ids: Array) -> str | None: ...
+
+    def other(self) -> Other: ...
+
     @ta.programs.method(out=lambda ids, mask: ((ids.shape[0], 384), "float32"), updates=["mask"])
     def embed(self, ids: Array, mask: Array, *, out: Array = None) -> None: ...
 
 
 class Other:
     def encode(self, ids: Array) -> Array: ...
+
+
+def total(x: Array) -> float: ...
+
+
+def squares(x: Array) -> NDArray[np.float64]: ...
 
 
 def double(x: Array, factor: float = 2.0) -> Array:
@@ -36,6 +57,15 @@ async def programs(device: ta.Device, ids: ta.AccelRef, mask: ta.AccelRef) -> No
     assert_type(await encoder.ask(Encoder.encode, ids, mask, scale=0.5), Any)
     assert_type(await encoder.ask(Encoder.embed, ids, mask=mask, out=ids), Any)
     assert_type(await encoder.ask("encode", ids, mask), Any)
+    # What is plain comes as it is returned; arrays come as references.
+    assert_type(await encoder.ask(Encoder.loss, ids), float)
+    assert_type(await encoder.ask(Encoder.pairs, ids), dict[str, list[tuple[Any, int]]])
+    assert_type(await encoder.ask(Encoder.rows), ta.AccelRef)
+    assert_type(await encoder.ask(Encoder.name, ids), str | None)
+    assert_type(await encoder.ask(Encoder.other), Any)
+    assert_type(await ta.run(total, ids), float)
+    assert_type(await ta.run(squares, ids), ta.AccelRef)
+    assert_type(await ta.run(double, ids, 2.0), Any)
     await encoder.ask(Encoder.encode, ids)  # type: ignore[call-overload]  # mask is missing
     await encoder.ask(Encoder.encode, ids, mask, 0.5)  # type: ignore[call-overload]  # scale is a keyword
     await encoder.ask(Encoder.encode, ids, mask, scale="x")  # type: ignore[arg-type]
@@ -49,5 +79,5 @@ async def programs(device: ta.Device, ids: ta.AccelRef, mask: ta.AccelRef) -> No
     assert_type(await encoder.aclose(), None)
 
 
-async def annotated(program: FunctionProgram[[Array]], ids: ta.AccelRef) -> None:
-    assert_type(await program.ask(ids), Any)
+async def annotated(program: FunctionProgram[[Array], float], ids: ta.AccelRef) -> None:
+    assert_type(await program.ask(ids), float)

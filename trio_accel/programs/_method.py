@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 import attrs
 
@@ -13,9 +13,14 @@ from ..actors import ActorError, bind_arguments, nearest
 from ..backends.base import AccelError, Refused
 from ..backends.base.programs import ENQUEUES, REFUSES, UPDATES
 
-__all__ = ["Array", "Method", "describe_function", "find_method", "method", "state_of"]
+__all__ = ["Array", "Method", "PlainT", "describe_function", "find_method", "method", "state_of"]
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+P = ParamSpec("P")
+
+_Plain: TypeAlias = "int | float | complex | str | bytes | Sequence[_Plain] | Mapping[str, _Plain] | None"
+# What arrives as it was returned; arrays come as references.
+PlainT = TypeVar("PlainT", bound=_Plain)
 
 Array: TypeAlias = Any
 """An array in the signature of a program. Where it is asked, an `AccelRef` or a NumPy array; where it runs, a
@@ -44,6 +49,24 @@ class _Declared:
     idempotent: bool = False
 
 
+@overload
+def method(
+    *,
+    out: None = None,
+    updates: Sequence[str] = (),
+    refuses: Sequence[type[Exception]] = (),
+    enqueues: bool = False,
+    idempotent: bool = False,
+) -> Callable[[FunctionT], FunctionT]: ...
+@overload  # its asker gets the declared arrays, whatever the method returns
+def method(
+    *,
+    out: _Rule,
+    updates: Sequence[str] = (),
+    refuses: Sequence[type[Exception]] = (),
+    enqueues: bool = False,
+    idempotent: bool = False,
+) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 def method(
     *,
     out: _Rule | None = None,
@@ -51,7 +74,7 @@ def method(
     refuses: Sequence[type[Exception]] = (),
     enqueues: bool = False,
     idempotent: bool = False,
-) -> Callable[[FunctionT], FunctionT]:
+) -> Callable[[Any], Any]:
     """Declare the outputs and effects of a method of a program, or of a function.
 
     A method without this declaration may return any arrays.

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 import trio
 
 from ..actors import Backoff, Intensity, bind_arguments
@@ -22,7 +23,7 @@ from ..devices import AccelRef, Device, check_device, opened
 from ..devices.base._refusals import NotAwaited
 from ._actor import PATH, ProgramActor
 from ._messages import Ready, StateArray, call_tree, message_class
-from ._method import Method, describe_function, state_of
+from ._method import Method, PlainT, describe_function, state_of
 from ._program import Anew, FunctionProgram, Opened, OpenProgram, Program
 
 __all__ = ["Plan", "ProgramOpening", "open_program", "run"]
@@ -81,13 +82,33 @@ def open_program(  # type: ignore[overload-overlap]  # a class is a callable, to
 @overload
 def open_program(
     device: Device,
+    program: Callable[P, PlainT],
+    /,
+    *,
+    name: str | None = None,
+    intensity: Intensity | None = None,
+    backoff: Backoff | None = None,
+) -> ProgramOpening[FunctionProgram[P, PlainT]]: ...
+@overload
+def open_program(
+    device: Device,
+    program: Callable[P, npt.NDArray[Any]],
+    /,
+    *,
+    name: str | None = None,
+    intensity: Intensity | None = None,
+    backoff: Backoff | None = None,
+) -> ProgramOpening[FunctionProgram[P, AccelRef]]: ...
+@overload
+def open_program(
+    device: Device,
     program: Callable[P, Any],
     /,
     *,
     name: str | None = None,
     intensity: Intensity | None = None,
     backoff: Backoff | None = None,
-) -> ProgramOpening[FunctionProgram[P]]: ...
+) -> ProgramOpening[FunctionProgram[P, Any]]: ...
 def open_program(
     device: Device,
     program: Callable[..., Any],
@@ -391,7 +412,13 @@ _ALWAYS = Intensity(1_000_000, 1.0)
 _AT_ONCE = Backoff(base=0.0)
 
 
-async def run(function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Any:
+@overload
+async def run(function: Callable[P, PlainT], /, *args: P.args, **kwargs: P.kwargs) -> PlainT: ...
+@overload
+async def run(function: Callable[P, npt.NDArray[Any]], /, *args: P.args, **kwargs: P.kwargs) -> AccelRef: ...
+@overload
+async def run(function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Any: ...
+async def run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Run a function where its arrays are, as one supervised operation.
 
     The function gets NumPy arrays on the CPU backend; on CUDA, objects that CuPy, PyTorch and JAX take
@@ -437,7 +464,7 @@ async def run(function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) 
     return await program.ask(*args, **kwargs)
 
 
-class _Run(FunctionProgram[...]):
+class _Run(FunctionProgram[..., Any]):
     """A function that was not opened by the program: its errors are those of the asker."""
 
     def _find(self, given: object) -> Method:

@@ -9,13 +9,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 import attrs
+import numpy.typing as npt
 import trio
 
 from ..actors import ActorFailedError, ActorStoppedError
 from ..backends.base import ContextLostError, LibraryError, QueueFullError, Refused
 from ..backends.base.program_definition import build
 from ..backends.base.programs import GONE
-from ..devices import Device, Operation, RecoveryCost, opened, refuse_recording
+from ..devices import AccelRef, Device, Operation, RecoveryCost, opened, refuse_recording
 from ._actor import ProgramActor
 from ._messages import (
     Expectations,
@@ -27,12 +28,13 @@ from ._messages import (
     TellResult,
     message_class,
 )
-from ._method import Method, describe_function, find_method
+from ._method import Method, PlainT, describe_function, find_method
 
 __all__ = ["Anew", "FunctionProgram", "OpenProgram", "Opened", "Program"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 
 # Calls whose results were kept, and went with an error of the program, are made so often again.
 _MOST_REPEATS = 2
@@ -369,6 +371,14 @@ class Program(OpenProgram, Generic[T]):
 
     @overload
     async def ask(
+        self, method: Callable[Concatenate[T, P], PlainT], /, *args: P.args, **kwargs: P.kwargs
+    ) -> PlainT: ...
+    @overload
+    async def ask(
+        self, method: Callable[Concatenate[T, P], npt.NDArray[Any]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AccelRef: ...
+    @overload
+    async def ask(
         self, method: Callable[Concatenate[T, P], Any], /, *args: P.args, **kwargs: P.kwargs
     ) -> Any: ...
     @overload
@@ -383,7 +393,8 @@ class Program(OpenProgram, Generic[T]):
             kwargs: The same, by name.
 
         Returns:
-            Its result, with references in place of arrays.
+            Its result, with references in place of arrays. Type checkers know it where the method says that
+            it returns numbers, strings, collections of these, or a NumPy array; else it is Any.
 
         Raises:
             TypeError, ValueError, AttributeError: There is no such method, or it does not take the arguments.
@@ -445,12 +456,12 @@ class Program(OpenProgram, Generic[T]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{told}")
 
 
-class FunctionProgram(OpenProgram, Generic[P]):
+class FunctionProgram(OpenProgram, Generic[P, ReplyT_co]):
     """A function of the program's own that runs on a device. Made by `open_program`."""
 
-    async def ask(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+    async def ask(self, *args: P.args, **kwargs: P.kwargs) -> ReplyT_co:
         """Call the function where it runs, and wait for its result; see `Program.ask`."""
-        return await self._ask(None, args, kwargs)
+        return cast("ReplyT_co", await self._ask(None, args, kwargs))
 
     async def reset(self) -> None:
         """Make it anew; it lives again if it has ended for good. See `Program.reset`."""
