@@ -120,7 +120,7 @@ async def test_an_error_of_the_callback_ends_the_ask(any_device: ta.Device, pipe
     with on_progress(fails), trio.fail_after(10):
         async with trio.open_nursery() as nursery:
             # The method writes to the pipe, so somebody must read.
-            nursery.start_soon(trio.to_thread.run_sync, pipe.read_text)
+            nursery.start_soon(partial(trio.to_thread.run_sync, pipe.read_text))
             with pytest.raises(ZeroDivisionError, match="at begun"):
                 await program.ask(Watches.reports_and_waits, str(pipe))
         with pytest.raises(ZeroDivisionError, match="at 1"):

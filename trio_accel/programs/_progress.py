@@ -111,7 +111,8 @@ class Progress:
         text = None if self._asker is None else self._asker.take()
         if text is None or self._failure is not None:
             return
-        result = outcome.capture(self._context.run, self._callback, build(tree_of(text), ()))
+        value = build(tree_of(text), ())
+        result = outcome.capture(lambda: self._context.run(self._callback, value))
         if isinstance(result, outcome.Error):
             self._failure = result
             self._scope.cancel(reason="the callback of on_progress has failed")
